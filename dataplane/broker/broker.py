@@ -1,0 +1,183 @@
+"""A broker's data plane: it reconciles what metadata says with the replicas that are here.
+
+Metadata says what should be (`on_partitions`); this looks at what is and changes it. Nothing is led or followed before the
+registration of this life is applied, because only then do views arrive.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections.abc import Sequence
+from typing import Any
+
+from google.protobuf.message import DecodeError
+
+from dataplane.broker.context import BrokerContext
+from dataplane.broker.following import Following
+from dataplane.broker.replica import Replica
+from dataplane.log.data_dir import DataDir
+from dataplane.log.errors import LogDamaged
+from dataplane.log.partition_log import LogConfig
+from wire.tidelog_pb2 import PartitionNotification
+from wire.transport import Message, Subscription
+from wire.types import Incarnation, LeaderEpoch, PartitionGone, PartitionKey, PartitionView, StreamName
+
+log = logging.getLogger(__name__)
+
+HIGH_WATERMARK_CHECKPOINT_INTERVAL = 1.0
+"""Seconds."""
+
+
+class Broker:
+    def __init__(self, context: BrokerContext, data_dir: DataDir) -> None:
+        self.context = context
+        self._data_dir = data_dir
+        self._replicas: dict[PartitionKey, Replica] = {}
+        self._by_name: dict[tuple[str, int], Replica] = {}
+        self._notifications: Subscription | None = None
+        self._checkpointer: asyncio.Task[None] | None = None
+        self._leaving: set[asyncio.Task[None]] = set()
+        self._first_views = True
+
+    # ------------------------------------------------------------------ life
+    async def open_logs(self) -> tuple[PartitionKey, ...]:
+        """Open and recover what is in the data folder, before this broker registers. Returns the unsound partitions:
+        they must be out of every ISR before anything is cut or served from them."""
+        unsound: list[PartitionKey] = []
+        for key in self._data_dir.list_partitions():
+            replica = self._add(key, LogConfig())
+            try:
+                report = await self.context.loop.run_in_executor(self.context.executor, replica.open)
+            except LogDamaged as e:
+                replica.failed = str(e)
+                unsound.append(key)
+                log.error("partition %s: the log cannot be opened and leaves the ISR: %s", key, e)
+                continue
+            if report.damaged is not None:
+                unsound.append(key)
+                log.error("partition %s: the log is damaged and leaves the ISR: %s", key, report.damaged)
+            elif report.truncated_bytes:
+                log.info("partition %s: cut a torn tail of %d bytes", key, report.truncated_bytes)
+        return tuple(unsound)
+
+    async def start(self) -> None:
+        context = self.context
+        self._notifications = await context.control.subscribe(
+            context.subjects.notify(context.broker), self._on_notification
+        )
+        context.control.on_connection_change(self._on_connection)
+        self._checkpointer = context.loop.create_task(self._checkpoint_for_ever())
+
+    async def close(self) -> None:
+        if self._checkpointer is not None:
+            self._checkpointer.cancel()
+            await asyncio.wait({self._checkpointer})
+        if self._notifications is not None:
+            await self._notifications.unsubscribe()
+        reason = f"{self.context.broker} is shutting down"
+        results = await asyncio.gather(
+            *(r.close(self.context, reason) for r in self._replicas.values()), *self._leaving, return_exceptions=True
+        )
+        for result in results:
+            if isinstance(result, Exception):
+                log.error("while closing: %r", result)
+
+    # ------------------------------------------------------------------ metadata
+    def on_registered(self, incarnation: Incarnation) -> None:
+        """This life's registration is applied; after having been declared dead there is another one."""
+        self.context.incarnation = incarnation
+
+    def on_partitions(self, changes: Sequence[PartitionView | PartitionGone]) -> None:
+        for change in changes:
+            if isinstance(change, PartitionGone):
+                self._leave(change.key)
+            else:
+                self._reconcile(change)
+        if self._first_views:
+            self._first_views = False
+            known = {change.key for change in changes if isinstance(change, PartitionView)}
+            for key in [k for k in self._replicas if k not in known]:
+                log.info("partition %s is not this broker's any more", key)
+                self._leave(key)
+
+    def _reconcile(self, view: PartitionView) -> None:
+        replica = self._replicas.get(view.key)
+        if replica is None:
+            replica = self._add(view.key, LogConfig(segment_bytes=view.config.segment_bytes))
+        replica.on_view(view, self.context)
+
+    def _add(self, key: PartitionKey, config: LogConfig) -> Replica:
+        replica = Replica(key, self._data_dir.partition_directory(key), config)
+        self._replicas[key] = replica
+        present = self._by_name.get((key.stream, key.partition))
+        if present is None or present.key < key:
+            self._by_name[key.stream, key.partition] = replica
+        return replica
+
+    def _leave(self, key: PartitionKey) -> None:
+        replica = self._replicas.pop(key, None)
+        if replica is None:
+            return
+        if self._by_name.get((key.stream, key.partition)) is replica:
+            del self._by_name[key.stream, key.partition]
+        task = self.context.loop.create_task(self._close_and_remove(replica))
+        self._leaving.add(task)
+        task.add_done_callback(self._leaving.discard)
+
+    async def _close_and_remove(self, replica: Replica) -> None:
+        try:
+            await replica.close(self.context, f"stream {replica.key.stream} was deleted or moved away")
+            await self.context.loop.run_in_executor(self.context.executor, self._data_dir.remove_partition, replica.key)
+        except (OSError, LogDamaged) as e:
+            log.error("partition %s: its folder cannot be removed: %s", replica.key, e)
+
+    # ------------------------------------------------------------------ events
+    def _on_notification(self, message: Message) -> None:
+        notification = PartitionNotification()
+        try:
+            notification.ParseFromString(message.data)
+        except DecodeError as e:
+            self.context.counters.bad_requests += 1
+            log.warning("dropped a notification that does not decode: %s", e)
+            return
+        replica = self._by_name.get((notification.stream, notification.partition))
+        if replica is None or not isinstance(replica.role, Following):
+            return
+        key = replica.key
+        if (notification.stream_incarnation, notification.partition_incarnation) == (
+            key.stream_incarnation,
+            key.partition_incarnation,
+        ):
+            replica.role.on_notification(LeaderEpoch(notification.leader_epoch))
+
+    def _on_connection(self, connected: bool) -> None:
+        for replica in list(self._replicas.values()):
+            replica.on_connection(connected)
+
+    async def _checkpoint_for_ever(self) -> None:
+        while True:
+            await asyncio.sleep(HIGH_WATERMARK_CHECKPOINT_INTERVAL)
+            await self.context.loop.run_in_executor(self.context.executor, self._checkpoint, list(self._replicas.values()))
+
+    @staticmethod
+    def _checkpoint(replicas: list[Replica]) -> None:
+        for replica in replicas:
+            try:
+                replica.checkpoint()
+            except (OSError, LogDamaged) as e:
+                log.error("partition %s: the HW checkpoint cannot be written: %s", replica.key, e)
+
+    # ------------------------------------------------------------------ status
+    def stream_status(self, stream: StreamName) -> dict[str, Any]:
+        """Progress of this broker's replicas of a stream, by partition."""
+        return {str(r.key.partition): r.status() for r in self._replicas.values() if r.key.stream == stream}
+
+    def status(self) -> dict[str, Any]:
+        roles = [type(r.role).__name__ for r in self._replicas.values()]
+        return {
+            "replicas": len(self._replicas),
+            "leaders": roles.count("Leading"),
+            "failed": sorted(str(r.key) for r in self._replicas.values() if r.failed),
+            "counters": self.context.counters.as_dict(),
+        }

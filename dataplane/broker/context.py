@@ -1,0 +1,76 @@
+"""What every part of a broker's data plane shares: who we are, the connections, the clocks, the ports to the rest."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable
+from concurrent.futures import Executor
+from dataclasses import dataclass, field, fields
+from typing import Protocol
+
+from dataplane.log.group_commit import SyncScheduler
+from dataplane.replica.settings import ReplicaSettings
+from wire.subjects import Subjects
+from wire.transport import Transport
+from wire.types import BrokerId, Incarnation, IsrChange, LeaderReport, Withdrawal
+
+
+class MetadataPort(Protocol):
+    """What the data plane asks of the metadata plane. All of it is fire and forget: outcomes are read from later views."""
+
+    def alter_isr(self, change: IsrChange) -> None: ...
+    def report_leader(self, report: LeaderReport) -> None: ...
+    def withdraw(self, withdrawal: Withdrawal) -> None: ...
+    def lease_valid(self, now: float) -> bool:
+        """A controller has probed this broker within its lease."""
+        ...
+
+
+@dataclass(slots=True)
+class Counters:
+    """What was dropped, refused or done out of the ordinary. Each step is logged as well, rate limited."""
+
+    records_in: int = 0
+    batches_in: int = 0
+    bytes_in: int = 0
+    dropped_too_large: int = 0
+    dropped_corrupt_envelope: int = 0
+    dropped_corrupt_batch: int = 0
+    dropped_refused: int = 0
+    """Plain publishes that could not be appended (back-pressure, read-only, lease)."""
+    bad_requests: int = 0
+    bad_answers: int = 0
+    truncations: int = 0
+    truncated_records: int = 0
+    skip_ahead_total: int = 0
+    isr_proposals: int = 0
+    leader_reports: int = 0
+    withdrawals: int = 0
+    elections_won: int = 0
+
+    def as_dict(self) -> dict[str, int]:
+        return {f.name: getattr(self, f.name) for f in fields(self)}
+
+
+@dataclass(slots=True, kw_only=True)
+class BrokerContext:
+    broker: BrokerId
+    incarnation: Incarnation
+    """0 until this life's registration is applied; nothing is led or followed before."""
+    ingest: Transport
+    """Carries what clients send and read."""
+    control: Transport
+    """Carries replication, notifications and acknowledgements, so that a flood of publishes starves none of them."""
+    subjects: Subjects
+    settings: ReplicaSettings
+    metadata: MetadataPort
+    syncer: SyncScheduler
+    executor: Executor
+    """For blocking work on logs: opening, truncating, cold reads."""
+    loop: asyncio.AbstractEventLoop
+    time_ns: Callable[[], int]
+    counters: Counters = field(default_factory=Counters)
+
+    def now(self) -> float:
+        """Monotonic seconds."""
+        return self.loop.time()

@@ -1,0 +1,329 @@
+"""Following one partition: `dataplane.replica.follower` in the middle, requests out, batches into the log."""
+
+from __future__ import annotations
+
+import logging
+
+from google.protobuf.message import DecodeError
+
+from dataplane.broker.context import BrokerContext
+from dataplane.broker.role import Role
+from dataplane.log.errors import LogDamaged
+from dataplane.log.partition_log import PartitionLog
+from dataplane.replica.effects import (
+    AppendReplicated,
+    FollowerEffect,
+    ReportLeader,
+    RequestSync,
+    SendFetch,
+    SendOffsetRequest,
+    SkipAhead,
+    Truncate,
+    Withdraw,
+)
+from dataplane.replica.follower import FetchAnswer, Follower, OffsetAnswer
+from dataplane.replica.producers import ProducerTable
+from wire.batch import BatchHeader, iter_batches, verify_body
+from wire.errors import CorruptData, TidelogError
+from wire.replication import HEADER_SIZE as REPLICATION_HEADER_SIZE
+from wire.replication import decode_header
+from wire.tidelog_pb2 import LeaderEpochOffsetRequest, LeaderEpochOffsetResponse, ReplicationRequest
+from wire.transport import NO_RESPONDERS, Message
+from wire.types import Durability, LeaderEpoch, Offset, PartitionView
+
+log = logging.getLogger(__name__)
+
+
+class Following(Role):
+    def __init__(
+        self,
+        context: BrokerContext,
+        view: PartitionView,
+        partition_log: PartitionLog,
+        producers: ProducerTable,
+        high_watermark: Offset,
+        first_sequence: int,
+    ) -> None:
+        super().__init__(context, view, partition_log, producers)
+        self._durable = view.config.durability is Durability.DURABLE
+        self._fetch_inbox: str | None = None
+        self._offset_inbox: str | None = None
+        self._batches: tuple[memoryview, list[BatchHeader]] | None = None
+        """Of the answer being looked at; valid while its AppendReplicated is carried out."""
+        self.sequence = first_sequence
+        """Last request number used: the next life of this role goes on above it."""
+        self.core = Follower(
+            view=view,
+            broker=context.broker,
+            log_start_offset=partition_log.log_start_offset,
+            log_end_offset=partition_log.log_end_offset,
+            durable_end=partition_log.durable_end,
+            high_watermark=high_watermark,
+            epochs=partition_log.epochs,
+            settings=context.settings,
+            first_sequence=first_sequence,
+            connected_since=context.control.connected_since,
+            now=context.now(),
+        )
+
+    # ------------------------------------------------------------------ life
+    async def start(self) -> None:
+        log.info(
+            "partition %s: following %s in LeaderEpoch %d from offset %d",
+            self.view.key, self.view.leader, self.leader_epoch, self.log.log_end_offset,
+        )  # fmt: skip
+        self._run(self.core.start(self.context.now()))
+        if self.log.durable_end < self.log.log_end_offset:
+            self._request_sync()
+        self._schedule()
+
+    async def end(self, reason: str) -> None:
+        if self.ended:
+            return
+        self.ended = True
+        self._stop_timer()
+        for inbox in (self._fetch_inbox, self._offset_inbox):
+            if inbox is not None:
+                self.context.control.on_inbox(inbox, None)
+        await self._finish_work()
+
+    @property
+    def high_watermark(self) -> Offset:
+        return self.core.high_watermark
+
+    def on_view(self, view: PartitionView) -> None:
+        self.view = view
+        self.core.on_view(view)
+        self._schedule()
+
+    def on_connection(self, connected: bool) -> None:
+        if not self.ended:
+            self._run(self.core.on_connection(self.context.control.connected_since, self.context.now()))
+            self._schedule()
+
+    def on_notification(self, leader_epoch: LeaderEpoch) -> None:
+        if not self.ended:
+            self._run(self.core.on_notification(leader_epoch, self.context.now()))
+            self._schedule()
+
+    def _tick(self) -> None:
+        self._run(self.core.tick(self.context.now()))
+
+    def _next_deadline(self) -> float:
+        return self.core.next_deadline()
+
+    def _request_sync(self) -> None:
+        if self._durable:
+            super()._request_sync()
+
+    def _on_synced(self, durable_end: Offset) -> None:
+        self._run(self.core.on_synced(durable_end))
+
+    # ------------------------------------------------------------------ answers
+    def _on_fetch_answer(self, sequence: int, message: Message) -> None:
+        if self.ended:
+            return
+        now = self.context.now()
+        if message.status == NO_RESPONDERS:
+            if sequence == self.sequence or self._fetch_inbox is not None:
+                self._run(self.core.on_no_responders(now))
+            self._schedule()
+            return
+        try:
+            leader_epoch, high_watermark = decode_header(message.data)
+        except CorruptData as e:
+            error = TidelogError.from_headers(message.headers)
+            if error is None:
+                self._bad_answer(sequence, e, now)
+            return
+        error = TidelogError.from_headers(message.headers)
+        headers: list[BatchHeader] = []
+        if error is None and len(message.data) > REPLICATION_HEADER_SIZE:
+            data = memoryview(message.data)[REPLICATION_HEADER_SIZE:]
+            try:
+                headers = self._check(data, leader_epoch)
+            except CorruptData as e:
+                self._bad_answer(sequence, e, now)
+                return
+            self._batches = (data, headers)
+        answer = FetchAnswer(
+            sequence=sequence,
+            leader_epoch=leader_epoch,
+            high_watermark=high_watermark,
+            first_offset=headers[0].base_offset if headers else None,
+            error=error,
+        )
+        try:
+            self._run(self.core.on_answer(answer, now))
+        finally:
+            self._batches = None
+        self._schedule()
+
+    @staticmethod
+    def _check(data: memoryview, leader_epoch: LeaderEpoch) -> list[BatchHeader]:
+        """Both CRCs of every batch, and that they follow one another."""
+        headers: list[BatchHeader] = []
+        for at, header in iter_batches(data):
+            verify_body(data, at, header)
+            if headers and header.base_offset < headers[-1].end_offset:
+                raise CorruptData(f"batch at offset {header.base_offset} begins before {headers[-1].end_offset}")
+            if header.leader_epoch > leader_epoch or (headers and header.leader_epoch < headers[-1].leader_epoch):
+                raise CorruptData(f"batch at offset {header.base_offset} has LeaderEpoch {header.leader_epoch} out of order")
+            headers.append(header)
+        return headers
+
+    def _bad_answer(self, sequence: int, error: Exception, now: float) -> None:
+        self.context.counters.bad_answers += 1
+        log.warning("partition %s: refused an answer of the leader: %s", self.view.key, error)
+        self._run(self.core.on_bad_answer(sequence, str(error), now))
+        self._schedule()
+
+    def _on_offset_answer(self, number: int, message: Message) -> None:
+        if self.ended:
+            return
+        now = self.context.now()
+        if message.status == NO_RESPONDERS:
+            self._run(self.core.on_no_responders(now))
+            self._schedule()
+            return
+        error = TidelogError.from_headers(message.headers)
+        response = LeaderEpochOffsetResponse()
+        if error is None:
+            try:
+                response.ParseFromString(message.data)
+            except DecodeError:
+                self.context.counters.bad_answers += 1
+                return
+            epoch = LeaderEpoch(response.current_leader_epoch)
+        else:
+            epoch = LeaderEpoch(int(error.details.get("leader_epoch", self.leader_epoch)))
+        answer = OffsetAnswer(
+            number=number,
+            leader_epoch=epoch,
+            epoch=LeaderEpoch(response.leader_epoch),
+            end=Offset(response.endOffset),
+            error=error,
+        )
+        self._run(self.core.on_offset_answer(answer, now))
+        self._schedule()
+
+    # ------------------------------------------------------------------ effects
+    def _run(self, effects: list[FollowerEffect]) -> None:
+        for effect in effects:
+            match effect:
+                case SendFetch():
+                    self._send_fetch(effect)
+                case SendOffsetRequest(asked_epoch, number):
+                    self._send_offset_request(asked_epoch, number)
+                case AppendReplicated(high_watermark):
+                    self._append(high_watermark)
+                case RequestSync():
+                    self._request_sync()
+                case Truncate(offset):
+                    self._spawn(self._truncate(offset))
+                case SkipAhead(log_start):
+                    self._spawn(self._skip_ahead(log_start))
+                case ReportLeader(report):
+                    self.context.counters.leader_reports += 1
+                    self.context.metadata.report_leader(report)
+                case Withdraw(withdrawal):
+                    self.context.metadata.withdraw(withdrawal)
+
+    def _send_fetch(self, effect: SendFetch) -> None:
+        key = self.view.key
+        self.sequence = effect.sequence
+        request = ReplicationRequest(
+            replicaID=self.context.broker,
+            offset=effect.offset,
+            leaderEpoch=self.leader_epoch,
+            broker_incarnation=self.context.incarnation,
+            stream_incarnation=key.stream_incarnation,
+            partition_incarnation=key.partition_incarnation,
+            sequence=effect.sequence,
+            progress_only=effect.progress_only,
+            refused_batch=effect.refused_batch,
+        )
+        if effect.durable_end is not None:
+            request.durable_offset = effect.durable_end
+        control = self.context.control
+        subject = self.context.subjects.replicate(key.stream, key.partition)
+        if effect.progress_only:
+            control.publish(subject, [request.SerializeToString()])
+            return
+        if self._fetch_inbox is not None:
+            control.on_inbox(self._fetch_inbox, None)
+        inbox = self._fetch_inbox = control.new_inbox()
+        control.on_inbox(inbox, lambda message: self._on_fetch_answer(effect.sequence, message))
+        control.publish(subject, [request.SerializeToString()], reply=inbox)
+
+    def _send_offset_request(self, asked: LeaderEpoch, number: int) -> None:
+        key = self.view.key
+        request = LeaderEpochOffsetRequest(
+            leaderEpoch=asked,
+            replica_id=self.context.broker,
+            current_leader_epoch=self.leader_epoch,
+            broker_incarnation=self.context.incarnation,
+            stream_incarnation=key.stream_incarnation,
+            partition_incarnation=key.partition_incarnation,
+        )
+        control = self.context.control
+        if self._offset_inbox is not None:
+            control.on_inbox(self._offset_inbox, None)
+        inbox = self._offset_inbox = control.new_inbox()
+        control.on_inbox(inbox, lambda message: self._on_offset_answer(number, message))
+        control.publish(
+            self.context.subjects.offset(key.stream, key.partition), [request.SerializeToString()], reply=inbox
+        )
+
+    def _append(self, high_watermark: Offset) -> None:
+        if self._batches is None:
+            raise AssertionError("AppendReplicated without an answer at hand")
+        data, headers = self._batches
+        try:
+            self.log.append([data], headers)
+        except LogDamaged as e:
+            self._fail(f"append failed: {e}")
+            return
+        for header in headers:
+            self.producers.record(header)
+        self._run(self.core.on_appended(self.log.log_end_offset, high_watermark, self.context.now()))
+
+    async def _truncate(self, offset: Offset) -> None:
+        before = self.log.log_end_offset
+        if offset < self.core.high_watermark:
+            log.error(
+                "partition %s: the leader's log ends below this replica's HW: cutting from %d to %d (unclean election)",
+                self.view.key, before, offset,
+            )  # fmt: skip
+        try:
+            end = await self.context.loop.run_in_executor(self.context.executor, self.log.truncate, offset)
+            headers = await self.context.loop.run_in_executor(
+                self.context.executor, lambda: list(self.log.producer_batches(self.log.log_start_offset))
+            )
+        except LogDamaged as e:
+            self._fail(f"truncating to {offset} failed: {e}")
+            return
+        self.producers.rebuild(headers)
+        self.context.counters.truncations += 1
+        self.context.counters.truncated_records += before - end
+        log.info("partition %s: truncated from %d to %d", self.view.key, before, end)
+        if not self.ended:
+            self._run(self.core.on_truncated(self.log.log_start_offset, end, self.context.now()))
+            self._schedule()
+
+    async def _skip_ahead(self, log_start: Offset) -> None:
+        before = self.log.log_end_offset
+        try:
+            await self.context.loop.run_in_executor(self.context.executor, self.log.drop_all, log_start)
+        except LogDamaged as e:
+            self._fail(f"dropping the log to start at {log_start} failed: {e}")
+            return
+        self.producers.rebuild(())
+        self.context.counters.skip_ahead_total += 1
+        log.warning(
+            "partition %s: this replica ended at %d, below the leader's log start; it starts anew at %d",
+            self.view.key, before, log_start,
+        )  # fmt: skip
+        if not self.ended:
+            self._run(self.core.on_truncated(self.log.log_start_offset, self.log.log_end_offset, self.context.now()))
+            self._schedule()

@@ -1,0 +1,261 @@
+"""What any NATS client publishes to a stream's subject becomes records here, a received chunk at a time.
+
+Nothing is done per message while a run is uniform: lengths and payloads go into the open batch as columns. Only two kinds of
+message are looked at one by one: envelopes (they carry a key and an ack inbox), and what is too large. A message that
+begins with the envelope's magic and does not decode is dropped, counted and logged, never stored as a plain payload.
+
+The open batch is sealed when it is large enough, when a follower waits, or when the log is not syncing anyway: small batches
+are latency, large ones throughput.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Callable
+
+import numpy as np
+
+from dataplane.broker.acks import BareReplies, EnvelopeReply
+from wire.batch import BatchBuilder, EncodedBatch, encode_headers
+from wire.envelope import any_envelope, decode_publish, is_envelope
+from wire.errors import Code, CorruptData, TidelogError
+from wire.tidelog_pb2 import AckPolicy, Message
+from wire.transport import BulkHandler
+from wire.types import Acks, Offset
+
+log = logging.getLogger(__name__)
+
+_PER_RECORD = 16
+"""Bytes of a batch that a record costs besides its payload, at most: two offsets and padding."""
+
+SEAL_BYTES = 256 << 10
+"""An open batch of this size is sealed at once."""
+
+
+class Ingest(BulkHandler):
+    """One partition's open batch, and who waits for which of its records."""
+
+    def __init__(
+        self,
+        *,
+        max_record_bytes: int,
+        max_batch_bytes: int,
+        seal: Callable[[], None],
+        wants_batch: Callable[[], bool],
+        refuse: Callable[[bool], TidelogError | None],
+        on_refused: Callable[[list[bytes | None], TidelogError, int], None],
+        on_corrupt: Callable[[str], None],
+        on_envelope_refused: Callable[[Message, TidelogError], None],
+        time_ns: Callable[[], int],
+        with_replies: bool,
+    ) -> None:
+        self._max_record = max_record_bytes
+        self._max_batch = max_batch_bytes
+        self._seal = seal
+        self._wants_batch = wants_batch
+        self._refuse = refuse
+        self._on_refused = on_refused
+        self._on_corrupt = on_corrupt
+        self._on_envelope_refused = on_envelope_refused
+        self._time_ns = time_ns
+        self._with_replies = with_replies
+        self._builder = BatchBuilder()
+        self._estimate = 0
+        self._replies: list[tuple[int, list[bytes | None]]] = []
+        """(index of the first record in the open batch, one reply subject or None per record)."""
+        self._envelopes: list[tuple[int, Message, int]] = []
+
+    # ------------------------------------------------------------------ BulkHandler
+    def on_uniform(
+        self,
+        block: memoryview,
+        count: int,
+        payload_at: int,
+        payload_size: int,
+        stride: int,
+        reply: tuple[int, int] | None,
+    ) -> None:
+        if any_envelope(block, count, payload_at, payload_size, stride):
+            self._one_by_one(block, count, payload_at, payload_size, stride, reply)
+            return
+        acknowledged = reply is not None and self._with_replies
+        if payload_size > self._max_record:
+            self._drop(self._cut(block, count, stride, reply), self._too_large(payload_size), count)
+            return
+        error = self._refuse(acknowledged)
+        if error is not None:
+            self._drop(self._cut(block, count, stride, reply), error, count)
+            return
+        each = payload_size + _PER_RECORD
+        done = 0
+        while done < count:
+            room = (self._max_batch - self._estimate) // each
+            if room < 1 and self._builder.count:
+                self._seal()
+                continue
+            take = min(count - done, max(room, 1))
+            part = block[done * stride : (done + take) * stride]
+            if acknowledged:
+                self._replies.append((self._builder.count, self._cut(part, take, stride, reply)))
+            self._builder.add_uniform(part, take, payload_at, payload_size, stride)
+            self._estimate += take * each
+            done += take
+
+    def on_messages(
+        self, payloads: list[bytes], replies: list[bytes | None], headers: list[bytes | None]
+    ) -> None:
+        largest = max(map(len, payloads))
+        with_headers = headers.count(None) != len(headers)
+        if largest > self._max_record or with_headers or any(map(is_envelope, payloads)):
+            for payload, reply, header in zip(payloads, replies, headers, strict=True):
+                self._one(payload, reply, header)
+            return
+        acknowledged = self._with_replies and replies.count(None) != len(replies)
+        error = self._refuse(acknowledged)
+        if error is not None:
+            self._drop(replies, error, len(payloads))
+            return
+        sizes = np.fromiter(map(len, payloads), np.int64, len(payloads)) + _PER_RECORD
+        total = int(sizes.sum())
+        if self._estimate + total <= self._max_batch:
+            self._add(payloads, replies if acknowledged else None, total)
+            return
+        ends = np.cumsum(sizes)
+        done, before = 0, 0
+        while done < len(payloads):
+            upto = int(np.searchsorted(ends, before + self._max_batch - self._estimate, "right"))
+            if upto <= done:
+                if self._builder.count:
+                    self._seal()
+                    continue
+                upto = done + 1
+            size = int(ends[upto - 1]) - before
+            self._add(payloads[done:upto], replies[done:upto] if acknowledged else None, size)
+            done, before = upto, int(ends[upto - 1])
+
+    def chunk_done(self) -> None:
+        if self._builder.count and (self._estimate >= SEAL_BYTES or self._wants_batch()):
+            self._seal()
+
+    # ------------------------------------------------------------------ the open batch
+    @property
+    def open_records(self) -> int:
+        return self._builder.count
+
+    def take(self) -> tuple[EncodedBatch, list[tuple[int, list[bytes | None]]], list[tuple[int, Message, int]]]:
+        """The batch with all that came in so far, and who waits for its records (by index). There must be some."""
+        batch = self._builder.build(self._time_ns())
+        replies, self._replies = self._replies, []
+        envelopes, self._envelopes = self._envelopes, []
+        self._estimate = 0
+        return batch, replies, envelopes
+
+    def abandon(self, error: TidelogError) -> None:
+        """Leadership ended: what was never appended is refused."""
+        if not self._builder.count:
+            return
+        _, replies, envelopes = self.take()
+        for _, run in replies:
+            self._on_refused(run, error, 0)
+        for _, message, _ in envelopes:
+            self._on_envelope_refused(message, error)
+
+    def _add(self, payloads: list[bytes], replies: list[bytes | None] | None, size: int) -> None:
+        if replies is not None:
+            self._replies.append((self._builder.count, replies))
+        self._builder.add_values(payloads)
+        self._estimate += size
+
+    # ------------------------------------------------------------------ one by one
+    def _one(self, payload: bytes, reply: bytes | None, header: bytes | None) -> None:
+        if is_envelope(payload):
+            self._envelope(payload)
+            return
+        size = len(payload) + len(header or b"")
+        if size > self._max_record:
+            self._drop([reply], self._too_large(size), 1)
+            return
+        acknowledged = reply is not None and self._with_replies
+        error = self._refuse(acknowledged)
+        if error is not None:
+            self._drop([reply], error, 1)
+            return
+        self._make_room(size)
+        if acknowledged:
+            self._replies.append((self._builder.count, [reply]))
+        self._builder.add_values([payload], [header])
+        self._estimate += size + 2 * _PER_RECORD
+
+    def _envelope(self, payload: bytes) -> None:
+        try:
+            message = decode_publish(payload)
+        except CorruptData as e:
+            self._on_corrupt(str(e))
+            return
+        key = message.key if message.HasField("key") else None
+        value = message.value if message.HasField("value") else None
+        headers = encode_headers(dict(message.headers)) if message.headers else b""
+        size = len(key or b"") + len(value or b"") + len(headers)
+        error = self._too_large(size) if size > self._max_record else self._refuse(_policy(message) is Acks.ALL)
+        if error is not None:
+            self._on_envelope_refused(message, error)
+            return
+        self._make_room(size)
+        self._envelopes.append((self._builder.count, message, self._time_ns()))
+        self._builder.add_record(value, key, headers, message.timestamp or None)
+        self._estimate += size + 4 * _PER_RECORD
+
+    def _make_room(self, size: int) -> None:
+        if self._builder.count and self._estimate + size > self._max_batch:
+            self._seal()
+
+    def _one_by_one(
+        self,
+        block: memoryview,
+        count: int,
+        payload_at: int,
+        payload_size: int,
+        stride: int,
+        reply: tuple[int, int] | None,
+    ) -> None:
+        replies = self._cut(block, count, stride, reply)
+        for i in range(count):
+            start = i * stride + payload_at
+            self._one(bytes(block[start : start + payload_size]), replies[i], None)
+
+    # ------------------------------------------------------------------ refusals
+    def _drop(self, replies: list[bytes | None], error: TidelogError, count: int) -> None:
+        self._on_refused(replies, error, count)
+
+    def _too_large(self, size: int) -> TidelogError:
+        return TidelogError(
+            Code.RECORD_TOO_LARGE,
+            f"a record of {size} bytes is above the limit of {self._max_record}; send smaller ones or raise max_record_bytes",
+        )
+
+    @staticmethod
+    def _cut(block: memoryview, count: int, stride: int, reply: tuple[int, int] | None) -> list[bytes | None]:
+        if reply is None:
+            return [None] * count
+        at, size = reply
+        column = np.ndarray((count,), f"S{size}", block, at, (stride,))
+        return list(column.tolist())
+
+
+def _policy(message: Message) -> Acks:
+    return {AckPolicy.LEADER: Acks.LEADER, AckPolicy.ALL: Acks.ALL, AckPolicy.NONE: Acks.NONE}[message.ackPolicy]
+
+
+def envelope_waits_for_all(message: Message) -> bool:
+    return bool(message.ackInbox) and _policy(message) is Acks.ALL
+
+
+def bare_tokens(base: Offset, replies: list[tuple[int, list[bytes | None]]]) -> list[BareReplies]:
+    return [BareReplies(Offset(base + index), run) for index, run in replies]
+
+
+def envelope_tokens(base: Offset, envelopes: list[tuple[int, Message, int]], subject: str) -> list[EnvelopeReply]:
+    return [
+        EnvelopeReply(message, subject, Offset(base + index), received, not envelope_waits_for_all(message))
+        for index, message, received in envelopes
+    ]

@@ -1,0 +1,642 @@
+"""Leading one partition: subscriptions in, `dataplane.replica.leader` in the middle, log and answers out.
+
+Subjects, all subscribed when leadership begins and given up when it ends (a killed process loses them at once, which is what
+lets others see its death as a 503):
+
+    control connection   <ns>.<stream>.<p>.replicate   .offset
+    ingest connection    the stream's subject          .append   .fetch
+
+Batches are appended in the event loop (page cache), answered to waiting followers before our own fdatasync begins.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from dataclasses import dataclass
+
+from google.protobuf.message import DecodeError
+
+from dataplane.broker.acks import Answers, AppendReply, BareReplies, EnvelopeReply
+from dataplane.broker.context import BrokerContext
+from dataplane.broker.ingest import SEAL_BYTES, Ingest, bare_tokens, envelope_tokens, envelope_waits_for_all
+from dataplane.broker.role import Role
+from dataplane.log.errors import LogDamaged
+from dataplane.log.partition_log import PartitionLog
+from dataplane.replica.effects import (
+    CompleteProduce,
+    LeaderEffect,
+    Notify,
+    ProposeIsr,
+    Refuse,
+    RefuseConsumer,
+    RequestSync,
+    Respond,
+    ServeConsumer,
+    VerifyOwnCopy,
+)
+from dataplane.replica.leader import ConsumerFetch, FollowerFetch, Leader
+from dataplane.replica.producers import Duplicate, ProducerTable, Rejected
+from wire.append import decode_append
+from wire.batch import HEADER_SIZE, EncodedBatch, iter_batches, verify_body
+from wire.errors import Code, CorruptData, TidelogError
+from wire.replication import encode_header
+from wire.tidelog_pb2 import (
+    AppendRequest,
+    AppendResponse,
+    FetchRequest,
+    LeaderEpochOffsetRequest,
+    LeaderEpochOffsetResponse,
+    Message as EnvelopeMessage,
+    PartitionNotification,
+    ReplicationRequest,
+)
+from wire.transport import Buffer, Message, Subscription
+from wire.types import BrokerId, Durability, Incarnation, LeaderEpoch, Offset, PartitionState, PartitionView
+
+log = logging.getLogger(__name__)
+
+ANSWER_OVERHEAD = 1024
+"""Room in a message for the 16-byte header, NATS headers and an append preamble."""
+LOG_START_HEADER = "Tidelog-Log-Start"
+OFFSET_HEADER = "Tidelog-Offset"
+
+
+@dataclass(frozen=True, slots=True)
+class _Reader:
+    """A consumer that waits for its answer."""
+
+    inbox: str
+    looked_up: bool
+
+
+class Leading(Role):
+    def __init__(self, context: BrokerContext, view: PartitionView, partition_log: PartitionLog, producers: ProducerTable,
+                 high_watermark: Offset) -> None:
+        super().__init__(context, view, partition_log, producers)
+        self._initial_high_watermark = high_watermark
+        self._core: Leader | None = None
+        self._subscriptions: list[Subscription] = []
+        self._answers = Answers(context.control, view.key, view.subject)
+        self._durable = view.config.durability is Durability.DURABLE
+        self._syncing = False
+        limit = min(context.ingest.max_payload, context.control.max_payload) - ANSWER_OVERHEAD
+        self._max_batch = limit
+        self._max_record = min(view.config.max_record_bytes, limit - HEADER_SIZE - 64)
+        self._confirm_timeout = view.config.confirm_timeout_ms / 1000
+        self._ingest = Ingest(
+            max_record_bytes=self._max_record,
+            max_batch_bytes=min(4 * SEAL_BYTES, limit - HEADER_SIZE - 64),
+            seal=self._seal,
+            wants_batch=self._wants_batch,
+            refuse=self._refuse_publish,
+            on_refused=self._bare_refused,
+            on_corrupt=self._corrupt_envelope,
+            on_envelope_refused=self._envelope_refused,
+            time_ns=context.time_ns,
+            with_replies=view.config.reply_acks,
+        )
+
+    # ------------------------------------------------------------------ life
+    async def start(self) -> None:
+        """Tail synced, then (LeaderEpoch -> LEO) durable, then subscriptions: in that order."""
+        context, view, key = self.context, self.view, self.view.key
+        try:
+            await context.loop.run_in_executor(
+                context.executor, self.log.assign_epoch, view.leader_epoch, self.log.log_end_offset
+            )
+        except LogDamaged as e:
+            self._fail(f"cannot begin LeaderEpoch {view.leader_epoch}: {e}")
+            return
+        if self.ended:
+            return
+        core = self._core = Leader(
+            view=self.view,
+            broker=context.broker,
+            incarnation=context.incarnation,
+            log_start_offset=self.log.log_start_offset,
+            log_end_offset=self.log.log_end_offset,
+            durable_end=self.log.durable_end,
+            high_watermark=self._initial_high_watermark,
+            epochs=self.log.epochs,
+            settings=context.settings,
+            now=context.now(),
+        )
+        context.counters.elections_won += 1
+        subjects = context.subjects
+        subscriptions = await asyncio.gather(
+            context.control.subscribe(subjects.replicate(key.stream, key.partition), self._on_replicate),
+            context.control.subscribe(subjects.offset(key.stream, key.partition), self._on_offset),
+            context.ingest.subscribe_bulk(view.subject, self._ingest),
+            context.ingest.subscribe(subjects.append(key.stream, key.partition), self._on_append),
+            context.ingest.subscribe(subjects.fetch(key.stream, key.partition), self._on_fetch),
+        )
+        self._subscriptions = list(subscriptions)
+        if self.ended:
+            await self._unsubscribe()
+            return
+        log.info(
+            "partition %s: leading LeaderEpoch %d from offset %d, HW %d, ISR %s",
+            key, view.leader_epoch, core.epoch_start, core.high_watermark, ",".join(view.isr),
+        )  # fmt: skip
+        now = context.now()
+        self._run(core.tick(now))
+        self._schedule()
+
+    async def end(self, reason: str) -> None:
+        if self.ended:
+            return
+        self.ended = True
+        self._stop_timer()
+        self._ingest.abandon(TidelogError(Code.NOT_LEADER, f"{reason}; the record was not stored"))
+        if self._core is not None:
+            self._run(self._core.resign(reason))
+        await self._unsubscribe()
+        await self._finish_work()
+
+    async def _unsubscribe(self) -> None:
+        subscriptions, self._subscriptions = self._subscriptions, []
+        await asyncio.gather(*(s.unsubscribe() for s in subscriptions), return_exceptions=True)
+
+    @property
+    def high_watermark(self) -> Offset:
+        return self._core.high_watermark if self._core is not None else self._initial_high_watermark
+
+    @property
+    def core(self) -> Leader | None:
+        return self._core
+
+    def on_view(self, view: PartitionView) -> None:
+        self.view = view
+        if self._core is not None and not self.ended:
+            self._run(self._core.on_view(view, self.context.now()))
+            self._schedule()
+
+    def on_connection(self, connected: bool) -> None:
+        if self._core is not None:
+            self._core.on_connection(connected, self.context.now())
+
+    def _tick(self) -> None:
+        if self._core is not None:
+            self._run(self._core.tick(self.context.now()))
+
+    def _next_deadline(self) -> float:
+        return self._core.next_deadline() if self._core is not None else float("inf")
+
+    # ------------------------------------------------------------------ appending
+    def _wants_batch(self) -> bool:
+        core = self._core
+        return core is not None and (not self._syncing or core.has_waiting_follower)
+
+    def _seal(self) -> None:
+        """The open batch of bare publishes goes into the log."""
+        core = self._core
+        if self.ended or core is None or not self._ingest.open_records:
+            return
+        batch, replies, envelopes = self._ingest.take()
+        base = self._append(batch)
+        if base is None:
+            return
+        now = self.context.now()
+        end = Offset(base + batch.record_count)
+        effects: list[LeaderEffect] = []
+        for token in bare_tokens(base, replies):
+            effects += core.await_commit(end, token, self._confirm_timeout, now)
+        for reply in envelope_tokens(base, envelopes, self.view.subject):
+            wait = core.await_commit if envelope_waits_for_all(reply.message) else core.await_own_copy
+            effects += wait(end, reply, self._confirm_timeout, now)
+        effects += core.on_appended(end, batch.size, now)
+        self._run(effects)
+        self._schedule()
+
+    def _append(self, batch: EncodedBatch) -> Offset | None:
+        """Stamp and append; the caller tells the core. None: the log has failed, and this replica withdraws."""
+        base = self.log.log_end_offset
+        parts, header = batch.stamp(base, self.leader_epoch)
+        try:
+            self.log.append(parts, [header])
+        except LogDamaged as e:
+            self._fail(f"append failed: {e}")
+            return None
+        self.producers.record(header)
+        counters = self.context.counters
+        counters.batches_in += 1
+        counters.records_in += batch.record_count
+        counters.bytes_in += batch.size
+        return base
+
+    def _request_sync(self) -> None:
+        if self._durable:
+            self._syncing = True
+            super()._request_sync()
+
+    def _on_synced(self, durable_end: Offset) -> None:
+        core = self._core
+        if core is None:
+            return
+        self._syncing = durable_end < core.log_end_offset
+        self._run(core.on_synced(durable_end, self.context.now()))
+        self._seal()
+
+    def _refuse_publish(self, acknowledged: bool) -> TidelogError | None:
+        if self.ended or self._core is None:
+            return TidelogError(Code.NOT_LEADER, f"{self.context.broker} does not lead {self.view.key} now; try again")
+        return self._core.refuse_publish(
+            acknowledged=acknowledged,
+            acks_all=acknowledged,
+            lease_valid=self.context.metadata.lease_valid(self.context.now()),
+        )
+
+    def _bare_refused(self, replies: list[bytes | None], error: TidelogError, count: int) -> None:
+        if count:
+            counters = self.context.counters
+            if error.code is Code.RECORD_TOO_LARGE:
+                counters.dropped_too_large += count
+            else:
+                counters.dropped_refused += count
+            log.warning("partition %s: dropped %d published records: %s", self.view.key, count, error)
+        if self.view.config.reply_acks:
+            self._answers.bare_error(replies, error)
+
+    def _corrupt_envelope(self, reason: str) -> None:
+        self.context.counters.dropped_corrupt_envelope += 1
+        log.warning("partition %s: dropped a corrupt envelope published to %s: %s", self.view.key, self.view.subject, reason)
+
+    def _envelope_refused(self, message: EnvelopeMessage, error: TidelogError) -> None:
+        self.context.counters.dropped_refused += 1
+        log.warning("partition %s: dropped an envelope: %s", self.view.key, error)
+        now = self.context.time_ns()
+        self._answers.envelope(EnvelopeReply(message, self.view.subject, Offset(-1), now, False), now, error)
+
+    # ------------------------------------------------------------------ `.append`
+    def _on_append(self, message: Message) -> None:
+        core = self._core
+        if self.ended or core is None:
+            return
+        try:
+            request, buffer = decode_append(message.data)
+            if request.leader_epoch > self.leader_epoch:
+                return  # we are the zombie
+            self._check_append(core, request)
+            batch = EncodedBatch.from_bytes(
+                buffer, max_body_bytes=self._max_batch - HEADER_SIZE, max_record_bytes=self._max_record
+            )
+        except CorruptData as e:
+            self.context.counters.dropped_corrupt_batch += 1
+            log.warning("partition %s: dropped a corrupt batch: %s", self.view.key, e)
+            self._answers.error(
+                message.reply, TidelogError(Code.CORRUPT_BATCH, f"the batch does not decode: {e}; send it again")
+            )
+            return
+        except TidelogError as e:
+            self._answers.error(message.reply, e)
+            return
+        self._append_batch(core, request, batch, message.reply)
+        self._schedule()
+
+    def _check_append(self, core: Leader, request: AppendRequest) -> None:
+        """Raises TidelogError when the request may not be appended, whatever its batch holds."""
+        key = self.view.key
+        if (request.stream_incarnation and request.stream_incarnation != key.stream_incarnation) or (
+            request.partition_incarnation and request.partition_incarnation != key.partition_incarnation
+        ):
+            raise self._wrong_life()
+        if request.leader_epoch and request.leader_epoch < self.leader_epoch:
+            raise core.fenced(LeaderEpoch(request.leader_epoch))
+        if request.partitioning_version and request.partitioning_version != self.view.partitioning_version:
+            raise TidelogError(
+                Code.STALE_PARTITIONING,
+                f"stream {key.stream} is in partitioning version {self.view.partitioning_version},"
+                f" the request in {request.partitioning_version}; refresh the metadata",
+                {"version": str(self.view.partitioning_version)},
+            )
+        if self.view.state is not PartitionState.ACTIVE:
+            code = Code.PARTITION_DRAINING if self.view.state is PartitionState.DRAINING else Code.PARTITION_RETIRED
+            raise TidelogError(code, f"partition {key} is {self.view.state.value}; refresh the metadata")
+        error = core.refuse_publish(
+            acknowledged=request.acks != AppendRequest.NONE,
+            acks_all=request.acks == AppendRequest.ALL,
+            lease_valid=self.context.metadata.lease_valid(self.context.now()),
+        )
+        if error is not None:
+            raise error
+
+    def _append_batch(self, core: Leader, request: AppendRequest, batch: EncodedBatch, inbox: str | None) -> None:
+        self._seal()
+        now = self.context.now()
+        sent = batch.header
+        verdict = self.producers.check(sent.producer_id, sent.producer_epoch, sent.base_sequence, sent.record_count)
+        if isinstance(verdict, Rejected):
+            self._answers.error(inbox, verdict.error)
+            return
+        if isinstance(verdict, Duplicate):
+            response = AppendResponse(base_offset=verdict.base_offset, leader_epoch=self.leader_epoch, duplicate=True)
+            self._run(self._await(core, request, verdict.end_offset, response, inbox, now))
+            return
+        if request.HasField("expected_last_offset") and request.expected_last_offset != core.log_end_offset - 1:
+            self._answers.error(
+                inbox,
+                TidelogError(
+                    Code.INCORRECT_OFFSET,
+                    f"the last offset of {self.view.key} is {core.log_end_offset - 1}, not {request.expected_last_offset}",
+                    {"last_offset": str(core.log_end_offset - 1)},
+                ),
+            )
+            return
+        base = self._append(batch)
+        if base is None:
+            return
+        end = Offset(base + batch.record_count)
+        response = AppendResponse(base_offset=base, leader_epoch=self.leader_epoch)
+        effects = self._await(core, request, end, response, inbox, now)
+        self._run([*effects, *core.on_appended(end, batch.size, now)])
+
+    def _await(
+        self, core: Leader, request: AppendRequest, end: Offset, response: AppendResponse, inbox: str | None, now: float
+    ) -> list[LeaderEffect]:
+        if request.acks == AppendRequest.NONE or not inbox:
+            return []
+        timeout = request.confirm_timeout_ms / 1000 if request.confirm_timeout_ms else self._confirm_timeout
+        if request.acks == AppendRequest.LEADER:
+            return core.await_own_copy(end, AppendReply(inbox, response, needs_lease=True), timeout, now)
+        return core.await_commit(end, AppendReply(inbox, response, needs_lease=False), timeout, now)
+
+    # ------------------------------------------------------------------ followers
+    def _on_replicate(self, message: Message) -> None:
+        core = self._core
+        if self.ended or core is None:
+            return
+        request = ReplicationRequest()
+        try:
+            request.ParseFromString(message.data)
+        except DecodeError as e:
+            self._bad_request(message, "replication", e)
+            return
+        if not self._same_life(request.stream_incarnation, request.partition_incarnation):
+            self._answers.error(message.reply, self._wrong_life(), encode_header(self.leader_epoch, core.high_watermark))
+            return
+        fetch = FollowerFetch(
+            replica=BrokerId(request.replicaID),
+            incarnation=Incarnation(request.broker_incarnation),
+            leader_epoch=LeaderEpoch(request.leaderEpoch),
+            sequence=request.sequence,
+            offset=Offset(request.offset),
+            durable_end=Offset(request.durable_offset) if request.HasField("durable_offset") else None,
+            progress_only=request.progress_only,
+            inbox=message.reply or "",
+            max_bytes=request.max_bytes,
+            refused_batch=request.refused_batch,
+        )
+        effects = core.on_fetch(fetch, self.context.now())
+        self._run(effects)
+        if self._ingest.open_records and core.has_waiting_follower:
+            self._seal()
+        self._schedule()
+
+    def _on_offset(self, message: Message) -> None:
+        core = self._core
+        if self.ended or core is None:
+            return
+        request = LeaderEpochOffsetRequest()
+        try:
+            request.ParseFromString(message.data)
+        except DecodeError as e:
+            self._bad_request(message, "offset", e)
+            return
+        if not self._same_life(request.stream_incarnation, request.partition_incarnation):
+            self._answers.error(message.reply, self._wrong_life())
+            return
+        answer = core.on_offset_request(LeaderEpoch(request.leaderEpoch), LeaderEpoch(request.current_leader_epoch))
+        if answer is None:
+            return
+        if isinstance(answer, TidelogError):
+            self._answers.error(message.reply, answer)
+            return
+        epoch, end = answer
+        response = LeaderEpochOffsetResponse(
+            endOffset=end,
+            leader_epoch=epoch,
+            current_leader_epoch=self.leader_epoch,
+            log_start_offset=core.log_start_offset,
+        )
+        if message.reply:
+            self.context.control.publish(message.reply, [response.SerializeToString()])
+
+    def _same_life(self, stream_incarnation: int, partition_incarnation: int) -> bool:
+        key = self.view.key
+        return stream_incarnation == key.stream_incarnation and partition_incarnation == key.partition_incarnation
+
+    def _wrong_life(self) -> TidelogError:
+        return TidelogError(Code.WRONG_INCARNATION, f"{self.view.key} was deleted and created again; refresh the metadata")
+
+    def _bad_request(self, message: Message, kind: str, error: Exception) -> None:
+        self.context.counters.bad_requests += 1
+        log.warning("partition %s: dropped a %s request that does not decode: %s", self.view.key, kind, error)
+        self._answers.error(message.reply, TidelogError(Code.BAD_REQUEST, f"the {kind} request does not decode: {error}"))
+
+    # ------------------------------------------------------------------ consumers
+    def _on_fetch(self, message: Message) -> None:
+        core = self._core
+        if self.ended or core is None or not message.reply:
+            return
+        request = FetchRequest()
+        try:
+            request.ParseFromString(message.data)
+        except DecodeError as e:
+            self._bad_request(message, "fetch", e)
+            return
+        if (request.stream_incarnation or request.partition_incarnation) and not self._same_life(
+            request.stream_incarnation, request.partition_incarnation
+        ):
+            self._answers.error(message.reply, self._wrong_life())
+            return
+        position = request.WhichOneof("position")
+        match position:
+            case "earliest":
+                self._fetch_from(core, request, core.log_start_offset, message.reply, looked_up=True)
+            case "latest":
+                latest = core.latest()
+                if isinstance(latest, TidelogError):
+                    self._answers.error(message.reply, latest)
+                else:
+                    self._fetch_from(core, request, latest, message.reply, looked_up=True)
+            case "timestamp":
+                self._spawn(self._fetch_from_time(core, request, message.reply))
+            case "offset":
+                self._fetch_from(core, request, Offset(request.offset), message.reply, looked_up=False)
+            case _:
+                self._answers.error(message.reply, TidelogError(Code.BAD_REQUEST, "the fetch request names no position"))
+        self._schedule()
+
+    async def _fetch_from_time(self, core: Leader, request: FetchRequest, inbox: str) -> None:
+        latest = core.latest()
+        if isinstance(latest, TidelogError):
+            self._answers.error(inbox, latest)
+            return
+        try:
+            found = await self.context.loop.run_in_executor(
+                self.context.executor, self.log.offset_for_timestamp, request.timestamp, latest
+            )
+        except LogDamaged as e:
+            self._read_failed(inbox, e)
+            return
+        if not self.ended:
+            self._fetch_from(core, request, found if found is not None else latest, inbox, looked_up=True)
+            self._schedule()
+
+    def _fetch_from(self, core: Leader, request: FetchRequest, offset: Offset, inbox: str, *, looked_up: bool) -> None:
+        reader = _Reader(inbox, looked_up)
+        if request.max_bytes == 0:
+            self._answer_reader(reader, offset, core.high_watermark, [])
+            return
+        fetch = ConsumerFetch(
+            offset=offset,
+            leader_epoch=LeaderEpoch(request.leader_epoch),
+            max_bytes=request.max_bytes,
+            max_wait=request.max_wait_ms / 1000,
+            last_record_epoch=LeaderEpoch(request.last_record_epoch),
+            token=reader,
+        )
+        self._run(core.on_consumer_fetch(fetch, self.context.now()))
+
+    def _answer_reader(self, reader: _Reader, offset: Offset, high_watermark: Offset, parts: list[Buffer]) -> None:
+        headers = {LOG_START_HEADER: str(self.log.log_start_offset)}
+        if reader.looked_up:
+            headers[OFFSET_HEADER] = str(offset)
+        sent = self.context.ingest.publish(
+            reader.inbox, [encode_header(self.leader_epoch, high_watermark), *parts], headers=headers
+        )
+        if not sent:
+            log.debug("partition %s: an answer to a consumer was dropped, the outgoing buffer is full", self.view.key)
+
+    def _read_failed(self, inbox: str, error: LogDamaged) -> None:
+        log.error("partition %s: a read failed: %s", self.view.key, error)
+        self._answers.error(inbox, TidelogError(Code.INTERNAL, f"{self.view.key} cannot be read here: {error}"))
+
+    # ------------------------------------------------------------------ effects
+    def _run(self, effects: list[LeaderEffect]) -> None:
+        for effect in effects:
+            match effect:
+                case Respond():
+                    self._respond(effect)
+                case RequestSync():
+                    self._request_sync()
+                case CompleteProduce(token, error):
+                    self._complete(token, error)
+                case ServeConsumer(token, offset, max_bytes, high_watermark):
+                    assert isinstance(token, _Reader)
+                    self._serve(token, offset, max_bytes, high_watermark)
+                case Refuse(inbox, error):
+                    header = encode_header(self.leader_epoch, self.high_watermark)
+                    self._answers.error(inbox, error, header)
+                case RefuseConsumer(token, error):
+                    assert isinstance(token, _Reader)
+                    self._answers.error(token.inbox, error)
+                case Notify(replica):
+                    self._notify(replica)
+                case ProposeIsr(change):
+                    self.context.counters.isr_proposals += 1
+                    log.info(
+                        "partition %s: proposes ISR %s (%s)",
+                        self.view.key, ",".join(m.broker for m in change.new_isr), change.reason,
+                    )  # fmt: skip
+                    self.context.metadata.alter_isr(change)
+                case VerifyOwnCopy(offset, reason):
+                    self._spawn(self._verify(offset, reason))
+
+    def _respond(self, effect: Respond) -> None:
+        header = encode_header(self.leader_epoch, effect.high_watermark)
+        if effect.max_bytes == 0:
+            self.context.control.publish(effect.inbox, [header])
+            return
+        limit = min(effect.max_bytes, self._max_batch)
+        parts = self.log.read(effect.offset, max_bytes=limit, end_offset=self.log.log_end_offset)
+        if parts is not None:
+            self.context.control.publish(effect.inbox, [header, *parts])
+        else:
+            self._spawn(self._respond_cold(effect, limit))
+
+    async def _respond_cold(self, effect: Respond, limit: int) -> None:
+        try:
+            data = await self._read_cold(effect.offset, limit, self.log.log_end_offset)
+        except LogDamaged as e:
+            self._fail(f"a read for follower {effect.replica} at offset {effect.offset} failed: {e}")
+            return
+        if not self.ended:
+            self.context.control.publish(effect.inbox, [encode_header(self.leader_epoch, effect.high_watermark), data])
+
+    def _serve(self, reader: _Reader, offset: Offset, max_bytes: int, high_watermark: Offset) -> None:
+        if max_bytes == 0:
+            self._answer_reader(reader, offset, high_watermark, [])
+            return
+        limit = min(max_bytes, self._max_batch)
+        parts = self.log.read(offset, max_bytes=limit, end_offset=high_watermark)
+        if parts is not None:
+            self._answer_reader(reader, offset, high_watermark, parts)
+        else:
+            self._spawn(self._serve_cold(reader, offset, limit, high_watermark))
+
+    async def _serve_cold(self, reader: _Reader, offset: Offset, limit: int, high_watermark: Offset) -> None:
+        try:
+            data = await self._read_cold(offset, limit, high_watermark)
+        except LogDamaged as e:
+            self._read_failed(reader.inbox, e)
+            return
+        if not self.ended:
+            self._answer_reader(reader, offset, high_watermark, [data])
+
+    async def _read_cold(self, offset: Offset, limit: int, end: Offset) -> bytes:
+        return await self.context.loop.run_in_executor(
+            self.context.executor, lambda: self.log.read_from_disk(offset, max_bytes=limit, end_offset=end)
+        )
+
+    def _complete(self, token: object, error: TidelogError | None) -> None:
+        lease = self.context.metadata.lease_valid(self.context.now())
+        match token:
+            case BareReplies():
+                if error is None:
+                    self._answers.bare(token)
+                else:
+                    self._answers.bare_error(token.replies, error)
+            case AppendReply():
+                error = error or self._no_lease(token.needs_lease and not lease)
+                if error is None:
+                    self._answers.append(token)
+                else:
+                    self._answers.error(token.inbox, error)
+            case EnvelopeReply():
+                error = error or self._no_lease(token.needs_lease and not lease)
+                self._answers.envelope(token, self.context.time_ns(), error)
+            case _:
+                raise TypeError(f"unknown token {token!r}")
+
+    def _no_lease(self, lost: bool) -> TidelogError | None:
+        if not lost:
+            return None
+        return TidelogError(
+            Code.OUTCOME_UNKNOWN, f"{self.context.broker} may lead {self.view.key} no more; the record may or may not survive"
+        )
+
+    def _notify(self, replica: BrokerId) -> None:
+        key = self.view.key
+        notification = PartitionNotification(
+            stream=key.stream,
+            partition=key.partition,
+            stream_incarnation=key.stream_incarnation,
+            partition_incarnation=key.partition_incarnation,
+            leader_epoch=self.leader_epoch,
+        )
+        self.context.control.publish(self.context.subjects.notify(replica), [notification.SerializeToString()])
+
+    async def _verify(self, offset: Offset, reason: str) -> None:
+        """A follower refused what it got from `offset` on: is it our copy that is damaged?"""
+        self.context.counters.bad_answers += 1
+        log.warning("partition %s: a follower refused what lies at offset %d: %s", self.view.key, offset, reason)
+        if offset >= self.log.log_end_offset:
+            return
+        try:
+            data = await self._read_cold(offset, self._max_batch, self.log.log_end_offset)
+            for at, header in iter_batches(data):
+                verify_body(data, at, header)
+        except (LogDamaged, CorruptData) as e:
+            self._fail(f"the log is damaged at offset {offset}: {e}")

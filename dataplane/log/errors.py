@@ -1,0 +1,17 @@
+"""What the log raises when the disk, not the caller, is at fault."""
+
+from __future__ import annotations
+
+
+class LogDamaged(Exception):  # noqa: N818 - it names a state of the log, as `CorruptData` names one of bytes
+    """The log of one partition takes no more writes: an operation of the disk failed, or recovery found it unsound.
+
+    The sentence names the file and the cause. After a failed write or fsync it is for good: what the kernel has
+    dropped from its cache by then is unknown, so nothing is tried again; the replica withdraws, and the partition is
+    opened anew by a later life of the process. A log that recovery found unsound takes writes again after `truncate`
+    or `drop_all`.
+    """
+
+
+class DataDirError(Exception):
+    """The data folder cannot be used. One sentence that names the folder, what is wrong and the remedy."""

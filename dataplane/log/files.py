@@ -1,0 +1,256 @@
+"""The one port through which the log meets the file system, and a bounded cache of handles for reading.
+
+Every system call of this package goes through a `FileSystem`, so that a test can lose what was not synced, tear the
+last write, or fail an fsync at any of them. A handle is an int, as of the operating system.
+
+What a caller may rely on after a power loss, and no more:
+  - bytes written to a file: once `sync_data` or `sync_all` of that file returned;
+  - its length after `truncate`: once `sync_all` of that file returned;
+  - that a file exists, is gone, or has a new name: once `sync_directory` of its folder returned.
+"""
+
+from __future__ import annotations
+
+import fcntl
+import os
+import shutil
+import threading
+from collections import OrderedDict
+from contextlib import contextmanager, suppress
+from pathlib import Path
+from typing import TYPE_CHECKING, Final, Protocol
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator, Sequence
+
+    from wire.transport import Buffer
+
+_IOV_MAX = 1024
+"""Most buffers that one pwritev takes (Linux)."""
+
+
+class FileSystem(Protocol):
+    """What the log needs of a file system. Everything raises OSError; nothing is retried by the implementation."""
+
+    def open(self, path: Path, *, write: bool = False, create: bool = False) -> int:
+        """A handle. `create` makes the file when it is missing, `write` allows writing."""
+
+    def close(self, handle: int) -> None: ...
+
+    def size(self, handle: int) -> int:
+        """Length of the file in bytes."""
+
+    def write(self, handle: int, parts: Sequence[Buffer], position: int) -> None:
+        """All of `parts`, one after the other, from `position` on."""
+
+    def read(self, handle: int, size: int, position: int) -> bytes:
+        """Up to `size` bytes from `position` on; fewer only where the file ends."""
+
+    def sync_data(self, handle: int) -> None:
+        """Bytes, and the length needed to read them, are on stable storage."""
+
+    def sync_all(self, handle: int) -> None:
+        """As `sync_data`, and every other property of the file."""
+
+    def truncate(self, handle: int, size: int) -> None: ...
+
+    def preallocate(self, handle: int, position: int, size: int) -> None:
+        """Reserves room; the file grows to position + size and reads as zeros there."""
+
+    def names(self, directory: Path) -> list[str]:
+        """The names in a folder, sorted; empty when it does not exist."""
+
+    def is_directory(self, path: Path) -> bool: ...
+
+    def make_directory(self, path: Path) -> None:
+        """With its parents, durably. No error when it exists."""
+
+    def sync_directory(self, path: Path) -> None: ...
+
+    def rename(self, source: Path, target: Path) -> None:
+        """Replaces `target`."""
+
+    def remove(self, path: Path) -> None:
+        """No error when it does not exist."""
+
+    def remove_tree(self, path: Path) -> None:
+        """A folder with everything in it. No error when it does not exist."""
+
+    def lock(self, path: Path) -> int | None:
+        """Takes the exclusive lock on a file that is made when missing; None when another process holds it. Held
+        until the handle is closed or the process ends."""
+
+    def boot_id(self) -> str:
+        """Differs after every start of the operating system; "" where it has none."""
+
+
+class RealFiles:
+    """The operating system's."""
+
+    def open(self, path: Path, *, write: bool = False, create: bool = False) -> int:
+        flags = os.O_RDWR if write else os.O_RDONLY
+        return os.open(path, flags | os.O_CLOEXEC | (os.O_CREAT if create else 0), 0o644)
+
+    def close(self, handle: int) -> None:
+        os.close(handle)
+
+    def size(self, handle: int) -> int:
+        return os.fstat(handle).st_size
+
+    def write(self, handle: int, parts: Sequence[Buffer], position: int) -> None:
+        for first in range(0, len(parts), _IOV_MAX):
+            group = parts[first : first + _IOV_MAX] if len(parts) > _IOV_MAX else parts
+            wanted = sum(map(len, group))
+            written = os.pwritev(handle, group, position)
+            position += written
+            if written < wanted:  # a signal, or the disk is nearly full: the rest, or the error that says why
+                position = self._write_rest(handle, group, written, position)
+
+    @staticmethod
+    def _write_rest(handle: int, group: Sequence[Buffer], skip: int, position: int) -> int:
+        for part in group:
+            view = memoryview(part)[skip:]
+            skip = max(0, skip - len(part))
+            while view:
+                written = os.pwrite(handle, view, position)
+                position += written
+                view = view[written:]
+        return position
+
+    def read(self, handle: int, size: int, position: int) -> bytes:
+        data = os.pread(handle, size, position)
+        if len(data) == size or not data:
+            return data
+        parts = [data]
+        have = len(data)
+        while have < size and (more := os.pread(handle, size - have, position + have)):
+            parts.append(more)
+            have += len(more)
+        return b"".join(parts)
+
+    def sync_data(self, handle: int) -> None:
+        os.fdatasync(handle)
+
+    def sync_all(self, handle: int) -> None:
+        os.fsync(handle)
+
+    def truncate(self, handle: int, size: int) -> None:
+        os.ftruncate(handle, size)
+
+    def preallocate(self, handle: int, position: int, size: int) -> None:
+        os.posix_fallocate(handle, position, size)
+
+    def names(self, directory: Path) -> list[str]:
+        try:
+            return sorted(os.listdir(directory))  # noqa: PTH208 - names are wanted, not a Path each
+        except FileNotFoundError:
+            return []
+
+    def is_directory(self, path: Path) -> bool:
+        return path.is_dir()
+
+    def make_directory(self, path: Path) -> None:
+        missing = []
+        while not path.is_dir():
+            missing.append(path)
+            path = path.parent
+        for directory in reversed(missing):
+            with suppress(FileExistsError):
+                directory.mkdir()
+            self.sync_directory(directory.parent)
+
+    def sync_directory(self, path: Path) -> None:
+        handle = os.open(path, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
+        try:
+            os.fsync(handle)
+        finally:
+            os.close(handle)
+
+    def rename(self, source: Path, target: Path) -> None:
+        source.replace(target)
+
+    def remove(self, path: Path) -> None:
+        path.unlink(missing_ok=True)
+
+    def remove_tree(self, path: Path) -> None:
+        with suppress(FileNotFoundError):
+            shutil.rmtree(path)
+
+    def lock(self, path: Path) -> int | None:
+        handle = self.open(path, write=True, create=True)
+        try:
+            fcntl.flock(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            os.close(handle)
+            return None
+        except OSError:
+            os.close(handle)
+            raise
+        return handle
+
+    def boot_id(self) -> str:
+        try:
+            return Path("/proc/sys/kernel/random/boot_id").read_text(encoding="ascii").strip()
+        except OSError:
+            return ""
+
+
+REAL_FILES: Final = RealFiles()
+
+
+class ReadHandles:
+    """Handles for reading, at most `capacity` kept open, the one unused for longest closed first.
+
+    Thread-safe. One is shared by all logs of a broker, so that thousands of cold segments do not exhaust the handles of
+    the process. A handle in use is never closed: with more users at once than `capacity` there are that many open.
+    """
+
+    def __init__(self, files: FileSystem, capacity: int = 256) -> None:
+        self._files = files
+        self._capacity = capacity
+        self._lock = threading.Lock()
+        self._idle: OrderedDict[Path, int] = OrderedDict()
+        self._generation = 0
+        """Counts `forget`. A handle that was lent before the latest one may be of a removed file: closed when returned."""
+
+    @contextmanager
+    def borrow(self, path: Path) -> Iterator[int]:
+        """A handle for `path`, open for reading, for the `with` block. Raises OSError."""
+        with self._lock:
+            handle = self._idle.pop(path, None)
+            generation = self._generation
+        if handle is None:
+            handle = self._files.open(path)
+        try:
+            yield handle
+        finally:
+            self._give_back(path, handle, generation)
+
+    def _give_back(self, path: Path, handle: int, generation: int) -> None:
+        surplus = None
+        with self._lock:
+            if path in self._idle or generation != self._generation:
+                surplus = handle
+            else:
+                self._idle[path] = handle
+                if len(self._idle) > self._capacity:
+                    _, surplus = self._idle.popitem(last=False)
+        if surplus is not None:
+            self._files.close(surplus)
+
+    def forget(self, path: Path) -> None:
+        """`path` is being removed or replaced: who asks from now on gets a handle opened anew."""
+        with self._lock:
+            self._generation += 1
+            handle = self._idle.pop(path, None)
+        if handle is not None:
+            self._files.close(handle)
+
+    def close(self) -> None:
+        """Closes what is not lent; what is lent is closed when it comes back."""
+        with self._lock:
+            self._generation += 1
+            handles = list(self._idle.values())
+            self._idle.clear()
+        for handle in handles:
+            self._files.close(handle)

@@ -1,0 +1,233 @@
+"""Opening a log: what is there, what of it can be believed, and what is cut.
+
+Segments before the last are finished: their index ends with an entry at the end of the file that says where the next
+segment begins. Where both agree the segment is believed without a look inside. From the first one that has no such end (a
+crash came before it was finished) or else in the last segment, the scan begins at the last entry of the index and reads
+and checks every batch up to the end. Index entries are written for synced bytes only, at every checkpoint; so the scan
+reads what came after the last checkpoint and one index interval at most.
+
+The scan ends where no sound batch follows. That offset is compared with what is known to have been on stable storage or
+committed: the recovery point and the high watermark of the checkpoint, and the offsets of the index entries.
+
+    at or above it     the end of what a crash left: zeros (room reserved ahead) or a torn batch. Cut.
+    below it           damage: records are missing that this replica has answered for. NOTHING is cut or written; the log
+                       opens up to the damage, for reading; the replica is unsound and must leave the ISR first.
+
+Leader epochs come from their checkpoint for what lies before the scan, and from the batches themselves for the rest; from
+all batches when the checkpoint is missing or damaged.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING
+
+from dataplane.log.checkpoints import TEMPORARY_SUFFIX, OffsetCheckpoint, read_epochs, read_offsets
+from dataplane.log.index import ENTRY_SIZE, IndexEntry, decode_entries
+from dataplane.log.scan import ChainBroken, only_zeros, walk
+from dataplane.log.segment import INDEX_SUFFIX, LOG_SUFFIX, Segment
+from dataplane.replica.epochs import EpochEntry, LeaderEpochCache
+from wire.errors import InvariantViolation
+from wire.types import LeaderEpoch, Offset
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+    from dataplane.log.files import FileSystem, ReadHandles
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RecoveryReport:
+    """What opening a log found."""
+
+    truncated_bytes: int
+    """Cut at the end: written, not known to be durable, and torn. Reserved room is not counted."""
+    damaged: str | None
+    """A sentence that names file, byte and offset: the replica is unsound. None: all is well."""
+    scanned_bytes: int
+    """Read and checked, body by body."""
+    checkpoint_high_watermark: Offset
+    """As checkpointed, exclusive; 0 when there is none. Above the log's end only together with `damaged`."""
+
+
+@dataclass(slots=True)
+class Recovery:
+    """The state that a `PartitionLog` starts from."""
+
+    files: FileSystem
+    handles: ReadHandles
+    directory: Path
+    index_interval: int
+    segments: list[Segment] = field(default_factory=list)
+    beyond: list[Segment] = field(default_factory=list)
+    """Segments behind the damage; not part of the log."""
+    epochs: LeaderEpochCache = field(default_factory=LeaderEpochCache)
+    saved_epochs: tuple[EpochEntry, ...] | None = None
+    checkpoint: OffsetCheckpoint | None = None
+    log_end_offset: Offset = Offset(0)
+    truncated_bytes: int = 0
+    scanned_bytes: int = 0
+    damaged: str | None = None
+    _batches: list[tuple[LeaderEpoch, Offset]] = field(default_factory=list)
+    """Leader epoch and base offset of scanned batches, one for each run of an epoch."""
+    _scanned_from: Offset | None = None
+    _vouched: int = 0
+    """Every offset below was on stable storage here, or committed."""
+
+    def run(self) -> None:
+        """Raises OSError."""
+        self.files.make_directory(self.directory)
+        self._find_segments()
+        self.checkpoint = read_offsets(self.files, self.directory)
+        if self.checkpoint is not None:
+            self._vouched = max(self.checkpoint)
+        self._check_segments()
+        if self.damaged is None and self.log_end_offset < self._vouched:
+            self.damaged = (
+                f"{self.directory} ends at offset {self.log_end_offset}, "
+                f"but records up to offset {self._vouched} were durable or committed here"
+            )
+        self._recover_epochs()
+
+    def report(self) -> RecoveryReport:
+        return RecoveryReport(
+            truncated_bytes=self.truncated_bytes,
+            damaged=self.damaged,
+            scanned_bytes=self.scanned_bytes,
+            checkpoint_high_watermark=self.checkpoint.high_watermark if self.checkpoint else Offset(0),
+        )
+
+    def _find_segments(self) -> None:
+        names = self.files.names(self.directory)
+        logs = {name.removesuffix(LOG_SUFFIX) for name in names if name.endswith(LOG_SUFFIX)}
+        for name in names:
+            orphan = name.endswith(INDEX_SUFFIX) and name.removesuffix(INDEX_SUFFIX) not in logs
+            if orphan or name.endswith(TEMPORARY_SUFFIX):
+                self.files.remove(self.directory / name)
+        for base in sorted(int(name) for name in logs if name.isdigit()):
+            segment = Segment(self.files, self.directory, base)
+            with self.handles.borrow(segment.path) as handle:
+                segment.size = segment.allocated = self.files.size(handle)
+            self.segments.append(segment)
+
+    def _check_segments(self) -> None:
+        for number, segment in enumerate(self.segments):
+            if number == 0:
+                self.log_end_offset = Offset(segment.base_offset)
+            elif segment.base_offset != self.log_end_offset:
+                before = self.segments[number - 1]
+                reason = f"ends at offset {self.log_end_offset}, the next segment begins at {segment.base_offset}"
+                self._end_at(number - 1, ChainBroken(before.size, reason))
+                return
+            if number + 1 < len(self.segments) and self._is_finished(segment, self.segments[number + 1].base_offset):
+                continue
+            try:
+                self._scan(segment)
+            except ChainBroken as broken:
+                self._end_at(number, broken)
+                return
+
+    def _is_finished(self, segment: Segment, following: int) -> bool:
+        if self._scanned_from is not None:
+            return False
+        last = self._last_index_entry(segment)
+        if last is None or last[:2] != (following, segment.size):
+            return False
+        segment.max_timestamp = last.max_timestamp
+        segment.synced_size = segment.size
+        self.log_end_offset = Offset(following)
+        self._vouched = max(self._vouched, following)
+        return True
+
+    def _last_index_entry(self, segment: Segment) -> IndexEntry | None:
+        try:
+            with self.handles.borrow(segment.index_path) as handle:
+                size = self.files.size(handle)
+                content = self.files.read(handle, ENTRY_SIZE, max(0, size - ENTRY_SIZE))
+        except FileNotFoundError:
+            return None
+        entries = decode_entries(content) if size % ENTRY_SIZE == 0 else []
+        return entries[0] if entries else None
+
+    def _scan(self, segment: Segment) -> None:
+        """Leaves the segment with its sound size and a whole index, and the log's end behind its last sound batch."""
+        file_size = segment.size
+        index, saved = segment.load_index()
+        self._vouched = max(self._vouched, index.last.offset)
+        start = index.last if self._scanned_from is None else index.entry(0)
+        if self._scanned_from is None:
+            self._scanned_from = Offset(start.offset)
+        segment.use_index(index, saved)
+        segment.size = segment.synced_size = start.position
+        segment.max_timestamp = start.max_timestamp
+        self.log_end_offset = Offset(start.offset)
+        with self.handles.borrow(segment.path) as handle:
+            for position, header in walk(
+                self.files, handle, start.position, file_size, self.log_end_offset, verify=True
+            ):
+                if position - index.last.position >= self.index_interval:
+                    segment.add_index_entry(self.log_end_offset)
+                if not self._batches or self._batches[-1][0] != header.leader_epoch:
+                    self._batches.append((header.leader_epoch, header.base_offset))
+                self.log_end_offset = header.end_offset
+                self.scanned_bytes += header.size
+                segment.size = position + header.size
+                segment.max_timestamp = max(segment.max_timestamp, header.last_timestamp)
+
+    def _end_at(self, number: int, broken: ChainBroken) -> None:
+        """The log ends in that segment: damage below what is vouched for, else the end that a crash left."""
+        segment = self.segments[number]
+        self.beyond = self.segments[number + 1 :]
+        del self.segments[number + 1 :]
+        if self.log_end_offset < self._vouched:
+            self.damaged = (
+                f"{segment.path} is damaged {broken}; it is sound up to offset {self.log_end_offset}, "
+                f"but records up to offset {self._vouched} were durable or committed here"
+            )
+            return
+        with self.handles.borrow(segment.path) as handle:
+            if not only_zeros(self.files, handle, segment.size, segment.allocated):
+                self.truncated_bytes += segment.allocated - segment.size
+        for gone in reversed(self.beyond):
+            self.truncated_bytes += gone.size
+            remove_segment(self.files, self.handles, gone)
+        self.beyond = []
+        segment.cut(segment.size, segment.max_timestamp)
+
+    def _recover_epochs(self) -> None:
+        self.saved_epochs = read_epochs(self.files, self.directory)
+        scanned_from = self.log_end_offset if self._scanned_from is None else self._scanned_from
+        if self.saved_epochs is not None:
+            try:
+                self.epochs = LeaderEpochCache.rebuilt(
+                    self.saved_epochs, self._batches, scanned_from, self.log_end_offset
+                )
+            except InvariantViolation:  # the checkpoint contradicts the batches: these are right
+                self.saved_epochs = None
+            else:
+                return
+        self._read_all_epochs()
+
+    def _read_all_epochs(self) -> None:
+        self.epochs = LeaderEpochCache()
+        end = Offset(self.segments[0].base_offset if self.segments else 0)
+        for number, segment in enumerate(self.segments):
+            epoch = self.epochs.latest or LeaderEpoch(0)
+            try:
+                with self.handles.borrow(segment.path) as handle:
+                    for _, header in walk(self.files, handle, 0, segment.size, end, verify=False, epoch=epoch):
+                        self.epochs.assign(header.leader_epoch, header.base_offset)
+                        end = header.end_offset
+            except ChainBroken as broken:
+                segment.size = broken.position
+                self.log_end_offset = end
+                self._end_at(number, broken)
+                return
+
+
+def remove_segment(files: FileSystem, handles: ReadHandles, segment: Segment) -> None:
+    """Durably, so that segments that go newest first leave a log without a hole whenever the crash comes."""
+    handles.forget(segment.path)
+    handles.forget(segment.index_path)
+    segment.remove()
+    files.sync_directory(segment.path.parent)

@@ -1,0 +1,202 @@
+"""One segment of a log: a file of batches, byte for byte as they crossed the wire, and its sparse index.
+
+    00000000000000004096.log      named by the offset at which the log stood when the segment began
+    00000000000000004096.index    see `dataplane.log.index`
+
+Exactly the last segment of a log is written to. Its life: created by the append that finds the one before it full; filled;
+no longer the last one, and then, with the next sync, finished: cut to its length, its index written to the end, its handle
+for writing closed. `size` is what the log holds of the file; behind it there may be reserved room, or damage.
+
+Fields are written by one thread at a time: `size`, `max_timestamp` and the index grow in the appending thread while the
+segment is the last; the rest changes under the log's I/O lock.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from dataplane.log.checkpoints import read_file
+from dataplane.log.index import ENTRY_SIZE, NO_TIMESTAMP, IndexEntry, SparseIndex, decode_entries
+from dataplane.log.scan import ChainBroken, walk
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+    from dataplane.log.files import FileSystem, ReadHandles
+
+LOG_SUFFIX = ".log"
+INDEX_SUFFIX = ".index"
+
+
+def segment_name(base_offset: int) -> str:
+    return f"{base_offset:020d}{LOG_SUFFIX}"
+
+
+class Segment:
+    """A segment file and what is known of it. Everything that touches the disk raises OSError."""
+
+    __slots__ = (
+        "_files",
+        "_index",
+        "_saved",
+        "allocated",
+        "base_offset",
+                "handle",
+        "index_path",
+        "max_timestamp",
+        "name_synced",
+        "path",
+        "size",
+        "synced_size",
+    )
+
+    def __init__(self, files: FileSystem, directory: Path, base_offset: int, size: int = 0) -> None:
+        self._files = files
+        self.base_offset = base_offset
+        """No record below it is in this segment or a later one."""
+        self.path = directory / segment_name(base_offset)
+        self.index_path = self.path.with_suffix(INDEX_SUFFIX)
+        self.size = size
+        """Bytes of whole batches."""
+        self.synced_size = 0
+        """Invariant: <= size. Bytes known to be on stable storage."""
+        self.allocated = size
+        """Invariant: >= size. Length of the file."""
+        self.name_synced = True
+        """False from the making of the file until its folder was synced."""
+        self.max_timestamp = NO_TIMESTAMP
+        """ns; of the records in it."""
+        self.handle: int | None = None
+        """For writing; None in a finished segment."""
+        self._index: SparseIndex | None = None
+        self._saved = 0
+        """Entries of `_index` that are in the index file; -1 = the file is damaged and must be written anew."""
+
+    # ---- writing
+
+    def open_for_writing(self, *, create: bool = False) -> None:
+        if self.handle is None:
+            self.handle = self._files.open(self.path, write=True, create=create)
+        if create:
+            self.name_synced = False
+            self._index = SparseIndex(self.base_offset)
+
+    def finish(self, end_offset: int) -> None:
+        """No more appends come, and everything is synced: gives back reserved room, completes the index, closes."""
+        if self.handle is None:
+            return
+        if self.allocated > self.size:
+            self._files.truncate(self.handle, self.size)
+            self._files.sync_all(self.handle)
+            self.allocated = self.size
+        self.add_index_entry(end_offset)
+        self.save_index()
+        self.close()
+
+    def close(self) -> None:
+        if self.handle is not None:
+            self._files.close(self.handle)
+            self.handle = None
+
+    def cut(self, size: int, max_timestamp: int) -> None:
+        """Shortens the segment to `size` bytes, durably; the index first, so that it never points past the end."""
+        self.cut_index(size)
+        self.open_for_writing()
+        assert self.handle is not None
+        self._files.truncate(self.handle, size)
+        self._files.sync_all(self.handle)
+        self.size = self.synced_size = self.allocated = size
+        self.max_timestamp = max_timestamp
+
+    def remove(self) -> None:
+        """The index first: a segment without one is scanned, an index without its segment would outlive it."""
+        self.close()
+        self._files.remove(self.index_path)
+        self._files.remove(self.path)
+
+    # ---- index
+
+    @property
+    def index(self) -> SparseIndex | None:
+        """None until `load` or `use_index`; always there in the last segment."""
+        return self._index
+
+    def load(self, handles: ReadHandles, end_offset: int) -> SparseIndex:
+        """The index of a finished segment that ends before offset `end_offset`; what is damaged or missing of it is
+        found again in the batches' headers. Under the log's I/O lock. Raises ChainBroken."""
+        if self._index is None:
+            index, saved = self.load_index()
+            if index.last[:2] != (end_offset, self.size):
+                self.complete_index(index, handles, end_offset)
+            self._index, self._saved = index, saved
+        return self._index
+
+    def load_index(self) -> tuple[SparseIndex, int]:
+        """(what the index file says of the first `size` bytes, how many entries the file holds; -1 = damaged)."""
+        content = read_file(self._files, self.index_path) or b""
+        entries = decode_entries(content)
+        if entries and entries[0] != (self.base_offset, 0, NO_TIMESTAMP):
+            entries = []
+        whole = len(entries) * ENTRY_SIZE == len(content)
+        kept = [entry for entry in entries if entry.position <= self.size]
+        index = SparseIndex(self.base_offset, kept)
+        return index, len(kept) if whole and len(kept) == len(entries) else -1
+
+    def use_index(self, index: SparseIndex, saved: int) -> None:
+        """What recovery loaded and completed; `saved` as `load_index` gave it."""
+        self._index, self._saved = index, saved
+
+    def complete_index(self, index: SparseIndex, handles: ReadHandles, end_offset: int, interval: int = 64 << 10) -> None:
+        """Adds the entries from the last one to the end of the segment, by reading headers."""
+        last = index.last
+        newest = last.max_timestamp
+        previous_end = last.offset
+        with handles.borrow(self.path) as handle:
+            for position, header in walk(self._files, handle, last.position, self.size, last.offset, verify=False):
+                if position - index.last.position >= interval:
+                    index.add(IndexEntry(previous_end, position, newest))
+                newest = max(newest, header.last_timestamp)
+                previous_end = header.end_offset
+        if previous_end > end_offset:
+            raise ChainBroken(self.size, f"{self.path} holds records up to {previous_end}, beyond its end {end_offset}")
+        index.add(IndexEntry(end_offset, self.size, newest))
+        self.max_timestamp = newest
+
+    def add_index_entry(self, end_offset: int) -> None:
+        """The log ends before `end_offset` at byte `size`."""
+        assert self._index is not None
+        self._index.add(IndexEntry(end_offset, self.size, self.max_timestamp))
+
+    def save_index(self) -> None:
+        """Appends to the index file what it lacks, of the synced part of the segment. Not synced itself: what is lost of
+        it is found again by scanning."""
+        index = self._index
+        if index is None or self._saved == len(index):
+            return
+        if self._saved < 0:
+            self.cut_index(self.size)
+        content = index.encode(self._saved, self.synced_size)
+        if content:
+            handle = self._files.open(self.index_path, write=True, create=True)
+            try:
+                self._files.write(handle, [content], self._saved * ENTRY_SIZE)
+            finally:
+                self._files.close(handle)
+            self._saved += len(content) // ENTRY_SIZE
+
+    def cut_index(self, size: int) -> None:
+        """Leaves no entry behind byte `size`, durably. A damaged file is emptied."""
+        index = self._index
+        if index is None:
+            index, self._saved = self.load_index()
+        kept = [entry for entry in map(index.entry, range(len(index))) if entry.position <= size]
+        keep_saved = max(0, min(self._saved, len(kept)))
+        if self._saved != keep_saved:
+            handle = self._files.open(self.index_path, write=True, create=True)
+            try:
+                self._files.truncate(handle, keep_saved * ENTRY_SIZE)
+                self._files.sync_all(handle)
+            finally:
+                self._files.close(handle)
+        self._saved = keep_saved
+        self._index = SparseIndex(self.base_offset, kept)

@@ -1,0 +1,370 @@
+"""A follower of one partition during one LeaderEpoch.
+
+    start ──> Reconciling ──cut known──> Truncating ──done──> Fetching <──────────┐
+                  ^  │ log empty: nothing to reconcile ─────────^  │              │
+                  │  └──503, silence: ask again, suspect           ├─ batches: append, fetch on at once
+                  └────── OFFSET_AHEAD, fetch unanswered ──────────┤              │
+                                                                   └─ empty ──> Idle ── idle wait over, notification,
+                                                                                        second answer on the same inbox
+What always holds
+* Before the first fetch of a LeaderEpoch the log is reconciled with the leader over `.offset`, by leader epochs alone (KIP-101,
+  KIP-279). The log is never cut to the HW, and never without an answer: if the leader is silent, ask again.
+* The log is cut once, when the walk over the epochs has ended.
+* An answer is used only if it belongs to the newest data request, that request asked for our present LEO, it comes from
+  the LeaderEpoch we expect, and its first offset is not below our LEO. Everything else is dropped.
+* The HW adopted is min(leader's HW, own LEO); it only grows, but for a truncation.
+* A durable end is reported only after the sync that covers it.
+
+Suspicion. A 503 means that nobody listens: grounds to report the leader NOW, if it has answered us in this epoch and our own
+connection is not fresh. Else only silence beyond `replica_max_leader_timeout` is. Reports are repeated while they hold.
+"""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+from typing import TypeAlias
+
+from dataplane.replica.effects import (
+    AppendReplicated,
+    FollowerEffect,
+    ReportLeader,
+    RequestSync,
+    SendFetch,
+    SendOffsetRequest,
+    SkipAhead,
+    Truncate,
+)
+from dataplane.replica.epochs import LeaderEpochCache
+from dataplane.replica.settings import ReplicaSettings
+from wire.errors import Code, InvariantViolation, TidelogError
+from wire.types import BrokerId, Durability, LeaderEpoch, LeaderReport, Offset, PartitionView
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class FetchAnswer:
+    """An answer to a fetch, decoded and its CRCs checked."""
+
+    sequence: int
+    """Of the request on whose inbox it came."""
+    leader_epoch: LeaderEpoch
+    high_watermark: Offset
+    first_offset: Offset | None = None
+    """None: no batches."""
+    error: TidelogError | None = None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class OffsetAnswer:
+    """An answer to a LeaderEpochOffsetRequest. `epoch` 0: the leader has no epoch at or below the asked one."""
+
+    number: int
+    leader_epoch: LeaderEpoch
+    epoch: LeaderEpoch = LeaderEpoch(0)
+    end: Offset = Offset(0)
+    error: TidelogError | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Reconciling:
+    asked: LeaderEpoch
+    cut: Offset
+    """Smallest end agreed on so far; the LEO at first."""
+    number: int
+    ask_again_at: float
+
+
+@dataclass(frozen=True, slots=True)
+class Truncating:
+    pass
+
+
+@dataclass(frozen=True, slots=True)
+class Fetching:
+    sequence: int
+    offset: Offset
+    unanswered_at: float
+    """When silence becomes a reason to probe."""
+
+
+@dataclass(frozen=True, slots=True)
+class Idle:
+    sequence: int
+    offset: Offset
+    until: float
+
+
+@dataclass(frozen=True, slots=True)
+class Leaderless:
+    """The partition is offline, or this follower has nobody to ask until metadata changes."""
+
+
+FollowerState: TypeAlias = Reconciling | Truncating | Fetching | Idle | Leaderless
+
+
+class Follower:
+    def __init__(
+        self,
+        *,
+        view: PartitionView,
+        broker: BrokerId,
+        log_start_offset: Offset,
+        log_end_offset: Offset,
+        durable_end: Offset,
+        high_watermark: Offset,
+        epochs: LeaderEpochCache,
+        settings: ReplicaSettings,
+        first_sequence: int,
+        connected_since: float,
+        now: float,
+    ) -> None:
+        if view.leader == broker:
+            raise InvariantViolation(f"{view.key}: {broker} made follower of itself")
+        self.view = view
+        self.broker = broker
+        self.leader_epoch = view.leader_epoch
+        self.log_start_offset = log_start_offset
+        self.log_end_offset = log_end_offset
+        self.durable_end = durable_end
+        self.high_watermark = min(high_watermark, log_end_offset)
+        self.settings = settings
+        self.state: FollowerState = Leaderless()
+        self._epochs = epochs
+        self._durable = view.config.durability is Durability.DURABLE
+        self._sequence = first_sequence
+        self._number = first_sequence
+        self._connected_since = connected_since
+        self._last_good = now
+        self._answered = False
+        """The leader has answered us in this LeaderEpoch."""
+        self._notified = False
+        self._suspected = False
+        self._reported_at = -math.inf
+        self._ticked_at = now
+
+    # ------------------------------------------------------------------ begin
+    def start(self, now: float) -> list[FollowerEffect]:
+        if self.view.leader is None:
+            self.state = Leaderless()
+            return []
+        return self._reconcile(now)
+
+    def _reconcile(self, now: float) -> list[FollowerEffect]:
+        newest = self._epochs.latest
+        if newest is None or self.log_end_offset == self.log_start_offset:
+            return self._fetch(now)
+        return self._ask(newest, self.log_end_offset, now)
+
+    def _ask(self, epoch: LeaderEpoch, cut: Offset, now: float) -> list[FollowerEffect]:
+        self._number += 1
+        self.state = Reconciling(epoch, cut, self._number, now + self.settings.offset_retry)
+        return [SendOffsetRequest(epoch, self._number)]
+
+    # ------------------------------------------------------------------ reconciliation
+    def on_offset_answer(self, answer: OffsetAnswer, now: float) -> list[FollowerEffect]:
+        state = self.state
+        if not isinstance(state, Reconciling) or answer.number != state.number or answer.leader_epoch < self.leader_epoch:
+            return []
+        if answer.error is not None or answer.leader_epoch > self.leader_epoch:
+            self._pause(now)  # metadata will tell us of the newer epoch
+            return []
+        self._good(now)
+        mine = self._epochs.end_offset_for(answer.epoch, self.log_end_offset) if answer.epoch else None
+        if mine is None:
+            cut = self.log_start_offset  # nothing in common
+        else:
+            cut = min(state.cut, answer.end, mine[1])
+            if mine[0] != answer.epoch:
+                return self._ask(mine[0], cut, now)
+        if cut >= self.log_end_offset:
+            return self._fetch(now)
+        self.state = Truncating()
+        return [Truncate(max(cut, self.log_start_offset))]
+
+    def on_truncated(self, log_start: Offset, log_end: Offset, now: float) -> list[FollowerEffect]:
+        """The log was cut (or dropped) and that is on disk."""
+        if not isinstance(self.state, Truncating):
+            raise InvariantViolation(f"{self.view.key}: truncated while {self.state}")
+        self.log_start_offset = log_start
+        self.log_end_offset = self.durable_end = log_end
+        self.high_watermark = max(min(self.high_watermark, log_end), log_start)
+        return self._fetch(now)
+
+    # ------------------------------------------------------------------ fetching
+    def _fetch(self, now: float, refused_batch: str = "") -> list[FollowerEffect]:
+        self._sequence += 1
+        self._notified = False
+        self.state = Fetching(self._sequence, self.log_end_offset, now + self.settings.replica_fetch_timeout)
+        return [SendFetch(self._sequence, self.log_end_offset, self._reported_end(), False, refused_batch)]
+
+    def _reported_end(self) -> Offset | None:
+        return self.durable_end if self._durable else None
+
+    def on_answer(self, answer: FetchAnswer, now: float) -> list[FollowerEffect]:
+        state = self.state
+        if not isinstance(state, (Fetching, Idle)) or answer.sequence != state.sequence:
+            return []  # late, or not ours any more
+        if answer.leader_epoch < self.leader_epoch:
+            return []  # a zombie's; the leader's own may still come on this inbox
+        if answer.leader_epoch > self.leader_epoch:
+            self._pause(now)
+            return []
+        if answer.error is not None:
+            return self._on_error(answer.error, now)
+        if state.offset != self.log_end_offset:
+            return []
+        if answer.first_offset is not None and answer.first_offset < self.log_end_offset:
+            return []
+        self._good(now)
+        if answer.first_offset is not None:
+            return [AppendReplicated(answer.high_watermark)]
+        self._adopt(answer.high_watermark)
+        if isinstance(state, Idle) or self._notified:
+            return self._fetch(now)
+        self.state = Idle(state.sequence, state.offset, now + self.settings.replica_max_idle_wait)
+        return []
+
+    def on_appended(self, log_end: Offset, high_watermark: Offset, now: float) -> list[FollowerEffect]:
+        """The batches of the answer are in the log (page cache). Fetch on at once; the sync goes on beside it."""
+        if log_end <= self.log_end_offset:
+            raise InvariantViolation(f"{self.view.key}: appended up to {log_end} at LEO {self.log_end_offset}")
+        self.log_end_offset = log_end
+        self._adopt(high_watermark)
+        return [*self._fetch(now), RequestSync()]
+
+    def on_bad_answer(self, sequence: int, reason: str, now: float) -> list[FollowerEffect]:
+        """What came does not decode: nothing is taken of it, and the leader is told."""
+        state = self.state
+        if not isinstance(state, (Fetching, Idle)) or sequence != state.sequence:
+            return []
+        return self._fetch(now, refused_batch=reason)
+
+    def on_synced(self, durable_end: Offset) -> list[FollowerEffect]:
+        if durable_end <= self.durable_end:
+            return []
+        self.durable_end = min(durable_end, self.log_end_offset)
+        if not self._durable or not isinstance(self.state, (Fetching, Idle)):
+            return []
+        self._sequence += 1
+        return [SendFetch(self._sequence, self.log_end_offset, self.durable_end, True)]
+
+    def on_notification(self, leader_epoch: LeaderEpoch, now: float) -> list[FollowerEffect]:
+        """New data at the leader. While a fetch is out it is remembered: an empty answer may have crossed it."""
+        if leader_epoch != self.leader_epoch:
+            return []
+        if isinstance(self.state, Idle):
+            return self._fetch(now)
+        self._notified = True
+        return []
+
+    def _adopt(self, high_watermark: Offset) -> None:
+        self.high_watermark = max(self.high_watermark, min(high_watermark, self.log_end_offset))
+
+    def _on_error(self, error: TidelogError, now: float) -> list[FollowerEffect]:
+        match error.code:
+            case Code.OFFSET_AHEAD:
+                self._good(now)
+                return self._reconcile(now)
+            case Code.OFFSET_BEFORE_LOG:
+                log_start = Offset(int(error.details.get("log_start", "-1")))
+                if log_start <= self.log_end_offset:
+                    return self._reconcile(now)
+                self._good(now)
+                self.state = Truncating()
+                return [SkipAhead(log_start)]
+            case Code.BACKPRESSURE:
+                self._good(now)
+                wait = int(error.details.get("retry_after_ms", "50")) / 1000
+                self.state = Idle(self._sequence, self.log_end_offset, now + wait)
+                return []
+            case _:
+                self._pause(now)
+                return []
+
+    def _pause(self, now: float) -> None:
+        """Somebody knows better than we do: wait for metadata, ask again in a while."""
+        self.state = Idle(self._sequence, self.log_end_offset, now + self.settings.offset_retry)
+
+    # ------------------------------------------------------------------ suspicion
+    def _good(self, now: float) -> None:
+        self._last_good = now
+        self._answered = True
+        self._suspected = False
+
+    def on_no_responders(self, now: float) -> list[FollowerEffect]:
+        """NATS says that nobody listens on the leader's subjects."""
+        if self._answered and now - self._connected_since >= self.settings.liveness_grace:
+            self._suspected = True
+        state = self.state
+        if isinstance(state, Reconciling):
+            self.state = Reconciling(state.asked, state.cut, state.number, now + self.settings.no_leader_retry)
+        elif isinstance(state, (Fetching, Idle)):
+            self.state = Fetching(state.sequence, state.offset, now + self.settings.no_leader_retry)
+        return self._maybe_report(now)
+
+    def _maybe_report(self, now: float) -> list[FollowerEffect]:
+        leader = self.view.leader
+        if leader is None:
+            return []
+        if now - self._last_good >= self.settings.replica_max_leader_timeout and self._connected_since <= self._last_good:
+            self._suspected = True
+        if not self._suspected or now - self._reported_at < self.settings.report_interval:
+            return []
+        self._reported_at = now
+        report = LeaderReport(
+            key=self.view.key,
+            replica=self.broker,
+            leader=leader,
+            epoch=self.view.epoch,
+            leader_epoch=self.leader_epoch,
+        )
+        return [ReportLeader(report)]
+
+    def on_connection(self, connected_since: float, now: float) -> list[FollowerEffect]:
+        """Our own connection came back (`inf`: it is down): silence before it proves nothing."""
+        self._connected_since = connected_since
+        if connected_since == math.inf:
+            return []
+        self._last_good = now
+        self._suspected = False
+        return [] if isinstance(self.state, (Truncating, Leaderless)) else self._reconcile(now)
+
+    # ------------------------------------------------------------------ views and time
+    def on_view(self, view: PartitionView) -> None:
+        """Newer metadata of the same LeaderEpoch."""
+        if view.leader_epoch != self.leader_epoch:
+            raise InvariantViolation(f"{view.key}: view of epoch {view.leader_epoch} given to follower of {self.leader_epoch}")
+        if view.epoch >= self.view.epoch:
+            self.view = view
+
+    def tick(self, now: float) -> list[FollowerEffect]:
+        state = self.state
+        self._ticked_at = now
+        out: list[FollowerEffect] = []
+        match state:
+            case Reconciling() if now >= state.ask_again_at:
+                out += self._ask(state.asked, state.cut, now)
+            case Fetching() if now >= state.unanswered_at:
+                out += self._reconcile(now)  # the probe: it finds a leader that is gone, and does no harm
+            case Idle() if now >= state.until:
+                out += self._fetch(now)
+            case _:
+                pass
+        if not isinstance(state, (Leaderless, Truncating)) and self._connected_since < math.inf:
+            out += self._maybe_report(now)
+        return out
+
+    def next_deadline(self) -> float:
+        state = self.state
+        match state:
+            case Reconciling():
+                due = state.ask_again_at
+            case Fetching():
+                due = state.unanswered_at
+            case Idle():
+                due = state.until
+            case _:
+                return math.inf
+        suspicion = 0.0 if self._suspected else self._last_good + self.settings.replica_max_leader_timeout
+        earliest = max(self._reported_at, self._ticked_at) + self.settings.report_interval
+        return min(due, max(suspicion, earliest))

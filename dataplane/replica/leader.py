@@ -1,0 +1,616 @@
+"""The leader of one partition during one LeaderEpoch.
+
+It sequences (the driver stamps and appends, and says so with `on_appended`), answers followers, decides what is committed,
+keeps the ISR, and lets acknowledgements and consumers go.
+
+    follower                              leader
+      │ fetch(offset, epoch, seq) ────────> │ progress: acknowledged end of that follower, grows only
+      │ <──────── header + batches          │ offset < LEO
+      │ <──────── header alone              │ offset = LEO: caught up; a DATA WAITER is registered
+      │                                     │ … something is appended: the waiter fires, once:
+      │ <──────── header + batches          │     a second answer on the same inbox, or
+      │ <──────── PartitionNotification     │     a notification (repeated until that follower fetches)
+
+What always holds
+* HW = min of the acknowledged ends over the MAXIMAL ISR; it never moves back, and never while the COMMITTED ISR is below min
+  ISR. It starts from this replica's own HW.
+* A replica's acknowledged end is what it has synced on `durable` streams, else what it has appended. The leader's own counts
+  in the same way.
+* Progress of followers is known from fetches of THIS LeaderEpoch only, and per broker incarnation.
+* A follower is proposed for the ISR only when it has fetched in this epoch, holds everything to the HW, and everything to this
+  epoch's start; and only while no other proposal is out.
+* Nobody is told "latest" before HW >= the epoch's start: a new leader's HW lags behind what its predecessor committed.
+* Asked with a LeaderEpoch above its own, it says nothing (it is the zombie); with one below, FENCED with its own.
+* It never proposes to drop itself, and never judges anyone's lag by a time in which it was itself cut off or asleep.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Collection
+from dataclasses import dataclass
+from typing import assert_never
+
+from dataplane.replica.effects import (
+    CompleteProduce,
+    LeaderEffect,
+    Notify,
+    ProposeIsr,
+    Refuse,
+    RefuseConsumer,
+    RequestSync,
+    Respond,
+    ServeConsumer,
+    VerifyOwnCopy,
+)
+from dataplane.replica.epochs import LeaderEpochCache
+from dataplane.replica.isr import CommittedIsr, IsrState, PendingExpandIsr, PendingShrinkIsr
+from dataplane.replica.pending import PendingAcks
+from dataplane.replica.settings import ReplicaSettings
+from wire.errors import Code, InvariantViolation, TidelogError
+from wire.types import (
+    BrokerId,
+    Durability,
+    Incarnation,
+    IsrChange,
+    IsrMember,
+    LeaderEpoch,
+    Offset,
+    PartitionView,
+)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class FollowerFetch:
+    """A ReplicationRequest, decoded."""
+
+    replica: BrokerId
+    incarnation: Incarnation
+    leader_epoch: LeaderEpoch
+    sequence: int
+    offset: Offset
+    durable_end: Offset | None
+    progress_only: bool
+    inbox: str
+    max_bytes: int = 0
+    refused_batch: str = ""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ConsumerFetch:
+    """A FetchRequest for a known offset, decoded."""
+
+    offset: Offset
+    leader_epoch: LeaderEpoch
+    max_bytes: int
+    max_wait: float
+    last_record_epoch: LeaderEpoch
+    token: object
+
+
+@dataclass(slots=True)
+class _Follower:
+    """Progress of one follower in this LeaderEpoch. `acknowledged` and `log_end_offset` only grow within an incarnation."""
+
+    incarnation: Incarnation = Incarnation(0)
+    sequence: int = -1
+    log_end_offset: Offset = Offset(-1)
+    """-1: it has not fetched in this epoch."""
+    acknowledged: Offset = Offset(-1)
+    last_fetch_at: float = -math.inf
+    end_at_last_fetch: Offset = Offset(0)
+    caught_up_at: float = 0.0
+    waiter_inbox: str | None = None
+    waiter_max_bytes: int = 0
+    """Inbox of the request whose answer was empty: its data waiter is registered."""
+    notified_at: float | None = None
+    """Set from the waiter's firing until the follower fetches."""
+    told_high_watermark: Offset = Offset(0)
+
+
+@dataclass(slots=True)
+class _WaitingConsumer:
+    fetch: ConsumerFetch
+    deadline: float
+
+
+class Leader:
+    def __init__(
+        self,
+        *,
+        view: PartitionView,
+        broker: BrokerId,
+        incarnation: Incarnation,
+        log_start_offset: Offset,
+        log_end_offset: Offset,
+        durable_end: Offset,
+        high_watermark: Offset,
+        epochs: LeaderEpochCache,
+        settings: ReplicaSettings,
+        now: float,
+    ) -> None:
+        if view.leader != broker:
+            raise InvariantViolation(f"{view.key}: {broker} made leader under a view whose leader is {view.leader}")
+        self.view = view
+        self.broker = broker
+        self.incarnation = incarnation
+        self.leader_epoch = view.leader_epoch
+        self.epoch_start = log_end_offset
+        """Exclusive end of what earlier epochs wrote: the first offset of this one."""
+        self.log_start_offset = log_start_offset
+        self.log_end_offset = log_end_offset
+        self.durable_end = durable_end
+        self.high_watermark = min(high_watermark, log_end_offset)
+        self.isr: IsrState = CommittedIsr(frozenset(view.isr))
+        self.settings = settings
+        self._epochs = epochs
+        self._durable = view.config.durability is Durability.DURABLE
+        self._followers = {r: _Follower(caught_up_at=now) for r in view.replicas if r != broker}
+        self._pending = PendingAcks()
+        self._pending_here = PendingAcks()
+        self._consumers: list[_WaitingConsumer] = []
+        self._high_watermark_at = now
+        self._connected = True
+        self._last_tick = now
+        self._uncommitted_bytes = 0
+        self._uncommitted: list[tuple[Offset, int]] = []
+        self.out_of_date_fetches = 0
+
+    # ------------------------------------------------------------------ admission
+    def refuse_publish(self, *, acknowledged: bool, acks_all: bool, lease_valid: bool) -> TidelogError | None:
+        """Why a publish may not be appended now; None when it may. Asked before anything is appended."""
+        view = self.view
+        if view.readonly:
+            return TidelogError(Code.READONLY, f"stream {view.key.stream} is read-only; publish elsewhere or make it writable")
+        if view.paused:
+            return TidelogError(Code.PAUSED, f"partition {view.key} is paused; resume it first")
+        if acknowledged and acks_all and len(self.isr.members) < view.config.min_isr:
+            return TidelogError(
+                Code.NOT_ENOUGH_REPLICAS,
+                f"partition {view.key} has {len(self.isr.members)} in-sync replicas and needs {view.config.min_isr}"
+                " for an acknowledged publish; bring brokers back",
+            )
+        if not acks_all and not lease_valid:
+            return TidelogError(
+                Code.UNAVAILABLE,
+                f"{self.broker} has not heard of a controller within its lease and may lead {view.key} no more; try again",
+            )
+        if self._uncommitted_bytes > self.settings.max_uncommitted_bytes:
+            return TidelogError(
+                Code.BACKPRESSURE,
+                f"partition {view.key} has {self._uncommitted_bytes} bytes waiting for their commit; slow down",
+                {"retry_after_ms": "50"},
+            )
+        return None
+
+    # ------------------------------------------------------------------ appending
+    def on_appended(self, end: Offset, size: int, now: float) -> list[LeaderEffect]:
+        """The log holds everything below `end` (page cache); `size` bytes came in with this batch."""
+        if end <= self.log_end_offset:
+            raise InvariantViolation(f"{self.view.key}: appended up to {end} at LEO {self.log_end_offset}")
+        self.log_end_offset = end
+        self._uncommitted_bytes += size
+        self._uncommitted.append((end, size))
+        out: list[LeaderEffect] = []
+        for replica, follower in self._followers.items():
+            if follower.waiter_inbox is not None:
+                self._fire_waiter(replica, follower, now, out)
+        out.append(RequestSync())
+        out.extend(self._pending_here.commit(self._acknowledged(self.broker)))
+        self._advance(now, out)
+        return out
+
+    def on_synced(self, durable_end: Offset, now: float) -> list[LeaderEffect]:
+        """Everything below `durable_end` is synced here."""
+        out: list[LeaderEffect] = []
+        if durable_end > self.durable_end:
+            self.durable_end = durable_end
+            out.extend(self._pending_here.commit(self._acknowledged(self.broker)))
+            self._advance(now, out)
+        return out
+
+    def await_own_copy(self, end: Offset, token: object, timeout: float, now: float) -> list[LeaderEffect]:
+        """acks=leader: complete `token` once this replica's own acknowledged end has reached `end`."""
+        if end <= self._acknowledged(self.broker):
+            return [CompleteProduce(token)]
+        self._pending_here.add(end, now + timeout, token)
+        return []
+
+    def await_commit(self, end: Offset, token: object, timeout: float, now: float) -> list[LeaderEffect]:
+        """Complete `token` once the HW has reached `end` (at once when it has)."""
+        if end <= self.high_watermark:
+            return [CompleteProduce(token)]
+        self._pending.add(end, now + timeout, token)
+        return []
+
+    # ------------------------------------------------------------------ followers
+    def on_fetch(self, fetch: FollowerFetch, now: float) -> list[LeaderEffect]:
+        if fetch.leader_epoch > self.leader_epoch:
+            return []  # we are the zombie
+        if fetch.leader_epoch < self.leader_epoch:
+            self.out_of_date_fetches += 1
+            return [Refuse(fetch.inbox, self.fenced(fetch.leader_epoch))]
+        follower = self._followers.get(fetch.replica)
+        if follower is None:
+            return [
+                Refuse(
+                    fetch.inbox,
+                    TidelogError(Code.STALE_EPOCH, f"{fetch.replica} is no replica of {self.view.key}; refresh the metadata"),
+                )
+            ]
+        if fetch.incarnation < follower.incarnation:
+            return [
+                Refuse(
+                    fetch.inbox,
+                    TidelogError(
+                        Code.STALE_EPOCH,
+                        f"{fetch.replica} fetched in life {fetch.incarnation}, and life {follower.incarnation} is known here",
+                    ),
+                )
+            ]
+        if fetch.incarnation > follower.incarnation:
+            follower = self._followers[fetch.replica] = _Follower(
+                incarnation=fetch.incarnation, caught_up_at=follower.caught_up_at
+            )
+        if fetch.sequence <= follower.sequence:
+            return []  # late or repeated
+        follower.sequence = fetch.sequence
+        if fetch.offset > self.log_end_offset:
+            return [
+                Refuse(
+                    fetch.inbox,
+                    TidelogError(
+                        Code.OFFSET_AHEAD,
+                        f"{fetch.replica} asks for offset {fetch.offset} of {self.view.key}, whose log ends at"
+                        f" {self.log_end_offset}; reconcile again",
+                    ),
+                )
+            ]
+        out: list[LeaderEffect] = []
+        self._record_progress(follower, fetch, now)
+        if fetch.refused_batch:
+            out.append(VerifyOwnCopy(fetch.offset, fetch.refused_batch))
+        self._advance(now, out)
+        self._maybe_expand(fetch.replica, follower, now, out)
+        if not fetch.progress_only:
+            if fetch.offset < self.log_start_offset:
+                out.append(Refuse(fetch.inbox, self.before_log(fetch.offset)))
+                return out
+            self._answer(fetch, follower, out)
+        return out
+
+    def _record_progress(self, follower: _Follower, fetch: FollowerFetch, now: float) -> None:
+        acknowledged = fetch.offset
+        if self._durable and fetch.durable_end is not None:
+            acknowledged = min(fetch.durable_end, fetch.offset)
+        follower.log_end_offset = max(follower.log_end_offset, fetch.offset)
+        follower.acknowledged = max(follower.acknowledged, acknowledged)
+        # Judged by what is acknowledged, not by what was fetched: a follower whose disk hangs holds up every commit.
+        if acknowledged >= self.log_end_offset:
+            follower.caught_up_at = now
+        elif acknowledged >= follower.end_at_last_fetch and follower.last_fetch_at > -math.inf:
+            follower.caught_up_at = max(follower.caught_up_at, follower.last_fetch_at)
+        follower.last_fetch_at = now
+        follower.end_at_last_fetch = self.log_end_offset
+        if not fetch.progress_only:
+            follower.notified_at = None
+            follower.waiter_inbox = None
+
+    def _answer(self, fetch: FollowerFetch, follower: _Follower, out: list[LeaderEffect]) -> None:
+        limit = min(fetch.max_bytes or self.settings.fetch_max_bytes, self.settings.fetch_max_bytes)
+        if fetch.offset < self.log_end_offset:
+            out.append(Respond(fetch.replica, fetch.inbox, fetch.offset, limit, self.high_watermark))
+        else:
+            out.append(Respond(fetch.replica, fetch.inbox, fetch.offset, 0, self.high_watermark))
+            follower.waiter_inbox = fetch.inbox
+            follower.waiter_max_bytes = limit
+        follower.told_high_watermark = self.high_watermark
+
+    def _fire_waiter(self, replica: BrokerId, follower: _Follower, now: float, out: list[LeaderEffect]) -> None:
+        """Once: unregistered before anything is sent."""
+        inbox, follower.waiter_inbox = follower.waiter_inbox, None
+        if inbox is None:
+            raise InvariantViolation(f"{self.view.key}: no data waiter of {replica} to fire")
+        follower.notified_at = now
+        if self.settings.push_to_waiters:
+            limit = follower.waiter_max_bytes if follower.log_end_offset < self.log_end_offset else 0
+            out.append(Respond(replica, inbox, follower.log_end_offset, limit, self.high_watermark))
+            follower.told_high_watermark = self.high_watermark
+        else:
+            out.append(Notify(replica))
+
+    # ------------------------------------------------------------------ high watermark
+    def _acknowledged(self, member: BrokerId) -> Offset:
+        if member == self.broker:
+            return self.durable_end if self._durable else self.log_end_offset
+        follower = self._followers.get(member)
+        return follower.acknowledged if follower is not None else Offset(-1)
+
+    def _advance(self, now: float, out: list[LeaderEffect]) -> None:
+        if len(self.isr.members) < self.view.config.min_isr:
+            return
+        end = min(self._acknowledged(member) for member in self.isr.maximal)
+        if end <= self.high_watermark:
+            return
+        if end > self.log_end_offset:
+            raise InvariantViolation(f"{self.view.key}: HW {end} above LEO {self.log_end_offset}")
+        self.high_watermark = end
+        self._high_watermark_at = now
+        done = 0
+        for uncommitted_end, size in self._uncommitted:
+            if uncommitted_end > end:
+                break
+            self._uncommitted_bytes -= size
+            done += 1
+        del self._uncommitted[:done]
+        out.extend(self._pending.commit(end))
+        if self._consumers:
+            still: list[_WaitingConsumer] = []
+            for waiting in self._consumers:
+                if waiting.fetch.offset < end:
+                    out.append(self._serve(waiting.fetch))
+                else:
+                    still.append(waiting)
+            self._consumers = still
+
+    # ------------------------------------------------------------------ ISR
+    def on_view(self, view: PartitionView, now: float) -> list[LeaderEffect]:
+        """Newer metadata of the same LeaderEpoch and leader. Anything else ends this object's life (`resign`)."""
+        if view.leader_epoch != self.leader_epoch or view.leader != self.broker:
+            raise InvariantViolation(f"{view.key}: view of epoch {view.leader_epoch} given to leader of {self.leader_epoch}")
+        if view.epoch < self.view.epoch:
+            return []
+        moved = view.epoch > self.view.epoch
+        self.view = view
+        for replica in view.replicas:
+            if replica != self.broker and replica not in self._followers:
+                self._followers[replica] = _Follower(caught_up_at=now)
+        for replica in list(self._followers):
+            if replica not in view.replicas:
+                del self._followers[replica]
+        out: list[LeaderEffect] = []
+        if moved:
+            for member in frozenset(view.isr) - self.isr.members:
+                if member in self._followers:
+                    self._followers[member].caught_up_at = max(self._followers[member].caught_up_at, now)
+            self.isr = CommittedIsr(frozenset(view.isr))
+            self._advance(now, out)
+        state = self.isr
+        if isinstance(state, PendingExpandIsr):
+            life = next(m.incarnation for m in state.change.new_isr if m.broker == state.added)
+            if not self._is_registered(state.added, life):
+                # Applied metadata says that this life is over, and lives only grow: the change can never be accepted.
+                self.isr = CommittedIsr(state.members)
+                self._advance(now, out)
+        for replica, follower in self._followers.items():
+            self._maybe_expand(replica, follower, now, out)
+        return out
+
+    def _is_registered(self, replica: BrokerId, incarnation: Incarnation) -> bool:
+        return IsrMember(replica, incarnation) in self.view.live
+
+    def _maybe_expand(self, replica: BrokerId, follower: _Follower, now: float, out: list[LeaderEffect]) -> None:
+        if not isinstance(self.isr, CommittedIsr) or replica in self.isr.members:
+            return
+        if follower.log_end_offset < 0 or now - follower.caught_up_at > self.settings.replica_max_lag_time:
+            return
+        if follower.acknowledged < self.high_watermark or follower.acknowledged < self.epoch_start:
+            return  # all that predecessors committed lies below the epoch's start
+        if not self._is_registered(replica, follower.incarnation):
+            return
+        change = self._change(self.isr.members | {replica}, f"{replica} has caught up")
+        self.isr = PendingExpandIsr(self.isr.members, replica, change, now)
+        out.append(ProposeIsr(change))
+
+    def _propose_shrink(self, lagging: Collection[BrokerId], now: float, out: list[LeaderEffect]) -> None:
+        change = self._change(self.isr.members - set(lagging), f"lagging: {', '.join(sorted(lagging))}")
+        self.isr = PendingShrinkIsr(self.isr.members, change, now)
+        out.append(ProposeIsr(change))
+
+    def _change(self, members: frozenset[BrokerId], reason: str) -> IsrChange:
+        if self.broker not in members:
+            raise InvariantViolation(f"{self.view.key}: leader {self.broker} would leave its own ISR")
+        return IsrChange(
+            key=self.view.key,
+            leader=self.broker,
+            leader_epoch=self.leader_epoch,
+            expected_epoch=self.view.epoch,
+            new_isr=tuple(IsrMember(m, self._incarnation_of(m)) for m in sorted(members)),
+            reason=reason,
+        )
+
+    def _incarnation_of(self, member: BrokerId) -> Incarnation:
+        """The life in which it was seen to fetch; 0 for a committed member that has not fetched in this epoch yet."""
+        if member == self.broker:
+            return self.incarnation
+        follower = self._followers.get(member)
+        return follower.incarnation if follower is not None else Incarnation(0)
+
+    # ------------------------------------------------------------------ consumers
+    def on_consumer_fetch(self, fetch: ConsumerFetch, now: float) -> list[LeaderEffect]:
+        """Committed batches from `fetch.offset` on, now or when there are some."""
+        if fetch.leader_epoch > self.leader_epoch:
+            return []
+        if fetch.leader_epoch and fetch.leader_epoch < self.leader_epoch:
+            return [RefuseConsumer(fetch.token, self.fenced(fetch.leader_epoch))]
+        if fetch.offset < self.log_start_offset:
+            return [RefuseConsumer(fetch.token, self.before_log(fetch.offset))]
+        if fetch.last_record_epoch:
+            found = self._epochs.end_offset_for(fetch.last_record_epoch, self.log_end_offset)
+            end = found[1] if found is not None else self.log_start_offset
+            if end < fetch.offset:
+                return [
+                    RefuseConsumer(
+                        fetch.token,
+                        TidelogError(
+                            Code.LOG_TRUNCATED,
+                            f"the log of {self.view.key} was cut at offset {end} below the position {fetch.offset}"
+                            " (unclean election); decide where to go on",
+                            {"offset": str(end)},
+                        ),
+                    )
+                ]
+        if fetch.offset < self.high_watermark:
+            return [self._serve(fetch)]
+        if fetch.max_wait <= 0:
+            return [ServeConsumer(fetch.token, fetch.offset, 0, self.high_watermark)]
+        if len(self._consumers) >= self.settings.max_waiting_fetches:
+            return [
+                RefuseConsumer(
+                    fetch.token,
+                    TidelogError(
+                        Code.BACKPRESSURE,
+                        f"{len(self._consumers)} consumers wait at partition {self.view.key} already; try again",
+                        {"retry_after_ms": "500"},
+                    ),
+                )
+            ]
+        self._consumers.append(_WaitingConsumer(fetch, now + fetch.max_wait))
+        return []
+
+    def _serve(self, fetch: ConsumerFetch) -> ServeConsumer:
+        limit = min(fetch.max_bytes, self.settings.fetch_max_bytes)
+        return ServeConsumer(fetch.token, fetch.offset, limit, self.high_watermark)
+
+    def latest(self) -> Offset | TidelogError:
+        """The offset that the next record to be committed will have, or why that is not known yet."""
+        if self.high_watermark < self.epoch_start:
+            return TidelogError(
+                Code.UNAVAILABLE,
+                f"the new leader of {self.view.key} does not know yet what is committed; try again",
+                {"retry_after_ms": "20"},
+            )
+        return self.high_watermark
+
+    # ------------------------------------------------------------------ `.offset`
+    def on_offset_request(
+        self, asked: LeaderEpoch, current: LeaderEpoch
+    ) -> tuple[LeaderEpoch, Offset] | TidelogError | None:
+        """(largest epoch <= asked, its exclusive end), (0, log start) when there is none; None = stay silent."""
+        if current > self.leader_epoch:
+            return None
+        if current < self.leader_epoch:
+            return self.fenced(current)
+        found = self._epochs.end_offset_for(asked, self.log_end_offset)
+        return found if found is not None else (LeaderEpoch(0), self.log_start_offset)
+
+    # ------------------------------------------------------------------ time and connection
+    def on_connection(self, connected: bool, now: float) -> None:
+        """Lag clocks stand while our own connection is down and begin anew when it is back."""
+        self._connected = connected
+        if connected:
+            self._restart_lag_clocks(now)
+
+    def _restart_lag_clocks(self, now: float) -> None:
+        for follower in self._followers.values():
+            follower.caught_up_at = now
+
+    def tick(self, now: float) -> list[LeaderEffect]:
+        out: list[LeaderEffect] = []
+        settings = self.settings
+        if now - self._last_tick > max(settings.late_tick, self._tick_interval() + settings.late_tick):
+            self._restart_lag_clocks(now)
+        self._last_tick = now
+        out.extend(self._pending.expire(now))
+        out.extend(self._pending_here.expire(now))
+        for replica, follower in self._followers.items():
+            if follower.notified_at is not None and now - follower.notified_at >= settings.notify_retry:
+                follower.notified_at = now
+                out.append(Notify(replica))
+            elif (
+                follower.waiter_inbox is not None
+                and follower.told_high_watermark < self.high_watermark
+                and now - self._high_watermark_at >= settings.high_watermark_notify_delay
+            ):
+                self._fire_waiter(replica, follower, now, out)
+        if self._consumers:
+            still: list[_WaitingConsumer] = []
+            for waiting in self._consumers:
+                if waiting.deadline <= now:
+                    out.append(ServeConsumer(waiting.fetch.token, waiting.fetch.offset, 0, self.high_watermark))
+                else:
+                    still.append(waiting)
+            self._consumers = still
+        state = self.isr
+        match state:
+            case CommittedIsr():
+                lagging = [
+                    m
+                    for m in state.members
+                    if m != self.broker
+                    and (m not in self._followers or now - self._followers[m].caught_up_at > settings.replica_max_lag_time)
+                ]
+                if lagging and self._connected:
+                    self._propose_shrink(lagging, now, out)
+            case PendingExpandIsr(sent_at=sent_at) | PendingShrinkIsr(sent_at=sent_at):
+                if now - sent_at >= settings.alter_isr_retry:
+                    self.isr = (
+                        PendingExpandIsr(state.members, state.added, state.change, now)
+                        if isinstance(state, PendingExpandIsr)
+                        else PendingShrinkIsr(state.members, state.change, now)
+                    )
+                    out.append(ProposeIsr(state.change))
+            case _:
+                assert_never(state)
+        return out
+
+    def _tick_interval(self) -> float:
+        return self.settings.replica_max_lag_time / 4
+
+    def next_deadline(self) -> float:
+        """When `tick` is due at the latest (monotonic seconds)."""
+        due = self._last_tick + self._tick_interval()
+        for pending in (self._pending.next_deadline(), self._pending_here.next_deadline()):
+            if pending is not None:
+                due = min(due, pending)
+        for follower in self._followers.values():
+            if follower.notified_at is not None:
+                due = min(due, follower.notified_at + self.settings.notify_retry)
+            elif follower.waiter_inbox is not None and follower.told_high_watermark < self.high_watermark:
+                due = min(due, self._high_watermark_at + self.settings.high_watermark_notify_delay)
+        for waiting in self._consumers:
+            due = min(due, waiting.deadline)
+        if not isinstance(self.isr, CommittedIsr):
+            due = min(due, self.isr.sent_at + self.settings.alter_isr_retry)
+        return due
+
+    # ------------------------------------------------------------------ end of leadership
+    def resign(self, reason: str) -> list[LeaderEffect]:
+        """Leadership of this epoch is over. Publishes that wait end as outcome unknown; consumers are sent elsewhere."""
+        out: list[LeaderEffect] = [*self._pending.abandon(reason), *self._pending_here.abandon(reason)]
+        error = TidelogError(Code.NOT_LEADER, reason)
+        out.extend(RefuseConsumer(waiting.fetch.token, error) for waiting in self._consumers)
+        self._consumers = []
+        return out
+
+    # ------------------------------------------------------------------ what others want to know
+    @property
+    def next_offset(self) -> Offset:
+        return self.log_end_offset
+
+    @property
+    def has_waiting_follower(self) -> bool:
+        """Some follower would take a batch at once."""
+        return any(f.waiter_inbox is not None for f in self._followers.values())
+
+    def progress(self) -> dict[BrokerId, tuple[Offset | None, bool]]:
+        """Replica -> (its LEO, None when not heard of in this epoch; in the committed ISR)."""
+        out: dict[BrokerId, tuple[Offset | None, bool]] = {self.broker: (self.log_end_offset, True)}
+        for replica, follower in self._followers.items():
+            end = follower.log_end_offset if follower.log_end_offset >= 0 else None
+            out[replica] = (end, replica in self.isr.members)
+        return out
+
+    def fenced(self, theirs: LeaderEpoch) -> TidelogError:
+        return TidelogError(
+            Code.FENCED_LEADER_EPOCH,
+            f"partition {self.view.key} is in LeaderEpoch {self.leader_epoch}, the request in {theirs}; refresh the metadata",
+            {"leader_epoch": str(self.leader_epoch), "leader": self.broker},
+        )
+
+    def before_log(self, offset: Offset) -> TidelogError:
+        return TidelogError(
+            Code.OFFSET_BEFORE_LOG,
+            f"offset {offset} of {self.view.key} is below the log start {self.log_start_offset}; start there",
+            {"log_start": str(self.log_start_offset)},
+        )

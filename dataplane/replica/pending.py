@@ -1,0 +1,92 @@
+"""Publishes that wait for their commit.
+
+A publish waits until the HW has passed its last record, or until its confirm timeout: then it ends with CONFIRM_TIMEOUT, which
+says that the outcome is unknown (it is in the log and may still commit). When leadership ends, all that wait end
+with OUTCOME_UNKNOWN, never as failed.
+"""
+
+from __future__ import annotations
+
+import heapq
+from collections import deque
+from dataclasses import dataclass
+
+from dataplane.replica.effects import CompleteProduce
+from wire.errors import Code, TidelogError
+from wire.types import Offset
+
+
+@dataclass(slots=True)
+class _Pending:
+    end_offset: Offset
+    token: object
+    done: bool = False
+
+
+class PendingAcks:
+    def __init__(self) -> None:
+        self._by_offset: deque[_Pending] = deque()
+        self._late: list[_Pending] = []  # duplicates of uncommitted batches: their ends are not the newest
+        self._by_deadline: list[tuple[float, int, _Pending]] = []
+        self._count = 0
+
+    def __len__(self) -> int:
+        return sum(not p.done for p in self._by_offset) + sum(not p.done for p in self._late)
+
+    def add(self, end_offset: Offset, deadline: float, token: object) -> None:
+        pending = _Pending(end_offset, token)
+        if self._by_offset and self._by_offset[-1].end_offset > end_offset:
+            self._late.append(pending)
+        else:
+            self._by_offset.append(pending)
+        self._count += 1
+        heapq.heappush(self._by_deadline, (deadline, self._count, pending))
+
+    def next_deadline(self) -> float | None:
+        while self._by_deadline and self._by_deadline[0][2].done:
+            heapq.heappop(self._by_deadline)
+        return self._by_deadline[0][0] if self._by_deadline else None
+
+    def commit(self, high_watermark: Offset) -> list[CompleteProduce]:
+        """Everything that ends at or below the HW, in log order."""
+        out: list[CompleteProduce] = []
+        queue = self._by_offset
+        while queue and queue[0].end_offset <= high_watermark:
+            self._finish(queue.popleft(), None, out)
+        if self._late:
+            for pending in self._late:
+                if pending.end_offset <= high_watermark:
+                    self._finish(pending, None, out)
+            self._late = [p for p in self._late if not p.done]
+        if not queue and not self._late:
+            self._by_deadline.clear()
+        return out
+
+    def expire(self, now: float) -> list[CompleteProduce]:
+        out: list[CompleteProduce] = []
+        while self._by_deadline and self._by_deadline[0][0] <= now:
+            pending = heapq.heappop(self._by_deadline)[2]
+            error = TidelogError(
+                Code.CONFIRM_TIMEOUT,
+                f"the record ending at offset {pending.end_offset} was not committed within the confirm timeout; it may still be",
+            )
+            self._finish(pending, error, out)
+        while self._by_offset and self._by_offset[0].done:
+            self._by_offset.popleft()
+        return out
+
+    def abandon(self, reason: str) -> list[CompleteProduce]:
+        """Leadership ended: every publish that waits has an unknown outcome."""
+        out: list[CompleteProduce] = []
+        for pending in (*self._by_offset, *self._late):
+            self._finish(pending, TidelogError(Code.OUTCOME_UNKNOWN, reason), out)
+        self._by_offset.clear()
+        self._late.clear()
+        self._by_deadline.clear()
+        return out
+
+    @staticmethod
+    def _finish(pending: _Pending, error: TidelogError | None, out: list[CompleteProduce]) -> None:
+        if not pending.done:
+            pending.done = True
+            out.append(CompleteProduce(pending.token, error))

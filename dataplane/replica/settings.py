@@ -1,0 +1,56 @@
+"""Timing and size limits of replication. All times in seconds."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ReplicaSettings:
+    replica_max_idle_wait: float = 2.0
+    """A caught-up follower asks again after this long even when nothing was written: the health check."""
+    replica_max_leader_timeout: float = 3.0
+    """A follower without a good answer for this long suspects its leader."""
+    replica_max_lag_time: float = 5.0
+    """A member of the ISR that has not been caught up for this long is dropped."""
+    replica_fetch_timeout: float = 0.5
+    """An unanswered fetch is followed by a probe over `.offset` after this long."""
+    notify_retry: float = 0.05
+    """A notification is repeated at this interval until the follower fetches."""
+    high_watermark_notify_delay: float = 0.02
+    """An idle follower is told of a new HW when this long brought no data."""
+    liveness_grace: float = 1.0
+    """After a reconnect of ours, 503 is no ground for suspicion for this long."""
+    report_interval: float = 0.2
+    """A suspicion is reported again at this interval."""
+    offset_retry: float = 0.2
+    """An unanswered `.offset` request is repeated at this interval."""
+    no_leader_retry: float = 0.02
+    """After a 503 that is no ground for suspicion, ask again after this long."""
+    alter_isr_retry: float = 0.5
+    """An ISR change whose outcome is not known is sent again after this long."""
+    late_tick: float = 1.0
+    """A tick that comes later than this proves that we slept; nobody's lag is judged by it."""
+    confirm_timeout: float = 10.0
+    """The longest that an acknowledged publish may wait by default."""
+    push_to_waiters: bool = True
+    """A data waiter that fires sends the data itself as a second answer on the same inbox; the notification follows when
+    that brought no fetch within `notify_retry`. False: the notification alone."""
+    fetch_max_bytes: int = 4 << 20
+    """Most bytes of batches in one answer (one whole batch is always sent)."""
+    max_uncommitted_bytes: int = 256 << 20
+    """Appended and not yet committed; above it publishes are refused with BACKPRESSURE (and plain ones dropped, counted)."""
+    max_waiting_fetches: int = 10_000
+    """Consumers' long polls per partition; above it they are refused with BACKPRESSURE."""
+
+    def __post_init__(self) -> None:
+        if not self.replica_max_idle_wait < self.replica_max_leader_timeout:
+            raise ValueError(
+                f"replica_max_idle_wait ({self.replica_max_idle_wait} s) must be below"
+                f" replica_max_leader_timeout ({self.replica_max_leader_timeout} s)"
+            )
+        if not 2 * self.replica_max_idle_wait <= self.replica_max_lag_time < self.confirm_timeout:
+            raise ValueError(
+                f"2 x replica_max_idle_wait ({self.replica_max_idle_wait} s) <= replica_max_lag_time"
+                f" ({self.replica_max_lag_time} s) < confirm_timeout ({self.confirm_timeout} s) does not hold"
+            )

@@ -1,0 +1,168 @@
+"""Who leads, and who is in sync, after something happened to a replica. Pure functions from partition to partition.
+
+A partition is led (leader in the ISR) or offline (no leader). Leaders come from the live ISR, then from the live
+`eligible` replicas (KIP-966: they left the ISR when it fell below min ISR, after which nothing more was committed, so
+they hold everything that ever was). With neither, the partition is offline: ISR and eligible are kept, and the first of
+them to come back sound leads it.
+
+The ISR never empties: what can leave it only when somebody else remains, or an eligible replica takes its place.
+
+None of these functions raises `epoch`: whoever stores the result does, once per command.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import replace
+
+from metadata.model import Partition, Withdrawn
+from wire.errors import InvariantViolation
+from wire.types import BrokerId, LeaderEpoch
+
+IsAlive = Callable[[BrokerId], bool]
+
+
+def with_isr(
+    partition: Partition, isr: tuple[BrokerId, ...], *, min_isr: int, lost: tuple[BrokerId, ...] = ()
+) -> Partition:
+    """Another ISR, and the eligible replicas that go with it. `lost`: replicas that may have lost what they held."""
+    if not isr:
+        raise InvariantViolation(f"an empty ISR was asked for: {partition}")
+    isr = partition.in_replica_order(isr)
+    eligible: tuple[BrokerId, ...] = ()
+    if len(isr) < min_isr:
+        eligible = tuple(
+            replica
+            for replica in partition.replicas
+            if (replica in partition.isr or replica in partition.eligible)
+            and replica not in isr
+            and replica not in lost
+            and not partition.is_withdrawn(replica)
+        )
+    # Out of the ISR, a withdrawn replica is an ordinary one that has to catch up.
+    withdrawn = tuple(entry for entry in partition.withdrawn if entry.replica in isr)
+    return replace(partition, isr=isr, eligible=eligible, withdrawn=withdrawn)
+
+
+def candidates(partition: Partition, alive: IsAlive) -> tuple[BrokerId, ...]:
+    """Those of whom one may lead now: live and not withdrawn; ISR members, else eligible replicas."""
+    for group in (partition.isr, partition.eligible):
+        able = tuple(broker for broker in group if alive(broker) and not partition.is_withdrawn(broker))
+        if able:
+            return able
+    return ()
+
+
+def lead(
+    partition: Partition, leader: BrokerId, *, alive: IsAlive, min_isr: int, drop: BrokerId | None = None
+) -> Partition:
+    """`leader` leads in a new LeaderEpoch. Dead members leave the ISR in the same step, and so does `drop`: acks do not wait for them."""
+    if leader in partition.isr:
+        isr = tuple(broker for broker in partition.isr if alive(broker) and broker != drop)
+    else:
+        isr = (leader,)
+    led = with_isr(partition, isr, min_isr=min_isr)
+    return replace(led, leader=leader, leader_epoch=LeaderEpoch(partition.leader_epoch + 1))
+
+
+def elect(
+    partition: Partition,
+    *,
+    alive: IsAlive,
+    led: Mapping[BrokerId, int],
+    min_isr: int,
+    avoid: BrokerId | None = None,
+) -> Partition:
+    """Choose a leader: the candidate that leads the fewest partitions, the earlier replica among equals; `avoid` only when
+    it is alone. Without a candidate: offline, in a new LeaderEpoch if there was a leader."""
+    able = candidates(partition, alive)
+    if able:
+        order = partition.replicas.index
+        chosen = min(able, key=lambda broker: (broker == avoid, led.get(broker, 0), order(broker)))
+        return lead(partition, chosen, alive=alive, min_isr=min_isr)
+    if partition.leader is None:
+        return partition
+    return replace(partition, leader=None, leader_epoch=LeaderEpoch(partition.leader_epoch + 1))
+
+
+def after_death(
+    partition: Partition, dead: tuple[BrokerId, ...], *, alive: IsAlive, led: Mapping[BrokerId, int], min_isr: int
+) -> Partition:
+    """`dead` are not alive any more: they leave the ISR if a live member remains; what they led moves or goes offline."""
+    if not any(broker in partition.isr for broker in dead):
+        return partition
+    live = tuple(broker for broker in partition.isr if alive(broker))
+    # With nobody alive all of them stay: each holds everything committed, and the first to return may lead.
+    left = with_isr(partition, live, min_isr=min_isr) if live else partition
+    if partition.leader is None or partition.leader not in dead:
+        return left
+    return elect(left, alive=alive, led=led, min_isr=min_isr)
+
+
+def leave(partition: Partition, broker: BrokerId, *, alive: IsAlive, min_isr: int, unsound: str | None) -> Partition:
+    """`broker` may have lost records that it acknowledged; `unsound` (the reason) says that it has.
+
+    It leaves the ISR if a member remains, or gives way to an eligible replica, a live one first. As the last that there
+    is it stays: withdrawn when unsound, so that it cannot lead before an operator accepts the loss; able to lead when
+    only the proof is missing. The leader is left as it is: the caller elects.
+    """
+    if broker in partition.eligible:
+        return replace(partition, eligible=tuple(other for other in partition.eligible if other != broker))
+    if broker not in partition.isr:
+        return partition
+    others = tuple(other for other in partition.isr if other != broker)
+    if others:
+        return with_isr(partition, others, min_isr=min_isr, lost=(broker,))
+    if partition.eligible:
+        order = partition.replicas.index
+        heir = min(partition.eligible, key=lambda other: (not alive(other), order(other)))
+        return with_isr(partition, (heir,), min_isr=min_isr, lost=(broker,))
+    if unsound is None or partition.is_withdrawn(broker):
+        return partition
+    return replace(partition, withdrawn=(*partition.withdrawn, Withdrawn(broker, unsound)))
+
+
+def after_registration(
+    partition: Partition,
+    broker: BrokerId,
+    *,
+    alive: IsAlive,
+    led: Mapping[BrokerId, int],
+    min_isr: int,
+    proven: bool,
+    unsound: str | None,
+) -> Partition:
+    """`broker` began a new life. No process goes on with a LeaderEpoch of an earlier one."""
+    kept = (
+        partition
+        if proven and unsound is None
+        else leave(partition, broker, alive=alive, min_isr=min_isr, unsound=unsound)
+    )
+    if partition.leader == broker or partition.leader is None:
+        return elect(kept, alive=alive, led=led, min_isr=min_isr, avoid=broker if partition.leader == broker else None)
+    return kept
+
+
+def after_withdrawal(
+    partition: Partition, broker: BrokerId, *, alive: IsAlive, led: Mapping[BrokerId, int], min_isr: int, reason: str
+) -> Partition:
+    """`broker`'s replica is unsound. The LeaderEpoch rises even when another leads: whatever the leader knows of the
+    replica's progress, and requests that it sent before it cut its log, belong to an earlier epoch and count no more."""
+    left = leave(partition, broker, alive=alive, min_isr=min_isr, unsound=reason)
+    if left == partition:
+        return partition
+    if partition.leader is None or partition.leader == broker:
+        return elect(left, alive=alive, led=led, min_isr=min_isr)
+    return replace(left, leader_epoch=LeaderEpoch(partition.leader_epoch + 1))
+
+
+def unclean(partition: Partition, broker: BrokerId) -> Partition:
+    """An operator's choice: what only others hold is given up."""
+    return replace(
+        partition,
+        leader=broker,
+        isr=(broker,),
+        eligible=(),
+        withdrawn=(),
+        leader_epoch=LeaderEpoch(partition.leader_epoch + 1),
+    )

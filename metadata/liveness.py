@@ -1,0 +1,264 @@
+"""Which brokers live, as the controller's probes tell it.
+
+Probes go over NATS to each live broker every `heartbeat_interval`, and to the controller itself: what they say about
+others counts only while the controller's own come back. A broker is
+
+- heard     it answered lately;
+- refused   NATS said that nobody listens on its probe subject (503). Asked again `probe_confirm_delay` later;
+- fallen    refused twice in a row with the controller's own probe answered after the first, or silent for
+            `broker_silence_timeout`; and no Raft traffic from it in that time.
+
+A fallen broker is dead, unless the fault may be the controller's own: its connection is younger than `liveness_grace`,
+its own probes do not come back, its process stood still, or more than half of the live brokers fell at once (as when
+the NATS server restarts). In the last case it waits; brokers that it had heard in this office make it hand the office
+over after `broker_silence_timeout`; when even a controller that never heard them sees them fallen for twice that time
+while its own probes come back, they are dead.
+
+Pure: the caller sends the probes, and says what came back and what time it is.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Mapping
+from dataclasses import dataclass
+from math import inf
+
+from metadata.model import Broker
+from metadata.settings import MetadataSettings
+from wire.types import BrokerId, Generation, Incarnation
+
+MAX_OUTSTANDING = 4096
+"""Probes without an answer that are remembered; the oldest are forgotten, which counts as silence."""
+
+
+@dataclass(frozen=True, slots=True)
+class ProbeOrder:
+    """Send this probe now."""
+
+    broker: BrokerId
+    number: int
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Verdict:
+    dead: tuple[tuple[BrokerId, Incarnation], ...] = ()
+    behind: tuple[BrokerId, ...] = ()
+    """They answer, but have not applied what is `leader_lease` old."""
+    hand_over: bool = False
+    """The fault is probably this controller's own."""
+
+
+@dataclass(slots=True)
+class _Watch:
+    """What is known of one life of one broker."""
+
+    incarnation: Incarnation
+    since: float
+    heard_at: float = -inf
+    answered: int = 0
+    """Number of the newest probe that was answered."""
+    generation: Generation | None = None
+    refused_at: float | None = None
+    """First refusal since it was last heard."""
+    confirmed: bool = False
+    """Refused again, by a probe sent at least the delay later."""
+    probe_at: float = -inf
+    """Next probe is due."""
+    raft_heard_at: float = -inf
+
+
+class Liveness:
+    """See the module. `restart` begins a new office."""
+
+    def __init__(self, broker_id: BrokerId, settings: MetadataSettings) -> None:
+        self._self = broker_id
+        self._settings = settings
+        self._watches: dict[BrokerId, _Watch] = {}
+        self._outstanding: dict[int, tuple[BrokerId, float]] = {}
+        self._number = 0
+        self._connected_at = inf
+        self._own_heard_at = -inf
+        self._own_sent_heard = -inf
+        self._own_probe_at = -inf
+        self._trusted_since = inf
+        self._last_tick = -inf
+        self._mass_since: float | None = None
+        self._generations: deque[tuple[float, Generation]] = deque()
+
+    def restart(self, now: float, connected_at: float) -> None:
+        """Forget everything: a new office, or a Raft majority that is heard again. `connected_at`: inf = not connected."""
+        self._watches.clear()
+        self._outstanding.clear()
+        self._connected_at = connected_at
+        self._own_heard_at = -inf
+        self._own_sent_heard = -inf
+        self._own_probe_at = -inf
+        self._trusted_since = inf
+        self._last_tick = now
+        self._mass_since = None
+        self._generations.clear()
+
+    # ---- events ----------------------------------------------------------------------------------------------------
+
+    def on_connection(self, connected: bool, now: float) -> None:
+        self._connected_at = now if connected else inf
+        self._trusted_since = inf
+        self._own_probe_at = now
+        self._mass_since = None
+        self._outstanding.clear()
+        for watch in self._watches.values():
+            watch.refused_at, watch.confirmed, watch.probe_at = None, False, now
+
+    def on_raft_traffic(self, broker: BrokerId, now: float) -> None:
+        watch = self._watches.get(broker)
+        if watch is not None:
+            watch.raft_heard_at = now
+
+    def suspect(self, broker: BrokerId, now: float) -> None:
+        """Ask it at once."""
+        watch = self._watches.get(broker)
+        if watch is not None and watch.refused_at is None:
+            watch.probe_at = now
+
+    def on_answer(self, broker: BrokerId, number: int, generation: Generation, now: float) -> None:
+        sent = self._outstanding.pop(number, None)
+        if sent is None or sent[0] != broker:
+            return
+        if broker == self._self:
+            if self._trusted_since == inf:
+                self._trusted_since = now
+            self._own_heard_at = now
+            self._own_sent_heard = max(self._own_sent_heard, sent[1])
+        watch = self._watches.get(broker)
+        if watch is None or number < watch.answered:
+            return
+        watch.heard_at, watch.answered, watch.generation = now, number, generation
+        watch.refused_at, watch.confirmed = None, False
+
+    def on_no_responders(self, broker: BrokerId, number: int, now: float) -> None:
+        sent = self._outstanding.pop(number, None)
+        watch = self._watches.get(broker)
+        if sent is None or sent[0] != broker or watch is None or number < watch.answered or broker == self._self:
+            return
+        if watch.refused_at is None:
+            watch.refused_at = now
+            watch.probe_at = now + self._settings.probe_confirm_delay_s
+            self._own_probe_at = min(self._own_probe_at, watch.probe_at)
+        elif sent[1] >= watch.refused_at + self._settings.probe_confirm_delay_s:
+            watch.confirmed = True
+
+    # ---- what to do ------------------------------------------------------------------------------------------------
+
+    def tick(self, now: float, brokers: Mapping[BrokerId, Broker], generation: Generation) -> list[ProbeOrder]:
+        """Probes that are due. `brokers`: as registered; `generation`: of the state applied here."""
+        settings = self._settings
+        if now - self._last_tick > 5 * settings.heartbeat_interval_s:
+            # This process stood still: answers may lie unread, silence proves nothing.
+            self._trusted_since = inf
+        self._last_tick = now
+        if now - self._own_heard_at > 3 * settings.heartbeat_interval_s:
+            self._trusted_since = inf
+        self._follow(brokers, now)
+        self._remember(generation, now)
+        if self._connected_at == inf:
+            return []
+        orders = []
+        due = [broker for broker, watch in self._watches.items() if watch.probe_at <= now and broker != self._self]
+        if due or self._own_probe_at <= now:
+            # No round without the probe that proves it.
+            self._own_probe_at = now + settings.heartbeat_interval_s
+            orders.append(self._order(self._self, now))
+        for broker in due:
+            self._watches[broker].probe_at = now + settings.heartbeat_interval_s
+            orders.append(self._order(broker, now))
+        return orders
+
+    def next_deadline(self) -> float:
+        """When `tick` has something to do; inf while not connected."""
+        if self._connected_at == inf:
+            return inf
+        return min(
+            [self._own_probe_at, *(watch.probe_at for broker, watch in self._watches.items() if broker != self._self)]
+        )
+
+    def is_trusted(self, now: float) -> bool:
+        """Whether what the probes say now is believed: old enough a connection, and own probes come back."""
+        return (
+            now >= self._connected_at + self._settings.liveness_grace_s
+            and now >= self._trusted_since
+            and now - self._own_heard_at <= 3 * self._settings.heartbeat_interval_s
+        )
+
+    def is_refused(self, broker: BrokerId) -> bool:
+        watch = self._watches.get(broker)
+        return watch is not None and watch.refused_at is not None
+
+    def heard_since(self, broker: BrokerId, time: float) -> bool:
+        watch = self._watches.get(broker)
+        return watch is not None and watch.heard_at >= time
+
+    def verdict(self, now: float) -> Verdict:
+        """Whom to bury, from what is known now. Says the same until told otherwise."""
+        if not self.is_trusted(now):
+            return Verdict(hand_over=self._deaf(now))
+        fallen = [broker for broker in sorted(self._watches) if self._fallen(broker, now)]
+        behind = tuple(broker for broker in sorted(self._watches) if broker not in fallen and self._behind(broker, now))
+        if 2 * len(fallen) <= len(self._watches):
+            self._mass_since = None
+            return Verdict(dead=self._lives(fallen), behind=behind)
+        if self._mass_since is None:
+            self._mass_since = now
+        lasted = now - self._mass_since
+        patience = self._settings.broker_silence_timeout_s
+        if any(self._watches[broker].heard_at > -inf for broker in fallen):
+            return Verdict(hand_over=lasted >= patience)
+        return Verdict(dead=self._lives(fallen) if lasted >= 2 * patience else ())
+
+    # ---- inside ----------------------------------------------------------------------------------------------------
+
+    def _order(self, broker: BrokerId, now: float) -> ProbeOrder:
+        self._number += 1
+        self._outstanding[self._number] = (broker, now)
+        if len(self._outstanding) > MAX_OUTSTANDING:
+            del self._outstanding[next(iter(self._outstanding))]
+        return ProbeOrder(broker, self._number)
+
+    def _follow(self, brokers: Mapping[BrokerId, Broker], now: float) -> None:
+        for broker in [*self._watches]:
+            known = brokers.get(broker)
+            if known is None or not known.alive or known.incarnation != self._watches[broker].incarnation:
+                del self._watches[broker]
+        for broker, known in sorted(brokers.items()):
+            if known.alive and broker not in self._watches:
+                self._watches[broker] = _Watch(known.incarnation, now)
+
+    def _remember(self, generation: Generation, now: float) -> None:
+        if not self._generations or self._generations[-1][1] != generation:
+            self._generations.append((now, generation))
+        while len(self._generations) > 1 and self._generations[1][0] <= now - self._settings.leader_lease_s:
+            self._generations.popleft()
+
+    def _behind(self, broker: BrokerId, now: float) -> bool:
+        watch = self._watches[broker]
+        then, generation = self._generations[0]
+        old_enough = then <= now - self._settings.leader_lease_s
+        return old_enough and watch.generation is not None and watch.generation < generation
+
+    def _fallen(self, broker: BrokerId, now: float) -> bool:
+        watch = self._watches[broker]
+        if broker == self._self:
+            return False
+        if watch.confirmed and watch.refused_at is not None:
+            proven = self._own_sent_heard >= watch.refused_at
+            return proven and watch.raft_heard_at <= watch.refused_at
+        silent_since = max(watch.heard_at, watch.since, self._trusted_since, watch.raft_heard_at)
+        return now - silent_since >= self._settings.broker_silence_timeout_s
+
+    def _deaf(self, now: float) -> bool:
+        """Own probes have not come back for long, on a connection that seems to stand."""
+        since = max(self._own_heard_at, self._connected_at)
+        return self._connected_at < inf and now - since >= self._settings.broker_silence_timeout_s
+
+    def _lives(self, brokers: list[BrokerId]) -> tuple[tuple[BrokerId, Incarnation], ...]:
+        return tuple((broker, self._watches[broker].incarnation) for broker in brokers)

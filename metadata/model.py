@@ -1,0 +1,200 @@
+"""What the cluster state is made of: brokers, streams, partitions, and what applying a command says.
+
+Partitions and brokers are values: a change replaces them, so that what a reader holds never changes under it, and the
+difference between two states is a comparison.
+
+Invariants of a partition, checked by `check`:
+- `isr`, `eligible` and the withdrawn replicas are subsets of `replicas`, in the order of `replicas`; `isr` is never empty;
+- `isr` and `eligible` are disjoint; `eligible` is empty while the ISR has min ISR members (KIP-966);
+- the leader, if there is one, is in the ISR and not withdrawn;
+- `epoch` grows with every change, `leader_epoch` with every change of leader, every new life of it, and every withdrawal.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+
+from wire.errors import Code, InvariantViolation, TidelogError
+from wire.subjects import ingest_subject
+from wire.types import (
+    BrokerId,
+    Durability,
+    Generation,
+    Incarnation,
+    LeaderEpoch,
+    PartitionEpoch,
+    PartitionKey,
+    PartitionState,
+    PartitionView,
+    StreamConfig,
+    StreamName,
+)
+
+MAX_PARTITIONS = 10_000
+"""Per stream; a stream is created by one Raft command of bounded size."""
+MAX_REPLICATION_FACTOR = 16
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Broker:
+    """One broker as last registered. `alive` is the group's word, changed by commands only."""
+
+    id: BrokerId
+    life_id: str
+    incarnation: Incarnation
+    alive: bool
+    raft_address: str
+    """Empty: an observer, which does not vote."""
+
+
+@dataclass(frozen=True, slots=True)
+class Withdrawn:
+    """A replica that must not lead although it is in the ISR: it is unsound and there is nobody to give way to."""
+
+    replica: BrokerId
+    reason: str
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Partition:
+    incarnation: Incarnation
+    replicas: tuple[BrokerId, ...]
+    leader: BrokerId | None
+    isr: tuple[BrokerId, ...]
+    eligible: tuple[BrokerId, ...] = ()
+    withdrawn: tuple[Withdrawn, ...] = ()
+    epoch: PartitionEpoch
+    leader_epoch: LeaderEpoch
+    state: PartitionState = PartitionState.ACTIVE
+    paused: bool = False
+    readonly: bool = False
+
+    def is_withdrawn(self, broker: BrokerId) -> bool:
+        return any(entry.replica == broker for entry in self.withdrawn)
+
+    def in_replica_order(self, brokers: tuple[BrokerId, ...]) -> tuple[BrokerId, ...]:
+        return tuple(replica for replica in self.replicas if replica in brokers)
+
+    def check(self, min_isr: int) -> None:
+        """Raises InvariantViolation when one of the module's invariants does not hold."""
+        withdrawn = tuple(entry.replica for entry in self.withdrawn)
+        broken = [
+            text
+            for text, holds in (
+                ("the ISR is empty", bool(self.isr)),
+                ("the ISR is not replicas in their order", self.isr == self.in_replica_order(self.isr)),
+                ("eligible is not replicas in their order", self.eligible == self.in_replica_order(self.eligible)),
+                ("a withdrawn broker is not a replica", all(broker in self.replicas for broker in withdrawn)),
+                ("a replica is in the ISR and eligible", not any(broker in self.isr for broker in self.eligible)),
+                ("eligible replicas beside a full ISR", not self.eligible or len(self.isr) < min_isr),
+                ("the leader is not in the ISR", self.leader is None or self.leader in self.isr),
+                ("the leader is withdrawn", self.leader is None or self.leader not in withdrawn),
+                ("an epoch is below 1", self.epoch >= 1 and self.leader_epoch >= 1),
+            )
+            if not holds
+        ]
+        if broken:
+            raise InvariantViolation(f"{'; '.join(broken)}: {self}")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Layout:
+    """How keys were spread over partitions from `cutover_offsets` on (one per partition; empty: from the beginning)."""
+
+    version: int
+    partitions: int
+    cutover_offsets: tuple[int, ...] = ()
+
+
+@dataclass(slots=True, kw_only=True)
+class Stream:
+    name: StreamName
+    subject: str
+    incarnation: Incarnation
+    kind: str
+    config: dict[str, str]
+    """As given at creation; what is missing has its default."""
+    replication_factor: int
+    partitioner: str
+    partitioning_version: int
+    layouts: tuple[Layout, ...]
+    placement: str
+    leader_pin: str
+    partitions: dict[int, Partition]
+    settings: StreamConfig = field(init=False, compare=False)
+    """`config`, read, with min ISR filled in."""
+
+    def __post_init__(self) -> None:
+        self.settings = StreamConfig.from_strings(self.config).resolved(self.replication_factor)
+
+    @property
+    def min_isr(self) -> int:
+        return self.settings.min_isr
+
+    @property
+    def durable(self) -> bool:
+        return self.settings.durability is Durability.DURABLE
+
+    def key(self, number: int) -> PartitionKey:
+        return PartitionKey(self.name, self.incarnation, number, self.partitions[number].incarnation)
+
+    def view(self, number: int) -> PartitionView:
+        partition = self.partitions[number]
+        return PartitionView(
+            key=self.key(number),
+            subject=ingest_subject(self.subject, number),
+            config=self.settings,
+            replicas=partition.replicas,
+            leader=partition.leader,
+            isr=partition.isr,
+            eligible=partition.eligible,
+            epoch=partition.epoch,
+            leader_epoch=partition.leader_epoch,
+            state=partition.state,
+            paused=partition.paused,
+            readonly=partition.readonly,
+            partitioning_version=self.partitioning_version,
+            partition_count=self.layouts[-1].partitions,
+        )
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Changes:
+    """Where to look after a command or a snapshot. Readers reconcile to the state itself."""
+
+    partitions: tuple[PartitionKey, ...] = ()
+    """New or changed; sorted."""
+    gone: tuple[PartitionKey, ...] = ()
+    """Deleted; sorted."""
+    brokers: tuple[BrokerId, ...] = ()
+    """Registered, dead; sorted."""
+    office: bool = False
+
+    def __bool__(self) -> bool:
+        return bool(self.partitions or self.gone or self.brokers or self.office)
+
+
+NOTHING = Changes()
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Outcome:
+    """What applying a command gave; the same on every node.
+
+    `value` is the command's own number: the office taken, the incarnation registered or created, the first producer id.
+    `items` has one entry per item of a command with items, None for one that took effect; empty for a repeated command,
+    whose items are read from the state.
+    """
+
+    code: Code | None = None
+    message: str = ""
+    value: int = 0
+    items: tuple[Code | None, ...] = ()
+    generation: Generation = Generation(0)
+    changes: Changes = NOTHING
+    repeated: bool = False
+
+    def raise_for_refusal(self) -> None:
+        """Raises the refusal as TidelogError."""
+        if self.code is not None:
+            raise TidelogError(self.code, self.message)

@@ -1,0 +1,66 @@
+"""Where the replicas of a new stream go, and who leads: as even as can be, by stream first and by cluster second."""
+
+from __future__ import annotations
+
+from collections.abc import MutableSequence, Sequence
+from dataclasses import dataclass
+from typing import Any, Protocol
+
+from metadata.state import ClusterState
+from wire.types import BrokerId
+
+
+class Chance(Protocol):
+    """The part of a seeded `random.Random` that is asked for."""
+
+    def shuffle(self, x: MutableSequence[Any], /) -> None: ...
+
+
+@dataclass(frozen=True, slots=True)
+class Placement:
+    replicas: tuple[BrokerId, ...]
+    """The leader first."""
+
+    @property
+    def leader(self) -> BrokerId:
+        return self.replicas[0]
+
+
+@dataclass(slots=True)
+class _Load:
+    replicas_here: int = 0
+    leads_here: int = 0
+    replicas_everywhere: int = 0
+    leads_everywhere: int = 0
+
+
+def place(
+    state: ClusterState, live: Sequence[BrokerId], *, partitions: int, replication_factor: int, chance: Chance
+) -> list[Placement]:
+    """Placements of `partitions` new partitions on `live` brokers, of which there are at least `replication_factor`.
+
+    Each takes the brokers with the fewest replicas; of these the one with the fewest leaderships leads. Equals are told
+    apart by chance, so that partitions which share a leader do not share all followers too.
+    """
+    loads = {broker: _Load() for broker in live}
+    for _, partition in state.partitions():
+        for replica in partition.replicas:
+            if replica in loads:
+                loads[replica].replicas_everywhere += 1
+        if partition.leader in loads:
+            loads[partition.leader].leads_everywhere += 1
+    order = sorted(live)
+    placements = []
+    for _ in range(partitions):
+        chance.shuffle(order)
+        chosen = sorted(order, key=lambda broker: (loads[broker].replicas_here, loads[broker].replicas_everywhere))
+        replicas = chosen[:replication_factor]
+        leader = min(replicas, key=lambda broker: (loads[broker].leads_here, loads[broker].leads_everywhere))
+        replicas.remove(leader)
+        for broker in (leader, *replicas):
+            loads[broker].replicas_here += 1
+            loads[broker].replicas_everywhere += 1
+        loads[leader].leads_here += 1
+        loads[leader].leads_everywhere += 1
+        placements.append(Placement((leader, *replicas)))
+    return placements

@@ -1,0 +1,462 @@
+"""PySyncObj's Raft, corrected. All names that PySyncObj mangles (`_SyncObj__*`) are used in this module only.
+
+What `SyncObj.__init__` creates and offers no option for is replaced by properties whose setters ignore what is
+assigned: the journal, the snapshot serializer and the poller. The rest are overrides of the methods that the tick
+calls:
+
+* `tick` first reads the sockets when it comes late (a paused process must hear its leader before it runs for leader).
+* Commands are sent to the followers when they are added, not with the next heartbeat; a commit goes out when it
+  happens.
+* A leader applies, and answers, nothing that its own journal has not synced.
+* Nothing but regular commands is executed (stock unpickles and runs membership and version commands from the log); an
+  `apply` or a callback that raises neither stops the log nor applies an entry twice.
+* Before an election a majority must grant a pre-vote: it knows of no leader and lacks no entry that this node has not.
+  A node that was paused or cut off so deposes nobody.
+* When the leader's connection closes, the followers run for leader at once, in the order of their addresses,
+  FAILOVER_STEP_S apart, so that they do not split the vote.
+* A voter that starts with an empty disk may have forgotten a vote. Until it has synchronised (or the whole group is
+  new) it votes only for candidates whose log is empty too.
+
+Times are seconds of PySyncObj's monotonic clock.
+"""
+
+# ruff: noqa: N802, N803 - the names are PySyncObj's
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Callable
+from dataclasses import dataclass
+from functools import partial
+from random import Random
+from typing import Any, Final
+
+from pysyncobj import FAIL_REASON, SyncObj, SyncObjConf
+from pysyncobj.monotonic import monotonic
+from pysyncobj.node import Node
+
+from metadata.raft import assumptions
+from metadata.raft.journal import Journal
+from metadata.raft.poller import EpollPoller
+from metadata.raft.snapshot import CHUNK_BYTES, SnapshotStore
+from metadata.raft.transport import HardenedTransport
+from metadata.raft.types import MAX_PENDING_COMMANDS, ExitProcess, RaftConfig, RaftRole, RaftStatus, StateMachine
+
+_log = logging.getLogger(__name__)
+
+REGULAR = 0
+NO_OP = 1
+"""PySyncObj's command types that are used: the state machine's commands, and entries that only take a place in the
+log.
+"""
+
+BATCH_BYTES = 4 << 20
+"""Commands of one append_entries message. Far above MAX_COMMAND_BYTES: stock breaks on a command that fills a batch."""
+
+MAX_QUEUED_COMMANDS = 4 * MAX_PENDING_COMMANDS
+"""Commands, forwarded ones included, that wait for the next tick. One more is refused."""
+
+COMPACTION_BYTES = 64 << 20
+"""A log with more bytes of commands is compacted, however few entries it has."""
+
+FAILOVER_DELAY_S = 0.002
+FAILOVER_STEP_S = 0.03
+
+PRE_VOTE_ROUND_S = 0.03
+"""A round of pre-votes lasts so long and up to as much again; then the next begins."""
+
+TIMER_SLACK_S = 0.0005
+"""Added to a deadline so that the tick finds it passed."""
+
+_FOLLOWER: Final = 0
+_CANDIDATE: Final = 1
+_LEADER: Final = 2
+_ROLES = {_FOLLOWER: RaftRole.FOLLOWER, _CANDIDATE: RaftRole.CANDIDATE, _LEADER: RaftRole.LEADER}
+
+JOURNAL_FILE = "journal"
+SNAPSHOT_FILE = "snapshot"
+
+CommandCallback = Callable[[object, int], None]
+"""Called once, or never, with what `apply` returned and a FAIL_REASON."""
+
+
+@dataclass(frozen=True, slots=True)
+class ApplyFailure:
+    """What a proposer's callback gets when `apply` raised."""
+
+    error: Exception
+
+
+@dataclass(slots=True)
+class _PreVoteRound:
+    term: int
+    ends_at: float
+    granted_by: set[Node]
+
+
+class _HarmlessTruncation(logging.Filter):
+    """Drops PySyncObj's alarm about truncating applied entries: the journal ignores that request (see
+    Journal.deleteEntriesFrom).
+    """
+
+    def filter(self, record: logging.LogRecord) -> bool:
+        return not str(record.msg).startswith("truncating already-applied log entries")
+
+
+_HARMLESS_TRUNCATION = _HarmlessTruncation()
+
+
+class RaftEngine(SyncObj):  # type: ignore[misc] # PySyncObj ships no types
+    """One node of the group, without an event loop: somebody calls `tick`, and again at `next_deadline` or when the
+    poller is readable.
+    """
+
+    _SyncObj__commandsWaitingCommit: dict[int, list[tuple[int, CommandCallback]]]
+    _SyncObj__lastResponseTime: dict[Node, float]
+    _SyncObj__newAppendEntriesTime: float
+    _SyncObj__otherNodes: set[Node]
+    _SyncObj__raftCommitIndex: int
+    _SyncObj__raftCurrentTerm: int
+    _SyncObj__raftElectionDeadline: float
+    _SyncObj__raftLastApplied: int
+    _SyncObj__raftLeader: Node | None
+    _SyncObj__raftMatchIndex: dict[Node, int]
+    _SyncObj__raftNextIndex: dict[Node, int]
+    _SyncObj__raftState: int
+    _SyncObj__selfNode: Node | None
+    _SyncObj__transport: HardenedTransport
+    _SyncObj__votedForNodeId: str | None
+
+    monotonic = staticmethod(monotonic)
+
+    def __init__(
+        self,
+        config: RaftConfig,
+        state_machine: StateMachine,
+        *,
+        bind_host: str | None,
+        resolve: Callable[[str], str | None],
+        on_peer_lost: Callable[[str], None],
+        exit_process: ExitProcess,
+        rng: Random,
+    ) -> None:
+        """Opens the files and binds the address. The directory must exist and be locked by the caller.
+
+        Raises RaftStorageError, RaftAddressError, RaftConfigurationError.
+        """
+        assumptions.verify()
+        logging.getLogger("pysyncobj.syncobj").addFilter(_HARMLESS_TRUNCATION)
+        self._state_machine = state_machine
+        self._rng = rng
+        self._leader_heard_at = float("-inf")
+        self._pre_vote: _PreVoteRound | None = None
+        self._last_tick = monotonic()
+        self._snapshots = SnapshotStore(
+            config.directory / SNAPSHOT_FILE,
+            state_machine,
+            exit_process=exit_process,
+            may_send=self._may_send,
+            monotonic=monotonic,
+        )
+        self.journal = Journal(
+            config.directory / JOURNAL_FILE, snapshot=self._snapshots.head(), exit_process=exit_process
+        )
+        self.poller = EpollPoller()
+        transport = partial(
+            HardenedTransport, secret=config.secret, bind_host=bind_host, resolve=resolve, on_peer_lost=on_peer_lost
+        )
+        try:
+            super().__init__(
+                config.address, config.peers, conf=_pysyncobj_configuration(config), transportClass=transport
+            )
+            assumptions.verify_instance(self)
+        except BaseException:
+            self.journal._destroy()
+            self.poller.close()
+            raise
+        if not config.peers:
+            self.journal.mark_joined()
+
+    # ---------------------------------------------------------------------------- replaced parts
+
+    @property
+    def _SyncObj__raftLog(self) -> Journal:
+        return self.journal
+
+    @_SyncObj__raftLog.setter
+    def _SyncObj__raftLog(self, _stock: object) -> None:
+        pass
+
+    @property
+    def _SyncObj__serializer(self) -> SnapshotStore:
+        return self._snapshots
+
+    @_SyncObj__serializer.setter
+    def _SyncObj__serializer(self, _stock: object) -> None:
+        pass
+
+    @property
+    def _poller(self) -> EpollPoller:
+        return self.poller
+
+    @_poller.setter
+    def _poller(self, _stock: object) -> None:
+        pass
+
+    # ---------------------------------------------------------------------------- what is known
+
+    @property
+    def term(self) -> int:
+        return self._SyncObj__raftCurrentTerm
+
+    @property
+    def commit_index(self) -> int:
+        return self._SyncObj__raftCommitIndex
+
+    @property
+    def is_leader(self) -> bool:
+        return self._SyncObj__raftState == _LEADER
+
+    @property
+    def voters(self) -> set[Node]:
+        """The other voters."""
+        return self._SyncObj__otherNodes
+
+    @property
+    def next_index(self) -> dict[Node, int]:
+        return self._SyncObj__raftNextIndex
+
+    @property
+    def match_index(self) -> dict[Node, int]:
+        return self._SyncObj__raftMatchIndex
+
+    def status(self) -> RaftStatus:
+        leader = self._SyncObj__raftLeader
+        return RaftStatus(
+            role=self._role(),
+            leader=None if leader is None else str(leader.id),
+            term=self.term,
+            commit_index=self.commit_index,
+            applied_index=self._SyncObj__raftLastApplied,
+            has_quorum=bool(self.hasQuorum),
+        )
+
+    def _role(self) -> RaftRole:
+        if self._SyncObj__selfNode is None:
+            return RaftRole.OBSERVER
+        return _ROLES[self._SyncObj__raftState]
+
+    # ---------------------------------------------------------------------------- ticking
+
+    def tick(self) -> None:
+        """Do all that is due and handle what the sockets have. Never waits for the network."""
+        self.doTick(0.0)
+
+    def _onTick(self, timeToWait: float = 0.0) -> None:
+        now = monotonic()
+        if now - self._last_tick > self.conf.raftMinTimeout / 2:
+            self.poller.poll(0.0)
+        if self.journal.entry_bytes > COMPACTION_BYTES:
+            self.forceLogCompaction()
+        super()._onTick(timeToWait)
+        self._last_tick = monotonic()
+
+    @property
+    def wants_tick(self) -> bool:
+        """The last tick left something to do now."""
+        alone = not self._SyncObj__otherNodes and self.is_leader
+        return self.poller.handled > 0 or (alone and self.commit_index < self.journal.last.index)
+
+    def next_deadline(self) -> float:
+        """When `tick` must be called next, whatever the poller says."""
+        now: float = monotonic()
+        latest: float = now + float(self.conf.appendEntriesPeriod)
+        if self.is_leader:
+            return min(latest, self._SyncObj__newAppendEntriesTime + TIMER_SLACK_S)
+        if self._SyncObj__raftElectionDeadline > now:
+            return min(latest, self._SyncObj__raftElectionDeadline + TIMER_SLACK_S)
+        if self._pre_vote is not None:
+            return min(latest, self._pre_vote.ends_at + TIMER_SLACK_S)
+        return latest
+
+    def _checkCommandsToApply(self) -> None:
+        before = self.journal.last.index
+        super()._checkCommandsToApply()
+        if self.is_leader and self.journal.last.index != before:
+            self._SyncObj__sendAppendEntries()
+
+    def _SyncObj__applyLogEntries(self) -> bool:
+        """True asks the leader's tick to send the commit index at once."""
+        before = self._SyncObj__raftLastApplied
+        if self.is_leader:
+            self.journal.sync()
+        super()._SyncObj__applyLogEntries()
+        return self._SyncObj__raftLastApplied != before
+
+    def send_soon(self) -> None:
+        """The leader sends to its followers in the next tick."""
+        self._SyncObj__newAppendEntriesTime = 0.0
+
+    # ---------------------------------------------------------------------------- commands
+
+    def submit(self, kind: int, command: bytes, callback: CommandCallback) -> None:
+        """Queue a command for the leader, here or elsewhere. The callback may never come."""
+
+        def guarded(result: object, reason: int) -> None:
+            # Stock applies the entry a second time when a callback raises.
+            try:
+                callback(result, reason)
+            except Exception:  # noqa: BLE001 - logged; nobody else may suffer from it
+                _log.exception("The callback of a Raft command raised")
+
+        self._applyCommand(command, guarded, kind)
+
+    def _applyCommand(self, command: bytes, callback: Any, commandType: int | None = None) -> None:
+        super()._applyCommand(command, callback, commandType)
+        self.poller.wake()
+
+    def _SyncObj__doApplyCommand(self, command: bytes) -> object:
+        if command[0] != REGULAR:
+            return None
+        try:
+            return self._state_machine.apply(command[1:])
+        except Exception as error:  # noqa: BLE001 - whatever it is, it ends in a sentence
+            _log.exception("The state machine raised on a committed command; it must be total")
+            return ApplyFailure(error)
+
+    # ---------------------------------------------------------------------------- elections
+
+    def leader_heard(self) -> None:
+        self._leader_heard_at = monotonic()
+
+    def may_vote_for(self, last_log_index: int) -> bool:
+        """False while this node may have forgotten a vote and the candidate has entries that such a vote could have
+        concerned.
+        """
+        return self.journal.joined or last_log_index <= 1
+
+    def synchronised_up_to(self, leader_commit_index: int, leader: str) -> None:
+        """A leader was heard. When all it has committed is here, this node may vote from the next term on."""
+        if self.journal.joined or self.journal.last.index < leader_commit_index:
+            return
+        if self._SyncObj__selfNode is not None and self._SyncObj__votedForNodeId is None:
+            self._SyncObj__setCurrentTerm(self.term, leader)
+        self.journal.mark_joined()
+
+    def _SyncObj__connectedToAnyone(self) -> bool:
+        """Stock asks this when the election deadline has passed: True begins the election."""
+        if not self._SyncObj__otherNodes:
+            return True
+        now, majority = monotonic(), (len(self._SyncObj__otherNodes) + 1) // 2 + 1
+        running = self._pre_vote
+        if running is not None and running.term == self.term and now < running.ends_at:
+            if len(running.granted_by) + 1 < majority:
+                return False
+            self._pre_vote = None
+            return True
+        self._pre_vote = _PreVoteRound(self.term, now + PRE_VOTE_ROUND_S * (1 + self._rng.random()), set())
+        last = self.journal.last
+        question = {"type": "pre_vote", "term": self.term, "last_log_index": last.index, "last_log_term": last.term}
+        for node in self._SyncObj__otherNodes:
+            self._SyncObj__transport.send(node, question)
+        return False
+
+    def grants_pre_vote(self, term: int, last_log_term: int, last_log_index: int) -> bool:
+        """Whether this node would vote for such a candidate now: it hears no leader and has nothing that the
+        candidate lacks.
+        """
+        last = self.journal.last
+        heard_recently = monotonic() - self._leader_heard_at < self.conf.raftMinTimeout
+        up_to_date = (last_log_term, last_log_index) >= (last.term, last.index)
+        return (
+            self._SyncObj__selfNode is not None
+            and term >= self.term
+            and up_to_date
+            and not self.is_leader
+            and not heard_recently
+            and self.may_vote_for(last_log_index)
+        )
+
+    def on_pre_vote_granted(self, node: Node, term: int) -> None:
+        if self._pre_vote is not None and self._pre_vote.term == term:
+            self._pre_vote.granted_by.add(node)
+
+    def step_down(self, term: int) -> None:
+        """Another node knows of a later term."""
+        self._SyncObj__setCurrentTerm(term, None)
+        self._SyncObj__setState(_FOLLOWER)
+        self._SyncObj__raftLeader = None
+
+    # ---------------------------------------------------------------------------- peers
+
+    def peer_connected(self, node: Node) -> None:
+        """What a peer acknowledged in an earlier life counts again only when it says so: its disk may have been
+        emptied.
+        """
+        if node in self._SyncObj__raftMatchIndex:
+            self._SyncObj__raftMatchIndex[node] = 0
+        self.send_soon()
+
+    def peer_disconnected(self, node: Node) -> None:
+        """When it was the leader: fail what was forwarded to it and run for leader soon."""
+        if node != self._SyncObj__raftLeader:
+            return
+        self._SyncObj__raftLeader = None
+        self._SyncObj__onLeaderChanged()
+        self._leader_heard_at = float("-inf")
+        if self._SyncObj__selfNode is None:
+            return
+        candidates = sorted(
+            other.id for other in self._SyncObj__otherNodes | {self._SyncObj__selfNode} if other != node
+        )
+        rank = candidates.index(self._SyncObj__selfNode.id)
+        early = monotonic() + FAILOVER_DELAY_S + FAILOVER_STEP_S * rank
+        self._SyncObj__raftElectionDeadline = min(self._SyncObj__raftElectionDeadline, early)
+
+    def _may_send(self, node: object) -> bool:
+        return self._SyncObj__transport.may_send(node)
+
+    def snapshot_received(self) -> None:
+        """After the last chunk: all that the installed snapshot covers is committed, and nobody will be told how."""
+        applied = self._SyncObj__raftLastApplied
+        self._SyncObj__raftCommitIndex = max(self.commit_index, applied)
+        self.journal.setRaftCommitIndex(self.commit_index)
+        skipped = [index for index in self._SyncObj__commandsWaitingCommit if index <= applied]
+        for index in skipped:
+            for _, callback in self._SyncObj__commandsWaitingCommit.pop(index):
+                callback(None, FAIL_REASON.UNKNOWN_OUTCOME)
+
+    def close(self) -> None:
+        """Sync the journal and give up sockets and files."""
+        self.destroy()
+        self._snapshots.close()
+        self.poller.close()
+
+
+def _pysyncobj_configuration(config: RaftConfig) -> SyncObjConf:
+    return SyncObjConf(
+        autoTick=False,
+        appendEntriesUseBatch=True,
+        appendEntriesPeriod=config.heartbeat_s,
+        appendEntriesBatchSizeBytes=BATCH_BYTES,
+        raftMinTimeout=config.election_min_s,
+        raftMaxTimeout=config.election_max_s,
+        leaderFallbackTimeout=config.election_max_s,
+        connectionTimeout=config.connection_timeout_s,
+        connectionRetryTime=config.connection_retry_s,
+        commandsQueueSize=MAX_QUEUED_COMMANDS,
+        commandsWaitLeader=False,
+        dynamicMembershipChange=False,
+        fullDumpFile=str(config.directory / SNAPSHOT_FILE),
+        journalFile=None,
+        useFork=False,
+        logCompactionBatchSize=CHUNK_BYTES,
+        logCompactionMinEntries=_staggered(config),
+        logCompactionMinTime=365 * 86400,
+    )
+
+
+def _staggered(config: RaftConfig) -> int:
+    """The log length to compact at: an eighth more for each voter that sorts before this one. Observers come last."""
+    before = sum(1 for peer in config.peers if config.address is None or peer < config.address)
+    return config.compaction_min_entries * (8 + before) // 8

@@ -1,0 +1,155 @@
+"""Authenticated frames between the nodes of the metadata group. Pure: bytes in, messages out.
+
+    hello := "TLRAFT01" | nonce 16 bytes                          once in each direction, fresh random bytes for each
+    connection frame := length u32 | tag 16 bytes | body (msgpack)           length is that of the body
+
+    tag   = HMAC-SHA256(direction key, counter u64 | length u32 | body), the first 16 bytes
+    key   = HMAC-SHA256(secret, label | direction | initiator's nonce | acceptor's nonce | acceptor's address)
+
+The initiator (who connects) says hello first. The acceptor answers with its hello and a first frame WELCOME, which
+proves that it knows the secret; only then does the initiator believe it is connected. The initiator's first frame says
+who it is.
+
+    NEW --peer's hello--> GREETED --first frame that verifies--> OPEN        any fault: FrameError, and the connection
+    is closed
+
+What always holds:
+
+* A body is decoded only after its tag was verified, and decoding never runs code (no pickle).
+* The counter starts at 0, grows by one with each frame of a direction and is not sent: a frame that is repeated, left
+  out, reordered or taken from another connection or direction does not verify. The nonces make every connection's keys
+  new.
+* The acceptor's address is in the keys: a connection that somebody redirects to another voter does not verify.
+* Before OPEN a frame may have MAX_FIRST_FRAME_BYTES, after it MAX_FRAME_BYTES: a stranger cannot make a node hold more
+  than that.
+"""
+
+from __future__ import annotations
+
+import hmac
+import struct
+from enum import Enum
+
+import msgpack
+
+MAX_FRAME_BYTES = 16 << 20
+"""Body of a frame. The largest is a batch of entries: 4 MiB and at most one command more."""
+
+MAX_FIRST_FRAME_BYTES = 1024
+
+DEVELOPMENT_SECRET = b"tidelog development key, loopback only, protects from accidents"
+"""Stands in for a missing secret. It is public: frames are checked for damage, and nobody is kept out."""
+
+WELCOME = "welcome"
+
+NONCE_BYTES = 16
+_HELLO_MAGIC = b"TLRAFT01"
+_HELLO_BYTES = len(_HELLO_MAGIC) + NONCE_BYTES
+_TAG_BYTES = 16
+_LENGTH = struct.Struct("<I")
+_COUNTED = struct.Struct("<QI")
+_HEADER_BYTES = _LENGTH.size + _TAG_BYTES
+_LABEL = b"tidelog raft frame key 1"
+
+
+class FrameError(Exception):
+    """The peer's bytes cannot be trusted; the sentence says why. The connection must be closed."""
+
+
+class _State(Enum):
+    NEW = 1
+    GREETED = 2
+    OPEN = 3
+
+
+class FrameSession:
+    """One connection's authentication, for either side."""
+
+    def __init__(self, *, secret: bytes, nonce: bytes, initiator: bool, acceptor_address: str) -> None:
+        """`nonce`: NONCE_BYTES fresh random bytes."""
+        self._secret = secret
+        self._nonce = nonce
+        self._initiator = initiator
+        self._acceptor_address = acceptor_address
+        self._state = _State.NEW
+        self._buffer = bytearray()
+        self._send_key = b""
+        self._receive_key = b""
+        self._sent = 0
+        self._received = 0
+
+    @property
+    def established(self) -> bool:
+        """The peer has proved that it knows the secret."""
+        return self._state is _State.OPEN
+
+    def hello(self) -> bytes:
+        return _HELLO_MAGIC + self._nonce
+
+    def seal(self, message: object) -> bytes:
+        """The next frame of this direction. The peer's hello must have come."""
+        if self._state is _State.NEW:
+            raise FrameError("No frame can be sealed before the peer's hello has come.")
+        body: bytes = msgpack.packb(message)
+        if len(body) > MAX_FRAME_BYTES:
+            raise FrameError(f"A frame of {len(body)} bytes is above the limit of {MAX_FRAME_BYTES}.")
+        tag = self._tag(self._send_key, self._sent, body)
+        self._sent += 1
+        return _LENGTH.pack(len(body)) + tag + body
+
+    def feed(self, data: bytes) -> bytes:
+        """Take bytes from the peer.
+
+        Returns what must be sent in answer: the acceptor's hello and welcome, else nothing.
+        """
+        self._buffer += data
+        if self._state is not _State.NEW or len(self._buffer) < _HELLO_BYTES:
+            return b""
+        if not self._buffer.startswith(_HELLO_MAGIC):
+            raise FrameError("The peer does not speak this version of the Raft protocol.")
+        self._derive_keys(bytes(self._buffer[len(_HELLO_MAGIC) : _HELLO_BYTES]))
+        del self._buffer[:_HELLO_BYTES]
+        self._state = _State.GREETED
+        return b"" if self._initiator else self.hello() + self.seal(WELCOME)
+
+    def next_message(self) -> object | None:
+        """The next verified message, or None when more bytes are needed. Raises FrameError."""
+        if self._state is _State.NEW or len(self._buffer) < _HEADER_BYTES:
+            return None
+        (length,) = _LENGTH.unpack_from(self._buffer)
+        limit = MAX_FRAME_BYTES if self._state is _State.OPEN else MAX_FIRST_FRAME_BYTES
+        if length > limit:
+            raise FrameError(f"The peer announced a frame of {length} bytes; the limit is {limit} here.")
+        end = _HEADER_BYTES + length
+        if len(self._buffer) < end:
+            return None
+        tag, body = bytes(self._buffer[_LENGTH.size : _HEADER_BYTES]), bytes(self._buffer[_HEADER_BYTES:end])
+        if not hmac.compare_digest(tag, self._tag(self._receive_key, self._received, body)):
+            raise FrameError(
+                "A frame does not verify: another secret, another address for this voter, a damaged or a replayed "
+                "frame."
+            )
+        self._received += 1
+        del self._buffer[:end]
+        self._state = _State.OPEN
+        try:
+            message: object = msgpack.unpackb(body)
+        except (ValueError, msgpack.UnpackException) as error:
+            raise FrameError(f"A verified frame does not hold msgpack ({error}).") from error
+        if message is None:
+            raise FrameError("A verified frame is empty.")
+        return message
+
+    def _derive_keys(self, peer_nonce: bytes) -> None:
+        initiator_nonce, acceptor_nonce = (self._nonce, peer_nonce) if self._initiator else (peer_nonce, self._nonce)
+        transcript = initiator_nonce + acceptor_nonce + self._acceptor_address.encode()
+        from_initiator = hmac.digest(self._secret, _LABEL + b"i" + transcript, "sha256")
+        from_acceptor = hmac.digest(self._secret, _LABEL + b"a" + transcript, "sha256")
+        if self._initiator:
+            self._send_key, self._receive_key = from_initiator, from_acceptor
+        else:
+            self._send_key, self._receive_key = from_acceptor, from_initiator
+
+    @staticmethod
+    def _tag(key: bytes, counter: int, body: bytes) -> bytes:
+        return hmac.digest(key, _COUNTED.pack(counter, len(body)) + body, "sha256")[:_TAG_BYTES]

@@ -1,0 +1,392 @@
+"""The durable Raft log of one node: entries, term and vote, in one append-only file.
+
+File layout (little endian):
+
+    file   := "TLRJRNL1" batch*
+    batch  := "\\xA7RJB" | crc32c u32 | length u32 | sequence u64 | record*      (crc over length, sequence and records)
+    record := kind u8 | length u32 | body
+
+    kind  body                          meaning
+    E     index u64 | term u64 | bytes  append this entry
+    D     index u64                     forget the entries from this index on (a conflict with the leader)
+    X     -                             forget all entries (a snapshot was installed)
+    M     term u64 | vote               current term, and the voter voted for in it (empty: none)
+    C     index u64                     commit index; a hint, never more than was committed
+    J     -                             this node may vote: it has synchronised with its group once
+
+One batch is one write and one fdatasync: `add` and the rest only buffer, `sync` writes. Nothing that depends on a
+record may leave the node before `sync` returned; the transport sees to that. A batch counts whole or not at all.
+
+What always holds:
+
+* Batch n+1 is written only after batch n was synced. So when a batch cannot be read, it is the unacknowledged end of a
+  power cut if nothing readable follows it, and it is cut off; if a later batch follows, synced data was damaged and the
+  journal refuses to open.
+* After a failed write or fdatasync the process ends: the page cache may have dropped what the kernel says it could not
+  write.
+* An entry that is already there (same index and term) is kept together with all that follows it, as Raft demands;
+  entries are forgotten only where the terms differ, never at or below the commit index, and never because a message
+  arrived late.
+* Compaction writes a new file, syncs it and renames it over the old one.
+"""
+
+from __future__ import annotations
+
+import os
+import struct
+from pathlib import Path
+from typing import Any, NamedTuple, overload
+
+import crc32c
+
+from metadata.raft.types import ExitProcess, InvariantViolation, RaftStorageError
+
+FILE_MAGIC = b"TLRJRNL1"
+BATCH_MAGIC = b"\xa7RJB"
+
+_BATCH = struct.Struct("<4sIIQ")
+_RECORD = struct.Struct("<cI")
+_INDEX = struct.Struct("<Q")
+_INDEX_TERM = struct.Struct("<QQ")
+
+KEPT_ENTRIES = 2
+"""The log never gets shorter by compaction: PySyncObj compares its first two entries with the snapshot's."""
+
+
+class Entry(NamedTuple):
+    """One entry of the log; equal to the tuple that PySyncObj handles."""
+
+    command: bytes
+    index: int  # type: ignore[assignment] # hides tuple.index, which nobody calls on an entry
+    term: int
+
+
+class SnapshotHead(NamedTuple):
+    """The last two entries that a snapshot covers, in PySyncObj's order."""
+
+    last: Entry
+    before_last: Entry
+
+
+def sync_directory(directory: Path) -> None:
+    """Make renames and new files in `directory` durable."""
+    descriptor = os.open(directory, os.O_RDONLY | os.O_DIRECTORY)
+    try:
+        os.fsync(descriptor)
+    finally:
+        os.close(descriptor)
+
+
+def write_all(descriptor: int, data: bytes) -> None:
+    view = memoryview(data)
+    while view:
+        view = view[os.write(descriptor, view) :]
+
+
+def _record(kind: bytes, body: bytes = b"") -> bytes:
+    return _RECORD.pack(kind, len(body)) + body
+
+
+def _batch(sequence: int, records: bytes) -> bytes:
+    checked = struct.pack("<IQ", len(records), sequence) + records
+    return _BATCH.pack(BATCH_MAGIC, crc32c.crc32c(checked), len(records), sequence) + records
+
+
+def _read_batch(data: bytes, position: int) -> tuple[int, bytes] | None:
+    """(sequence, records) of the batch at `position`, or None when it is not whole and sound."""
+    if position + _BATCH.size > len(data):
+        return None
+    magic, checksum, length, sequence = _BATCH.unpack_from(data, position)
+    end = position + _BATCH.size + length
+    if magic != BATCH_MAGIC or end > len(data):
+        return None
+    records = data[position + _BATCH.size : end]
+    if crc32c.crc32c(struct.pack("<IQ", length, sequence) + records) != checksum:
+        return None
+    return sequence, records
+
+
+class Journal:
+    """The log object that PySyncObj is given. Camel-case methods are its interface, which is fixed by PySyncObj 0.3.17.
+
+    Positions are list positions (0 is the oldest entry kept), indexes are Raft indexes (from 1).
+    """
+
+    def __init__(self, path: Path, *, snapshot: SnapshotHead | None, exit_process: ExitProcess) -> None:
+        """Open or create the journal at `path`, cut a torn end and align the head with the snapshot.
+
+        Raises RaftStorageError when the file is not a journal or when synced data in it is damaged.
+        """
+        self._path = path
+        self._exit_process = exit_process
+        self._entries: list[Entry] = []
+        self._entry_bytes = 0
+        self._term = 0
+        self._vote: str | None = None
+        self._commit_index = 1
+        self._commit_hint_pending = False
+        self._joined = False
+        self._pending: list[bytes] = []
+        self._sequence = 0
+        self._descriptor = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
+        try:
+            self.existed = self._load()
+            if snapshot is not None:
+                self._align(snapshot)
+        except BaseException:
+            os.close(self._descriptor)
+            raise
+
+    # ---------------------------------------------------------------------------- opening
+
+    def _load(self) -> bool:
+        """Replay the file. Returns False when it held nothing: a first start, or an emptied disk."""
+        data = self._path.read_bytes()
+        if len(data) < len(FILE_MAGIC) and FILE_MAGIC.startswith(data):
+            # Killed while the very first bytes were written: nothing was ever acknowledged from this file.
+            os.ftruncate(self._descriptor, 0)
+            write_all(self._descriptor, FILE_MAGIC)
+            os.fsync(self._descriptor)
+            sync_directory(self._path.parent)
+            return False
+        if not data.startswith(FILE_MAGIC):
+            raise RaftStorageError(
+                f"{self._path} is not a Raft journal of this version (it begins with {data[:8]!r}); point the data "
+                "directory "
+                f"elsewhere, or move the file away if this voter may start empty."
+            )
+        position = len(FILE_MAGIC)
+        while (batch := _read_batch(data, position)) is not None:
+            self._sequence, records = batch
+            self._replay(records)
+            position += _BATCH.size + len(records)
+        self._refuse_damage(data, position)
+        if position < len(data):
+            os.ftruncate(self._descriptor, position)
+        os.lseek(self._descriptor, position, os.SEEK_SET)
+        os.fsync(self._descriptor)
+        return self._sequence > 0
+
+    def _refuse_damage(self, data: bytes, position: int) -> None:
+        """Tell damage of synced batches from the torn end of an unsynced one."""
+        candidate = data.find(BATCH_MAGIC, position + 1)
+        while candidate >= 0:
+            later = _read_batch(data, candidate)
+            if later is not None and later[0] > self._sequence + 1:
+                raise RaftStorageError(
+                    f"{self._path} is damaged at byte {position} although later data is sound, so acknowledged "
+                    "commands may be "
+                    f"missing; stop this voter, empty its Raft directory and let it synchronise from the others."
+                )
+            candidate = data.find(BATCH_MAGIC, candidate + 1)
+
+    def _replay(self, records: bytes) -> None:
+        position = 0
+        while position < len(records):
+            kind, length = _RECORD.unpack_from(records, position)
+            body = records[position + _RECORD.size : position + _RECORD.size + length]
+            position += _RECORD.size + length
+            match kind:
+                case b"E":
+                    index, term = _INDEX_TERM.unpack_from(body)
+                    self._append(Entry(body[_INDEX_TERM.size :], index, term))
+                case b"D":
+                    self._forget_from(_INDEX.unpack(body)[0])
+                case b"X":
+                    self._forget_all()
+                case b"M":
+                    self._term = _INDEX.unpack_from(body)[0]
+                    self._vote = body[_INDEX.size :].decode() or None
+                case b"C":
+                    self._commit_index = _INDEX.unpack(body)[0]
+                case b"J":
+                    self._joined = True
+                case _:
+                    raise RaftStorageError(
+                        f"{self._path} holds a record of kind {kind!r}, which this version does not know; run the "
+                        "version that wrote it."
+                    )
+
+    def _align(self, snapshot: SnapshotHead) -> None:
+        """Finish a compaction that was killed between the snapshot's rename and the journal's.
+
+        PySyncObj throws away a log whose first two entries are not the snapshot's last two, and with it all that was
+        acknowledged after the snapshot.
+        """
+        if not self._entries:
+            return
+        position = snapshot.before_last.index - self._entries[0].index
+        if position > 0 and tuple(self._entries[position : position + 2]) == (snapshot.before_last, snapshot.last):
+            self.deleteEntriesTo(position)
+
+    # ---------------------------------------------------------------------------- memory
+
+    def _append(self, entry: Entry) -> None:
+        self._entries.append(entry)
+        self._entry_bytes += len(entry.command)
+
+    def _forget_from(self, index: int) -> None:
+        position = index - self._entries[0].index
+        self._entry_bytes -= sum(len(entry.command) for entry in self._entries[position:])
+        del self._entries[position:]
+
+    def _forget_all(self) -> None:
+        self._entries = []
+        self._entry_bytes = 0
+
+    @property
+    def last(self) -> Entry:
+        return self._entries[-1]
+
+    @property
+    def entry_bytes(self) -> int:
+        """Bytes of all commands in memory, which is what the log costs."""
+        return self._entry_bytes
+
+    @property
+    def joined(self) -> bool:
+        """False: this node's disk was empty and it has not yet synchronised, so it may have forgotten votes."""
+        return self._joined
+
+    # ---------------------------------------------------------------------------- durability
+
+    @property
+    def dirty(self) -> bool:
+        return bool(self._pending)
+
+    def sync(self) -> None:
+        """Make everything so far durable: one write, one fdatasync. Does nothing when nothing is pending."""
+        if not self._pending:
+            return
+        if self._commit_hint_pending:
+            self._pending.append(_record(b"C", _INDEX.pack(self._commit_index)))
+            self._commit_hint_pending = False
+        self._sequence += 1
+        data = _batch(self._sequence, b"".join(self._pending))
+        self._pending = []
+        try:
+            write_all(self._descriptor, data)
+            os.fdatasync(self._descriptor)
+        except OSError as error:
+            self._exit_process(
+                f"Writing the Raft journal {self._path} failed ({error}); what is on disk is unknown now, so this "
+                "process ends. "
+                f"Repair or free the disk and start again."
+            )
+
+    def mark_joined(self) -> None:
+        if not self._joined:
+            self._joined = True
+            self._pending.append(_record(b"J"))
+
+    # -------------------------------------------------------------------------------- PySyncObj's interface
+
+    def add(self, command: bytes, idx: int, term: int) -> None:
+        """Append the entry; keep it when it is there already; where terms differ replace it and forget what follows.
+
+        Raises InvariantViolation for a gap, for an index before the log and for a conflict with a committed entry.
+        """
+        if self._entries:
+            position = idx - self._entries[0].index
+            if position < 0 or position > len(self._entries):
+                raise InvariantViolation(
+                    f"Raft entry {idx} does not fit the log {self._entries[0].index}..{self.last.index} of "
+                    f"{self._path}."
+                )
+            if position < len(self._entries):
+                if self._entries[position].term == term:
+                    return
+                if idx <= self._commit_index:
+                    raise InvariantViolation(
+                        f"Raft entry {idx} of term {term} contradicts the committed one of term "
+                        f"{self._entries[position].term} in "
+                        f"{self._path}; a majority of the voters must have lost their disks."
+                    )
+                self._forget_from(idx)
+                self._pending.append(_record(b"D", _INDEX.pack(idx)))
+        entry = Entry(bytes(command), idx, term)
+        self._append(entry)
+        self._pending.append(_record(b"E", _INDEX_TERM.pack(idx, term) + entry.command))
+
+    def deleteEntriesFrom(self, entryFrom: int) -> None:  # noqa: N802, N803
+        """Nothing: PySyncObj asks for it on every message, matching or not. `add` forgets on a conflict, and only
+        then.
+        """
+
+    def deleteEntriesTo(self, entryTo: int) -> None:  # noqa: N802, N803
+        """Compact: forget the oldest `entryTo` entries, which a durable snapshot covers. Keeps at least
+        KEPT_ENTRIES.
+        """
+        forgotten = min(entryTo, len(self._entries) - KEPT_ENTRIES)
+        if forgotten <= 0:
+            return
+        self.sync()
+        kept = self._entries[forgotten:]
+        records = [_record(b"M", _INDEX.pack(self._term) + (self._vote or "").encode())]
+        records.append(_record(b"C", _INDEX.pack(self._commit_index)))
+        if self._joined:
+            records.append(_record(b"J"))
+        records.extend(_record(b"E", _INDEX_TERM.pack(entry.index, entry.term) + entry.command) for entry in kept)
+        self._sequence += 1
+        data = FILE_MAGIC + _batch(self._sequence, b"".join(records))
+        replacement = self._path.with_suffix(".new")
+        try:
+            descriptor = os.open(replacement, os.O_RDWR | os.O_CREAT | os.O_TRUNC | os.O_CLOEXEC, 0o600)
+            write_all(descriptor, data)
+            os.fsync(descriptor)
+            replacement.replace(self._path)
+            sync_directory(self._path.parent)
+        except OSError as error:
+            self._exit_process(
+                f"Compacting the Raft journal {self._path} failed ({error}); this process ends. Repair or free the "
+                "disk and start again."
+            )
+        os.close(self._descriptor)
+        self._descriptor = descriptor
+        self._entries = kept
+        self._entry_bytes = sum(len(entry.command) for entry in kept)
+        self._commit_hint_pending = False
+
+    def clear(self) -> None:
+        self._forget_all()
+        self._pending.append(_record(b"X"))
+
+    def setCurrentTerm(self, term: int, votedForNodeId: str | None) -> None:  # noqa: N802, N803
+        """Durable on return: the caller sends a vote or a request for votes next."""
+        if (term, votedForNodeId) == (self._term, self._vote):
+            return
+        self._term, self._vote = term, votedForNodeId
+        self._pending.append(_record(b"M", _INDEX.pack(term) + (votedForNodeId or "").encode()))
+        self.sync()
+
+    def getCurrentTerm(self) -> int:  # noqa: N802
+        return self._term
+
+    def getVotedForNodeId(self) -> str | None:  # noqa: N802
+        return self._vote
+
+    def setRaftCommitIndex(self, raftCommitIndex: int) -> None:  # noqa: N802, N803
+        """Rides with the next batch; nothing waits for it, since a restarted node learns it again from the leader."""
+        if raftCommitIndex != self._commit_index:
+            self._commit_index = raftCommitIndex
+            self._commit_hint_pending = True
+
+    def getRaftCommitIndex(self) -> int:  # noqa: N802
+        return min(self._commit_index, self.last.index) if self._entries else 1
+
+    def onOneSecondTimer(self) -> None:  # noqa: N802
+        """Nothing is written on a timer."""
+
+    def _destroy(self) -> None:
+        self.sync()
+        os.close(self._descriptor)
+
+    @overload
+    def __getitem__(self, key: int) -> Entry: ...
+    @overload
+    def __getitem__(self, key: slice) -> list[Entry]: ...
+    def __getitem__(self, key: Any) -> Any:
+        return self._entries[key]
+
+    def __len__(self) -> int:
+        return len(self._entries)

@@ -1,0 +1,402 @@
+"""Between PySyncObj's Raft and the network: what must be durable first, and what stock Raft messages must not be
+believed.
+
+Persist before send. `append_entries` leaves at once (the leader syncs while the followers do). Acknowledgements are
+held back and leave in `flush`, after the journal was synced: all messages that one poll brought in share one sync.
+Votes and requests for votes are preceded by a sync.
+
+Received messages are checked for shape, then corrected before the stock code sees them. The letters are those of the
+tests:
+
+    a  a pipelined acknowledgement never moves a follower's next index back; a late request to reset it is dropped b  a
+    commit index never covers more than the message itself verified c  while a snapshot is being received the commit
+    index stays g  a snapshot that covers nothing new is not installed h  acknowledgements carry their term; others are
+    dropped, a higher one deposes; an old leader is told of the new term m  oversized entries, which stock would pickle,
+    are refused -  only voters speak Raft to voters; observers may acknowledge and submit, nothing else; there are no
+    remote administration verbs
+
+It also notices a lost leader from its closed connection, and keeps idle connections alive with pings, so that a silent
+one is dead.
+"""
+
+from __future__ import annotations
+
+import logging
+import socket
+from collections.abc import Callable
+from functools import partial
+from typing import TYPE_CHECKING, Any
+
+from pysyncobj.node import Node, TCPNode
+from pysyncobj.transport import TCPTransport
+
+from metadata.raft.connection import CONNECTED, DISCONNECTED, FramedConnection, FrameServer
+from metadata.raft.framing import DEVELOPMENT_SECRET
+from metadata.raft.snapshot import offered_index
+from metadata.raft.types import MAX_COMMAND_BYTES, RaftAddressError
+
+if TYPE_CHECKING:
+    from metadata.raft.engine import RaftEngine
+
+_log = logging.getLogger(__name__)
+
+MAX_IN_FLIGHT_BYTES = 8 << 20
+"""With more unsent to a peer, entries and snapshot chunks for it are held back; Raft asks for them again."""
+
+MAX_UNKNOWN_CONNECTIONS = 32
+"""Accepted connections that have not said who they are. The next one is closed at once."""
+
+MAX_OBSERVERS = 1024
+"""Observers connected to one voter. The next one is closed."""
+
+Message = dict[str, Any]
+
+_INT: tuple[type, ...] = (int,)
+_OPTIONAL_INT: tuple[type, ...] = (int, type(None))
+_SHAPES: dict[str, dict[str, tuple[type, ...]]] = {
+    "append_entries": {"term": _INT, "commit_index": _INT},
+    "next_node_idx": {"term": _INT, "next_node_idx": _INT, "reset": (bool,), "success": (bool,)},
+    "request_vote": {"term": _INT, "last_log_index": _INT, "last_log_term": _INT},
+    "response_vote": {"term": _INT},
+    "pre_vote": {"term": _INT, "last_log_index": _INT, "last_log_term": _INT},
+    "pre_vote_granted": {"term": _INT},
+    "apply_command": {"command": (bytes,)},
+    "apply_command_response": {"request_id": _INT},
+    "ping": {},
+}
+"""The messages there are, with the fields that every one of a kind has."""
+
+FROM_OBSERVERS = frozenset({"next_node_idx", "apply_command", "ping"})
+COMMAND_KINDS = (b"\0", b"\1")
+"""First byte of a command: regular, or nothing but a place in the log."""
+
+
+def _has(message: Message, shape: dict[str, tuple[type, ...]]) -> bool:
+    return all(isinstance(message.get(name), types) for name, types in shape.items())
+
+
+def well_formed(message: object) -> bool:
+    """Whether the stock code can take the message without raising or doing what it must not."""
+    if not isinstance(message, dict) or not isinstance(kind := message.get("type"), str):
+        return False
+    if kind not in _SHAPES or not _has(message, _SHAPES[kind]):
+        return False
+    match kind:
+        case "append_entries" if "prevLogIdx" in message:
+            return _well_formed_entries(message)
+        case "append_entries":
+            chunk = message.get("serialized", 0)
+            return chunk is None or (isinstance(chunk, list) and [type(part) for part in chunk] == [bytes, bool, bool])
+        case "apply_command":
+            command = message["command"]
+            # The kind byte, and at most MAX_COMMAND_BYTES after it.
+            known = command[:1] in COMMAND_KINDS and len(command) <= MAX_COMMAND_BYTES + 1
+            return known and _has(message, {"request_id": _INT})
+        case "apply_command_response":
+            return _has(message, {"error": _INT}) or _has(message, {"log_idx": _INT, "log_term": _INT})
+        case _:
+            return True
+
+
+def _well_formed_entries(message: Message) -> bool:
+    if "transmission" in message or not _has(message, {"prevLogIdx": _OPTIONAL_INT, "prevLogTerm": _OPTIONAL_INT}):
+        return False
+    previous, entries = message["prevLogIdx"], message.get("entries")
+    if not isinstance(entries, list):
+        return False
+    if previous is None:
+        return not entries
+    for index, entry in enumerate(entries, previous + 1):
+        if not isinstance(entry, list) or [type(part) for part in entry] != [bytes, int, int] or entry[1] != index:
+            return False
+    return True
+
+
+class HardenedTransport(TCPTransport):  # type: ignore[misc] # PySyncObj ships no types
+    """PySyncObj's transport with framed connections, the durability barrier and the corrections above."""
+
+    def __init__(
+        self,
+        engine: RaftEngine,
+        self_node: TCPNode | None,
+        other_nodes: set[TCPNode],
+        *,
+        secret: bytes | None,
+        bind_host: str | None,
+        resolve: Callable[[str], str | None],
+        on_peer_lost: Callable[[str], None],
+    ) -> None:
+        """`bind_host`: IP address to listen on; None for an observer. `resolve`: host -> IP address, None while
+        unknown.
+
+        Raises RaftAddressError when the port is taken.
+        """
+        self._engine = engine
+        self._secret = secret if secret is not None else DEVELOPMENT_SECRET
+        self._bind_host = bind_host
+        self._resolve = resolve
+        self._on_peer_lost = on_peer_lost
+        self._held: list[tuple[Node, Message]] = []
+        self._ignoring_snapshot = False
+        self._next_sweep = 0.0
+        super().__init__(engine, self_node, other_nodes)
+        engine.addOnTickCallback(self.flush)
+
+    # ---------------------------------------------------------------------------- sending
+
+    def setOnUtilityMessageCallback(self, message: str, callback: object) -> None:  # noqa: N802
+        """None of PySyncObj's remote verbs (status, add, remove, set_version, transfer) is registered."""
+
+    def send(self, node: Node, message: Message) -> bool:
+        match message["type"]:
+            case "next_node_idx":
+                self._held.append((node, {**message, "term": self._engine.term}))
+                return True
+            case "request_vote" | "response_vote":
+                self._engine.journal.sync()
+            case "append_entries" if message.get("entries") and not self.may_send(node):
+                return False
+        return self._send_now(node, message)
+
+    def _send_now(self, node: Node, message: Message) -> bool:
+        sent: bool = super().send(node, message)
+        return sent
+
+    def may_send(self, node: object) -> bool:
+        """Whether the peer takes what it is sent quickly enough to be sent more."""
+        connection = self._connections.get(node)
+        return connection is not None and connection.unsent_bytes < MAX_IN_FLIGHT_BYTES
+
+    def flush(self) -> None:
+        """Sync the journal, then send the acknowledgements that were waiting for it: of successes only the furthest
+        per peer.
+        """
+        self._engine.journal.sync()
+        held, self._held = self._held, []
+        furthest: dict[tuple[Node, int], int] = {}
+        for node, message in held:
+            if message["success"]:
+                key = (node, message["term"])
+                furthest[key] = max(furthest.get(key, 0), message["next_node_idx"])
+        for node, message in held:
+            if message["success"]:
+                key = (node, message["term"])
+                if furthest.get(key) != message["next_node_idx"]:
+                    continue
+                del furthest[key]
+            self._send_now(node, message)
+
+    # ---------------------------------------------------------------------------- receiving
+
+    def _onMessageReceived(self, node: Node, message: object) -> None:  # noqa: N802
+        if not well_formed(message):
+            _log.warning(
+                "Raft node %s sent a message that this version does not know; its connection is closed.", node.id
+            )
+            self._connections[node].disconnect()
+            return
+        assert isinstance(message, dict)
+        kind = message["type"]
+        if node not in self._engine.voters and kind not in FROM_OBSERVERS:
+            _log.warning("Observer %s sent %s, which only voters may send; its connection is closed.", node.id, kind)
+            self._connections[node].disconnect()
+            return
+        match kind:
+            case "ping":
+                pass
+            case "append_entries":
+                self._on_append_entries(node, message)
+            case "next_node_idx":
+                self._on_acknowledgement(node, message)
+            case "request_vote":
+                if self._engine.may_vote_for(message["last_log_index"]):
+                    super()._onMessageReceived(node, message)
+            case "pre_vote":
+                if self._engine.grants_pre_vote(message["term"], message["last_log_term"], message["last_log_index"]):
+                    self._send_now(node, {"type": "pre_vote_granted", "term": message["term"]})
+            case "pre_vote_granted":
+                self._engine.on_pre_vote_granted(node, message["term"])
+            case _:
+                super()._onMessageReceived(node, message)
+
+    def _on_append_entries(self, node: Node, message: Message) -> None:
+        engine = self._engine
+        if message["term"] < engine.term:
+            self._acknowledge(node, next_index=0, success=False)
+            return
+        engine.leader_heard()
+        if message.get("prevLogIdx", 0) is None:
+            return  # The leader has nothing before what it wants to send; it will notice.
+        leader_commit_index = message["commit_index"]
+        installs = False
+        if "prevLogIdx" in message:
+            message["commit_index"] = min(leader_commit_index, message["prevLogIdx"] + len(message["entries"]))
+        else:
+            message["commit_index"] = min(leader_commit_index, engine.commit_index)
+            installs = self._on_snapshot_chunk(node, message)
+        super()._onMessageReceived(node, message)
+        if installs:
+            engine.snapshot_received()
+        engine.synchronised_up_to(leader_commit_index, node.id)
+
+    def _on_snapshot_chunk(self, node: Node, message: Message) -> bool:
+        """Drop a chunk of a snapshot that brings nothing new. True when the message may complete one that does."""
+        if message["serialized"] is None:
+            return False
+        data, first, last = message["serialized"]
+        if first:
+            self._ignoring_snapshot = offered_index(data) <= self._engine.commit_index
+        if self._ignoring_snapshot:
+            message["serialized"] = None
+            if last:
+                self._acknowledge(node, next_index=self._engine.commit_index + 1, success=True)
+            return False
+        # The stock receiver is silent until the last chunk, and its leader would think it dead.
+        self._acknowledge(node, next_index=0, success=False)
+        return bool(last)
+
+    def _acknowledge(self, node: Node, *, next_index: int, success: bool) -> None:
+        self.send(node, {"type": "next_node_idx", "next_node_idx": next_index, "reset": False, "success": success})
+
+    def _on_acknowledgement(self, node: Node, message: Message) -> None:
+        engine = self._engine
+        if message["term"] > engine.term:
+            engine.step_down(message["term"])
+            return
+        if message["term"] < engine.term or not engine.is_leader or node not in engine.next_index:
+            return
+        previous = engine.next_index[node]
+        if message["reset"]:
+            if message["next_node_idx"] <= engine.match_index[node]:
+                message["reset"] = False
+            else:
+                message["next_node_idx"] = min(message["next_node_idx"], engine.journal.last.index + 1)
+                engine.send_soon()
+        elif message["success"]:
+            # More than the log holds cannot have been acknowledged; stock would count it towards commits to come.
+            message["next_node_idx"] = min(message["next_node_idx"], engine.journal.last.index + 1)
+        super()._onMessageReceived(node, message)
+        if message["success"]:
+            engine.next_index[node] = max(previous, engine.next_index[node])
+
+    # ---------------------------------------------------------------------------- connections
+
+    def _createServer(self) -> None:  # noqa: N802
+        assert self._selfNode is not None
+        assert self._bind_host is not None
+        listener = socket.socket(socket.AF_INET6 if ":" in self._bind_host else socket.AF_INET, socket.SOCK_STREAM)
+        try:
+            listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+            listener.bind((self._bind_host, self._selfNode.port))
+            self._server = FrameServer(
+                self._engine.poller, listener, on_accepted=self._accept, monotonic=self._engine.monotonic
+            )
+        except OSError as error:
+            listener.close()
+            raise RaftAddressError(
+                f"The Raft address {self._selfNode.address} cannot be bound ({error.strerror or error}); stop the "
+                "process that uses it or "
+                f"configure another address for this voter on all brokers."
+            ) from error
+        self._ready = True
+
+    def _accept(self, accepted: socket.socket) -> None:
+        if len(self._unknownConnections) >= MAX_UNKNOWN_CONNECTIONS:
+            accepted.close()
+            return
+        connection = FramedConnection(
+            self._engine.poller,
+            secret=self._secret,
+            acceptor_address=self._selfNode.address,
+            monotonic=self._engine.monotonic,
+            accepted=accepted,
+        )
+        self._onNewIncomingConnection(connection)
+
+    def addNode(self, node: TCPNode) -> None:  # noqa: N802
+        self._nodes.add(node)
+        self._nodeAddrToNode[node.address] = node
+        if self._shouldConnect(node):
+            connection = FramedConnection(
+                self._engine.poller,
+                secret=self._secret,
+                acceptor_address=node.address,
+                monotonic=self._engine.monotonic,
+            )
+            connection.setOnConnectedCallback(partial(self._onOutgoingConnected, connection))
+            connection.setOnMessageReceivedCallback(partial(self._onMessageReceived, node))
+            connection.setOnDisconnectedCallback(partial(self._onDisconnected, connection))
+            self._connections[node] = connection
+
+    def _connectIfNecessarySingle(self, node: TCPNode) -> bool:  # noqa: N802
+        connection = self._connections.get(node)
+        if connection is not None and connection.state != DISCONNECTED:
+            return True
+        if connection is None or not self._shouldConnect(node):
+            return False
+        now = self._engine.monotonic()
+        if now - self._lastConnectAttempt.get(node, float("-inf")) < self._engine.conf.connectionRetryTime:
+            return False
+        host = self._resolve(node.host)
+        if host is None:
+            return False
+        self._lastConnectAttempt[node] = now
+        connected: bool = connection.connect(host, node.port)
+        return connected
+
+    def _onIncomingMessageReceived(self, conn: FramedConnection, message: object) -> None:  # noqa: N802
+        """The first message of an accepted connection says who it is: a voter that connects to this one, or an
+        observer.
+        """
+        if not isinstance(message, str):
+            conn.disconnect()
+            return
+        node = self._nodeAddrToNode.get(message)
+        if node is None and (message != "readonly" or len(self._readonlyNodes) >= MAX_OBSERVERS):
+            _log.warning(
+                "A Raft connection of %r is refused: it is no voter of this group, or there are too many observers.",
+                message[:64],
+            )
+            conn.disconnect()
+            return
+        if node is not None and self._shouldConnect(node):
+            _log.warning(
+                "Raft voter %s connected, although this voter connects to it; the connection is refused.", node.address
+            )
+            conn.disconnect()
+            return
+        replaced = self._connections.get(node)
+        super()._onIncomingMessageReceived(conn, message)
+        if replaced is not None and replaced is not conn:
+            replaced.disconnect()
+
+    def _onNodeConnected(self, node: Node) -> None:  # noqa: N802
+        self._engine.peer_connected(node)
+        super()._onNodeConnected(node)
+
+    def _onNodeDisconnected(self, node: Node) -> None:  # noqa: N802
+        was_connected = self._engine.isNodeConnected(node)
+        super()._onNodeDisconnected(node)
+        self._engine.peer_disconnected(node)
+        if was_connected:
+            self._on_peer_lost(node.id)
+
+    def _onTick(self) -> None:  # noqa: N802
+        super()._onTick()
+        now = self._engine.monotonic()
+        if now >= self._next_sweep:
+            self._next_sweep = now + self._engine.conf.connectionTimeout / 6
+            self._sweep(now)
+
+    def _sweep(self, now: float) -> None:
+        """Close connections that are silent for the connection timeout; ping those that are quiet for a third of it."""
+        timeout = self._engine.conf.connectionTimeout
+        for connection in [*self._unknownConnections, *self._connections.values()]:
+            if connection.state == DISCONNECTED:
+                continue
+            if now - connection.last_received > timeout:
+                connection.disconnect()
+            elif connection.established and connection.state == CONNECTED and now - connection.last_sent > timeout / 3:
+                connection.send({"type": "ping"})
+        if self._server is not None:
+            self._server.resume()

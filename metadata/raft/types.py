@@ -1,0 +1,171 @@
+"""What the metadata group offers and asks for: its configuration, its status, its refusals and the state machine it
+drives.
+
+Nothing here knows PySyncObj. Addresses are `host:port` strings and are the voters' identities: the same voter must be
+written the same way in every broker's configuration.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from enum import Enum
+from pathlib import Path
+from typing import NoReturn, Protocol
+
+MAX_COMMAND_BYTES = 1 << 20
+"""A longer command is refused with CommandTooLarge, by its proposer and by the leader it is forwarded to."""
+
+MAX_PENDING_COMMANDS = 1024
+"""Commands of one node whose outcome is open. One more is refused with RaftUnavailable."""
+
+MIN_SECRET_BYTES = 16
+"""A shorter secret can be guessed."""
+
+
+class StateMachine(Protocol):
+    """What the group replicates. All three run on the event loop and must not await."""
+
+    def apply(self, command: bytes) -> object:
+        """Total and deterministic; called once per committed command, in log order. The result goes to the proposer."""
+
+    def snapshot(self) -> bytes:
+        """The whole state after the last applied command."""
+
+    def restore(self, snapshot: bytes) -> None:
+        """Replace the whole state by one that `snapshot` gave, here or on another node."""
+
+
+class ExitProcess(Protocol):
+    """Ends the process because going on could lose acknowledged commands. Called with a sentence; must not return."""
+
+    def __call__(self, reason: str, /) -> NoReturn: ...
+
+
+class RaftError(Exception):
+    """Any refusal of the metadata group."""
+
+
+class RaftConfigurationError(RaftError):
+    """The configuration cannot work; the sentence names the value and the remedy."""
+
+
+class RaftStorageError(RaftError):
+    """A file of the metadata group cannot be trusted or is in use by another process."""
+
+
+class RaftAddressError(RaftError):
+    """The voter's own address cannot be bound."""
+
+
+class RaftUnavailable(RaftError):
+    """The command was certainly not queued: no leader in time, too many commands, or the node is closed. Proposing
+    again is safe.
+    """
+
+
+class RaftOutcomeUnknown(RaftError):
+    """The command may or may not have been applied, or may be later.
+
+    Read the applied state before proposing it again.
+    """
+
+
+class CommandTooLarge(RaftError):
+    """The command is above MAX_COMMAND_BYTES. It was not queued."""
+
+
+class RaftApplyFailed(RaftError):
+    """The command was committed and the state machine raised: a bug in `apply`, which must be total."""
+
+
+class InvariantViolation(RaftError):
+    """What can only be a bug, or a group of which a majority lost its disks. The process ends on it."""
+
+
+class RaftRole(Enum):
+    LEADER = "leader"
+    FOLLOWER = "follower"
+    CANDIDATE = "candidate"
+    OBSERVER = "observer"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RaftConfig:
+    """One node of the group. Voters are fixed for the life of the group: 1, 3 or 5 of them."""
+
+    address: str | None
+    """`host:port` of this voter, bound exactly there.
+
+    None: an observer, which proposes and follows but neither listens nor votes.
+    """
+    peers: tuple[str, ...]
+    """The other voters' addresses. Empty with an address: standalone, a group of one voter."""
+    directory: Path
+    """Holds journal, snapshot and lock; created when missing. Losing it loses this voter's votes."""
+    secret: bytes | None
+    """Shared by all nodes; authenticates every frame. None is allowed only when every address is a loopback one."""
+    heartbeat_s: float = 0.1
+    election_min_s: float = 0.4
+    """A follower that heard nothing for a random time between election_min_s and election_max_s asks for votes."""
+    election_max_s: float = 0.8
+    connection_timeout_s: float = 1.0
+    """A connection on which nothing arrived for so long is closed.
+
+    Idle ones are kept alive by pings at a third of it.
+    """
+    connection_retry_s: float = 0.1
+    compaction_min_entries: int = 5000
+    """The log is replaced by a snapshot when it is longer; voters add a share by rank, so that they do not all
+    stall at once.
+    """
+
+    def __post_init__(self) -> None:
+        for address in (*self.peers, *([self.address] if self.address is not None else [])):
+            host, separator, port = address.rpartition(":")
+            if not separator or not host or not port.isdigit() or not 0 < int(port) < 65536:
+                raise RaftConfigurationError(
+                    f"Raft address {address!r} is not host:port with a port from 1 to 65535; write it like "
+                    "127.0.0.1:7400."
+                )
+        if len(set(self.peers)) != len(self.peers):
+            raise RaftConfigurationError(f"Raft peers {', '.join(self.peers)} name one voter twice; list each once.")
+        if self.address in self.peers:
+            raise RaftConfigurationError(
+                f"Raft peers contain this voter's own address {self.address}; list only the others."
+            )
+        if self.address is None and not self.peers:
+            raise RaftConfigurationError("An observer needs the voters' addresses as peers; none are configured.")
+        if self.secret is not None and len(self.secret) < MIN_SECRET_BYTES:
+            raise RaftConfigurationError(
+                f"The Raft secret has {len(self.secret)} bytes; use at least {MIN_SECRET_BYTES} random ones."
+            )
+        if not self.election_max_s > self.election_min_s > 3 * self.heartbeat_s > 0:
+            raise RaftConfigurationError(
+                f"Raft times must satisfy election_max_s > election_min_s > 3 x heartbeat_s > 0; they are "
+                f"{self.election_max_s}, {self.election_min_s} and {self.heartbeat_s} s."
+            )
+        if self.connection_timeout_s < self.election_max_s:
+            raise RaftConfigurationError(
+                f"connection_timeout_s {self.connection_timeout_s} is below election_max_s {self.election_max_s}; "
+                "raise it."
+            )
+        if self.compaction_min_entries < 2:
+            raise RaftConfigurationError(
+                f"compaction_min_entries is {self.compaction_min_entries}; a log keeps at least 2 entries."
+            )
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RaftStatus:
+    """What this node believes. Two nodes may both believe that they lead for a moment; only commits decide."""
+
+    role: RaftRole
+    leader: str | None
+    """The leader's address, None when unknown."""
+    term: int
+    commit_index: int
+    """Inclusive: the last entry known to be committed."""
+    applied_index: int
+    """Inclusive: the last entry that the state machine has seen."""
+    has_quorum: bool
+    """This node is connected to a majority of the voters (itself counted when it is one)."""

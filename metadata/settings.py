@@ -1,0 +1,59 @@
+"""The times of the metadata plane, in seconds, and what must hold between them."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, fields
+
+from wire.errors import Code, TidelogError
+
+WORST_METADATA_FAILOVER_S = 2.0
+"""From the loss of a controller to the first probe of the next one, at its worst (a stopped process on a slow disk)."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class MetadataSettings:
+    heartbeat_interval_s: float = 0.1
+    """The controller probes each broker so often."""
+    broker_silence_timeout_s: float = 2.0
+    """A broker that answers no probe for so long is dead."""
+    liveness_grace_s: float = 1.0
+    """What a connection younger than this says about others is not believed."""
+    witness_window_s: float = 6.0
+    """A report of a failed leader counts for so long."""
+    leader_lease_s: float = 5.0
+    """A leader without a controller's probe for so long, or whose applied state is so far behind, does not act alone."""
+    probe_confirm_delay_s: float = 0.01
+    """Nobody listens where a broker should: asked again after this time before it counts."""
+    probe_timeout_s: float = 0.2
+    """A suspected leader that has not answered by then is left to the witnesses."""
+    command_timeout_s: float = 5.0
+    """A Raft command without an outcome by then has an unknown one."""
+    retry_interval_s: float = 0.1
+    """Requests to the controller are repeated so often until applied state settles them."""
+
+    def __post_init__(self) -> None:
+        for field in fields(self):
+            value = getattr(self, field.name)
+            if not value > 0:
+                raise TidelogError(Code.BAD_CONFIG, f"{field.name}={value} is not a time above 0 seconds")
+        for holds, sentence in (
+            (
+                self.leader_lease_s > WORST_METADATA_FAILOVER_S,
+                f"leader_lease_s={self.leader_lease_s} is not above {WORST_METADATA_FAILOVER_S}, the worst change of controller; raise it",
+            ),
+            (
+                self.broker_silence_timeout_s >= 3 * self.heartbeat_interval_s,
+                f"broker_silence_timeout_s={self.broker_silence_timeout_s} is below three heartbeat intervals of "
+                f"{self.heartbeat_interval_s}; raise it",
+            ),
+            (
+                self.leader_lease_s > self.broker_silence_timeout_s,
+                f"leader_lease_s={self.leader_lease_s} is not above broker_silence_timeout_s={self.broker_silence_timeout_s}; raise it",
+            ),
+            (
+                self.probe_confirm_delay_s < self.heartbeat_interval_s,
+                f"probe_confirm_delay_s={self.probe_confirm_delay_s} is not below heartbeat_interval_s={self.heartbeat_interval_s}",
+            ),
+        ):
+            if not holds:
+                raise TidelogError(Code.BAD_CONFIG, sentence)

@@ -1,0 +1,229 @@
+"""The cluster state as bytes and back. Equal states give equal bytes: everything is written in sorted order."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
+
+from google.protobuf.message import DecodeError
+
+from metadata.model import Broker, Layout, Outcome, Partition, Stream, Withdrawn
+from wire import metadata_pb2 as pb
+from wire.errors import Code, CorruptData, TidelogError
+from wire.types import BrokerId, Generation, Incarnation, LeaderEpoch, PartitionEpoch, PartitionState, StreamName
+
+VERSION = 1
+
+_STATES = (PartitionState.ACTIVE, PartitionState.DRAINING, PartitionState.RETIRED)
+
+
+@dataclass(slots=True, kw_only=True)
+class Contents:
+    """All that the cluster state is made of."""
+
+    generation: Generation
+    cluster_id: str
+    office: int
+    controller: BrokerId | None
+    controller_life_id: str
+    next_producer_id: int
+    cluster_config: dict[str, str]
+    brokers: dict[BrokerId, Broker]
+    streams: dict[StreamName, Stream]
+    clients: dict[str, dict[int, Outcome]]
+    """Recorded outcomes by sequence; least recently heard client first."""
+
+    @classmethod
+    def empty(cls) -> Contents:
+        return cls(
+            generation=Generation(0),
+            cluster_id="",
+            office=0,
+            controller=None,
+            controller_life_id="",
+            next_producer_id=1,
+            cluster_config={},
+            brokers={},
+            streams={},
+            clients={},
+        )
+
+
+def encode(contents: Contents) -> bytes:
+    names = sorted(
+        {
+            replica
+            for stream in contents.streams.values()
+            for part in stream.partitions.values()
+            for replica in part.replicas
+        }
+    )
+    place = {name: index for index, name in enumerate(names)}
+    snapshot = pb.Snapshot(
+        version=VERSION,
+        generation=contents.generation,
+        cluster_id=contents.cluster_id,
+        office=contents.office,
+        controller=contents.controller or "",
+        controller_life_id=contents.controller_life_id,
+        next_producer_id=contents.next_producer_id,
+        cluster_config=contents.cluster_config,
+        brokers=[
+            pb.BrokerState(
+                id=broker.id,
+                life_id=broker.life_id,
+                incarnation=broker.incarnation,
+                alive=broker.alive,
+                raft_address=broker.raft_address,
+            )
+            for _, broker in sorted(contents.brokers.items())
+        ],
+        names=names,
+        streams=[_stream_to_pb(stream, place) for _, stream in sorted(contents.streams.items())],
+        clients=[
+            pb.ClientState(
+                client=client,
+                outcomes=[
+                    pb.RecordedOutcome(
+                        sequence=sequence,
+                        code=outcome.code.name if outcome.code else "",
+                        message=outcome.message,
+                        value=outcome.value,
+                    )
+                    for sequence, outcome in sorted(outcomes.items())
+                ],
+            )
+            for client, outcomes in contents.clients.items()
+        ],
+    )
+    return snapshot.SerializeToString(deterministic=True)
+
+
+def decode(data: bytes) -> Contents:
+    """Raises CorruptData when the bytes are not a snapshot that this version can read."""
+    try:
+        snapshot = pb.Snapshot.FromString(data)
+    except DecodeError as error:
+        raise CorruptData(f"metadata snapshot of {len(data)} bytes: {error}") from error
+    if snapshot.version != VERSION:
+        raise CorruptData(
+            f"metadata snapshot of version {snapshot.version}, this broker reads version {VERSION}; run the version that wrote it"
+        )
+    try:
+        return _contents_from_pb(snapshot)
+    except (IndexError, KeyError, TidelogError) as error:
+        raise CorruptData(f"metadata snapshot of generation {snapshot.generation}: {error!r}") from error
+
+
+def _contents_from_pb(snapshot: pb.Snapshot) -> Contents:
+    names = [BrokerId(name) for name in snapshot.names]
+    return Contents(
+        generation=Generation(snapshot.generation),
+        cluster_id=snapshot.cluster_id,
+        office=snapshot.office,
+        controller=BrokerId(snapshot.controller) if snapshot.controller else None,
+        controller_life_id=snapshot.controller_life_id,
+        next_producer_id=snapshot.next_producer_id,
+        cluster_config=dict(sorted(snapshot.cluster_config.items())),
+        brokers={
+            BrokerId(broker.id): Broker(
+                id=BrokerId(broker.id),
+                life_id=broker.life_id,
+                incarnation=Incarnation(broker.incarnation),
+                alive=broker.alive,
+                raft_address=broker.raft_address,
+            )
+            for broker in snapshot.brokers
+        },
+        streams={StreamName(stream.name): _stream_from_pb(stream, names) for stream in snapshot.streams},
+        clients={
+            client.client: {
+                recorded.sequence: Outcome(
+                    code=Code[recorded.code] if recorded.code else None,
+                    message=recorded.message,
+                    value=recorded.value,
+                )
+                for recorded in client.outcomes
+            }
+            for client in snapshot.clients
+        },
+    )
+
+
+def _stream_to_pb(stream: Stream, place: Mapping[BrokerId, int]) -> pb.StreamState:
+    def places(brokers: Iterable[BrokerId]) -> list[int]:
+        return [place[broker] for broker in brokers]
+
+    return pb.StreamState(
+        name=stream.name,
+        subject=stream.subject,
+        incarnation=stream.incarnation,
+        kind=stream.kind,
+        config=stream.config,
+        replication_factor=stream.replication_factor,
+        partitioner=stream.partitioner,
+        partitioning_version=stream.partitioning_version,
+        layouts=[
+            pb.Layout(version=layout.version, partitions=layout.partitions, cutover_offsets=layout.cutover_offsets)
+            for layout in stream.layouts
+        ],
+        placement=stream.placement,
+        leader_pin=stream.leader_pin,
+        partitions=[
+            pb.PartitionStateRecord(
+                partition=number,
+                incarnation=partition.incarnation,
+                state=_STATES.index(partition.state),
+                replicas=places(partition.replicas),
+                leader=0 if partition.leader is None else place[partition.leader] + 1,
+                isr=places(partition.isr),
+                eligible=places(partition.eligible),
+                withdrawn=[
+                    pb.Withdrawn(replica=place[entry.replica], reason=entry.reason) for entry in partition.withdrawn
+                ],
+                epoch=partition.epoch,
+                leader_epoch=partition.leader_epoch,
+                paused=partition.paused,
+                readonly=partition.readonly,
+            )
+            for number, partition in sorted(stream.partitions.items())
+        ],
+    )
+
+
+def _stream_from_pb(stream: pb.StreamState, names: list[BrokerId]) -> Stream:
+    def brokers(places: Iterable[int]) -> tuple[BrokerId, ...]:
+        return tuple(names[index] for index in places)
+
+    return Stream(
+        name=StreamName(stream.name),
+        subject=stream.subject,
+        incarnation=Incarnation(stream.incarnation),
+        kind=stream.kind,
+        config=dict(sorted(stream.config.items())),
+        replication_factor=stream.replication_factor,
+        partitioner=stream.partitioner,
+        partitioning_version=stream.partitioning_version,
+        layouts=tuple(
+            Layout(version=layout.version, partitions=layout.partitions, cutover_offsets=tuple(layout.cutover_offsets))
+            for layout in stream.layouts
+        ),
+        placement=stream.placement,
+        leader_pin=stream.leader_pin,
+        partitions={
+            record.partition: Partition(
+                incarnation=Incarnation(record.incarnation),
+                state=_STATES[record.state],
+                replicas=brokers(record.replicas),
+                leader=names[record.leader - 1] if record.leader else None,
+                isr=brokers(record.isr),
+                eligible=brokers(record.eligible),
+                withdrawn=tuple(Withdrawn(names[entry.replica], entry.reason) for entry in record.withdrawn),
+                epoch=PartitionEpoch(record.epoch),
+                leader_epoch=LeaderEpoch(record.leader_epoch),
+                paused=record.paused,
+                readonly=record.readonly,
+            )
+            for record in stream.partitions
+        },
+    )

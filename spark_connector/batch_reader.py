@@ -1,0 +1,110 @@
+"""`spark.read`: the records committed when the query is planned, or the offsets asked for.
+
+Spark plans in one Python process and reads in others: `partitions` connects and cuts the logs into ranges, every task
+connects for itself.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator
+from contextlib import closing
+from typing import TYPE_CHECKING
+
+from pyspark.sql.datasource import DataSourceReader, Filter, InputPartition
+
+from spark_connector.log_port import CommittedLog, OffsetRange, OpenLog
+from spark_connector.options import AtTimestamp, Edge, SourceOptions
+from spark_connector.planning import (
+    Extents,
+    positions_at,
+    positions_from,
+    positions_of,
+    ranges_between,
+    split,
+)
+from spark_connector.positions import Positions
+from spark_connector.pushdown import Narrowing
+from spark_connector.reading import TaskSettings, read_range
+from wire.errors import Code, TidelogError
+
+if TYPE_CHECKING:
+    import pyarrow as pa
+    from pyspark.sql.types import StructType
+
+
+class TidelogBatchReader(DataSourceReader):
+    def __init__(self, options: SourceOptions, schema: StructType, open_log: OpenLog) -> None:
+        self._options = options
+        self._schema = schema
+        self._open_log = open_log
+        self._narrowing = Narrowing()
+
+    def partitions(self) -> list[InputPartition]:
+        """One range for each partition that has records to read, or more to make `minPartitions`."""
+        with closing(self._open_log(self._options)) as log:
+            extents = {stream: log.extent(stream) for stream in self._options.subscribe}
+            start = starting_positions(log, extents, self._options, default=Edge.EARLIEST)
+            end = self._ending_positions(extents)
+            _check_order(start, end)
+            ranges = self._narrowing.apply(ranges_between(start, end), log.offsets_at)
+        return [InputPartition(part) for part in split(ranges, self._options.min_partitions)]
+
+    def _ending_positions(self, extents: Extents) -> Positions:
+        match self._options.ending:
+            case None | Edge():
+                return positions_at(extents, Edge.LATEST)
+            case explicit:
+                return positions_of(
+                    extents, explicit, "endingOffsets", fail_on_data_loss=self._options.fail_on_data_loss
+                )
+
+    def read(self, partition: InputPartition) -> Iterator[pa.RecordBatch]:
+        return read_partition(partition, self._options, self._schema, self._open_log)
+
+
+class PushdownBatchReader(TidelogBatchReader):
+    """With option pushDownFilters=true.
+
+    A class of its own because Spark refuses a reader that has `pushFilters` unless its setting
+    spark.sql.python.filterPushdown.enabled is on, which it is not by default.
+    """
+
+    def pushFilters(self, filters: list[Filter]) -> Iterable[Filter]:  # noqa: N802 - Spark's name
+        return [condition for condition in filters if not self._narrowing.take(condition)]
+
+
+def starting_positions(log: CommittedLog, extents: Extents, options: SourceOptions, *, default: Edge) -> Positions:
+    """What the option startingOffsets or startingTimestamp means for the logs as they are now."""
+    match options.starting:
+        case None:
+            return positions_at(extents, default)
+        case Edge() as edge:
+            return positions_at(extents, edge)
+        case AtTimestamp(timestamp_ns):
+            return positions_from(extents, {stream: log.offsets_at(stream, timestamp_ns) for stream in extents})
+        case explicit:
+            return positions_of(extents, explicit, "startingOffsets", fail_on_data_loss=options.fail_on_data_loss)
+
+
+def read_partition(
+    partition: InputPartition, options: SourceOptions, schema: StructType, open_log: OpenLog
+) -> Iterator[pa.RecordBatch]:
+    """A task. Spark makes up a partition with the value None when there is nothing to read."""
+    wanted = partition.value
+    if not isinstance(wanted, OffsetRange):
+        return
+    settings = TaskSettings(options.fetch_max_bytes, options.fail_on_data_loss)
+    with closing(open_log(options)) as log:
+        yield from read_range(log, wanted, schema, settings)
+
+
+def _check_order(start: Positions, end: Positions) -> None:
+    for stream, at in start.items():
+        for partition, position in at.partitions.items():
+            last = end[stream].partitions[partition].offset
+            if position.offset > last:
+                raise TidelogError(
+                    Code.BAD_CONFIG,
+                    f"the start {position.offset} of {stream}/{partition} lies beyond its end {last}: "
+                    "change startingOffsets or endingOffsets",
+                )

@@ -1,0 +1,130 @@
+"""The rows of the data source, and record batches as Arrow batches in that form.
+
+    key binary · value binary · stream string · partition int · offset long · timestamp timestamp (microseconds)
+    with includeHeaders=true also: headers array<struct<key string, value binary>>
+
+A user's own schema may leave columns out (Spark's Python data sources know no column pruning of their own): what is not
+named is not built. The columns `key` and `value` are views of the fetched bytes.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from typing import TYPE_CHECKING
+
+import numpy as np
+import pyarrow as pa
+from pyspark.sql.types import (
+    ArrayType,
+    BinaryType,
+    DataType,
+    IntegerType,
+    LongType,
+    StringType,
+    StructField,
+    StructType,
+    TimestampType,
+)
+
+from wire.errors import Code, TidelogError
+
+if TYPE_CHECKING:
+    from wire.batch import RecordBatch
+
+_HEADER = StructType([StructField("key", StringType()), StructField("value", BinaryType())])
+
+_SPARK_TYPES: Mapping[str, DataType] = {
+    "key": BinaryType(),
+    "value": BinaryType(),
+    "stream": StringType(),
+    "partition": IntegerType(),
+    "offset": LongType(),
+    "timestamp": TimestampType(),
+    "headers": ArrayType(_HEADER),
+}
+
+_ARROW_TYPES: Mapping[str, pa.DataType] = {
+    "key": pa.binary(),
+    "value": pa.binary(),
+    "stream": pa.string(),
+    "partition": pa.int32(),
+    "offset": pa.int64(),
+    "timestamp": pa.timestamp("us", tz="UTC"),
+    "headers": pa.list_(pa.field("element", pa.struct([("key", pa.string()), ("value", pa.binary())]))),
+}
+
+
+def spark_schema(*, include_headers: bool) -> StructType:
+    return StructType(
+        [StructField(name, kind) for name, kind in _SPARK_TYPES.items() if include_headers or name != "headers"]
+    )
+
+
+def check_schema(schema: StructType, *, include_headers: bool) -> None:
+    """Refuses a user's schema that is no selection of our columns. Raises TidelogError(BAD_CONFIG) naming the column."""
+    known = spark_schema(include_headers=include_headers)
+    for column in schema.fields:
+        if column.name not in known.names:
+            hint = "; set includeHeaders=true for it" if column.name == "headers" else ""
+            raise TidelogError(
+                Code.BAD_CONFIG,
+                f"the schema names column {column.name!r}, and a stream has {', '.join(known.names)}{hint}",
+            )
+        if column.dataType.simpleString() != known[column.name].dataType.simpleString():
+            raise TidelogError(
+                Code.BAD_CONFIG,
+                f"the schema makes column {column.name!r} a {column.dataType.simpleString()}, and it is "
+                f"{known[column.name].dataType.simpleString()}: leave the schema out and cast the column",
+            )
+
+
+class ArrowRows:
+    """Converts the batches of one partition. Keeps the constant columns between batches."""
+
+    def __init__(self, schema: StructType, stream: str, partition: int) -> None:
+        self._schema = pa.schema(
+            [pa.field(column.name, _ARROW_TYPES[column.name], column.nullable) for column in schema.fields]
+        )
+        self._stream = _Constant(pa.scalar(stream, pa.string()))
+        self._partition = _Constant(pa.scalar(partition, pa.int32()))
+        self._builders: Mapping[str, Callable[[RecordBatch, pa.RecordBatch], pa.Array]] = {
+            "key": lambda _, arrow: arrow.column("key"),
+            "value": lambda _, arrow: arrow.column("value"),
+            "stream": lambda _, arrow: self._stream.array(arrow.num_rows),
+            "partition": lambda _, arrow: self._partition.array(arrow.num_rows),
+            "offset": lambda _, arrow: arrow.column("offset"),
+            "timestamp": lambda batch, _: _microseconds(batch),
+            "headers": lambda batch, _: _headers(batch),
+        }
+
+    def convert(self, batch: RecordBatch) -> pa.RecordBatch:
+        arrow = batch.to_arrow()
+        columns = [self._builders[name](batch, arrow) for name in self._schema.names]
+        return pa.RecordBatch.from_arrays(columns, schema=self._schema)
+
+
+class _Constant:
+    """Arrays of one value: each is a slice of the longest made so far."""
+
+    def __init__(self, value: pa.Scalar) -> None:
+        self._value = value
+        self._longest = pa.repeat(value, 1024)
+
+    def array(self, length: int) -> pa.Array:
+        if length > len(self._longest):
+            self._longest = pa.repeat(self._value, length)
+        return self._longest.slice(0, length)
+
+
+def _microseconds(batch: RecordBatch) -> pa.Array:
+    """Spark's timestamps have microseconds, ours nanoseconds: rounded down, before 1970 too."""
+    times = np.floor_divide(batch.timestamps, 1_000)
+    return pa.Array.from_buffers(_ARROW_TYPES["timestamp"], len(times), [None, pa.py_buffer(times)])
+
+
+def _headers(batch: RecordBatch) -> pa.Array:
+    """Null where a record has none, as in Kafka's connector."""
+    rows = [
+        [{"key": name, "value": value} for name, value in headers.items()] if headers else None for headers in batch.headers
+    ]
+    return pa.array(rows, type=_ARROW_TYPES["headers"])

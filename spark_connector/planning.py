@@ -1,0 +1,266 @@
+"""From what was asked for, and what the logs hold, to positions and offset ranges. Pure.
+
+What always holds:
+- an end never lies beyond the committed log, and never before its start unless the log itself was cut;
+- ranges between two positions depend on those alone, so that a batch planned again after a crash reads the same records;
+- a position is only ever compared with the same life of the same partition.
+
+Where the log no longer holds what a position speaks of, records are lost to this query. With `failOnDataLoss` (the
+default) that is an error; without, the query goes on at the nearest record that exists. A recreated stream is an error
+either way: its offsets are other records.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
+
+from spark_connector.log_port import OffsetRange, PartitionExtent, StreamExtent
+from spark_connector.options import Edge, ExplicitOffsets
+from spark_connector.positions import Position, Positions, StreamPosition
+from wire.errors import Code, TidelogError
+from wire.types import Offset, StreamName
+
+Extents = Mapping[StreamName, StreamExtent]
+
+
+def positions_at(extents: Extents, edge: Edge) -> Positions:
+    """Where all logs begin, or end."""
+    return {
+        stream: StreamPosition(
+            extent.incarnation,
+            {
+                partition: Position(held.incarnation, held.log_start if edge is Edge.EARLIEST else held.end)
+                for partition, held in extent.partitions.items()
+            },
+        )
+        for stream, extent in extents.items()
+    }
+
+
+def positions_of(extents: Extents, explicit: ExplicitOffsets, option: str, *, fail_on_data_loss: bool) -> Positions:
+    """The user's offsets, checked against the logs. Raises TidelogError naming the option and the partition."""
+    positions: dict[StreamName, StreamPosition] = {}
+    for stream, extent in extents.items():
+        offsets = explicit[stream]
+        if set(offsets) != set(extent.partitions):
+            raise TidelogError(
+                Code.BAD_CONFIG,
+                f"{option} gives offsets of partitions {_numbers(offsets)} of stream {stream!r}, which has partitions "
+                f"{_numbers(extent.partitions)}: give one for each (-2 = earliest, -1 = latest)",
+            )
+        positions[stream] = StreamPosition(
+            extent.incarnation,
+            {
+                partition: Position(
+                    extent.partitions[partition].incarnation,
+                    _checked(offset, extent.partitions[partition], f"{option} of {stream}/{partition}", fail_on_data_loss),
+                )
+                for partition, offset in offsets.items()
+            },
+        )
+    return positions
+
+
+def _checked(offset: Offset | Edge, held: PartitionExtent, what: str, fail_on_data_loss: bool) -> Offset:
+    if isinstance(offset, Edge):
+        return held.log_start if offset is Edge.EARLIEST else held.end
+    if offset > held.end:
+        raise TidelogError(
+            Code.BAD_CONFIG,
+            f"{what} is {offset}, beyond the committed log, which ends at {held.end}: use at most {held.end}, or latest",
+        )
+    if offset < held.log_start and fail_on_data_loss:
+        raise TidelogError(
+            Code.OFFSET_BEFORE_LOG,
+            f"{what} is {offset}, but the log begins at {held.log_start}: "
+            f"use at least {held.log_start}, or earliest, or failOnDataLoss=false",
+            {"log_start": str(held.log_start)},
+        )
+    return max(offset, held.log_start)
+
+
+def positions_from(extents: Extents, offsets: Mapping[StreamName, Mapping[int, Offset]]) -> Positions:
+    """Looked-up offsets (by timestamp) as positions; never beyond the end that goes with them."""
+    return {
+        stream: StreamPosition(
+            extent.incarnation,
+            {
+                partition: Position(held.incarnation, min(offsets[stream][partition], held.end))
+                for partition, held in extent.partitions.items()
+            },
+        )
+        for stream, extent in extents.items()
+    }
+
+
+def check_continues(start: Positions, extents: Extents, *, fail_on_data_loss: bool) -> None:
+    """A query may go on at `start`: same streams, same lives, and the logs still reach it.
+
+    Raises WRONG_INCARNATION, OFFSET_BEFORE_LOG, LOG_TRUNCATED or BAD_CONFIG.
+    """
+    if set(start) != set(extents):
+        raise TidelogError(
+            Code.BAD_CONFIG,
+            f"the checkpoint is of a query that subscribes to {_streams(start)}, and this one subscribes to "
+            f"{_streams(extents)}: subscribe to the same streams, or start with a new checkpointLocation",
+        )
+    for stream, at in start.items():
+        extent = extents[stream]
+        if at.incarnation != extent.incarnation:
+            raise _recreated(f"stream {stream!r}", at.incarnation, extent.incarnation)
+        for partition, position in at.partitions.items():
+            name = f"{stream}/{partition}"
+            held = extent.partitions.get(partition)
+            if held is None:
+                raise TidelogError(
+                    Code.PARTITION_RETIRED,
+                    f"partition {name}, which the checkpoint reads from, does not exist any more: "
+                    "start with a new checkpointLocation",
+                )
+            if position.incarnation != held.incarnation:
+                raise _recreated(f"partition {name}", position.incarnation, held.incarnation)
+            if fail_on_data_loss:
+                _check_reachable(name, position, held)
+
+
+def _check_reachable(name: str, position: Position, held: PartitionExtent) -> None:
+    if position.offset < held.log_start:
+        raise before_log(name, position.offset, held.log_start)
+    if position.offset > held.end:
+        raise TidelogError(
+            Code.LOG_TRUNCATED,
+            f"{name} was read up to {position.offset} but its committed log ends at {held.end}, so records that were read "
+            "are gone (an unclean election): set failOnDataLoss=false to go on from there",
+        )
+
+
+def before_log(name: str, offset: Offset, log_start: Offset) -> TidelogError:
+    return TidelogError(
+        Code.OFFSET_BEFORE_LOG,
+        f"{name} is to be read from {offset} but its log begins at {log_start} by now, so {log_start - offset} offsets are "
+        "lost to this query: set failOnDataLoss=false to go on without them, and keep records longer",
+        {"log_start": str(log_start)},
+    )
+
+
+def _recreated(what: str, then: int, now: int) -> TidelogError:
+    return TidelogError(
+        Code.WRONG_INCARNATION,
+        f"{what} was deleted and created again since the checkpoint was written (incarnation {then} then, {now} now), so "
+        "its offsets are other records: start with a new checkpointLocation",
+    )
+
+
+def next_end(start: Positions, extents: Extents, *, target: Positions | None, max_records: int | None) -> Positions:
+    """Where the next micro-batch ends.
+
+    Up to the ends of the logs, not past `target` (Trigger.AvailableNow), and at most `max_records` offsets in all, which
+    the partitions share in proportion to what each has waiting. A partition new since `start` is read from its offset 0.
+    """
+    ends = positions_at(extents, Edge.LATEST) if target is None else _not_before(start, target, extents)
+    waiting: dict[tuple[StreamName, int], int] = {}
+    for stream, extent in extents.items():
+        for partition, held in extent.partitions.items():
+            end = ends[stream].partitions.get(partition)
+            if end is not None:
+                begin = max(_offset_in(start, stream, partition), held.log_start)
+                waiting[stream, partition] = max(0, end.offset - begin)
+    total = sum(waiting.values())
+    if max_records is None or total <= max_records:
+        return ends
+    granted = _share(waiting, max_records)
+    return {
+        stream: replace(
+            at,
+            partitions={
+                partition: replace(end, offset=Offset(end.offset - waiting[stream, partition] + granted[stream, partition]))
+                if (stream, partition) in granted
+                else end
+                for partition, end in at.partitions.items()
+            },
+        )
+        for stream, at in ends.items()
+    }
+
+
+def _not_before(start: Positions, target: Positions, extents: Extents) -> Positions:
+    """The target, or `start` where that is already past it: then there is nothing to read, not less than nothing.
+
+    A start past the end of the log (it was cut, and `failOnDataLoss` is off) does go back.
+    """
+    return {
+        stream: replace(
+            at,
+            partitions={
+                partition: replace(position, offset=began)
+                if position.offset < (began := _offset_in(start, stream, partition)) <= extents[stream].partitions[partition].end
+                else position
+                for partition, position in at.partitions.items()
+            },
+        )
+        for stream, at in target.items()
+    }
+
+
+def _share(waiting: Mapping[tuple[StreamName, int], int], limit: int) -> dict[tuple[StreamName, int], int]:
+    """`limit` split in proportion to `waiting`, exactly: what rounding leaves goes to the largest remainders."""
+    total = sum(waiting.values())
+    granted = {key: count * limit // total for key, count in waiting.items()}
+    by_remainder = sorted(waiting, key=lambda key: (-(waiting[key] * limit % total), key))
+    for key in by_remainder[: limit - sum(granted.values())]:
+        granted[key] += 1
+    return granted
+
+
+def ranges_between(start: Positions, end: Positions) -> list[OffsetRange]:
+    """Every partition's records from `start` to `end`; those with none are left out."""
+    return [
+        found
+        for stream, at in end.items()
+        for partition, position in sorted(at.partitions.items())
+        if len(
+            found := OffsetRange(
+                stream,
+                at.incarnation,
+                partition,
+                position.incarnation,
+                _offset_in(start, stream, partition),
+                position.offset,
+            )
+        )
+    ]
+
+
+def _offset_in(positions: Positions, stream: StreamName, partition: int) -> Offset:
+    position = positions[stream].partitions.get(partition)
+    return Offset(0) if position is None else position.offset
+
+
+def split(ranges: Sequence[OffsetRange], minimum: int) -> list[OffsetRange]:
+    """At least `minimum` ranges where the offsets allow it: each is cut in proportion to its share of them."""
+    total = sum(len(whole) for whole in ranges)
+    if len(ranges) >= minimum or total == 0:
+        return list(ranges)
+    parts: list[OffsetRange] = []
+    for whole in ranges:
+        size = len(whole)
+        # Rounded up, so that the sum cannot fall short of the minimum.
+        pieces = min(size, -(-size * minimum // total))
+        parts += [
+            replace(
+                whole,
+                start=Offset(whole.start + size * piece // pieces),
+                end=Offset(whole.start + size * (piece + 1) // pieces),
+            )
+            for piece in range(pieces)
+        ]
+    return parts
+
+
+def _numbers(partitions: Mapping[int, object]) -> str:
+    return ", ".join(str(number) for number in sorted(partitions)) or "none"
+
+
+def _streams(streams: Mapping[StreamName, object]) -> str:
+    return ", ".join(sorted(streams)) or "nothing"

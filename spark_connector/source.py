@@ -1,0 +1,69 @@
+"""The data source `tidelog`, as Spark finds it (`pyspark_tidelog`) or as `spark.dataSource.register` takes it."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, NoReturn
+
+from pyspark.sql.datasource import DataSource
+
+from spark_connector.batch_reader import PushdownBatchReader, TidelogBatchReader
+from spark_connector.columns import check_schema, spark_schema
+from spark_connector.options import SourceOptions
+from spark_connector.stream_reader import TidelogStreamReader
+from wire.errors import Code, TidelogError
+
+if TYPE_CHECKING:
+    from pyspark.sql.types import StructType
+
+    from spark_connector.log_port import CommittedLog, OpenLog
+
+
+def open_client_log(options: SourceOptions) -> CommittedLog:
+    """Connects to the cluster that the options name."""
+    # Spark makes a data source in many short-lived processes that never connect.
+    from spark_connector.client_log import ClientLog
+
+    return ClientLog(options.servers, options.namespace)
+
+
+class TidelogDataSource(DataSource):
+    """Committed records of streams. Bad options are refused by load(), with one sentence that names the option."""
+
+    open_log: OpenLog = staticmethod(open_client_log)
+
+    @classmethod
+    def name(cls) -> str:
+        return "tidelog"
+
+    def schema(self) -> StructType:
+        return spark_schema(include_headers=self._parsed().include_headers)
+
+    def reader(self, schema: StructType) -> TidelogBatchReader:
+        options = self._checked(schema).for_batch()
+        kind = PushdownBatchReader if options.push_down_filters else TidelogBatchReader
+        return kind(options, schema, self.open_log)
+
+    def streamReader(self, schema: StructType) -> TidelogStreamReader:  # noqa: N802 - Spark's name
+        return TidelogStreamReader(self._checked(schema).for_stream(), schema, self.open_log)
+
+    def writer(self, schema: StructType, overwrite: bool) -> NoReturn:
+        _refuse_to_write()
+
+    def streamWriter(self, schema: StructType, overwrite: bool) -> NoReturn:  # noqa: N802 - Spark's name
+        _refuse_to_write()
+
+    def _parsed(self) -> SourceOptions:
+        return SourceOptions.parse(self.options)
+
+    def _checked(self, schema: StructType) -> SourceOptions:
+        options = self._parsed()
+        check_schema(schema, include_headers=options.include_headers)
+        return options
+
+
+def _refuse_to_write() -> NoReturn:
+    raise TidelogError(
+        Code.BAD_REQUEST,
+        "the tidelog data source reads streams and does not write to them: publish with tidelog.connect(...).producer(...), "
+        "from foreachPartition or foreachBatch for instance",
+    )

@@ -1,0 +1,419 @@
+"""Real Spark on the connector, with logs that lie in files: every rule that needs no cluster."""
+
+from __future__ import annotations
+
+import json
+import sys
+from collections.abc import Callable, Iterator, Mapping
+from pathlib import Path
+from typing import Any
+from urllib.parse import urlsplit
+
+import pytest
+from pyspark import cloudpickle
+from pyspark.errors import PySparkException
+from pyspark.sql import DataFrame, SparkSession
+
+from spark_connector.java import ensure_java
+from spark_connector.log_port import OffsetRange, PartitionExtent, StreamExtent
+from spark_connector.options import SourceOptions
+from spark_connector.source import TidelogDataSource
+from wire.batch import BatchBuilder, Compression, RecordBatch, control_batch, encode_headers, iter_batches
+from wire.errors import Code, TidelogError
+from wire.types import Incarnation, LeaderEpoch, Offset, StreamName
+
+ROOT = Path(__file__).parents[2]
+SECOND = 1_000_000_000
+BEGINNING = 1_893_456_000 * SECOND
+"""2030-01-01T00:00:00Z"""
+
+
+class FileLogs:
+    """Streams as files: `<folder>/<stream>/stream.json` and one file of batches per partition."""
+
+    def __init__(self, folder: Path) -> None:
+        self.folder = folder
+
+    # The port.
+
+    def extent(self, stream: StreamName) -> StreamExtent:
+        about = self._about(stream)
+        life = Incarnation(about["incarnation"])
+        partitions = {
+            int(partition): PartitionExtent(life, Offset(held["log_start"]), Offset(held["end"]))
+            for partition, held in about["partitions"].items()
+        }
+        return StreamExtent(stream, life, partitions)
+
+    def offsets_at(self, stream: StreamName, timestamp_ns: int) -> Mapping[int, Offset]:
+        found: dict[int, Offset] = {}
+        for partition, held in self.extent(stream).partitions.items():
+            found[partition] = held.end
+            for batch in self._batches(stream, partition):
+                later = batch.offsets[batch.timestamps >= timestamp_ns]
+                if len(later):
+                    found[partition] = Offset(min(int(later[0]), held.end))
+                    break
+        return found
+
+    def fetch(self, wanted: OffsetRange, max_bytes: int) -> Iterator[RecordBatch]:
+        extent = self.extent(wanted.stream)
+        held = extent.partitions[wanted.partition]
+        if wanted.stream_incarnation != extent.incarnation:
+            raise TidelogError(Code.WRONG_INCARNATION, f"{wanted.stream} was recreated")
+        if wanted.start < held.log_start:
+            raise TidelogError(Code.OFFSET_BEFORE_LOG, "below the log", {"log_start": str(held.log_start)})
+        for batch in self._batches(wanted.stream, wanted.partition):
+            if batch.header.end_offset > wanted.start:
+                yield batch
+
+    def close(self) -> None:
+        pass
+
+    # What a cluster would do.
+
+    def create(self, stream: str, partitions: int, incarnation: int = 7) -> None:
+        folder = self.folder / stream
+        folder.mkdir(exist_ok=True)
+        for partition in range(partitions):
+            (folder / f"{partition}.log").write_bytes(b"")
+        held = {str(partition): {"log_start": 0, "end": 0} for partition in range(partitions)}
+        self._write(stream, {"incarnation": incarnation, "partitions": held})
+
+    def publish(self, stream: str, partition: int, build: Callable[[BatchBuilder], None] | bytes, **how: Any) -> None:
+        """Appends one batch, a control batch when `build` is bytes, and commits it."""
+        about = self._about(stream)
+        held = about["partitions"][str(partition)]
+        if isinstance(build, bytes):
+            encoded = control_batch(1, 1, build)
+        else:
+            builder = BatchBuilder()
+            build(builder)
+            encoded = builder.build(BEGINNING + held["end"] * SECOND, **how)
+        parts, header = encoded.stamp(Offset(held["end"]), LeaderEpoch(1))
+        with (self.folder / stream / f"{partition}.log").open("ab") as log:
+            log.writelines(parts)
+        held["end"] = int(header.end_offset)
+        self._write(stream, about)
+
+    def fill(self, stream: str, partition: int, count: int, per_batch: int) -> None:
+        for _ in range(0, count, per_batch):
+            start = self._about(stream)["partitions"][str(partition)]["end"]
+            values = [b"%s/%d/%d" % (stream.encode(), partition, start + i) for i in range(per_batch)]
+            self.publish(stream, partition, lambda builder, values=values: builder.add_values(values))  # type: ignore[misc]
+
+    def set_held(self, stream: str, partition: int, **bounds: int) -> None:
+        about = self._about(stream)
+        about["partitions"][str(partition)] |= bounds
+        self._write(stream, about)
+
+    def _batches(self, stream: str, partition: int) -> Iterator[RecordBatch]:
+        log = (self.folder / stream / f"{partition}.log").read_bytes()
+        for at, _ in iter_batches(log):
+            yield RecordBatch.decode(log, at)
+
+    def _about(self, stream: str) -> Any:
+        try:
+            return json.loads((self.folder / stream / "stream.json").read_text())
+        except FileNotFoundError:
+            raise TidelogError(Code.UNKNOWN_STREAM, f"there is no stream {stream!r}: create it first") from None
+
+    def _write(self, stream: str, about: Any) -> None:
+        path = self.folder / stream / "stream.json"
+        path.with_suffix(".new").write_text(json.dumps(about))
+        path.with_suffix(".new").replace(path)
+
+
+def open_file_logs(options: SourceOptions) -> FileLogs:
+    return FileLogs(Path(urlsplit(options.servers[0]).path))
+
+
+class FileDataSource(TidelogDataSource):
+    open_log = staticmethod(open_file_logs)
+
+    @classmethod
+    def name(cls) -> str:
+        return "tidelog_files"
+
+
+@pytest.fixture(scope="module")
+def spark() -> Iterator[SparkSession]:
+    ensure_java()
+    # Spark's workers cannot import a test module.
+    cloudpickle.register_pickle_by_value(sys.modules[__name__])
+    path = f"{ROOT}:{ROOT / 'spark_connector' / 'autoload'}"
+    session = (
+        SparkSession.builder.master("local[2]")
+        .appName("test_spark_source")
+        .config("spark.ui.enabled", "false")
+        .config("spark.sql.shuffle.partitions", "2")
+        .config("spark.sql.session.timeZone", "UTC")
+        .config("spark.sql.python.filterPushdown.enabled", "true")
+        .config("spark.executorEnv.PYTHONPATH", path)
+        .getOrCreate()
+    )
+    session.dataSource.register(FileDataSource)
+    yield session
+    session.stop()
+    cloudpickle.unregister_pickle_by_value(sys.modules[__name__])
+
+
+@pytest.fixture
+def logs(tmp_path: Path) -> FileLogs:
+    (tmp_path / "logs").mkdir()
+    return FileLogs(tmp_path / "logs")
+
+
+def options(logs: FileLogs, stream: str, **more: str) -> dict[str, str]:
+    return {"servers": f"file://{logs.folder}", "subscribe": stream} | more
+
+
+def read(spark: SparkSession, logs: FileLogs, stream: str = "flights", **more: str) -> DataFrame:
+    return spark.read.format("tidelog_files").options(**options(logs, stream, **more)).load()
+
+
+def identity(frame: DataFrame) -> list[tuple[str, int, int]]:
+    return sorted((row.stream, row.partition, row.offset) for row in frame.select("stream", "partition", "offset").collect())
+
+
+def expected(stream: str, *bounds: tuple[int, int, int]) -> list[tuple[str, int, int]]:
+    return [(stream, partition, offset) for partition, start, end in bounds for offset in range(start, end)]
+
+
+class TestBatch:
+    def test_every_committed_record_once_with_all_columns(self, spark: SparkSession, logs: FileLogs) -> None:
+        logs.create("flights", 2)
+
+        def mixed(builder: BatchBuilder) -> None:
+            builder.add_record(b"v0", b"k0", encode_headers({"h": b"1"}), BEGINNING - 1)
+            builder.add_record(None, b"k1", timestamp=BEGINNING + 1_999)
+            builder.add_record(b"", None, timestamp=-1)
+
+        logs.publish("flights", 0, mixed)
+        logs.publish("flights", 0, b"control")
+        logs.publish("flights", 0, lambda builder: builder.add_values([b"a", b"b"]), compression=Compression.ZSTD)
+        logs.fill("flights", 1, 4, per_batch=1)
+        # Not committed yet.
+        logs.fill("flights", 1, 1, per_batch=1)
+        logs.set_held("flights", 1, end=4)
+
+        frame = read(spark, logs)
+        assert [(f.name, f.dataType.simpleString()) for f in frame.schema] == [
+            ("key", "binary"),
+            ("value", "binary"),
+            ("stream", "string"),
+            ("partition", "int"),
+            ("offset", "bigint"),
+            ("timestamp", "timestamp"),
+        ]
+        rows = frame.selectExpr("*", "unix_micros(timestamp) AS micros").orderBy("partition", "offset").collect()
+        assert [(row.partition, row.offset) for row in rows] == [(0, 0), (0, 1), (0, 2), (0, 4), (0, 5)] + [
+            (1, offset) for offset in range(4)
+        ]
+        assert {row.stream for row in rows} == {"flights"}
+        assert [row.value for row in rows[:5]] == [b"v0", None, b"", b"a", b"b"]
+        assert [row.key for row in rows[:5]] == [b"k0", b"k1", None, None, None]
+        # Rounded down to microseconds, before 1970 too.
+        assert [row.micros for row in rows[:3]] == [BEGINNING // 1000 - 1, BEGINNING // 1000 + 1, -1]
+
+        with_headers = read(spark, logs, includeHeaders="true").where("partition = 0").orderBy("offset").collect()
+        assert [[tuple(h) for h in row.headers or []] for row in with_headers] == [[("h", b"1")], [], [], [], []]
+        assert with_headers[1].headers is None
+
+        chosen = spark.read.format("tidelog_files").schema("offset long, value binary")
+        narrow = chosen.options(**options(logs, "flights")).load()
+        assert narrow.columns == ["offset", "value"]
+        assert narrow.count() == 9
+        # Nothing at all asked for.
+        assert frame.count() == 9
+
+    def test_offsets_split_and_several_streams(self, spark: SparkSession, logs: FileLogs) -> None:
+        logs.create("flights", 2)
+        logs.create("trains", 1)
+        logs.fill("flights", 0, 100, per_batch=7)
+        logs.fill("flights", 1, 50, per_batch=10)
+        logs.fill("trains", 0, 10, per_batch=10)
+        ends = {"flights": {0: 105, 1: 50}}
+        assert identity(read(spark, logs, "flights,trains")) == sorted(
+            expected("flights", (0, 0, 105), (1, 0, 50)) + expected("trains", (0, 0, 10))
+        )
+        some = read(
+            spark,
+            logs,
+            startingOffsets='{"flights": {"0": 10, "1": -2}}',
+            endingOffsets='{"flights": {"0": 12, "1": -1}}',
+        )
+        assert identity(some) == expected("flights", (0, 10, 12), (1, 0, 50))
+        assert some.rdd.getNumPartitions() == len(ends["flights"])
+        # A split in the midst of batches neither loses nor repeats.
+        parts = read(spark, logs, minPartitions="9")
+        assert parts.rdd.getNumPartitions() >= 9
+        assert identity(parts) == expected("flights", (0, 0, 105), (1, 0, 50))
+        assert identity(read(spark, logs, startingTimestamp=str(BEGINNING // 1_000_000 + 70_000))) == expected(
+            "flights", (0, 70, 105), (1, 50, 50)
+        )
+        assert read(spark, logs, startingTimestamp="2031-01-01T00:00:00Z").count() == 0
+
+    def test_filters_narrow_what_is_fetched(self, spark: SparkSession, logs: FileLogs) -> None:
+        logs.create("flights", 3)
+        for partition in range(3):
+            logs.fill("flights", partition, 40, per_batch=8)
+        plain = read(spark, logs)
+        pushed = read(spark, logs, pushDownFilters="true")
+        for condition, tasks in (
+            ("partition = 1", 1),
+            ("partition IN (0, 2) AND offset >= 7 AND offset < 9", 2),
+            ("timestamp >= timestamp'2030-01-01 00:00:20' AND timestamp < timestamp'2030-01-01 00:00:30'", 3),
+            ("stream = 'other'", 1),
+            ("partition <> 1 AND value IS NOT NULL AND offset % 3 = 1", 3),
+        ):
+            assert identity(pushed.where(condition)) == identity(plain.where(condition)), condition
+            assert pushed.where(condition).rdd.getNumPartitions() == tasks, condition
+
+    def test_lost_records_are_an_error_unless_told(self, spark: SparkSession, logs: FileLogs) -> None:
+        logs.create("flights", 1)
+        logs.fill("flights", 0, 40, per_batch=8)
+        logs.set_held("flights", 0, log_start=16)
+        assert identity(read(spark, logs)) == expected("flights", (0, 16, 40))
+        behind = {"startingOffsets": '{"flights": {"0": 3}}'}
+        with pytest.raises(PySparkException, match="flights/0 is 3, but the log begins at 16"):
+            read(spark, logs, **behind).collect()
+        assert identity(read(spark, logs, failOnDataLoss="false", **behind)) == expected("flights", (0, 16, 40))
+        # Lost between planning and reading.
+        for tolerant in ("true", "false"):
+            planned = read(spark, logs, failOnDataLoss=str(tolerant == "false").lower()).rdd
+            planned.getNumPartitions()
+            logs.set_held("flights", 0, log_start=24)
+            if tolerant == "true":
+                assert sorted(row.offset for row in planned.collect()) == list(range(24, 40))
+            else:
+                with pytest.raises(Exception, match="its log begins at 24 by now"):
+                    planned.collect()
+            logs.set_held("flights", 0, log_start=16)
+
+    def test_refusals_are_one_clear_sentence(self, spark: SparkSession, logs: FileLogs) -> None:
+        logs.create("flights", 1)
+        with pytest.raises(PySparkException, match="unknown option 'startingoffset' .* did you mean startingOffsets"):
+            read(spark, logs, startingOffset="earliest")
+        with pytest.raises(PySparkException, match="there is no stream 'nothing'"):
+            read(spark, logs, "nothing").collect()
+        with pytest.raises(PySparkException, match="beyond the committed log, which ends at 0"):
+            read(spark, logs, endingOffsets='{"flights": {"0": 5}}').collect()
+        with pytest.raises(PySparkException, match="a stream is not a path"):
+            spark.read.format("tidelog_files").options(**options(logs, "flights")).load("flights")
+        with pytest.raises(PySparkException, match="schema names column 'carrier'"):
+            spark.read.format("tidelog_files").schema("carrier string").options(**options(logs, "flights")).load().collect()
+        with pytest.raises(PySparkException, match="does not write to them"):
+            read(spark, logs).write.format("tidelog_files").options(**options(logs, "flights")).mode("append").save()
+
+    def test_spark_finds_the_data_source_by_itself(self, spark: SparkSession) -> None:
+        # The refusal is ours, so `tidelog` was found without a registration.
+        with pytest.raises(PySparkException, match="option servers is missing"):
+            spark.read.format("tidelog").load()
+
+
+class Query:
+    """A streaming query that appends what it reads to a Parquet folder, and can be started again."""
+
+    def __init__(self, spark: SparkSession, logs: FileLogs, folder: Path, **more: str) -> None:
+        self.spark = spark
+        self.logs = logs
+        self.folder = folder
+        self.more = {"startingOffsets": "earliest"} | more
+
+    def run(self, **more: str) -> list[int]:
+        """Runs until all that is there now is read; the rows of each micro-batch that had any."""
+        query = self.start(availableNow=True, **more)
+        assert query.awaitTermination(60)
+        return [progress.numInputRows for progress in query.recentProgress if progress.numInputRows]
+
+    def start(self, *, availableNow: bool = False, **more: str) -> Any:  # noqa: N803 - Spark's name
+        source = self.spark.readStream.format("tidelog_files").options(**options(self.logs, "flights", **self.more, **more))
+        frame = source.load().select("stream", "partition", "offset", "value")
+        writer = frame.writeStream.format("parquet").option("checkpointLocation", str(self.folder / "checkpoint"))
+        if availableNow:
+            writer = writer.trigger(availableNow=True)
+        return writer.start(str(self.folder / "out"))
+
+    def rows(self) -> list[tuple[str, int, int]]:
+        return identity(self.spark.read.parquet(str(self.folder / "out")))
+
+
+class TestStream:
+    def test_available_now_ends_and_a_restart_goes_on_without_gap_or_repeat(
+        self, spark: SparkSession, logs: FileLogs, tmp_path: Path
+    ) -> None:
+        logs.create("flights", 2)
+        logs.fill("flights", 0, 30, per_batch=4)
+        logs.fill("flights", 1, 10, per_batch=5)
+        query = Query(spark, logs, tmp_path)
+        assert query.run() == [42]
+        assert query.run() == []
+        logs.fill("flights", 1, 7, per_batch=7)
+        assert query.run() == [7]
+        assert query.rows() == expected("flights", (0, 0, 32), (1, 0, 17))
+
+    def test_a_limit_per_trigger(self, spark: SparkSession, logs: FileLogs, tmp_path: Path) -> None:
+        logs.create("flights", 2)
+        logs.fill("flights", 0, 30, per_batch=10)
+        logs.fill("flights", 1, 10, per_batch=10)
+        query = Query(spark, logs, tmp_path, maxOffsetsPerTrigger="15", minPartitions="3")
+        assert query.run() == [15, 15, 10]
+        assert query.rows() == expected("flights", (0, 0, 30), (1, 0, 10))
+
+    def test_a_micro_batch_that_did_not_finish_is_read_again_as_it_was(
+        self, spark: SparkSession, logs: FileLogs, tmp_path: Path
+    ) -> None:
+        logs.create("flights", 1)
+        logs.fill("flights", 0, 10, per_batch=5)
+        query = Query(spark, logs, tmp_path)
+        assert query.run() == [10]
+        logs.fill("flights", 0, 10, per_batch=5)
+        assert query.run() == [10]
+        # As after a crash before the commit: the offsets of micro-batch 1 are written, its rows are not.
+        for leftover in (tmp_path / "checkpoint" / "commits").glob("*1*"):
+            leftover.unlink()
+        for leftover in (tmp_path / "out" / "_spark_metadata").glob("*1*"):
+            leftover.unlink()
+        logs.fill("flights", 0, 3, per_batch=3)
+        assert query.run() == [10, 3]
+        assert query.rows() == expected("flights", (0, 0, 23))
+
+    def test_reads_what_comes_and_begins_at_the_latest_by_itself(
+        self, spark: SparkSession, logs: FileLogs, tmp_path: Path
+    ) -> None:
+        logs.create("flights", 1)
+        logs.fill("flights", 0, 10, per_batch=5)
+        running = Query(spark, logs, tmp_path, startingOffsets="latest").start()
+        try:
+            running.processAllAvailable()
+            for _ in range(3):
+                logs.fill("flights", 0, 2, per_batch=2)
+                running.processAllAvailable()
+        finally:
+            running.stop()
+        assert Query(spark, logs, tmp_path).rows() == expected("flights", (0, 10, 16))
+
+    def test_a_recreated_stream_is_refused(self, spark: SparkSession, logs: FileLogs, tmp_path: Path) -> None:
+        logs.create("flights", 1)
+        logs.fill("flights", 0, 10, per_batch=5)
+        query = Query(spark, logs, tmp_path)
+        query.run()
+        logs.create("flights", 1, incarnation=9)
+        logs.fill("flights", 0, 20, per_batch=5)
+        for fail_on_data_loss in ("true", "false"):
+            with pytest.raises(PySparkException, match="deleted and created again .*7 then, 9 now"):
+                query.run(failOnDataLoss=fail_on_data_loss)
+        assert query.rows() == expected("flights", (0, 0, 10))
+
+    def test_records_lost_while_it_was_down(self, spark: SparkSession, logs: FileLogs, tmp_path: Path) -> None:
+        logs.create("flights", 1)
+        logs.fill("flights", 0, 10, per_batch=5)
+        query = Query(spark, logs, tmp_path)
+        query.run()
+        logs.fill("flights", 0, 20, per_batch=5)
+        logs.set_held("flights", 0, log_start=15)
+        with pytest.raises(PySparkException, match="from 10 but its log begins at 15"):
+            query.run()
+        assert query.run(failOnDataLoss="false") == [15]
+        assert query.rows() == expected("flights", (0, 0, 10), (0, 15, 30))

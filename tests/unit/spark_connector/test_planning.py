@@ -1,0 +1,159 @@
+from __future__ import annotations
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from spark_connector.log_port import OffsetRange, PartitionExtent, StreamExtent
+from spark_connector.options import Edge
+from spark_connector.planning import (
+    Extents,
+    check_continues,
+    next_end,
+    positions_at,
+    positions_of,
+    ranges_between,
+    split,
+)
+from spark_connector.positions import Position, Positions, StreamPosition, from_json, to_json
+from wire.errors import Code, TidelogError
+from wire.types import Incarnation, Offset, StreamName
+
+FLIGHTS = StreamName("flights")
+LIFE = Incarnation(7)
+
+
+def extents(*held: tuple[int, int], incarnation: int = LIFE) -> Extents:
+    life = Incarnation(incarnation)
+    partitions = {i: PartitionExtent(life, Offset(start), Offset(end)) for i, (start, end) in enumerate(held)}
+    return {FLIGHTS: StreamExtent(FLIGHTS, life, partitions)}
+
+
+def at(*offsets: int) -> Positions:
+    return {FLIGHTS: StreamPosition(LIFE, {i: Position(LIFE, Offset(offset)) for i, offset in enumerate(offsets)})}
+
+
+def offsets(positions: Positions) -> list[int]:
+    return [position.offset for _, position in sorted(positions[FLIGHTS].partitions.items())]
+
+
+def spans(ranges: list[OffsetRange]) -> list[tuple[int, int, int]]:
+    return [(part.partition, part.start, part.end) for part in ranges]
+
+
+class TestPositions:
+    def test_the_form_in_the_checkpoint(self) -> None:
+        position = {FLIGHTS: StreamPosition(LIFE, {0: Position(LIFE, Offset(123))})}
+        form = {"v": 1, "streams": {"flights": {"incarnation": 7, "partitions": {"0": {"incarnation": 7, "offset": 123}}}}}
+        assert to_json(position) == form
+        assert from_json(form) == position
+
+    def test_equal_positions_are_written_alike(self) -> None:
+        one, two = Position(LIFE, Offset(1)), Position(LIFE, Offset(2))
+        a = {StreamName(n): StreamPosition(LIFE, {10: one, 9: two}) for n in ("b", "a")}
+        b = {StreamName(n): StreamPosition(LIFE, {9: two, 10: one}) for n in ("a", "b")}
+        assert str(to_json(a)) == str(to_json(b))
+
+    def test_another_version_is_refused(self) -> None:
+        with pytest.raises(TidelogError, match="version 2"):
+            from_json({"v": 2, "streams": {}})
+
+    def test_damage_is_refused(self) -> None:
+        with pytest.raises(TidelogError, match="damaged"):
+            from_json({"v": 1, "streams": {"flights": {"incarnation": 7}}})
+
+
+class TestContinue:
+    def test_a_recreated_stream_is_refused_whatever_failOnDataLoss_says(self) -> None:
+        for strict in (True, False):
+            with pytest.raises(TidelogError, match="deleted and created again") as caught:
+                check_continues(at(5), extents((0, 9), incarnation=8), fail_on_data_loss=strict)
+            assert caught.value.code is Code.WRONG_INCARNATION
+
+    def test_lost_records_are_refused_unless_told(self) -> None:
+        with pytest.raises(TidelogError, match="begins at 6") as caught:
+            check_continues(at(5), extents((6, 9)), fail_on_data_loss=True)
+        assert caught.value.code is Code.OFFSET_BEFORE_LOG
+        check_continues(at(5), extents((6, 9)), fail_on_data_loss=False)
+
+    def test_a_log_that_was_cut_is_refused_unless_told(self) -> None:
+        with pytest.raises(TidelogError, match="ends at 9") as caught:
+            check_continues(at(10), extents((0, 9)), fail_on_data_loss=True)
+        assert caught.value.code is Code.LOG_TRUNCATED
+        check_continues(at(10), extents((0, 9)), fail_on_data_loss=False)
+        assert offsets(next_end(at(10), extents((0, 9)), target=None, max_records=None)) == [9]
+
+    def test_other_streams_than_before_are_refused(self) -> None:
+        with pytest.raises(TidelogError, match="subscribes to other"):
+            check_continues({StreamName("other"): at(1)[FLIGHTS]}, extents((0, 9)), fail_on_data_loss=True)
+
+
+class TestExplicitOffsets:
+    def test_checked_against_the_log(self) -> None:
+        found = positions_of(
+            extents((2, 9), (0, 4)), {FLIGHTS: {0: Edge.EARLIEST, 1: Offset(4)}}, "startingOffsets", fail_on_data_loss=True
+        )
+        assert offsets(found) == [2, 4]
+
+    @pytest.mark.parametrize(
+        ("explicit", "says"),
+        [
+            ({0: Offset(3)}, "partitions 0 of stream 'flights', which has partitions 0, 1"),
+            ({0: Offset(10), 1: Offset(0)}, "flights/0 is 10, beyond the committed log, which ends at 9"),
+            ({0: Offset(1), 1: Offset(0)}, "flights/0 is 1, but the log begins at 2"),
+        ],
+    )
+    def test_refusals(self, explicit: dict[int, Offset | Edge], says: str) -> None:
+        with pytest.raises(TidelogError, match=says):
+            positions_of(extents((2, 9), (0, 4)), {FLIGHTS: explicit}, "startingOffsets", fail_on_data_loss=True)
+
+
+class TestNextEnd:
+    def test_everything_when_there_is_no_limit(self) -> None:
+        assert offsets(next_end(at(0, 3), extents((0, 10), (0, 4)), target=None, max_records=None)) == [10, 4]
+
+    def test_a_limit_is_shared_in_proportion_and_used_up(self) -> None:
+        assert offsets(next_end(at(0, 0), extents((0, 90), (0, 10)), target=None, max_records=10)) == [9, 1]
+        assert offsets(next_end(at(0, 0, 0), extents((0, 5), (0, 5), (0, 5)), target=None, max_records=1)) == [1, 0, 0]
+
+    def test_never_past_the_target(self) -> None:
+        assert offsets(next_end(at(0, 0), extents((0, 10), (0, 10)), target=at(4, 5), max_records=None)) == [4, 5]
+
+    def test_a_start_past_the_target_has_nothing_to_read(self) -> None:
+        assert offsets(next_end(at(6), extents((0, 10)), target=at(4), max_records=None)) == [6]
+
+    @given(
+        held=st.lists(st.tuples(st.integers(0, 50), st.integers(0, 50)), min_size=1, max_size=5), limit=st.integers(1, 60)
+    )
+    def test_limited_steps_reach_the_end_without_gap_or_repeat(self, held: list[tuple[int, int]], limit: int) -> None:
+        logs = extents(*((start, start + size) for start, size in held))
+        position = positions_at(logs, Edge.EARLIEST)
+        steps = 0
+        while (end := next_end(position, logs, target=None, max_records=limit)) != position:
+            granted = sum(b - a for a, b in zip(offsets(position), offsets(end), strict=True))
+            assert 0 < granted <= limit
+            assert all(b >= a for a, b in zip(offsets(position), offsets(end), strict=True))
+            position = end
+            steps += 1
+        assert position == positions_at(logs, Edge.LATEST)
+        assert steps == -(-sum(size for _, size in held) // limit)
+
+
+class TestRanges:
+    def test_empty_ones_are_left_out(self) -> None:
+        assert spans(ranges_between(at(0, 4), at(10, 4))) == [(0, 0, 10)]
+
+    def test_a_partition_new_since_the_start_is_read_from_its_beginning(self) -> None:
+        assert spans(ranges_between(at(3), at(5, 2))) == [(0, 3, 5), (1, 0, 2)]
+
+    @given(sizes=st.lists(st.integers(1, 100), min_size=1, max_size=6), minimum=st.integers(1, 40))
+    def test_split_covers_each_range_once(self, sizes: list[int], minimum: int) -> None:
+        whole = ranges_between(at(*(0 for _ in sizes)), at(*sizes))
+        parts = split(whole, minimum)
+        assert len(parts) >= min(minimum, sum(sizes))
+        assert all(len(part) for part in parts)
+        for one in whole:
+            mine = [part for part in parts if part.partition == one.partition]
+            assert mine[0].start == one.start
+            assert mine[-1].end == one.end
+            assert all(a.end == b.start for a, b in zip(mine, mine[1:], strict=False))

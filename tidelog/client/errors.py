@@ -1,0 +1,146 @@
+"""Typed exceptions: one class per thing that a caller may want to tell apart.
+
+Every one is a `wire.errors.TidelogError`, so `except TidelogError as error` with `error.code` and `error.retriable`
+works for all of them. `_CLASSES` is the only place that pairs a code of the error table with a class; `typed` applies it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+from wire.errors import Code, TidelogError
+
+
+class UnknownStream(TidelogError):
+    """No stream of that name, or the one that was meant has been deleted."""
+
+
+class StreamExists(TidelogError):
+    """A stream of that name exists already."""
+
+
+class SubjectTaken(TidelogError):
+    """Another stream owns that NATS subject or a part of it."""
+
+
+class BadName(TidelogError):
+    """A name that would break a NATS subject or a path."""
+
+
+class BadSubject(TidelogError):
+    """A NATS subject that a stream cannot listen on."""
+
+
+class BadConfig(TidelogError):
+    """A setting that does not exist or a value outside its range."""
+
+
+class BadReplicationFactor(TidelogError):
+    """A replication factor outside 1..16 or above the number of live brokers."""
+
+
+class BadRequest(TidelogError):
+    """A request that no broker can carry out as it stands, such as a partition that does not exist."""
+
+
+class OffsetOutOfRange(TidelogError):
+    """The offset is below the start of the log: those records are gone."""
+
+
+class LogTruncated(TidelogError):
+    """Records that were read before are no longer part of the log (an unclean election)."""
+
+
+class RecordTooLarge(TidelogError):
+    """A record above the stream's `max_record_bytes` or above what the NATS server takes in one message."""
+
+
+class NotEnoughReplicas(TidelogError):
+    """The in-sync replicas are fewer than the stream's `min_isr`; nothing was written."""
+
+
+class NoSpace(TidelogError):
+    """The leader's disk is full; nothing was written."""
+
+
+class DeliveryTimeout(TidelogError):
+    """No answer within the delivery timeout. `outcome_unknown` says whether the records may have been written."""
+
+    @property
+    def outcome_unknown(self) -> bool:
+        return self.details.get("outcome") != "not_written"
+
+
+class OutOfOrderSequence(TidelogError):
+    """The leader's log lacks records of this producer that had been acknowledged: they were lost."""
+
+
+class ProducerFenced(TidelogError):
+    """A newer producer of the same identity has taken over."""
+
+
+class WrongIncarnation(TidelogError):
+    """The stream was deleted and created again since this producer or consumer was made."""
+
+
+class ReadOnly(TidelogError):
+    """The stream or partition takes no records at present."""
+
+
+class Paused(TidelogError):
+    """The stream or partition is paused."""
+
+
+class CorruptBatch(TidelogError):
+    """A record batch whose checksum or structure is wrong."""
+
+
+class CorruptEnvelope(TidelogError):
+    """A published envelope whose checksum or content is wrong."""
+
+
+class BufferFull(TidelogError):
+    """The producer's buffer has no room for another record."""
+
+
+class NoServer(TidelogError):
+    """Nobody answers: no NATS server at that address, or no Tidelog broker behind it."""
+
+
+class Closed(TidelogError):
+    """The client, producer or consumer was closed."""
+
+
+_CLASSES: Mapping[Code, type[TidelogError]] = {
+    Code.UNKNOWN_STREAM: UnknownStream,
+    Code.STREAM_EXISTS: StreamExists,
+    Code.SUBJECT_TAKEN: SubjectTaken,
+    Code.BAD_NAME: BadName,
+    Code.BAD_SUBJECT: BadSubject,
+    Code.BAD_CONFIG: BadConfig,
+    Code.BAD_REPLICATION_FACTOR: BadReplicationFactor,
+    Code.BAD_REQUEST: BadRequest,
+    Code.OFFSET_BEFORE_LOG: OffsetOutOfRange,
+    Code.LOG_TRUNCATED: LogTruncated,
+    Code.RECORD_TOO_LARGE: RecordTooLarge,
+    Code.NOT_ENOUGH_REPLICAS: NotEnoughReplicas,
+    Code.NO_SPACE: NoSpace,
+    Code.CONFIRM_TIMEOUT: DeliveryTimeout,
+    Code.OUTCOME_UNKNOWN: DeliveryTimeout,
+    Code.OUT_OF_ORDER_SEQUENCE: OutOfOrderSequence,
+    Code.PRODUCER_FENCED: ProducerFenced,
+    Code.WRONG_INCARNATION: WrongIncarnation,
+    Code.READONLY: ReadOnly,
+    Code.PAUSED: Paused,
+    Code.CORRUPT_BATCH: CorruptBatch,
+    Code.CORRUPT_ENVELOPE: CorruptEnvelope,
+    Code.UNAVAILABLE: NoServer,
+}
+
+
+def typed(error: TidelogError) -> TidelogError:
+    """The same error as an instance of its class, when its code has one."""
+    cls = _CLASSES.get(error.code)
+    if cls is None or isinstance(error, cls):
+        return error
+    return cls(error.code, error.message, error.details)

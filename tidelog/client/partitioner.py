@@ -1,0 +1,47 @@
+"""Which partition a record goes to.
+
+A key always goes to CRC-32C(key) mod partitions: any client in any language can do the same. Records without a key stick
+to one partition until its batch is sealed and then move on to the next: few large batches instead of many small ones, and
+an even spread over time. Partitions without a leader at present are passed over while another has one.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+
+from crc32c import crc32c
+
+_REMEMBERED_KEYS = 8192
+"""Keys whose partition is kept; beyond that the memory is emptied and filled anew."""
+
+
+class Partitioner:
+    """`partitions` are the numbers 0..n-1 of the stream's layout; `start` spreads several producers over them."""
+
+    def __init__(self, partitions: Sequence[int], *, start: int = 0) -> None:
+        self._partitions = tuple(partitions)
+        self._count = len(self._partitions)
+        self._at = start % self._count
+        self._of_key: dict[bytes, int] = {}
+
+    def for_key(self, key: bytes) -> int:
+        partition = self._of_key.get(key)
+        if partition is None:
+            if len(self._of_key) >= _REMEMBERED_KEYS:
+                self._of_key.clear()
+            partition = self._of_key[key] = self._partitions[crc32c(key) % self._count]
+        return partition
+
+    @property
+    def sticky(self) -> int:
+        """Where records without a key go now."""
+        return self._partitions[self._at]
+
+    def move_on(self, available: Callable[[int], bool]) -> None:
+        """A batch of the sticky partition is complete: take the next partition that is available, or just the next."""
+        for step in range(1, self._count + 1):
+            candidate = (self._at + step) % self._count
+            if available(self._partitions[candidate]):
+                self._at = candidate
+                return
+        self._at = (self._at + 1) % self._count

@@ -1,0 +1,170 @@
+"""Where to begin and where to end reading, as callers write it, made into one position per partition.
+
+| spelling | as a start | as a stop (exclusive) |
+|---|---|---|
+| "earliest" | the oldest record there is | – |
+| "latest" | the newest committed record (Liftbridge's meaning) | the end of what is committed when reading begins |
+| "new" | only what is committed after reading begins | – |
+| whole number | that offset, in every partition read | that offset |
+| {partition: offset} | that offset each; reads exactly those partitions | that offset each |
+| datetime, AtTime(ns) | the first record at or after that time | the first record at or after that time |
+
+A start above the committed end waits for the log to grow; with a stop at or below it, there is nothing to read.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
+from datetime import UTC, datetime, timedelta
+from enum import Enum
+from typing import TypeAlias
+
+from tidelog.client.errors import BadRequest
+from wire.errors import Code
+
+_EPOCH = datetime(1970, 1, 1, tzinfo=UTC)
+_FRACTION = re.compile(r"[.,](\d{1,9})")
+_MAX_OFFSET = (1 << 63) - 1
+
+
+class Anchor(Enum):
+    EARLIEST = "earliest"
+    LATEST = "latest"
+    NEW = "new"
+
+
+@dataclass(frozen=True, slots=True)
+class AtOffset:
+    offset: int
+
+
+@dataclass(frozen=True, slots=True)
+class AtTime:
+    """A point in time, ns since 1970."""
+
+    timestamp_ns: int
+
+
+Position: TypeAlias = Anchor | AtOffset | AtTime
+Start: TypeAlias = str | int | Mapping[int, int] | datetime | AtTime
+Stop: TypeAlias = str | int | Mapping[int, int] | datetime | AtTime | None
+
+
+def start_positions(start: Start, partitions: Iterable[int] | None, known: Iterable[int]) -> dict[int, Position]:
+    """One position for each partition to read. `known` are the stream's partitions.
+
+    Raises BadRequest naming the partition or the value that cannot be.
+    """
+    chosen = _chosen(start, partitions, known)
+    if isinstance(start, Mapping):
+        return {partition: AtOffset(_offset(start[partition])) for partition in chosen}
+    position = _one(start, "start")
+    return dict.fromkeys(chosen, position)
+
+
+def stop_positions(stop: Stop, partitions: Iterable[int]) -> dict[int, Position]:
+    """One position for each of `partitions`; empty when reading goes on for ever."""
+    if stop is None:
+        return {}
+    chosen = list(partitions)
+    if isinstance(stop, Mapping):
+        missing = [p for p in chosen if p not in stop]
+        if missing:
+            raise _bad(f"stop names no offset for partition {_list(missing)}; give one for every partition read")
+        return {partition: AtOffset(_offset(stop[partition])) for partition in chosen}
+    position = _one(stop, "stop")
+    if position in (Anchor.EARLIEST, Anchor.NEW):
+        raise _bad(f"stop={stop!r} is no end; use 'latest', an offset or a time")
+    return dict.fromkeys(chosen, position)
+
+
+def position_from_text(text: str) -> Anchor | AtOffset | AtTime:
+    """A position as typed on a command line: a word, digits (an offset) or an ISO-8601 time (UTC unless it says otherwise)."""
+    if text in {anchor.value for anchor in Anchor}:
+        return Anchor(text)
+    if text.isascii() and text.isdigit():
+        return AtOffset(_offset(int(text)))
+    try:
+        return AtTime(timestamp_from_text(text))
+    except ValueError:
+        raise _bad(
+            f"{text!r} is no position; use earliest, latest, new, an offset (digits) or an ISO-8601 time "
+            "such as 2026-01-31T12:00:00Z"
+        ) from None
+
+
+def timestamp_from_text(text: str) -> int:
+    """ISO-8601 -> ns since 1970, exact to the nanosecond; no zone means UTC. Raises ValueError."""
+    fraction = _FRACTION.search(text)
+    whole = text if fraction is None else text[: fraction.start()] + text[fraction.end() :]
+    moment = datetime.fromisoformat(whole)
+    if moment.tzinfo is None:
+        moment = moment.replace(tzinfo=UTC)
+    return timestamp_of(moment) + (int(fraction[1].ljust(9, "0")) if fraction else 0)
+
+
+def timestamp_to_text(timestamp_ns: int) -> str:
+    """ns since 1970 -> ISO-8601 in UTC with nine digits of fraction."""
+    seconds, rest = divmod(timestamp_ns, 1_000_000_000)
+    try:
+        moment = _EPOCH + timedelta(seconds=seconds)
+    except OverflowError:
+        return f"{timestamp_ns}ns"
+    return f"{moment:%Y-%m-%dT%H:%M:%S}.{rest:09d}Z"
+
+
+def timestamp_of(moment: datetime) -> int:
+    """An aware datetime -> ns since 1970."""
+    if moment.tzinfo is None:
+        raise _bad(f"{moment.isoformat()} has no time zone; use datetime(..., tzinfo=UTC)")
+    return (moment - _EPOCH) // timedelta(microseconds=1) * 1000
+
+
+def _chosen(start: Start, partitions: Iterable[int] | None, known: Iterable[int]) -> list[int]:
+    there = set(known)
+    if partitions is not None:
+        chosen = sorted(set(partitions))
+    elif isinstance(start, Mapping):
+        chosen = sorted(start)
+    else:
+        chosen = sorted(there)
+    strange = [p for p in chosen if p not in there]
+    if strange:
+        raise _bad(f"there is no partition {_list(strange)}; the stream has {_list(sorted(there))}")
+    if not chosen:
+        raise _bad("no partition to read was given")
+    if isinstance(start, Mapping):
+        missing = [p for p in chosen if p not in start]
+        if missing:
+            raise _bad(f"start names no offset for partition {_list(missing)}; give one for every partition read")
+    return chosen
+
+
+def _one(value: str | int | datetime | AtTime | Mapping[int, int], what: str) -> Position:
+    if isinstance(value, AtTime):
+        return value
+    if isinstance(value, datetime):
+        return AtTime(timestamp_of(value))
+    if isinstance(value, bool):
+        raise _bad(f"{what}={value!r} is no position")
+    if isinstance(value, int):
+        return AtOffset(_offset(value))
+    if isinstance(value, str):
+        return position_from_text(value)
+    raise _bad(f"{what}={value!r} is no position; use a word, an offset, {{partition: offset}} or a datetime")
+
+
+def _offset(value: int) -> int:
+    if not 0 <= value <= _MAX_OFFSET:
+        raise _bad(f"offset {value} is outside 0 to {_MAX_OFFSET}")
+    return value
+
+
+def _list(numbers: list[int]) -> str:
+    return ", ".join(map(str, numbers))
+
+
+def _bad(message: str) -> BadRequest:
+    return BadRequest(Code.BAD_REQUEST, message)

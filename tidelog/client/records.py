@@ -1,0 +1,115 @@
+"""What producers get back and what consumers read."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from datetime import UTC, datetime, timedelta
+from itertools import repeat
+from typing import TYPE_CHECKING, Any, NamedTuple
+
+if TYPE_CHECKING:
+    import numpy as np
+    import numpy.typing as npt
+
+    from wire.batch import RecordBatch
+
+_EPOCH = datetime(1970, 1, 1, tzinfo=UTC)
+
+
+class Receipt(NamedTuple):
+    """Where a record lies, once the level of acknowledgement asked for is reached."""
+
+    partition: int
+    offset: int
+    """-1 with acks="none": nobody was asked."""
+    timestamp: int
+    """ns since 1970 that the record carries."""
+
+
+class BatchReceipt(NamedTuple):
+    """Where a run of records lies: offsets base_offset .. base_offset + len(indices) - 1 of one partition."""
+
+    partition: int
+    base_offset: int
+    """-1 with acks="none"."""
+    timestamp: int
+    """ns since 1970 that the records carry."""
+    indices: Sequence[int]
+    """Positions in the list given to `send_many`: the value at indices[i] has offset base_offset + i."""
+
+    @property
+    def record_count(self) -> int:
+        return len(self.indices)
+
+
+class Record(NamedTuple):
+    """One committed record."""
+
+    stream: str
+    partition: int
+    offset: int
+    timestamp: int
+    """ns since 1970."""
+    key: bytes | None
+    value: bytes | None
+    headers: Mapping[str, bytes]
+
+    @property
+    def time(self) -> datetime:
+        """`timestamp` in UTC, cut to microseconds."""
+        return _EPOCH + timedelta(microseconds=self.timestamp // 1000)
+
+
+class Batch:
+    """Committed records of one partition as columns, in offset order. All columns have length `len(batch)`."""
+
+    __slots__ = ("_columns", "partition", "stream")
+
+    def __init__(self, stream: str, partition: int, columns: RecordBatch) -> None:
+        self.stream = stream
+        self.partition = partition
+        self._columns = columns
+
+    def __len__(self) -> int:
+        return len(self._columns.offsets)
+
+    def __repr__(self) -> str:
+        return f"<Batch {self.stream}/{self.partition} {len(self)} records>"
+
+    @property
+    def values(self) -> list[bytes | None]:
+        return self._columns.values
+
+    @property
+    def keys(self) -> list[bytes | None]:
+        return self._columns.keys
+
+    @property
+    def headers(self) -> list[dict[str, bytes]]:
+        return self._columns.headers
+
+    @property
+    def offsets(self) -> npt.NDArray[np.int64]:
+        return self._columns.offsets
+
+    @property
+    def timestamps(self) -> npt.NDArray[np.int64]:
+        """ns since 1970."""
+        return self._columns.timestamps
+
+    def to_arrow(self) -> Any:
+        """A `pyarrow.RecordBatch` with columns key, value, offset, timestamp; no copy of keys and values. Needs pyarrow."""
+        return self._columns.to_arrow()
+
+    def records(self) -> Iterator[Record]:
+        columns = self._columns
+        return map(
+            Record,
+            repeat(self.stream),
+            repeat(self.partition),
+            columns.offsets.tolist(),
+            columns.timestamps.tolist(),
+            columns.keys,
+            columns.values,
+            columns.headers,
+        )

@@ -1,0 +1,255 @@
+"""Everything that reaches inside nats-py, in one place.
+
+nats-py keeps what it does well: the server pool, TLS, credentials, CONNECT, reconnecting, the timer of pings. Replaced is
+the way bytes come in. nats-py reads 32 KiB at a time from a stream, copies them into its parser and puts every message
+into a queue with a task behind it; here the socket reads into the buffer of a `ChunkParser`, and sinks are called from the
+read callback itself.
+
+    connect, or a reconnect
+      -> nats-py opens the stream, does TLS, CONNECT, PING, and starts `_read_loop`
+      -> `_read_loop` puts a `_Link` in place of the stream's protocol object; the stream's own protocol object keeps
+         hearing of flow control and of the loss, because `drain()` and `wait_closed()` wait there
+      -> on a reconnect nats-py sends SUB for everything in `_subs`, waits for a PONG and calls `reconnected_cb`
+    loss (end of file, error, unanswered pings, a line that is not NATS)
+      -> `on_down` at once, the socket is aborted, nats-py's `_process_op_err` begins to reconnect
+
+Nothing here ever puts anything into nats-py's `_pending`: our writes go to the socket's transport directly, so their order
+is the order of the calls.
+
+Each name with an underscore that is used here is pinned, with its meaning, by test_nats_py_pins.py.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import logging
+from collections.abc import Callable
+from typing import Any, cast
+
+from nats import errors
+from nats.aio.client import Client, Srv
+from nats.aio.subscription import Subscription
+
+from tidelog.runtime.parser import ChunkParser, ProtocolError
+
+log = logging.getLogger(__name__)
+
+_RETRY_AFTER_BUG = 1.0  # seconds before nats-py's reconnect loop is started again after it ended with an exception
+
+
+class _Link(asyncio.BufferedProtocol):
+    """One connected socket: its protocol object, from CONNECT to the loss."""
+
+    def __init__(
+        self, client: ChunkedClient, transport: asyncio.Transport, stream_protocol: asyncio.StreamReaderProtocol
+    ) -> None:
+        self.transport = transport
+        self.wake = asyncio.Event()
+        self.lost: Exception | None = None
+        self.info: dict[str, Any] | None = None
+        self._client = client
+        self._stream_protocol = stream_protocol
+
+    def get_buffer(self, sizehint: int) -> memoryview:  # noqa: ARG002 - asyncio's signature
+        return self._client.parser.get_buffer()
+
+    def buffer_updated(self, nbytes: int) -> None:
+        if self.lost is not None:
+            return
+        try:
+            self._client.parser.received(nbytes)
+        except ProtocolError as error:
+            log.error("NATS connection: %s; connecting anew", error)  # noqa: TRY400 - the sentence says all
+            self.lose(error)
+        except Exception as error:
+            # Sinks are guarded, so this is a bug of ours in the parser. Its state is unknown: begin anew.
+            log.exception("NATS connection: reading failed; connecting anew")
+            self.lose(error)
+
+    def eof_received(self) -> bool:
+        return False  # let the transport close; connection_lost follows
+
+    def connection_lost(self, exc: Exception | None) -> None:
+        self._stream_protocol.connection_lost(exc)
+        self.lose(exc or errors.UnexpectedEOF())
+
+    def pause_writing(self) -> None:
+        self._stream_protocol.pause_writing()
+        self._client.on_writable(False)
+
+    def resume_writing(self) -> None:
+        self._stream_protocol.resume_writing()
+        self._client.on_writable(True)
+
+    def lose(self, error: Exception) -> None:
+        """The first call counts. Reconnecting is begun by the read loop, which this wakes."""
+        if self.lost is None:
+            self.lost = error
+            self._client.link_lost(self)
+            self.wake.set()
+        self.transport.abort()
+
+
+class ChunkedClient(Client):
+    """nats-py's client with a `ChunkParser` in place of its reading.
+
+    `on_down()`: the connection is lost (called once per loss, at once). `on_writable(bool)`: the outgoing buffer fell
+    below its low mark / rose above its high mark. `on_server_error(text)`: a -ERR line.
+    """
+
+    def __init__(
+        self,
+        *,
+        on_down: Callable[[], None],
+        on_writable: Callable[[bool], None],
+        on_server_error: Callable[[str], None],
+        write_marks: tuple[int, int],
+    ) -> None:
+        super().__init__()
+        self.parser = ChunkParser(self._control_line)
+        self.on_writable = on_writable
+        self._on_down = on_down
+        self._on_server_error = on_server_error
+        self._write_marks = write_marks  # (high, low) of the outgoing buffer, in bytes
+        self._link: _Link | None = None
+
+    # ---- for the connection
+
+    @property
+    def link_transport(self) -> asyncio.Transport | None:
+        """The socket's transport; None while there is no connection."""
+        return None if self._link is None else self._link.transport
+
+    @property
+    def info(self) -> dict[str, Any]:
+        """The INFO that the server sent when the connection was made."""
+        return dict(self._server_info)
+
+    def retry_for_ever(self) -> None:
+        """From now on no server is ever dropped from the pool."""
+        self.options["max_reconnect_attempts"] = -1
+
+    def ping(self, answered: asyncio.Future[bool]) -> None:
+        """PING; the future gets True at its PONG, unless it is done by then. Only while there is a connection."""
+        if self._link is not None:
+            self._pongs.append(answered)
+            self._link.transport.write(b"PING\r\n")
+
+    def add_subscription(self, subject: str) -> int:
+        """Registers a subscription id that nats-py sends SUB for at every reconnect. Sends nothing itself."""
+        self._sid += 1
+        self._subs[self._sid] = Subscription(self, id=self._sid, subject=subject)
+        return self._sid
+
+    def remove_subscription(self, sid: int) -> None:
+        self._subs.pop(sid, None)
+        self.parser.remove(sid)
+
+    def subscription_ids(self) -> list[int]:
+        return list(self._subs)
+
+    def abort(self) -> None:
+        """Close the socket without sending what is buffered."""
+        writer = getattr(self._transport, "_io_writer", None)
+        if writer is not None:
+            writer.transport.abort()
+
+    # ---- reading
+
+    async def _read_loop(self) -> None:
+        """As nats-py's: runs until the connection is lost, or until nats-py cancels it."""
+        link = self._attach()
+        while True:
+            await link.wake.wait()
+            link.wake.clear()
+            if self.is_closed or self.is_reconnecting:
+                return
+            info, link.info = link.info, None
+            if info is not None:
+                await self._process_info(info)
+            if link.lost is not None:
+                await self._error_cb(link.lost)
+                await self._process_op_err(link.lost)
+                return
+
+    def _attach(self) -> _Link:
+        assert self._transport is not None
+        streams = cast(Any, self._transport)
+        reader = streams._io_reader
+        transport = streams._io_writer.transport
+        link = _Link(self, transport, transport.get_protocol())
+        self.parser.reset()
+        self._link = link
+        if reader.at_eof() or reader.exception() is not None or transport.is_closing():
+            link.lose(reader.exception() or errors.UnexpectedEOF())
+            return link
+        received = bytes(reader._buffer)
+        reader._buffer.clear()
+        transport.set_protocol(link)
+        high, low = self._write_marks
+        transport.set_write_buffer_limits(high=high, low=low)
+        if reader._paused:
+            reader._paused = False
+            transport.resume_reading()
+        if received:
+            try:
+                self.parser.feed(received)
+            except ProtocolError as error:
+                link.lose(error)
+        return link
+
+    def _control_line(self, line: bytes) -> None:
+        link = self._link
+        if link is None:
+            return
+        if line.startswith(b"PING"):
+            link.transport.write(b"PONG\r\n")
+        elif line.startswith(b"PONG"):
+            self._pong()
+        elif line.startswith(b"INFO"):
+            try:
+                link.info = json.loads(line[4:])  # only the newest counts: each is complete
+            except ValueError as error:
+                raise ProtocolError(f"the server sent an INFO that is not JSON: {line[:80]!r}") from error
+            link.wake.set()
+        elif line.startswith(b"-ERR"):
+            # nats-py would close for good. Where an error ends the connection the server closes it, and we reconnect.
+            self._on_server_error(line[4:].strip().decode("utf-8", "replace"))
+
+    def _pong(self) -> None:
+        if self._pongs:
+            answered = self._pongs.pop(0)
+            if not answered.done():  # nats-py's own reader stops for ever at the PONG of a flush that timed out
+                answered.set_result(True)
+        self._pongs_received += 1
+        self._pings_outstanding = 0
+
+    # ---- loss and reconnect
+
+    def link_lost(self, link: _Link) -> None:
+        if self._link is link:
+            self._link = None
+            self._on_down()
+
+    async def _process_op_err(self, e: Exception) -> None:
+        if not self.is_closed and not self.is_reconnecting:
+            # Without this nats-py would wait until the server has taken all that is buffered; a frozen one never does.
+            if self._link is not None:
+                self._link.lose(e)
+            self.abort()
+        await super()._process_op_err(e)
+
+    async def _connect_to_server(self, s: Srv) -> None:
+        self.abort()  # an attempt that failed after the socket was open left it open
+        await super()._connect_to_server(s)
+
+    async def _attempt_reconnect(self) -> None:
+        while not self.is_closed:
+            try:
+                await super()._attempt_reconnect()
+            except Exception:
+                log.exception("NATS connection: nats-py's reconnecting failed; trying again")
+                await asyncio.sleep(_RETRY_AFTER_BUG)
+            else:
+                return

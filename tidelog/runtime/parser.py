@@ -1,0 +1,448 @@
+"""The NATS protocol as it arrives, parsed by whole chunks. No socket, no clock: bytes in, calls out.
+
+One persistent buffer takes what the socket has (`get_buffer`, then `received`). What is complete is parsed at once and
+handed, in order of arrival, to the sink of its subscription id:
+
+    bulk sink    `wire.transport.BulkHandler`: uniform runs where many messages have one shape, lists otherwise
+    direct sink  one call per message (subject, reply, header block, payload)
+    control      one call per INFO, PING, PONG, +OK or -ERR line
+
+A chunk is cut in three ways, the quickest that is exact:
+
+    uniform run  Messages whose header lines are equal byte for byte lie at a fixed stride. numpy compares all of them
+                 as overlapping 8-byte words and checks each CRLF behind a payload. Exact by induction: a header counts
+                 only where the message before it ends. The same works when the lines differ in the text of a reply
+                 subject of fixed length. A gate (one comparison, seven strides ahead) keeps the attempt from being made
+                 in vain, and a first window of 64 messages keeps a short run from costing a long comparison.
+    known line   Header lines seen before are looked up whole (`_lines`), guessing that the next line is as long as the
+                 last one. A guess never looks beyond what was received: stale bytes of earlier chunks lie there.
+    any line     Regular expressions.
+
+Invariants:
+    start <= end; buffer[start:end] is received and not yet consumed
+    need is 0, or the size of the incomplete message at `start`: nothing is parsed until it is complete
+    the buffer is larger than `buffer_size` only while a message asked for it within the last SHRINK_AFTER reads
+    what breaks the protocol raises ProtocolError after everything before it has been delivered; the parser is then to
+    be `reset`
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import TypeAlias
+
+import numpy as np
+import numpy.typing as npt
+
+from wire.transport import BulkHandler
+
+DirectHandler: TypeAlias = Callable[[bytes, bytes | None, bytes | None, bytes], None]
+"""(subject, reply, header block, payload) of one message."""
+
+BUFFER_SIZE = 1 << 20
+"""Reads of up to this many bytes; larger only while a larger message arrives."""
+MIN_READ = 64 << 10
+"""`get_buffer` always gives at least this much room, in bytes."""
+MAX_CONTROL_LINE = 64 << 10
+"""Longest line in bytes. INFO is the long one: it lists every server of a cluster."""
+MAX_MESSAGE = (64 << 20) + MAX_CONTROL_LINE
+"""Largest header block + payload in bytes. 64 MiB is the most that a nats-server can be configured to take."""
+SHRINK_AFTER = 64
+"""An enlarged buffer is given back after this many reads in a row that did not need it."""
+MAX_KNOWN_LINES = 4096
+"""Remembered header lines; when there are more, all are forgotten and learnt anew."""
+MIN_RUN = 8
+"""A uniform run is tried from this many messages on."""
+
+_FIRST_WINDOW = 64
+_MIXED_BURST = 256  # messages taken one by one before a uniform run is tried again
+_SLICE_DIRECTLY = 16 << 10  # payloads from this size on are not worth a second copy of the chunk
+_CRLF = b"\r\n"
+_CRLF_WORD = int.from_bytes(_CRLF, "little")
+_BLANK = 0x20
+
+# Two patterns: a single one with everything optional would take the header length of an HMSG for a reply subject.
+_MSG = re.compile(rb"MSG[ \t]+([^\s]+)[ \t]+(\d{1,19})[ \t]+(?:([^\s]+)[ \t]+)?(\d{1,9})[ \t]*\r\n")
+_HMSG = re.compile(rb"HMSG[ \t]+([^\s]+)[ \t]+(\d{1,19})[ \t]+(?:([^\s]+)[ \t]+)?(\d{1,9})[ \t]+(\d{1,9})[ \t]*\r\n")
+_CONTROL = re.compile(rb"(?:PING|PONG|\+OK)[ \t]*\r\n|(?:INFO|-ERR)(?:[ \t][^\r\n]*)?\r\n")
+
+
+class ProtocolError(Exception):
+    """The server sent something that is not the NATS protocol. The connection cannot be read any further."""
+
+
+@dataclass(slots=True)
+class ReadCounters:
+    """Totals since the parser was made."""
+
+    reads: int = 0
+    bytes: int = 0
+    messages: int = 0
+    runs: int = 0
+    """Uniform runs; the messages in them are counted in `uniform_messages`."""
+    uniform_messages: int = 0
+    unclaimed_messages: int = 0
+    """Messages of a subscription that has just been given up."""
+
+
+class ChunkParser:
+    """Cuts what a NATS server sends into messages and control lines. See the module's text.
+
+    Sinks must not raise; whoever registers one guards it.
+    """
+
+    def __init__(self, on_control: Callable[[bytes], None], *, buffer_size: int = BUFFER_SIZE) -> None:
+        self.counters = ReadCounters()
+        self._on_control = on_control
+        self._bulk: dict[int, BulkHandler] = {}
+        self._direct: dict[int, DirectHandler] = {}
+        self._lines: dict[bytes, tuple[BulkHandler, int]] = {}  # whole MSG line of a bulk sink -> (sink, payload size)
+        self._line_length = 16  # of the last header line: the next one is likely as long
+        self._base_size = max(buffer_size, 2 * MIN_READ)
+        self._buffer = bytearray(self._base_size)
+        self._view = memoryview(self._buffer)
+        self._start = self._end = self._need = 0
+        self._reads_too_large = 0
+        # What is collected for one bulk sink, and the sinks that got something in this chunk.
+        self._sink: BulkHandler | None = None
+        self._payloads: list[bytes] = []
+        self._replies: list[bytes | None] = []
+        self._headers: list[bytes | None] = []
+        self._touched: dict[int, BulkHandler] = {}
+
+    # ---- sinks
+
+    def add_bulk(self, sid: int, handler: BulkHandler) -> None:
+        self._bulk[sid] = handler
+
+    def add_direct(self, sid: int, handler: DirectHandler) -> None:
+        self._direct[sid] = handler
+
+    def remove(self, sid: int) -> None:
+        """Messages of this subscription are counted and dropped from now on."""
+        self._direct.pop(sid, None)
+        if self._bulk.pop(sid, None) is not None:
+            self._lines.clear()
+
+    # ---- the buffer
+
+    @property
+    def buffer_size(self) -> int:
+        """Present size of the buffer in bytes."""
+        return len(self._buffer)
+
+    def reset(self) -> None:
+        """Forget what was received and not consumed: a new connection begins."""
+        self._start = self._end = self._need = 0
+
+    def get_buffer(self) -> memoryview:
+        """Room for the next bytes, at least MIN_READ of it. Valid until the next call of `received`."""
+        if self._start == self._end:
+            self._start = self._end = 0
+        wanted = max(self._base_size, self._need + MIN_READ)
+        if wanted > self._base_size:
+            self._reads_too_large = 0
+        elif len(self._buffer) > wanted:
+            self._reads_too_large += 1
+        if len(self._buffer) < wanted or self._reads_too_large > SHRINK_AFTER:
+            self._reads_too_large = 0
+            self._move(bytearray(wanted))
+        elif len(self._buffer) - self._end < MIN_READ or self._start + self._need > len(self._buffer):
+            self._move(self._buffer)
+        return self._view[self._end :]
+
+    def _move(self, buffer: bytearray) -> None:
+        """Take what is not consumed to the beginning of `buffer`, which may be the present one."""
+        held = self._end - self._start
+        view = memoryview(buffer)
+        view[:held] = self._view[self._start : self._end]
+        self._buffer, self._view = buffer, view
+        self._start, self._end = 0, held
+
+    def feed(self, data: bytes) -> None:
+        """The same as reading `data` into the buffer, piece by piece."""
+        position = 0
+        while position < len(data):
+            room = self.get_buffer()
+            count = min(len(room), len(data) - position)
+            room[:count] = data[position : position + count]
+            self.received(count)
+            position += count
+
+    def received(self, count: int) -> None:
+        """`count` bytes were put at the beginning of what `get_buffer` gave. Raises ProtocolError."""
+        self._end += count
+        self.counters.reads += 1
+        self.counters.bytes += count
+        if self._end - self._start < self._need:
+            return
+        try:
+            self._parse()
+        finally:
+            self._hand_over()
+            for handler in self._touched.values():
+                handler.chunk_done()
+            self._touched.clear()
+
+    # ---- parsing
+
+    def _parse(self) -> None:
+        buffer, view, end = self._buffer, self._view, self._end
+        known_lines = self._lines
+        position = self._start
+        self._need = 0
+        chunk: bytes | None = None  # a copy of the rest of the buffer: slices of bytes are twice as quick as of a view
+        chunk_at = 0
+        while position < end:
+            # Never beyond `end`: a whole line could lie there, left by an earlier chunk.
+            line = bytes(view[position : min(position + self._line_length, end)])
+            known = known_lines.get(line)
+            if known is None:
+                found = buffer.find(_CRLF, position, end)
+                if found < 0 and end - position <= MAX_CONTROL_LINE:
+                    break
+                if found < 0 or found - position > MAX_CONTROL_LINE:
+                    begin = bytes(view[position : position + 40])
+                    raise ProtocolError(f"a protocol line is longer than {MAX_CONTROL_LINE} bytes: {begin!r}…")
+                line = bytes(view[position : found + 2])
+                known = known_lines.get(line)
+            if known is None:
+                taken = self._take_line(line, position)
+                if not taken:
+                    break
+                position += taken
+                self._start = position
+                continue
+
+            sink, size = known
+            length = self._line_length = len(line)
+            stride = length + size + 2
+            if position + stride > end:
+                self._need = stride
+                break
+            fit = (end - position) // stride
+            if fit >= MIN_RUN and buffer.startswith(line, position + (MIN_RUN - 1) * stride):
+                count = self._equal_run(position, fit, line, stride)
+                if count > 1:
+                    self._hand_over_run(sink, position, count, length, size, stride, None)
+                    position += count * stride
+                    self._start = position
+                    continue
+            self._collect_for(sink)
+            had = len(self._payloads)
+            if size >= _SLICE_DIRECTLY:
+                self._expect_crlf(position + stride - 2)
+                self._payloads.append(bytes(view[position + length : position + length + size]))
+                position += stride
+            else:
+                if chunk is None:
+                    chunk, chunk_at = bytes(view[position:end]), position
+                position = chunk_at + self._take_known(chunk, position - chunk_at, sink)
+            absent = [None] * (len(self._payloads) - had)
+            self._replies += absent
+            self._headers += absent
+            self.counters.messages += len(absent)
+            self._start = position
+        self._start = position
+
+    def _take_known(self, chunk: bytes, position: int, sink: BulkHandler) -> int:
+        """Collect messages of `sink` with known lines, of any size, from `position` in `chunk` on; the first is one.
+        Returns where the next message begins."""
+        get, put, length = self._lines.get, self._payloads.append, self._line_length
+        limit = len(chunk)
+        for _ in range(_MIXED_BURST):
+            known = get(chunk[position : position + length])
+            if known is None:
+                found = chunk.find(_CRLF, position, position + MAX_CONTROL_LINE)
+                known = get(chunk[position : found + 2]) if found >= 0 else None
+                if known is None:
+                    break
+                length = found + 2 - position
+            payload_at = position + length
+            payload_end = payload_at + known[1]
+            if known[0] is not sink or payload_end + 2 > limit:
+                break
+            if chunk[payload_end : payload_end + 2] != _CRLF:
+                raise self._no_crlf(chunk[payload_end : payload_end + 2])
+            put(chunk[payload_at:payload_end])
+            position = payload_end + 2
+        self._line_length = length
+        return position
+
+    def _take_line(self, line: bytes, position: int) -> int:
+        """One message or control line that begins with `line`, or a run of messages that differ in the reply subject.
+        Returns how many bytes it took, 0 when the message is not complete."""
+        message = _MSG.fullmatch(line)
+        if message is not None:
+            subject, sid_text, reply, total_text = message.groups()
+            header_size = 0
+        else:
+            header_message = _HMSG.fullmatch(line)
+            if header_message is None:
+                if _CONTROL.fullmatch(line) is None:
+                    raise ProtocolError(f"not a line of the NATS protocol: {line[:80]!r}")
+                self._hand_over()
+                self._on_control(line)
+                return len(line)
+            subject, sid_text, reply, header_text, total_text = header_message.groups()
+            header_size = int(header_text)
+        total = int(total_text)
+        if total > MAX_MESSAGE or header_size > total:
+            raise ProtocolError(f"impossible sizes in {line[:80]!r}; at most {MAX_MESSAGE} bytes are accepted")
+        length = len(line)
+        stride = length + total + 2
+        if position + stride > self._end:
+            self._need = stride
+            return 0
+        self._expect_crlf(position + stride - 2)
+
+        sid = int(sid_text)
+        body_at = position + length
+        sink = self._bulk.get(sid)
+        if sink is not None and message is not None and reply is not None:
+            count = self._reply_run(position, line, message.start(3), message.end(3), stride)
+            if count > 1:
+                span = (message.start(3), message.end(3) - message.start(3))
+                self._hand_over_run(sink, position, count, length, total, stride, span)
+                return count * stride
+        headers = bytes(self._view[body_at : body_at + header_size]) if header_size else None
+        payload = bytes(self._view[body_at + header_size : body_at + total])
+        self.counters.messages += 1
+        if sink is not None:
+            if reply is None and message is not None:
+                self._remember(line, sink, total)
+            self._collect_for(sink)
+            self._payloads.append(payload)
+            self._replies.append(reply)
+            self._headers.append(headers)
+            return stride
+        direct = self._direct.get(sid)
+        if direct is None:
+            self.counters.unclaimed_messages += 1
+            return stride
+        self._hand_over()
+        direct(subject, reply, headers, payload)
+        return stride
+
+    def _remember(self, line: bytes, sink: BulkHandler, size: int) -> None:
+        if len(self._lines) >= MAX_KNOWN_LINES:
+            self._lines.clear()
+        self._lines[line] = (sink, size)
+        self._line_length = len(line)
+
+    def _expect_crlf(self, position: int) -> None:
+        if not self._buffer.startswith(_CRLF, position):
+            raise self._no_crlf(bytes(self._view[position : position + 2]))
+
+    @staticmethod
+    def _no_crlf(instead: bytes) -> ProtocolError:
+        return ProtocolError(f"a payload is followed by {instead!r} instead of CRLF")
+
+    # ---- uniform runs
+
+    def _equal_run(self, position: int, fit: int, line: bytes, stride: int) -> int:
+        """How many of the `fit` messages from `position` on have exactly this header line and end with CRLF."""
+        # The shortest line, `MSG a 1 0` and CRLF, has 11 bytes.
+        expected = [(at, "<u8", int.from_bytes(line[at : at + 8], "little")) for at in _word_places(0, len(line), 8)]
+
+        def matches(first: int, count: int) -> npt.NDArray[np.bool_]:
+            return self._same(position + first * stride, count, stride, expected)
+
+        return _leading(matches, fit)
+
+    def _reply_run(self, position: int, line: bytes, reply_start: int, reply_end: int, stride: int) -> int:
+        """The same when only the text of the reply subject differs, at one length: what stands around it is equal, and
+        it holds no blank or control character."""
+        fit = (self._end - position) // stride
+        ahead = position + (MIN_RUN - 1) * stride
+        before, after = line[:reply_start], line[reply_end:]
+        if fit < MIN_RUN or not self._buffer.startswith(before, ahead) or not self._buffer.startswith(after, ahead + reply_end):
+            return 0
+        # `before` is at least `MSG a 1 ` (8 bytes), `after` at least ` 0` and CRLF (4 bytes).
+        expected = [(at, "<u8", int.from_bytes(line[at : at + 8], "little")) for at in _word_places(0, reply_start, 8)]
+        expected += [
+            (at, "<u4", int.from_bytes(line[at : at + 4], "little")) for at in _word_places(reply_end, len(line), 4)
+        ]
+        width = 8 if reply_end - reply_start >= 8 else 1
+        ones = int.from_bytes(b"\x01" * width, "little")
+        above_blank = np.array(ones * (_BLANK + 1), dtype=f"<u{width}")
+        high_bits = np.array(ones * 0x80, dtype=f"<u{width}")
+
+        def matches(first: int, count: int) -> npt.NDArray[np.bool_]:
+            base = position + first * stride
+            same = self._same(base, count, stride, expected)
+            for at in _word_places(reply_start, reply_end, width):
+                # The classic test for "some byte of the word is below 0x21"; subtraction wraps around.
+                text = self._column(base + at, count, stride, f"<u{width}")
+                same &= ((text - above_blank) & ~text & high_bits) == 0
+            return same
+
+        return _leading(matches, fit)
+
+    def _same(
+        self, base: int, count: int, stride: int, expected: list[tuple[int, str, int]]
+    ) -> npt.NDArray[np.bool_]:
+        """Which of `count` messages from `base` on have the expected words (place, dtype, value) and end with CRLF."""
+        same: npt.NDArray[np.bool_] = self._column(base + stride - 2, count, stride, "<u2") == _CRLF_WORD
+        for at, kind, word in expected:
+            same &= self._column(base + at, count, stride, kind) == word
+        return same
+
+    def _column(self, position: int, count: int, stride: int, kind: str) -> npt.NDArray[np.uint64]:
+        return np.ndarray((count,), kind, self._buffer, position, (stride,))
+
+    # ---- delivery
+
+    def _collect_for(self, sink: BulkHandler) -> None:
+        if sink is not self._sink:
+            self._hand_over()
+            self._sink = sink
+            self._touched[id(sink)] = sink
+
+    def _hand_over(self) -> None:
+        """Deliver what is collected; order of arrival is kept over all sinks."""
+        sink = self._sink
+        if sink is None:
+            return
+        payloads, replies, headers = self._payloads, self._replies, self._headers
+        self._sink, self._payloads, self._replies, self._headers = None, [], [], []
+        if payloads:
+            # A protocol error may have cut the collecting of a run of plain messages short.
+            absent: list[bytes | None] = [None] * (len(payloads) - len(replies))
+            sink.on_messages(payloads, replies + absent, headers + absent)
+
+    def _hand_over_run(
+        self,
+        sink: BulkHandler,
+        position: int,
+        count: int,
+        payload_at: int,
+        size: int,
+        stride: int,
+        reply: tuple[int, int] | None,
+    ) -> None:
+        self._hand_over()
+        self._touched[id(sink)] = sink
+        self.counters.messages += count
+        self.counters.uniform_messages += count
+        self.counters.runs += 1
+        sink.on_uniform(self._view[position : position + count * stride], count, payload_at, size, stride, reply)
+
+
+def _word_places(start: int, end: int, width: int) -> list[int]:
+    """Where words of `width` bytes begin that together cover [start, end); the last two may overlap."""
+    return [*range(start, end - width, width), end - width]
+
+
+def _leading(matches: Callable[[int, int], npt.NDArray[np.bool_]], fit: int) -> int:
+    """Length of the leading run of matches among `fit`; the rest is compared only when the first window matches."""
+    window = min(fit, _FIRST_WINDOW)
+    same = matches(0, window)
+    if not same.all():
+        return int(same.argmin())
+    if window == fit:
+        return fit
+    same = matches(window, fit - window)
+    return fit if same.all() else window + int(same.argmin())

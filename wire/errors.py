@@ -1,0 +1,140 @@
+"""The error table: every refusal a client or a peer can get, with what to do about it.
+
+Errors have no place in the 16 bytes of a replication answer and are never an empty success: they travel in NATS headers
+(`Tidelog-Error: CODE`, one header per detail) and, in JSON answers, as `{"error": {"code", "message", "retriable", …}}`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from enum import Enum
+from typing import Any, NamedTuple
+
+ERROR_HEADER = "Tidelog-Error"
+MESSAGE_HEADER = "Tidelog-Message"
+DETAIL_PREFIX = "Tidelog-"
+
+
+class Entry(NamedTuple):
+    retriable: bool
+    """The same request may succeed later, unchanged."""
+    refresh_metadata: bool
+    """What the client knows of leaders or partitions is out of date."""
+    unknown_outcome: bool = False
+    """The request may have taken effect."""
+
+
+class Code(Enum):
+    """Codes and their rows. The names are the wire spelling."""
+
+    NOT_LEADER = Entry(True, True)
+    FENCED_LEADER_EPOCH = Entry(True, True)
+    OFFSET_BEFORE_LOG = Entry(False, False)
+    OFFSET_AHEAD = Entry(False, False)
+    LOG_TRUNCATED = Entry(False, False)
+    BACKPRESSURE = Entry(True, False)
+    NO_SPACE = Entry(True, False)
+    NOT_ENOUGH_REPLICAS = Entry(True, False)
+    CONFIRM_TIMEOUT = Entry(True, False, True)
+    OUTCOME_UNKNOWN = Entry(True, True, True)
+    STALE_PARTITIONING = Entry(True, True)
+    PARTITION_DRAINING = Entry(True, True)
+    PARTITION_RETIRED = Entry(False, True)
+    WRONG_KIND = Entry(False, False)
+    WRONG_INCARNATION = Entry(False, True)
+    OUT_OF_ORDER_SEQUENCE = Entry(False, False)
+    PRODUCER_FENCED = Entry(False, False)
+    INCORRECT_OFFSET = Entry(False, False)
+    RECORD_TOO_LARGE = Entry(False, False)
+    CORRUPT_BATCH = Entry(False, False)
+    CORRUPT_ENVELOPE = Entry(False, False)
+    BAD_REQUEST = Entry(False, False)
+    READONLY = Entry(False, False)
+    PAUSED = Entry(False, False)
+    UNKNOWN_STREAM = Entry(False, True)
+    STREAM_EXISTS = Entry(False, False)
+    SUBJECT_TAKEN = Entry(False, False)
+    BAD_NAME = Entry(False, False)
+    BAD_SUBJECT = Entry(False, False)
+    BAD_CONFIG = Entry(False, False)
+    BAD_REPLICATION_FACTOR = Entry(False, False)
+    NOT_CONTROLLER = Entry(True, True)
+    STALE_EPOCH = Entry(False, True)
+    UNAVAILABLE = Entry(True, True)
+    INTERNAL = Entry(False, False)
+
+    # Equal rows must stay distinct members, so the name takes part in the value.
+    def __new__(cls, *row: Any) -> Code:
+        member = object.__new__(cls)
+        member._value_ = len(cls.__members__)
+        return member
+
+    def __init__(self, retriable: bool, refresh_metadata: bool, unknown_outcome: bool = False) -> None:
+        self.retriable = retriable
+        self.refresh_metadata = refresh_metadata
+        self.unknown_outcome = unknown_outcome
+
+
+class TidelogError(Exception):
+    """A refusal from the error table. `str(error)` is one sentence that names the thing, the value and the remedy.
+
+    `details` are small text values that belong to the code: `leader`, `leader_epoch`, `log_start`, `version`,
+    `retry_after_ms`.
+    """
+
+    def __init__(self, code: Code, message: str, details: Mapping[str, str] | None = None) -> None:
+        super().__init__(message)
+        self.code = code
+        self.message = message
+        self.details = dict(details or {})
+
+    @property
+    def retriable(self) -> bool:
+        return self.code.retriable
+
+    def to_headers(self) -> dict[str, str]:
+        """NATS headers; detail `log_start` becomes `Tidelog-Log-Start`. Line breaks in texts become blanks."""
+        headers = {ERROR_HEADER: self.code.name, MESSAGE_HEADER: _one_line(self.message)}
+        for name, value in self.details.items():
+            headers[DETAIL_PREFIX + "-".join(part.capitalize() for part in name.split("_"))] = _one_line(value)
+        return headers
+
+    @classmethod
+    def from_headers(cls, headers: Mapping[str, str] | None) -> TidelogError | None:
+        """The error that an answer carries, None for a success. An unknown code (of a newer broker) reads as INTERNAL."""
+        if not headers or ERROR_HEADER not in headers:
+            return None
+        name = headers[ERROR_HEADER]
+        details = {
+            key[len(DETAIL_PREFIX) :].replace("-", "_").lower(): value
+            for key, value in headers.items()
+            if key.startswith(DETAIL_PREFIX) and key not in (ERROR_HEADER, MESSAGE_HEADER)
+        }
+        code = Code.__members__.get(name)
+        message = headers.get(MESSAGE_HEADER, name)
+        return cls(code, message, details) if code else cls(Code.INTERNAL, f"{name}: {message}", details)
+
+    def to_json(self) -> dict[str, Any]:
+        return {
+            "code": self.code.name,
+            "message": self.message,
+            "retriable": self.code.retriable,
+            "details": self.details,
+        }
+
+    @classmethod
+    def from_json(cls, value: Mapping[str, Any]) -> TidelogError:
+        code = Code.__members__.get(str(value.get("code")), Code.INTERNAL)
+        return cls(code, str(value.get("message", code.name)), dict(value.get("details") or {}))
+
+
+class CorruptData(Exception):
+    """Bytes that do not decode: a bad CRC, magic, length or unknown column. Names what and where."""
+
+
+class InvariantViolation(Exception):
+    """A bug of ours, found by our own check. Never caught on the way: the process or the partition stops loudly."""
+
+
+def _one_line(text: str) -> str:
+    return " ".join(str(text).split())

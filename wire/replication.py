@@ -1,0 +1,38 @@
+"""The 16 bytes that every replication and fetch answer begins with, before whole batches.
+
+    0  u64 leader_epoch     big-endian
+    8  i64 high_watermark   big-endian; last committed offset, -1 = none
+
+Errors have no place here: they travel in NATS headers.
+"""
+
+from __future__ import annotations
+
+import struct
+from typing import TYPE_CHECKING, Final
+
+from wire.errors import CorruptData
+from wire.types import LeaderEpoch, Offset, high_watermark_from_wire, high_watermark_to_wire
+
+if TYPE_CHECKING:
+    from wire.transport import Buffer
+
+_HEADER = struct.Struct(">Qq")
+HEADER_SIZE: Final = _HEADER.size
+
+
+def encode_header(leader_epoch: LeaderEpoch, high_watermark: Offset) -> bytes:
+    """`high_watermark` is exclusive, as everywhere but on the wire."""
+    return _HEADER.pack(leader_epoch, high_watermark_to_wire(high_watermark))
+
+
+def decode_header(buf: Buffer) -> tuple[LeaderEpoch, Offset]:
+    """(leader epoch, exclusive high watermark). Raises CorruptData: cut off, leader epoch 0, watermark below -1."""
+    if len(buf) < HEADER_SIZE:
+        raise CorruptData(f"replication answer of {len(buf)} bytes; its header alone has {HEADER_SIZE}")
+    leader_epoch, high_watermark = _HEADER.unpack_from(buf)
+    if leader_epoch == 0:
+        raise CorruptData("replication answer without a leader epoch")
+    if high_watermark < -1:
+        raise CorruptData(f"replication answer with high watermark {high_watermark}")
+    return LeaderEpoch(leader_epoch), high_watermark_from_wire(high_watermark)

@@ -1,0 +1,131 @@
+"""The messaging port: what metadata and the data plane need of NATS, and nothing more.
+
+The real one is `tidelog.runtime.nats.NatsConnection`; a simulator provides its own. Messages are delivered at most once,
+in order per publisher connection and subject. Handlers are plain functions called from the event loop as a message is
+read; they must not block and must not raise (what they raise is logged and counted, the connection lives on).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Protocol, TypeAlias
+
+Buffer: TypeAlias = bytes | bytearray | memoryview
+
+NO_RESPONDERS = 503
+"""Status of the message that NATS puts into the reply inbox of a request to a subject nobody listens on."""
+
+
+@dataclass(frozen=True, slots=True)
+class Message:
+    """One message as it arrived. `data` is the payload without the NATS header block; `status` is set on NATS status messages only."""
+
+    subject: str
+    data: bytes
+    reply: str | None = None
+    headers: Mapping[str, str] | None = None
+    status: int | None = None
+
+
+MessageHandler: TypeAlias = Callable[[Message], None]
+
+
+class BulkHandler(Protocol):
+    """Receives whole runs of messages, for subjects where a Python object per message costs too much.
+
+    All three are called from inside the socket's read callback. Everything handed over is valid during the call only,
+    except the `bytes` objects of `on_messages`.
+    """
+
+    def on_uniform(
+        self,
+        block: memoryview,
+        count: int,
+        payload_at: int,
+        payload_size: int,
+        stride: int,
+        reply: tuple[int, int] | None,
+    ) -> None:
+        """`count` messages of equal length lie `stride` bytes apart in `block`, the payload of each at `payload_at`
+        (`payload_size` bytes, may be 0), its reply subject, when there is one, at `reply` = (offset, length)."""
+
+    def on_messages(
+        self, payloads: list[bytes], replies: list[bytes | None], headers: list[bytes | None]
+    ) -> None:
+        """Messages in order of arrival; the three lists have equal length; `headers` are raw NATS header blocks
+        (`NATS/1.0\\r\\n…\\r\\n\\r\\n`)."""
+
+    def chunk_done(self) -> None:
+        """All messages of this handler in what the socket had are delivered."""
+
+
+class Subscription(Protocol):
+    """A live subscription."""
+
+    async def unsubscribe(self) -> None:
+        """Stop delivery. Returns when the server has been told; nothing is delivered afterwards."""
+
+
+class Transport(Protocol):
+    """A NATS connection that reconnects by itself, for ever, and does not buffer while it is disconnected."""
+
+    @property
+    def is_connected(self) -> bool: ...
+
+    @property
+    def connected_since(self) -> float:
+        """Monotonic time in seconds of the last (re)connect; `inf` while disconnected."""
+        ...
+
+    @property
+    def max_payload(self) -> int:
+        """Largest payload in bytes that the server takes."""
+        ...
+
+    def publish(
+        self,
+        subject: str,
+        parts: Sequence[Buffer],
+        *,
+        reply: str | None = None,
+        headers: Mapping[str, str] | None = None,
+    ) -> bool:
+        """Write one message now (payload = the parts joined). False, and nothing sent, when not connected or when the
+        outgoing buffer is above its limit."""
+        ...
+
+    def publish_raw(self, lines: Sequence[Buffer]) -> bool:
+        """Write ready-made `PUB …` protocol bytes now, as one socket write. For blocks of acknowledgements."""
+        ...
+
+    async def request(
+        self,
+        subject: str,
+        payload: Buffer,
+        *,
+        timeout: float,
+        headers: Mapping[str, str] | None = None,
+    ) -> Message:
+        """One request, first answer. A 503 comes back as a Message with `status == NO_RESPONDERS`.
+        Raises `TimeoutError` (also when the connection is lost meanwhile)."""
+        ...
+
+    async def subscribe(self, subject: str, handler: MessageHandler) -> Subscription:
+        """Returns when the server knows the subscription (PING/PONG)."""
+        ...
+
+    async def subscribe_bulk(self, subject: str, handler: BulkHandler) -> Subscription: ...
+
+    def new_inbox(self) -> str:
+        """A fresh reply subject under this connection's own wildcard inbox; messages to it go to the handler given to
+        `on_inbox`. Any number of answers may arrive."""
+        ...
+
+    def on_inbox(self, inbox: str, handler: MessageHandler | None) -> None:
+        """Set or, with None, remove the handler of one inbox."""
+        ...
+
+    def on_connection_change(self, handler: Callable[[bool], None]) -> None:
+        """`handler(connected)` is called at every loss and every reconnect."""
+        ...

@@ -1,0 +1,204 @@
+"""The domain's types. Every other package speaks in these.
+
+Offsets are dense positions of records in a partition, from 0. Two ends matter: the log end offset (LEO) and the high
+watermark (HW). Both are EXCLUSIVE here: the next offset to be assigned, and the end of what is committed. On the wire and
+towards users the HW is inclusive (-1 = none); `wire.replication` and `high_watermark_to_wire` convert, nobody else does.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field, fields, replace
+from enum import Enum
+from typing import Any, NewType
+
+from wire.errors import Code, TidelogError
+
+BrokerId = NewType("BrokerId", str)
+StreamName = NewType("StreamName", str)
+Offset = NewType("Offset", int)
+LeaderEpoch = NewType("LeaderEpoch", int)
+"""+1 at every change of leader and at every new life of the same leader; from 1; 0 on the wire = missing, refused."""
+PartitionEpoch = NewType("PartitionEpoch", int)
+"""+1 at every change of the partition's metadata."""
+Incarnation = NewType("Incarnation", int)
+"""One life of a broker, a stream or a partition: the generation of the command that began it. Grows."""
+Generation = NewType("Generation", int)
+"""Counter of the commands that changed the cluster state."""
+
+NO_PRODUCER = -1
+"""producer_id of batches that no idempotent producer wrote."""
+
+
+def high_watermark_to_wire(high_watermark: Offset) -> int:
+    """Exclusive end of the committed log -> last committed offset, -1 for none."""
+    return high_watermark - 1
+
+
+def high_watermark_from_wire(value: int) -> Offset:
+    return Offset(value + 1)
+
+
+class Acks(Enum):
+    NONE = "none"
+    LEADER = "leader"
+    ALL = "all"
+
+
+class Durability(Enum):
+    DURABLE = "durable"
+    """A replica reports an offset as acknowledged only after fdatasync."""
+    ACCEPTED = "accepted"
+    """A replica reports an offset once it is in the page cache."""
+
+
+class PartitionState(Enum):
+    ACTIVE = "active"
+    DRAINING = "draining"
+    RETIRED = "retired"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class StreamConfig:
+    """What can be set per stream (`--config KEY=VALUE`)."""
+
+    min_isr: int = field(default=0, metadata={"help": "members that must have a record before it commits; 0 = 2 from RF 3 up, else 1"})
+    durability: Durability = field(default=Durability.DURABLE, metadata={"help": "durable (fdatasync before ack) or accepted (page cache)"})
+    reply_acks: bool = field(default=True, metadata={"help": "answer bare publishes that carry a reply subject"})
+    max_record_bytes: int = field(default=1 << 20, metadata={"help": "largest record (key + value + headers), in bytes"})
+    segment_bytes: int = field(default=256 << 20, metadata={"help": "a log segment is rolled at this size, in bytes"})
+    confirm_timeout_ms: int = field(default=10_000, metadata={"help": "an acknowledged publish waits at most this long for its commit"})
+
+    _LIMITS = {
+        "min_isr": (0, 16),
+        "max_record_bytes": (1, 64 << 20),
+        "segment_bytes": (4096, 1 << 30),
+        "confirm_timeout_ms": (1, 3_600_000),
+    }
+
+    @classmethod
+    def from_strings(cls, values: Mapping[str, str]) -> StreamConfig:
+        """KEY -> text, as typed by a user. Raises TidelogError(BAD_CONFIG) that names the key, the value and what is allowed."""
+        known = {f.name: f for f in fields(cls)}
+        parsed: dict[str, Any] = {}
+        for key, text in values.items():
+            if key not in known:
+                raise TidelogError(Code.BAD_CONFIG, f"unknown stream setting {key!r}; known: {', '.join(sorted(known))}")
+            parsed[key] = cls._parse(key, text)
+        return cls(**parsed)
+
+    @classmethod
+    def _parse(cls, key: str, text: str) -> Any:
+        if key == "durability":
+            try:
+                return Durability(text)
+            except ValueError:
+                raise TidelogError(Code.BAD_CONFIG, f"durability={text!r} is neither 'durable' nor 'accepted'") from None
+        if key == "reply_acks":
+            if text.lower() not in ("true", "false"):
+                raise TidelogError(Code.BAD_CONFIG, f"reply_acks={text!r} is neither 'true' nor 'false'")
+            return text.lower() == "true"
+        low, high = cls._LIMITS[key]
+        try:
+            number = int(text)
+        except ValueError:
+            raise TidelogError(Code.BAD_CONFIG, f"{key}={text!r} is not a whole number from {low} to {high}") from None
+        if not low <= number <= high:
+            raise TidelogError(Code.BAD_CONFIG, f"{key}={text!r} is outside {low} to {high}")
+        return number
+
+    def to_strings(self) -> dict[str, str]:
+        out: dict[str, str] = {}
+        for f in fields(self):
+            value = getattr(self, f.name)
+            out[f.name] = value.value if isinstance(value, Enum) else str(value).lower() if isinstance(value, bool) else str(value)
+        return out
+
+    def resolved(self, replication_factor: int) -> StreamConfig:
+        """With `min_isr` filled in: 2 from replication factor 3 up, else 1."""
+        return self if self.min_isr else replace(self, min_isr=2 if replication_factor >= 3 else 1)
+
+
+@dataclass(frozen=True, slots=True, order=True)
+class PartitionKey:
+    """One life of one partition. Deleting and recreating a stream gives another key."""
+
+    stream: StreamName
+    stream_incarnation: Incarnation
+    partition: int
+    partition_incarnation: Incarnation
+
+    def __str__(self) -> str:
+        return f"{self.stream}/{self.partition}"
+
+
+@dataclass(frozen=True, slots=True)
+class IsrMember:
+    broker: BrokerId
+    incarnation: Incarnation
+    """The broker's life in which it was seen to hold what an ISR member must hold."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class PartitionView:
+    """What the replicas of a partition must know of it, as last applied by the metadata group."""
+
+    key: PartitionKey
+    subject: str
+    """The NATS subject that the leader listens on."""
+    config: StreamConfig
+    """Resolved: min_isr is set."""
+    replicas: tuple[BrokerId, ...]
+    leader: BrokerId | None
+    isr: tuple[BrokerId, ...]
+    eligible: tuple[BrokerId, ...]
+    epoch: PartitionEpoch
+    leader_epoch: LeaderEpoch
+    live: tuple[IsrMember, ...] = ()
+    """Replicas whose broker is registered and not declared dead, each with its registered incarnation."""
+    state: PartitionState = PartitionState.ACTIVE
+    paused: bool = False
+    readonly: bool = False
+    partitioning_version: int = 1
+    partition_count: int = 1
+    """Partitions of the stream's newest layout."""
+
+
+@dataclass(frozen=True, slots=True)
+class PartitionGone:
+    """This broker has no part in that partition any more: its stream was deleted or the replica moved away."""
+
+    key: PartitionKey
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class IsrChange:
+    """A leader's wish to change the ISR; compare-and-set on `expected_epoch`, outcome read from later views only."""
+
+    key: PartitionKey
+    leader: BrokerId
+    leader_epoch: LeaderEpoch
+    expected_epoch: PartitionEpoch
+    new_isr: tuple[IsrMember, ...]
+    reason: str
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class LeaderReport:
+    """A follower's suspicion that its leader has failed."""
+
+    key: PartitionKey
+    replica: BrokerId
+    leader: BrokerId
+    epoch: PartitionEpoch
+    leader_epoch: LeaderEpoch
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Withdrawal:
+    """A broker's word that its replica is unsound: out of the ISR and of `eligible` before anything is cut."""
+
+    key: PartitionKey
+    broker: BrokerId
+    expected_epoch: PartitionEpoch
+    reason: str
