@@ -77,6 +77,7 @@ class Liveness:
         self._watches: dict[BrokerId, _Watch] = {}
         self._outstanding: dict[int, tuple[BrokerId, float]] = {}
         self._number = 0
+        self._began_at = -inf
         self._connected_at = inf
         self._own_heard_at = -inf
         self._own_sent_heard = -inf
@@ -90,6 +91,7 @@ class Liveness:
         """Forget everything: a new office, or a Raft majority that is heard again. `connected_at`: inf = not connected."""
         self._watches.clear()
         self._outstanding.clear()
+        self._began_at = now
         self._connected_at = connected_at
         self._own_heard_at = -inf
         self._own_sent_heard = -inf
@@ -257,7 +259,7 @@ class Liveness:
 
     def _deaf(self, now: float) -> bool:
         """Own probes have not come back for long, on a connection that seems to stand."""
-        since = max(self._own_heard_at, self._connected_at)
+        since = max(self._own_heard_at, self._connected_at, self._began_at)
         return self._connected_at < inf and now - since >= self._settings.broker_silence_timeout_s
 
     def _lives(self, brokers: list[BrokerId]) -> tuple[tuple[BrokerId, Incarnation], ...]:

@@ -61,7 +61,7 @@ def spark_schema(*, include_headers: bool) -> StructType:
 
 
 def check_schema(schema: StructType, *, include_headers: bool) -> None:
-    """Refuses a user's schema that is no selection of our columns. Raises TidelogError(BAD_CONFIG) naming the column."""
+    """Refuses a user's schema that is no selection of our columns: TidelogError(BAD_CONFIG) naming the column."""
     known = spark_schema(include_headers=include_headers)
     for column in schema.fields:
         if column.name not in known.names:
@@ -125,6 +125,7 @@ def _microseconds(batch: RecordBatch) -> pa.Array:
 def _headers(batch: RecordBatch) -> pa.Array:
     """Null where a record has none, as in Kafka's connector."""
     rows = [
-        [{"key": name, "value": value} for name, value in headers.items()] if headers else None for headers in batch.headers
+        [{"key": name, "value": value} for name, value in headers.items()] if headers else None
+        for headers in batch.headers
     ]
     return pa.array(rows, type=_ARROW_TYPES["headers"])

@@ -68,11 +68,15 @@ class SourceOptions:
                 _refuse_unknown(key)
             values[known[key.lower()]] = value
         if "startingOffsets" in values and "startingTimestamp" in values:
-            _refuse("startingOffsets and startingTimestamp are both given, and only one can be the start: leave one out")
-        parsed = {name: parse(name, values[name]) if name in values else None for name, parse in _PARSERS.items()}
+            _refuse(
+                "startingOffsets and startingTimestamp are both given, and one of them can be the start: leave one out"
+            )
         for name, example in (("servers", "nats://127.0.0.1:4222"), ("subscribe", "flights")):
-            if parsed[name] is None:
+            if name not in values:
                 _refuse(f'option {name} is missing: add .option("{name}", "{example}")')
+        parsed: dict[str, Any] = {
+            name: parse(name, values[name]) if name in values else None for name, parse in _PARSERS.items()
+        }
         options = cls(
             servers=parsed["servers"],
             subscribe=parsed["subscribe"],
@@ -102,9 +106,7 @@ class SourceOptions:
                 "use earliest or offsets, or spark.readStream to read what comes"
             )
         if self.max_offsets_per_trigger is not None:
-            _refuse(
-                "maxOffsetsPerTrigger has no meaning in a batch query: leave it out, or bound the query with endingOffsets"
-            )
+            _refuse("maxOffsetsPerTrigger has no meaning in a batch query: leave it out, or set endingOffsets")
         return self
 
     def for_stream(self) -> SourceOptions:
@@ -154,16 +156,13 @@ def _parse_servers(name: str, text: str) -> tuple[str, ...]:
 
 def _parse_streams(name: str, text: str) -> tuple[StreamName, ...]:
     streams = _parse_list(name, text)
-    for stream in streams:
-        check_stream_name(stream)
     if len(set(streams)) != len(streams):
         _refuse(f"{name}={text!r} names a stream twice: name each once")
-    return tuple(StreamName(stream) for stream in streams)
+    return tuple(check_stream_name(stream) for stream in streams)
 
 
-def _parse_namespace(name: str, text: str) -> str:
-    check_namespace(text)
-    return text
+def _parse_namespace(_: str, text: str) -> str:
+    return check_namespace(text)
 
 
 def _parse_bool(name: str, text: str) -> bool:

@@ -2,7 +2,7 @@
 
 What always holds:
 - an end never lies beyond the committed log, and never before its start unless the log itself was cut;
-- ranges between two positions depend on those alone, so that a batch planned again after a crash reads the same records;
+- ranges between two positions depend on those alone: a batch planned again after a crash reads the same records;
 - a position is only ever compared with the same life of the same partition.
 
 Where the log no longer holds what a position speaks of, records are lost to this query. With `failOnDataLoss` (the
@@ -12,7 +12,7 @@ either way: its offsets are other records.
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 
 from spark_connector.log_port import OffsetRange, PartitionExtent, StreamExtent
@@ -40,58 +40,49 @@ def positions_at(extents: Extents, edge: Edge) -> Positions:
 
 def positions_of(extents: Extents, explicit: ExplicitOffsets, option: str, *, fail_on_data_loss: bool) -> Positions:
     """The user's offsets, checked against the logs. Raises TidelogError naming the option and the partition."""
-    positions: dict[StreamName, StreamPosition] = {}
     for stream, extent in extents.items():
-        offsets = explicit[stream]
-        if set(offsets) != set(extent.partitions):
+        if set(explicit[stream]) != set(extent.partitions):
             raise TidelogError(
                 Code.BAD_CONFIG,
-                f"{option} gives offsets of partitions {_numbers(offsets)} of stream {stream!r}, which has partitions "
-                f"{_numbers(extent.partitions)}: give one for each (-2 = earliest, -1 = latest)",
+                f"{option} gives offsets of partitions {_numbers(explicit[stream])} of stream {stream!r}, which has "
+                f"partitions {_numbers(extent.partitions)}: give one for each (-2 = earliest, -1 = latest)",
             )
-        positions[stream] = StreamPosition(
-            extent.incarnation,
-            {
-                partition: Position(
-                    extent.partitions[partition].incarnation,
-                    _checked(offset, extent.partitions[partition], f"{option} of {stream}/{partition}", fail_on_data_loss),
-                )
-                for partition, offset in offsets.items()
-            },
-        )
-    return positions
+
+    def chosen(stream: StreamName, partition: int, end: Offset) -> Offset:
+        log_start = extents[stream].partitions[partition].log_start
+        match explicit[stream][partition]:
+            case Edge.EARLIEST:
+                return log_start
+            case Edge.LATEST:
+                return end
+            case offset:
+                what = f"{option} of {stream}/{partition}"
+                return _checked(offset, what, log_start, end, fail_on_data_loss=fail_on_data_loss)
+
+    return _moved(positions_at(extents, Edge.LATEST), chosen)
 
 
-def _checked(offset: Offset | Edge, held: PartitionExtent, what: str, fail_on_data_loss: bool) -> Offset:
-    if isinstance(offset, Edge):
-        return held.log_start if offset is Edge.EARLIEST else held.end
-    if offset > held.end:
+def _checked(offset: Offset, what: str, log_start: Offset, end: Offset, *, fail_on_data_loss: bool) -> Offset:
+    if offset > end:
         raise TidelogError(
             Code.BAD_CONFIG,
-            f"{what} is {offset}, beyond the committed log, which ends at {held.end}: use at most {held.end}, or latest",
+            f"{what} is {offset}, beyond the committed log, which ends at {end}: use at most {end}, or latest",
         )
-    if offset < held.log_start and fail_on_data_loss:
+    if offset < log_start and fail_on_data_loss:
         raise TidelogError(
             Code.OFFSET_BEFORE_LOG,
-            f"{what} is {offset}, but the log begins at {held.log_start}: "
-            f"use at least {held.log_start}, or earliest, or failOnDataLoss=false",
-            {"log_start": str(held.log_start)},
+            f"{what} is {offset}, but the log begins at {log_start}: "
+            f"use at least {log_start}, or earliest, or failOnDataLoss=false",
+            {"log_start": str(log_start)},
         )
-    return max(offset, held.log_start)
+    return max(offset, log_start)
 
 
 def positions_from(extents: Extents, offsets: Mapping[StreamName, Mapping[int, Offset]]) -> Positions:
     """Looked-up offsets (by timestamp) as positions; never beyond the end that goes with them."""
-    return {
-        stream: StreamPosition(
-            extent.incarnation,
-            {
-                partition: Position(held.incarnation, min(offsets[stream][partition], held.end))
-                for partition, held in extent.partitions.items()
-            },
-        )
-        for stream, extent in extents.items()
-    }
+    return _moved(
+        positions_at(extents, Edge.LATEST), lambda stream, partition, end: min(offsets[stream][partition], end)
+    )
 
 
 def check_continues(start: Positions, extents: Extents, *, fail_on_data_loss: bool) -> None:
@@ -130,16 +121,16 @@ def _check_reachable(name: str, position: Position, held: PartitionExtent) -> No
     if position.offset > held.end:
         raise TidelogError(
             Code.LOG_TRUNCATED,
-            f"{name} was read up to {position.offset} but its committed log ends at {held.end}, so records that were read "
-            "are gone (an unclean election): set failOnDataLoss=false to go on from there",
+            f"{name} was read up to {position.offset} but its committed log ends at {held.end}, so records that "
+            "were read are gone (an unclean election): set failOnDataLoss=false to go on from there",
         )
 
 
 def before_log(name: str, offset: Offset, log_start: Offset) -> TidelogError:
     return TidelogError(
         Code.OFFSET_BEFORE_LOG,
-        f"{name} is to be read from {offset} but its log begins at {log_start} by now, so {log_start - offset} offsets are "
-        "lost to this query: set failOnDataLoss=false to go on without them, and keep records longer",
+        f"{name} is to be read from {offset} but its log begins at {log_start} by now, so {log_start - offset} offsets "
+        "are lost to this query: set failOnDataLoss=false to go on without them, and keep records longer",
         {"log_start": str(log_start)},
     )
 
@@ -147,41 +138,34 @@ def before_log(name: str, offset: Offset, log_start: Offset) -> TidelogError:
 def _recreated(what: str, then: int, now: int) -> TidelogError:
     return TidelogError(
         Code.WRONG_INCARNATION,
-        f"{what} was deleted and created again since the checkpoint was written (incarnation {then} then, {now} now), so "
-        "its offsets are other records: start with a new checkpointLocation",
+        f"{what} was deleted and created again since the checkpoint was written (incarnation {then} then, {now} now), "
+        "so its offsets are other records: start with a new checkpointLocation",
     )
 
 
 def next_end(start: Positions, extents: Extents, *, target: Positions | None, max_records: int | None) -> Positions:
     """Where the next micro-batch ends.
 
-    Up to the ends of the logs, not past `target` (Trigger.AvailableNow), and at most `max_records` offsets in all, which
-    the partitions share in proportion to what each has waiting. A partition new since `start` is read from its offset 0.
+    Up to the ends of the logs, not past `target` (Trigger.AvailableNow), and at most `max_records` offsets in all,
+    which the partitions share in proportion to what each has waiting. A partition new since `start` is read from its
+    offset 0.
     """
     ends = positions_at(extents, Edge.LATEST) if target is None else _not_before(start, target, extents)
-    waiting: dict[tuple[StreamName, int], int] = {}
-    for stream, extent in extents.items():
-        for partition, held in extent.partitions.items():
-            end = ends[stream].partitions.get(partition)
-            if end is not None:
-                begin = max(_offset_in(start, stream, partition), held.log_start)
-                waiting[stream, partition] = max(0, end.offset - begin)
-    total = sum(waiting.values())
-    if max_records is None or total <= max_records:
+    waiting = {
+        (stream, partition): max(0, end.offset - max(_offset_in(start, stream, partition), held.log_start))
+        for stream, extent in extents.items()
+        for partition, held in extent.partitions.items()
+        if (end := ends[stream].partitions.get(partition)) is not None
+    }
+    if max_records is None or sum(waiting.values()) <= max_records:
         return ends
     granted = _share(waiting, max_records)
-    return {
-        stream: replace(
-            at,
-            partitions={
-                partition: replace(end, offset=Offset(end.offset - waiting[stream, partition] + granted[stream, partition]))
-                if (stream, partition) in granted
-                else end
-                for partition, end in at.partitions.items()
-            },
-        )
-        for stream, at in ends.items()
-    }
+
+    def limited(stream: StreamName, partition: int, end: Offset) -> Offset:
+        key = stream, partition
+        return Offset(end - waiting[key] + granted[key]) if key in waiting else end
+
+    return _moved(ends, limited)
 
 
 def _not_before(start: Positions, target: Positions, extents: Extents) -> Positions:
@@ -189,17 +173,26 @@ def _not_before(start: Positions, target: Positions, extents: Extents) -> Positi
 
     A start past the end of the log (it was cut, and `failOnDataLoss` is off) does go back.
     """
+
+    def later(stream: StreamName, partition: int, end: Offset) -> Offset:
+        began = _offset_in(start, stream, partition)
+        held = extents[stream].partitions.get(partition)
+        return began if held is not None and end < began <= held.end else end
+
+    return _moved(target, later)
+
+
+def _moved(positions: Positions, to: Callable[[StreamName, int, Offset], Offset]) -> Positions:
+    """The same partitions, each at the offset that `to(stream, partition, offset)` gives."""
     return {
         stream: replace(
             at,
             partitions={
-                partition: replace(position, offset=began)
-                if position.offset < (began := _offset_in(start, stream, partition)) <= extents[stream].partitions[partition].end
-                else position
+                partition: replace(position, offset=to(stream, partition, position.offset))
                 for partition, position in at.partitions.items()
             },
         )
-        for stream, at in target.items()
+        for stream, at in positions.items()
     }
 
 

@@ -2,8 +2,8 @@
 
     {"v": 1, "streams": {"flights": {"incarnation": 7, "partitions": {"0": {"incarnation": 7, "offset": 123}}}}}
 
-`offset` is the next one to read. The incarnations say of which life of a name it is an offset: a stream that was deleted
-and created again starts over at 0, and going on at 123 there would skip records without a word.
+`offset` is the next one to read. The incarnations say of which life of a name it is an offset: a stream that was
+deleted and created again starts over at 0, and going on at 123 there would skip records without a word.
 
 Spark compares offsets as text, so equal positions are written in one way: streams and partitions in order.
 """
@@ -76,5 +76,6 @@ def from_json(value: Mapping[str, Any]) -> Positions:
     except (KeyError, TypeError, ValueError, AttributeError) as error:
         raise TidelogError(
             Code.BAD_CONFIG,
-            f"the checkpoint's offsets are damaged ({type(error).__name__}: {error}): start with a new checkpointLocation",
+            f"the checkpoint's offsets are damaged ({type(error).__name__}: {error}): "
+            "start with a new checkpointLocation",
         ) from error

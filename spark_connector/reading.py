@@ -1,8 +1,8 @@
 """A Spark task: one range of offsets becomes Arrow batches.
 
-A task yields exactly the records of its range, each once, in order, whatever the batches of the log look like: the first
-and the last are cut to the range, control batches are left out. Small batches are joined, because each batch that Spark
-receives costs it as much as hundreds of rows; large ones go through without a copy.
+A task yields exactly the records of its range, each once, in order, whatever the batches of the log look like: the
+first and the last are cut to the range, control batches are left out. Small batches are joined, because each batch that
+Spark receives costs it as much as hundreds of rows; large ones go through without a copy.
 
 The range is committed, so it can be read to its end at any later time, unless the log has lost its beginning since
 (retention): then `failOnDataLoss` decides.
@@ -67,7 +67,7 @@ def _records(log: CommittedLog, wanted: OffsetRange, settings: TaskSettings) -> 
                 raise
             if settings.fail_on_data_loss:
                 raise before_log(f"{wanted.stream}/{wanted.partition}", expected, log_start) from error
-            _log.warning("%s: the log begins at %d by now; going on from there (failOnDataLoss=false)", wanted, log_start)
+            _log.warning("%s: the log begins at %d by now, going on there (failOnDataLoss=false)", wanted, log_start)
             expected = log_start
         else:
             # Ending here would leave records out without a word.

@@ -46,10 +46,10 @@ class TidelogDataSource(DataSource):
     def streamReader(self, schema: StructType) -> TidelogStreamReader:  # noqa: N802 - Spark's name
         return TidelogStreamReader(self._checked(schema).for_stream(), schema, self.open_log)
 
-    def writer(self, schema: StructType, overwrite: bool) -> NoReturn:
+    def writer(self, schema: StructType, overwrite: bool) -> NoReturn:  # noqa: ARG002 - Spark's arguments
         _refuse_to_write()
 
-    def streamWriter(self, schema: StructType, overwrite: bool) -> NoReturn:  # noqa: N802 - Spark's name
+    def streamWriter(self, schema: StructType, overwrite: bool) -> NoReturn:  # noqa: ARG002, N802 - Spark's
         _refuse_to_write()
 
     def _parsed(self) -> SourceOptions:
@@ -64,6 +64,6 @@ class TidelogDataSource(DataSource):
 def _refuse_to_write() -> NoReturn:
     raise TidelogError(
         Code.BAD_REQUEST,
-        "the tidelog data source reads streams and does not write to them: publish with tidelog.connect(...).producer(...), "
-        "from foreachPartition or foreachBatch for instance",
+        "the tidelog data source reads streams and does not write to them: publish with a producer of "
+        "tidelog.connect(...), from foreachPartition or foreachBatch for instance",
     )

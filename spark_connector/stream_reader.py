@@ -6,8 +6,8 @@ One reader lives in a process of its own for as long as the query runs; Spark as
     restart     partitions(start, end) of the micro-batch that was planned and not finished, if there is one
     then        latestOffset(start, limit) → partitions(start, end) → commit(end), over and over
 
-Spark writes `end` to the checkpoint before it reads, so `partitions` must depend on its two arguments alone. The first of
-these calls after a restart also finds out whether the checkpoint still speaks of these streams.
+Spark writes `end` to the checkpoint before it reads, so `partitions` must depend on its two arguments alone. The first
+of these calls after a restart also finds out whether the checkpoint still speaks of these streams.
 
 Trigger.AvailableNow: the ends of the logs are taken once, and `latestOffset` never goes past them.
 """

@@ -1119,31 +1119,3 @@ class WithdrawRequest(_message.Message):
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
 Global___WithdrawRequest: _TypeAlias = WithdrawRequest  # noqa: Y015
-
-@_typing.final
-class ControllerAnswer(_message.Message):
-    """The controller's word on one of the requests above."""
-
-    DESCRIPTOR: _descriptor.Descriptor
-
-    CODE_FIELD_NUMBER: _builtins.int
-    MESSAGE_FIELD_NUMBER: _builtins.int
-    GENERATION_FIELD_NUMBER: _builtins.int
-    code: _builtins.str
-    """empty: committed; outcomes are read from applied state"""
-    message: _builtins.str
-    generation: _builtins.int
-    def __init__(
-        self,
-        *,
-        code: _builtins.str = ...,
-        message: _builtins.str = ...,
-        generation: _builtins.int = ...,
-    ) -> None: ...
-    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
-    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["code", b"code", "generation", b"generation", "message", b"message"]  # noqa: Y015
-    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
-    def WhichOneof(self, oneof_group: _Never) -> None: ...
-
-Global___ControllerAnswer: _TypeAlias = ControllerAnswer  # noqa: Y015

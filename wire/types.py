@@ -154,8 +154,6 @@ class PartitionView:
     eligible: tuple[BrokerId, ...]
     epoch: PartitionEpoch
     leader_epoch: LeaderEpoch
-    live: tuple[IsrMember, ...] = ()
-    """Replicas whose broker is registered and not declared dead, each with its registered incarnation."""
     state: PartitionState = PartitionState.ACTIVE
     paused: bool = False
     readonly: bool = False

@@ -9,6 +9,7 @@ from __future__ import annotations
 import asyncio
 import logging
 from collections.abc import Sequence
+from concurrent.futures import Executor
 from typing import Any
 
 from google.protobuf.message import DecodeError
@@ -29,8 +30,33 @@ HIGH_WATERMARK_CHECKPOINT_INTERVAL = 1.0
 """Seconds."""
 
 
+async def open_replicas(data_dir: DataDir, executor: Executor) -> tuple[list[Replica], tuple[PartitionKey, ...]]:
+    """Open and recover every log in the data folder, before this broker registers. Returns the replicas, and the unsound
+    ones of them: they must be out of every ISR before anything is cut or served from them."""
+    loop = asyncio.get_running_loop()
+    replicas: list[Replica] = []
+    unsound: list[PartitionKey] = []
+    for key in data_dir.list_partitions():
+        replica = Replica(key, data_dir.partition_directory(key), LogConfig())
+        replicas.append(replica)
+        try:
+            report = await loop.run_in_executor(executor, replica.open)
+        except LogDamaged as e:
+            replica.failed = str(e)
+            unsound.append(key)
+            log.error("partition %s: the log cannot be opened and leaves the ISR: %s", key, e)
+            continue
+        if report.damaged is not None:
+            unsound.append(key)
+            log.error("partition %s: the log is damaged and leaves the ISR: %s", key, report.damaged)
+        elif report.truncated_bytes:
+            log.info("partition %s: cut a torn tail of %d bytes", key, report.truncated_bytes)
+    return replicas, tuple(unsound)
+
+
 class Broker:
-    def __init__(self, context: BrokerContext, data_dir: DataDir) -> None:
+    def __init__(self, context: BrokerContext, data_dir: DataDir, replicas: Sequence[Replica]) -> None:
+        """`replicas`: what `open_replicas` found."""
         self.context = context
         self._data_dir = data_dir
         self._replicas: dict[PartitionKey, Replica] = {}
@@ -39,28 +65,10 @@ class Broker:
         self._checkpointer: asyncio.Task[None] | None = None
         self._leaving: set[asyncio.Task[None]] = set()
         self._first_views = True
+        for replica in replicas:
+            self._add(replica)
 
     # ------------------------------------------------------------------ life
-    async def open_logs(self) -> tuple[PartitionKey, ...]:
-        """Open and recover what is in the data folder, before this broker registers. Returns the unsound partitions:
-        they must be out of every ISR before anything is cut or served from them."""
-        unsound: list[PartitionKey] = []
-        for key in self._data_dir.list_partitions():
-            replica = self._add(key, LogConfig())
-            try:
-                report = await self.context.loop.run_in_executor(self.context.executor, replica.open)
-            except LogDamaged as e:
-                replica.failed = str(e)
-                unsound.append(key)
-                log.error("partition %s: the log cannot be opened and leaves the ISR: %s", key, e)
-                continue
-            if report.damaged is not None:
-                unsound.append(key)
-                log.error("partition %s: the log is damaged and leaves the ISR: %s", key, report.damaged)
-            elif report.truncated_bytes:
-                log.info("partition %s: cut a torn tail of %d bytes", key, report.truncated_bytes)
-        return tuple(unsound)
-
     async def start(self) -> None:
         context = self.context
         self._notifications = await context.control.subscribe(
@@ -104,16 +112,17 @@ class Broker:
     def _reconcile(self, view: PartitionView) -> None:
         replica = self._replicas.get(view.key)
         if replica is None:
-            replica = self._add(view.key, LogConfig(segment_bytes=view.config.segment_bytes))
+            config = LogConfig(segment_bytes=view.config.segment_bytes)
+            replica = Replica(view.key, self._data_dir.partition_directory(view.key), config)
+            self._add(replica)
         replica.on_view(view, self.context)
 
-    def _add(self, key: PartitionKey, config: LogConfig) -> Replica:
-        replica = Replica(key, self._data_dir.partition_directory(key), config)
+    def _add(self, replica: Replica) -> None:
+        key = replica.key
         self._replicas[key] = replica
         present = self._by_name.get((key.stream, key.partition))
         if present is None or present.key < key:
             self._by_name[key.stream, key.partition] = replica
-        return replica
 
     def _leave(self, key: PartitionKey) -> None:
         replica = self._replicas.pop(key, None)
@@ -170,8 +179,8 @@ class Broker:
 
     # ------------------------------------------------------------------ status
     def stream_status(self, stream: StreamName) -> dict[str, Any]:
-        """Progress of this broker's replicas of a stream, by partition."""
-        return {str(r.key.partition): r.status() for r in self._replicas.values() if r.key.stream == stream}
+        """What this broker knows of the partitions of a stream that it replicates."""
+        return {"partitions": [r.status() for r in self._replicas.values() if r.key.stream == stream]}
 
     def status(self) -> dict[str, Any]:
         roles = [type(r.role).__name__ for r in self._replicas.values()]

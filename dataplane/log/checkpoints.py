@@ -1,7 +1,7 @@
 """The two small files beside the segments that say what is known of them.
 
-`replication-offset-checkpoint`: the high watermark, and the recovery point: every byte below it is on stable storage, so
-that recovery has nothing to look for there. `leader-epoch-checkpoint`: the leader epochs and where each begins.
+`replication-offset-checkpoint`: the high watermark, and the recovery point: every byte below it is on stable storage,
+so that recovery has nothing to look for there. `leader-epoch-checkpoint`: the leader epochs and where each begins.
 
 Both are text for the eyes of an operator, a line per fact, the CRC-32C of everything before it as the last line:
 
@@ -10,8 +10,9 @@ Both are text for the eyes of an operator, a line per fact, the CRC-32C of every
     3 40
     crc32c 5a3fd1b2
 
-They are written as a temporary file, fsync, rename, fsync of the folder: after a crash the old content or the new one is
-there, never a mixture. A file that is missing or damaged reads as None: the log then finds out for itself by scanning.
+They are written as a temporary file, fsync, rename, fsync of the folder: after a crash the old content or the new one
+is there, never a mixture. A file that is missing or damaged reads as None: the log then finds out for itself by
+scanning.
 """
 
 from __future__ import annotations

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 
-class LogDamaged(Exception):  # noqa: N818 - it names a state of the log, as `CorruptData` names one of bytes
+class LogDamaged(Exception):
     """The log of one partition takes no more writes: an operation of the disk failed, or recovery found it unsound.
 
     The sentence names the file and the cause. After a failed write or fsync it is for good: what the kernel has

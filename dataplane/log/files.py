@@ -211,7 +211,8 @@ class ReadHandles:
         self._lock = threading.Lock()
         self._idle: OrderedDict[Path, int] = OrderedDict()
         self._generation = 0
-        """Counts `forget`. A handle that was lent before the latest one may be of a removed file: closed when returned."""
+        """Counts `forget`. A handle that was lent before the latest one may be of a removed file: closed when
+        returned."""
 
     @contextmanager
     def borrow(self, path: Path) -> Iterator[int]:

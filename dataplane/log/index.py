@@ -4,18 +4,18 @@ An entry stands at the beginning of a batch, about every `index_interval_bytes`,
 
     offset          exclusive end of the log there: every record before this position is below it, none after it
     position        byte position in the segment file
-    max_timestamp   largest timestamp of the records before it in this segment, ns; -1 where there are none
+    max_timestamp   largest timestamp of the records before it in this segment, ns; i64 minimum where there are none
 
-All three grow, so one list of entries serves both questions. A finished segment ends with an entry at the end of its file:
-it says where the next segment begins, which is how a segment that was shortened, or is missing, is noticed.
+All three grow, so one list of entries serves both questions. A finished segment ends with an entry at the end of its
+file: it says where the next segment begins, which is how a segment that was shortened, or is missing, is noticed.
 
-On disk `%020d.index` is a row of entries of 32 bytes, each with its own CRC-32C: i64 offset, i64 position, i64 max_timestamp,
-u32 CRC-32C of these 24 bytes, u32 0. Entries are only ever appended to the file, and only once the segment's bytes before
-them are synced; before a segment is cut, its index is cut, durably. So a readable entry can be believed, and recovery
-begins at the last one. Losing entries costs time, never data.
+On disk `%020d.index` is a row of entries of 32 bytes, each with its own CRC-32C: i64 offset, i64 position, i64
+max_timestamp, u32 CRC-32C of these 24 bytes, u32 0. Entries are only ever appended to the file, and only once the
+segment's bytes before them are synced; before a segment is cut, its index is cut, durably. So a readable entry can be
+believed, and recovery begins at the last one. Losing entries costs time, never data.
 
-Threads: `add` is called by the appending thread only; any thread may look up at the same time. (An entry counts from the
-moment its offset is there, and that is appended last.)
+Threads: `add` is called by the appending thread only; any thread may look up at the same time. (An entry counts from
+the moment its offset is there, and that is appended last.)
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ if TYPE_CHECKING:
 _FACTS = struct.Struct("<qqq")
 _TAIL = struct.Struct("<II")
 ENTRY_SIZE = _FACTS.size + _TAIL.size
-NO_TIMESTAMP = -1
+NO_TIMESTAMP = -(1 << 63)
 
 
 class IndexEntry(NamedTuple):

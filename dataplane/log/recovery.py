@@ -1,20 +1,20 @@
 """Opening a log: what is there, what of it can be believed, and what is cut.
 
 Segments before the last are finished: their index ends with an entry at the end of the file that says where the next
-segment begins. Where both agree the segment is believed without a look inside. From the first one that has no such end (a
-crash came before it was finished) or else in the last segment, the scan begins at the last entry of the index and reads
-and checks every batch up to the end. Index entries are written for synced bytes only, at every checkpoint; so the scan
-reads what came after the last checkpoint and one index interval at most.
+segment begins. Where both agree the segment is believed without a look inside. From the first one that has no such end
+(a crash came before it was finished) or else in the last segment, the scan begins at the last entry of the index and
+reads and checks every batch up to the end. Index entries are written for synced bytes only, at every checkpoint; so the
+scan reads what came after the last checkpoint and one index interval at most.
 
 The scan ends where no sound batch follows. That offset is compared with what is known to have been on stable storage or
 committed: the recovery point and the high watermark of the checkpoint, and the offsets of the index entries.
 
     at or above it     the end of what a crash left: zeros (room reserved ahead) or a torn batch. Cut.
-    below it           damage: records are missing that this replica has answered for. NOTHING is cut or written; the log
-                       opens up to the damage, for reading; the replica is unsound and must leave the ISR first.
+    below it           damage: records are missing that this replica has answered for. NOTHING is cut or written; the
+                       log opens up to the damage, for reading; the replica is unsound and must leave the ISR first.
 
-Leader epochs come from their checkpoint for what lies before the scan, and from the batches themselves for the rest; from
-all batches when the checkpoint is missing or damaged.
+Leader epochs come from their checkpoint for what lies before the scan, and from the batches themselves for the rest;
+from all batches when the checkpoint is missing or damaged.
 """
 
 from __future__ import annotations
@@ -141,11 +141,14 @@ class Recovery:
 
     def _last_index_entry(self, segment: Segment) -> IndexEntry | None:
         try:
-            with self.handles.borrow(segment.index_path) as handle:
-                size = self.files.size(handle)
-                content = self.files.read(handle, ENTRY_SIZE, max(0, size - ENTRY_SIZE))
+            handle = self.files.open(segment.index_path)
         except FileNotFoundError:
             return None
+        try:
+            size = self.files.size(handle)
+            content = self.files.read(handle, ENTRY_SIZE, max(0, size - ENTRY_SIZE))
+        finally:
+            self.files.close(handle)
         entries = decode_entries(content) if size % ENTRY_SIZE == 0 else []
         return entries[0] if entries else None
 
@@ -166,7 +169,7 @@ class Recovery:
                 self.files, handle, start.position, file_size, self.log_end_offset, verify=True
             ):
                 if position - index.last.position >= self.index_interval:
-                    segment.add_index_entry(self.log_end_offset)
+                    segment.add_index_entry(self.log_end_offset, position)
                 if not self._batches or self._batches[-1][0] != header.leader_epoch:
                     self._batches.append((header.leader_epoch, header.base_offset))
                 self.log_end_offset = header.end_offset
@@ -228,6 +231,5 @@ class Recovery:
 def remove_segment(files: FileSystem, handles: ReadHandles, segment: Segment) -> None:
     """Durably, so that segments that go newest first leave a log without a hole whenever the crash comes."""
     handles.forget(segment.path)
-    handles.forget(segment.index_path)
     segment.remove()
     files.sync_directory(segment.path.parent)

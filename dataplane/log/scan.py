@@ -1,8 +1,8 @@
 """Walking over the batches of a segment file, one header after the other.
 
-Two ways to walk: reading headers only (the next header lies `size` bytes further on), and verifying, which also reads every
-body and checks its CRC. What does not continue the chain ends the walk with `ChainBroken`; what that means (the end of what
-was written before a crash, or damage) is for the caller to judge.
+Two ways to walk: reading headers only (the next header lies `size` bytes further on), and verifying, which also reads
+every body and checks its CRC. What does not continue the chain ends the walk with `ChainBroken`; what that means (the
+end of what was written before a crash, or damage) is for the caller to judge.
 """
 
 from __future__ import annotations
@@ -83,7 +83,9 @@ def _next_header(block: bytes, at: int, position: int, end: int, previous_end: i
     if position + header.size > end:
         raise ChainBroken(position, f"a batch of {header.size} bytes begins, the file ends after {end - position}")
     if header.base_offset < previous_end:
-        raise ChainBroken(position, f"a batch begins at offset {header.base_offset}, the one before ends at {previous_end}")
+        raise ChainBroken(
+            position, f"a batch begins at offset {header.base_offset}, below {previous_end}, the end so far"
+        )
     if header.leader_epoch < epoch:
         raise ChainBroken(position, f"a batch of leader epoch {header.leader_epoch} follows one of {epoch}")
     return header

@@ -3,9 +3,10 @@
     00000000000000004096.log      named by the offset at which the log stood when the segment began
     00000000000000004096.index    see `dataplane.log.index`
 
-Exactly the last segment of a log is written to. Its life: created by the append that finds the one before it full; filled;
-no longer the last one, and then, with the next sync, finished: cut to its length, its index written to the end, its handle
-for writing closed. `size` is what the log holds of the file; behind it there may be reserved room, or damage.
+Exactly the last segment of a log is written to. Its life: created by the append that finds the one before it full;
+filled; no longer the last one, and then, with the next sync, finished: cut to its length, its index written to the end,
+its handle for writing closed. `size` is what the log holds of the file; behind it there may be reserved room, or
+damage.
 
 Fields are written by one thread at a time: `size`, `max_timestamp` and the index grow in the appending thread while the
 segment is the last; the rest changes under the log's I/O lock.
@@ -27,6 +28,9 @@ if TYPE_CHECKING:
 LOG_SUFFIX = ".log"
 INDEX_SUFFIX = ".index"
 
+_REBUILT_INTERVAL = 64 << 10
+"""Bytes between the entries of an index that is found again in the headers."""
+
 
 def segment_name(base_offset: int) -> str:
     return f"{base_offset:020d}{LOG_SUFFIX}"
@@ -41,7 +45,7 @@ class Segment:
         "_saved",
         "allocated",
         "base_offset",
-                "handle",
+        "handle",
         "index_path",
         "max_timestamp",
         "name_synced",
@@ -89,7 +93,7 @@ class Segment:
             self._files.truncate(self.handle, self.size)
             self._files.sync_all(self.handle)
             self.allocated = self.size
-        self.add_index_entry(end_offset)
+        self.add_index_entry(end_offset, self.size)
         self.save_index()
         self.close()
 
@@ -127,7 +131,7 @@ class Segment:
         if self._index is None:
             index, saved = self.load_index()
             if index.last[:2] != (end_offset, self.size):
-                self.complete_index(index, handles, end_offset)
+                self._complete_index(index, handles, end_offset)
             self._index, self._saved = index, saved
         return self._index
 
@@ -146,14 +150,14 @@ class Segment:
         """What recovery loaded and completed; `saved` as `load_index` gave it."""
         self._index, self._saved = index, saved
 
-    def complete_index(self, index: SparseIndex, handles: ReadHandles, end_offset: int, interval: int = 64 << 10) -> None:
+    def _complete_index(self, index: SparseIndex, handles: ReadHandles, end_offset: int) -> None:
         """Adds the entries from the last one to the end of the segment, by reading headers."""
         last = index.last
         newest = last.max_timestamp
         previous_end = last.offset
         with handles.borrow(self.path) as handle:
             for position, header in walk(self._files, handle, last.position, self.size, last.offset, verify=False):
-                if position - index.last.position >= interval:
+                if position - index.last.position >= _REBUILT_INTERVAL:
                     index.add(IndexEntry(previous_end, position, newest))
                 newest = max(newest, header.last_timestamp)
                 previous_end = header.end_offset
@@ -162,14 +166,14 @@ class Segment:
         index.add(IndexEntry(end_offset, self.size, newest))
         self.max_timestamp = newest
 
-    def add_index_entry(self, end_offset: int) -> None:
-        """The log ends before `end_offset` at byte `size`."""
+    def add_index_entry(self, end_offset: int, position: int) -> None:
+        """The log up to `position` ends at `end_offset`, and `max_timestamp` is of the records up to there."""
         assert self._index is not None
-        self._index.add(IndexEntry(end_offset, self.size, self.max_timestamp))
+        self._index.add(IndexEntry(end_offset, position, self.max_timestamp))
 
     def save_index(self) -> None:
-        """Appends to the index file what it lacks, of the synced part of the segment. Not synced itself: what is lost of
-        it is found again by scanning."""
+        """Appends to the index file what it lacks, of the synced part of the segment. Not synced itself: what is lost
+        of it is found again by scanning."""
         index = self._index
         if index is None or self._saved == len(index):
             return

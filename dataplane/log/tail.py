@@ -52,7 +52,8 @@ class Tail:
         self._first = first
 
     def read(self, offset: int, max_bytes: int, end_offset: int) -> list[Buffer] | None:
-        """The buffers of whole batches from the one that holds `offset`; None when that may be older than what is kept."""
+        """The buffers of whole batches from the one that holds `offset`; None when that may be older than what is
+        kept."""
         bases, batches = self._bases, self._batches
         if self._first == len(bases) or offset < bases[self._first]:
             return None

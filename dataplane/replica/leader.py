@@ -106,6 +106,8 @@ class _Follower:
     notified_at: float | None = None
     """Set from the waiter's firing until the follower fetches."""
     told_high_watermark: Offset = Offset(0)
+    expand_not_before: float = -math.inf
+    """After a refusal (its life is over, it is declared dead) it is not proposed again at once."""
 
 
 @dataclass(slots=True)
@@ -373,31 +375,21 @@ class Leader:
             for member in frozenset(view.isr) - self.isr.members:
                 if member in self._followers:
                     self._followers[member].caught_up_at = max(self._followers[member].caught_up_at, now)
+            proposed = self.isr
             self.isr = CommittedIsr(frozenset(view.isr))
+            if isinstance(proposed, PendingExpandIsr) and proposed.added not in self.isr.members:
+                if proposed.added in self._followers:
+                    self._followers[proposed.added].expand_not_before = now + self.settings.alter_isr_retry
             self._advance(now, out)
-        state = self.isr
-        if isinstance(state, PendingExpandIsr):
-            life = next(m.incarnation for m in state.change.new_isr if m.broker == state.added)
-            if not self._is_registered(state.added, life):
-                # Applied metadata says that this life is over, and lives only grow: the change can never be accepted.
-                self.isr = CommittedIsr(state.members)
-                self._advance(now, out)
-        for replica, follower in self._followers.items():
-            self._maybe_expand(replica, follower, now, out)
         return out
-
-    def _is_registered(self, replica: BrokerId, incarnation: Incarnation) -> bool:
-        return IsrMember(replica, incarnation) in self.view.live
 
     def _maybe_expand(self, replica: BrokerId, follower: _Follower, now: float, out: list[LeaderEffect]) -> None:
         if not isinstance(self.isr, CommittedIsr) or replica in self.isr.members:
             return
-        if follower.log_end_offset < 0 or now - follower.caught_up_at > self.settings.replica_max_lag_time:
+        if now < follower.expand_not_before or now - follower.caught_up_at > self.settings.replica_max_lag_time:
             return
         if follower.acknowledged < self.high_watermark or follower.acknowledged < self.epoch_start:
             return  # all that predecessors committed lies below the epoch's start
-        if not self._is_registered(replica, follower.incarnation):
-            return
         change = self._change(self.isr.members | {replica}, f"{replica} has caught up")
         self.isr = PendingExpandIsr(self.isr.members, replica, change, now)
         out.append(ProposeIsr(change))

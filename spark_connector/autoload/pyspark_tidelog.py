@@ -1,4 +1,4 @@
-"""What Spark finds by itself: any importable module named ``pyspark_*`` that exports ``DefaultSource`` is registered."""
+"""What Spark finds by itself: it registers the ``DefaultSource`` of any importable module named ``pyspark_*``."""
 
 from __future__ import annotations
 

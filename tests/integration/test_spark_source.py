@@ -140,12 +140,15 @@ class FileDataSource(TidelogDataSource):
 def spark() -> Iterator[SparkSession]:
     ensure_java()
     # Spark's workers cannot import a test module.
-    cloudpickle.register_pickle_by_value(sys.modules[__name__])
+    cloudpickle.register_pickle_by_value(sys.modules[__name__])  # type: ignore[no-untyped-call]
     path = f"{ROOT}:{ROOT / 'spark_connector' / 'autoload'}"
     session = (
         SparkSession.builder.master("local[2]")
         .appName("test_spark_source")
         .config("spark.ui.enabled", "false")
+        # Short queries: the JVM must start and compile quickly, not well.
+        .config("spark.driver.extraJavaOptions", "-XX:TieredStopAtLevel=1 -XX:+UseSerialGC")
+        .config("spark.sql.adaptive.enabled", "false")
         .config("spark.sql.shuffle.partitions", "2")
         .config("spark.sql.session.timeZone", "UTC")
         .config("spark.sql.python.filterPushdown.enabled", "true")
@@ -155,7 +158,7 @@ def spark() -> Iterator[SparkSession]:
     session.dataSource.register(FileDataSource)
     yield session
     session.stop()
-    cloudpickle.unregister_pickle_by_value(sys.modules[__name__])
+    cloudpickle.unregister_pickle_by_value(sys.modules[__name__])  # type: ignore[no-untyped-call]
 
 
 @pytest.fixture
@@ -173,7 +176,8 @@ def read(spark: SparkSession, logs: FileLogs, stream: str = "flights", **more: s
 
 
 def identity(frame: DataFrame) -> list[tuple[str, int, int]]:
-    return sorted((row.stream, row.partition, row.offset) for row in frame.select("stream", "partition", "offset").collect())
+    rows = frame.select("stream", "partition", "offset").collect()
+    return sorted((row.stream, row.partition, row.offset) for row in rows)
 
 
 def expected(stream: str, *bounds: tuple[int, int, int]) -> list[tuple[str, int, int]]:
@@ -293,7 +297,7 @@ class TestBatch:
 
     def test_refusals_are_one_clear_sentence(self, spark: SparkSession, logs: FileLogs) -> None:
         logs.create("flights", 1)
-        with pytest.raises(PySparkException, match="unknown option 'startingoffset' .* did you mean startingOffsets"):
+        with pytest.raises(PySparkException, match=r"unknown option 'startingoffset' .*did you mean startingOffsets"):
             read(spark, logs, startingOffset="earliest")
         with pytest.raises(PySparkException, match="there is no stream 'nothing'"):
             read(spark, logs, "nothing").collect()
@@ -301,8 +305,9 @@ class TestBatch:
             read(spark, logs, endingOffsets='{"flights": {"0": 5}}').collect()
         with pytest.raises(PySparkException, match="a stream is not a path"):
             spark.read.format("tidelog_files").options(**options(logs, "flights")).load("flights")
+        strange = spark.read.format("tidelog_files").schema("carrier string").options(**options(logs, "flights")).load()
         with pytest.raises(PySparkException, match="schema names column 'carrier'"):
-            spark.read.format("tidelog_files").schema("carrier string").options(**options(logs, "flights")).load().collect()
+            strange.collect()
         with pytest.raises(PySparkException, match="does not write to them"):
             read(spark, logs).write.format("tidelog_files").options(**options(logs, "flights")).mode("append").save()
 
@@ -328,8 +333,8 @@ class Query:
         return [progress.numInputRows for progress in query.recentProgress if progress.numInputRows]
 
     def start(self, *, availableNow: bool = False, **more: str) -> Any:  # noqa: N803 - Spark's name
-        source = self.spark.readStream.format("tidelog_files").options(**options(self.logs, "flights", **self.more, **more))
-        frame = source.load().select("stream", "partition", "offset", "value")
+        source = self.spark.readStream.format("tidelog_files")
+        frame = source.options(**options(self.logs, "flights", **self.more, **more)).load()
         writer = frame.writeStream.format("parquet").option("checkpointLocation", str(self.folder / "checkpoint"))
         if availableNow:
             writer = writer.trigger(availableNow=True)
@@ -402,7 +407,7 @@ class TestStream:
         logs.create("flights", 1, incarnation=9)
         logs.fill("flights", 0, 20, per_batch=5)
         for fail_on_data_loss in ("true", "false"):
-            with pytest.raises(PySparkException, match="deleted and created again .*7 then, 9 now"):
+            with pytest.raises(PySparkException, match=r"deleted and created again .*7 then, 9 now"):
                 query.run(failOnDataLoss=fail_on_data_loss)
         assert query.rows() == expected("flights", (0, 0, 10))
 

@@ -50,8 +50,8 @@ from tidelog.client.errors import DeliveryTimeout, OutOfOrderSequence, typed
 from wire.errors import Code, TidelogError
 from wire.types import Acks
 
-SEQUENCE_SPACE = 1 << 31
-"""Sequence numbers are i32 and go back to 0 after 2^31 - 1."""
+MAX_SEQUENCE = (1 << 31) - 1
+"""Sequence numbers are i32. Before they run out the partition goes on in a new session."""
 
 
 _CAUTIOUS_AFTER = 3
@@ -316,11 +316,14 @@ class PartitionAccumulator:
             self._seal()
         if not self._sealed:
             return None
+        if self._idempotent and self._next_sequence + len(self._sealed[0]) > MAX_SEQUENCE:
+            self._session_sound = False
+            return None
         batch = self._sealed.popleft()
         if self._idempotent:
             batch.session = self._session
             batch.base_sequence = self._next_sequence
-            self._next_sequence = (self._next_sequence + len(batch)) % SEQUENCE_SPACE
+            self._next_sequence += len(batch)
         self._window.append(batch)
         return self._mark_sent(batch, now)
 
@@ -392,7 +395,9 @@ class PartitionAccumulator:
         return self._go_down(now)
 
     def on_probe_answer(self, leader_epoch: int) -> list[Effect]:
-        """The leader lives."""
+        """The leader lives. One of an older LeaderEpoch than is known has been deposed and counts for nothing."""
+        if leader_epoch < self.leader_epoch:
+            return []
         self._saw_epoch(leader_epoch)
         was_down, self._is_down = self._is_down, False
         if was_down:

@@ -1,9 +1,9 @@
 """Everything that reaches inside nats-py, in one place.
 
-nats-py keeps what it does well: the server pool, TLS, credentials, CONNECT, reconnecting, the timer of pings. Replaced is
-the way bytes come in. nats-py reads 32 KiB at a time from a stream, copies them into its parser and puts every message
-into a queue with a task behind it; here the socket reads into the buffer of a `ChunkParser`, and sinks are called from the
-read callback itself.
+nats-py keeps what it does well: the server pool, TLS, credentials, CONNECT, reconnecting, the timer of pings. Replaced
+is the way bytes come in. nats-py reads 32 KiB at a time from a stream, copies them into its parser and puts every
+message into a queue with a task behind it; here the socket reads into the buffer of a `ChunkParser`, and sinks are
+called from the read callback itself.
 
     connect, or a reconnect
       -> nats-py opens the stream, does TLS, CONNECT, PING, and starts `_read_loop`
@@ -13,8 +13,8 @@ read callback itself.
     loss (end of file, error, unanswered pings, a line that is not NATS)
       -> `on_down` at once, the socket is aborted, nats-py's `_process_op_err` begins to reconnect
 
-Nothing here ever puts anything into nats-py's `_pending`: our writes go to the socket's transport directly, so their order
-is the order of the calls.
+Nothing here ever puts anything into nats-py's `_pending`: our writes go to the socket's transport directly, so their
+order is the order of the calls.
 
 Each name with an underscore that is used here is pinned, with its meaning, by test_nats_py_pins.py.
 """
@@ -60,7 +60,7 @@ class _Link(asyncio.BufferedProtocol):
         try:
             self._client.parser.received(nbytes)
         except ProtocolError as error:
-            log.error("NATS connection: %s; connecting anew", error)  # noqa: TRY400 - the sentence says all
+            log.error("NATS connection: %s; connecting anew", error)
             self.lose(error)
         except Exception as error:
             # Sinks are guarded, so this is a bug of ours in the parser. Its state is unknown: begin anew.
@@ -132,9 +132,9 @@ class ChunkedClient(Client):
 
     def ping(self, answered: asyncio.Future[bool]) -> None:
         """PING; the future gets True at its PONG, unless it is done by then. Only while there is a connection."""
-        if self._link is not None:
-            self._pongs.append(answered)
-            self._link.transport.write(b"PING\r\n")
+        assert self._transport is not None
+        self._pongs.append(answered)
+        self._transport.write(b"PING\r\n")
 
     def add_subscription(self, subject: str) -> int:
         """Registers a subscription id that nats-py sends SUB for at every reconnect. Sends nothing itself."""
@@ -148,6 +148,11 @@ class ChunkedClient(Client):
 
     def subscription_ids(self) -> list[int]:
         return list(self._subs)
+
+    async def shut(self) -> None:
+        """nats-py's `close`, also where `connect` failed before it had begun."""
+        if self._flush_queue is not None:
+            await self.close()
 
     def abort(self) -> None:
         """Close the socket without sending what is buffered."""

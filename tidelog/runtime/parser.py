@@ -358,7 +358,11 @@ class ChunkParser:
         fit = (self._end - position) // stride
         ahead = position + (MIN_RUN - 1) * stride
         before, after = line[:reply_start], line[reply_end:]
-        if fit < MIN_RUN or not self._buffer.startswith(before, ahead) or not self._buffer.startswith(after, ahead + reply_end):
+        if (
+            fit < MIN_RUN
+            or not self._buffer.startswith(before, ahead)
+            or not self._buffer.startswith(after, ahead + reply_end)
+        ):
             return 0
         # `before` is at least `MSG a 1 ` (8 bytes), `after` at least ` 0` and CRLF (4 bytes).
         expected = [(at, "<u8", int.from_bytes(line[at : at + 8], "little")) for at in _word_places(0, reply_start, 8)]
@@ -381,9 +385,7 @@ class ChunkParser:
 
         return _leading(matches, fit)
 
-    def _same(
-        self, base: int, count: int, stride: int, expected: list[tuple[int, str, int]]
-    ) -> npt.NDArray[np.bool_]:
+    def _same(self, base: int, count: int, stride: int, expected: list[tuple[int, str, int]]) -> npt.NDArray[np.bool_]:
         """Which of `count` messages from `base` on have the expected words (place, dtype, value) and end with CRLF."""
         same: npt.NDArray[np.bool_] = self._column(base + stride - 2, count, stride, "<u2") == _CRLF_WORD
         for at, kind, word in expected:

@@ -1,5 +1,7 @@
 from __future__ import annotations
 
+from itertools import pairwise
+
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
@@ -44,7 +46,8 @@ def spans(ranges: list[OffsetRange]) -> list[tuple[int, int, int]]:
 class TestPositions:
     def test_the_form_in_the_checkpoint(self) -> None:
         position = {FLIGHTS: StreamPosition(LIFE, {0: Position(LIFE, Offset(123))})}
-        form = {"v": 1, "streams": {"flights": {"incarnation": 7, "partitions": {"0": {"incarnation": 7, "offset": 123}}}}}
+        partitions = {"0": {"incarnation": 7, "offset": 123}}
+        form = {"v": 1, "streams": {"flights": {"incarnation": 7, "partitions": partitions}}}
         assert to_json(position) == form
         assert from_json(form) == position
 
@@ -64,7 +67,7 @@ class TestPositions:
 
 
 class TestContinue:
-    def test_a_recreated_stream_is_refused_whatever_failOnDataLoss_says(self) -> None:
+    def test_a_recreated_stream_is_refused_whatever_the_option_says(self) -> None:
         for strict in (True, False):
             with pytest.raises(TidelogError, match="deleted and created again") as caught:
                 check_continues(at(5), extents((0, 9), incarnation=8), fail_on_data_loss=strict)
@@ -91,7 +94,10 @@ class TestContinue:
 class TestExplicitOffsets:
     def test_checked_against_the_log(self) -> None:
         found = positions_of(
-            extents((2, 9), (0, 4)), {FLIGHTS: {0: Edge.EARLIEST, 1: Offset(4)}}, "startingOffsets", fail_on_data_loss=True
+            extents((2, 9), (0, 4)),
+            {FLIGHTS: {0: Edge.EARLIEST, 1: Offset(4)}},
+            "startingOffsets",
+            fail_on_data_loss=True,
         )
         assert offsets(found) == [2, 4]
 
@@ -123,7 +129,8 @@ class TestNextEnd:
         assert offsets(next_end(at(6), extents((0, 10)), target=at(4), max_records=None)) == [6]
 
     @given(
-        held=st.lists(st.tuples(st.integers(0, 50), st.integers(0, 50)), min_size=1, max_size=5), limit=st.integers(1, 60)
+        held=st.lists(st.tuples(st.integers(0, 50), st.integers(0, 50)), min_size=1, max_size=5),
+        limit=st.integers(1, 60),
     )
     def test_limited_steps_reach_the_end_without_gap_or_repeat(self, held: list[tuple[int, int]], limit: int) -> None:
         logs = extents(*((start, start + size) for start, size in held))
@@ -156,4 +163,4 @@ class TestRanges:
             mine = [part for part in parts if part.partition == one.partition]
             assert mine[0].start == one.start
             assert mine[-1].end == one.end
-            assert all(a.end == b.start for a, b in zip(mine, mine[1:], strict=False))
+            assert all(a.end == b.start for a, b in pairwise(mine))

@@ -38,7 +38,10 @@ def never(stream: StreamName, timestamp_ns: int) -> Mapping[int, Offset]:
         ([EqualTo(("stream",), "other")], []),
         ([EqualTo(("offset",), 5), LessThanOrEqual(("partition",), 0)], [(0, 5, 6)]),
         ([GreaterThan(("offset",), 5), LessThan(("offset",), 8), EqualTo(("partition",), 0)], [(0, 6, 8)]),
-        ([GreaterThanOrEqual(("offset",), 5), LessThanOrEqual(("offset",), 8), EqualTo(("partition",), 0)], [(0, 5, 9)]),
+        (
+            [GreaterThanOrEqual(("offset",), 5), LessThanOrEqual(("offset",), 8), EqualTo(("partition",), 0)],
+            [(0, 5, 9)],
+        ),
         ([GreaterThan(("offset",), 99)], []),
     ],
 )

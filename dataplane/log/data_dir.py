@@ -1,0 +1,235 @@
+"""The data folder of one broker: whose it is, that nobody else uses it, and what it proves after a restart.
+
+    <data>/lock                                        held while the broker runs; names its process
+    <data>/broker.json                                 the identity below
+    <data>/<stream>-<incarnation>/<partition>-<partition incarnation>/    one log each
+
+What the identity is for. Records that this broker reported are still there after a restart if the folder is the one it
+had (`folder_same`: it holds an incarnation, which the metadata compares with the last one registered), and, for records
+that were reported before they were synced, if the page cache was not lost in between (`page_cache_survived`): either
+the folder was left in order, with everything synced, or the operating system is still in the same boot. The clean
+marker is removed, durably, before the first append of a life.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+from dataclasses import asdict, dataclass, fields, replace
+from typing import TYPE_CHECKING, NamedTuple
+
+from dataplane.log.checkpoints import read_file, replace_file
+from dataplane.log.errors import DataDirError
+from dataplane.log.files import REAL_FILES
+from wire.types import BrokerId, Incarnation, PartitionKey, StreamName
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+    from dataplane.log.files import FileSystem
+
+LOCK_FILE = "lock"
+IDENTITY_FILE = "broker.json"
+_REMOVED_SUFFIX = ".removed"
+"""Ends the name of a partition's folder that is being removed; one found at start is removed for good."""
+_VERSION = 1
+_STREAM_NAME = re.compile(r"(.+)-(\d+)")
+_PARTITION_NAME = re.compile(r"(\d+)-(\d+)")
+
+
+class Proof(NamedTuple):
+    """What the folder, as it was found, says of the broker's earlier life. See the module's text."""
+
+    folder_same: bool
+    page_cache_survived: bool
+
+
+@dataclass(frozen=True, slots=True)
+class Identity:
+    """The content of `broker.json`."""
+
+    version: int
+    broker_id: BrokerId
+    cluster_id: str | None = None
+    last_incarnation: Incarnation | None = None
+    """The last one that was registered from this folder."""
+    boot_id: str = ""
+    clean: bool = False
+
+
+class DataDir:
+    """An open, locked data folder. Blocking; used by one thread at a time."""
+
+    def __init__(self, path: Path, files: FileSystem, lock: int, identity: Identity, proof: Proof) -> None:
+        """Use `open`."""
+        self.path = path
+        self._files = files
+        self._lock = lock
+        self._identity = identity
+        self._proof = proof
+
+    @classmethod
+    def open(cls, path: Path, broker_id: BrokerId, *, files: FileSystem = REAL_FILES) -> DataDir:
+        """Makes the folder where it is missing and locks it. Raises DataDirError: in use, another broker's,
+        unusable."""
+        try:
+            files.make_directory(path)
+            lock = files.lock(path / LOCK_FILE)
+        except OSError as error:
+            raise DataDirError(
+                f"data folder {path} cannot be written ({error.strerror or error}): "
+                "give the broker's user the right to, or choose another with --data-dir"
+            ) from error
+        if lock is None:
+            owner = (read_file(files, path / LOCK_FILE) or b"").decode("ascii", "replace").strip() or "unknown"
+            raise DataDirError(
+                f"data folder {path} is in use by process {owner}: stop that broker, or choose another with --data-dir"
+            )
+        try:
+            return cls._locked(path, broker_id, files, lock)
+        except OSError as error:
+            files.close(lock)
+            raise DataDirError(
+                f"data folder {path} cannot be used ({error.strerror or error}): "
+                "check its rights and the disk, or choose another with --data-dir"
+            ) from error
+        except DataDirError:
+            files.close(lock)
+            raise
+
+    @classmethod
+    def _locked(cls, path: Path, broker_id: BrokerId, files: FileSystem, lock: int) -> DataDir:
+        files.truncate(lock, 0)
+        files.write(lock, [f"{os.getpid()}\n".encode("ascii")], 0)
+        found = _read_identity(files, path)
+        if found is not None and found.broker_id != broker_id:
+            raise DataDirError(
+                f"data folder {path} belongs to broker {found.broker_id!r}, not to {broker_id!r}: "
+                "give each broker a folder of its own with --data-dir, or start it with its own --id"
+            )
+        boot_id = files.boot_id()
+        proof = Proof(folder_same=False, page_cache_survived=False)
+        if found is not None:
+            same_boot = found.boot_id != "" and found.boot_id == boot_id
+            proof = Proof(found.last_incarnation is not None, found.clean or same_boot)
+        data_dir = cls(path, files, lock, found or Identity(_VERSION, broker_id), proof)
+        if found is None:
+            data_dir._write(data_dir._identity)
+        data_dir._finish_removals()
+        return data_dir
+
+    @property
+    def cluster_id(self) -> str | None:
+        """None before the broker first registered."""
+        return self._identity.cluster_id
+
+    @property
+    def last_incarnation(self) -> Incarnation | None:
+        """Of the last registration that was recorded."""
+        return self._identity.last_incarnation
+
+    def proof(self) -> Proof:
+        """Of the folder as it was found, whatever was recorded since."""
+        return self._proof
+
+    def record(self, cluster_id: str, incarnation: Incarnation) -> None:
+        """This broker was registered, durably. Raises DataDirError when the folder belongs to another cluster."""
+        self.check_cluster(cluster_id)
+        self._write(replace(self._identity, cluster_id=cluster_id, last_incarnation=incarnation))
+
+    def check_cluster(self, cluster_id: str) -> None:
+        """Raises DataDirError when the folder belongs to another cluster."""
+        own = self._identity.cluster_id
+        if own is not None and own != cluster_id:
+            raise DataDirError(
+                f"data folder {self.path} belongs to cluster {own}, but this is cluster {cluster_id}: "
+                "connect to its own cluster, or choose an empty folder with --data-dir"
+            )
+
+    def mark_dirty(self) -> None:
+        """Before the first append of a life: from now on a loss of power may lose what was not synced."""
+        self._write(replace(self._identity, clean=False, boot_id=self._files.boot_id()))
+
+    def mark_clean(self) -> None:
+        """After all logs were synced and closed."""
+        self._write(replace(self._identity, clean=True))
+
+    def _write(self, identity: Identity) -> None:
+        if identity == self._identity and _read_identity(self._files, self.path) == identity:
+            return
+        content = json.dumps(asdict(identity), indent=2) + "\n"
+        try:
+            replace_file(self._files, self.path / IDENTITY_FILE, content.encode())
+        except OSError as error:
+            raise DataDirError(
+                f"{self.path / IDENTITY_FILE} cannot be written ({error.strerror or error}): check its rights and the disk"
+            ) from error
+        self._identity = identity
+
+    # ---- partitions
+
+    def partition_directory(self, key: PartitionKey) -> Path:
+        """Where the log of that life of that partition lies; it need not exist."""
+        stream = f"{key.stream}-{key.stream_incarnation}"
+        return self.path / stream / f"{key.partition}-{key.partition_incarnation}"
+
+    def list_partitions(self) -> list[PartitionKey]:
+        """Those with a folder, in order."""
+        found = []
+        for stream in self._files.names(self.path):
+            stream_match = _STREAM_NAME.fullmatch(stream)
+            if stream_match is None or not self._files.is_directory(self.path / stream):
+                continue
+            name, incarnation = StreamName(stream_match[1]), Incarnation(int(stream_match[2]))
+            for partition in self._files.names(self.path / stream):
+                if match := _PARTITION_NAME.fullmatch(partition):
+                    found.append(PartitionKey(name, incarnation, int(match[1]), Incarnation(int(match[2]))))
+        return sorted(found)
+
+    def remove_partition(self, key: PartitionKey) -> None:
+        """Its log must be closed. Once this returns the partition is gone, whatever happens; half of one is never
+        listed.
+        Raises DataDirError."""
+        directory = self.partition_directory(key)
+        removed = directory.with_name(directory.name + _REMOVED_SUFFIX)
+        try:
+            if self._files.is_directory(directory):
+                self._files.rename(directory, removed)
+                self._files.sync_directory(directory.parent)
+            self._files.remove_tree(removed)
+            if self._files.is_directory(directory.parent) and not self._files.names(directory.parent):
+                self._files.remove_tree(directory.parent)
+        except OSError as error:
+            raise DataDirError(
+                f"{directory} cannot be removed ({error.strerror or error}): check its rights"
+            ) from error
+
+    def _finish_removals(self) -> None:
+        for stream in self._files.names(self.path):
+            if _STREAM_NAME.fullmatch(stream):
+                for name in self._files.names(self.path / stream):
+                    if name.endswith(_REMOVED_SUFFIX):
+                        self._files.remove_tree(self.path / stream / name)
+
+    def close(self) -> None:
+        """Lets go of the lock."""
+        self._files.close(self._lock)
+
+
+def _read_identity(files: FileSystem, path: Path) -> Identity | None:
+    content = read_file(files, path / IDENTITY_FILE)
+    if content is None:
+        return None
+    try:
+        values = json.loads(content)
+        if values["version"] != _VERSION:
+            raise DataDirError(
+                f"{path / IDENTITY_FILE} has version {values['version']}, this Tidelog reads version {_VERSION}: "
+                "start the version that wrote it"
+            )
+        return Identity(**{field.name: values[field.name] for field in fields(Identity)})
+    except (ValueError, KeyError, TypeError) as error:
+        raise DataDirError(
+            f"{path / IDENTITY_FILE} is damaged ({error}): restore it, or start this broker with an empty data folder"
+        ) from error

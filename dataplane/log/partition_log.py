@@ -1,0 +1,714 @@
+"""The log of one partition: batches in segments, byte for byte as they crossed the wire.
+
+    log_start_offset <= high_watermark <= log_end_offset        durable_end <= log_end_offset
+
+An append writes into the page cache and moves `log_end_offset`; `sync` moves `durable_end` up to it. Batches are opaque
+here: their headers are read, their bodies are not (except for their CRC at recovery, and to find a timestamp).
+
+Three ends, three orders of writing, which together are the promise that a crash at any point loses nothing below
+`durable_end` and invents nothing:
+
+  - `sync`: bytes of segments, then names of new segments, then the leader epochs, then `durable_end`; then, of what is
+    now durable, index entries and finished segments. An epoch never becomes durable before the log in front of it.
+  - the offset checkpoint never vouches for more than `durable_end`, and is lowered before anything is cut.
+  - `truncate`: checkpoint, segments from the newest down, index, bytes, epochs.
+
+A failed write or fsync is final: `LogDamaged`, and nothing is written any more. Reading goes on.
+
+## Threads
+
+The LOOP thread is the one that appends. WORKERS do what blocks.
+
+    loop thread only        append, read, and while nobody appends: assign_epoch, truncate, drop_all, close in a worker
+    any thread, any time    sync, checkpoint_high_watermark, read_from_disk, offset_for_timestamp; all properties
+
+  - `_io_lock` is held by whatever blocks on writing: sync, assign_epoch, checkpoint, truncate, drop_all, close, so
+    these happen one at a time. `append` and `read` never take it. A reader takes it only to load the index of a cold
+    segment.
+  - What `append` publishes it publishes last: bytes, then the segment's size, then `_log_end_offset`. `_segments` is a
+    tuple that is replaced, never changed.
+  - `truncate` and `drop_all` make `_cuts` odd while they work. A reader from disk that sees it odd, or changed when
+    it is done, forgets what it read and starts again: it never returns bytes that were replaced meanwhile.
+"""
+
+from __future__ import annotations
+
+import itertools
+import threading
+from bisect import bisect_right
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, TypeVar
+
+import numpy as np
+
+from dataplane.log.checkpoints import OffsetCheckpoint, write_epochs, write_offsets
+from dataplane.log.errors import LogDamaged
+from dataplane.log.files import REAL_FILES, ReadHandles
+from dataplane.log.index import NO_TIMESTAMP
+from dataplane.log.recovery import Recovery, remove_segment
+from dataplane.log.scan import only_zeros, walk
+from dataplane.log.segment import LOG_SUFFIX, Segment
+from dataplane.log.tail import Tail
+from wire.batch import HEADER_SIZE, RecordBatch, parse_header
+from wire.errors import Code, CorruptData, InvariantViolation, TidelogError
+from wire.types import Offset
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterator, Sequence
+    from pathlib import Path
+
+    from dataplane.log.files import FileSystem
+    from dataplane.log.index import IndexEntry, SparseIndex
+    from dataplane.log.recovery import RecoveryReport
+    from dataplane.replica.epochs import EpochEntry, LeaderEpochCache
+    from wire.batch import BatchHeader
+    from wire.transport import Buffer
+    from wire.types import LeaderEpoch
+
+QUARANTINE = "quarantine"
+"""Folder inside the partition's, for what lay behind damage when the log was cut there. Nothing is served from it."""
+
+_HANDLES_OF_ONE_LOG = 4
+_COPY_BLOCK = 4 << 20
+
+T = TypeVar("T")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class LogConfig:
+    """Sizes in bytes."""
+
+    segment_bytes: int = 256 << 20
+    """An append that would take the last segment beyond this begins a new one. A single append may be larger."""
+    index_interval_bytes: int = 64 << 10
+    tail_bytes: int = 4 << 20
+    """Newest batches kept in memory for `read`."""
+    preallocate_bytes: int = 0
+    """Room reserved ahead of the end of the log, this much at a time, so that fdatasync need not write the length."""
+
+
+class PartitionLog:
+    """See the module's text for what always holds and which thread may call what.
+
+    `OSError` does not leave this class: it becomes LogDamaged.
+    """
+
+    def __init__(self, recovery: Recovery, config: LogConfig) -> None:
+        """Use `open`."""
+        self.directory = recovery.directory
+        self.config = config
+        self._files = recovery.files
+        self._handles = recovery.handles
+        self._io_lock = threading.Lock()
+        self._cuts = 0
+        self._failure: str | None = None
+        self._unsound = recovery.damaged
+        self._segments: tuple[Segment, ...] = tuple(recovery.segments)
+        """Oldest first; not empty once opened. The last one is written to."""
+        self._beyond = recovery.beyond
+        self._log_end_offset = recovery.log_end_offset
+        self._durable_end = Offset(0)
+        checkpointed = recovery.checkpoint or OffsetCheckpoint(Offset(0), Offset(0))
+        self._checkpoint = recovery.checkpoint
+        start = Offset(self._segments[0].base_offset if self._segments else 0)
+        self._high_watermark = max(start, min(checkpointed.high_watermark, self._log_end_offset))
+        self.epochs: LeaderEpochCache = recovery.epochs
+        """Changed by `append`, `assign_epoch`, `truncate` and `drop_all` only; read by anybody."""
+        self._saved_epochs: tuple[EpochEntry, ...] = recovery.saved_epochs or ()
+        self._tail = Tail(config.tail_bytes)
+        self._index_due = 0
+        """Byte position in the last segment at which the next index entry is made."""
+
+    @classmethod
+    def open(
+        cls,
+        directory: Path,
+        config: LogConfig,
+        *,
+        files: FileSystem = REAL_FILES,
+        handles: ReadHandles | None = None,
+    ) -> tuple[PartitionLog, RecoveryReport]:
+        """Opens the log in `directory`, or makes an empty one there, and recovers it (see `dataplane.log.recovery`).
+
+        `handles` bounds the open files of many logs together. What is found is durable when this returns, except in a
+        damaged log: there nothing is written, and appends are refused until `truncate` or `drop_all`. Raises LogDamaged
+        when the disk fails.
+        """
+        recovery = Recovery(
+            files, handles or ReadHandles(files, _HANDLES_OF_ONE_LOG), directory, config.index_interval_bytes
+        )
+        try:
+            recovery.run()
+            log = cls(recovery, config)
+            log._start()
+        except OSError as error:
+            raise LogDamaged(f"the log in {directory} cannot be opened: {error}") from error
+        return log, recovery.report()
+
+    def _start(self) -> None:
+        if self._unsound is not None:
+            for segment in self._segments:
+                segment.synced_size = segment.size
+            self._durable_end = self._log_end_offset
+            return
+        if not self._segments:
+            self._segments = (self._new_segment(self._log_end_offset),)
+        for segment in self._segments:
+            if segment.synced_size < segment.size or segment is self._segments[-1]:
+                segment.open_for_writing()
+        self._index_due = self._next_index_position()
+        with self._io_lock:
+            self._sync_locked()
+            if self._vouched() != self._durable_end:
+                self._write_checkpoint(self._high_watermark, self._durable_end)
+
+    # ---- what is there
+
+    @property
+    def log_start_offset(self) -> Offset:
+        return Offset(self._segments[0].base_offset) if self._segments else self._log_end_offset
+
+    @property
+    def log_end_offset(self) -> Offset:
+        """Exclusive: the next offset to be assigned."""
+        return self._log_end_offset
+
+    @property
+    def durable_end(self) -> Offset:
+        """Exclusive: everything below it is on stable storage."""
+        return self._durable_end
+
+    @property
+    def high_watermark(self) -> Offset:
+        """Exclusive; as last checkpointed, never above the end of the log."""
+        return self._high_watermark
+
+    @property
+    def size_bytes(self) -> int:
+        return sum(segment.size for segment in self._segments)
+
+    @property
+    def needs_sync(self) -> bool:
+        """False also when `sync` could do nothing."""
+        if self.refusal is not None:
+            return False
+        return self._durable_end < self._log_end_offset or self.epochs.entries is not self._saved_epochs
+
+    @property
+    def refusal(self) -> str | None:
+        """Why appends are refused; None while they are not."""
+        return self._failure or self._unsound
+
+    # ---- writing
+
+    def append(self, parts: Sequence[Buffer], headers: Sequence[BatchHeader]) -> None:
+        """Writes whole batches, stamped, to the end of the log, into the page cache.
+
+        `parts` are their bytes, split anywhere; they are kept for `read`, so nobody may change them any more. The first
+        batch begins at the log's end, or above it where the log it comes from was compacted. Raises LogDamaged (the log
+        takes no more writes), InvariantViolation (nothing was written).
+        """
+        if self._failure is not None or self._unsound is not None:
+            raise LogDamaged(self.refusal)
+        if not headers:
+            return
+        total = self._check_chain(parts, headers)
+        self._assign_epochs(headers)
+        segment = self._segments[-1]
+        try:
+            if segment.size and segment.size + total > self.config.segment_bytes:
+                segment = self._roll()
+            if segment.size + total > segment.allocated and self.config.preallocate_bytes:
+                self._preallocate(segment, total)
+            assert segment.handle is not None
+            self._files.write(segment.handle, parts, segment.size)
+        except OSError as error:
+            raise self._failed(f"writing to {segment.path} failed: {error}") from error
+        self._published(segment, headers)
+        self._keep_in_tail(parts, headers)
+        self._log_end_offset = headers[-1].end_offset
+
+    def _check_chain(self, parts: Sequence[Buffer], headers: Sequence[BatchHeader]) -> int:
+        """Bytes of all batches."""
+        end = self._log_end_offset
+        epoch = headers[0].leader_epoch
+        total = 0
+        for header in headers:
+            if header.base_offset < end or header.leader_epoch < epoch:
+                raise InvariantViolation(
+                    f"{header} of leader epoch {header.leader_epoch} does not continue {self.directory}, "
+                    f"which ends at {end} in leader epoch {epoch}"
+                )
+            end, epoch = header.end_offset, header.leader_epoch
+            total += header.size
+        given = sum(map(len, parts))
+        if given != total:
+            raise InvariantViolation(f"{given} bytes for batches of {total} bytes, at {headers[0]} in {self.directory}")
+        return total
+
+    def _assign_epochs(self, headers: Sequence[BatchHeader]) -> None:
+        latest = self.epochs.latest
+        for header in headers:
+            if header.leader_epoch != latest:
+                self.epochs.assign(header.leader_epoch, header.base_offset)
+                latest = header.leader_epoch
+
+    def _published(self, segment: Segment, headers: Sequence[BatchHeader]) -> None:
+        previous_end: int = self._log_end_offset
+        size = segment.size
+        for header in headers:
+            if size >= self._index_due:
+                segment.add_index_entry(previous_end, size)
+                self._index_due = size + self.config.index_interval_bytes
+            segment.max_timestamp = max(segment.max_timestamp, header.last_timestamp)
+            previous_end = header.end_offset
+            size += header.size
+        segment.size = size
+        segment.allocated = max(segment.allocated, size)
+
+    def _keep_in_tail(self, parts: Sequence[Buffer], headers: Sequence[BatchHeader]) -> None:
+        tail = self._tail
+        if len(headers) == 1:
+            (header,) = headers
+            tail.add(header.base_offset, header.end_offset, header.size, parts)
+            return
+        rest = iter(parts)
+        part = memoryview(b"")
+        for header in headers:
+            wanted = header.size
+            mine: list[Buffer] = []
+            while wanted:
+                if not part:
+                    part = memoryview(next(rest))
+                mine.append(part[:wanted])
+                wanted -= len(mine[-1])
+                part = part[len(mine[-1]) :]
+            tail.add(header.base_offset, header.end_offset, header.size, mine)
+
+    def _roll(self) -> Segment:
+        """The last segment is full. The next sync finishes it: nothing here waits for the disk."""
+        segment = self._new_segment(self._log_end_offset)
+        self._segments = (*self._segments, segment)
+        self._index_due = self._next_index_position()
+        return segment
+
+    def _new_segment(self, base_offset: int) -> Segment:
+        segment = Segment(self._files, self.directory, base_offset)
+        segment.open_for_writing(create=True)
+        return segment
+
+    def _next_index_position(self) -> int:
+        index = self._segments[-1].index
+        assert index is not None
+        return index.last.position + self.config.index_interval_bytes
+
+    def _preallocate(self, segment: Segment, total: int) -> None:
+        assert segment.handle is not None
+        room = max(total, self.config.preallocate_bytes)
+        self._files.preallocate(segment.handle, segment.allocated, room)
+        segment.allocated += room
+
+    def assign_epoch(self, epoch: LeaderEpoch, start_offset: Offset) -> None:
+        """A new leader's first act: everything before `start_offset`, the log's end, is made durable, then the epoch.
+
+        Blocking; nobody may append meanwhile. Raises LogDamaged, InvariantViolation.
+        """
+        with self._io_lock:
+            self._check_writable()
+            if start_offset != self._log_end_offset:
+                raise InvariantViolation(
+                    f"leader epoch {epoch} cannot begin at {start_offset}: "
+                    f"{self.directory} ends at {self._log_end_offset}"
+                )
+            self._sync_locked()
+            self.epochs.assign(epoch, start_offset)
+            self._save_epochs(self.epochs.entries)
+
+    def sync(self) -> Offset:
+        """Makes durable what is appended now, and the leader epochs. The new `durable_end`.
+
+        Any thread, while appends go on. Raises LogDamaged, and for good: a failed fsync is never tried again.
+        """
+        with self._io_lock:
+            if self._unsound is None:
+                self._check_writable()
+                self._sync_locked()
+            return self._durable_end
+
+    def _sync_locked(self) -> None:
+        # Read in this order: all records below `end` are in `segments`, and so are all before each of `epochs`.
+        end = self._log_end_offset
+        epochs = self.epochs.entries
+        segments = self._segments
+        unfinished = []
+        for segment in reversed(segments):
+            if segment.handle is None:
+                break
+            unfinished.append(segment)
+        unfinished.reverse()
+        try:
+            for segment in unfinished:
+                size = segment.size
+                if segment.synced_size < size:
+                    assert segment.handle is not None
+                    self._files.sync_data(segment.handle)
+                    segment.synced_size = size
+            if any(not segment.name_synced for segment in unfinished):
+                self._files.sync_directory(self.directory)
+                for segment in unfinished:
+                    segment.name_synced = True
+        except OSError as error:
+            raise self._failed(f"syncing {self.directory} failed: {error}") from error
+        self._save_epochs(epochs)
+        self._durable_end = max(self._durable_end, end)
+        try:
+            for segment, following in itertools.pairwise(unfinished):
+                segment.finish(following.base_offset)
+        except OSError as error:
+            raise self._failed(f"finishing a segment of {self.directory} failed: {error}") from error
+
+    def _save_epochs(self, entries: tuple[EpochEntry, ...]) -> None:
+        if entries is self._saved_epochs:
+            return
+        if entries != self._saved_epochs:
+            try:
+                write_epochs(self._files, self.directory, entries)
+            except OSError as error:
+                raise self._failed(f"writing the leader epochs of {self.directory} failed: {error}") from error
+        self._saved_epochs = entries
+
+    def checkpoint_high_watermark(self, high_watermark: Offset) -> None:
+        """Records the high watermark, and how far the log is durable: where the next recovery begins.
+
+        Blocking, any thread. Nothing happens in a damaged log: what its checkpoint vouches for is the evidence. Raises
+        LogDamaged.
+        """
+        with self._io_lock:
+            if self._unsound is None:
+                self._check_writable()
+                self._high_watermark = min(high_watermark, self._log_end_offset)
+                self._write_checkpoint(self._high_watermark, self._durable_end)
+
+    def _write_checkpoint(self, high_watermark: Offset, recovery_point: Offset) -> None:
+        checkpoint = OffsetCheckpoint(high_watermark, recovery_point)
+        if checkpoint != self._checkpoint:
+            try:
+                for segment in self._segments:
+                    segment.save_index()
+                write_offsets(self._files, self.directory, checkpoint)
+            except OSError as error:
+                raise self._failed(f"writing the checkpoint of {self.directory} failed: {error}") from error
+        self._checkpoint = checkpoint
+
+    def close(self) -> None:
+        """Syncs, checkpoints, and lets go of all files: the next open has nothing to scan. Raises LogDamaged."""
+        with self._io_lock:
+            try:
+                if self._failure is None and self._unsound is None:
+                    self._sync_locked()
+                    self._finish_last()
+                    self._write_checkpoint(self._high_watermark, self._durable_end)
+            finally:
+                self._failure = self._failure or f"the log in {self.directory} is closed"
+                for segment in self._segments:
+                    segment.close()
+                    self._handles.forget(segment.path)
+
+    def _finish_last(self) -> None:
+        try:
+            self._segments[-1].finish(self._log_end_offset)
+        except OSError as error:
+            raise self._failed(f"closing {self._segments[-1].path} failed: {error}") from error
+
+    def _check_writable(self) -> None:
+        if self._failure is not None:
+            raise LogDamaged(self._failure)
+
+    def _failed(self, reason: str) -> LogDamaged:
+        self._failure = self._failure or f"{reason}; nothing is written to this log any more"
+        return LogDamaged(self._failure)
+
+    # ---- reading
+
+    def read(self, offset: Offset, *, max_bytes: int, end_offset: Offset) -> list[Buffer] | None:
+        """Whole batches from the one that holds `offset`, at least one, up to `max_bytes`, none that ends above
+        `end_offset`; [] when there is none. None: they are not in memory, ask `read_from_disk`. Loop thread, never
+        blocks.
+        """
+        end_offset = min(end_offset, self._log_end_offset)
+        if offset >= end_offset:
+            return []
+        return self._tail.read(offset, max_bytes, end_offset)
+
+    def read_from_disk(self, offset: Offset, *, max_bytes: int, end_offset: Offset) -> bytes:
+        """As `read`, from the files; may hold fewer batches than fit. Headers are checked, bodies are for the receiver
+        to check.
+
+        Blocking, any thread. Raises TidelogError(OFFSET_BEFORE_LOG), CorruptData (damage), LogDamaged (the disk).
+        """
+        return self._stable(lambda: self._read_from_disk(offset, max_bytes, end_offset))
+
+    def _stable(self, attempt: Callable[[], T]) -> T:
+        """The result of a reading `attempt` during which nothing was cut."""
+        while True:
+            cuts = self._cuts
+            if cuts % 2:
+                with self._io_lock:  # until the cut is done
+                    continue
+            try:
+                result = attempt()
+            except (OSError, CorruptData) as error:
+                if self._cuts != cuts:
+                    continue
+                if isinstance(error, OSError):
+                    raise LogDamaged(f"reading {self.directory} failed: {error}") from error
+                raise
+            if self._cuts == cuts:
+                return result
+
+    def _read_from_disk(self, offset: Offset, max_bytes: int, end_offset: Offset) -> bytes:
+        end_offset = min(end_offset, self._log_end_offset)
+        segments = self._segments
+        self._check_not_before_log(offset, segments)
+        number = bisect_right(segments, offset, key=_base_offset) - 1
+        while number < len(segments) and offset < end_offset:
+            index = self._index(segments, number)
+            found = self._read_segment(segments[number], index.before_offset(offset), offset, max_bytes, end_offset)
+            if found is not None:
+                return found
+            number += 1  # the records behind `offset` were compacted away up to the end of that segment
+        return b""
+
+    def _read_segment(
+        self, segment: Segment, start: IndexEntry, offset: Offset, max_bytes: int, end_offset: Offset
+    ) -> bytes | None:
+        """None: the segment has no record at or above `offset`."""
+        size = segment.size
+        with self._handles.borrow(segment.path) as handle:
+            for position, header in self._walk(segment, handle, start, size):  # noqa: B007 - used where it ends
+                if header.end_offset > offset:
+                    break
+            else:
+                return None
+            if header.end_offset > end_offset:
+                return b""
+            block = self._files.read(handle, min(max(max_bytes, header.size), size - position), position)
+        whole = header.size
+        while whole < len(block):
+            if len(block) - whole < HEADER_SIZE:
+                break
+            header = self._header(segment, block, whole, position)
+            if whole + header.size > len(block) or header.end_offset > end_offset:
+                break
+            whole += header.size
+        return block if whole == len(block) else block[:whole]
+
+    def offset_for_timestamp(self, timestamp_ns: int, end_offset: Offset) -> Offset | None:
+        """The offset of the first record, in order of offset, with a timestamp of at least `timestamp_ns`; None when
+        there is none below `end_offset`. Control batches do not count. Blocking, any thread. Raises as
+        `read_from_disk`."""
+        return self._stable(lambda: self._offset_for_timestamp(timestamp_ns, end_offset))
+
+    def _offset_for_timestamp(self, timestamp: int, end_offset: Offset) -> Offset | None:
+        end_offset = min(end_offset, self._log_end_offset)
+        segments = self._segments
+        for number, segment in enumerate(segments):
+            if segment.base_offset >= end_offset:
+                break
+            if segment.max_timestamp < timestamp:
+                continue
+            start = self._index(segments, number).before_timestamp(timestamp)
+            with self._handles.borrow(segment.path) as handle:
+                for position, header in self._walk(segment, handle, start, segment.size):
+                    if header.base_offset >= end_offset:
+                        return None
+                    if header.last_timestamp >= timestamp and not header.is_control:
+                        found = self._record_at(handle, position, header, timestamp)
+                        return found if found < end_offset else None
+        return None
+
+    def _record_at(self, handle: int, position: int, header: BatchHeader, timestamp: int) -> Offset:
+        if header.first_timestamp >= timestamp:
+            return header.base_offset
+        batch = RecordBatch.decode(self._files.read(handle, header.size, position))
+        return Offset(int(batch.offsets[np.argmax(batch.timestamps >= timestamp)]))
+
+    def producer_batches(self, from_offset: Offset) -> Iterator[BatchHeader]:
+        """Headers of the batches from the one that holds `from_offset` on, to rebuild what producers wrote.
+
+        While nobody cuts the log. Raises as `read_from_disk`.
+        """
+        segments = self._segments
+        number = max(0, bisect_right(segments, from_offset, key=_base_offset) - 1)
+        for at, segment in enumerate(segments[number:], number):
+            start = self._index(segments, at).before_offset(from_offset)
+            with self._handles.borrow(segment.path) as handle:
+                for _, header in self._walk(segment, handle, start, segment.size):
+                    if header.end_offset > from_offset:
+                        yield header
+
+    def _walk(self, segment: Segment, handle: int, start: IndexEntry, size: int) -> Iterator[tuple[int, BatchHeader]]:
+        try:
+            yield from walk(self._files, handle, start.position, size, start.offset, verify=False)
+        except CorruptData as error:
+            raise CorruptData(f"{segment.path} is damaged {error}") from error
+
+    @staticmethod
+    def _header(segment: Segment, block: bytes, at: int, position: int) -> BatchHeader:
+        try:
+            return parse_header(block, at)
+        except CorruptData as error:
+            raise CorruptData(f"{segment.path} is damaged at byte {position + at}: {error}") from error
+
+    def _index(self, segments: tuple[Segment, ...], number: int) -> SparseIndex:
+        segment = segments[number]
+        index = segment.index
+        if index is None:
+            with self._io_lock:
+                following = number + 1
+                end = segments[following].base_offset if following < len(segments) else self._log_end_offset
+                index = segment.load(self._handles, end)
+        return index
+
+    @staticmethod
+    def _check_not_before_log(offset: Offset, segments: tuple[Segment, ...]) -> None:
+        start = segments[0].base_offset if segments else 0
+        if offset < start:
+            raise TidelogError(
+                Code.OFFSET_BEFORE_LOG, f"offset {offset} is before the log's start {start}", {"log_start": str(start)}
+            )
+
+    # ---- cutting
+
+    def truncate(self, offset: Offset) -> Offset:
+        """Removes every record from `offset` on, and the rest of the batch that holds it; epochs that begin there go
+        too.
+
+        At the log's end it removes no record, but an epoch without records, and what lies behind damage (see `open`),
+        which goes to `quarantine/`: after it a damaged log takes appends again. Durable on return; the new end of the
+        log. Blocking; nobody may append meanwhile. Raises LogDamaged, CorruptData (nothing was cut), InvariantViolation
+        (the offset is before the log's start: `drop_all`).
+        """
+        with self._io_lock:
+            self._check_writable()
+            if offset < self.log_start_offset:
+                raise InvariantViolation(f"{self.directory} starts at {self.log_start_offset}: no cut at {offset}")
+            with self._cutting():
+                self._truncate(offset)
+            return self._log_end_offset
+
+    def _truncate(self, offset: Offset) -> None:
+        number, size, new_end, newest = self._cut_point(offset)
+        self._tail = Tail(self.config.tail_bytes)
+        self._log_end_offset = new_end
+        self._durable_end = min(self._durable_end, new_end)
+        self._high_watermark = min(self._high_watermark, new_end)
+        if self._unsound is not None:
+            self._quarantine()
+        self._write_checkpoint(self._high_watermark, min(self._vouched(), new_end))
+        kept, gone = self._segments[: number + 1], self._segments[number + 1 :]
+        self._segments = kept or (self._new_segment(new_end),)
+        for segment in reversed(gone):
+            remove_segment(self._files, self._handles, segment)
+        last = self._segments[-1]
+        if size < last.allocated or last.handle is None:
+            last.cut(size, newest)
+        self._unsound = None
+        self._index_due = self._next_index_position()
+        self.epochs.truncate_from(new_end)
+        self._sync_locked()
+
+    def _cut_point(self, offset: Offset) -> tuple[int, int, Offset, int]:
+        """(number of the segment that becomes the last, its bytes, the log's end, the newest timestamp in it)."""
+        segments = self._segments
+        if offset >= self._log_end_offset:
+            size, newest = (segments[-1].size, segments[-1].max_timestamp) if segments else (0, NO_TIMESTAMP)
+            return len(segments) - 1, size, self._log_end_offset, newest
+        number = bisect_right(segments, offset, key=_base_offset) - 1
+        segment = segments[number]
+        end = segments[number + 1].base_offset if number + 1 < len(segments) else self._log_end_offset
+        start = segment.load(self._handles, end).before_offset(offset)
+        size, new_end, newest = start.position, start.offset, start.max_timestamp
+        with self._handles.borrow(segment.path) as handle:
+            for position, header in self._walk(segment, handle, start, segment.size):
+                if header.end_offset > offset:
+                    break
+                size, new_end = position + header.size, header.end_offset
+                newest = max(newest, header.last_timestamp)
+        return number, size, Offset(new_end), newest
+
+    def _vouched(self) -> Offset:
+        return self._checkpoint.recovery_point if self._checkpoint else Offset(0)
+
+    def drop_all(self, new_start_offset: Offset) -> None:
+        """Removes every record; the log goes on, empty, at `new_start_offset`, which is committed somewhere else.
+
+        Durable on return. Blocking; nobody may append meanwhile. Raises LogDamaged.
+        """
+        with self._io_lock:
+            self._check_writable()
+            with self._cutting():
+                if self._unsound is not None:
+                    self._quarantine()
+                self._write_checkpoint(Offset(0), Offset(0))
+                self.epochs.clear()
+                self._save_epochs(self.epochs.entries)
+                self._tail = Tail(self.config.tail_bytes)
+                self._log_end_offset = self._high_watermark = new_start_offset
+                for segment in reversed(self._segments):
+                    remove_segment(self._files, self._handles, segment)
+                self._segments = (self._new_segment(new_start_offset),)
+                self._index_due = self._next_index_position()
+                self._unsound = None
+                self._durable_end = Offset(0)
+                self._sync_locked()
+                self._write_checkpoint(new_start_offset, new_start_offset)
+
+    def _quarantine(self) -> None:
+        """Moves what lies behind the damage aside, durably. The checkpoint that tells of it is still there."""
+        directory = self.directory / QUARANTINE
+        self._files.make_directory(directory)
+        last = self._segments[-1] if self._segments else None
+        if last is not None and last.size < last.allocated:
+            with self._handles.borrow(last.path) as source:
+                if not only_zeros(self._files, source, last.size, last.allocated):
+                    self._copy(source, last.size, last.allocated, directory / f"{last.path.name}.from-{last.size}")
+        for segment in reversed(self._beyond):
+            self._handles.forget(segment.path)
+            self._files.rename(segment.path, directory / f"{segment.path.stem}{LOG_SUFFIX}")
+            self._files.remove(segment.index_path)
+            self._files.sync_directory(self.directory)
+        self._beyond = []
+        self._files.sync_directory(directory)
+
+    def _copy(self, source: int, start: int, end: int, target: Path) -> None:
+        handle = self._files.open(target, write=True, create=True)
+        try:
+            for at in range(start, end, _COPY_BLOCK):
+                block = self._files.read(source, min(_COPY_BLOCK, end - at), at)
+                self._files.write(handle, [block], at - start)
+            self._files.sync_all(handle)
+        finally:
+            self._files.close(handle)
+
+    def _cutting(self) -> _Cut:
+        return _Cut(self)
+
+
+class _Cut:
+    """Makes `_cuts` odd while something is cut; a failure in between ends all writing."""
+
+    def __init__(self, log: PartitionLog) -> None:
+        self._log = log
+
+    def __enter__(self) -> None:
+        self._log._cuts += 1
+
+    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: object) -> None:
+        self._log._cuts += 1
+        if isinstance(error, OSError):
+            raise self._log._failed(f"cutting {self._log.directory} failed: {error}") from error
+
+
+def _base_offset(segment: Segment) -> Offset:
+    return Offset(segment.base_offset)

@@ -1,0 +1,474 @@
+"""The controller's mind: what the broker that leads the Raft group decides. Events in, effects out.
+
+    STANDBY --leads the group--> TAKING_OFFICE --own TakeOffice applied--> IN_OFFICE
+       ^                               |                                      |
+       +----- leads no more -----------+--------------------------------------+
+                                       ^------- another office applied -------+
+
+Nothing is decided before its own TakeOffice is applied: until then the state here may lack what an earlier controller
+committed. Every decision carries the office, so that one which lies queued on a deposed leader is refused when it
+arrives. A decision that is refused or lost is taken anew from what is applied then, at the latest `DECISION_RETRY_S`
+later.
+
+Failed leaders. A closed Raft connection, or a follower's report, has the broker probed at once. Nobody listening: what is
+reported moves at once, and the second refusal buries the broker (see `liveness`). If it answers, or is silent, its ISR's
+members are witnesses: more than (|ISR| - 1) / 2 of them within `witness_window`, the leader not counted, move that
+partition. Reports of another epoch, and of replicas outside the ISR, do not count; a new LeaderEpoch and a new office
+clear them.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from enum import Enum
+from math import inf
+from typing import TypeAlias
+
+from metadata import election
+from metadata.liveness import Liveness
+from metadata.model import MAX_PARTITIONS, MAX_REPLICATION_FACTOR, Changes, Outcome, Partition
+from metadata.placement import Chance, place
+from metadata.settings import MetadataSettings
+from metadata.state import ClusterState, ref_of
+from wire import metadata_pb2 as pb
+from wire.errors import Code, TidelogError
+from wire.subjects import check_stream_name, check_subject
+from wire.types import (
+    BrokerId,
+    Generation,
+    Incarnation,
+    LeaderEpoch,
+    LeaderReport,
+    PartitionKey,
+    StreamConfig,
+    StreamName,
+)
+
+DECISION_RETRY_S = 0.5
+"""A decision that has not shown in the state by then is taken anew."""
+
+DEFAULT_REPLICATION_FACTOR = 3
+
+
+class Phase(Enum):
+    STANDBY = "standby"
+    TAKING_OFFICE = "taking office"
+    IN_OFFICE = "in office"
+
+
+@dataclass(frozen=True, slots=True)
+class Propose:
+    """Commit this command; say how it ended with `on_outcome(ticket, …)`."""
+
+    command: pb.Command
+    ticket: int
+
+
+@dataclass(frozen=True, slots=True)
+class SendProbe:
+    broker: BrokerId
+    number: int
+    office: int
+
+
+@dataclass(frozen=True, slots=True)
+class OpenOffice:
+    """Serve as the controller from now on."""
+
+    office: int
+
+
+@dataclass(frozen=True, slots=True)
+class CloseOffice:
+    """Serve as the controller no more."""
+
+
+@dataclass(frozen=True, slots=True)
+class HandOver:
+    """Let another voter lead: this one seems cut off from the brokers."""
+
+
+@dataclass(frozen=True, slots=True)
+class Note:
+    """For the log: what an operator should be able to read."""
+
+    text: str
+
+
+Effect: TypeAlias = Propose | SendProbe | OpenOffice | CloseOffice | HandOver | Note
+
+
+@dataclass(slots=True)
+class _Suspicion:
+    """What followers reported of one partition's leader."""
+
+    leader: BrokerId
+    leader_epoch: LeaderEpoch
+    asked_at: float
+    """When the leader's probe was asked for."""
+    witnesses: dict[BrokerId, float] = field(default_factory=dict)
+
+
+class ControllerCore:
+    """See the module. `state` is read only; the caller applies commands to it and then calls `on_applied`."""
+
+    def __init__(
+        self,
+        broker_id: BrokerId,
+        life_id: str,
+        state: ClusterState,
+        settings: MetadataSettings,
+        chance: Chance,
+        *,
+        namespace: str,
+        new_cluster_id: str,
+    ) -> None:
+        """`new_cluster_id`: what the cluster is called when this broker is its first controller."""
+        self._id = broker_id
+        self._life_id = life_id
+        self._state = state
+        self._settings = settings
+        self._chance = chance
+        self._namespace = namespace
+        self._new_cluster_id = new_cluster_id
+        self._liveness = Liveness(broker_id, settings)
+        self._leads = False
+        self._has_quorum = False
+        self._connected_at = inf
+        self._phase = Phase.STANDBY
+        self._office = 0
+        self._office_ticket: int | None = None
+        self._office_retry_at = -inf
+        self._ticket = 0
+        self._suspicions: dict[PartitionKey, _Suspicion] = {}
+        self._electing: dict[PartitionKey, tuple[LeaderEpoch, float]] = {}
+        self._burying: dict[tuple[BrokerId, Incarnation], float] = {}
+        self._handed_over = False
+
+    @property
+    def phase(self) -> Phase:
+        return self._phase
+
+    @property
+    def office(self) -> int:
+        """The office held; 0 outside."""
+        return self._office if self._phase is Phase.IN_OFFICE else 0
+
+    # ---- events ----------------------------------------------------------------------------------------------------
+
+    def on_raft(self, leads: bool, has_quorum: bool, now: float) -> list[Effect]:
+        """Whether this node leads the group as far as it knows, and hears a majority of the voters."""
+        regained = has_quorum and not self._has_quorum
+        self._has_quorum = has_quorum
+        effects: list[Effect] = []
+        if self._leads and not leads:
+            self._leads = False
+            effects += self._stand_by()
+        elif leads and not self._leads:
+            self._leads = True
+            effects += self._seek_office(now)
+        elif regained and self._phase is Phase.IN_OFFICE:
+            self._liveness.restart(now, self._connected_at)
+        return effects + self._decide(now)
+
+    def on_connection(self, connected: bool, now: float) -> list[Effect]:
+        """The NATS connection that probes use was lost or made."""
+        self._connected_at = now if connected else inf
+        self._liveness.on_connection(connected, now)
+        return self._decide(now)
+
+    def on_applied(self, changes: Changes, now: float) -> list[Effect]:
+        """The state has changed."""
+        if changes.office and self._phase is Phase.IN_OFFICE and not self._holds(self._office):
+            effects = [*self._stand_by(), *self._seek_office(now)]
+            return effects + self._decide(now)
+        if self._phase is not Phase.IN_OFFICE:
+            return []
+        for key in (*changes.partitions, *changes.gone):
+            partition = self._state.partition(key)
+            suspicion = self._suspicions.get(key)
+            if suspicion is not None and (partition is None or partition.leader_epoch != suspicion.leader_epoch):
+                del self._suspicions[key]
+            self._electing.pop(key, None)
+        return self._decide(now)
+
+    def on_outcome(self, ticket: int, outcome: Outcome | None, now: float) -> list[Effect]:
+        """A proposal ended; None: nobody knows how."""
+        if ticket != self._office_ticket:
+            return []
+        self._office_ticket = None
+        if self._phase is not Phase.TAKING_OFFICE:
+            return []
+        if outcome is not None and outcome.code is None and self._holds(outcome.value):
+            self._phase = Phase.IN_OFFICE
+            self._office = outcome.value
+            self._liveness.restart(now, self._connected_at)
+            self._handed_over = False
+            return [
+                Note(f"took office {self._office} as controller"),
+                OpenOffice(self._office),
+                *self._decide(now),
+            ]
+        self._office_retry_at = now + self._settings.retry_interval_s
+        return []
+
+    def on_peer_lost(self, broker: BrokerId, now: float) -> list[Effect]:
+        """The Raft connection with that broker has closed."""
+        self._liveness.suspect(broker, now)
+        return self._decide(now)
+
+    def on_raft_traffic(self, broker: BrokerId, now: float) -> None:
+        self._liveness.on_raft_traffic(broker, now)
+
+    def on_probe_answer(self, broker: BrokerId, number: int, generation: Generation, now: float) -> list[Effect]:
+        self._liveness.on_answer(broker, number, generation, now)
+        return [*self._count_witnesses(now), *self._decide(now)]
+
+    def on_no_responders(self, broker: BrokerId, number: int, now: float) -> list[Effect]:
+        self._liveness.on_no_responders(broker, number, now)
+        return [*self._count_witnesses(now), *self._decide(now)]
+
+    def on_report(self, report: LeaderReport, now: float) -> list[Effect]:
+        """A follower suspects its leader."""
+        partition = self._state.partition(report.key)
+        if (
+            self._phase is not Phase.IN_OFFICE
+            or partition is None
+            or partition.leader is None
+            or report.leader != partition.leader
+            or report.leader_epoch != partition.leader_epoch
+            or report.epoch != partition.epoch
+            or report.replica not in partition.isr
+            or report.replica == partition.leader
+        ):
+            return []
+        suspicion = self._suspicions.get(report.key)
+        if suspicion is None or suspicion.leader_epoch != partition.leader_epoch:
+            suspicion = _Suspicion(partition.leader, partition.leader_epoch, now)
+            self._suspicions[report.key] = suspicion
+        if report.replica not in suspicion.witnesses:
+            self._liveness.suspect(partition.leader, now)
+        suspicion.witnesses[report.replica] = now
+        return [*self._count_witnesses(now), *self._decide(now)]
+
+    def tick(self, now: float) -> list[Effect]:
+        """To be called at `next_deadline`, and at any other time."""
+        if self._phase is Phase.TAKING_OFFICE and self._office_ticket is None and now >= self._office_retry_at:
+            return self._seek_office(now)
+        return [*self._count_witnesses(now), *self._decide(now)]
+
+    def next_deadline(self) -> float:
+        if self._phase is Phase.TAKING_OFFICE:
+            return self._office_retry_at if self._office_ticket is None else inf
+        if self._phase is Phase.IN_OFFICE and self._has_quorum:
+            return self._liveness.next_deadline()
+        return inf
+
+    # ---- requests --------------------------------------------------------------------------------------------------
+
+    def live_brokers(self) -> list[BrokerId]:
+        """Alive by the state, and listening as far as the last probes tell."""
+        return [
+            broker
+            for broker, known in sorted(self._state.brokers.items())
+            if known.alive and not self._liveness.is_refused(broker)
+        ]
+
+    def create_stream(
+        self,
+        name: str,
+        subject: str,
+        partitions: int,
+        replication_factor: int | None,
+        config: Mapping[str, str],
+    ) -> pb.Command:
+        """The command that creates it. `replication_factor` None: 3, or all brokers of a smaller cluster.
+
+        Raises TidelogError: NOT_CONTROLLER, BAD_NAME, BAD_SUBJECT, BAD_CONFIG, BAD_REPLICATION_FACTOR.
+        """
+        self._require_office()
+        check_stream_name(name)
+        check_subject(subject, self._namespace)
+        if not 1 <= partitions <= MAX_PARTITIONS:
+            raise TidelogError(Code.BAD_CONFIG, f"partitions={partitions} is outside 1 to {MAX_PARTITIONS}")
+        factor = replication_factor
+        if factor is None:
+            factor = max(1, min(DEFAULT_REPLICATION_FACTOR, len(self._state.brokers)))
+        if not 1 <= factor <= MAX_REPLICATION_FACTOR:
+            raise TidelogError(
+                Code.BAD_REPLICATION_FACTOR, f"replication_factor={factor} is outside 1 to {MAX_REPLICATION_FACTOR}"
+            )
+        settings = StreamConfig.from_strings(config).resolved(factor)
+        if settings.min_isr > factor:
+            raise TidelogError(
+                Code.BAD_CONFIG, f"min_isr={settings.min_isr} is above the replication factor {factor}; lower it"
+            )
+        live = self.live_brokers()
+        if factor > len(live):
+            raise TidelogError(
+                Code.BAD_REPLICATION_FACTOR,
+                f"replication_factor={factor} is above the number of live brokers, {len(live)} ({', '.join(live) or 'none'}); "
+                f"start more brokers or ask for {len(live)} at most",
+            )
+        placements = place(self._state, live, partitions=partitions, replication_factor=factor, chance=self._chance)
+        index = {broker: place_of for place_of, broker in enumerate(live)}
+        return pb.Command(
+            create_stream=pb.CreateStream(
+                office=self._office,
+                name=name,
+                subject=subject,
+                config=dict(config),
+                replication_factor=factor,
+                brokers=live,
+                assignments=[
+                    pb.Assignment(
+                        replicas=[index[replica] for replica in placement.replicas], leader=index[placement.leader]
+                    )
+                    for placement in placements
+                ],
+            )
+        )
+
+    def delete_stream(self, name: str) -> pb.Command:
+        """Raises TidelogError: NOT_CONTROLLER, UNKNOWN_STREAM."""
+        self._require_office()
+        stream = self._state.streams.get(StreamName(name))
+        if stream is None:
+            raise unknown_stream(name)
+        return pb.Command(delete_stream=pb.DeleteStream(office=self._office, name=name, incarnation=stream.incarnation))
+
+    # ---- inside ----------------------------------------------------------------------------------------------------
+
+    def _require_office(self) -> None:
+        if self._phase is not Phase.IN_OFFICE:
+            raise TidelogError(Code.NOT_CONTROLLER, f"broker {self._id} is not the controller now; ask again")
+
+    def _holds(self, office: int) -> bool:
+        state = self._state
+        return state.office == office and state.controller == self._id and state.controller_life_id == self._life_id
+
+    def _propose(self, command: pb.Command) -> Propose:
+        self._ticket += 1
+        return Propose(command, self._ticket)
+
+    def _stand_by(self) -> list[Effect]:
+        was = self._phase
+        self._phase = Phase.STANDBY
+        self._office_ticket = None
+        self._suspicions.clear()
+        self._electing.clear()
+        self._burying.clear()
+        if was is not Phase.IN_OFFICE:
+            return []
+        return [Note(f"left office {self._office}"), CloseOffice()]
+
+    def _seek_office(self, now: float) -> list[Effect]:
+        if not self._leads:
+            return []
+        self._phase = Phase.TAKING_OFFICE
+        self._office_retry_at = now + DECISION_RETRY_S
+        proposal = self._propose(
+            pb.Command(
+                take_office=pb.TakeOffice(
+                    controller=self._id,
+                    life_id=self._life_id,
+                    expected_office=self._state.office,
+                    cluster_id=self._new_cluster_id,
+                )
+            )
+        )
+        self._office_ticket = proposal.ticket
+        return [proposal]
+
+    def _decide(self, now: float) -> list[Effect]:
+        """Whatever is due: probes, burials, elections."""
+        if self._phase is not Phase.IN_OFFICE or not self._has_quorum:
+            return []
+        orders = self._liveness.tick(now, self._state.brokers, self._state.generation)
+        effects: list[Effect] = [SendProbe(order.broker, order.number, self._office) for order in orders]
+        verdict = self._liveness.verdict(now)
+        if verdict.hand_over:
+            if not self._handed_over:
+                self._handed_over = True
+                effects += [Note("cut off from most brokers; the office should pass to another voter"), HandOver()]
+            return effects
+        self._handed_over = False
+        effects += self._bury(verdict.dead, now)
+        for broker in verdict.behind:
+            effects += self._elect(
+                [(key, part) for key, part in self._state.partitions() if part.leader == broker],
+                now,
+                f"broker {broker} lags behind the metadata by more than its lease",
+            )
+        return effects
+
+    def _bury(self, dead: tuple[tuple[BrokerId, Incarnation], ...], now: float) -> list[Effect]:
+        due = [life for life in dead if self._burying.get(life, -inf) <= now]
+        self._burying = {life: until for life, until in self._burying.items() if life in dead}
+        if not due:
+            return []
+        for life in due:
+            self._burying[life] = now + DECISION_RETRY_S
+        command = pb.Command(
+            brokers_dead=pb.BrokersDead(
+                office=self._office,
+                brokers=[pb.BrokerLife(broker=broker, incarnation=incarnation) for broker, incarnation in due],
+            )
+        )
+        names = ", ".join(f"{broker} (incarnation {incarnation})" for broker, incarnation in due)
+        return [Note(f"dead: {names}"), self._propose(command)]
+
+    def _count_witnesses(self, now: float) -> list[Effect]:
+        """Elect where the leader's probe, or enough witnesses, say so."""
+        if self._phase is not Phase.IN_OFFICE:
+            return []
+        refused: list[tuple[PartitionKey, Partition]] = []
+        outvoted: list[tuple[PartitionKey, Partition]] = []
+        for key, suspicion in [*self._suspicions.items()]:
+            partition = self._state.partition(key)
+            fresh = {
+                broker: at
+                for broker, at in suspicion.witnesses.items()
+                if now - at <= self._settings.witness_window_s and partition is not None and broker in partition.isr
+            }
+            suspicion.witnesses = fresh
+            if partition is None or not fresh:
+                del self._suspicions[key]
+                continue
+            if self._liveness.is_refused(suspicion.leader) and self._liveness.is_trusted(now):
+                refused.append((key, partition))
+            elif 2 * len(fresh) > len(partition.isr) - 1 and (
+                self._liveness.heard_since(suspicion.leader, suspicion.asked_at)
+                or now - suspicion.asked_at >= self._settings.probe_timeout_s
+            ):
+                outvoted.append((key, partition))
+        return [
+            *self._elect(refused, now, "nobody listens where the leader should"),
+            *self._elect(outvoted, now, "most of the ISR report the leader"),
+        ]
+
+    def _elect(self, partitions: list[tuple[PartitionKey, Partition]], now: float, why: str) -> list[Effect]:
+        items = []
+        for key, partition in partitions:
+            epoch, until = self._electing.get(key, (LeaderEpoch(0), -inf))
+            if epoch == partition.leader_epoch and now < until:
+                continue
+            others = [b for b in election.candidates(partition, self._state.is_alive) if b != partition.leader]
+            if not others and not any(self._state.is_alive(broker) for broker in partition.eligible):
+                continue
+            self._electing[key] = (partition.leader_epoch, now + DECISION_RETRY_S)
+            items.append(pb.Election(partition=ref_of(key), leader_epoch=partition.leader_epoch))
+        if not items:
+            return []
+        named = ", ".join(f"{item.partition.stream}/{item.partition.partition}" for item in items[:5])
+        return [
+            Note(f"moving the leadership of {len(items)} partitions ({named}{', …' if len(items) > 5 else ''}): {why}"),
+            self._propose(pb.Command(elect_leaders=pb.ElectLeaders(office=self._office, items=items))),
+        ]
+
+
+def unknown_stream(name: str) -> TidelogError:
+    return TidelogError(
+        Code.UNKNOWN_STREAM, f"stream {name!r} does not exist; `tidelog stream list` shows those that do"
+    )

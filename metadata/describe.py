@@ -1,0 +1,137 @@
+"""The cluster state as the JSON forms that clients and operators read."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from metadata.controller import unknown_stream
+from metadata.model import Partition, Stream
+from metadata.state import ClusterState
+from wire.types import BrokerId, StreamName
+
+Progress = Mapping[int, Mapping[str, Any]]
+"""What leaders said of their partitions, by partition number: `log_start_offset`, `log_end_offset`, `high_watermark`
+(inclusive, -1 = none) and `replicas_progress` {broker: {"log_end_offset"}}. A partition is missing when nobody did."""
+
+
+def find_stream(state: ClusterState, name: str) -> Stream:
+    """Raises TidelogError(UNKNOWN_STREAM)."""
+    stream = state.streams.get(StreamName(name))
+    if stream is None:
+        raise unknown_stream(name)
+    return stream
+
+
+def stream_form(stream: Stream) -> dict[str, Any]:
+    return {
+        "name": stream.name,
+        "subject": stream.subject,
+        "partitions": len(stream.partitions),
+        "replication_factor": stream.replication_factor,
+        "config": stream.settings.to_strings(),
+    }
+
+
+def list_form(state: ClusterState) -> dict[str, Any]:
+    return {"streams": [stream_form(stream) for _, stream in sorted(state.streams.items())]}
+
+
+def describe_form(stream: Stream, progress: Progress) -> dict[str, Any]:
+    """`stream describe`: offsets are null where the leader did not answer."""
+    return {
+        "name": stream.name,
+        "subject": stream.subject,
+        "incarnation": stream.incarnation,
+        "kind": stream.kind,
+        "partitioning_version": stream.partitioning_version,
+        "replication_factor": stream.replication_factor,
+        "config": stream.settings.to_strings(),
+        "partitions": [
+            _partition_form(number, partition, progress.get(number, {}))
+            for number, partition in sorted(stream.partitions.items())
+        ],
+    }
+
+
+def _partition_form(number: int, partition: Partition, progress: Mapping[str, Any]) -> dict[str, Any]:
+    replicas: Mapping[str, Mapping[str, Any]] = progress.get("replicas_progress") or {}
+    return {
+        "partition": number,
+        "incarnation": partition.incarnation,
+        "state": partition.state.value,
+        "leader": partition.leader,
+        "replicas": list(partition.replicas),
+        "isr": list(partition.isr),
+        "eligible": list(partition.eligible),
+        "withdrawn": [{"replica": entry.replica, "reason": entry.reason} for entry in partition.withdrawn],
+        "epoch": partition.epoch,
+        "leader_epoch": partition.leader_epoch,
+        "paused": partition.paused,
+        "readonly": partition.readonly,
+        "high_watermark": progress.get("high_watermark"),
+        "log_start_offset": progress.get("log_start_offset"),
+        "log_end_offset": progress.get("log_end_offset"),
+        "replicas_progress": {
+            replica: {
+                "log_end_offset": replicas.get(replica, {}).get("log_end_offset"),
+                "in_sync": replica in partition.isr,
+            }
+            for replica in partition.replicas
+        },
+    }
+
+
+def metadata_form(state: ClusterState, stream: Stream) -> dict[str, Any]:
+    """What a client needs to reach each partition."""
+    return {
+        "name": stream.name,
+        "subject": stream.subject,
+        "incarnation": stream.incarnation,
+        "partitioning_version": stream.partitioning_version,
+        "replication_factor": stream.replication_factor,
+        "config": stream.settings.to_strings(),
+        "generation": state.generation,
+        "partitions": [
+            {
+                "partition": number,
+                "incarnation": partition.incarnation,
+                "leader": partition.leader,
+                "leader_epoch": partition.leader_epoch,
+                "epoch": partition.epoch,
+                "state": partition.state.value,
+            }
+            for number, partition in sorted(stream.partitions.items())
+        ],
+    }
+
+
+def cluster_form(state: ClusterState, labels: Mapping[BrokerId, Mapping[str, str]]) -> dict[str, Any]:
+    """`cluster status`. `labels`: as the brokers last said."""
+    partitions = [partition for _, partition in state.partitions()]
+    return {
+        "cluster_id": state.cluster_id,
+        "controller": state.controller,
+        "office": state.office,
+        "generation": state.generation,
+        "brokers": [
+            {
+                "id": broker.id,
+                "alive": broker.alive,
+                "incarnation": broker.incarnation,
+                "voter": bool(broker.raft_address),
+                "leaders": state.led_by(broker.id),
+                "replicas": _count([broker.id in partition.replicas for partition in partitions]),
+                "labels": dict(labels.get(broker.id, {})),
+            }
+            for _, broker in sorted(state.brokers.items())
+        ],
+        "streams": len(state.streams),
+        "partitions": len(partitions),
+        "offline_partitions": _count([partition.leader is None for partition in partitions]),
+        "under_replicated": _count([len(partition.isr) < len(partition.replicas) for partition in partitions]),
+    }
+
+
+def _count(flags: Sequence[bool]) -> int:
+    return sum(flags)

@@ -1,0 +1,700 @@
+"""The metadata plane of one broker, on an event loop: drives ClusterState and ControllerCore, and speaks for the broker.
+
+Every broker: applies the group's commands, registers its life (again whenever it finds itself declared dead), answers
+probes, hands changed partitions to the data plane, and carries the data plane's wishes to the controller. Wishes are
+repeated until applied state settles them; nobody waits for an answer. Nothing reaches the data plane before this life's
+own registration is applied.
+
+The one that holds the office: also listens for those wishes and for the JSON API, and probes all others.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import logging
+from collections.abc import Awaitable, Callable, Coroutine, Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
+from math import inf
+from random import Random
+from typing import Any, Protocol, TypeAlias, TypeVar
+
+from google.protobuf.message import DecodeError
+from google.protobuf.message import Message as Protobuf
+
+from metadata.controller import (
+    CloseOffice,
+    ControllerCore,
+    Effect,
+    HandOver,
+    Note,
+    OpenOffice,
+    Propose,
+    SendProbe,
+)
+from metadata.describe import cluster_form, describe_form, find_stream, list_form, metadata_form
+from metadata.model import Changes, Outcome
+from metadata.raft.types import RaftError, RaftOutcomeUnknown, RaftRole, RaftStatus, RaftUnavailable, StateMachine
+from metadata.settings import MetadataSettings
+from metadata.state import ClusterState, key_of, ref_of
+from metadata.wishes import Wishes
+from wire import metadata_pb2 as pb
+from wire.errors import Code, TidelogError
+from wire.subjects import Subjects
+from wire.transport import NO_RESPONDERS, Message, MessageHandler, Subscription, Transport
+from wire.types import (
+    BrokerId,
+    Generation,
+    Incarnation,
+    IsrChange,
+    LeaderEpoch,
+    LeaderReport,
+    PartitionEpoch,
+    PartitionGone,
+    PartitionKey,
+    PartitionView,
+    StreamName,
+    Withdrawal,
+)
+
+_log = logging.getLogger(__name__)
+
+_Message = TypeVar("_Message", bound=Protobuf)
+
+MAX_PROPOSALS = 256
+"""Commands of the controller on their way at once. One more has an unknown outcome at once, and is decided anew."""
+PRODUCER_ID_BLOCK = 1000
+"""Producer ids taken from the group at once; what is left of a block is lost with the process."""
+STATUS_TIMEOUT_S = 0.5
+"""A broker that has not told the progress of its partitions by then is left out of a description."""
+READY_TIMEOUT_S = 3.0
+"""A new stream's leaders are waited for so long; the stream exists either way."""
+SHORTEST_PAUSE_S = 0.001
+
+
+class RaftPort(Protocol):
+    """What the service needs of `metadata.raft.RaftNode`."""
+
+    async def start(self) -> None: ...
+
+    async def close(self) -> None: ...
+
+    async def propose(self, command: bytes, *, timeout: float) -> object: ...
+
+    def status(self) -> RaftStatus: ...
+
+
+RaftFactory: TypeAlias = Callable[[StateMachine, Callable[[RaftStatus], None], Callable[[str], None]], RaftPort]
+"""Makes the node from (state machine, on_status, on_peer_lost)."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Registration:
+    """What this life of the broker knows of the ones before it, from its data folder."""
+
+    folder_same: bool
+    page_cache_survived: bool
+    unsound: tuple[PartitionKey, ...] = ()
+    last_incarnation: Incarnation = Incarnation(0)
+    cluster_id: str = ""
+    """Empty: a new folder."""
+    labels: Mapping[str, str] = field(default_factory=dict)
+    raft_address: str = ""
+    """Empty: an observer."""
+
+
+class _Machine:
+    """The state, as the Raft node drives it."""
+
+    def __init__(self, state: ClusterState, on_changes: Callable[[Changes], None]) -> None:
+        self._state = state
+        self._on_changes = on_changes
+
+    def apply(self, command: bytes) -> Outcome:
+        outcome = self._state.apply(command)
+        if outcome.changes:
+            self._on_changes(outcome.changes)
+        return outcome
+
+    def snapshot(self) -> bytes:
+        return self._state.snapshot()
+
+    def restore(self, snapshot: bytes) -> None:
+        self._on_changes(self._state.restore(snapshot))
+
+
+class MetadataService:
+    """See the module. All methods run on one event loop.
+
+    Set before `start`:
+    - `on_partitions(changes)`: partitions that this broker replicates, new or changed, and those it replicates no more;
+    - `on_registered(cluster_id, incarnation)`: called before `on_partitions` in each new incarnation, to write both into
+      the data folder;
+    - `broker_status(stream)`: what this broker knows of partitions that it leads, as JSON, {"partitions": [{"partition",
+      "leader_epoch", "log_start_offset", "log_end_offset", "high_watermark", "replicas_progress": {id: {"log_end_offset"}}}]};
+    - `on_office(open)`: this broker begins or ceases to serve as the controller;
+    - `on_fatal(error)`: the broker cannot take part: another cluster's folder, or another process under its id.
+    """
+
+    def __init__(
+        self,
+        *,
+        broker_id: BrokerId,
+        life_id: str,
+        make_raft: RaftFactory,
+        transport: Transport,
+        subjects: Subjects,
+        settings: MetadataSettings,
+        rng: Random,
+        monotonic: Callable[[], float],
+        registration: Registration,
+    ) -> None:
+        """`life_id`: unique to this run of the process. `transport`: the control connection, never the one for ingest."""
+        self.state = ClusterState()
+        self.on_partitions: Callable[[Sequence[PartitionView | PartitionGone]], None] = lambda _: None
+        self.on_registered: Callable[[str, Incarnation], None] = lambda _cluster_id, _incarnation: None
+        self.broker_status: Callable[[StreamName], Mapping[str, Any]] = lambda _: {"partitions": []}
+        self.on_office: Callable[[bool], Awaitable[None]] | None = None
+        self.on_fatal: Callable[[TidelogError], None] = lambda error: _log.critical("%s", error)
+        self._id = broker_id
+        self._life_id = life_id
+        self._transport = transport
+        self._subjects = subjects
+        self._settings = settings
+        self._rng = rng
+        self._monotonic = monotonic
+        self._registration = registration
+        self._raft = make_raft(_Machine(self.state, self._on_changes), self._on_raft_status, self._on_peer_lost)
+        self._core = ControllerCore(
+            broker_id,
+            life_id,
+            self.state,
+            settings,
+            rng,
+            namespace=subjects.namespace,
+            new_cluster_id=f"{rng.getrandbits(64):016x}",
+        )
+        self._sequence = 0
+        self._incarnation: Incarnation | None = None
+        self._registered = asyncio.Event()
+        self._must_register = asyncio.Event()
+        self._delivered: dict[PartitionKey, PartitionView] = {}
+        self._changed = Changes()
+        self._flush_scheduled = False
+        self._probed_at = -inf
+        self._labels: dict[BrokerId, Mapping[str, str]] = {}
+        self._wishes = Wishes(
+            state=self.state,
+            transport=transport,
+            subjects=subjects,
+            settings=settings,
+            monotonic=monotonic,
+            incarnation=lambda: self._incarnation,
+        )
+        self._producer_ids: list[int] = []
+        self._producer_lock = asyncio.Lock()
+        self._office_open = False
+        self._office_changed = asyncio.Event()
+        self._subscriptions: list[Subscription] = []
+        self._tasks: set[asyncio.Task[None]] = set()
+        self._proposals = 0
+        self._timer: asyncio.TimerHandle | None = None
+        self._closed = False
+
+    # ---- life ------------------------------------------------------------------------------------------------------
+
+    async def start(self) -> None:
+        """Joins the group; returns before the broker is registered (`wait_registered`). Raises what the Raft node raises."""
+        for subject, handler in (
+            (self._subjects.probe(self._id), self._on_probe),
+            (self._subjects.broker_status(self._id), self._on_status_request),
+        ):
+            self._subscriptions.append(await self._transport.subscribe(subject, handler))
+        self._transport.on_connection_change(self._on_connection)
+        if self._transport.is_connected:
+            self._run(self._core.on_connection(True, self._transport.connected_since))
+        await self._raft.start()
+        self._must_register.set()
+        self._spawn(self._keep_registered())
+        self._spawn(self._keep_office())
+        self._on_raft_status(self._raft.status())
+
+    async def close(self) -> None:
+        """Stops everything, the Raft node last. The broker is not reported dead by this; probes will find out."""
+        self._closed = True
+        if self._timer is not None:
+            self._timer.cancel()
+        self._wishes.close()
+        for task in [*self._tasks]:
+            task.cancel()
+        await asyncio.gather(*self._tasks, return_exceptions=True)
+        for subscription in self._subscriptions:
+            await subscription.unsubscribe()
+        self._subscriptions.clear()
+        await self._raft.close()
+
+    # ---- what the broker and the data plane ask --------------------------------------------------------------------
+
+    @property
+    def broker_id(self) -> BrokerId:
+        return self._id
+
+    @property
+    def incarnation(self) -> Incarnation | None:
+        """This life's, once registered; while the broker is declared dead, the one that died."""
+        return self._incarnation
+
+    @property
+    def cluster_id(self) -> str:
+        return self.state.cluster_id
+
+    @property
+    def in_office(self) -> bool:
+        return self._core.office != 0
+
+    async def wait_registered(self) -> None:
+        """Returns when this life is registered and its partitions are handed over."""
+        await self._registered.wait()
+
+    def lease_valid(self, now: float) -> bool:
+        """Whether a controller's probe came within the leader lease."""
+        return now - self._probed_at <= self._settings.leader_lease_s
+
+    def alter_isr(self, change: IsrChange) -> None:
+        """Ask for another ISR. One per partition: a later wish replaces the one on its way. Its end is seen in later views."""
+        self._wishes.alter_isr(change)
+
+    def report_leader(self, report: LeaderReport) -> None:
+        """Tell the controller that a leader seems to have failed. Sent once: a follower repeats it while it lasts."""
+        self._wishes.report(report)
+
+    def withdraw(self, withdrawal: Withdrawal) -> None:
+        """Leave the ISR and `eligible` of a partition. Repeated until a view shows that it is done."""
+        self._wishes.withdraw(withdrawal)
+
+    def status(self) -> dict[str, Any]:
+        raft = self._raft.status()
+        return {
+            "id": self._id,
+            "incarnation": self._incarnation,
+            "cluster_id": self.state.cluster_id,
+            "generation": self.state.generation,
+            "controller": self.state.controller,
+            "phase": self._core.phase.value,
+            "raft_role": raft.role.value,
+            "raft_term": raft.term,
+            "raft_applied": raft.applied_index,
+            "has_quorum": raft.has_quorum,
+            "lease_valid": self.lease_valid(self._monotonic()),
+            "open_wishes": len(self._wishes),
+        }
+
+    # ---- requests that the controller answers ----------------------------------------------------------------------
+
+    async def create_stream(
+        self,
+        name: str,
+        *,
+        subject: str,
+        partitions: int = 1,
+        replication_factor: int | None = None,
+        config: Mapping[str, str] | None = None,
+    ) -> dict[str, Any]:
+        """Returns the description, after the leaders serve or READY_TIMEOUT_S. Raises TidelogError."""
+        command = self._core.create_stream(name, subject, partitions, replication_factor, config or {})
+        (await self._commit(command)).raise_for_refusal()
+        deadline = self._monotonic() + READY_TIMEOUT_S
+        while True:
+            form = await self.describe_stream(name)
+            if all(partition["log_end_offset"] is not None for partition in form["partitions"]):
+                return form
+            if self._monotonic() >= deadline:
+                return form
+            await asyncio.sleep(0.01)
+
+    async def delete_stream(self, name: str) -> None:
+        """Raises TidelogError."""
+        (await self._commit(self._core.delete_stream(name))).raise_for_refusal()
+
+    def list_streams(self) -> dict[str, Any]:
+        return list_form(self.state)
+
+    async def describe_stream(self, name: str) -> dict[str, Any]:
+        """Raises TidelogError(UNKNOWN_STREAM). Leaders that do not answer in STATUS_TIMEOUT_S leave nulls."""
+        stream = find_stream(self.state, name)
+        leaders = sorted({p.leader for p in stream.partitions.values() if p.leader is not None})
+        answers = await asyncio.gather(*(self._ask_status(leader, stream.name) for leader in leaders))
+        progress: dict[int, Mapping[str, Any]] = {}
+        for leader, answer in zip(leaders, answers, strict=True):
+            for said in answer:
+                partition = stream.partitions.get(said.get("partition", -1))
+                if (
+                    partition is not None
+                    and partition.leader == leader
+                    and said.get("leader_epoch") == partition.leader_epoch
+                ):
+                    progress[said["partition"]] = said
+        return describe_form(stream, progress)
+
+    def stream_metadata(self, name: str) -> dict[str, Any]:
+        """Raises TidelogError(UNKNOWN_STREAM)."""
+        return metadata_form(self.state, find_stream(self.state, name))
+
+    def cluster_status(self) -> dict[str, Any]:
+        return cluster_form(self.state, self._labels)
+
+    async def init_producer(self) -> dict[str, Any]:
+        """An id that no other producer has. Raises TidelogError."""
+        async with self._producer_lock:
+            if not self._producer_ids:
+                command = pb.Command(allocate_producer_ids=pb.AllocateProducerIds(count=PRODUCER_ID_BLOCK))
+                outcome = await self._commit(command)
+                outcome.raise_for_refusal()
+                self._producer_ids = [*range(outcome.value + PRODUCER_ID_BLOCK - 1, outcome.value - 1, -1)]
+            return {"producer_id": self._producer_ids.pop(), "producer_epoch": 0}
+
+    # ---- commands --------------------------------------------------------------------------------------------------
+
+    async def _commit(self, command: pb.Command) -> Outcome:
+        """Applied exactly once, whatever happens on the way. Raises TidelogError: UNAVAILABLE (not applied), OUTCOME_UNKNOWN."""
+        data = self._sealed(command)
+        deadline = self._monotonic() + self._settings.command_timeout_s
+        code, trouble = Code.UNAVAILABLE, "no time was left"
+        while (left := deadline - self._monotonic()) > 0:
+            try:
+                return await self._propose(data, left)
+            except RaftUnavailable as error:
+                trouble = str(error)
+            except RaftOutcomeUnknown as error:
+                code, trouble = Code.OUTCOME_UNKNOWN, str(error)
+            await asyncio.sleep(min(SHORTEST_PAUSE_S * 10, left))
+        raise TidelogError(
+            code, f"the metadata group did not answer in {self._settings.command_timeout_s} s: {trouble}"
+        )
+
+    def _sealed(self, command: pb.Command) -> bytes:
+        self._sequence += 1
+        command.client = self._life_id
+        command.sequence = self._sequence
+        return command.SerializeToString(deterministic=True)
+
+    async def _propose(self, data: bytes, timeout: float) -> Outcome:
+        outcome = await self._raft.propose(data, timeout=timeout)
+        if not isinstance(outcome, Outcome):
+            raise TypeError(f"the metadata group gave {outcome!r} as an outcome")
+        return outcome
+
+    # ---- applied state ---------------------------------------------------------------------------------------------
+
+    def _on_changes(self, changes: Changes) -> None:
+        """Called while Raft applies: note what changed, look at it when the loop is free."""
+        known = self._changed
+        self._changed = Changes(
+            partitions=(*known.partitions, *changes.partitions),
+            gone=(*known.gone, *changes.gone),
+            brokers=(*known.brokers, *changes.brokers),
+            office=known.office or changes.office,
+        )
+        if not self._flush_scheduled:
+            self._flush_scheduled = True
+            asyncio.get_running_loop().call_soon(self._on_applied)
+
+    def _on_applied(self) -> None:
+        changes, self._changed = self._changed, Changes()
+        self._flush_scheduled = False
+        if self._closed:
+            return
+        if self._id in changes.brokers:
+            self._look_at_own_registration()
+        if self._incarnation is not None:
+            self._deliver((*changes.partitions, *changes.gone))
+        self._run(self._core.on_applied(changes, self._monotonic()))
+        self._wishes.settle()
+
+    def _look_at_own_registration(self) -> None:
+        own = self.state.brokers.get(self._id)
+        if own is None:
+            return
+        if own.life_id == self._life_id and own.alive:
+            if own.incarnation != self._incarnation:
+                first = self._incarnation is None
+                self.on_registered(self.state.cluster_id, own.incarnation)
+                self._incarnation = own.incarnation
+                _log.info("broker %s is registered, incarnation %d", self._id, own.incarnation)
+                if first:
+                    self._deliver(self.state.keys_of(self._id))
+                    self._registered.set()
+        elif own.life_id == self._life_id:
+            _log.warning("broker %s finds itself declared dead and registers again", self._id)
+            self._must_register.set()
+        elif own.alive and self._incarnation is not None:
+            self._must_register.clear()
+            self.on_fatal(
+                TidelogError(
+                    Code.BAD_CONFIG,
+                    f"another process has registered as broker {self._id}; give every broker its own id and data folder",
+                )
+            )
+
+    def _deliver(self, keys: Iterable[PartitionKey]) -> None:
+        changes: list[PartitionView | PartitionGone] = []
+        for key in sorted({*keys}):
+            view = self.state.view(key)
+            if view is not None and self._id in view.replicas:
+                if self._delivered.get(key) != view:
+                    self._delivered[key] = view
+                    changes.append(view)
+            elif self._delivered.pop(key, None) is not None:
+                changes.append(PartitionGone(key))
+        if changes:
+            self.on_partitions(changes)
+
+    async def _keep_registered(self) -> None:
+        while True:
+            await self._must_register.wait()
+            if not self._transport.is_connected:
+                # Registered brokers get leaderships; this one could not act on them yet.
+                await asyncio.sleep(self._settings.retry_interval_s)
+                continue
+            try:
+                outcome = await self._commit(self._registration_command())
+            except TidelogError as error:
+                _log.warning("broker %s cannot register yet: %s", self._id, error)
+                continue
+            if outcome.code is None:
+                own = self.state.brokers.get(self._id)
+                if own is not None and own.alive and own.life_id == self._life_id:
+                    self._must_register.clear()
+                continue
+            if outcome.code.retriable:
+                await asyncio.sleep(self._settings.retry_interval_s / 10)
+                continue
+            self._must_register.clear()
+            self.on_fatal(TidelogError(outcome.code, outcome.message))
+
+    def _registration_command(self) -> pb.Command:
+        known, again = self._registration, self._incarnation is not None
+        unsound = (*(() if again else known.unsound), *self._wishes.withdrawing())
+        return pb.Command(
+            register_broker=pb.RegisterBroker(
+                broker=self._id,
+                life_id=self._life_id,
+                cluster_id=self.state.cluster_id if again else known.cluster_id,
+                last_incarnation=self._incarnation if self._incarnation is not None else known.last_incarnation,
+                # The same process lost nothing.
+                folder_same=again or known.folder_same,
+                page_cache_survived=again or known.page_cache_survived,
+                unsound=[ref_of(key) for key in sorted({*unsound})],
+                raft_address=known.raft_address,
+            )
+        )
+
+    # ---- the controller's part -------------------------------------------------------------------------------------
+
+    def _on_raft_status(self, status: RaftStatus) -> None:
+        if not self._closed:
+            self._run(self._core.on_raft(status.role is RaftRole.LEADER, status.has_quorum, self._monotonic()))
+
+    def _on_peer_lost(self, address: str) -> None:
+        if self._closed:
+            return
+        for broker, known in sorted(self.state.brokers.items()):
+            if known.raft_address == address:
+                self._run(self._core.on_peer_lost(broker, self._monotonic()))
+
+    def _on_connection(self, connected: bool) -> None:
+        if not self._closed:
+            self._run(self._core.on_connection(connected, self._monotonic()))
+
+    def _on_timer(self) -> None:
+        self._timer = None
+        self._run(self._core.tick(self._monotonic()))
+
+    def _run(self, effects: list[Effect]) -> None:
+        """Carry out what the core decided, and wake it when it next wants to be."""
+        for effect in effects:
+            match effect:
+                case Propose():
+                    self._spawn(self._carry(effect))
+                case SendProbe():
+                    self._spawn(self._probe(effect))
+                case OpenOffice():
+                    self._office_open = True
+                    self._office_changed.set()
+                case CloseOffice():
+                    self._office_open = False
+                    self._producer_ids.clear()
+                    self._labels.clear()
+                    self._office_changed.set()
+                case HandOver():
+                    _log.error(
+                        "controller %s hears nobody over NATS; check its connection to the NATS server", self._id
+                    )
+                case Note(text):
+                    _log.info("controller %s: %s", self._id, text)
+        deadline = self._core.next_deadline()
+        if self._timer is not None:
+            self._timer.cancel()
+            self._timer = None
+        if deadline < inf and not self._closed:
+            pause = max(SHORTEST_PAUSE_S, deadline - self._monotonic())
+            self._timer = asyncio.get_running_loop().call_later(pause, self._on_timer)
+
+    async def _carry(self, proposal: Propose) -> None:
+        outcome: Outcome | None = None
+        if self._proposals < MAX_PROPOSALS:
+            self._proposals += 1
+            try:
+                outcome = await self._propose(self._sealed(proposal.command), self._settings.command_timeout_s)
+            except RaftError as error:
+                _log.info("controller %s: a decision has no known outcome: %s", self._id, error)
+            finally:
+                self._proposals -= 1
+        if outcome is not None and outcome.code is not None:
+            _log.info("controller %s: a decision was refused: %s", self._id, outcome.message)
+        self._run(self._core.on_outcome(proposal.ticket, outcome, self._monotonic()))
+
+    async def _probe(self, probe: SendProbe) -> None:
+        payload = pb.Probe(controller=self._id, office=probe.office, number=probe.number).SerializeToString()
+        try:
+            answer = await self._transport.request(
+                self._subjects.probe(probe.broker), payload, timeout=self._settings.broker_silence_timeout_s
+            )
+        except TimeoutError:
+            return
+        now = self._monotonic()
+        if answer.status == NO_RESPONDERS:
+            self._run(self._core.on_no_responders(probe.broker, probe.number, now))
+            return
+        said = _decode(pb.ProbeAnswer, answer.data)
+        if said is not None and said.broker == probe.broker and said.number == probe.number:
+            self._labels[probe.broker] = dict(said.labels)
+            self._run(self._core.on_probe_answer(probe.broker, probe.number, Generation(said.generation), now))
+
+    async def _keep_office(self) -> None:
+        """Listen as the controller while in office, and only then."""
+        desk: list[Subscription] = []
+        while True:
+            await self._office_changed.wait()
+            self._office_changed.clear()
+            if self._office_open and not desk:
+                handlers: tuple[tuple[str, MessageHandler], ...] = (
+                    (self._subjects.alter_isr(), self._on_alter_isr),
+                    (self._subjects.report_leader(), self._on_reports),
+                    (self._subjects.withdraw(), self._on_withdraw),
+                )
+                for subject, handler in handlers:
+                    desk.append(await self._transport.subscribe(subject, handler))
+                self._subscriptions.extend(desk)
+                if self.on_office is not None:
+                    await self.on_office(True)
+            elif not self._office_open and desk:
+                if self.on_office is not None:
+                    await self.on_office(False)
+                for subscription in desk:
+                    self._subscriptions.remove(subscription)
+                    await subscription.unsubscribe()
+                desk.clear()
+
+    # A broker out of office is silent: the one in office hears the same messages.
+
+    def _on_alter_isr(self, message: Message) -> None:
+        request = _decode(pb.AlterIsrRequest, message.data)
+        if request is not None and self.in_office:
+            self._spawn(self._forward(pb.Command(alter_isr=pb.AlterIsr(items=request.items))))
+
+    def _on_withdraw(self, message: Message) -> None:
+        request = _decode(pb.WithdrawRequest, message.data)
+        if request is not None and self.in_office:
+            self._spawn(self._forward(pb.Command(withdraw=pb.Withdraw(items=request.items))))
+
+    def _on_reports(self, message: Message) -> None:
+        reports = _decode(pb.LeaderReports, message.data)
+        for report in reports.items if reports is not None else ():
+            self._run(
+                self._core.on_report(
+                    LeaderReport(
+                        key=key_of(report.partition),
+                        replica=BrokerId(report.replica),
+                        leader=BrokerId(report.leader),
+                        epoch=PartitionEpoch(report.epoch),
+                        leader_epoch=LeaderEpoch(report.leader_epoch),
+                    ),
+                    self._monotonic(),
+                )
+            )
+
+    async def _forward(self, command: pb.Command) -> None:
+        """Others' compare-and-sets. Tried once: whoever asked repeats it until it is over."""
+        if self._proposals >= MAX_PROPOSALS:
+            return
+        self._proposals += 1
+        try:
+            await self._propose(self._sealed(command), self._settings.command_timeout_s)
+        except RaftError as error:
+            _log.info("controller %s: a broker's request has no known outcome: %s", self._id, error)
+        finally:
+            self._proposals -= 1
+
+    # ---- the broker's part -----------------------------------------------------------------------------------------
+
+    def _on_probe(self, message: Message) -> None:
+        probe = _decode(pb.Probe, message.data)
+        if probe is None or message.reply is None:
+            return
+        if probe.office >= self.state.office:
+            # A deposed controller's probe proves nothing about who may lead.
+            self._probed_at = self._monotonic()
+        answer = pb.ProbeAnswer(
+            broker=self._id,
+            life_id=self._life_id,
+            incarnation=self._incarnation or 0,
+            number=probe.number,
+            generation=self.state.generation,
+            labels=dict(self._registration.labels),
+        )
+        self._transport.publish(message.reply, [answer.SerializeToString()])
+
+    def _on_status_request(self, message: Message) -> None:
+        if message.reply is None:
+            return
+        try:
+            stream = StreamName(str(json.loads(message.data)["stream"]))
+        except (ValueError, KeyError, TypeError):
+            error = TidelogError(Code.BAD_REQUEST, 'a status request is JSON of the form {"stream": NAME}')
+            self._transport.publish(message.reply, [json.dumps({"error": error.to_json()}).encode()])
+            return
+        self._transport.publish(message.reply, [json.dumps(self.broker_status(stream)).encode()])
+
+    async def _ask_status(self, broker: BrokerId, stream: StreamName) -> Sequence[Mapping[str, Any]]:
+        try:
+            answer = await self._transport.request(
+                self._subjects.broker_status(broker), json.dumps({"stream": stream}).encode(), timeout=STATUS_TIMEOUT_S
+            )
+            said = json.loads(answer.data) if answer.status is None else {}
+        except (TimeoutError, ValueError):
+            return ()
+        partitions = said.get("partitions") if isinstance(said, dict) else None
+        return [entry for entry in partitions if isinstance(entry, dict)] if isinstance(partitions, list) else ()
+
+    def _spawn(self, work: Coroutine[Any, Any, None]) -> None:
+        if self._closed:
+            work.close()
+            return
+        task = asyncio.get_running_loop().create_task(work)
+        self._tasks.add(task)
+        task.add_done_callback(self._ended)
+
+    def _ended(self, task: asyncio.Task[None]) -> None:
+        self._tasks.discard(task)
+        if not task.cancelled() and (error := task.exception()) is not None:
+            _log.error("the metadata service of broker %s met a bug", self._id, exc_info=error)
+
+
+def _decode(kind: type[_Message], data: bytes) -> _Message | None:
+    """None, and a line in the log, for what is not such a message: the broker lives on."""
+    try:
+        return kind.FromString(data)
+    except DecodeError as error:
+        _log.warning("dropped a %s of %d bytes that cannot be read: %s", kind.__name__, len(data), error)
+        return None

@@ -1,0 +1,191 @@
+"""What the data plane asks of the controller, repeated until applied state shows that it is over.
+
+An ISR change is over when the partition has another LeaderEpoch, or an epoch above the one it expected; a withdrawal when
+the replica is neither in the ISR nor eligible, or is marked as withdrawn. No answer is waited for: the state is the
+answer, and a copy that comes late fails its compare-and-set. A report is sent once; its follower repeats it.
+
+Bounded: one ISR change, one withdrawal and one report per partition; pauses between repeats double up to `LONGEST_PAUSE_S`.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
+from math import inf
+from typing import TypeVar
+
+from metadata.settings import MetadataSettings
+from metadata.state import ClusterState, ref_of
+from wire import metadata_pb2 as pb
+from wire.subjects import Subjects
+from wire.transport import Transport
+from wire.types import Incarnation, IsrChange, LeaderReport, PartitionKey, Withdrawal
+
+ITEMS_PER_MESSAGE = 500
+"""More go into further messages."""
+LONGEST_PAUSE_S = 1.0
+
+_Item = TypeVar("_Item")
+
+
+@dataclass(slots=True)
+class _Repeat:
+    """When a wish is to be sent, and how long to wait after that."""
+
+    at: float = -inf
+    pause_s: float = 0.0
+
+    def is_due(self, now: float) -> bool:
+        return self.at <= now
+
+    def sent(self, now: float, shortest_s: float) -> None:
+        self.pause_s = min(LONGEST_PAUSE_S, max(shortest_s, 2 * self.pause_s))
+        self.at = now + self.pause_s
+
+
+class Wishes:
+    """See the module. `incarnation()` is the broker's present one, None before it is registered."""
+
+    def __init__(
+        self,
+        *,
+        state: ClusterState,
+        transport: Transport,
+        subjects: Subjects,
+        settings: MetadataSettings,
+        monotonic: Callable[[], float],
+        incarnation: Callable[[], Incarnation | None],
+    ) -> None:
+        self._state = state
+        self._transport = transport
+        self._subjects = subjects
+        self._settings = settings
+        self._monotonic = monotonic
+        self._incarnation = incarnation
+        self._changes: dict[PartitionKey, tuple[IsrChange, _Repeat]] = {}
+        self._withdrawals: dict[PartitionKey, tuple[Withdrawal, _Repeat]] = {}
+        self._reports: dict[PartitionKey, LeaderReport] = {}
+        self._wake: asyncio.TimerHandle | asyncio.Handle | None = None
+
+    def __len__(self) -> int:
+        return len(self._changes) + len(self._withdrawals)
+
+    def alter_isr(self, change: IsrChange) -> None:
+        known = self._changes.get(change.key)
+        if known is None or known[0] != change:
+            self._changes[change.key] = (change, _Repeat())
+            self._send_soon()
+
+    def report(self, report: LeaderReport) -> None:
+        self._reports[report.key] = report
+        self._send_soon()
+
+    def withdraw(self, withdrawal: Withdrawal) -> None:
+        if withdrawal.key not in self._withdrawals:
+            self._withdrawals[withdrawal.key] = (withdrawal, _Repeat())
+            self._send_soon()
+
+    def withdrawing(self) -> list[PartitionKey]:
+        """Replicas that are unsound and not out yet: a registration must name them."""
+        return sorted(self._withdrawals)
+
+    def settle(self) -> None:
+        """The state has changed: forget what is over."""
+        for key, (change, _) in [*self._changes.items()]:
+            partition = self._state.partition(key)
+            if (
+                partition is None
+                or partition.leader_epoch != change.leader_epoch
+                or partition.epoch > change.expected_epoch
+            ):
+                del self._changes[key]
+        for key, (withdrawal, _) in [*self._withdrawals.items()]:
+            partition = self._state.partition(key)
+            broker = withdrawal.broker
+            if (
+                partition is None
+                or partition.is_withdrawn(broker)
+                or broker not in (*partition.isr, *partition.eligible)
+            ):
+                del self._withdrawals[key]
+
+    def close(self) -> None:
+        self._changes.clear()
+        self._withdrawals.clear()
+        self._reports.clear()
+        if self._wake is not None:
+            self._wake.cancel()
+
+    def _send_soon(self) -> None:
+        """What is asked for in one turn of the loop goes out together."""
+        if self._wake is not None:
+            self._wake.cancel()
+        self._wake = asyncio.get_running_loop().call_soon(self._send)
+
+    def _send(self) -> None:
+        self._wake = None
+        # A wish may be over before it is sent, and an applied state may have answered it without a change to tell of.
+        self.settle()
+        now, shortest = self._monotonic(), self._settings.retry_interval_s
+        due_changes = [(change, repeat) for change, repeat in self._changes.values() if repeat.is_due(now)]
+        for part in _parts(due_changes):
+            message = pb.AlterIsrRequest(items=[_alteration(change) for change, _ in part])
+            self._transport.publish(self._subjects.alter_isr(), [message.SerializeToString()])
+        incarnation = self._incarnation()
+        due_withdrawals = [(wish, repeat) for wish, repeat in self._withdrawals.values() if repeat.is_due(now)]
+        if incarnation is not None:
+            for withdrawn in _parts(due_withdrawals):
+                items = [self._withdraw_replica(wish, incarnation) for wish, _ in withdrawn]
+                self._transport.publish(
+                    self._subjects.withdraw(), [pb.WithdrawRequest(items=items).SerializeToString()]
+                )
+        for _, repeat in (*due_changes, *due_withdrawals):
+            repeat.sent(now, shortest)
+        reports, self._reports = [*self._reports.values()], {}
+        for reported in _parts(reports):
+            self._transport.publish(
+                self._subjects.report_leader(),
+                [pb.LeaderReports(items=[_report(report) for report in reported]).SerializeToString()],
+            )
+        times = [repeat.at for _, repeat in (*self._changes.values(), *self._withdrawals.values())]
+        if times:
+            self._wake = asyncio.get_running_loop().call_later(max(0.0, min(times) - now), self._send)
+
+    def _withdraw_replica(self, wish: Withdrawal, incarnation: Incarnation) -> pb.WithdrawReplica:
+        # Unsound is unsound in whatever epoch the partition is by now.
+        partition = self._state.partition(wish.key)
+        epoch = wish.expected_epoch if partition is None else partition.epoch
+        return pb.WithdrawReplica(
+            partition=ref_of(wish.key),
+            broker=wish.broker,
+            incarnation=incarnation,
+            expected_epoch=epoch,
+            reason=wish.reason,
+        )
+
+
+def _parts(items: Sequence[_Item]) -> Iterator[Sequence[_Item]]:
+    for start in range(0, len(items), ITEMS_PER_MESSAGE):
+        yield items[start : start + ITEMS_PER_MESSAGE]
+
+
+def _alteration(change: IsrChange) -> pb.IsrAlteration:
+    return pb.IsrAlteration(
+        partition=ref_of(change.key),
+        leader=change.leader,
+        leader_epoch=change.leader_epoch,
+        expected_epoch=change.expected_epoch,
+        new_isr=[pb.BrokerLife(broker=member.broker, incarnation=member.incarnation) for member in change.new_isr],
+        reason=change.reason,
+    )
+
+
+def _report(report: LeaderReport) -> pb.LeaderReports.Report:
+    return pb.LeaderReports.Report(
+        partition=ref_of(report.key),
+        replica=report.replica,
+        leader=report.leader,
+        epoch=report.epoch,
+        leader_epoch=report.leader_epoch,
+    )

@@ -1,0 +1,605 @@
+"""Each known fault of stock PySyncObj 0.3.17, driven message by message against one real engine whose sockets are
+replaced by lists.
+
+The letters are those of metadata.raft.transport. Every test fails when the override it is about is taken out.
+"""
+
+from __future__ import annotations
+
+import logging
+import pickle
+import shutil
+from collections.abc import Iterator
+from pathlib import Path
+from random import Random
+from typing import Any, NoReturn
+
+import pytest
+from pysyncobj import FAIL_REASON
+from pysyncobj.monotonic import monotonic
+from pysyncobj.node import Node, TCPNode
+
+from metadata.raft import MAX_COMMAND_BYTES, RaftConfig, RaftRole
+from metadata.raft.connection import CONNECTED
+from metadata.raft.engine import BATCH_BYTES, REGULAR, ApplyFailure, RaftEngine
+from metadata.raft.transport import well_formed
+
+SELF, PEER, OTHER = "127.0.0.1:7001", "127.0.0.1:7002", "127.0.0.1:7003"
+Message = dict[str, Any]
+
+
+class ProcessEnded(Exception):
+    pass
+
+
+def end(reason: str) -> NoReturn:
+    raise ProcessEnded(reason)
+
+
+class Recorder:
+    """State machine that keeps what it was given."""
+
+    def __init__(self) -> None:
+        self.commands: list[bytes] = []
+
+    def apply(self, command: bytes) -> object:
+        if command == b"boom":
+            raise ValueError("boom")
+        self.commands.append(command)
+        return len(self.commands)
+
+    def snapshot(self) -> bytes:
+        return b"|".join(self.commands)
+
+    def restore(self, snapshot: bytes) -> None:
+        self.commands = snapshot.split(b"|") if snapshot else []
+
+
+class Wire:
+    """Stands for a connection: what is sent stays here."""
+
+    state = CONNECTED
+    established = False
+    unsent_bytes = 0
+
+    def __init__(self) -> None:
+        self.sent: list[Message] = []
+        self.last_received = monotonic() + 1e6
+        self.closed = False
+
+    def send(self, message: Message) -> None:
+        self.sent.append(message)
+
+    def disconnect(self) -> None:
+        self.closed = True
+
+    def of(self, kind: str) -> list[Message]:
+        return [message for message in self.sent if message["type"] == kind]
+
+
+class Bench:
+    """An engine and its two peers' ends of the wires."""
+
+    def __init__(self, directory: Path, *, joined: bool = True) -> None:
+        self.directory = directory
+        directory.mkdir(exist_ok=True)
+        self.machine = Recorder()
+        self.lost_peers: list[str] = []
+        config = RaftConfig(address=SELF, peers=(PEER, OTHER), directory=directory, secret=None)
+        self.engine = RaftEngine(
+            config,
+            self.machine,
+            bind_host="127.0.0.1",
+            resolve=lambda _host: None,
+            on_peer_lost=self.lost_peers.append,
+            exit_process=end,
+            rng=Random(1),
+        )
+        if joined:
+            self.engine.journal.mark_joined()
+        self.peer, self.other = TCPNode(PEER), TCPNode(OTHER)
+        self.wires: dict[Node, Wire] = {self.peer: Wire(), self.other: Wire()}
+        for node in self.wires:
+            self.engine._SyncObj__transport._connections[node] = self.wires[node]
+            self.engine._SyncObj__transport._onNodeConnected(node)
+
+    def close(self) -> None:
+        self.engine.close()
+
+    def receive(self, node: Node, message: Message) -> None:
+        self.engine._SyncObj__transport._onMessageReceived(node, message)
+
+    def entries(
+        self, node: Node, *, term: int, previous: int, previous_term: int, commands: list[bytes], commit: int
+    ) -> None:
+        listed = [[b"\0" + command, index, term] for index, command in enumerate(commands, previous + 1)]
+        self.receive(
+            node,
+            {
+                "type": "append_entries",
+                "term": term,
+                "commit_index": commit,
+                "entries": listed,
+                "prevLogIdx": previous,
+                "prevLogTerm": previous_term,
+            },
+        )
+
+    def numbered(self, first: int, last: int, *, commit: int, previous_term: int = 1) -> None:
+        """Entries first..last of term 1 from the peer, named after their index."""
+        commands = [f"e{index}".encode() for index in range(first, last + 1)]
+        self.entries(
+            self.peer, term=1, previous=first - 1, previous_term=previous_term, commands=commands, commit=commit
+        )
+
+    def acknowledge(self, node: Node, next_index: int, *, term: int, reset: bool = False) -> None:
+        message = {"next_node_idx": next_index, "reset": reset, "success": not reset, "term": term}
+        self.receive(node, {"type": "next_node_idx", **message})
+
+    def lead(self) -> None:
+        """Run for leader, be granted everything, and have the first entry committed."""
+        self.engine._SyncObj__raftElectionDeadline = 0.0
+        self.engine.tick()
+        self.receive(self.peer, {"type": "pre_vote_granted", "term": self.engine.term})
+        self.engine.tick()
+        self.receive(self.peer, {"type": "response_vote", "term": self.engine.term})
+        self.engine.tick()
+        assert self.engine.is_leader
+        self.acknowledge(self.peer, self.last_index + 1, term=self.engine.term)
+        self.engine.tick()
+
+    @property
+    def last_index(self) -> int:
+        return self.engine.journal.last.index
+
+
+@pytest.fixture
+def bench(tmp_path: Path) -> Iterator[Bench]:
+    made = Bench(tmp_path / "raft")
+    yield made
+    made.close()
+
+
+# ---------------------------------------------------------------------------- a, b: the log
+
+
+def test_a_late_duplicate_does_not_truncate_what_follows_it(bench: Bench) -> None:
+    bench.numbered(2, 20, commit=20, previous_term=0)
+    bench.engine.tick()
+    bench.numbered(11, 11, commit=20)
+    assert bench.last_index == 20
+    bench.entries(bench.peer, term=1, previous=5, previous_term=1, commands=[], commit=20)
+    assert bench.last_index == 20
+    assert bench.engine.commit_index == 20
+
+
+def test_a_conflicting_entry_replaces_what_follows_it(bench: Bench) -> None:
+    bench.numbered(2, 8, commit=1, previous_term=0)
+    bench.entries(bench.other, term=2, previous=4, previous_term=1, commands=[b"new"], commit=1)
+    assert [(entry.index, entry.term) for entry in bench.engine.journal[3:]] == [(4, 1), (5, 2)]
+
+
+def test_a_pipelined_acknowledgement_does_not_move_next_index_back(bench: Bench) -> None:
+    bench.lead()
+    first = bench.last_index + 1
+    for command in (b"1", b"2", b"3"):
+        bench.engine.submit(REGULAR, command, lambda *_: None)
+    bench.engine.tick()
+    assert bench.engine.next_index[bench.peer] == first + 3
+    bench.acknowledge(bench.peer, first + 1, term=bench.engine.term)
+    assert bench.engine.next_index[bench.peer] == first + 3
+    assert bench.engine.match_index[bench.peer] == first
+
+
+def test_a_late_reset_below_what_was_acknowledged_is_dropped(bench: Bench) -> None:
+    bench.lead()
+    before = bench.engine.next_index[bench.peer]
+    bench.acknowledge(bench.peer, bench.last_index, term=bench.engine.term, reset=True)
+    assert bench.engine.next_index[bench.peer] == before
+
+
+def test_a_a_peer_whose_disk_was_emptied_can_reset_after_it_connects_again(bench: Bench) -> None:
+    bench.lead()
+    bench.engine._SyncObj__transport._onNodeConnected(bench.peer)
+    bench.acknowledge(bench.peer, 2, term=bench.engine.term, reset=True)
+    assert bench.engine.next_index[bench.peer] == 2
+
+
+def test_a_the_harmless_alarm_about_applied_entries_is_not_logged(
+    bench: Bench, caplog: pytest.LogCaptureFixture
+) -> None:
+    bench.numbered(2, 9, commit=9, previous_term=0)
+    bench.engine.tick()
+    with caplog.at_level(logging.CRITICAL):
+        bench.numbered(5, 5, commit=9)
+    assert not caplog.records
+
+
+def test_b_an_unverified_tail_is_not_committed(bench: Bench) -> None:
+    bench.numbered(2, 8, commit=1, previous_term=0)
+    bench.entries(bench.other, term=2, previous=4, previous_term=1, commands=[], commit=8)
+    bench.engine.tick()
+    assert bench.engine.commit_index == 4
+    assert bench.machine.commands == [b"e2", b"e3", b"e4"]
+
+
+# ---------------------------------------------------------------------------- c, d, e, f, g, j: snapshots
+
+
+def test_c_a_snapshot_chunk_commits_nothing_of_the_own_log(bench: Bench) -> None:
+    bench.lead()
+    outcomes: list[tuple[object, int]] = []
+    bench.engine.submit(REGULAR, b"lost", lambda result, reason: outcomes.append((result, reason)))
+    bench.engine.tick()
+    commit = bench.engine.commit_index
+    chunk = {"serialized": [b"x" * 64, True, False], "commit_index": 100, "term": bench.engine.term + 1}
+    bench.receive(bench.other, {"type": "append_entries", **chunk})
+    bench.engine.tick()
+    assert bench.engine.commit_index == commit
+    assert outcomes == []
+    assert bench.machine.commands == []
+
+
+def test_c_chunks_are_answered_so_that_the_leader_does_not_think_us_dead(bench: Bench) -> None:
+    chunk = {"serialized": [b"x" * 64, True, False], "commit_index": 100, "term": 1}
+    bench.receive(bench.peer, {"type": "append_entries", **chunk})
+    bench.engine.tick()
+    assert [message["success"] for message in bench.wires[bench.peer].of("next_node_idx")] == [False]
+
+
+def compacted(bench: Bench, last: int) -> bytes:
+    """Apply up to `last`, take a snapshot, let the log be trimmed; the snapshot file."""
+    bench.numbered(2, last, commit=last, previous_term=0)
+    bench.engine.tick()
+    bench.engine.forceLogCompaction()
+    bench.engine.tick()
+    bench.engine.tick()
+    return (bench.directory / "snapshot").read_bytes()
+
+
+def test_d_a_kill_between_snapshot_and_trimming_loses_nothing(tmp_path: Path) -> None:
+    bench = Bench(tmp_path / "raft")
+    bench.numbered(2, 50, commit=50, previous_term=0)
+    bench.engine.tick()
+    bench.engine.forceLogCompaction()
+    bench.engine.tick()
+    assert len(bench.engine.journal) == 50
+    bench.numbered(51, 100, commit=100)
+    bench.engine._SyncObj__transport.flush()
+    shutil.copytree(tmp_path / "raft", tmp_path / "killed")
+    bench.close()
+
+    again = Bench(tmp_path / "killed")
+    again.engine.tick()
+    assert again.last_index == 100
+    assert again.engine.journal[0].index == 49
+    assert again.machine.commands[:49] == [f"e{index}".encode() for index in range(2, 51)]
+    again.close()
+
+
+def test_f_compaction_never_empties_the_log(bench: Bench) -> None:
+    compacted(bench, 30)
+    assert [entry.index for entry in bench.engine.journal[:]] == [29, 30]
+    bench.engine.journal.deleteEntriesTo(2)
+    assert len(bench.engine.journal) == 2
+
+
+def test_g_a_repeated_snapshot_does_not_roll_back(bench: Bench) -> None:
+    snapshot = compacted(bench, 30)
+    bench.numbered(31, 60, commit=60)
+    bench.engine.tick()
+    bench.wires[bench.peer].sent.clear()
+    for chunk in ([snapshot, True, False], [b"", False, True]):
+        bench.receive(bench.peer, {"type": "append_entries", "term": 1, "commit_index": 60, "serialized": chunk})
+    bench.engine.tick()
+    assert bench.last_index == 60
+    assert len(bench.machine.commands) == 59
+    assert bench.wires[bench.peer].of("next_node_idx")[-1]["next_node_idx"] == 61
+
+
+def test_a_new_snapshot_is_installed_durably_and_acknowledged(tmp_path: Path) -> None:
+    donor = Bench(tmp_path / "donor")
+    snapshot = compacted(donor, 30)
+    donor.close()
+    receiver = Bench(tmp_path / "receiver")
+    for chunk in ([snapshot, True, False], [b"", False, True]):
+        receiver.receive(receiver.peer, {"type": "append_entries", "term": 1, "commit_index": 30, "serialized": chunk})
+    receiver.engine.tick()
+    assert receiver.machine.commands == [f"e{index}".encode() for index in range(2, 31)]
+    assert receiver.engine.commit_index == 30
+    last = receiver.wires[receiver.peer].of("next_node_idx")[-1]
+    assert (last["next_node_idx"], last["success"]) == (31, True)
+    receiver.close()
+    again = Bench(tmp_path / "receiver")
+    again.engine.tick()
+    assert len(again.machine.commands) == 29
+    again.close()
+
+
+def test_j_a_snapshot_that_cannot_be_loaded_ends_the_process(bench: Bench, monkeypatch: pytest.MonkeyPatch) -> None:
+    reasons: list[str] = []
+
+    def note(reason: str) -> NoReturn:
+        reasons.append(reason)
+        raise ProcessEnded
+
+    snapshot = compacted(bench, 30)
+    (bench.directory / "snapshot").write_bytes(snapshot[:-1] + b"?")
+    monkeypatch.setattr(bench.engine._snapshots, "_exit_process", note)
+    bench.engine._SyncObj__needLoadDumpFile = True
+    bench.engine.tick()
+    assert "cannot be loaded" in reasons[0]
+
+
+# ---------------------------------------------------------------------------- h: terms
+
+
+def test_h_an_acknowledgement_of_an_earlier_term_commits_nothing(bench: Bench) -> None:
+    bench.lead()
+    outcomes: list[int] = []
+    bench.engine.submit(REGULAR, b"alone", lambda _result, reason: outcomes.append(reason))
+    bench.engine.tick()
+    bench.acknowledge(bench.peer, bench.last_index + 1, term=bench.engine.term - 1)
+    bench.engine.tick()
+    assert outcomes == []
+    bench.acknowledge(bench.peer, bench.last_index + 1, term=bench.engine.term)
+    bench.engine.tick()
+    assert outcomes == [FAIL_REASON.SUCCESS]
+
+
+def test_h_an_acknowledgement_beyond_the_log_does_not_count_for_commands_to_come(bench: Bench) -> None:
+    bench.lead()
+    bench.acknowledge(bench.peer, bench.last_index + 10, term=bench.engine.term)
+    outcomes: list[int] = []
+    bench.engine.submit(REGULAR, b"alone", lambda _result, reason: outcomes.append(reason))
+    for _ in range(3):
+        bench.engine.tick()
+    assert outcomes == []
+
+
+def test_h_a_leader_steps_down_for_a_later_term(bench: Bench) -> None:
+    bench.lead()
+    bench.acknowledge(bench.peer, 0, term=bench.engine.term + 3, reset=True)
+    assert bench.engine.status().role is RaftRole.FOLLOWER
+    assert bench.engine.term == 4
+
+
+def test_h_an_old_leader_is_told_of_the_new_term(bench: Bench) -> None:
+    bench.entries(bench.other, term=5, previous=1, previous_term=0, commands=[], commit=1)
+    bench.entries(bench.peer, term=2, previous=1, previous_term=0, commands=[], commit=1)
+    bench.engine.tick()
+    assert [message["term"] for message in bench.wires[bench.peer].of("next_node_idx")] == [5]
+
+
+# ---------------------------------------------------------------------------- i, k: executing
+
+
+def test_i_a_raising_apply_does_not_stop_the_log(bench: Bench) -> None:
+    bench.lead()
+    outcomes: list[tuple[object, int]] = []
+    bench.engine.submit(REGULAR, b"boom", lambda result, reason: outcomes.append((result, reason)))
+    bench.engine.submit(REGULAR, b"next", lambda *_: None)
+    bench.engine.tick()
+    bench.acknowledge(bench.peer, bench.last_index + 1, term=bench.engine.term)
+    bench.engine.tick()
+    assert bench.machine.commands == [b"next"]
+    assert isinstance(outcomes[0][0], ApplyFailure)
+
+
+def test_i_a_raising_callback_does_not_apply_twice(bench: Bench) -> None:
+    bench.lead()
+
+    def fail(_result: object, _reason: int) -> None:
+        raise RuntimeError("loop closed")
+
+    bench.engine.submit(REGULAR, b"once", fail)
+    bench.engine.tick()
+    bench.acknowledge(bench.peer, bench.last_index + 1, term=bench.engine.term)
+    bench.engine.tick()
+    bench.engine.tick()
+    assert bench.machine.commands == [b"once"]
+
+
+@pytest.mark.parametrize("kind", [2, 3])
+def test_k_membership_and_version_commands_of_the_log_are_not_executed(bench: Bench, kind: int) -> None:
+    request = pickle.dumps(["rem", OTHER, TCPNode(OTHER)] if kind == 2 else 7, 2)
+    entry = [bytes([kind]) + request, 2, 1]
+    message = {"term": 1, "commit_index": 2, "entries": [entry], "prevLogIdx": 1, "prevLogTerm": 0}
+    bench.receive(bench.peer, {"type": "append_entries", **message})
+    bench.engine.tick()
+    assert bench.engine.status().applied_index == 2
+    assert sorted(node.id for node in bench.engine.voters) == [PEER, OTHER]
+
+
+# ---------------------------------------------------------------------------- l: elections
+
+
+def test_l_no_election_without_a_majority_of_pre_votes(bench: Bench) -> None:
+    bench.engine._SyncObj__raftElectionDeadline = 0.0
+    bench.engine.tick()
+    assert bench.engine.term == 0
+    assert bench.wires[bench.peer].of("pre_vote")
+    assert not bench.wires[bench.peer].of("request_vote")
+    bench.receive(bench.peer, {"type": "pre_vote_granted", "term": 0})
+    bench.engine.tick()
+    assert bench.wires[bench.peer].of("request_vote")
+
+
+def pre_vote(bench: Bench, *, term: int, last_index: int, last_term: int) -> bool:
+    wire = bench.wires[bench.other]
+    wire.sent.clear()
+    question = {"type": "pre_vote", "term": term, "last_log_index": last_index, "last_log_term": last_term}
+    bench.receive(bench.other, question)
+    return bool(wire.of("pre_vote_granted"))
+
+
+def test_l_a_pre_vote_is_refused_while_a_leader_is_heard(bench: Bench) -> None:
+    assert pre_vote(bench, term=1, last_index=1, last_term=0)
+    bench.entries(bench.peer, term=1, previous=1, previous_term=0, commands=[], commit=1)
+    assert not pre_vote(bench, term=1, last_index=1, last_term=0)
+
+
+def test_l_a_pre_vote_is_refused_to_a_candidate_that_lacks_entries(bench: Bench) -> None:
+    bench.numbered(2, 9, commit=1, previous_term=0)
+    bench.engine._leader_heard_at = 0.0
+    assert not pre_vote(bench, term=1, last_index=8, last_term=1)
+    assert pre_vote(bench, term=1, last_index=9, last_term=1)
+
+
+def test_l_a_late_tick_hears_its_leader_before_it_runs(bench: Bench) -> None:
+    def leader_speaks(_timeout: float) -> None:
+        bench.entries(bench.peer, term=1, previous=1, previous_term=0, commands=[], commit=1)
+
+    bench.engine.poller.poll = leader_speaks  # type: ignore[method-assign]
+    bench.engine._last_tick -= 10
+    bench.engine._SyncObj__raftElectionDeadline = 0.0
+    bench.engine.tick()
+    assert not bench.wires[bench.other].of("pre_vote")
+
+
+def test_a_closed_connection_of_the_leader_brings_the_election_forward(bench: Bench) -> None:
+    bench.entries(bench.peer, term=1, previous=1, previous_term=0, commands=[], commit=1)
+    assert bench.engine._SyncObj__raftElectionDeadline - monotonic() > 0.3
+    bench.engine._SyncObj__transport._onNodeDisconnected(bench.peer)
+    assert bench.engine._SyncObj__raftElectionDeadline - monotonic() < 0.05
+    assert bench.engine.status().leader is None
+    assert bench.lost_peers == [PEER]
+
+
+def test_a_command_forwarded_to_a_lost_leader_ends_as_unknown(bench: Bench) -> None:
+    bench.entries(bench.peer, term=1, previous=1, previous_term=0, commands=[], commit=1)
+    outcomes: list[int] = []
+    bench.engine.submit(REGULAR, b"forwarded", lambda _result, reason: outcomes.append(reason))
+    bench.engine.tick()
+    bench.engine._SyncObj__transport._onNodeDisconnected(bench.peer)
+    assert outcomes == [FAIL_REASON.LEADER_CHANGED]
+
+
+def vote(bench: Bench, *, term: int, last_index: int) -> bool:
+    wire = bench.wires[bench.other]
+    wire.sent.clear()
+    question = {"type": "request_vote", "term": term, "last_log_index": last_index, "last_log_term": 9}
+    bench.receive(bench.other, question)
+    return bool(wire.of("response_vote"))
+
+
+def test_a_voter_with_an_emptied_disk_votes_only_after_it_has_synchronised(tmp_path: Path) -> None:
+    bench = Bench(tmp_path / "raft", joined=False)
+    assert not vote(bench, term=1, last_index=30)
+    bench.entries(bench.peer, term=1, previous=1, previous_term=0, commands=[b"1"], commit=3)
+    assert not vote(bench, term=2, last_index=30)
+    bench.entries(bench.peer, term=2, previous=2, previous_term=1, commands=[b"2"], commit=3)
+    assert not vote(bench, term=2, last_index=30), "this term's vote may have gone to the leader in the forgotten life"
+    assert vote(bench, term=3, last_index=30)
+    bench.close()
+    again = Bench(tmp_path / "raft", joined=False)
+    assert vote(again, term=4, last_index=30)
+    again.close()
+
+
+def test_a_new_group_elects_although_no_voter_has_synchronised(tmp_path: Path) -> None:
+    bench = Bench(tmp_path / "raft", joined=False)
+    assert vote(bench, term=1, last_index=1)
+    bench.close()
+
+
+# ---------------------------------------------------------------------------- m and the barrier
+
+
+def test_m_commands_of_the_largest_size_travel_whole(bench: Bench) -> None:
+    bench.lead()
+    sent_before = len(bench.wires[bench.peer].sent)
+    for _ in range(BATCH_BYTES // MAX_COMMAND_BYTES + 1):
+        bench.engine.submit(REGULAR, b"x" * MAX_COMMAND_BYTES, lambda *_: None)
+    bench.engine.tick()
+    sent = bench.wires[bench.peer].sent[sent_before:]
+    assert not [message for message in sent if "transmission" in message]
+    assert sum(len(message.get("entries", ())) for message in sent) == BATCH_BYTES // MAX_COMMAND_BYTES + 1
+
+
+ENTRIES = {"type": "append_entries", "term": 1, "commit_index": 1, "prevLogIdx": 1, "prevLogTerm": 0}
+
+
+@pytest.mark.parametrize(
+    "message",
+    [
+        ["status"],
+        {"type": "timeout_now", "term": 1},
+        {"type": "apply_command", "command": b"\2membership", "request_id": 1},
+        {"type": "apply_command", "command": b"\0" + b"x" * (MAX_COMMAND_BYTES + 1), "request_id": 1},
+        {"type": "request_vote", "term": "1", "last_log_index": 1, "last_log_term": 0},
+        ENTRIES | {"transmission": "finish", "data": b"", "entries": []},
+        ENTRIES | {"entries": [[b"\0", 7, 1]]},
+        {"type": "append_entries", "term": 1, "commit_index": 1, "serialized": [b"", 1]},
+        {"type": "append_entries", "term": 1, "commit_index": 1},
+    ],
+)
+def test_malformed_messages_close_the_connection_and_reach_nobody(bench: Bench, message: Any) -> None:
+    assert not well_formed(message)
+    bench.receive(bench.peer, message)
+    assert bench.wires[bench.peer].closed
+    assert bench.engine.term == 0
+
+
+def test_an_observer_cannot_speak_raft(bench: Bench) -> None:
+    observer = Node("0")
+    bench.wires[observer] = Wire()
+    bench.engine._SyncObj__transport._connections[observer] = bench.wires[observer]
+    bench.entries(observer, term=9, previous=1, previous_term=0, commands=[b"evil"], commit=2)
+    assert bench.engine.term == 0
+    assert bench.wires[observer].closed
+
+
+def test_an_acknowledgement_waits_for_the_journal(bench: Bench, monkeypatch: pytest.MonkeyPatch) -> None:
+    order: list[str] = []
+    sync = bench.engine.journal.sync
+    monkeypatch.setattr(bench.engine.journal, "sync", lambda: (order.append("sync"), sync()))
+    wire = bench.wires[bench.peer]
+    monkeypatch.setattr(wire, "send", lambda message: order.append(message["type"]))
+    bench.numbered(2, 5, commit=1, previous_term=0)
+    bench.numbered(6, 9, commit=1)
+    assert "next_node_idx" not in order
+    bench.engine.tick()
+    assert order.index("sync") < order.index("next_node_idx")
+    assert order.count("next_node_idx") == 1, "one acknowledgement for all that one sync covers"
+
+
+def test_a_vote_is_durable_before_it_leaves(bench: Bench, monkeypatch: pytest.MonkeyPatch) -> None:
+    dirty: list[bool] = []
+    wire = bench.wires[bench.other]
+    monkeypatch.setattr(wire, "send", lambda _message: dirty.append(bench.engine.journal.dirty))
+    bench.receive(bench.other, {"type": "request_vote", "term": 1, "last_log_index": 1, "last_log_term": 0})
+    assert dirty == [False]
+
+
+def test_a_leader_applies_nothing_that_it_has_not_synced(bench: Bench, monkeypatch: pytest.MonkeyPatch) -> None:
+    bench.lead()
+    dirty: list[bool] = []
+    monkeypatch.setattr(bench.machine, "apply", lambda _command: dirty.append(bench.engine.journal.dirty))
+    # Both peers answer before the leader's own sync: the entry is added behind the tick's back.
+    bench.engine.journal.add(b"\0quick", bench.last_index + 1, bench.engine.term)
+    for node in (bench.peer, bench.other):
+        bench.acknowledge(node, bench.last_index + 1, term=bench.engine.term)
+    bench.engine.tick()
+    assert dirty == [False]
+
+
+def test_entries_for_a_peer_that_does_not_read_are_held_back(bench: Bench) -> None:
+    bench.lead()
+    wire = bench.wires[bench.other]
+    wire.unsent_bytes = 1 << 30
+    wire.sent.clear()
+    bench.engine.submit(REGULAR, b"command", lambda *_: None)
+    bench.engine.tick()
+    assert not [message for message in wire.sent if message.get("entries")]
+
+
+def test_a_commit_is_told_to_the_followers_at_once(bench: Bench) -> None:
+    bench.lead()
+    bench.engine.submit(REGULAR, b"command", lambda *_: None)
+    bench.engine.tick()
+    wire = bench.wires[bench.other]
+    assert wire.of("append_entries")[-1]["entries"], "sent in the tick that took it, not with the next heartbeat"
+    bench.acknowledge(bench.peer, bench.last_index + 1, term=bench.engine.term)
+    bench.engine.tick()
+    assert wire.of("append_entries")[-1]["commit_index"] == bench.last_index

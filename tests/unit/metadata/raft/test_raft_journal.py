@@ -1,0 +1,225 @@
+"""The journal against kills, power cuts and damage: files are cut and changed by hand."""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+from typing import NoReturn
+
+import pytest
+
+from metadata.raft.journal import Entry, Journal, SnapshotHead
+from metadata.raft.types import InvariantViolation, RaftStorageError
+
+
+class ProcessEnded(Exception):
+    pass
+
+
+def end(reason: str) -> NoReturn:
+    raise ProcessEnded(reason)
+
+
+def open_journal(path: Path, snapshot: SnapshotHead | None = None) -> Journal:
+    return Journal(path, snapshot=snapshot, exit_process=end)
+
+
+@pytest.fixture
+def path(tmp_path: Path) -> Path:
+    return tmp_path / "journal"
+
+
+def filled(path: Path, last: int, *, batch: int = 1) -> Journal:
+    """Entries 1..last of term 1, synced every `batch` entries."""
+    journal = open_journal(path)
+    for index in range(1, last + 1):
+        journal.add(f"c{index}".encode(), index, 1)
+        if index % batch == 0:
+            journal.sync()
+    return journal
+
+
+def indexes(journal: Journal) -> list[int]:
+    return [entry.index for entry in journal[:]]
+
+
+def test_everything_synced_is_there_after_a_kill(path: Path) -> None:
+    journal = filled(path, 10)
+    journal.setCurrentTerm(7, "127.0.0.1:7001")
+    journal.setRaftCommitIndex(9)
+    journal.mark_joined()
+    journal.add(b"c11", 11, 7)
+    journal.sync()
+    again = open_journal(path)
+    assert again[:] == [*(Entry(f"c{index}".encode(), index, 1) for index in range(1, 11)), Entry(b"c11", 11, 7)]
+    assert (again.getCurrentTerm(), again.getVotedForNodeId()) == (7, "127.0.0.1:7001")
+    assert again.getRaftCommitIndex() == 9
+    assert again.joined
+    assert again.existed
+
+
+def test_nothing_is_written_before_sync(path: Path) -> None:
+    journal = filled(path, 3)
+    size = path.stat().st_size
+    journal.add(b"c4", 4, 1)
+    assert path.stat().st_size == size
+    assert journal.dirty
+    journal.sync()
+    assert not journal.dirty
+    assert path.stat().st_size > size
+
+
+def test_a_vote_is_synced_when_it_is_set(path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    journal = filled(path, 1)
+    synced: list[int] = []
+    monkeypatch.setattr(os, "fdatasync", synced.append)
+    journal.setCurrentTerm(2, None)
+    journal.setCurrentTerm(2, "127.0.0.1:7002")
+    journal.setCurrentTerm(2, "127.0.0.1:7002")
+    assert len(synced) == 2
+
+
+def test_every_cut_of_the_last_batch_loses_that_batch_whole_and_nothing_else(path: Path) -> None:
+    filled(path, 4, batch=2)
+    whole = path.read_bytes()
+    two = len(whole) - (len(whole) - 8) // 2
+    for cut in range(two, len(whole)):
+        path.write_bytes(whole[:cut])
+        assert indexes(open_journal(path)) == [1, 2]
+        assert path.stat().st_size == two
+    path.write_bytes(whole[:two] + os.urandom(len(whole) - two))
+    assert indexes(open_journal(path)) == [1, 2]
+
+
+@pytest.mark.parametrize("cut", range(8))
+def test_a_kill_at_the_first_bytes_starts_anew(path: Path, cut: int) -> None:
+    open_journal(path)
+    path.write_bytes(path.read_bytes()[:cut])
+    assert not open_journal(path).existed
+
+
+def test_damage_before_sound_data_is_refused(path: Path) -> None:
+    filled(path, 5)
+    content = bytearray(path.read_bytes())
+    content[60] ^= 1
+    path.write_bytes(content)
+    with pytest.raises(RaftStorageError, match="damaged at byte .* although later data is sound"):
+        open_journal(path)
+    assert path.read_bytes() == content, "evidence stays"
+
+
+def test_another_file_is_refused(path: Path) -> None:
+    path.write_bytes(b"PYSYNCOBJ journal")
+    with pytest.raises(RaftStorageError, match="not a Raft journal"):
+        open_journal(path)
+
+
+def test_an_entry_that_is_there_keeps_what_follows(path: Path) -> None:
+    journal = filled(path, 10)
+    journal.deleteEntriesFrom(4)
+    journal.add(b"c5", 5, 1)
+    assert indexes(journal) == list(range(1, 11))
+
+
+def test_a_conflict_forgets_what_follows_also_after_a_restart(path: Path) -> None:
+    journal = filled(path, 10)
+    journal.add(b"other", 5, 2)
+    journal.sync()
+    assert open_journal(path)[:] == journal[:]
+    assert journal[-1] == Entry(b"other", 5, 2)
+
+
+def test_a_conflict_with_a_committed_entry_is_a_violation(path: Path) -> None:
+    journal = filled(path, 10)
+    journal.setRaftCommitIndex(5)
+    with pytest.raises(InvariantViolation, match="contradicts the committed one"):
+        journal.add(b"other", 5, 2)
+
+
+@pytest.mark.parametrize("index", [0, 12])
+def test_a_gap_is_a_violation(path: Path, index: int) -> None:
+    journal = filled(path, 10)
+    with pytest.raises(InvariantViolation, match="does not fit"):
+        journal.add(b"x", index, 1)
+
+
+def test_compaction_keeps_the_rest_and_never_less_than_two(path: Path) -> None:
+    journal = filled(path, 10)
+    journal.setCurrentTerm(3, "127.0.0.1:7003")
+    journal.mark_joined()
+    inode = path.stat().st_ino
+    journal.deleteEntriesTo(7)
+    assert indexes(journal) == [8, 9, 10]
+    assert path.stat().st_ino != inode, "a new file, renamed"
+    journal.add(b"c11", 11, 3)
+    journal.sync()
+    again = open_journal(path)
+    assert indexes(again) == [8, 9, 10, 11]
+    assert (again.getCurrentTerm(), again.getVotedForNodeId(), again.joined) == (3, "127.0.0.1:7003", True)
+    again.deleteEntriesTo(4)
+    assert indexes(again) == [10, 11]
+
+
+def test_a_kill_inside_compaction_leaves_the_old_journal(path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    journal = filled(path, 10)
+
+    def killed(*_: object) -> NoReturn:
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(Path, "replace", killed)
+    with pytest.raises(KeyboardInterrupt):
+        journal.deleteEntriesTo(7)
+    monkeypatch.undo()
+    assert indexes(open_journal(path)) == list(range(1, 11))
+
+
+def test_the_new_journal_is_synced_before_it_replaces_the_old(path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    journal = filled(path, 10)
+    steps: list[str] = []
+    sync, replace = os.fsync, Path.replace
+    monkeypatch.setattr(os, "fsync", lambda descriptor: (steps.append("sync"), sync(descriptor)))
+    monkeypatch.setattr(Path, "replace", lambda self, target: (steps.append("rename"), replace(self, target)))
+    journal.deleteEntriesTo(7)
+    assert steps == ["sync", "rename", "sync"]
+
+
+def test_the_head_is_aligned_with_a_newer_snapshot(path: Path) -> None:
+    filled(path, 10)
+    head = SnapshotHead(Entry(b"c7", 7, 1), Entry(b"c6", 6, 1))
+    assert indexes(open_journal(path, head)) == [6, 7, 8, 9, 10]
+    assert indexes(open_journal(path, head)) == [6, 7, 8, 9, 10]
+
+
+def test_a_snapshot_of_another_history_changes_nothing(path: Path) -> None:
+    filled(path, 10)
+    head = SnapshotHead(Entry(b"c7", 7, 2), Entry(b"c6", 6, 1))
+    assert indexes(open_journal(path, head)) == list(range(1, 11))
+
+
+def test_a_failed_sync_ends_the_process(path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    journal = filled(path, 1)
+
+    def fail(_descriptor: int) -> None:
+        raise OSError(5, "Input/output error")
+
+    monkeypatch.setattr(os, "fdatasync", fail)
+    journal.add(b"c2", 2, 1)
+    with pytest.raises(ProcessEnded, match=r"failed \(.*Input/output error\).*this process ends"):
+        journal.sync()
+
+
+def test_the_commit_hint_never_exceeds_the_log(path: Path) -> None:
+    journal = filled(path, 10)
+    journal.setRaftCommitIndex(99)
+    assert journal.getRaftCommitIndex() == 10
+
+
+def test_the_bytes_of_the_commands_are_counted(path: Path) -> None:
+    journal = filled(path, 10)
+    assert journal.entry_bytes == 9 * 2 + 3
+    journal.add(b"other", 9, 2)
+    assert journal.entry_bytes == 8 * 2 + 5
+    journal.deleteEntriesTo(7)
+    assert journal.entry_bytes == 2 + 5
+    journal.clear()
+    assert journal.entry_bytes == 0

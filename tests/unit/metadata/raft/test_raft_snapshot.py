@@ -1,0 +1,169 @@
+"""The snapshot file: written, sent, received, refused."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable
+from pathlib import Path
+from typing import NoReturn
+
+import pytest
+
+from metadata.raft import snapshot as snapshots
+from metadata.raft.journal import Entry, SnapshotHead
+from metadata.raft.snapshot import SnapshotStore, decode_snapshot, encode_snapshot, offered_index
+from metadata.raft.types import RaftStorageError
+
+HEAD = SnapshotHead(Entry(b"\0last", 42, 3), Entry(b"\0before", 41, 2))
+
+
+class ProcessEnded(Exception):
+    pass
+
+
+def end(reason: str) -> NoReturn:
+    raise ProcessEnded(reason)
+
+
+class Machine:
+    def __init__(self, state: bytes = b"") -> None:
+        self.state = state
+
+    def apply(self, command: bytes) -> object:
+        raise NotImplementedError(command)
+
+    def snapshot(self) -> bytes:
+        return self.state
+
+    def restore(self, snapshot: bytes) -> None:
+        self.state = snapshot
+
+
+class Clock:
+    now = 0.0
+
+    def __call__(self) -> float:
+        return self.now
+
+
+def store(
+    folder: Path,
+    machine: Machine,
+    *,
+    clock: Clock | None = None,
+    may_send: Callable[[object], bool] = lambda _node: True,
+) -> SnapshotStore:
+    folder.mkdir(exist_ok=True)
+    return SnapshotStore(folder / "snapshot", machine, exit_process=end, may_send=may_send, monotonic=clock or Clock())
+
+
+def take(made: SnapshotStore) -> None:
+    made.serialize((None, HEAD.last, HEAD.before_last, None), HEAD.before_last.index)
+
+
+def test_what_is_taken_is_restored(tmp_path: Path) -> None:
+    made = store(tmp_path, Machine(b"state"))
+    assert made.head() is None
+    take(made)
+    assert made.checkSerializing() == (snapshots.SUCCESS, 41)
+    assert made.checkSerializing() == (snapshots.NOT_SERIALIZING, None)
+    machine = Machine()
+    loaded = store(tmp_path, machine)
+    assert loaded.head() == HEAD
+    assert loaded.deserialize() == (None, HEAD.last, HEAD.before_last, None)
+    assert machine.state == b"state"
+
+
+def test_it_is_synced_before_it_is_renamed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    made = store(tmp_path, Machine(b"state"))
+    steps: list[str] = []
+    sync, replace = os.fsync, Path.replace
+    monkeypatch.setattr(os, "fsync", lambda descriptor: (steps.append("sync"), sync(descriptor)))
+    monkeypatch.setattr(Path, "replace", lambda self, target: (steps.append("rename"), replace(self, target)))
+    take(made)
+    assert steps == ["sync", "rename", "sync"]
+
+
+def test_a_full_disk_keeps_the_old_one_and_waits(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    clock, machine = Clock(), Machine(b"old")
+    made = store(tmp_path, machine, clock=clock)
+    take(made)
+    made.checkSerializing()
+
+    def full(_descriptor: int) -> None:
+        raise OSError(28, "No space left on device")
+
+    machine.state = b"new"
+    monkeypatch.setattr(os, "fsync", full)
+    take(made)
+    assert made.checkSerializing()[0] == snapshots.FAILED
+    assert made.checkSerializing()[0] == snapshots.SERIALIZING, "no attempt in every tick"
+    clock.now += snapshots.RETRY_S
+    assert made.checkSerializing()[0] == snapshots.NOT_SERIALIZING
+    assert decode_snapshot((tmp_path / "snapshot").read_bytes(), tmp_path)[1] == b"old"
+
+
+@pytest.mark.parametrize("position", [0, 9, 13, 30, 40, -1])
+def test_every_damage_is_noticed(tmp_path: Path, position: int) -> None:
+    content = bytearray(encode_snapshot(HEAD, b"state"))
+    content[position] ^= 1
+    (tmp_path / "snapshot").write_bytes(content)
+    made = store(tmp_path, Machine())
+    with pytest.raises(RaftStorageError, match="damaged or of another version"):
+        made.head()
+    with pytest.raises(ProcessEnded, match="cannot be loaded"):
+        made.deserialize()
+
+
+def test_a_state_machine_that_refuses_ends_the_process(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    machine = Machine(b"state")
+    made = store(tmp_path, machine)
+    take(made)
+
+    def refuse(_snapshot: bytes) -> None:
+        raise ValueError("version 9")
+
+    monkeypatch.setattr(machine, "restore", refuse)
+    with pytest.raises(ProcessEnded, match="version 9"):
+        made.deserialize()
+
+
+def test_it_travels_in_chunks(tmp_path: Path) -> None:
+    state = os.urandom(3 * snapshots.CHUNK_BYTES)
+    source, target_machine = store(tmp_path / "source", Machine(state)), Machine()
+    take(source)
+    target = store(tmp_path / "target", target_machine)
+    installed = []
+    while not installed or not installed[-1]:
+        chunk = source.getTransmissionData("node")
+        assert chunk is not None
+        if chunk[1]:
+            assert offered_index(chunk[0]) == 42
+        installed.append(target.setTransmissionData(chunk))
+    assert len(installed) == 5
+    target.deserialize()
+    assert target_machine.state == state
+
+
+def test_a_chunk_that_was_lost_installs_nothing(tmp_path: Path) -> None:
+    source = store(tmp_path / "source", Machine(os.urandom(3 * snapshots.CHUNK_BYTES)))
+    take(source)
+    target = store(tmp_path / "target", Machine(b"old"))
+    take(target)
+    source.getTransmissionData("node")
+    results = []
+    for number in range(5):
+        chunk = source.getTransmissionData("other")
+        results.append(number == 2 or target.setTransmissionData(chunk))
+    assert results == [False, False, True, False, False]
+    assert decode_snapshot((tmp_path / "target" / "snapshot").read_bytes(), tmp_path)[1] == b"old"
+
+
+def test_nothing_is_sent_to_a_node_that_does_not_read(tmp_path: Path) -> None:
+    made = store(tmp_path, Machine(b"state"), may_send=lambda _node: False)
+    take(made)
+    assert made.getTransmissionData("node") is None
+
+
+def test_without_a_snapshot_nothing_is_sent(tmp_path: Path) -> None:
+    assert store(tmp_path, Machine()).getTransmissionData("node") is None

@@ -1,0 +1,119 @@
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, field
+
+import pyarrow as pa
+import pytest
+
+from spark_connector.columns import spark_schema
+from spark_connector.log_port import OffsetRange, StreamExtent
+from spark_connector.reading import JOIN_ROWS, TaskSettings, read_range
+from wire.batch import BatchBuilder, RecordBatch, control_batch
+from wire.errors import Code, InvariantViolation, TidelogError
+from wire.types import Incarnation, LeaderEpoch, Offset, StreamName
+
+
+@dataclass
+class OneLog:
+    """A partition in memory; `log_start` may move while it is read."""
+
+    batches: list[RecordBatch] = field(default_factory=list)
+    log_start: int = 0
+    loses_at: tuple[int, int] | None = None
+    """(offset, new log start): what retention does just before that offset is fetched."""
+
+    @property
+    def end(self) -> int:
+        return int(self.batches[-1].header.end_offset) if self.batches else 0
+
+    def add(self, count: int, *, control: bool = False) -> None:
+        if control:
+            encoded = control_batch(1, 1, b"")
+        else:
+            builder = BatchBuilder()
+            builder.add_values([b"%d" % (self.end + i) for i in range(count)])
+            encoded = builder.build(1)
+        parts, _ = encoded.stamp(Offset(self.end), LeaderEpoch(1))
+        self.batches.append(RecordBatch.decode(b"".join(bytes(part) for part in parts)))
+
+    def extent(self, stream: StreamName) -> StreamExtent:
+        raise NotImplementedError
+
+    def offsets_at(self, stream: StreamName, timestamp_ns: int) -> Mapping[int, Offset]:
+        raise NotImplementedError
+
+    def fetch(self, wanted: OffsetRange, max_bytes: int) -> Iterator[RecordBatch]:
+        position = wanted.start
+        for batch in self.batches:
+            if self.loses_at is not None and self.loses_at[0] <= position:
+                self.log_start = self.loses_at[1]
+            if position < self.log_start:
+                raise TidelogError(Code.OFFSET_BEFORE_LOG, "gone", {"log_start": str(self.log_start)})
+            if batch.header.end_offset > position:
+                position = batch.header.end_offset
+                yield batch
+
+    def close(self) -> None:
+        pass
+
+
+def task(log: OneLog, start: int, end: int, *, strict: bool = True) -> list[pa.RecordBatch]:
+    wanted = OffsetRange(StreamName("flights"), Incarnation(1), 3, Incarnation(1), Offset(start), Offset(end))
+    return list(read_range(log, wanted, spark_schema(include_headers=False), TaskSettings(1 << 20, strict)))
+
+
+def offsets(batches: list[pa.RecordBatch]) -> list[int]:
+    return [offset for batch in batches for offset in batch.column("offset").to_pylist()]
+
+
+@pytest.mark.parametrize(
+    ("start", "end"), [(0, 31), (0, 30), (3, 29), (10, 20), (12, 13), (19, 21), (20, 21), (30, 31)]
+)
+def test_exactly_the_range_whatever_the_batches(start: int, end: int) -> None:
+    log = OneLog()
+    log.add(10)
+    log.add(10)
+    log.add(1, control=True)
+    log.add(10)
+    found = task(log, start, end)
+    assert offsets(found) == [offset for offset in range(start, end) if offset != 20]
+    values = [value for batch in found for value in batch.column("value").to_pylist()]
+    assert values == [b"%d" % offset for offset in offsets(found)]
+    assert all(set(batch.column("partition").to_pylist()) == {3} for batch in found)
+
+
+def test_small_batches_are_joined_and_large_ones_are_views() -> None:
+    log = OneLog()
+    for _ in range(100):
+        log.add(3)
+    assert [batch.num_rows for batch in task(log, 0, 300)] == [300]
+    log = OneLog()
+    log.add(JOIN_ROWS)
+    log.add(JOIN_ROWS + 5)
+    found = task(log, 0, log.end)
+    assert [batch.num_rows for batch in found] == [JOIN_ROWS, JOIN_ROWS + 5]
+    for batch, source in zip(found, log.batches, strict=True):
+        mine, theirs = batch.column("value").buffers(), source.to_arrow().column("value").buffers()
+        assert [buffer.address for buffer in mine[1:]] == [buffer.address for buffer in theirs[1:]]
+
+
+def test_records_lost_under_the_task() -> None:
+    def losing() -> OneLog:
+        log = OneLog(loses_at=(10, 25))
+        for _ in range(4):
+            log.add(10)
+        return log
+
+    with pytest.raises(TidelogError, match="flights/3 is to be read from 10 but its log begins at 25") as caught:
+        task(losing(), 0, 40)
+    assert caught.value.code is Code.OFFSET_BEFORE_LOG
+    assert offsets(task(losing(), 0, 40, strict=False)) == [*range(10), *range(25, 40)]
+    assert offsets(task(losing(), 0, 22, strict=False)) == [*range(10)]
+
+
+def test_a_range_that_ends_early_is_never_taken_for_read() -> None:
+    log = OneLog()
+    log.add(10)
+    with pytest.raises(InvariantViolation, match="up to 10 only"):
+        task(log, 0, 11)

@@ -1,0 +1,142 @@
+"""The grammar of names and subjects."""
+
+from __future__ import annotations
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from wire.errors import Code, TidelogError
+from wire.subjects import (
+    Subjects,
+    check_broker_id,
+    check_namespace,
+    check_stream_name,
+    check_subject,
+    ingest_subject,
+    overlaps,
+)
+from wire.types import BrokerId, StreamName
+
+
+def test_subjects_of_a_cluster() -> None:
+    subjects = Subjects("ns")
+    stream, broker = StreamName("flights"), BrokerId("b1")
+    assert subjects.replicate(stream, 2) == "ns.flights.2.replicate"
+    assert subjects.offset(stream, 2) == "ns.flights.2.offset"
+    assert subjects.append(stream, 2) == "ns.flights.2.append"
+    assert subjects.fetch(stream, 2) == "ns.flights.2.fetch"
+    assert subjects.notify(broker) == "ns.notify.b1"
+    assert subjects.alter_isr() == "ns.metadata.alter_isr"
+    assert subjects.report_leader() == "ns.metadata.report_leader"
+    assert subjects.withdraw() == "ns.metadata.withdraw"
+    assert subjects.register() == "ns.metadata.register"
+    assert subjects.probe(broker) == "ns.metadata.probe.b1"
+    assert subjects.broker_status(broker) == "ns.metadata.status.b1"
+    assert subjects.api("stream.create") == "ns.api.stream.create"
+    assert Subjects().namespace == "tidelog"
+
+
+def test_partition_0_listens_on_the_subject_itself() -> None:
+    assert [ingest_subject("a.b", partition) for partition in range(3)] == ["a.b", "a.b.1", "a.b.2"]
+
+
+@pytest.mark.parametrize(
+    ("a", "b", "expected"),
+    [
+        ("a", "a", True),
+        ("a", "b", False),
+        ("a", "a.1", True),
+        ("a", "a.12", True),
+        ("a", "a.0", False),  # partition 0 is `a`
+        ("a", "a.01", False),  # never written so
+        ("a", "a.x", False),
+        ("a", "a.1.1", False),  # `a` owns a.1, `a.1.1` owns a.1.1 and below
+        ("a", "a.²", False),
+        ("a.1", "a.2", False),
+        ("a.1", "a.1.3", True),
+        ("a", "ab", False),
+        ("1", "a.1", False),
+    ],
+)
+def test_overlaps(a: str, b: str, expected: bool) -> None:
+    assert overlaps(a, b) is expected
+    assert overlaps(b, a) is expected
+
+
+@given(st.lists(st.sampled_from(["a", "b", "0", "1", "2", "10"]), min_size=2, max_size=6), st.integers(1, 5))
+def test_overlap_is_a_subject_in_common(tokens: list[str], cut: int) -> None:
+    a, b = ".".join(tokens[:cut]) or "a", ".".join(tokens[cut:]) or "a"
+    for left, right in ((a, b), (a, f"{a}.{b}")):
+        owned = [{ingest_subject(subject, partition) for partition in range(12)} for subject in (left, right)]
+        assert overlaps(left, right) == bool(owned[0] & owned[1])
+
+
+@pytest.mark.parametrize("subject", ["flights", "a.b.c", "flights.0", "-", "größe", "tidelogs.x", "a$b", "_INBOXES.x"])
+def test_good_subjects(subject: str) -> None:
+    assert check_subject(subject) == subject
+
+
+@pytest.mark.parametrize(
+    ("subject", "match"),
+    [
+        ("", "is empty"),
+        ("x" * 256, "more than 255"),
+        (".", "empty token"),
+        ("a..b", "empty token"),
+        (".a", "empty token"),
+        ("a.", "empty token"),
+        ("a b", "blanks"),
+        ("a\tb", "blanks"),
+        ("a\r\nPUB x 0", "blanks"),
+        ("a\0b", "not printable"),
+        ("a\ud800", "not printable"),
+        ("*", "wildcard"),
+        (">", "wildcard"),
+        ("a.*.b", "wildcard"),
+        ("a.>", "wildcard"),
+        ("a.b*", r"contains '\*' or '>'"),
+        ("$JS.API", "begins with"),
+        ("$SYS.x", "begins with"),
+        ("_INBOX", "_INBOX"),
+        ("_INBOX.x", "_INBOX"),
+        ("tidelog", "namespace"),
+        ("tidelog.api.x", "namespace"),
+    ],
+)
+def test_bad_subjects(subject: str, match: str) -> None:
+    with pytest.raises(TidelogError, match=match) as caught:
+        check_subject(subject)
+    assert caught.value.code is Code.BAD_SUBJECT
+
+
+def test_the_namespace_that_is_refused_is_the_clusters_own() -> None:
+    assert Subjects("other").check_subject("tidelog.x") == "tidelog.x"
+    with pytest.raises(TidelogError, match="'other'"):
+        Subjects("other").check_subject("other.x")
+
+
+@pytest.mark.parametrize("name", ["a", "A-z_09", "x" * 64, "metadata2", "0"])
+def test_good_names(name: str) -> None:
+    assert [str(check_stream_name(name)), str(check_broker_id(name)), check_namespace(name)] == [name] * 3
+
+
+@pytest.mark.parametrize("name", ["", "x" * 65, "a.b", "a b", "a*", ">", "ä", "a\n", "a/b", "..", "$x", "\ud800"])
+def test_bad_names(name: str) -> None:
+    for check in (check_stream_name, check_broker_id, check_namespace):
+        with pytest.raises(TidelogError, match="1 to 64 characters") as caught:
+            check(name)
+        assert caught.value.code is Code.BAD_NAME
+
+
+@pytest.mark.parametrize("name", ["notify", "metadata", "api"])
+def test_reserved_stream_names(name: str) -> None:
+    with pytest.raises(TidelogError, match="reserved") as caught:
+        check_stream_name(name)
+    assert caught.value.code is Code.BAD_NAME
+    assert check_broker_id(name) == name
+
+
+def test_a_namespace_is_not_the_inbox() -> None:
+    with pytest.raises(TidelogError, match="answers"):
+        Subjects("_INBOX")

@@ -1,0 +1,64 @@
+"""`tidelog server`: one broker in the foreground."""
+
+from __future__ import annotations
+
+import os
+import sys
+from pathlib import Path
+
+import click
+
+
+@click.command()
+@click.option("--config", "file", type=click.Path(path_type=Path), help="TOML file; flags and environment go before it.")
+@click.option("--id", "broker", help="This broker's name: letters, digits, - and _.")
+@click.option("--nats", multiple=True, help="URL of a NATS server; may be given several times.")
+@click.option("--raft-address", help="HOST:PORT that this broker's Raft node listens on. Without it the broker is an observer.")
+@click.option("--raft-peer", "raft_peers", multiple=True, metavar="ID=HOST:PORT", help="Another voter; once for each.")
+@click.option("--raft-secret-file", help="File with the secret that all voters share; needed beyond loopback.")
+@click.option("--data-dir", help="Folder of this broker's data; one broker per folder.")
+@click.option("--namespace", help="First token of Tidelog's own subjects.  [default: tidelog]")
+@click.option("--log-level", type=click.Choice(["debug", "info", "warning", "error"]), help="[default: info]")
+def server(
+    file: Path | None,
+    broker: str | None,
+    nats: tuple[str, ...],
+    raft_address: str | None,
+    raft_peers: tuple[str, ...],
+    raft_secret_file: str | None,
+    data_dir: str | None,
+    namespace: str | None,
+    log_level: str | None,
+) -> None:
+    """Run one broker until it is told to stop (SIGINT, SIGTERM).
+
+    \b
+    A standalone broker:
+      tidelog server --id b1 --nats nats://127.0.0.1:4222 --data-dir /var/lib/tidelog
+    One of three voters:
+      tidelog server --id b1 --nats nats://n1:4222 --data-dir /var/lib/tidelog \\
+        --raft-address b1:7001 --raft-peer b2=b2:7001 --raft-peer b3=b3:7001 --raft-secret-file secret
+
+    Every setting can also come from the environment (TIDELOG_ID, TIDELOG_NATS, TIDELOG_RAFT_ADDRESS, TIDELOG_RAFT_PEERS,
+    TIDELOG_DATA_DIR, …) or from the file. Logs go to stderr.
+    """
+    from tidelog.server.config import load
+    from tidelog.server.node import run
+    from wire.errors import TidelogError
+
+    flags = {
+        "id": broker,
+        "nats": nats,
+        "raft_address": raft_address,
+        "raft_peers": raft_peers,
+        "raft_secret_file": raft_secret_file,
+        "data_dir": data_dir,
+        "namespace": namespace,
+        "log_level": log_level,
+    }
+    try:
+        status = run(load(flags, os.environ, file))
+    except TidelogError as e:
+        click.echo(f"tidelog server: {e}", err=True)
+        sys.exit(1)
+    sys.exit(status)

@@ -1,0 +1,103 @@
+"""`tidelog up`: a development cluster in the foreground."""
+
+from __future__ import annotations
+
+import signal
+import sys
+import time
+from collections.abc import Callable
+from pathlib import Path
+from types import FrameType
+from typing import TYPE_CHECKING
+
+import click
+
+if TYPE_CHECKING:
+    from tidelog.server.devcluster import DevCluster
+
+
+@click.command()
+@click.option("--nodes", default=3, show_default=True, help="Brokers to run; the first 1, 3 or 5 of them vote in Raft.")
+@click.option("--data-dir", type=click.Path(path_type=Path), required=True, help="Folder of the whole cluster.")
+@click.option("--port", default=4222, show_default=True, help="Port of the embedded nats-server; 0 takes any free one.")
+@click.option("--restart-after", type=float, metavar="SECONDS", help="Start a broker that died again after this long.")
+@click.option("--json", "as_json", is_flag=True, help="Print the content of cluster.json when all serve.")
+def up(nodes: int, data_dir: Path, port: int, restart_after: float | None, as_json: bool) -> None:
+    """Run a development cluster: a real nats-server and brokers b1, b2, …, each a process.
+
+    Stays in the foreground; Ctrl-C stops everything cleanly, and a second start on the same folder goes on where it was.
+    DIR/cluster.json says where everything is. A broker that you kill stays dead until you start it again, with
+
+    \b
+      tidelog server --config DIR/b1.toml
+
+    or with --restart-after.
+    """
+    from rich.console import Console
+    from rich.table import Table
+
+    from tidelog.server.devcluster import DevCluster
+    from wire.errors import TidelogError
+
+    console = Console(stderr=True)
+    cluster = DevCluster(data_dir, nodes=nodes, port=port)
+    stop = _Stop()
+    try:
+        cluster.start()
+        with console.status("waiting for the brokers"):
+            cluster.wait_ready(on_wait=stop.check)
+        if as_json:
+            click.echo((data_dir / "cluster.json").read_text().strip())
+        else:
+            table = Table("broker", "pid", "data", title=f"Tidelog on {cluster.nats_url}")
+            for broker in cluster.broker_ids:
+                table.add_row(broker, str(cluster.pid(broker)), str(cluster.broker_dir(broker)))
+            console.print(table)
+            console.print("Ctrl-C stops the cluster.")
+        _watch(cluster, stop, restart_after, console.print)
+    except TidelogError as e:
+        click.echo(f"tidelog up: {e}", err=True)
+        sys.exit(1)
+    except _Stopped:
+        console.print("stopping")
+    finally:
+        cluster.stop()
+
+
+class _Stopped(Exception):
+    """SIGINT or SIGTERM has come."""
+
+
+class _Stop:
+    def __init__(self) -> None:
+        self._wanted = False
+        for number in (signal.SIGINT, signal.SIGTERM):
+            signal.signal(number, self._on_signal)
+
+    def _on_signal(self, _number: int, _frame: FrameType | None) -> None:
+        self._wanted = True
+
+    def check(self) -> None:
+        if self._wanted:
+            raise _Stopped
+
+
+def _watch(cluster: DevCluster, stop: _Stop, restart_after: float | None, say: Callable[[str], None]) -> None:
+    """Until told to stop; says who died, and starts them again when asked to."""
+    from wire.errors import Code, TidelogError
+
+    died: dict[str, float] = {}
+    while True:
+        stop.check()
+        if not cluster.nats_alive():
+            raise TidelogError(Code.UNAVAILABLE, "nats-server has ended; see the folder nats of the data folder, and start again")
+        for broker in cluster.broker_ids:
+            if cluster.pid(broker) is not None:
+                died.pop(broker, None)
+            elif broker not in died:
+                died[broker] = time.monotonic()
+                say(f"{broker} ended with status {cluster.exit_status(broker)}; its log: {cluster.log_file(broker)}")
+            elif restart_after is not None and time.monotonic() - died[broker] >= restart_after:
+                say(f"starting {broker} again")
+                cluster.start_broker(broker)
+        time.sleep(0.1)

@@ -1,0 +1,139 @@
+"""Streams and the cluster as an operator sees them. Answers are the documented JSON forms, as dictionaries."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import TypedDict, cast
+
+from tidelog.client.api import REPEATED, Api
+from tidelog.client.errors import BadConfig, BadRequest, typed
+from tidelog.client.metadata import MetadataCache, stream_name
+from wire.errors import Code, TidelogError
+from wire.subjects import Subjects
+from wire.types import StreamConfig
+
+
+class ReplicaProgress(TypedDict):
+    log_end_offset: int | None
+    in_sync: bool
+
+
+class PartitionDescription(TypedDict):
+    partition: int
+    leader: str | None
+    replicas: list[str]
+    isr: list[str]
+    epoch: int
+    leader_epoch: int
+    high_watermark: int | None
+    """Last committed offset, -1 = none; None while the leader does not answer."""
+    log_start_offset: int | None
+    log_end_offset: int | None
+    replicas_progress: dict[str, ReplicaProgress]
+
+
+class StreamDescription(TypedDict):
+    name: str
+    subject: str
+    config: dict[str, str]
+    partitions: list[PartitionDescription]
+
+
+class StreamSummary(TypedDict):
+    name: str
+    subject: str
+    partitions: int
+    replication_factor: int
+    config: dict[str, str]
+
+
+class BrokerStatus(TypedDict):
+    id: str
+    alive: bool
+    incarnation: int
+    voter: bool
+    leaders: int
+    replicas: int
+    labels: dict[str, str]
+
+
+class ClusterStatus(TypedDict):
+    cluster_id: str
+    controller: str | None
+    generation: int
+    brokers: list[BrokerStatus]
+    streams: int
+    partitions: int
+    offline_partitions: int
+    under_replicated: int
+
+
+class Admin:
+    def __init__(self, api: Api, metadata: MetadataCache, subjects: Subjects) -> None:
+        self._api = api
+        self._metadata = metadata
+        self._subjects = subjects
+
+    async def create_stream(
+        self,
+        name: str,
+        *,
+        subject: str | None,
+        partitions: int,
+        replication_factor: int,
+        config: Mapping[str, str | int | bool],
+    ) -> StreamDescription:
+        stream = stream_name(name)
+        wanted = stream if subject is None else subject
+        strings = {key: _config_text(value) for key, value in config.items()}
+        try:
+            self._subjects.check_subject(wanted)
+            StreamConfig.from_strings(strings)
+        except TidelogError as error:
+            raise typed(error) from None
+        if partitions < 1:
+            raise BadRequest(Code.BAD_REQUEST, f"a stream has at least one partition, not {partitions}")
+        body = {
+            "name": stream,
+            "subject": wanted,
+            "partitions": partitions,
+            "replication_factor": replication_factor,
+            "config": strings,
+        }
+        self._metadata.forget(stream)
+        try:
+            return cast(StreamDescription, await self._api.call("stream.create", body))
+        except TidelogError as error:
+            if error.code is not Code.STREAM_EXISTS or REPEATED not in error.details:
+                raise
+            # An answer was lost on the way, so it may be ours.
+            found = await self.describe(stream)
+            if found["subject"] != wanted or len(found["partitions"]) != partitions:
+                raise
+            return found
+
+    async def delete_stream(self, name: str) -> None:
+        stream = stream_name(name)
+        try:
+            await self._api.call("stream.delete", {"name": stream})
+        except TidelogError as error:
+            if error.code is not Code.UNKNOWN_STREAM or REPEATED not in error.details:
+                raise
+        self._metadata.forget(stream)
+
+    async def streams(self) -> list[StreamSummary]:
+        return cast("list[StreamSummary]", (await self._api.call("stream.list", {})).get("streams", []))
+
+    async def describe(self, name: str) -> StreamDescription:
+        return cast(StreamDescription, await self._api.call("stream.describe", {"name": stream_name(name)}))
+
+    async def cluster_status(self) -> ClusterStatus:
+        return cast(ClusterStatus, await self._api.call("cluster.status", {}))
+
+
+def _config_text(value: str | int | bool) -> str:
+    if isinstance(value, bool):
+        return "true" if value else "false"
+    if isinstance(value, (str, int)):
+        return str(value)
+    raise BadConfig(Code.BAD_CONFIG, f"a setting is text, a number or true/false, not {value!r}")

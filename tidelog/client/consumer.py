@@ -1,0 +1,283 @@
+"""The consumer: one task per partition fetches ahead, the caller takes batches or records.
+
+Each partition may have at most `AHEAD` answers waiting; then its task pauses. Answers of all partitions go into one queue in
+order of arrival, so that a partition's records keep their order and no partition waits for another.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from collections import deque
+from collections.abc import AsyncGenerator, AsyncIterator, Callable, Iterable, Mapping
+from contextlib import aclosing
+from dataclasses import replace
+from types import TracebackType
+from typing import Self
+
+from tidelog.client.errors import Closed, WrongIncarnation
+from tidelog.client.fetcher import Ask, Deliver, FetchSettings, Outcome, PartitionFetcher, Raise
+from tidelog.client.metadata import MetadataCache, StreamMetadata
+from tidelog.client.positions import Start, Stop, start_positions, stop_positions
+from tidelog.client.records import Batch, Record
+from wire.batch import RecordBatch
+from wire.errors import Code, TidelogError
+from wire.subjects import Subjects
+from wire.transport import NO_RESPONDERS, Transport
+from wire.types import StreamName
+
+AHEAD = 2
+"""Answers of one partition that may wait to be taken."""
+ANSWER_OVERHEAD = 1024
+"""Bytes of a message that an answer needs besides its batches."""
+MIN_ANSWER_BYTES = 16 << 10
+
+
+class PartitionReader:
+    """Carries out a fetcher's requests."""
+
+    def __init__(
+        self,
+        fetcher: PartitionFetcher,
+        transport: Transport,
+        subject: str,
+        refresh: Callable[[], None],
+        clock_ns: Callable[[], int] = time.time_ns,
+    ) -> None:
+        self.fetcher = fetcher
+        self._transport = transport
+        self._subject = subject
+        self._refresh = refresh
+        self._clock_ns = clock_ns
+
+    async def resolve(self) -> None:
+        """Returns once start and stop are known. Raises typed errors."""
+        while not self.fetcher.is_resolved:
+            await self._step()
+
+    async def read(self) -> tuple[RecordBatch, ...]:
+        """The next batches; empty when the stop is reached. Raises typed errors."""
+        while not self.fetcher.is_done:
+            batches = await self._step()
+            if batches:
+                return batches
+        return ()
+
+    async def _step(self) -> tuple[RecordBatch, ...]:
+        outcome = await self._exchange(self.fetcher.next_request(self._clock_ns()))
+        match outcome:
+            case Deliver(batches):
+                return batches
+            case Raise(error):
+                raise error
+            case _:
+                if outcome.refresh:
+                    self._refresh()
+                # 0 s too: an answer that is there already must not keep the loop from everyone else.
+                await asyncio.sleep(outcome.seconds)
+                return ()
+
+    async def _exchange(self, ask: Ask) -> Outcome:
+        try:
+            message = await self._transport.request(
+                self._subject, ask.request.SerializeToString(), timeout=ask.timeout
+            )
+        except TimeoutError:
+            if not self._transport.is_connected:
+                return self.fetcher.on_no_responders()
+            return self.fetcher.on_timeout()
+        if message.status == NO_RESPONDERS:
+            return self.fetcher.on_no_responders()
+        error = TidelogError.from_headers(message.headers)
+        if error is not None:
+            return self.fetcher.on_error(error)
+        return self.fetcher.on_answer(message.data, message.headers)
+
+
+class Consumer:
+    """Reads a stream's committed records. Iterate over it for records, over `batches()` for columns; once.
+
+    It goes on through changes of leader and lost connections. What it cannot get over is raised from the iteration:
+    OffsetOutOfRange, LogTruncated, UnknownStream, WrongIncarnation, CorruptBatch. Leaving the iteration early is fine;
+    `async with` or `aclose()` stops the fetching at once then.
+    """
+
+    def __init__(
+        self,
+        transport: Transport,
+        subjects: Subjects,
+        metadata: MetadataCache,
+        stream: StreamName,
+        *,
+        start: Start,
+        stop: Stop,
+        partitions: Iterable[int] | None,
+        prefetch_bytes: int,
+        settings: FetchSettings,
+        on_closed: Callable[[Consumer], None],
+    ) -> None:
+        self.stream = stream
+        self._transport = transport
+        self._subjects = subjects
+        self._metadata = metadata
+        self._start = start
+        self._stop = stop
+        self._partitions = None if partitions is None else tuple(partitions)
+        self._prefetch_bytes = prefetch_bytes
+        self._settings = settings
+        self._on_closed = on_closed
+        self._layout: StreamMetadata | None = None
+        self._readers: dict[int, PartitionReader] = {}
+        self._tasks: list[asyncio.Task[None]] = []
+        self._refresh_task: asyncio.Task[None] | None = None
+        self._ready: deque[tuple[int, tuple[RecordBatch, ...]]] = deque()
+        """Answers as they came in, with their partition."""
+        self._room: dict[int, asyncio.Semaphore] = {}
+        self._wake = asyncio.Event()
+        self._failure: BaseException | None = None
+        self._running = 0
+        self._closed = False
+        self._started = False
+
+    async def __aenter__(self) -> Self:
+        await self.start()
+        return self
+
+    async def __aexit__(
+        self, exc_type: type[BaseException] | None, exc: BaseException | None, traceback: TracebackType | None
+    ) -> None:
+        await self.aclose()
+
+    def __aiter__(self) -> AsyncIterator[Record]:
+        return self._records()
+
+    @property
+    def positions(self) -> Mapping[int, int]:
+        """Per partition the next offset to fetch; known once reading has begun."""
+        return {
+            partition: reader.fetcher.position
+            for partition, reader in self._readers.items()
+            if reader.fetcher.position is not None
+        }
+
+    async def start(self) -> None:
+        """Look the positions up and begin to fetch. Iterating does this; call it to fix "new" and "latest" before."""
+        self._check_open()
+        if self._started:
+            return
+        self._started = True
+        try:
+            await self._begin()
+        except BaseException:
+            await self.aclose()
+            raise
+
+    async def _begin(self) -> None:
+        layout = self._layout = await self._metadata.refresh(self.stream)
+        starts = start_positions(self._start, self._partitions, layout.partitions)
+        stops = stop_positions(self._stop, starts)
+        room = self._transport.max_payload - ANSWER_OVERHEAD
+        share = max(self._prefetch_bytes // (AHEAD * len(starts)), MIN_ANSWER_BYTES)
+        settings = replace(self._settings, max_bytes=min(self._settings.max_bytes, share, room))
+        for partition, position in starts.items():
+            fetcher = PartitionFetcher(
+                f"{self.stream}/{partition}",
+                position,
+                stops.get(partition),
+                settings,
+                stream_incarnation=layout.incarnation,
+                partition_incarnation=layout.partitions[partition].incarnation,
+                leader_epoch=layout.partitions[partition].leader_epoch,
+            )
+            subject = self._subjects.fetch(self.stream, partition)
+            self._readers[partition] = PartitionReader(fetcher, self._transport, subject, self._refresh)
+            self._room[partition] = asyncio.Semaphore(AHEAD)
+        self._tasks = [asyncio.create_task(reader.resolve()) for reader in self._readers.values()]
+        await asyncio.gather(*self._tasks)
+        self._running = len(self._readers)
+        self._tasks = [asyncio.create_task(self._fetch(p, r)) for p, r in self._readers.items()]
+
+    def batches(self) -> AsyncIterator[Batch]:
+        """Batches of columns instead of single records."""
+        return self._batches()
+
+    async def aclose(self) -> None:
+        """Stop fetching. Safe to call twice."""
+        if self._closed:
+            return
+        self._closed = True
+        tasks = [*self._tasks, *([self._refresh_task] if self._refresh_task is not None else [])]
+        for task in tasks:
+            task.cancel()
+        await asyncio.gather(*tasks, return_exceptions=True)
+        self._ready.clear()
+        self._wake.set()
+        self._on_closed(self)
+
+    async def _records(self) -> AsyncIterator[Record]:
+        async with aclosing(self._batches()) as batches:
+            async for batch in batches:
+                for record in batch.records():
+                    yield record
+
+    async def _batches(self) -> AsyncGenerator[Batch, None]:
+        try:
+            await self.start()
+            while True:
+                while self._ready:
+                    partition, answer = self._ready.popleft()
+                    self._room[partition].release()
+                    for columns in answer:
+                        yield Batch(self.stream, partition, columns)
+                if self._failure is not None:
+                    raise self._failure
+                if self._running == 0:
+                    return
+                self._wake.clear()
+                await self._wake.wait()
+                self._check_open()
+        finally:
+            await self.aclose()
+
+    async def _fetch(self, partition: int, reader: PartitionReader) -> None:
+        try:
+            while True:
+                await self._room[partition].acquire()
+                answer = await reader.read()
+                if not answer:
+                    break
+                self._ready.append((partition, answer))
+                self._wake.set()
+        except TidelogError as error:
+            self._fail(error)
+        finally:
+            self._running -= 1
+            self._wake.set()
+
+    def _refresh(self) -> None:
+        if self._refresh_task is None or self._refresh_task.done():
+            self._refresh_task = asyncio.create_task(self._check_layout())
+
+    async def _check_layout(self) -> None:
+        """Whether the stream that is being read still exists."""
+        try:
+            now = await self._metadata.refresh(self.stream)
+        except TidelogError as error:
+            if not error.retriable:
+                self._fail(error)
+            return
+        if self._layout is not None and now.incarnation != self._layout.incarnation:
+            self._fail(
+                WrongIncarnation(
+                    Code.WRONG_INCARNATION,
+                    f"stream {self.stream!r} was deleted and created again while it was read; make a new consumer",
+                )
+            )
+
+    def _fail(self, error: TidelogError) -> None:
+        self._failure = self._failure or error
+        self._wake.set()
+
+    def _check_open(self) -> None:
+        if self._closed:
+            raise Closed(Code.BAD_REQUEST, f"this consumer of {self.stream!r} is closed; make a new one")

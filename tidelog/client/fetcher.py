@@ -1,0 +1,282 @@
+"""One partition's half of a consumer: what to ask next, and what an answer means.
+
+    RESOLVING   the start (and the stop) is a word or a time; the leader is asked which offset that is
+    READING     batches from `position` on are asked for, one request at a time, as a long poll
+    DONE        the position has reached the stop
+
+Rules:
+
+1. The position only moves forward, to the end of what was handed out: each committed record is handed out once, in order.
+2. Requests carry the LeaderEpoch that is known, so that a deposed leader stays silent, and the epoch of the last record
+   read, so that a leader whose log was cut below the position says LOG_TRUNCATED instead of going on with other records.
+   An answer of an older LeaderEpoch than is known changes nothing.
+3. What passes (no leader at the moment, an older epoch, back-pressure, a lost answer) is asked again after a growing wait;
+   what does not pass is raised: the position below the log's start, a cut log, a deleted stream, bytes that do not decode.
+4. A stop at a time that lies ahead is looked up once that time has come. "latest" as a stop is what is committed when the
+   consumer begins, and a start behind it means that there is nothing to read.
+
+Pure: `now` is monotonic seconds, `clock_ns` the wall clock in ns since 1970.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import TypeAlias
+
+from tidelog.client.errors import CorruptBatch, OffsetOutOfRange, typed
+from tidelog.client.positions import Anchor, AtOffset, AtTime, Position
+from wire.batch import RecordBatch, iter_batches
+from wire.errors import Code, CorruptData, TidelogError
+from wire.replication import HEADER_SIZE, decode_header
+from wire.tidelog_pb2 import FetchRequest
+from wire.types import Offset
+
+LOG_START_HEADER = "Tidelog-Log-Start"
+OFFSET_HEADER = "Tidelog-Offset"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class FetchSettings:
+    """Times in seconds, sizes in bytes."""
+
+    max_bytes: int = 1 << 20
+    """Of one answer; an answer holds at least one whole batch."""
+    max_wait: float = 0.5
+    """How long the leader holds a request that finds nothing."""
+    grace: float = 0.3
+    """A request is taken for lost this long after `max_wait`; doubled each time that happens, up to `grace_max`."""
+    grace_max: float = 5.0
+    backoff: float = 0.01
+    backoff_max: float = 0.1
+
+
+@dataclass(frozen=True, slots=True)
+class Ask:
+    """Send this request and wait for its answer at most `timeout` seconds."""
+
+    request: FetchRequest
+    timeout: float
+
+
+@dataclass(frozen=True, slots=True)
+class Wait:
+    """Ask again after this many seconds. `refresh`: what is known of the stream may be out of date."""
+
+    seconds: float
+    refresh: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class Deliver:
+    """Records to hand out, in order."""
+
+    batches: tuple[RecordBatch, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class Raise:
+    """Reading this partition cannot go on."""
+
+    error: TidelogError
+
+
+Outcome: TypeAlias = Wait | Deliver | Raise
+
+
+class PartitionFetcher:
+    """The state machine of one partition; see the module's text."""
+
+    def __init__(
+        self,
+        name: str,
+        start: Position,
+        stop: Position | None,
+        settings: FetchSettings,
+        *,
+        stream_incarnation: int = 0,
+        partition_incarnation: int = 0,
+        leader_epoch: int = 0,
+    ) -> None:
+        self.name = name
+        """stream/partition, for sentences."""
+        self.position: int | None = start.offset if isinstance(start, AtOffset) else None
+        """The next offset wanted; None while it is being looked up."""
+        self.stop: int | None = stop.offset if isinstance(stop, AtOffset) else None
+        """Exclusive; None while it is being looked up or when there is none."""
+        self.leader_epoch = leader_epoch
+        self._start = start
+        self._stop_wanted: Anchor | AtTime | None = None if stop is None or isinstance(stop, AtOffset) else stop
+        self._settings = settings
+        self._stream_incarnation = stream_incarnation
+        self._partition_incarnation = partition_incarnation
+        self._last_record_epoch = 0
+        self._setbacks = 0
+        self._lost = 0
+        self._asked: str = ""
+
+    @property
+    def is_resolved(self) -> bool:
+        """Start and stop are known, but for a stop at a time that lies ahead."""
+        return self.position is not None and (self._stop_wanted is None or isinstance(self._stop_wanted, AtTime))
+
+    @property
+    def is_done(self) -> bool:
+        return self.position is not None and self.stop is not None and self.position >= self.stop
+
+    def next_request(self, clock_ns: int) -> Ask:
+        """What to ask now. Not to be called when done."""
+        request = FetchRequest(
+            stream_incarnation=self._stream_incarnation,
+            partition_incarnation=self._partition_incarnation,
+            leader_epoch=self.leader_epoch,
+        )
+        stop = self._stop_wanted
+        if stop is not None and (not isinstance(stop, AtTime) or clock_ns >= stop.timestamp_ns):
+            # The stop first: what is committed between the two look-ups is then behind the stop, not in front of the start.
+            self._asked = "stop"
+            _set_position(request, stop)
+            return Ask(request, self._settings.max_wait + self._grace)
+        if self.position is None:
+            self._asked = "start"
+            _set_position(request, self._start)
+            return Ask(request, self._settings.max_wait + self._grace)
+        self._asked = "records"
+        wait = self._settings.max_wait
+        if isinstance(stop, AtTime):
+            wait = max(min(wait, (stop.timestamp_ns - clock_ns) / 1e9), 0.001)
+        request.offset = self.position
+        request.max_bytes = self._settings.max_bytes
+        request.max_wait_ms = max(int(wait * 1000), 1)
+        request.last_record_epoch = self._last_record_epoch
+        return Ask(request, wait + self._grace)
+
+    def on_answer(self, body: bytes, headers: Mapping[str, str] | None) -> Outcome:
+        """The leader's answer, not one that carries an error."""
+        try:
+            leader_epoch, _ = decode_header(body)
+            if leader_epoch < self.leader_epoch:
+                return Wait(self._back_off())
+            self.leader_epoch = leader_epoch
+            if self._asked != "records":
+                return self._looked_up(headers or {})
+            outcome = self._read(body)
+        except CorruptData as error:
+            return Raise(
+                CorruptBatch(
+                    Code.CORRUPT_BATCH,
+                    f"{self.name} at offset {self.position}: what the leader sent does not decode: {error}; "
+                    "see the broker's log",
+                )
+            )
+        self._setbacks = 0
+        self._lost = 0
+        return outcome
+
+    def on_error(self, error: TidelogError) -> Outcome:
+        """The leader refused."""
+        epoch = error.details.get("leader_epoch", "")
+        if epoch.isascii() and epoch.isdigit():
+            self.leader_epoch = max(self.leader_epoch, int(epoch))
+        if error.code is Code.FENCED_LEADER_EPOCH and self._setbacks == 0:
+            self._setbacks = 1
+            return Wait(0.0)
+        if error.code is Code.OFFSET_BEFORE_LOG:
+            return self._before_log(error)
+        if error.code is Code.LOG_TRUNCATED:
+            offset = error.details.get("offset", "?")
+            return Raise(
+                typed(
+                    TidelogError(
+                        Code.LOG_TRUNCATED,
+                        f"the log of {self.name} was cut at offset {offset} below the position {self.position}: records "
+                        "that were read are gone (unclean election); decide where to go on",
+                        error.details,
+                    )
+                )
+            )
+        if not error.retriable:
+            return Raise(typed(error))
+        retry_after = error.details.get("retry_after_ms", "")
+        at_least = int(retry_after) / 1000 if retry_after.isascii() and retry_after.isdigit() else 0.0
+        return Wait(max(self._back_off(), at_least), error.code.refresh_metadata)
+
+    def on_no_responders(self) -> Outcome:
+        """Nobody leads at the moment."""
+        wait = self._back_off()
+        return Wait(wait, refresh=self._setbacks % 16 == 0)
+
+    def on_timeout(self) -> Outcome:
+        """No answer: it was lost, or who was asked was killed. Asking again finds out which, at once."""
+        self._lost += 1
+        return Wait(0.0, refresh=self._lost % 4 == 0)
+
+    def _looked_up(self, headers: Mapping[str, str]) -> Outcome:
+        text = headers.get(OFFSET_HEADER, "")
+        if not (text.isascii() and text.isdigit()):
+            raise CorruptData(f"the answer to a look-up has no {OFFSET_HEADER}")
+        offset = int(text)
+        self._setbacks = 0
+        self._lost = 0
+        if self._asked == "stop":
+            self.stop = offset
+            self._stop_wanted = None
+        elif self._start is Anchor.LATEST:
+            log_start = headers.get(LOG_START_HEADER, "0")
+            self.position = max(offset - 1, int(log_start) if log_start.isdigit() else 0, 0)
+        else:
+            self.position = offset
+        return Wait(0.0)
+
+    def _read(self, body: bytes) -> Outcome:
+        batches: list[RecordBatch] = []
+        for at, header in iter_batches(body, HEADER_SIZE):
+            assert self.position is not None
+            if header.end_offset <= self.position:
+                continue
+            if self.stop is not None and header.base_offset >= self.stop:
+                self.position = self.stop
+                break
+            batch = RecordBatch.decode(body, at)
+            end = header.end_offset
+            if header.base_offset < self.position or (self.stop is not None and end > self.stop):
+                end = end if self.stop is None else Offset(min(end, self.stop))
+                batch = batch.slice(Offset(self.position), end)
+            self.position = end
+            self._last_record_epoch = header.leader_epoch
+            if len(batch):
+                batches.append(batch)
+        return Deliver(tuple(batches)) if batches else Wait(0.0)
+
+    def _before_log(self, error: TidelogError) -> Outcome:
+        log_start = error.details.get("log_start", "?")
+        if self._start is Anchor.EARLIEST and self._last_record_epoch == 0 and log_start.isdigit():
+            self.position = int(log_start)  # the log's start moved on between the look-up and the first read
+            return Wait(0.0)
+        return Raise(
+            OffsetOutOfRange(
+                Code.OFFSET_BEFORE_LOG,
+                f"offset {self.position} of {self.name} is below the start of its log, {log_start}: those records are gone; "
+                f"start at {log_start} or with 'earliest'",
+                error.details,
+            )
+        )
+
+    @property
+    def _grace(self) -> float:
+        return min(self._settings.grace * 2.0 ** min(self._lost, 10), self._settings.grace_max)
+
+    def _back_off(self) -> float:
+        self._setbacks += 1
+        return min(self._settings.backoff * 1.5 ** min(self._setbacks, 20), self._settings.backoff_max)
+
+
+def _set_position(request: FetchRequest, position: Position) -> None:
+    if position is Anchor.EARLIEST:
+        request.earliest = True
+    elif isinstance(position, AtTime):
+        request.timestamp = position.timestamp_ns
+    elif isinstance(position, AtOffset):
+        request.offset = position.offset
+    else:
+        request.latest = True

@@ -1,0 +1,106 @@
+"""What the client knows of streams: their partitions, incarnations and leader epochs; asked for once and kept.
+
+Nothing here has to be right: requests carry incarnations and epochs, and a broker that knows better says so. A refusal whose
+code says `refresh_metadata` leads back here. Requests for the same stream that come together share one answer.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+
+from tidelog.client.api import Api
+from tidelog.client.errors import typed
+from wire.errors import TidelogError
+from wire.subjects import check_stream_name
+from wire.types import Incarnation, LeaderEpoch, StreamName
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class PartitionMetadata:
+    partition: int
+    incarnation: Incarnation
+    leader: str | None
+    leader_epoch: LeaderEpoch
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class StreamMetadata:
+    name: StreamName
+    subject: str
+    incarnation: Incarnation
+    partitioning_version: int
+    replication_factor: int
+    config: Mapping[str, str]
+    partitions: Mapping[int, PartitionMetadata]
+    """By number, ascending."""
+
+    @property
+    def max_record_bytes(self) -> int | None:
+        text = self.config.get("max_record_bytes", "")
+        return int(text) if text.isascii() and text.isdigit() else None
+
+    @classmethod
+    def from_json(cls, answer: Mapping[str, Any]) -> StreamMetadata:
+        partitions = sorted(answer["partitions"], key=lambda p: int(p["partition"]))
+        return cls(
+            name=StreamName(answer["name"]),
+            subject=str(answer["subject"]),
+            incarnation=Incarnation(answer["incarnation"]),
+            partitioning_version=int(answer["partitioning_version"]),
+            replication_factor=int(answer["replication_factor"]),
+            config={str(key): str(value) for key, value in answer["config"].items()},
+            partitions={
+                int(p["partition"]): PartitionMetadata(
+                    partition=int(p["partition"]),
+                    incarnation=Incarnation(p["incarnation"]),
+                    leader=p.get("leader"),
+                    leader_epoch=LeaderEpoch(p.get("leader_epoch") or 0),
+                )
+                for p in partitions
+            },
+        )
+
+
+class MetadataCache:
+    def __init__(self, api: Api) -> None:
+        self._api = api
+        self._known: dict[StreamName, StreamMetadata] = {}
+        self._asking: dict[StreamName, asyncio.Task[StreamMetadata]] = {}
+
+    async def get(self, stream: str) -> StreamMetadata:
+        """As last seen. Raises UnknownStream, BadName, NoServer."""
+        name = stream_name(stream)
+        return self._known.get(name) or await self.refresh(name)
+
+    async def refresh(self, stream: str) -> StreamMetadata:
+        """As of now."""
+        name = stream_name(stream)
+        task = self._asking.get(name)
+        if task is None:
+            task = self._asking[name] = asyncio.create_task(self._ask(name))
+            task.add_done_callback(lambda _: self._asking.pop(name, None))
+        return await asyncio.shield(task)
+
+    def forget(self, stream: str) -> None:
+        self._known.pop(StreamName(stream), None)
+
+    async def _ask(self, name: StreamName) -> StreamMetadata:
+        try:
+            answer = await self._api.call("metadata", {"stream": name})
+        except TidelogError as error:
+            if not error.retriable:
+                self._known.pop(name, None)
+            raise
+        found = self._known[name] = StreamMetadata.from_json(answer)
+        return found
+
+
+def stream_name(name: str) -> StreamName:
+    """The name, checked. Raises BadName."""
+    try:
+        return check_stream_name(name)
+    except TidelogError as error:
+        raise typed(error) from None

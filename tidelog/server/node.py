@@ -1,0 +1,211 @@
+"""A broker's process: the one place where metadata, data plane, connections and clocks are put together.
+
+Order of a start:
+    data folder locked and judged -> NATS connected -> logs opened and recovered -> Raft joined -> registered (with what this
+    restart can prove) -> folder marked in use -> views arrive, replicas take their roles -> `ready` written
+Order of an end: roles resign, logs are closed with their checkpoints, Raft leaves, the folder is marked clean, the lock goes.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import logging
+import os
+import random
+import signal
+import socket
+import time
+import uuid
+from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
+
+from dataplane.broker.broker import Broker, open_replicas
+from dataplane.broker.context import BrokerContext
+from dataplane.log.data_dir import DataDir
+from dataplane.log.group_commit import SyncScheduler
+from metadata.raft import RaftConfig, RaftError, RaftNode, RaftStatus, StateMachine
+from metadata.service import MetadataService, Registration
+from tidelog.runtime.nats import NatsConnection, NatsUnavailable
+from tidelog.server.api import Api
+from tidelog.server.config import ServerConfig
+from wire.errors import Code, TidelogError
+from wire.subjects import Subjects
+from wire.types import Incarnation
+
+log = logging.getLogger(__name__)
+
+LOG_THREADS = 4
+"""Threads for blocking work on logs (recovery, cold reads, truncation, checkpoints)."""
+SYNC_THREADS = 2
+REGISTRATION_TIMEOUT = 60.0
+"""Seconds. Without a Raft majority nobody can register; saying so beats waiting for ever."""
+
+
+def run(config: ServerConfig) -> int:
+    """Run until SIGINT or SIGTERM; the process's exit status. Raises TidelogError when it cannot start."""
+    logging.basicConfig(
+        level=config.log_level.upper(),
+        format="%(asctime)s.%(msecs)03d %(levelname)s %(name)s: %(message)s",
+        datefmt="%H:%M:%S",
+    )
+    return asyncio.run(_run(config))
+
+
+async def _run(config: ServerConfig) -> int:
+    loop = asyncio.get_running_loop()
+    stop = asyncio.Event()
+    for number in (signal.SIGINT, signal.SIGTERM):
+        loop.add_signal_handler(number, stop.set)
+    node = Node(config)
+    starting = loop.create_task(node.start())
+    stopping = loop.create_task(stop.wait())
+    try:
+        await asyncio.wait({starting, stopping}, return_when=asyncio.FIRST_COMPLETED)
+        if starting.done():
+            starting.result()
+            await asyncio.wait({stopping, node.fatal}, return_when=asyncio.FIRST_COMPLETED)
+            if node.fatal.done():
+                node.fatal.result()
+        log.info("%s is stopping", config.broker)
+    finally:
+        stopping.cancel()
+        starting.cancel()
+        with contextlib.suppress(asyncio.CancelledError, TidelogError, RaftError):
+            await starting
+        await node.close()
+    return 0
+
+
+class Node:
+    def __init__(self, config: ServerConfig) -> None:
+        self.config = config
+        self.fatal: asyncio.Future[None] = asyncio.get_running_loop().create_future()
+        """Fails when this broker cannot go on: another cluster's folder, another process under its id."""
+        self._stack = contextlib.AsyncExitStack()
+        self._raft_address = config.raft_address
+
+    async def start(self) -> None:
+        """Returns when this broker serves. Raises TidelogError with one sentence for whatever stands in the way."""
+        config, stack = self.config, self._stack
+        loop = asyncio.get_running_loop()
+        data_dir = DataDir.open(config.data_dir, config.broker)
+        stack.callback(data_dir.close)
+        ready = config.data_dir / "ready"
+        ready.unlink(missing_ok=True)
+        stack.callback(ready.unlink, missing_ok=True)
+        if self._raft_address is None and not config.raft_peers:
+            self._raft_address = self._standalone_address()
+
+        try:
+            ingest = await NatsConnection.connect(config.nats, name=f"tidelog {config.broker} ingest")
+            stack.push_async_callback(ingest.close)
+            control = await NatsConnection.connect(config.nats, name=f"tidelog {config.broker} control")
+            stack.push_async_callback(control.close)
+        except NatsUnavailable as e:
+            raise TidelogError(Code.UNAVAILABLE, str(e)) from e
+
+        executor = ThreadPoolExecutor(LOG_THREADS, "log")
+        stack.callback(executor.shutdown)
+        syncer = SyncScheduler(post=loop.call_soon_threadsafe, threads=SYNC_THREADS)
+        stack.callback(syncer.close)
+        subjects = Subjects(config.namespace)
+
+        replicas, unsound = await open_replicas(data_dir, executor)
+        folder_same, page_cache_survived = data_dir.proof()
+        metadata = MetadataService(
+            broker_id=config.broker,
+            life_id=uuid.uuid4().hex,
+            make_raft=self._make_raft,
+            transport=control,
+            subjects=subjects,
+            settings=config.metadata,
+            rng=random.Random(),
+            monotonic=loop.time,
+            registration=Registration(
+                folder_same=folder_same,
+                page_cache_survived=page_cache_survived,
+                unsound=unsound,
+                last_incarnation=data_dir.last_incarnation,
+                cluster_id=data_dir.cluster_id or "",
+                labels={"host": socket.gethostname(), "pid": str(os.getpid())},
+                raft_address=self._raft_address or "",
+            ),
+        )
+        context = BrokerContext(
+            broker=config.broker,
+            incarnation=Incarnation(0),
+            ingest=ingest,
+            control=control,
+            subjects=subjects,
+            settings=config.replica,
+            metadata=metadata,
+            syncer=syncer,
+            executor=executor,
+            loop=loop,
+            time_ns=time.time_ns,
+        )
+        broker = Broker(context, data_dir, replicas)
+        metadata.on_partitions = broker.on_partitions
+        metadata.on_registered = lambda cluster_id, incarnation: self._registered(data_dir, broker, cluster_id, incarnation)
+        metadata.broker_status = broker.stream_status
+        metadata.on_fatal = self._on_fatal
+        api = Api(metadata, control, subjects)
+        metadata.on_office = api.on_office
+        stack.push_async_callback(metadata.close)
+        stack.push_async_callback(broker.close)
+        await broker.start()
+        try:
+            await metadata.start()
+        except RaftError as e:
+            raise TidelogError(Code.BAD_CONFIG, str(e)) from e
+        registered = loop.create_task(metadata.wait_registered())
+        await asyncio.wait({registered, self.fatal}, timeout=REGISTRATION_TIMEOUT, return_when=asyncio.FIRST_COMPLETED)
+        if self.fatal.done():
+            self.fatal.result()
+        if not registered.done():
+            registered.cancel()
+            others = ", ".join(config.raft_peers.values())
+            raise TidelogError(
+                Code.UNAVAILABLE,
+                f"{config.broker} could not register within {REGISTRATION_TIMEOUT:.0f} s: no Raft majority of"
+                f" {self._raft_address or 'an observer'} and {others or 'nobody else'}; start the other voters",
+            )
+        ready.write_text(f"{os.getpid()}\n")
+        log.info("%s serves: incarnation %d, data in %s", config.broker, context.incarnation, config.data_dir)
+
+    @staticmethod
+    def _registered(data_dir: DataDir, broker: Broker, cluster_id: str, incarnation: Incarnation) -> None:
+        data_dir.record(cluster_id, incarnation)
+        data_dir.mark_dirty()
+        broker.on_registered(incarnation)
+
+    def _on_fatal(self, error: TidelogError) -> None:
+        if not self.fatal.done():
+            self.fatal.set_exception(error)
+
+    def _make_raft(
+        self,
+        state_machine: StateMachine,
+        on_status: Callable[[RaftStatus], None],
+        on_peer_lost: Callable[[str], None],
+    ) -> RaftNode:
+        config = RaftConfig(
+            address=self._raft_address,
+            peers=tuple(self.config.raft_peers.values()),
+            directory=self.config.data_dir / "raft",
+            secret=self.config.raft_secret,
+        )
+        return RaftNode(config, state_machine, on_status=on_status, on_peer_lost=on_peer_lost)
+
+    def _standalone_address(self) -> str:
+        """Nobody connects to it, but it is this voter's name: chosen once, kept."""
+        file = self.config.data_dir / "raft-address"
+        if not file.exists():
+            with socket.socket() as free:
+                free.bind(("127.0.0.1", 0))
+                file.write_text(f"127.0.0.1:{free.getsockname()[1]}")
+        return file.read_text().strip()
+
+    async def close(self) -> None:
+        await self._stack.aclose()

@@ -1,0 +1,88 @@
+"""RecordBatch: the unit of appending, replicating, reading, compressing and checking.
+
+A batch is a fixed header and a columnar body. All numbers are little-endian; the batch, and every section of its body,
+begins at a multiple of 8 and is padded with zeros to the next one.
+
+    header, 96 bytes
+     0  i64 base_offset       stamped by the leader
+     8  u64 leader_epoch      stamped by the leader
+    16  u32 length            of the body
+    20  u8  magic = 1
+    21  u8  0
+    22  u16 attributes        bits 0-2 compression: 0 none, 1 lz4, 2 zstd; bit 3 control batch
+    24  u32 columns           which sections the body has, see below
+    28  u32 body_crc          CRC-32C of the body as stored
+    32  u32 record_count
+    36  u32 offset_span       offsets that the batch covers where it has holes (OFFSET_DELTA); 0 = record_count
+    40  i64 first_timestamp   smallest, in ns since 1970
+    48  i64 last_timestamp    largest
+    56  i64 producer_id       -1 = none
+    64  i32 producer_epoch
+    68  i32 base_sequence
+    72  20 bytes              0, not read
+    92  u32 header_crc        CRC-32C of bytes 0 to 92
+
+    body: the sections that `columns` names, in the order of their bits; n = record_count
+     1  VALUE           i32 offsets[n+1], pad, data, pad    absent: every value is null
+     2  KEY             the same                            absent: every key is null
+     4  TIMESTAMP       i64[n]                              absent: all equal first_timestamp
+     8  HEADERS         as VALUE, elements see below        absent: no record has headers
+    16  OFFSET_DELTA    i32[n], pad; growing                absent: offsets are dense
+    32  KEY_VALIDITY    bitmap, LSB first, 1 = not null     absent: no key is null (if there is a KEY)
+    64  VALUE_VALIDITY  the same for VALUE
+
+    body, compressed: u32 size before compression, u32 size of what follows, compressed sections, pad
+    body of a control batch (columns = 0, record_count = 1): u16 type, u16 version, u32 length, payload, pad
+
+    element of HEADERS: nothing = no headers; a raw NATS header block (begins with NATS/1.0), kept as it arrived; or
+    0x01 and then for each header u16 key length, key in UTF-8, u32 value length, value
+
+The body's CRC does not cover base_offset and leader_epoch, so a leader stamps a batch by writing 96 bytes; the header's
+CRC covers the rest of the header and is computed then. Columns lie as Arrow lays them out, so that a reader's arrays
+are views of the body. A log and a follower look at nothing but the header and the CRCs (`parse_header`, `verify_body`):
+columns, compressions and control types that they do not know are copied as they are. Who looks inside refuses what it
+does not know.
+
+What can be wrong with bytes is `CorruptData`, which names the place; what a client may not send is `TidelogError`.
+"""
+
+from __future__ import annotations
+
+from wire.batch.builder import BatchBuilder
+from wire.batch.columns import Column
+from wire.batch.control import ControlRecord, control_batch, decode_control
+from wire.batch.encoded import EncodedBatch
+from wire.batch.header import (
+    HEADER_SIZE,
+    MAGIC,
+    MAX_BODY_BYTES,
+    MAX_RECORDS,
+    BatchHeader,
+    Compression,
+    iter_batches,
+    parse_header,
+    verify_body,
+)
+from wire.batch.reader import RecordBatch
+from wire.batch.record_headers import decode_headers, encode_headers
+
+__all__ = [
+    "HEADER_SIZE",
+    "MAGIC",
+    "MAX_BODY_BYTES",
+    "MAX_RECORDS",
+    "BatchBuilder",
+    "BatchHeader",
+    "Column",
+    "Compression",
+    "ControlRecord",
+    "EncodedBatch",
+    "RecordBatch",
+    "control_batch",
+    "decode_control",
+    "decode_headers",
+    "encode_headers",
+    "iter_batches",
+    "parse_header",
+    "verify_body",
+]

@@ -1,0 +1,57 @@
+"""Control batches: they take one offset and hold no record, but something for the replicas or for later readers."""
+
+from __future__ import annotations
+
+import struct
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+from wire.batch.columns import padded
+from wire.batch.encoded import EncodedBatch, seal
+from wire.batch.header import CONTROL_BIT, body_of, parse_header, verify_body
+from wire.errors import CorruptData
+from wire.types import NO_PRODUCER
+
+if TYPE_CHECKING:
+    from wire.transport import Buffer
+
+_CONTROL = struct.Struct("<HHI")
+
+
+@dataclass(frozen=True, slots=True)
+class ControlRecord:
+    type: int
+    version: int
+    payload: bytes
+
+
+def control_batch(type: int, version: int, payload: bytes, timestamp: int = 0) -> EncodedBatch:  # noqa: A002
+    """A batch that takes one offset and holds no record. `timestamp` in ns since 1970."""
+    body = _CONTROL.pack(type, version, len(payload)) + payload
+    return seal(
+        padded(body),
+        attributes=CONTROL_BIT,
+        columns=0,
+        record_count=1,
+        first_timestamp=timestamp,
+        last_timestamp=timestamp,
+        producer_id=NO_PRODUCER,
+        producer_epoch=-1,
+        base_sequence=-1,
+    )
+
+
+def decode_control(buf: Buffer, at: int = 0) -> ControlRecord:
+    """The content of the control batch at `at`, body CRC checked. Raises CorruptData. Readers skip unknown types."""
+    header = parse_header(buf, at)
+    if not header.is_control or header.columns or header.record_count != 1 or header.attributes & ~CONTROL_BIT:
+        raise CorruptData(f"{header} is no control batch")
+    verify_body(buf, at, header)
+    body = body_of(buf, at, header)
+    if len(body) < _CONTROL.size:
+        raise CorruptData(f"{header}: control body of {len(body)} bytes")
+    kind, version, size = _CONTROL.unpack_from(body)
+    end = _CONTROL.size + size
+    if end + -end % 8 != len(body):
+        raise CorruptData(f"{header}: control payload of {size} bytes in a body of {len(body)}")
+    return ControlRecord(kind, version, bytes(body[_CONTROL.size : end]))

@@ -1,0 +1,180 @@
+"""The fixed header of a batch: all that a log, a follower or a leader's producer state needs of one."""
+
+from __future__ import annotations
+
+import struct
+from collections.abc import Iterator
+from dataclasses import dataclass
+from enum import IntEnum
+from typing import TYPE_CHECKING, Final
+
+from crc32c import crc32c
+
+from wire.errors import CorruptData
+from wire.types import NO_PRODUCER, LeaderEpoch, Offset
+
+if TYPE_CHECKING:
+    from wire.transport import Buffer
+
+HEADER_SIZE: Final = 96
+MAGIC: Final = 1
+MAX_BODY_BYTES: Final = 128 << 20
+"""No body is larger, compressed or not. Twice what a NATS message can carry, and well inside the i32 of the columns."""
+MAX_RECORDS: Final = 1 << 20
+"""No batch has more records: what a header of 96 bytes can make a reader allocate stays bounded."""
+COMPRESSION_MASK: Final = 0b0111
+CONTROL_BIT: Final = 0b1000
+INT64_MAX: Final = (1 << 63) - 1
+
+_HEADER = struct.Struct("<qQIBBHIIIIqqqii20x")
+_HEADER_CRC = struct.Struct("<I")
+_HEADER_CRC_AT: Final = HEADER_SIZE - _HEADER_CRC.size
+
+
+class Compression(IntEnum):
+    NONE = 0
+    LZ4 = 1
+    ZSTD = 2
+
+
+@dataclass(frozen=True, slots=True)
+class BatchHeader:
+    """The fixed header. Timestamps in ns since 1970. `attributes` and `columns` may have unknown bits."""
+
+    base_offset: Offset
+    leader_epoch: LeaderEpoch
+    length: int
+    """Bytes of the body: what follows the header."""
+    attributes: int
+    columns: int
+    body_crc: int
+    record_count: int
+    offset_span: int
+    """0: the batch covers `record_count` offsets."""
+    first_timestamp: int
+    last_timestamp: int
+    producer_id: int
+    producer_epoch: int
+    base_sequence: int
+
+    @property
+    def end_offset(self) -> Offset:
+        """Exclusive."""
+        return Offset(self.base_offset + (self.offset_span or self.record_count))
+
+    @property
+    def size(self) -> int:
+        """Bytes of the whole batch."""
+        return HEADER_SIZE + self.length
+
+    @property
+    def is_control(self) -> bool:
+        return bool(self.attributes & CONTROL_BIT)
+
+    @property
+    def compression(self) -> Compression:
+        """Raises CorruptData when it is one that this version does not know."""
+        try:
+            return Compression(self.attributes & COMPRESSION_MASK)
+        except ValueError:
+            raise CorruptData(f"{self}: unknown compression {self.attributes & COMPRESSION_MASK}") from None
+
+    @property
+    def max_timestamp(self) -> int:
+        return self.last_timestamp
+
+    def __str__(self) -> str:
+        return f"batch of offsets {self.base_offset} to {self.end_offset - 1}"
+
+
+def parse_header(buf: Buffer, at: int = 0) -> BatchHeader:
+    """The header at `at`. Raises CorruptData when it is cut off, has a wrong magic or CRC, or says what cannot be.
+
+    Does not ask whether the body is there: `iter_batches` does.
+    """
+    if at < 0 or len(buf) - at < HEADER_SIZE:
+        raise CorruptData(f"batch header at byte {at} is cut off: {max(len(buf) - at, 0)} of {HEADER_SIZE} bytes")
+    base_offset, leader_epoch, length, magic, zero, *others = _HEADER.unpack_from(buf, at)
+    if magic != MAGIC:
+        raise CorruptData(f"batch header at byte {at} has magic {magic}, not {MAGIC}")
+    (header_crc,) = _HEADER_CRC.unpack_from(buf, at + _HEADER_CRC_AT)
+    computed = crc32c(memoryview(buf)[at : at + _HEADER_CRC_AT])
+    if header_crc != computed:
+        raise CorruptData(f"batch header at byte {at} has CRC {header_crc:#010x}, its bytes have {computed:#010x}")
+    header = BatchHeader(base_offset, leader_epoch, length, *others)
+    fault = f"byte 21 is {zero}, not 0" if zero else _fault(header)
+    if fault is not None:
+        raise CorruptData(f"batch header at byte {at}: {fault}")
+    return header
+
+
+def _fault(header: BatchHeader) -> str | None:
+    """What cannot be, though the CRC is right: somebody wrote it so."""
+    if header.base_offset < 0:
+        return f"base offset {header.base_offset} is negative"
+    if header.end_offset > INT64_MAX:
+        return f"end offset {header.end_offset} is beyond 64 bits"
+    if header.length > MAX_BODY_BYTES:
+        return f"body of {header.length} bytes, the limit is {MAX_BODY_BYTES}"
+    if header.length % 8:
+        return f"body of {header.length} bytes is no multiple of 8"
+    if not 1 <= header.record_count <= MAX_RECORDS:
+        return f"{header.record_count} records, not 1 to {MAX_RECORDS}"
+    if 0 < header.offset_span < header.record_count:
+        return f"a span of {header.offset_span} offsets is too short for {header.record_count} records"
+    if header.first_timestamp > header.last_timestamp:
+        return f"first timestamp {header.first_timestamp} is after the last one, {header.last_timestamp}"
+    if header.producer_id < NO_PRODUCER:
+        return f"producer id {header.producer_id} is negative"
+    if header.producer_id != NO_PRODUCER and (header.producer_epoch < 0 or header.base_sequence < 0):
+        return f"producer epoch {header.producer_epoch} or sequence {header.base_sequence} is negative"
+    return None
+
+
+def encode_header(header: BatchHeader) -> bytes:
+    """The 96 bytes, with their CRC."""
+    encoded = _HEADER.pack(
+        header.base_offset,
+        header.leader_epoch,
+        header.length,
+        MAGIC,
+        0,
+        header.attributes,
+        header.columns,
+        header.body_crc,
+        header.record_count,
+        header.offset_span,
+        header.first_timestamp,
+        header.last_timestamp,
+        header.producer_id,
+        header.producer_epoch,
+        header.base_sequence,
+    )
+    return encoded + _HEADER_CRC.pack(crc32c(encoded))
+
+
+def body_of(buf: Buffer, at: int, header: BatchHeader) -> memoryview:
+    """A view of the body of the batch at `at`. Raises CorruptData when it is cut off."""
+    end = at + header.size
+    if end > len(buf):
+        raise CorruptData(f"{header} at byte {at} is cut off: {len(buf) - at} of {header.size} bytes")
+    return memoryview(buf)[at + HEADER_SIZE : end]
+
+
+def verify_body(buf: Buffer, at: int, header: BatchHeader) -> None:
+    """Check the body of the batch at `at` (the header's place) against its CRC. Raises CorruptData."""
+    computed = crc32c(body_of(buf, at, header))
+    if computed != header.body_crc:
+        raise CorruptData(f"{header}: body has CRC {computed:#010x}, the header says {header.body_crc:#010x}")
+
+
+def iter_batches(buf: Buffer, at: int = 0) -> Iterator[tuple[int, BatchHeader]]:
+    """(place, header) of each batch from `at` to the end of `buf`. Raises CorruptData where the rest is no whole batch.
+
+    Bodies are not checked.
+    """
+    while at < len(buf):
+        header = parse_header(buf, at)
+        body_of(buf, at, header)
+        yield at, header
+        at += header.size

@@ -1,0 +1,119 @@
+"""The records of a batch, for those who read them."""
+
+from __future__ import annotations
+
+from functools import cached_property
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from wire.batch.columns import NO_COLUMNS, BytesColumn, Columns, parse_columns, sections_of
+from wire.batch.header import MAX_BODY_BYTES, BatchHeader, body_of, parse_header, verify_body
+from wire.batch.record_headers import decode_headers
+from wire.types import Offset
+
+if TYPE_CHECKING:
+    import pyarrow as pa
+
+    from wire.batch.columns import Int64Array
+    from wire.transport import Buffer
+
+
+class RecordBatch:
+    """The records of one batch, or a range of them, as columns. Lists and arrays are made when first asked for.
+
+    A control batch has no records: readers pass over it by `header.end_offset`.
+    """
+
+    def __init__(self, header: BatchHeader, columns: Columns, first: int, count: int) -> None:
+        self.header = header
+        self._columns = columns
+        self._first = first
+        self._count = count
+
+    @classmethod
+    def decode(
+        cls, buf: Buffer, at: int = 0, *, verify: bool = True, max_body_bytes: int = MAX_BODY_BYTES
+    ) -> RecordBatch:
+        """The batch at `at`. The structure is checked always, the body's CRC with `verify`. Raises CorruptData.
+
+        Uncompressed columns are views of `buf`, which must not change while the result lives.
+        """
+        header = parse_header(buf, at)
+        body = body_of(buf, at, header)
+        if verify:
+            verify_body(buf, at, header)
+        if header.is_control:
+            return cls(header, NO_COLUMNS, 0, 0)
+        return cls(header, parse_columns(sections_of(body, header, max_body_bytes), header), 0, header.record_count)
+
+    def __len__(self) -> int:
+        return self._count
+
+    @cached_property
+    def values(self) -> list[bytes | None]:
+        return self._list(self._columns.values, self._columns.value_validity)
+
+    @cached_property
+    def keys(self) -> list[bytes | None]:
+        return self._list(self._columns.keys, self._columns.key_validity)
+
+    @cached_property
+    def headers(self) -> list[dict[str, bytes]]:
+        """Raises CorruptData for headers that do not decode."""
+        column = self._columns.headers
+        if column is None:
+            return [{} for _ in range(self._count)]
+        return [decode_headers(element) for element in column.to_list(self._first, self._count)]
+
+    @cached_property
+    def timestamps(self) -> Int64Array:
+        """[n], ns since 1970."""
+        if self._columns.timestamps is None:
+            return np.full(self._count, self.header.first_timestamp, np.int64)
+        return self._columns.timestamps[self._first : self._first + self._count]
+
+    @cached_property
+    def offsets(self) -> Int64Array:
+        """[n], growing."""
+        base = int(self.header.base_offset)
+        if self._columns.offset_deltas is None:
+            return np.arange(base + self._first, base + self._first + self._count, dtype=np.int64)
+        return base + self._columns.offset_deltas[self._first : self._first + self._count].astype(np.int64)
+
+    def slice(self, start_offset: Offset, end_offset: Offset) -> RecordBatch:
+        """The records with start_offset <= offset < end_offset; views, nothing is copied."""
+        first, end = np.searchsorted(self.offsets, [start_offset, end_offset]).tolist()
+        return RecordBatch(self.header, self._columns, self._first + first, max(end - first, 0))
+
+    def to_arrow(self) -> pa.RecordBatch:
+        """Columns key, value (binary), offset (int64), timestamp (ns, UTC). Keys and values are views of the body."""
+        import pyarrow as pa  # an extra, and slow to import
+
+        columns = self._columns
+        arrays = [
+            self._arrow_bytes(columns.keys, columns.key_validity),
+            self._arrow_bytes(columns.values, columns.value_validity),
+            pa.array(self.offsets),
+            pa.array(self.timestamps).cast(pa.timestamp("ns", "UTC")),
+        ]
+        return pa.RecordBatch.from_arrays(arrays, names=["key", "value", "offset", "timestamp"])
+
+    def _list(self, column: BytesColumn | None, validity: memoryview | None) -> list[bytes | None]:
+        if column is None:
+            return [None] * self._count
+        elements: list[bytes | None] = [*column.to_list(self._first, self._count)]
+        if validity is not None:
+            bits = np.unpackbits(np.frombuffer(validity, np.uint8), bitorder="little")
+            for index in np.flatnonzero(bits[self._first : self._first + self._count] == 0).tolist():
+                elements[index] = None
+        return elements
+
+    def _arrow_bytes(self, column: BytesColumn | None, validity: memoryview | None) -> Any:
+        import pyarrow as pa
+
+        if column is None:
+            return pa.nulls(self._count, pa.binary())
+        bitmap, null_count = (None, 0) if validity is None else (pa.py_buffer(validity), -1)
+        buffers = [bitmap, pa.py_buffer(column.offsets), pa.py_buffer(column.data)]
+        return pa.Array.from_buffers(pa.binary(), self._count, buffers, null_count, self._first)
