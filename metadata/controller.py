@@ -10,11 +10,11 @@ committed. Every decision carries the office, so that one which lies queued on a
 arrives. A decision that is refused or lost is taken anew from what is applied then, at the latest `DECISION_RETRY_S`
 later.
 
-Failed leaders. A closed Raft connection, or a follower's report, has the broker probed at once. Nobody listening: what is
-reported moves at once, and the second refusal buries the broker (see `liveness`). If it answers, or is silent, its ISR's
-members are witnesses: more than (|ISR| - 1) / 2 of them within `witness_window`, the leader not counted, move that
-partition. Reports of another epoch, and of replicas outside the ISR, do not count; a new LeaderEpoch and a new office
-clear them.
+Failed leaders. A closed Raft connection, or a follower's report, has the broker probed at once. Nobody listening: what
+is reported moves at once, and the second refusal buries the broker (see `liveness`). If it answers, or is silent, its
+ISR's members are witnesses: more than (|ISR| - 1) / 2 of them within `witness_window`, the leader not counted, move
+that partition. Reports of another epoch, and of replicas outside the ISR, do not count; a new LeaderEpoch and a new
+office clear them.
 """
 
 from __future__ import annotations
@@ -308,8 +308,9 @@ class ControllerCore:
         if factor > len(live):
             raise TidelogError(
                 Code.BAD_REPLICATION_FACTOR,
-                f"replication_factor={factor} is above the number of live brokers, {len(live)} ({', '.join(live) or 'none'}); "
-                f"start more brokers or ask for {len(live)} at most",
+                f"replication_factor={factor} is above the number of live brokers, {len(live)}"
+                f" ({', '.join(live) or 'none'});"
+                f" start more brokers or ask for {len(live)} at most",
             )
         placements = place(self._state, live, partitions=partitions, replication_factor=factor, chance=self._chance)
         index = {broker: place_of for place_of, broker in enumerate(live)}
@@ -337,6 +338,26 @@ class ControllerCore:
         if stream is None:
             raise unknown_stream(name)
         return pb.Command(delete_stream=pb.DeleteStream(office=self._office, name=name, incarnation=stream.incarnation))
+
+    def unclean_elect(self, name: str, partition: int, broker: BrokerId) -> pb.Command:
+        """Raises TidelogError: NOT_CONTROLLER, UNKNOWN_STREAM, BAD_REQUEST."""
+        self._require_office()
+        stream = self._state.streams.get(StreamName(name))
+        if stream is None:
+            raise unknown_stream(name)
+        known = stream.partitions.get(partition)
+        if known is None:
+            raise TidelogError(
+                Code.BAD_REQUEST, f"stream {name} has partitions 0 to {len(stream.partitions) - 1}, not {partition}"
+            )
+        return pb.Command(
+            unclean_elect=pb.UncleanElect(
+                office=self._office,
+                partition=ref_of(stream.key(partition)),
+                leader_epoch=known.leader_epoch,
+                broker=broker,
+            )
+        )
 
     # ---- inside ----------------------------------------------------------------------------------------------------
 

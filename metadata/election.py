@@ -56,7 +56,8 @@ def candidates(partition: Partition, alive: IsAlive) -> tuple[BrokerId, ...]:
 def lead(
     partition: Partition, leader: BrokerId, *, alive: IsAlive, min_isr: int, drop: BrokerId | None = None
 ) -> Partition:
-    """`leader` leads in a new LeaderEpoch. Dead members leave the ISR in the same step, and so does `drop`: acks do not wait for them."""
+    """`leader` leads in a new LeaderEpoch. Dead members and `drop` leave the ISR in the same step: acks do not wait for
+    them."""
     if leader in partition.isr:
         isr = tuple(broker for broker in partition.isr if alive(broker) and broker != drop)
     else:
@@ -73,8 +74,8 @@ def elect(
     min_isr: int,
     avoid: BrokerId | None = None,
 ) -> Partition:
-    """Choose a leader: the candidate that leads the fewest partitions, the earlier replica among equals; `avoid` only when
-    it is alone. Without a candidate: offline, in a new LeaderEpoch if there was a leader."""
+    """Choose a leader: the candidate that leads the fewest partitions, the earlier replica among equals; `avoid` only
+    when it is alone. Without a candidate: offline, in a new LeaderEpoch if there was a leader."""
     able = candidates(partition, alive)
     if able:
         order = partition.replicas.index
@@ -88,7 +89,7 @@ def elect(
 def after_death(
     partition: Partition, dead: tuple[BrokerId, ...], *, alive: IsAlive, led: Mapping[BrokerId, int], min_isr: int
 ) -> Partition:
-    """`dead` are not alive any more: they leave the ISR if a live member remains; what they led moves or goes offline."""
+    """`dead` are not alive any more: they leave the ISR if a live member remains; what they led moves or is offline."""
     if not any(broker in partition.isr for broker in dead):
         return partition
     live = tuple(broker for broker in partition.isr if alive(broker))
@@ -147,7 +148,7 @@ def after_withdrawal(
     partition: Partition, broker: BrokerId, *, alive: IsAlive, led: Mapping[BrokerId, int], min_isr: int, reason: str
 ) -> Partition:
     """`broker`'s replica is unsound. The LeaderEpoch rises even when another leads: whatever the leader knows of the
-    replica's progress, and requests that it sent before it cut its log, belong to an earlier epoch and count no more."""
+    replica's progress, and requests sent before it cut its log, belong to an earlier epoch and count no more."""
     left = leave(partition, broker, alive=alive, min_isr=min_isr, unsound=reason)
     if left == partition:
         return partition

@@ -88,7 +88,7 @@ class Liveness:
         self._generations: deque[tuple[float, Generation]] = deque()
 
     def restart(self, now: float, connected_at: float) -> None:
-        """Forget everything: a new office, or a Raft majority that is heard again. `connected_at`: inf = not connected."""
+        """Forget everything: a new office, or a Raft majority heard again. `connected_at`: inf = not connected."""
         self._watches.clear()
         self._outstanding.clear()
         self._began_at = now

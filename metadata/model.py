@@ -4,10 +4,10 @@ Partitions and brokers are values: a change replaces them, so that what a reader
 difference between two states is a comparison.
 
 Invariants of a partition, checked by `check`:
-- `isr`, `eligible` and the withdrawn replicas are subsets of `replicas`, in the order of `replicas`; `isr` is never empty;
+- `isr`, `eligible` and the withdrawn replicas are subsets of `replicas`, in its order; `isr` is never empty;
 - `isr` and `eligible` are disjoint; `eligible` is empty while the ISR has min ISR members (KIP-966);
 - the leader, if there is one, is in the ISR and not withdrawn;
-- `epoch` grows with every change, `leader_epoch` with every change of leader, every new life of it, and every withdrawal.
+- `epoch` grows with every change, `leader_epoch` with every change of leader, new life of it, and withdrawal.
 """
 
 from __future__ import annotations

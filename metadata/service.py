@@ -1,4 +1,4 @@
-"""The metadata plane of one broker, on an event loop: drives ClusterState and ControllerCore, and speaks for the broker.
+"""The metadata plane of one broker, on an event loop: drives ClusterState and ControllerCore, speaks for the broker.
 
 Every broker: applies the group's commands, registers its life (again whenever it finds itself declared dead), answers
 probes, hands changed partitions to the data plane, and carries the data plane's wishes to the controller. Wishes are
@@ -63,6 +63,8 @@ _Message = TypeVar("_Message", bound=Protobuf)
 
 MAX_PROPOSALS = 256
 """Commands of the controller on their way at once. One more has an unknown outcome at once, and is decided anew."""
+ATTEMPT_TIMEOUT_S = 1.0
+"""A command of our own without an outcome by then is sent again; it is applied once."""
 PRODUCER_ID_BLOCK = 1000
 """Producer ids taken from the group at once; what is left of a block is lost with the process."""
 STATUS_TIMEOUT_S = 0.5
@@ -128,10 +130,10 @@ class MetadataService:
 
     Set before `start`:
     - `on_partitions(changes)`: partitions that this broker replicates, new or changed, and those it replicates no more;
-    - `on_registered(cluster_id, incarnation)`: called before `on_partitions` in each new incarnation, to write both into
-      the data folder;
-    - `broker_status(stream)`: what this broker knows of partitions that it leads, as JSON, {"partitions": [{"partition",
-      "leader_epoch", "log_start_offset", "log_end_offset", "high_watermark", "replicas_progress": {id: {"log_end_offset"}}}]};
+    - `on_registered(cluster_id, incarnation)`: called before `on_partitions` in each new incarnation, to write both
+      into the data folder;
+    - `broker_status(stream)`: what this broker knows of its partitions, as JSON: {"partitions": [{"partition",
+      "leader_epoch", "log_start_offset", "log_end_offset", "high_watermark", "replicas_progress"}]};
     - `on_office(open)`: this broker begins or ceases to serve as the controller;
     - `on_fatal(error)`: the broker cannot take part: another cluster's folder, or another process under its id.
     """
@@ -149,7 +151,7 @@ class MetadataService:
         monotonic: Callable[[], float],
         registration: Registration,
     ) -> None:
-        """`life_id`: unique to this run of the process. `transport`: the control connection, never the one for ingest."""
+        """`life_id`: unique to this run of the process. `transport`: the control connection, not the one for ingest."""
         self.state = ClusterState()
         self.on_partitions: Callable[[Sequence[PartitionView | PartitionGone]], None] = lambda _: None
         self.on_registered: Callable[[str, Incarnation], None] = lambda _cluster_id, _incarnation: None
@@ -200,11 +202,12 @@ class MetadataService:
         self._proposals = 0
         self._timer: asyncio.TimerHandle | None = None
         self._closed = False
+        self._unclean_elections = 0
 
     # ---- life ------------------------------------------------------------------------------------------------------
 
     async def start(self) -> None:
-        """Joins the group; returns before the broker is registered (`wait_registered`). Raises what the Raft node raises."""
+        """Joins the group; returns before the broker is registered (`wait_registered`). Raises RaftError."""
         for subject, handler in (
             (self._subjects.probe(self._id), self._on_probe),
             (self._subjects.broker_status(self._id), self._on_status_request),
@@ -228,6 +231,8 @@ class MetadataService:
         for task in [*self._tasks]:
             task.cancel()
         await asyncio.gather(*self._tasks, return_exceptions=True)
+        if self.on_office is not None:
+            await self.on_office(False)
         for subscription in self._subscriptions:
             await subscription.unsubscribe()
         self._subscriptions.clear()
@@ -261,7 +266,7 @@ class MetadataService:
         return now - self._probed_at <= self._settings.leader_lease_s
 
     def alter_isr(self, change: IsrChange) -> None:
-        """Ask for another ISR. One per partition: a later wish replaces the one on its way. Its end is seen in later views."""
+        """Ask for another ISR. A later wish for a partition replaces the one on its way. Views tell how it ended."""
         self._wishes.alter_isr(change)
 
     def report_leader(self, report: LeaderReport) -> None:
@@ -287,6 +292,7 @@ class MetadataService:
             "has_quorum": raft.has_quorum,
             "lease_valid": self.lease_valid(self._monotonic()),
             "open_wishes": len(self._wishes),
+            "unclean_elections": self._unclean_elections,
         }
 
     # ---- requests that the controller answers ----------------------------------------------------------------------
@@ -315,6 +321,19 @@ class MetadataService:
     async def delete_stream(self, name: str) -> None:
         """Raises TidelogError."""
         (await self._commit(self._core.delete_stream(name))).raise_for_refusal()
+
+    async def unclean_elect(self, name: str, partition: int, broker: str) -> dict[str, Any]:
+        """Let that replica lead though it may lack committed records. Returns the description. Raises TidelogError."""
+        command = self._core.unclean_elect(name, partition, BrokerId(broker))
+        _log.warning(
+            "an operator lets broker %s lead %s/%d: committed records that only others hold are given up",
+            broker,
+            name,
+            partition,
+        )
+        (await self._commit(command)).raise_for_refusal()
+        self._unclean_elections += 1
+        return await self.describe_stream(name)
 
     def list_streams(self) -> dict[str, Any]:
         return list_form(self.state)
@@ -356,13 +375,13 @@ class MetadataService:
     # ---- commands --------------------------------------------------------------------------------------------------
 
     async def _commit(self, command: pb.Command) -> Outcome:
-        """Applied exactly once, whatever happens on the way. Raises TidelogError: UNAVAILABLE (not applied), OUTCOME_UNKNOWN."""
+        """Applied once, however often it is sent. Raises TidelogError: UNAVAILABLE (not applied), OUTCOME_UNKNOWN."""
         data = self._sealed(command)
         deadline = self._monotonic() + self._settings.command_timeout_s
         code, trouble = Code.UNAVAILABLE, "no time was left"
         while (left := deadline - self._monotonic()) > 0:
             try:
-                return await self._propose(data, left)
+                return await self._propose(data, min(left, ATTEMPT_TIMEOUT_S))
             except RaftUnavailable as error:
                 trouble = str(error)
             except RaftOutcomeUnknown as error:
@@ -376,7 +395,7 @@ class MetadataService:
         self._sequence += 1
         command.client = self._life_id
         command.sequence = self._sequence
-        return command.SerializeToString(deterministic=True)
+        return _encode(command)
 
     async def _propose(self, data: bytes, timeout: float) -> Outcome:
         outcome = await self._raft.propose(data, timeout=timeout)
@@ -432,7 +451,7 @@ class MetadataService:
             self.on_fatal(
                 TidelogError(
                     Code.BAD_CONFIG,
-                    f"another process has registered as broker {self._id}; give every broker its own id and data folder",
+                    f"another process has registered as broker {self._id}; give each broker an id and a data folder",
                 )
             )
 
@@ -545,7 +564,7 @@ class MetadataService:
         if self._proposals < MAX_PROPOSALS:
             self._proposals += 1
             try:
-                outcome = await self._propose(self._sealed(proposal.command), self._settings.command_timeout_s)
+                outcome = await self._propose(_encode(proposal.command), self._settings.command_timeout_s)
             except RaftError as error:
                 _log.info("controller %s: a decision has no known outcome: %s", self._id, error)
             finally:
@@ -630,7 +649,7 @@ class MetadataService:
             return
         self._proposals += 1
         try:
-            await self._propose(self._sealed(command), self._settings.command_timeout_s)
+            await self._propose(_encode(command), self._settings.command_timeout_s)
         except RaftError as error:
             _log.info("controller %s: a broker's request has no known outcome: %s", self._id, error)
         finally:
@@ -689,6 +708,10 @@ class MetadataService:
         self._tasks.discard(task)
         if not task.cancelled() and (error := task.exception()) is not None:
             _log.error("the metadata service of broker %s met a bug", self._id, exc_info=error)
+
+
+def _encode(command: pb.Command) -> bytes:
+    return command.SerializeToString(deterministic=True)
 
 
 def _decode(kind: type[_Message], data: bytes) -> _Message | None:

@@ -107,7 +107,7 @@ def decode(data: bytes) -> Contents:
         raise CorruptData(f"metadata snapshot of {len(data)} bytes: {error}") from error
     if snapshot.version != VERSION:
         raise CorruptData(
-            f"metadata snapshot of version {snapshot.version}, this broker reads version {VERSION}; run the version that wrote it"
+            f"metadata snapshot of version {snapshot.version}, this broker reads version {VERSION}; update the broker"
         )
     try:
         return _contents_from_pb(snapshot)

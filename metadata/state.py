@@ -1,12 +1,12 @@
 """The cluster state: every broker holds the same one, because every broker applies the same commands in the same order.
 
-`apply(bytes)` is total and deterministic: no clock, no chance, no I/O, no order taken from a set. What it cannot read or
-must refuse is an outcome, the same on every node, and changes nothing. Each command that changes something raises
+`apply(bytes)` is total and deterministic: no clock, no chance, no I/O, no order taken from a set. What it cannot read
+or must refuse is an outcome, the same on every node, and changes nothing. Each command that changes something raises
 `generation` by one; that number also names what the command brings into being (an incarnation of a broker, of a stream,
 of its partitions).
 
 Every decision is a compare-and-set, checked here and nowhere else:
-- a controller's carries its office and is refused after a later one (a deposed controller's queued commands do nothing);
+- a controller's carries its office and is refused after a later one (what a deposed one queued does nothing);
 - a leader's ISR change names the leader, its LeaderEpoch, the partition epoch that it saw and the life of each member
   (KIP-903). One that fails on a member ends in a new partition epoch with the ISR unchanged, so that the leader sees in
   the state that its proposal is over; a stale one changes nothing at all;
@@ -163,12 +163,12 @@ class ClusterState:
     def restore(self, data: bytes) -> Changes:
         """Become the state of that snapshot; what differs from the state until now. Raises CorruptData."""
         old, new = self._contents, snapshot.decode(data)
-        before = {key: view for key, view in self._views()}
+        before = dict(self._views())
         self._contents = new
         self._led = {}
         for _, partition in self.partitions():
             self._count(partition.leader, 1)
-        after = {key: view for key, view in self._views()}
+        after = dict(self._views())
         return Changes(
             partitions=tuple(sorted(key for key, view in after.items() if before.get(key) != view)),
             gone=tuple(sorted(key for key in before if key not in after)),
@@ -294,7 +294,7 @@ class ClusterState:
             return None
         return self._refuse(
             Code.NOT_CONTROLLER,
-            f"the decision was taken in office {office}, the present one is {self.office} ({self.controller}); ask again",
+            f"the decision was taken in office {office}, now is {self.office} ({self.controller}); ask again",
         )
 
     # Offices and brokers
@@ -323,8 +323,8 @@ class ClusterState:
         if command.cluster_id and command.cluster_id != self.cluster_id:
             return self._refuse(
                 Code.BAD_CONFIG,
-                f"the data folder of broker {broker} belongs to cluster {command.cluster_id}, this is cluster {self.cluster_id}; "
-                "give the broker the folder of this cluster, or an empty one",
+                f"the data folder of {broker} belongs to cluster {command.cluster_id}, this is {self.cluster_id};"
+                " give the broker the folder of this cluster, or an empty one",
             )
         known = self._contents.brokers.get(broker)
         if known is not None and known.alive and known.life_id == command.life_id:
@@ -421,7 +421,7 @@ class ClusterState:
         if stream.min_isr > stream.replication_factor:
             return self._refuse(
                 Code.BAD_CONFIG,
-                f"min_isr {stream.min_isr} is above the replication factor {stream.replication_factor} of stream {stream.name}; lower it",
+                f"min_isr={stream.min_isr} is above the replication factor {stream.replication_factor}; lower it",
             )
         self._contents.streams[stream.name] = stream
         for partition in partitions.values():
@@ -441,7 +441,7 @@ class ClusterState:
             if overlaps(other.subject, command.subject):
                 return self._refuse(
                     Code.SUBJECT_TAKEN,
-                    f"subject {command.subject} overlaps {other.subject} of stream {other.name}; choose another subject",
+                    f"subject {command.subject} overlaps {other.subject} of stream {other.name}; choose another one",
                 )
         if not 1 <= len(command.assignments) <= MAX_PARTITIONS:
             return self._refuse(

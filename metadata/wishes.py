@@ -1,10 +1,10 @@
 """What the data plane asks of the controller, repeated until applied state shows that it is over.
 
-An ISR change is over when the partition has another LeaderEpoch, or an epoch above the one it expected; a withdrawal when
-the replica is neither in the ISR nor eligible, or is marked as withdrawn. No answer is waited for: the state is the
-answer, and a copy that comes late fails its compare-and-set. A report is sent once; its follower repeats it.
+An ISR change is over when the partition has another LeaderEpoch, or an epoch above the one it expected; a withdrawal
+when the replica is neither in the ISR nor eligible, or is marked as withdrawn. No answer is waited for: the state is
+the answer, and a copy that comes late fails its compare-and-set. A report is sent once; its follower repeats it.
 
-Bounded: one ISR change, one withdrawal and one report per partition; pauses between repeats double up to `LONGEST_PAUSE_S`.
+Bounded: one ISR change, one withdrawal and one report per partition. Pauses double up to `LONGEST_PAUSE_S`.
 """
 
 from __future__ import annotations

@@ -1,0 +1,88 @@
+"""Tidelog: durable, partitioned, replicated logs over NATS subjects.
+
+    async with await tidelog.connect("nats://127.0.0.1:4222") as client:
+        await client.create_stream("flights", subject="flights", partitions=3, replication_factor=3)
+        async with client.producer("flights", acks="all") as producer:
+            receipt = await producer.send(b"value", key=b"AA")
+        async for record in client.consume("flights", start="earliest", stop="latest"):
+            print(record.partition, record.offset, record.value)
+
+Names are imported when they are first used, so that `import tidelog` costs nothing.
+"""
+
+from __future__ import annotations
+
+from importlib import import_module
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from tidelog.client.connection import Client as Client
+    from tidelog.client.connection import connect as connect
+    from tidelog.client.consumer import Consumer as Consumer
+    from tidelog.client.errors import BadConfig as BadConfig
+    from tidelog.client.errors import BadName as BadName
+    from tidelog.client.errors import BadReplicationFactor as BadReplicationFactor
+    from tidelog.client.errors import BadRequest as BadRequest
+    from tidelog.client.errors import BadSubject as BadSubject
+    from tidelog.client.errors import BufferFull as BufferFull
+    from tidelog.client.errors import Closed as Closed
+    from tidelog.client.errors import CorruptBatch as CorruptBatch
+    from tidelog.client.errors import CorruptEnvelope as CorruptEnvelope
+    from tidelog.client.errors import DeliveryTimeout as DeliveryTimeout
+    from tidelog.client.errors import LogTruncated as LogTruncated
+    from tidelog.client.errors import NoServer as NoServer
+    from tidelog.client.errors import NoSpace as NoSpace
+    from tidelog.client.errors import NotEnoughReplicas as NotEnoughReplicas
+    from tidelog.client.errors import OffsetOutOfRange as OffsetOutOfRange
+    from tidelog.client.errors import OutOfOrderSequence as OutOfOrderSequence
+    from tidelog.client.errors import Paused as Paused
+    from tidelog.client.errors import ProducerFenced as ProducerFenced
+    from tidelog.client.errors import ReadOnly as ReadOnly
+    from tidelog.client.errors import RecordTooLarge as RecordTooLarge
+    from tidelog.client.errors import StreamExists as StreamExists
+    from tidelog.client.errors import SubjectTaken as SubjectTaken
+    from tidelog.client.errors import UnknownStream as UnknownStream
+    from tidelog.client.errors import WrongIncarnation as WrongIncarnation
+    from tidelog.client.positions import AtTime as AtTime
+    from tidelog.client.producer import Producer as Producer
+    from tidelog.client.records import Batch as Batch
+    from tidelog.client.records import BatchReceipt as BatchReceipt
+    from tidelog.client.records import Receipt as Receipt
+    from tidelog.client.records import Record as Record
+    from wire.errors import Code as Code
+    from wire.errors import TidelogError as TidelogError
+
+_ERRORS = (
+    "BadConfig", "BadName", "BadReplicationFactor", "BadRequest", "BadSubject", "BufferFull", "Closed", "CorruptBatch",
+    "CorruptEnvelope", "DeliveryTimeout", "LogTruncated", "NoServer", "NoSpace", "NotEnoughReplicas",
+    "OffsetOutOfRange", "OutOfOrderSequence", "Paused", "ProducerFenced", "ReadOnly", "RecordTooLarge", "StreamExists", "SubjectTaken",
+    "UnknownStream", "WrongIncarnation",
+)  # fmt: skip
+
+_HOMES = {
+    **dict.fromkeys(_ERRORS, "tidelog.client.errors"),
+    "AtTime": "tidelog.client.positions",
+    "Batch": "tidelog.client.records",
+    "BatchReceipt": "tidelog.client.records",
+    "Client": "tidelog.client.connection",
+    "Code": "wire.errors",
+    "Consumer": "tidelog.client.consumer",
+    "Producer": "tidelog.client.producer",
+    "Receipt": "tidelog.client.records",
+    "Record": "tidelog.client.records",
+    "TidelogError": "wire.errors",
+    "connect": "tidelog.client.connection",
+}
+
+
+def __getattr__(name: str) -> Any:
+    home = _HOMES.get(name)
+    if home is None:
+        raise AttributeError(f"module 'tidelog' has no attribute {name!r}")
+    value = getattr(import_module(home), name)
+    globals()[name] = value
+    return value
+
+
+def __dir__() -> list[str]:
+    return sorted({*globals(), *_HOMES})

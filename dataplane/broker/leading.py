@@ -132,7 +132,7 @@ class Leading(Role):
             context.ingest.subscribe(subjects.fetch(key.stream, key.partition), self._on_fetch),
         )
         self._subscriptions = list(subscriptions)
-        if self.ended:
+        if self.is_over():  # meanwhile
             await self._unsubscribe()
             return
         log.info(

@@ -17,7 +17,8 @@ from dataplane.broker.context import BrokerContext
 from dataplane.broker.following import Following
 from dataplane.broker.leading import Leading
 from dataplane.broker.role import Role
-from dataplane.log.partition_log import LogConfig, PartitionLog, RecoveryReport
+from dataplane.log.partition_log import LogConfig, PartitionLog
+from dataplane.log.recovery import RecoveryReport
 from dataplane.replica.producers import ProducerTable
 from wire.types import Offset, PartitionKey, PartitionView, high_watermark_to_wire
 

@@ -35,6 +35,9 @@ class Role(ABC):
     def leader_epoch(self) -> LeaderEpoch:
         return self.view.leader_epoch
 
+    def is_over(self) -> bool:
+        return self.ended
+
     @property
     @abstractmethod
     def high_watermark(self) -> Offset: ...

@@ -22,6 +22,7 @@ from typing import TYPE_CHECKING, NamedTuple
 from dataplane.log.checkpoints import read_file, replace_file
 from dataplane.log.errors import DataDirError
 from dataplane.log.files import REAL_FILES
+from wire.errors import InvariantViolation
 from wire.types import BrokerId, Incarnation, PartitionKey, StreamName
 
 if TYPE_CHECKING:
@@ -68,6 +69,8 @@ class DataDir:
         self._lock = lock
         self._identity = identity
         self._proof = proof
+        self._recorded = False
+        """Whether this life's registration is applied and recorded."""
 
     @classmethod
     def open(cls, path: Path, broker_id: BrokerId, *, files: FileSystem = REAL_FILES) -> DataDir:
@@ -137,6 +140,7 @@ class DataDir:
         """This broker was registered, durably. Raises DataDirError when the folder belongs to another cluster."""
         self.check_cluster(cluster_id)
         self._write(replace(self._identity, cluster_id=cluster_id, last_incarnation=incarnation))
+        self._recorded = True
 
     def check_cluster(self, cluster_id: str) -> None:
         """Raises DataDirError when the folder belongs to another cluster."""
@@ -148,7 +152,14 @@ class DataDir:
             )
 
     def mark_dirty(self) -> None:
-        """Before the first append of a life: from now on a loss of power may lose what was not synced."""
+        """Before the first append of a life: from now on a loss of power may lose what was not synced.
+
+        Replaces what the proof rests on, so the registration that carried the proof must be applied, and recorded,
+        before: a crash in between would otherwise turn a lost page cache into one that survived. Raises
+        InvariantViolation, DataDirError.
+        """
+        if not self._recorded:
+            raise InvariantViolation(f"{self.path}: marked dirty before this life's registration was recorded")
         self._write(replace(self._identity, clean=False, boot_id=self._files.boot_id()))
 
     def mark_clean(self) -> None:
@@ -163,7 +174,8 @@ class DataDir:
             replace_file(self._files, self.path / IDENTITY_FILE, content.encode())
         except OSError as error:
             raise DataDirError(
-                f"{self.path / IDENTITY_FILE} cannot be written ({error.strerror or error}): check its rights and the disk"
+                f"{self.path / IDENTITY_FILE} cannot be written ({error.strerror or error}): "
+                "check its rights and the disk"
             ) from error
         self._identity = identity
 
@@ -182,9 +194,8 @@ class DataDir:
             if stream_match is None or not self._files.is_directory(self.path / stream):
                 continue
             name, incarnation = StreamName(stream_match[1]), Incarnation(int(stream_match[2]))
-            for partition in self._files.names(self.path / stream):
-                if match := _PARTITION_NAME.fullmatch(partition):
-                    found.append(PartitionKey(name, incarnation, int(match[1]), Incarnation(int(match[2]))))
+            matches = map(_PARTITION_NAME.fullmatch, self._files.names(self.path / stream))
+            found += [PartitionKey(name, incarnation, int(m[1]), Incarnation(int(m[2]))) for m in matches if m]
         return sorted(found)
 
     def remove_partition(self, key: PartitionKey) -> None:
@@ -207,7 +218,7 @@ class DataDir:
 
     def _finish_removals(self) -> None:
         for stream in self._files.names(self.path):
-            if _STREAM_NAME.fullmatch(stream):
+            if _STREAM_NAME.fullmatch(stream) and self._files.is_directory(self.path / stream):
                 for name in self._files.names(self.path / stream):
                     if name.endswith(_REMOVED_SUFFIX):
                         self._files.remove_tree(self.path / stream / name)

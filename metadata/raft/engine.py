@@ -175,7 +175,9 @@ class RaftEngine(SyncObj):  # type: ignore[misc] # PySyncObj ships no types
             self.poller.close()
             raise
         if not config.peers:
+            # Alone: no vote can be forgotten, and there is nobody to wait for.
             self.journal.mark_joined()
+            self._SyncObj__raftElectionDeadline = 0.0
 
     # ---------------------------------------------------------------------------- replaced parts
 

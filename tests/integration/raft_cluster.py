@@ -24,7 +24,7 @@ from collections import Counter
 from collections.abc import AsyncIterator, Callable
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
+from typing import Any, Self
 
 import msgpack
 
@@ -35,6 +35,7 @@ CLIENTS = 6
 ROOT = Path(__file__).parents[2]
 SYNCED_RECORD = struct.Struct("<QQ")
 _LENGTH = struct.Struct("<I")
+_log = logging.getLogger(__name__)
 
 Request = dict[str, Any]
 
@@ -146,7 +147,7 @@ class NodeProcess:
             compaction_min_entries=settings["compaction_min_entries"],
         )
         self.node = RaftNode(
-            config, self.machine, on_status=lambda status: logging.info("%s", status), on_peer_lost=logging.info
+            config, self.machine, on_status=lambda status: _log.info("%s", status), on_peer_lost=_log.info
         )
 
     async def run(self) -> None:
@@ -226,10 +227,9 @@ class RaftCluster:
             "compaction_min_entries": self.compaction_min_entries,
             "sync": self.sync,
         }
+        command = [sys.executable, "-m", "tests.integration.raft_cluster", json.dumps(settings)]
         with (directory / "log").open("ab") as log:
-            self.processes[number] = await asyncio.create_subprocess_exec(
-                sys.executable, "-m", "tests.integration.raft_cluster", json.dumps(settings), cwd=ROOT, stdout=log, stderr=log,
-            )  # fmt: skip
+            self.processes[number] = await asyncio.create_subprocess_exec(*command, cwd=ROOT, stdout=log, stderr=log)
 
     async def kill(self, *numbers: int) -> None:
         for number in numbers:
@@ -307,7 +307,7 @@ class RaftCluster:
                     file.write(rng.randbytes(lost))
         return True
 
-    async def __aenter__(self) -> RaftCluster:
+    async def __aenter__(self) -> Self:
         shutil.rmtree(self.root, ignore_errors=True)
         try:
             for number in range(VOTERS):

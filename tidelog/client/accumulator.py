@@ -1,41 +1,44 @@
 """One partition's half of an idempotent producer: what is gathered, what is out, and what an answer means.
 
-Records gather in the OPEN batch. A batch is SEALED when it is full, or when there is room in the window and it has lingered
-long enough. The window holds at most `max_in_flight` batches whose outcome is not known; each has a place in the sequence
-of one producer SESSION (producer id, epoch), which the leader uses to tell a repetition from a new batch.
+Records gather in the OPEN batch. A batch is SEALED when it is full, or when there is room in the window and it has
+lingered long enough. The window holds at most `max_in_flight` batches whose outcome is not known; each has a place in
+the sequence of one producer SESSION (producer id, epoch), which the leader uses to tell a repetition from a new
+batch.
 
 Batch:    GATHERING -> SEALED -> SENT <-> RESEND -> RESOLVED (acknowledged or failed)
                          ^                  |
                          +------------------+  on under a new session (rule 4)
 
 Link:     UP     batches are sent.
-          DOWN   NATS said that nobody listens (503). Nothing is sent; a tiny probe goes out every few milliseconds, and the
-                 first answer to it resends what is unresolved, in order. Batches are never thrown at a subject without a
-                 listener.
+          DOWN   NATS said that nobody listens (503). Nothing is sent; a tiny probe goes out every few milliseconds, and
+                 the first answer to it resends what is unresolved, in order. Batches are never thrown at a subject
+                 without a listener.
 
 What holds:
 
-1. The window is in sequence order, and a batch is sent only when every batch before it in the window has been sent since.
-   So a leader sees a session's batches in order, and repetitions keep their sequence and their bytes.
+1. The window is in sequence order, and a batch is sent only when every batch before it in the window has been sent
+   since. So a leader sees a session's batches in order, and repetitions keep their sequence and their bytes.
 2. A success counts from any attempt. A refusal counts only from the newest attempt: NATS keeps the order of one
    connection's messages on a subject, so the answer to the newest copy says that no older one is still to come.
 3. A leader that never saw an earlier batch answers OUT_OF_ORDER_SEQUENCE to the later ones. While an earlier batch is
    unresolved that is no failure: everything up to the refused batch is sent again, in order.
-4. A session is unsound once one of its batches has ended without success, since the leader waits for that batch's sequence
-   for ever. What is still in the window is sent on under the old session, so that nothing is written twice, until the
-   leader refuses the first batch as out of order: then that one is certainly not in the log, hence none behind it, and all
-   go on under a new session.
+4. A session is unsound once one of its batches has ended without success, since the leader waits for that batch's
+   sequence for ever. What is still in the window is sent on under the old session, so that nothing is written twice,
+   until the leader refuses the first batch as out of order: then that one is certainly not in the log, hence none
+   behind it, and all go on under a new session.
 5. OUT_OF_ORDER_SEQUENCE to the first batch of a sound session means that the log has lost acknowledged records. With
-   acks=all that batch fails and says so; with acks=leader it is what was asked for, and the batch goes on in a new session.
-6. While refusals repeat, only the first batch of the window is sent: a leader without enough replicas or room is asked, not
-   flooded.
+   acks=all that batch fails and says so; with acks=leader it is what was asked for, and the batch goes on in a new
+   session.
+6. While refusals repeat, only the first batch of the window is sent: a leader without enough replicas or room is
+   asked, not flooded.
 
-An answer can fail to come: the message reached a process that was killed afterwards. So when the oldest batch has waited
-`probe_after` a probe asks the leader for its LeaderEpoch: 503 takes the link down, a newer epoch than the one the batch was
-sent under resends, the same epoch means that the leader is at work and is waited for. After `resend_after` without an
-answer everything is sent again anyway (NATS delivers at most once).
+An answer can fail to come: the message reached a process that was killed afterwards. So when the oldest batch has
+waited `probe_after` a probe asks the leader for its LeaderEpoch: 503 takes the link down, a newer epoch than the one
+the batch was sent under resends, the same epoch means that the leader is at work and is waited for. After
+`resend_after` without an answer everything is sent again anyway (NATS delivers at most once).
 
-Pure: `now` is monotonic seconds, effects are returned. The driver calls `next_send` until it returns None after each event.
+Pure: `now` is monotonic seconds, effects are returned. The driver calls `next_send` until it returns None after each
+event.
 """
 
 from __future__ import annotations
@@ -272,12 +275,10 @@ class PartitionAccumulator:
         batch.size += size
         return sealed
 
-    @property
-    def open_room(self) -> int:
-        """Bytes that still fit into the open batch; a whole batch when none is open or it is full."""
-        used = self._open.size if self._open is not None else 0
-        room = self._settings.batch_bytes - used
-        return room if room > 0 else self._settings.batch_bytes
+    def room_for(self, size: int) -> int:
+        """Bytes that still fit into the batch that a record of `size` bytes would go into."""
+        room = self._settings.batch_bytes - (self._open.size if self._open is not None else 0)
+        return room if size <= room else self._settings.batch_bytes
 
     def _room(self, size: int, now: float) -> tuple[PendingBatch, bool]:
         sealed = False
@@ -533,7 +534,7 @@ class PartitionAccumulator:
 
     @property
     def _needs_session(self) -> bool:
-        """There is something to send, no session to send it under, and nothing of the old one is unresolved (rule 4)."""
+        """Something is to be sent, there is no session for it, and nothing of the old one is unresolved (rule 4)."""
         return not self._has_session and not self._session_wanted and not self._window and not self.is_idle
 
     def _renew_session(self) -> list[Effect]:
@@ -578,13 +579,14 @@ class PartitionAccumulator:
         if batch.uncertain or batch.state is BatchState.SENT:
             return DeliveryTimeout(
                 Code.OUTCOME_UNKNOWN,
-                f"{len(batch)} records for {self.name} were not acknowledged within {seconds:g} s: they may or may not have "
-                "been written; read the stream to find out before sending them again",
+                f"{len(batch)} records for {self.name} were not acknowledged within {seconds:g} s: they may or may not "
+                "have been written; read the stream to find out before sending them again",
                 {"outcome": "unknown"},
             )
         if batch.last_error is not None:
             why = batch.last_error
-            return typed(TidelogError(why.code, f"{why.message} (given up after {seconds:g} s, nothing written)", why.details))
+            message = f"{why.message} (given up after {seconds:g} s, nothing written)"
+            return typed(TidelogError(why.code, message, {**why.details, "outcome": "not_written"}))
         reason = "has no leader" if self._is_down else "could not be reached"
         return DeliveryTimeout(
             Code.OUTCOME_UNKNOWN,

@@ -1,8 +1,9 @@
 """Requests to the controller: JSON over `<ns>.api.…`, repeated until one is answered or the time is up.
 
-A change of controller takes part of a second. Meanwhile NATS says that nobody listens, or a broker says that it is not the
-controller; both pass, so both are asked again. A request whose answer was lost may have taken effect; a refusal that comes
-after such a request says so with the detail `repeated`, so that "exists already" can be told from "you just made it".
+A change of controller takes part of a second. Meanwhile NATS says that nobody listens, or a broker says that it is
+not the controller; both pass, so both are asked again. A request whose answer was lost may have taken effect; a
+refusal that comes after such a request says so with the detail `repeated`, so that "exists already" can be told from
+"you just made it".
 """
 
 from __future__ import annotations
@@ -72,8 +73,9 @@ class Api:
             text = f"the connection to NATS at {self._server} is lost; check that nats-server runs there"
         elif nobody_listens:
             text = (
-                f"no Tidelog broker answers at {self._server} (namespace {self._subjects.namespace!r}): NATS runs, but no "
-                "broker is connected or has become controller; start `tidelog up` or `tidelog server`, or check the URL"
+                f"no Tidelog broker answers at {self._server} (namespace {self._subjects.namespace!r}): NATS runs, but "
+                "no broker is connected or has become controller; start `tidelog server` or `tidelog up`, or check the "
+                "URL"
             )
         elif refusal is not None:
             text = f"{name} could not be carried out within {limit:g} s: {refusal.message}"

@@ -1,7 +1,7 @@
 """The consumer: one task per partition fetches ahead, the caller takes batches or records.
 
-Each partition may have at most `AHEAD` answers waiting; then its task pauses. Answers of all partitions go into one queue in
-order of arrival, so that a partition's records keep their order and no partition waits for another.
+Each partition may have at most `AHEAD` answers waiting; then its task pauses. Answers of all partitions go into one
+queue in order of arrival, so that a partition's records keep their order and no partition waits for another.
 """
 
 from __future__ import annotations

@@ -1,7 +1,8 @@
 """Typed exceptions: one class per thing that a caller may want to tell apart.
 
 Every one is a `wire.errors.TidelogError`, so `except TidelogError as error` with `error.code` and `error.retriable`
-works for all of them. `_CLASSES` is the only place that pairs a code of the error table with a class; `typed` applies it.
+works for all of them. `_CLASSES` is the only place that pairs a code of the error table with a class; `typed` applies
+it.
 """
 
 from __future__ import annotations

@@ -6,14 +6,16 @@
 
 Rules:
 
-1. The position only moves forward, to the end of what was handed out: each committed record is handed out once, in order.
-2. Requests carry the LeaderEpoch that is known, so that a deposed leader stays silent, and the epoch of the last record
-   read, so that a leader whose log was cut below the position says LOG_TRUNCATED instead of going on with other records.
-   An answer of an older LeaderEpoch than is known changes nothing.
-3. What passes (no leader at the moment, an older epoch, back-pressure, a lost answer) is asked again after a growing wait;
-   what does not pass is raised: the position below the log's start, a cut log, a deleted stream, bytes that do not decode.
-4. A stop at a time that lies ahead is looked up once that time has come. "latest" as a stop is what is committed when the
-   consumer begins, and a start behind it means that there is nothing to read.
+1. The position only moves forward, to the end of what was handed out: each committed record is handed out once, in
+   order.
+2. Requests carry the LeaderEpoch that is known, so that a deposed leader stays silent, and the epoch of the last
+   record read, so that a leader whose log was cut below the position says LOG_TRUNCATED instead of going on with
+   other records. An answer of an older LeaderEpoch than is known changes nothing.
+3. What passes (no leader at the moment, an older epoch, back-pressure, a lost answer) is asked again after a growing
+   wait; what does not pass is raised: the position below the log's start, a cut log, a deleted stream, bytes that do
+   not decode.
+4. A stop at a time that lies ahead is looked up once that time has come. "latest" as a stop is what is committed when
+   the consumer begins, and a start behind it means that there is nothing to read.
 
 Pure: `now` is monotonic seconds, `clock_ns` the wall clock in ns since 1970.
 """
@@ -133,7 +135,8 @@ class PartitionFetcher:
         )
         stop = self._stop_wanted
         if stop is not None and (not isinstance(stop, AtTime) or clock_ns >= stop.timestamp_ns):
-            # The stop first: what is committed between the two look-ups is then behind the stop, not in front of the start.
+            # The stop first: what is committed between the two look-ups is then behind the stop, not in front of the
+            # start.
             self._asked = "stop"
             _set_position(request, stop)
             return Ask(request, self._settings.max_wait + self._grace)
@@ -189,8 +192,8 @@ class PartitionFetcher:
                 typed(
                     TidelogError(
                         Code.LOG_TRUNCATED,
-                        f"the log of {self.name} was cut at offset {offset} below the position {self.position}: records "
-                        "that were read are gone (unclean election); decide where to go on",
+                        f"the log of {self.name} was cut at offset {offset} below the position {self.position}: "
+                        "records that were read are gone (unclean election); decide where to go on",
                         error.details,
                     )
                 )
@@ -256,8 +259,8 @@ class PartitionFetcher:
         return Raise(
             OffsetOutOfRange(
                 Code.OFFSET_BEFORE_LOG,
-                f"offset {self.position} of {self.name} is below the start of its log, {log_start}: those records are gone; "
-                f"start at {log_start} or with 'earliest'",
+                f"offset {self.position} of {self.name} is below the start of its log, {log_start}: those records are "
+                f"gone; start at {log_start} or with 'earliest'",
                 error.details,
             )
         )

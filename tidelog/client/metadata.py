@@ -1,7 +1,8 @@
 """What the client knows of streams: their partitions, incarnations and leader epochs; asked for once and kept.
 
-Nothing here has to be right: requests carry incarnations and epochs, and a broker that knows better says so. A refusal whose
-code says `refresh_metadata` leads back here. Requests for the same stream that come together share one answer.
+Nothing here has to be right: requests carry incarnations and epochs, and a broker that knows better says so. A
+refusal whose code says `refresh_metadata` leads back here. Requests for the same stream that come together share one
+answer.
 """
 
 from __future__ import annotations

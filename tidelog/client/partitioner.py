@@ -1,8 +1,8 @@
 """Which partition a record goes to.
 
-A key always goes to CRC-32C(key) mod partitions: any client in any language can do the same. Records without a key stick
-to one partition until its batch is sealed and then move on to the next: few large batches instead of many small ones, and
-an even spread over time. Partitions without a leader at present are passed over while another has one.
+A key always goes to CRC-32C(key) mod partitions: any client in any language can do the same. Records without a key
+stick to one partition until its batch is sealed and then move on to the next: few large batches instead of many small
+ones, and an even spread over time. Partitions without a leader at present are passed over while another has one.
 """
 
 from __future__ import annotations

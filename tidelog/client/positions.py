@@ -2,9 +2,9 @@
 
 | spelling | as a start | as a stop (exclusive) |
 |---|---|---|
-| "earliest" | the oldest record there is | – |
+| "earliest" | the oldest record there is | no |
 | "latest" | the newest committed record (Liftbridge's meaning) | the end of what is committed when reading begins |
-| "new" | only what is committed after reading begins | – |
+| "new" | only what is committed after reading begins | no |
 | whole number | that offset, in every partition read | that offset |
 | {partition: offset} | that offset each; reads exactly those partitions | that offset each |
 | datetime, AtTime(ns) | the first record at or after that time | the first record at or after that time |
@@ -81,7 +81,9 @@ def stop_positions(stop: Stop, partitions: Iterable[int]) -> dict[int, Position]
 
 
 def position_from_text(text: str) -> Anchor | AtOffset | AtTime:
-    """A position as typed on a command line: a word, digits (an offset) or an ISO-8601 time (UTC unless it says otherwise)."""
+    """A position as typed on a command line: a word, digits (an offset) or an ISO-8601 time (UTC unless it says
+    otherwise).
+    """
     if text in {anchor.value for anchor in Anchor}:
         return Anchor(text)
     if text.isascii() and text.isdigit():

@@ -4,11 +4,11 @@
         └─ Partitioner ─> PartitionAccumulator (per partition: window, sequence, repetitions)
                              └─ _Pipe (per partition: encodes, publishes with a reply inbox, one timer)
 
-Everything happens in plain callbacks of the event loop; there is no task per batch. What has gathered is sent when the loop
-comes round, so records given in one go share batches without lingering; a batch that is full leaves at once.
+Everything happens in plain callbacks of the event loop; there is no task per batch. What has gathered is sent when
+the loop comes round, so records given in one go share batches without lingering; a batch that is full leaves at once.
 
-Bounded by `buffer_bytes` of records that are not acknowledged: at the bound `send` and `send_many` wait, `send_nowait` raises
-BufferFull.
+Bounded by `buffer_bytes` of records that are not acknowledged: at the bound `send` and `send_many` wait,
+`send_nowait` raises BufferFull.
 """
 
 from __future__ import annotations
@@ -16,15 +16,16 @@ from __future__ import annotations
 import asyncio
 import time
 from collections import deque
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Coroutine, Mapping, Sequence
 from dataclasses import replace
 from functools import partial
 from types import TracebackType
 from typing import Self
 
 from tidelog.client.accumulator import (
-    Acknowledged,
     AccumulatorSettings,
+    Acknowledged,
+    BatchState,
     Effect,
     Failed,
     PartitionAccumulator,
@@ -35,7 +36,7 @@ from tidelog.client.accumulator import (
     WantSession,
 )
 from tidelog.client.api import Api
-from tidelog.client.errors import BadRequest, BufferFull, Closed, RecordTooLarge, WrongIncarnation
+from tidelog.client.errors import BadRequest, BufferFull, Closed, RecordTooLarge, WrongIncarnation, typed
 from tidelog.client.metadata import MetadataCache, StreamMetadata
 from tidelog.client.partitioner import Partitioner
 from tidelog.client.records import BatchReceipt, Receipt
@@ -45,19 +46,25 @@ from wire.errors import Code, CorruptData, TidelogError
 from wire.replication import decode_header
 from wire.subjects import Subjects
 from wire.tidelog_pb2 import AppendRequest, AppendResponse, FetchRequest
-from wire.transport import NO_RESPONDERS, Buffer, Message, Transport
+from wire.transport import NO_RESPONDERS, Message, Transport
 from wire.types import Acks, LeaderEpoch, Offset, StreamName
 
 RECORD_OVERHEAD = 24
-"""Bytes of a batch that a record costs besides its data, at most: offsets of three columns, a timestamp, two bits of validity."""
+"""Bytes of a batch that a record costs besides its data, at most: offsets of three columns, a timestamp, two bits of
+validity.
+"""
 BATCH_OVERHEAD = HEADER_SIZE + 128
 """The same for a batch: header, first offsets and padding of the columns."""
 MESSAGE_OVERHEAD = 1024
-"""Bytes of a NATS message that are left for the preamble of an append and the headers of the answer that will carry the batch."""
+"""Bytes of a NATS message that are left for the preamble of an append and the headers of the answer that will carry
+the batch.
+"""
 MAX_BATCH_BYTES = 16 << 20
 PUBLISH_RETRY = 0.002
 """Seconds until a publish is tried again that the full buffer of the connection refused."""
 _WIRE_ACKS = {Acks.ALL: AppendRequest.ALL, Acks.LEADER: AppendRequest.LEADER, Acks.NONE: AppendRequest.NONE}
+_BYTES_OR_NONE = frozenset({bytes, type(None)})
+_INT64 = 1 << 63
 _COMPRESSION = {None: Compression.NONE, "lz4": Compression.LZ4, "zstd": Compression.ZSTD}
 
 
@@ -108,7 +115,10 @@ class Producer:
         self._dirty: set[_Pipe] = set()
         self._tasks: set[asyncio.Task[None]] = set()
         self._refresh_task: asyncio.Task[None] | None = None
-        self._idle: asyncio.Event = asyncio.Event()
+        self._settled = asyncio.Event()
+        """Set whenever a batch is resolved."""
+        self._awaited: set[asyncio.Future[Receipt]] = set()
+        """Futures of `send`: their failures are raised there and need not be told again by `flush`."""
         self._first_failure: TidelogError | None = None
         self._fatal: TidelogError | None = None
         self._closed = False
@@ -176,10 +186,15 @@ class Producer:
         """
         if self._partitioner is None:
             await self.start()
-        size = _size(value, key, headers)
+        size = _checked_size(value, key, headers, timestamp)
         if self._waiting_for_room or self._buffered + size > self._buffer_bytes:
             await self._room(size)
-        return await self._append(value, key, headers, partition, timestamp, size)
+        future = self._append(value, key, headers, partition, timestamp, size)
+        self._awaited.add(future)
+        try:
+            return await future
+        finally:
+            self._awaited.discard(future)
 
     def send_nowait(
         self,
@@ -194,7 +209,7 @@ class Producer:
 
         Futures need not be awaited: `flush` raises the first failure since the last `flush`.
         """
-        size = _size(value, key, headers)
+        size = _checked_size(value, key, headers, timestamp)
         if self._buffered + size > self._buffer_bytes:
             raise BufferFull(
                 Code.BACKPRESSURE,
@@ -220,6 +235,8 @@ class Producer:
         self._check_usable()
         if keys is not None and len(keys) != len(values):
             raise BadRequest(Code.BAD_REQUEST, f"{len(keys)} keys were given for {len(values)} values")
+        if not _BYTES_OR_NONE.issuperset(map(type, values)) or not _BYTES_OR_NONE.issuperset(map(type, keys or ())):
+            raise TypeError("values and keys are bytes or None")
         futures: list[asyncio.Future[BatchReceipt]] = []
         try:
             if keys is None:
@@ -243,9 +260,7 @@ class Producer:
             pipe.pump()
         # What is given while this waits is not waited for.
         before = [batch for pipe in self._pipes.values() for batch in pipe.core.pending_batches]
-        for batch in before:
-            if batch.claims:
-                await asyncio.wait([batch.claims[-1].future])
+        await self._until(lambda: all(batch.state is BatchState.RESOLVED for batch in before))
         failure, self._first_failure = self._first_failure, None
         if failure is not None:
             raise failure
@@ -257,19 +272,26 @@ class Producer:
         if self._starting is not None and not self._starting.done():
             self._starting.cancel()
         self._closed = True
-        for pipe in self._pipes.values():
-            pipe.core.flush()
-            pipe.pump()
-        while any(not pipe.core.is_idle for pipe in self._pipes.values()):
-            self._idle.clear()
-            await self._idle.wait()
-        self._release()
+        try:
+            for pipe in self._pipes.values():
+                pipe.core.flush()
+                pipe.pump()
+            await self._until(lambda: all(pipe.core.is_idle for pipe in self._pipes.values()))
+        finally:
+            self._give_up(self._closed_error())
+            self._release()
 
     def abort(self, error: TidelogError) -> None:
         """Fail everything that is not acknowledged, and let go."""
         self._closed = True
         self._give_up(error)
         self._release()
+
+    async def _until(self, condition: Callable[[], bool]) -> None:
+        """`condition` can become true when a batch is resolved."""
+        while not condition():
+            self._settled.clear()
+            await self._settled.wait()
 
     def _release(self) -> None:
         for pipe in self._pipes.values():
@@ -296,7 +318,7 @@ class Producer:
         partitioner = self._partitioner
         if partitioner is None or self._closed or self._fatal is not None:
             self._check_usable()
-            raise BadRequest(Code.BAD_REQUEST, "the producer is not started; use `async with` or `await producer.start()`")
+            raise BadRequest(Code.BAD_REQUEST, "the producer is not started; use `async with` or await its start()")
         if size - RECORD_OVERHEAD > self._max_record:
             raise self._too_large(size - RECORD_OVERHEAD)
         if partition is None:
@@ -307,7 +329,8 @@ class Producer:
         future: asyncio.Future[Receipt] = self._loop.create_future()
         self._buffered += size
         if pipe.core.append(value, key, headers, timestamp, size, future, self._loop.time()):
-            self._sealed(pipe, partition)
+            self.leave_partition(partition)
+            pipe.pump()
         if pipe not in self._dirty:
             self._touch(pipe)
         return future
@@ -325,7 +348,7 @@ class Producer:
             if target not in self._pipes:
                 raise self._no_partition(target)
             pipe = self._pipes[target]
-            room = pipe.core.open_room
+            room = pipe.core.room_for(sizes[at])
             end, size = at + 1, sizes[at]
             while end < len(sizes) and size + sizes[end] <= room:
                 size += sizes[end]
@@ -354,14 +377,16 @@ class Producer:
             pipe = self._pipes[target]
             run: list[int] = []
             size = 0
-            room = pipe.core.open_room
+            room = 0
             for index in indices:
                 each = _size(values[index], keys[index], None)
                 if each - RECORD_OVERHEAD > self._max_record:
                     raise self._too_large(each - RECORD_OVERHEAD)
                 if run and size + each > room:
                     futures.append(await self._append_indices(pipe, values, keys, size, run))
-                    run, size, room = [], 0, pipe.core.open_room
+                    run, size = [], 0
+                if not run:
+                    room = pipe.core.room_for(each)
                 run.append(index)
                 size += each
             futures.append(await self._append_indices(pipe, values, keys, size, run))
@@ -390,15 +415,16 @@ class Producer:
         future: asyncio.Future[BatchReceipt] = self._loop.create_future()
         self._buffered += size
         if pipe.core.append_run(values, keys, size, indices, future, self._loop.time()):
-            self._sealed(pipe, pipe.partition)
+            self.leave_partition(pipe.partition)
+            pipe.pump()
         self._touch(pipe)
         return future
 
-    def _sealed(self, pipe: _Pipe, partition: int) -> None:
+    def leave_partition(self, partition: int) -> None:
+        """A batch of it is complete: records without a key go elsewhere now."""
         assert self._partitioner is not None
         if partition == self._partitioner.sticky:
             self._partitioner.move_on(lambda p: self._pipes[p].core.is_available)
-        pipe.pump()
 
     def _touch(self, pipe: _Pipe) -> None:
         """Send what the partition has gathered when the loop comes round."""
@@ -412,7 +438,9 @@ class Producer:
             pipe.pump()
 
     async def _room(self, size: int) -> None:
-        """Wait, in order of arrival, until `size` more bytes fit; a record larger than the buffer waits for an empty one."""
+        """Wait, in order of arrival, until `size` more bytes fit; a record larger than the buffer waits for an empty
+        one.
+        """
         waiter: asyncio.Future[None] = self._loop.create_future()
         entry = (size, waiter)
         self._waiting_for_room.append(entry)
@@ -462,7 +490,7 @@ class Producer:
                         future.set_result(BatchReceipt(partition, offset, timestamp, indices))
         if self._waiting_for_room:
             self._grant_room()
-        self._idle.set()
+        self._settled.set()
 
     @staticmethod
     def _stamps(batch: PendingBatch) -> Sequence[int | None]:
@@ -475,10 +503,11 @@ class Producer:
             if future.done():
                 continue
             future.set_exception(error)
-            if quiet or indices is not None:
-                future.exception()  # asyncio reports a failure that nobody looks at: once per batch is enough
+            if indices is not None or quiet:
+                future.exception()  # asyncio reports failures that nobody looks at; once per batch is enough
+                continue
             quiet = True
-            if indices is None and self._first_failure is None:
+            if self._first_failure is None and future not in self._awaited:
                 self._first_failure = error
 
     def want_session(self, pipe: _Pipe) -> None:
@@ -550,8 +579,8 @@ class Producer:
     def _too_large(self, size: int) -> TidelogError:
         return RecordTooLarge(
             Code.RECORD_TOO_LARGE,
-            f"a record of {size} bytes (key, value and headers) is above {self._max_record}, {self._max_record_why}; send "
-            "smaller records or raise the limit",
+            f"a record of {size} bytes (key, value and headers) is above {self._max_record}, {self._max_record_why}; "
+            "send smaller records or raise the limit",
         )
 
     def _no_partition(self, partition: int) -> TidelogError:
@@ -587,14 +616,11 @@ class _Pipe:
         """Send what may be sent, and set the timer."""
         if self._transport.is_connected:
             while (batch := self.core.next_send(self._loop.time())) is not None:
-                try:
-                    sent = self._publish(batch)
-                except TidelogError as error:  # the records cannot be encoded, for example a header key that is too long
-                    self._carry_out(self.core.on_error(batch, batch.attempts, error, self._loop.time()))
-                    continue
-                if not sent:
+                if not self._publish(batch):
                     self.core.on_publish_refused(batch, self._loop.time(), PUBLISH_RETRY)
                     break
+                if batch.attempts == 1:
+                    self._producer.leave_partition(self.partition)
                 if not self._acknowledged:
                     self._carry_out(self.core.on_published(batch))
         self._arm()
@@ -628,7 +654,7 @@ class _Pipe:
         # Without a connection what is due cannot be done; it is looked at again soon, not at once.
         due = max(due, now if self._transport.is_connected else now + 0.05)
         if self._timer is not None:
-            if not self._timer.cancelled() and now <= self._timer.when() <= due:
+            if self._timer.when() <= due:
                 return  # it fires early and is set anew then: cheaper than moving it with each batch
             self._timer.cancel()
         self._timer = self._loop.call_at(due, self._tick)
@@ -707,10 +733,22 @@ def _size(value: bytes | None, key: bytes | None, headers: Mapping[str, bytes] |
     if key is not None:
         size += len(key)
     if headers:
-        size += 1
-        for name, content in headers.items():
-            size += 6 + (len(name) if name.isascii() else len(name.encode())) + len(content)
+        size += len(encode_headers(headers))
     return size
+
+
+def _checked_size(
+    value: bytes | None, key: bytes | None, headers: Mapping[str, bytes] | None, timestamp: int | None
+) -> int:
+    """As `_size`; whatever could not be encoded is refused here, where it harms no other record."""
+    if type(value) not in _BYTES_OR_NONE or type(key) not in _BYTES_OR_NONE:
+        raise TypeError(f"value and key are bytes or None, not {type(value).__name__} and {type(key).__name__}")
+    if timestamp is not None and not -_INT64 <= timestamp < _INT64:
+        raise BadRequest(Code.BAD_REQUEST, f"timestamp {timestamp} does not fit into 64 bits; it is in ns since 1970")
+    try:
+        return _size(value, key, headers)
+    except TidelogError as error:
+        raise typed(error) from None
 
 
 def _encode(batch: PendingBatch, compression: Compression) -> EncodedBatch:
@@ -734,6 +772,3 @@ def _encode(batch: PendingBatch, compression: Compression) -> EncodedBatch:
         base_sequence=batch.base_sequence,
         compression=compression,
     )
-
-
-__all__ = ["Producer"]

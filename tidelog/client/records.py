@@ -98,7 +98,9 @@ class Batch:
         return self._columns.timestamps
 
     def to_arrow(self) -> Any:
-        """A `pyarrow.RecordBatch` with columns key, value, offset, timestamp; no copy of keys and values. Needs pyarrow."""
+        """A `pyarrow.RecordBatch` with columns key, value, offset, timestamp; no copy of keys and values. Needs
+        pyarrow.
+        """
         return self._columns.to_arrow()
 
     def records(self) -> Iterator[Record]:

@@ -401,7 +401,6 @@ class ChunkParser:
         if sink is not self._sink:
             self._hand_over()
             self._sink = sink
-            self._touched[id(sink)] = sink
 
     def _hand_over(self) -> None:
         """Deliver what is collected; order of arrival is kept over all sinks."""
@@ -411,6 +410,7 @@ class ChunkParser:
         payloads, replies, headers = self._payloads, self._replies, self._headers
         self._sink, self._payloads, self._replies, self._headers = None, [], [], []
         if payloads:
+            self._touched[id(sink)] = sink
             # A protocol error may have cut the collecting of a run of plain messages short.
             absent: list[bytes | None] = [None] * (len(payloads) - len(replies))
             sink.on_messages(payloads, replies + absent, headers + absent)

@@ -19,6 +19,7 @@ import time
 import uuid
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
+from typing import Any
 
 from dataplane.broker.broker import Broker, open_replicas
 from dataplane.broker.context import BrokerContext
@@ -58,13 +59,13 @@ async def _run(config: ServerConfig) -> int:
     for number in (signal.SIGINT, signal.SIGTERM):
         loop.add_signal_handler(number, stop.set)
     node = Node(config)
-    starting = loop.create_task(node.start())
-    stopping = loop.create_task(stop.wait())
+    starting: asyncio.Future[None] = loop.create_task(node.start())
+    stopping: asyncio.Future[bool] = loop.create_task(stop.wait())
     try:
-        await asyncio.wait({starting, stopping}, return_when=asyncio.FIRST_COMPLETED)
+        await asyncio.wait(_any_of(starting, stopping), return_when=asyncio.FIRST_COMPLETED)
         if starting.done():
             starting.result()
-            await asyncio.wait({stopping, node.fatal}, return_when=asyncio.FIRST_COMPLETED)
+            await asyncio.wait(_any_of(stopping, node.fatal), return_when=asyncio.FIRST_COMPLETED)
             if node.fatal.done():
                 node.fatal.result()
         log.info("%s is stopping", config.broker)
@@ -75,6 +76,10 @@ async def _run(config: ServerConfig) -> int:
             await starting
         await node.close()
     return 0
+
+
+def _any_of(*futures: asyncio.Future[Any]) -> list[asyncio.Future[Any]]:
+    return [*futures]
 
 
 class Node:
@@ -126,7 +131,7 @@ class Node:
                 folder_same=folder_same,
                 page_cache_survived=page_cache_survived,
                 unsound=unsound,
-                last_incarnation=data_dir.last_incarnation,
+                last_incarnation=data_dir.last_incarnation or Incarnation(0),
                 cluster_id=data_dir.cluster_id or "",
                 labels={"host": socket.gethostname(), "pid": str(os.getpid())},
                 raft_address=self._raft_address or "",
@@ -160,7 +165,7 @@ class Node:
         except RaftError as e:
             raise TidelogError(Code.BAD_CONFIG, str(e)) from e
         registered = loop.create_task(metadata.wait_registered())
-        await asyncio.wait({registered, self.fatal}, timeout=REGISTRATION_TIMEOUT, return_when=asyncio.FIRST_COMPLETED)
+        await asyncio.wait(_any_of(registered, self.fatal), timeout=REGISTRATION_TIMEOUT, return_when=asyncio.FIRST_COMPLETED)
         if self.fatal.done():
             self.fatal.result()
         if not registered.done():

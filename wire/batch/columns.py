@@ -73,6 +73,8 @@ class BytesColumn:
 
 @dataclass(frozen=True, slots=True)
 class Columns:
+    """What a body holds; None for what is absent. The reader decides what that means."""
+
     values: BytesColumn | None
     keys: BytesColumn | None
     timestamps: Int64Array | None
@@ -82,6 +84,7 @@ class Columns:
     value_validity: memoryview | None
 
     def check_record_sizes(self, count: int, limit: int) -> None:
+        """Raises TidelogError(RECORD_TOO_LARGE) if the largest of `count` records has more than `limit` bytes."""
         total = np.zeros(count, np.int64)
         for column in (self.values, self.keys, self.headers):
             if column is not None:
@@ -218,6 +221,7 @@ def _decompressed(packed: memoryview, size: int, compression: Compression, heade
 
 
 def compress(parts: list[Buffer], compression: Compression) -> tuple[list[Buffer], Compression]:
+    """The body in compressed form; uncompressed, and Compression.NONE, if that is not larger."""
     sections = b"".join(parts)
     if compression is Compression.LZ4:
         packed = cast(bytes, lz4.block.compress(sections, store_size=False))

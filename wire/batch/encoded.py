@@ -50,7 +50,7 @@ class EncodedBatch:
 
         The stamp in it is ignored. `max_body_bytes` bounds the body before and after decompression; `max_record_bytes`
         the sum of key, value and headers of each record. The parts are views of `buf`, which must not change any more.
-        Raises CorruptData; TidelogError(RECORD_TOO_LARGE) names the first record that is too large.
+        Raises CorruptData; TidelogError(RECORD_TOO_LARGE) names the largest record.
         """
         header = parse_header(buf)
         if header.size != len(buf):
@@ -101,6 +101,7 @@ def seal(
     producer_epoch: int,
     base_sequence: int,
 ) -> EncodedBatch:
+    """A batch whose body is `parts`, its length and CRC filled in."""
     length = crc = 0
     for part in parts:
         length += len(part)

@@ -446,11 +446,11 @@ def test_l_a_pre_vote_is_refused_to_a_candidate_that_lacks_entries(bench: Bench)
     assert pre_vote(bench, term=1, last_index=9, last_term=1)
 
 
-def test_l_a_late_tick_hears_its_leader_before_it_runs(bench: Bench) -> None:
+def test_l_a_late_tick_hears_its_leader_before_it_runs(bench: Bench, monkeypatch: pytest.MonkeyPatch) -> None:
     def leader_speaks(_timeout: float) -> None:
         bench.entries(bench.peer, term=1, previous=1, previous_term=0, commands=[], commit=1)
 
-    bench.engine.poller.poll = leader_speaks  # type: ignore[method-assign]
+    monkeypatch.setattr(bench.engine.poller, "poll", leader_speaks)
     bench.engine._last_tick -= 10
     bench.engine._SyncObj__raftElectionDeadline = 0.0
     bench.engine.tick()
@@ -553,7 +553,12 @@ def test_an_observer_cannot_speak_raft(bench: Bench) -> None:
 def test_an_acknowledgement_waits_for_the_journal(bench: Bench, monkeypatch: pytest.MonkeyPatch) -> None:
     order: list[str] = []
     sync = bench.engine.journal.sync
-    monkeypatch.setattr(bench.engine.journal, "sync", lambda: (order.append("sync"), sync()))
+
+    def noted_sync() -> None:
+        order.append("sync")
+        sync()
+
+    monkeypatch.setattr(bench.engine.journal, "sync", noted_sync)
     wire = bench.wires[bench.peer]
     monkeypatch.setattr(wire, "send", lambda message: order.append(message["type"]))
     bench.numbered(2, 5, commit=1, previous_term=0)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 from collections.abc import Callable
 from pathlib import Path
-from typing import NoReturn
+from typing import Any, NoReturn
 
 import pytest
 
@@ -15,6 +15,16 @@ from metadata.raft.snapshot import SnapshotStore, decode_snapshot, encode_snapsh
 from metadata.raft.types import RaftStorageError
 
 HEAD = SnapshotHead(Entry(b"\0last", 42, 3), Entry(b"\0before", 41, 2))
+
+
+def recording(steps: list[str], name: str, function: Callable[..., Any]) -> Callable[..., Any]:
+    """The function, which also notes its name in `steps`."""
+
+    def replacement(*arguments: Any) -> Any:
+        steps.append(name)
+        return function(*arguments)
+
+    return replacement
 
 
 class ProcessEnded(Exception):
@@ -77,9 +87,8 @@ def test_what_is_taken_is_restored(tmp_path: Path) -> None:
 def test_it_is_synced_before_it_is_renamed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     made = store(tmp_path, Machine(b"state"))
     steps: list[str] = []
-    sync, replace = os.fsync, Path.replace
-    monkeypatch.setattr(os, "fsync", lambda descriptor: (steps.append("sync"), sync(descriptor)))
-    monkeypatch.setattr(Path, "replace", lambda self, target: (steps.append("rename"), replace(self, target)))
+    monkeypatch.setattr(os, "fsync", recording(steps, "sync", os.fsync))
+    monkeypatch.setattr(Path, "replace", recording(steps, "rename", Path.replace))
     take(made)
     assert steps == ["sync", "rename", "sync"]
 
@@ -133,7 +142,7 @@ def test_it_travels_in_chunks(tmp_path: Path) -> None:
     source, target_machine = store(tmp_path / "source", Machine(state)), Machine()
     take(source)
     target = store(tmp_path / "target", target_machine)
-    installed = []
+    installed: list[bool] = []
     while not installed or not installed[-1]:
         chunk = source.getTransmissionData("node")
         assert chunk is not None

@@ -1,0 +1,651 @@
+"""The NATS connection on a real nats-server: delivery, losses, reconnects, credentials, limits, services."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import logging
+import shutil
+import socket
+import ssl
+import subprocess
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from tidelog.runtime.micro import ERROR_CODE_HEADER, ERROR_HEADER, Answer
+from tidelog.runtime.nats import ConnectionClosed, NatsConnection, NatsUnavailable
+from tidelog.runtime.server import EmbeddedNatsServer, NatsPortTaken, NatsServerFailed
+from wire.transport import NO_RESPONDERS, Message, Transport
+
+
+@pytest.fixture
+def server(tmp_path: Path) -> Iterator[EmbeddedNatsServer]:
+    with EmbeddedNatsServer(store_dir=tmp_path / "nats") as running:
+        yield running
+
+
+async def until(condition: Callable[[], object], timeout: float = 15.0) -> None:
+    async with asyncio.timeout(timeout):
+        while not condition():
+            await asyncio.sleep(0.002)
+
+
+class Collector:
+    """A bulk handler that keeps payloads, replies and header blocks."""
+
+    def __init__(self) -> None:
+        self.payloads: list[bytes] = []
+        self.replies: list[bytes | None] = []
+        self.headers: list[bytes | None] = []
+        self.uniform = 0
+        self.chunks = 0
+
+    def on_uniform(
+        self,
+        block: memoryview,
+        count: int,
+        payload_at: int,
+        payload_size: int,
+        stride: int,
+        reply: tuple[int, int] | None,
+    ) -> None:
+        self.uniform += count
+        for start in range(0, count * stride, stride):
+            self.payloads.append(bytes(block[start + payload_at : start + payload_at + payload_size]))
+            self.replies.append(None if reply is None else bytes(block[start + reply[0] : start + sum(reply)]))
+            self.headers.append(None)
+
+    def on_messages(self, payloads: list[bytes], replies: list[bytes | None], headers: list[bytes | None]) -> None:
+        self.payloads += payloads
+        self.replies += replies
+        self.headers += headers
+
+    def chunk_done(self) -> None:
+        self.chunks += 1
+
+
+# ---- delivery
+
+
+async def test_messages_arrive_whole_and_in_order(server: EmbeddedNatsServer) -> None:
+    connection = await NatsConnection.connect(server.url)
+    transport: Transport = connection
+    received: list[Message] = []
+    await transport.subscribe("orders.*", received.append)
+    assert transport.publish(
+        "orders.new", (b"a", bytearray(b"b"), memoryview(b"cd")), reply="answers", headers={"K": "v: w"}
+    )
+    assert transport.publish("orders.old", ())
+    await connection.flush()
+    assert received == [
+        Message("orders.new", b"abcd", reply="answers", headers={"K": "v: w"}),
+        Message("orders.old", b""),
+    ]
+    await connection.close()
+
+
+async def test_parts_are_counted_in_bytes_and_copied_at_once(server: EmbeddedNatsServer) -> None:
+    connection = await NatsConnection.connect(server.url)
+    received: list[Message] = []
+    await connection.subscribe("a", received.append)
+    words = memoryview(bytearray(range(16))).cast("Q")
+    buffer = bytearray(b"before")
+    connection.publish("a", (words, buffer))
+    buffer[:] = b"behind"
+    await connection.flush()
+    assert received[0].data == bytes(range(16)) + b"before"
+    await connection.close()
+
+
+async def test_a_bulk_subscription_gets_runs_replies_and_headers(server: EmbeddedNatsServer) -> None:
+    publisher = await NatsConnection.connect(server.url)
+    connection = await NatsConnection.connect(server.url)
+    collector = Collector()
+    await connection.subscribe_bulk("in", collector)
+    block = [b"PUB in r.%04d 8\r\n%08d\r\n" % (index, index) for index in range(3000)]
+    assert publisher.publish_raw(block)
+    assert publisher.publish("in", (b"with headers",), headers={"A": "b"})
+    assert publisher.publish("in", (b"x" * 3_000_000,))
+    await publisher.flush()
+    await until(lambda: len(collector.payloads) == 3002)
+    assert collector.payloads[:3000] == [b"%08d" % index for index in range(3000)]
+    assert collector.replies[:3000] == [b"r.%04d" % index for index in range(3000)]
+    assert collector.headers[3000:] == [b"NATS/1.0\r\nA: b\r\n\r\n", None]
+    assert collector.payloads[3001] == b"x" * 3_000_000
+    assert collector.uniform > 1000
+    assert collector.chunks >= 1
+    counters = connection.counters.read
+    assert (counters.messages, counters.uniform_messages) == (3002, collector.uniform)
+    assert counters.bytes > 3_000_000 + 3000 * 8
+    await publisher.close()
+    await connection.close()
+
+
+async def test_flush_returns_after_everything_before_it_is_delivered(server: EmbeddedNatsServer) -> None:
+    connection = await NatsConnection.connect(server.url)
+    collector = Collector()
+    await connection.subscribe_bulk("in", collector)
+    for count in (1, 10, 1000):
+        collector.payloads.clear()
+        for _ in range(count):
+            connection.publish("in", (b"x",))
+        await connection.flush()
+        assert len(collector.payloads) == count
+    await connection.close()
+
+
+async def test_nothing_is_delivered_after_unsubscribe(server: EmbeddedNatsServer) -> None:
+    connection = await NatsConnection.connect(server.url)
+    received: list[Message] = []
+    collector = Collector()
+    subscriptions = [await connection.subscribe("a", received.append), await connection.subscribe_bulk("b", collector)]
+    for subscription in subscriptions:
+        connection.publish(subscription.subject, (b"on the way",))
+        await subscription.unsubscribe()
+        connection.publish(subscription.subject, (b"late",))
+    await connection.flush()
+    assert (received, collector.payloads) == ([], [])
+    await connection.close()
+
+
+async def test_what_a_handler_raises_is_counted_and_the_connection_lives(
+    server: EmbeddedNatsServer, caplog: pytest.LogCaptureFixture
+) -> None:
+    connection = await NatsConnection.connect(server.url)
+    received: list[Message] = []
+
+    def broken(message: Message) -> None:
+        raise RuntimeError("broken handler")
+
+    class BrokenBulk(Collector):
+        def on_messages(self, *lists: object) -> None:
+            raise RuntimeError("broken bulk handler")
+
+        def chunk_done(self) -> None:
+            raise RuntimeError("broken chunk_done")
+
+    await connection.subscribe("a", broken)
+    await connection.subscribe_bulk("a", BrokenBulk())
+    await connection.subscribe("a", received.append)
+    inbox = connection.new_inbox()
+    connection.on_inbox(inbox, broken)
+    with caplog.at_level(logging.CRITICAL):
+        connection.publish("a", (b"x",))
+        connection.publish(inbox, (b"x",))
+        await connection.flush()
+        connection.publish("a", (b"y",))
+        await connection.flush()
+    assert [message.data for message in received] == [b"x", b"y"]
+    assert connection.counters.handler_errors == 7
+    assert connection.counters.losses == 0
+    await connection.close()
+
+
+async def test_no_responders_come_back_as_status_503(server: EmbeddedNatsServer) -> None:
+    connection = await NatsConnection.connect(server.url)
+    answer = await connection.request("nobody.here", b"?", timeout=5)
+    assert answer.status == NO_RESPONDERS
+    await connection.close()
+
+
+async def test_requests_get_their_own_answers_and_inboxes_any_number(server: EmbeddedNatsServer) -> None:
+    connection = await NatsConnection.connect(server.url)
+
+    def echo(message: Message) -> None:
+        assert message.reply is not None
+        for _ in range(3):
+            connection.publish(message.reply, (message.data,), headers=message.headers)
+
+    await connection.subscribe("echo", echo)
+    requests = [connection.request("echo", b"%d" % n, timeout=5, headers={"N": str(n)}) for n in range(100)]
+    answers = await asyncio.gather(*requests)
+    assert [answer.data for answer in answers] == [b"%d" % n for n in range(100)]
+    assert [answer.headers for answer in answers] == [{"N": str(n)} for n in range(100)]
+
+    several: list[Message] = []
+    inbox = connection.new_inbox()
+    connection.on_inbox(inbox, several.append)
+    connection.publish("echo", (b"x",), reply=inbox)
+    await until(lambda: len(several) == 3)
+    connection.on_inbox(inbox, None)
+    connection.publish("echo", (b"x",), reply=inbox)
+    await connection.flush()
+    assert len(several) == 3
+    with pytest.raises(ValueError, match="not an inbox of this connection"):
+        connection.on_inbox("_INBOX.other.1", several.append)
+    await connection.close()
+
+
+async def test_a_request_without_answer_times_out(server: EmbeddedNatsServer) -> None:
+    connection = await NatsConnection.connect(server.url)
+    await connection.subscribe("silent", lambda message: None)
+    with pytest.raises(TimeoutError, match="'silent': none came within 0.05 s"):
+        await connection.request("silent", b"", timeout=0.05)
+    await connection.close()
+
+
+# ---- loss and reconnect
+
+
+async def test_a_killed_server_that_comes_back_finds_everything_restored(server: EmbeddedNatsServer) -> None:
+    connection = await NatsConnection.connect(server.url)
+    received: list[Message] = []
+    collector = Collector()
+    changes: list[tuple[bool, bool]] = []
+    await connection.subscribe("direct", received.append)
+    await connection.subscribe_bulk("bulk", collector)
+    connection.on_connection_change(lambda connected: changes.append((connected, connection.is_connected)))
+    assert connection.connected_since <= time.monotonic()
+
+    waiting = asyncio.create_task(connection.request("direct", b"never answered", timeout=60))
+    await until(lambda: received)
+    server.kill()
+    with pytest.raises(TimeoutError, match="lost"):
+        await waiting
+    assert not connection.is_connected
+    assert connection.connected_since == float("inf")
+    assert connection.publish("direct", (b"not kept",)) is False
+    assert connection.publish_raw([b"PUB direct 0\r\n\r\n"]) is False
+    assert connection.counters.dropped_publishes == 2
+    with pytest.raises(TimeoutError, match="no connection"):
+        await connection.request("direct", b"", timeout=60)
+    with pytest.raises(TimeoutError, match="no connection"):
+        await connection.flush()
+    late = asyncio.create_task(connection.subscribe("late", received.append))
+
+    received.clear()
+    await asyncio.to_thread(server.start)
+    await late
+    assert connection.is_connected
+    connection.publish("direct", (b"1",))
+    connection.publish("bulk", (b"2",))
+    connection.publish("late", (b"3",))
+    await connection.flush()
+    assert [message.data for message in received] == [b"1", b"3"]
+    assert collector.payloads == [b"2"]
+    assert (await connection.request("nobody", b"", timeout=5)).status == NO_RESPONDERS
+    assert changes == [(False, False), (True, True)]
+    assert connection.counters.losses == 1
+    await connection.close()
+
+
+async def test_many_restarts_in_a_row_are_survived(server: EmbeddedNatsServer) -> None:
+    connection = await NatsConnection.connect(server.url)
+    received: list[Message] = []
+    changes: list[bool] = []
+    await connection.subscribe("a", received.append)
+    connection.on_connection_change(changes.append)
+    for round_ in range(5):
+        server.kill()
+        await until(lambda: not connection.is_connected)
+        await asyncio.to_thread(server.start)
+        await until(lambda: connection.is_connected)
+        connection.publish("a", (b"%d" % round_,))
+        await connection.flush()
+    assert [message.data for message in received] == [b"0", b"1", b"2", b"3", b"4"]
+    assert changes == [False, True] * 5
+    await connection.close()
+
+
+async def test_a_frozen_server_is_left_for_another_one_whatever_is_buffered(
+    server: EmbeddedNatsServer, tmp_path: Path
+) -> None:
+    """asyncio closes a socket only when its buffer is sent: a frozen server would never take it."""
+    with EmbeddedNatsServer(store_dir=tmp_path / "other") as other:
+        connection = await NatsConnection.connect(server.url, ping_interval=0.1, connect_timeout=0.5)
+        connection._client._setup_server_pool(other.url)
+        server.freeze()
+        try:
+            while connection.outgoing_bytes < 8 << 20:
+                connection.publish("a", (bytes(1 << 20),))
+            await until(lambda: not connection.is_connected)
+            await until(lambda: connection.is_connected)
+            assert connection.server_info["port"] == other.port
+        finally:
+            server.thaw()
+        await connection.close()
+
+
+@pytest.mark.parametrize("garbage", [b"GARBAGE\r\n", b"PUB a 3\r\ntoo long for that\r\n"])
+async def test_an_error_of_the_server_does_not_end_the_connection_for_good(
+    server: EmbeddedNatsServer, garbage: bytes
+) -> None:
+    connection = await NatsConnection.connect(server.url)
+    received: list[Message] = []
+    await connection.subscribe("b", received.append)
+    connection.publish_raw([garbage])
+    await until(lambda: connection.counters.losses == 1)
+    await until(lambda: connection.is_connected)
+    connection.publish("b", (b"again",))
+    await connection.flush()
+    assert [message.data for message in received] == [b"again"]
+    assert connection.counters.server_errors >= 1
+    await connection.close()
+
+
+async def test_a_server_that_does_not_speak_nats_any_more_is_left(server: EmbeddedNatsServer) -> None:
+    connection = await NatsConnection.connect(server.url)
+    link = connection._client._link
+    assert link is not None
+    room = link.get_buffer(-1)
+    room[:9] = b"NOT NATS\n"
+    room[9:11] = b"\r\n"
+    link.buffer_updated(11)
+    assert not connection.is_connected
+    await until(lambda: connection.is_connected)
+    assert (await connection.request("nobody", b"", timeout=5)).status == NO_RESPONDERS
+    await connection.close()
+
+
+async def test_a_missing_permission_is_counted_and_harms_nothing_else(tmp_path: Path) -> None:
+    rules = "authorization { users: [{ user: u, password: p, permissions: { publish: { deny: [secret] } } }] }"
+    with EmbeddedNatsServer(store_dir=tmp_path / "nats", config=rules) as server:
+        connection = await NatsConnection.connect(server.url, user="u", password="p")
+        connection.publish("secret", (b"",))
+        await connection.flush()
+        assert (connection.counters.server_errors, connection.counters.losses) == (1, 0)
+        await connection.close()
+
+
+# ---- limits
+
+
+async def test_publish_refuses_above_the_outgoing_limit_until_it_is_writable_again(server: EmbeddedNatsServer) -> None:
+    connection = await NatsConnection.connect(server.url, outgoing_limit=4 << 20, ping_interval=60)
+    server.freeze()
+    try:
+        sent = 0
+        async with asyncio.timeout(30):
+            while connection.publish("a", (bytes(100_000),)):
+                sent += 1
+        assert 4 << 20 < connection.outgoing_bytes < (4 << 20) + 200_000
+        assert connection.counters.dropped_publishes == 1
+        assert connection.is_connected
+        with pytest.raises(TimeoutError):
+            async with asyncio.timeout(0.05):
+                await connection.wait_writable()
+    finally:
+        server.thaw()
+    async with asyncio.timeout(30):
+        await connection.wait_writable()
+    assert connection.outgoing_bytes <= 1 << 20
+    assert connection.publish("a", (b"x",))
+    await connection.flush()
+    await connection.close()
+
+
+async def test_what_the_server_would_cut_us_off_for_is_refused_here(server: EmbeddedNatsServer) -> None:
+    connection = await NatsConnection.connect(server.url)
+    assert connection.max_payload == 8 << 20
+    for subject in ("", "a b", "a\r\nPUB b 0", "a\x00"):
+        with pytest.raises(ValueError, match="cannot be a NATS subject"):
+            connection.publish(subject, ())
+    with pytest.raises(ValueError, match="larger than max_payload=8388608"):
+        connection.publish("a", (bytes((8 << 20) + 1),))
+    with pytest.raises(ValueError, match="too long"):
+        connection.publish("a" * 5000, ())
+    received: list[Message] = []
+    await connection.subscribe("a", received.append)
+    assert connection.publish("a", (bytes(8 << 20),))
+    await connection.flush()
+    assert len(received[0].data) == 8 << 20
+    assert connection.counters.losses == 0
+    await connection.close()
+
+
+async def test_nothing_of_ours_goes_through_nats_pys_own_buffer_or_queues(server: EmbeddedNatsServer) -> None:
+    before = len(asyncio.all_tasks())
+    connection = await NatsConnection.connect(server.url, ping_interval=0.01)
+    received: list[Message] = []
+    for index in range(50):
+        await connection.subscribe(f"s.{index}", received.append)
+    connection.publish("s.1", (b"x",))
+    await connection.request("nobody", b"", timeout=5)
+    assert connection._client._pending == []
+    assert len(received) == 1
+    assert len(asyncio.all_tasks()) - before <= 3  # reader, flusher, pings
+    await connection.close()
+
+
+# ---- beginning and end
+
+
+async def test_no_server_is_said_in_one_sentence() -> None:
+    with socket.socket() as bound:
+        bound.bind(("127.0.0.1", 0))  # bound but not listening: refuses
+        url = f"nats://user:secret@127.0.0.1:{bound.getsockname()[1]}"
+        with pytest.raises(NatsUnavailable) as caught:
+            await NatsConnection.connect(url)
+    text = str(caught.value)
+    assert f"nats://127.0.0.1:{bound_port(url)}" in text
+    assert "start one" in text
+    assert "secret" not in text
+
+
+def bound_port(url: str) -> str:
+    return url.rsplit(":", 1)[1]
+
+
+@pytest.mark.parametrize("url", ["ws://127.0.0.1:80", "nats://127.0.0.1:port", ""])
+async def test_a_useless_url_is_refused(url: str) -> None:
+    with pytest.raises(NatsUnavailable):
+        await NatsConnection.connect(url)
+
+
+async def test_one_of_several_urls_is_enough(server: EmbeddedNatsServer) -> None:
+    for _ in range(4):
+        connection = await NatsConnection.connect(f"nats://127.0.0.1:1, {server.url}")
+        assert connection.server_info["port"] == server.port
+        await connection.close()
+
+
+async def test_a_closed_connection_says_so(server: EmbeddedNatsServer) -> None:
+    connection = await NatsConnection.connect(server.url)
+    changes: list[bool] = []
+    connection.on_connection_change(changes.append)
+    await connection.subscribe("silent", lambda message: None)
+    waiting = asyncio.create_task(connection.request("silent", b"", timeout=60))
+    await until(lambda: connection.counters.read.messages == 1)
+    await connection.close()
+    with pytest.raises(TimeoutError, match="closed"):
+        await waiting
+    assert not connection.is_connected
+    assert connection.publish("a", (b"",)) is False
+    with pytest.raises(ConnectionClosed):
+        await connection.subscribe("a", lambda message: None)
+    with pytest.raises(ConnectionClosed):
+        await connection.wait_writable()
+    assert changes == []
+    await connection.close()
+
+
+async def test_closing_wakes_those_who_wait_for_a_lost_server(server: EmbeddedNatsServer) -> None:
+    connection = await NatsConnection.connect(server.url)
+    server.kill()
+    await until(lambda: not connection.is_connected)
+    waiting = [
+        asyncio.create_task(connection.wait_writable()),
+        asyncio.create_task(connection.subscribe("a", lambda message: None)),
+    ]
+    await asyncio.sleep(0)
+    await connection.close()
+    async with asyncio.timeout(5):
+        outcomes = await asyncio.gather(*waiting, return_exceptions=True)
+    assert [type(outcome) for outcome in outcomes] == [ConnectionClosed, ConnectionClosed]
+
+
+async def test_drain_delivers_and_sends_before_it_closes(server: EmbeddedNatsServer) -> None:
+    connection = await NatsConnection.connect(server.url)
+    observer = await NatsConnection.connect(server.url)
+    own, seen = Collector(), Collector()
+    await connection.subscribe_bulk("a", own)
+    await observer.subscribe_bulk("a", seen)
+    for _ in range(2000):
+        connection.publish("a", (b"x" * 1000,))
+    await connection.drain()
+    await observer.flush()
+    assert (len(own.payloads), len(seen.payloads)) == (2000, 2000)
+    await observer.close()
+
+
+# ---- credentials and TLS
+
+
+async def test_a_token_is_needed_and_survives_a_restart(tmp_path: Path) -> None:
+    with EmbeddedNatsServer(store_dir=tmp_path / "nats", config="authorization { token: sesame }") as server:
+        with pytest.raises(NatsUnavailable, match="refuses these credentials"):
+            await NatsConnection.connect(server.url)
+        connection = await NatsConnection.connect(server.url, token="sesame")
+        server.kill()
+        await until(lambda: not connection.is_connected)
+        await asyncio.to_thread(server.start)
+        await until(lambda: connection.is_connected)
+        await connection.close()
+
+
+async def test_user_and_password_are_needed(tmp_path: Path) -> None:
+    with EmbeddedNatsServer(store_dir=tmp_path / "nats", config="authorization { user: u, password: pw }") as server:
+        with pytest.raises(NatsUnavailable, match="refuses these credentials"):
+            await NatsConnection.connect(server.url, user="u", password="wrong")
+        connection = await NatsConnection.connect(server.url, user="u", password="pw")
+        await connection.close()
+        in_url = server.url.replace("nats://", "nats://u:pw@")
+        connection = await NatsConnection.connect(in_url)
+        await connection.close()
+
+
+@pytest.mark.skipif(shutil.which("openssl") is None, reason="needs openssl to make a certificate")
+async def test_tls_carries_everything_and_reconnects(tmp_path: Path) -> None:
+    key, certificate = tmp_path / "key.pem", tmp_path / "cert.pem"
+    command = "openssl req -x509 -newkey ec -pkeyopt ec_paramgen_curve:prime256v1 -nodes -days 2 -subj /CN=localhost"
+    names = ["-addext", "subjectAltName=DNS:localhost,IP:127.0.0.1", "-keyout", str(key), "-out", str(certificate)]
+    subprocess.run([*command.split(), *names], check=True, capture_output=True)
+    rules = f'tls {{ cert_file: "{certificate}", key_file: "{key}" }}'
+    with EmbeddedNatsServer(store_dir=tmp_path / "nats", config=rules) as server:
+        with pytest.raises(NatsUnavailable, match="certificate"):
+            await NatsConnection.connect(server.url, tls=ssl.create_default_context())
+        context = ssl.create_default_context(cafile=str(certificate))
+        connection = await NatsConnection.connect(server.url, tls=context)
+        collector = Collector()
+        await connection.subscribe_bulk("in", collector)
+        for _ in range(2):
+            collector.payloads.clear()
+            connection.publish_raw([b"PUB in 100\r\n%0100d\r\n" % index for index in range(3000)])
+            connection.publish("in", (bytes(5_000_000),))
+            await connection.flush()
+            assert collector.payloads == [b"%0100d" % index for index in range(3000)] + [bytes(5_000_000)]
+            server.kill()
+            await until(lambda: not connection.is_connected)
+            await asyncio.to_thread(server.start)
+            await until(lambda: connection.is_connected)
+        await connection.close()
+
+
+# ---- the embedded server
+
+
+def test_a_taken_port_is_named_with_the_remedy(server: EmbeddedNatsServer, tmp_path: Path) -> None:
+    second = EmbeddedNatsServer(port=server.port, store_dir=tmp_path / "second")
+    with pytest.raises(NatsPortTaken, match=rf"port {server.port} on 127.0.0.1 is taken.*another port"):
+        second.start()
+    assert not second.is_running
+
+
+def test_a_bad_configuration_is_said(tmp_path: Path) -> None:
+    with pytest.raises(NatsServerFailed, match="nats-server did not start: .*nonsense"):
+        EmbeddedNatsServer(store_dir=tmp_path, config="nonsense: { deep: 1 ").start()
+
+
+def test_the_server_keeps_its_port_over_restarts_and_leaves_nothing_behind(tmp_path: Path) -> None:
+    server = EmbeddedNatsServer(store_dir=tmp_path / "nats")
+    server.start()
+    port, pid = server.port, server.pid
+    assert server.url == f"nats://127.0.0.1:{port}"
+    server.stop()
+    assert (server.is_running, server.pid) == (False, None)
+    server.start()
+    assert server.port == port
+    assert server.pid not in (None, pid)
+    server.stop()
+    server.stop()
+    assert sorted(path.name for path in (tmp_path / "nats").iterdir()) == ["nats-server.conf", "nats-server.log"]
+
+
+# ---- services
+
+
+async def test_a_service_is_found_answers_and_counts(server: EmbeddedNatsServer) -> None:
+    connection = await NatsConnection.connect(server.url)
+    client = await NatsConnection.connect(server.url)
+
+    async def double(message: Message) -> Answer:
+        await asyncio.sleep(0)
+        return message.data * 2, {"Kind": "double"}
+
+    async def silent(message: Message) -> Answer:
+        return None
+
+    async def broken(message: Message) -> Answer:
+        raise RuntimeError("no\nluck")
+
+    endpoints = {"api.double": double, "api.silent": silent, "api.broken": broken}
+    service = await connection.add_service("tidelog-api", "1.2.3", "What it does", endpoints)
+
+    answer = await client.request("api.double", b"ab", timeout=5)
+    assert (answer.data, answer.headers) == (b"abab", {"Kind": "double"})
+    with pytest.raises(TimeoutError):
+        await client.request("api.silent", b"", timeout=0.05)
+    answer = await client.request("api.broken", b"", timeout=5)
+    assert answer.headers is not None
+    assert answer.headers[ERROR_CODE_HEADER] == "500"
+    assert "no\\nluck" in answer.headers[ERROR_HEADER]
+
+    async def ask(subject: str) -> dict[str, Any]:
+        found: dict[str, Any] = json.loads((await client.request(subject, b"", timeout=5)).data)
+        return found
+
+    for scope in ("", ".tidelog-api", f".tidelog-api.{service.id}"):
+        ping = await ask(f"$SRV.PING{scope}")
+        assert ping["type"] == "io.nats.micro.v1.ping_response"
+        assert (ping["name"], ping["id"], ping["version"]) == ("tidelog-api", service.id, "1.2.3")
+    info = await ask("$SRV.INFO.tidelog-api")
+    assert info["description"] == "What it does"
+    assert {(e["name"], e["subject"], e["queue_group"]) for e in info["endpoints"]} == {
+        ("api-double", "api.double", ""),
+        ("api-silent", "api.silent", ""),
+        ("api-broken", "api.broken", ""),
+    }
+    stats = {e["subject"]: e for e in (await ask("$SRV.STATS.tidelog-api"))["endpoints"]}
+    assert [stats[f"api.{name}"]["num_requests"] for name in ("double", "silent", "broken")] == [1, 1, 1]
+    assert stats["api.broken"]["num_errors"] == 1
+
+    await service.stop()
+    assert (await client.request("api.double", b"", timeout=5)).status == NO_RESPONDERS
+    assert (await client.request("$SRV.PING", b"", timeout=5)).status == NO_RESPONDERS
+    await connection.close()
+    await client.close()
+
+
+async def test_every_instance_of_a_service_gets_every_request(server: EmbeddedNatsServer) -> None:
+    connections = [await NatsConnection.connect(server.url) for _ in range(3)]
+
+    def answering(text: bytes) -> Callable[[Message], Any]:
+        async def endpoint(message: Message) -> Answer:
+            return text, None
+
+        return endpoint
+
+    for index, connection in enumerate(connections):
+        await connection.add_service("many", "0.1.0", "", {"many.ask": answering(b"%d" % index)})
+    answers: list[Message] = []
+    inbox = connections[0].new_inbox()
+    connections[0].on_inbox(inbox, answers.append)
+    connections[0].publish("many.ask", (), reply=inbox)
+    await until(lambda: len(answers) == 3)
+    assert sorted(message.data for message in answers) == [b"0", b"1", b"2"]
+    for connection in connections:
+        await connection.close()

@@ -1,0 +1,359 @@
+"""RaftNodes on one event loop and real loopback sockets: groups, observers, refusals."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import shutil
+import socket
+from collections.abc import AsyncIterator, Callable
+from dataclasses import replace
+from pathlib import Path
+from typing import NoReturn
+
+import pytest
+
+from metadata.raft import (
+    MAX_COMMAND_BYTES,
+    CommandTooLarge,
+    RaftAddressError,
+    RaftApplyFailed,
+    RaftConfig,
+    RaftConfigurationError,
+    RaftNode,
+    RaftOutcomeUnknown,
+    RaftRole,
+    RaftStatus,
+    RaftStorageError,
+    RaftUnavailable,
+)
+from tests.integration.raft_cluster import free_addresses
+
+
+class ProcessEnded(Exception):
+    pass
+
+
+class Recorder:
+    def __init__(self) -> None:
+        self.commands: list[bytes] = []
+
+    def apply(self, command: bytes) -> object:
+        if command == b"boom":
+            raise ValueError("boom")
+        self.commands.append(command)
+        return len(self.commands)
+
+    def snapshot(self) -> bytes:
+        return b"|".join(self.commands)
+
+    def restore(self, snapshot: bytes) -> None:
+        self.commands = snapshot.split(b"|")
+
+
+class Member:
+    """A node with what it was told."""
+
+    def __init__(self, config: RaftConfig) -> None:
+        self.config = config
+        self.machine = Recorder()
+        self.statuses: list[RaftStatus] = []
+        self.lost: list[str] = []
+        self.ended: list[str] = []
+        self.node = RaftNode(
+            config,
+            self.machine,
+            on_status=self.statuses.append,
+            on_peer_lost=self.lost.append,
+            exit_process=self._end,
+        )
+
+    def _end(self, reason: str) -> NoReturn:
+        self.ended.append(reason)
+        raise ProcessEnded(reason)
+
+    @property
+    def leads(self) -> bool:
+        return self.node.status().role is RaftRole.LEADER
+
+
+async def until(condition: Callable[[], object], timeout: float = 10) -> None:
+    async with asyncio.timeout(timeout):
+        while not condition():  # noqa: ASYNC110 - conditions of several nodes, which have no event in common
+            await asyncio.sleep(0.005)
+
+
+@contextlib.asynccontextmanager
+async def running(*members: Member) -> AsyncIterator[None]:
+    try:
+        for member in members:
+            await member.node.start()
+        yield
+    finally:
+        for member in members:
+            await member.node.close()
+
+
+def standalone(tmp_path: Path, address: str | None = None) -> RaftConfig:
+    return RaftConfig(address=address or free_addresses(1)[0], peers=(), directory=tmp_path / "raft", secret=None)
+
+
+def group(tmp_path: Path, *, secret: bytes | None = None, voters: int = 3, **settings: int) -> list[Member]:
+    addresses = free_addresses(voters)
+    return [
+        Member(
+            RaftConfig(
+                address=address,
+                peers=tuple(other for other in addresses if other != address),
+                directory=tmp_path / f"voter{number}",
+                secret=secret,
+                **settings,
+            )
+        )
+        for number, address in enumerate(addresses)
+    ]
+
+
+async def leader_of(members: list[Member]) -> Member:
+    await until(lambda: sum(member.leads for member in members) == 1)
+    return next(member for member in members if member.leads)
+
+
+# ---------------------------------------------------------------------------- standalone
+
+
+async def test_a_standalone_voter_commits_and_remembers(tmp_path: Path) -> None:
+    config = standalone(tmp_path)
+    first = Member(config)
+    async with running(first):
+        assert [await first.node.propose(command, timeout=5) for command in (b"a", b"b")] == [1, 2]
+        await first.node.barrier(timeout=5)
+        assert first.statuses[-1].leader == config.address
+        assert first.statuses[-1].has_quorum
+    again = Member(config)
+    async with running(again):
+        await again.node.barrier(timeout=5)
+        assert again.machine.commands == [b"a", b"b"]
+
+
+async def test_compaction_and_restart_keep_everything(tmp_path: Path) -> None:
+    config = replace(standalone(tmp_path), compaction_min_entries=20)
+    expected = [b"%d" % number for number in range(100)]
+    first = Member(config)
+    async with running(first):
+        for command in expected:
+            await first.node.propose(command, timeout=5)
+        await until((config.directory / "snapshot").exists)
+    again = Member(config)
+    async with running(again):
+        await again.node.barrier(timeout=5)
+        assert again.machine.commands == expected
+
+
+async def test_many_proposals_share_syncs_and_are_bounded(tmp_path: Path) -> None:
+    member = Member(standalone(tmp_path))
+    async with running(member):
+        await member.node.barrier(timeout=5)
+        proposals = [member.node.propose(b"%d" % number, timeout=10) for number in range(1100)]
+        results = await asyncio.gather(*proposals, return_exceptions=True)
+        refused = [result for result in results if isinstance(result, RaftUnavailable)]
+        assert len(refused) == 1100 - 1024
+        assert len(member.machine.commands) == 1024
+
+
+async def test_a_command_that_the_state_machine_refuses_to_apply(tmp_path: Path) -> None:
+    member = Member(standalone(tmp_path))
+    async with running(member):
+        with pytest.raises(RaftApplyFailed, match="boom"):
+            await member.node.propose(b"boom", timeout=5)
+        assert await member.node.propose(b"fine", timeout=5) == 1
+
+
+async def test_a_failed_sync_ends_the_process(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    member = Member(standalone(tmp_path))
+    async with running(member):
+        await member.node.barrier(timeout=5)
+
+        def fail(_descriptor: int) -> None:
+            raise OSError(5, "Input/output error")
+
+        with monkeypatch.context() as broken:
+            broken.setattr("os.fdatasync", fail)
+            proposal = asyncio.create_task(member.node.propose(b"a", timeout=5))
+            await until(lambda: member.ended)
+            proposal.cancel()
+    assert "this process ends" in member.ended[0]
+
+
+# ---------------------------------------------------------------------------- groups
+
+
+async def test_three_voters_agree_whoever_is_asked(tmp_path: Path) -> None:
+    members = group(tmp_path, secret=b"a secret of some bytes")
+    async with running(*members):
+        leader = await leader_of(members)
+        results = [await member.node.propose(member.config.directory.name.encode(), timeout=5) for member in members]
+        assert results == [1, 2, 3]
+        for member in members:
+            await member.node.barrier(timeout=5)
+            assert member.machine.commands == [b"voter0", b"voter1", b"voter2"]
+            assert member.node.status().leader == leader.config.address
+
+
+async def test_the_loss_of_the_leader_is_told_and_another_takes_over(tmp_path: Path) -> None:
+    members = group(tmp_path)
+    async with running(*members):
+        old = await leader_of(members)
+        await old.node.propose(b"before", timeout=5)
+        rest = [member for member in members if member is not old]
+        await old.node.close()
+        await until(lambda: all(old.config.address in member.lost for member in rest), timeout=1)
+        await rest[0].node.propose(b"after", timeout=5)
+        new = await leader_of(rest)
+        assert new.machine.commands == [b"before", b"after"]
+
+
+async def test_an_observer_follows_proposes_and_survives_failover(tmp_path: Path) -> None:
+    members = group(tmp_path)
+    voters = tuple(member.config.address or "" for member in members)
+    observer = Member(RaftConfig(address=None, peers=voters, directory=tmp_path / "observer", secret=None))
+    async with running(*members, observer):
+        old = await leader_of(members)
+        assert await observer.node.propose(b"one", timeout=5) == 1
+        assert observer.node.status().role is RaftRole.OBSERVER
+        await old.node.close()
+        await until(lambda: old.config.address in observer.lost)
+        assert await observer.node.propose(b"two", timeout=5) == 2
+        assert observer.machine.commands == [b"one", b"two"]
+
+
+async def test_a_voter_whose_disk_was_emptied_gets_a_snapshot(tmp_path: Path) -> None:
+    members = group(tmp_path, compaction_min_entries=20)
+    async with running(*members):
+        leader = await leader_of(members)
+        victim = next(member for member in members if member is not leader)
+        await victim.node.close()
+        for number in range(100):
+            await leader.node.propose(b"%d" % number, timeout=5)
+        shutil.rmtree(victim.config.directory)
+        again = Member(victim.config)
+        async with running(again):
+            await again.node.barrier(timeout=5)
+            assert again.machine.commands == leader.machine.commands
+
+
+async def test_without_a_majority_nothing_is_queued(tmp_path: Path) -> None:
+    members = group(tmp_path)
+    async with running(members[0]):
+        with pytest.raises(RaftUnavailable, match=r"No Raft leader was known within 0\.3 s"):
+            await members[0].node.propose(b"x", timeout=0.3)
+        assert not members[0].node.status().has_quorum
+        assert members[0].node.status().term == 0, "pre-votes raise no term"
+
+
+async def test_a_leader_alone_gives_up_and_the_outcome_is_unknown(tmp_path: Path) -> None:
+    members = group(tmp_path)
+    async with running(*members):
+        leader = await leader_of(members)
+        await leader.node.barrier(timeout=5)
+        for member in members:
+            if member is not leader:
+                await member.node.close()
+        with pytest.raises(RaftOutcomeUnknown, match="not seen applied"):
+            await leader.node.propose(b"x", timeout=0.3)
+        await until(lambda: not leader.leads)
+
+
+async def test_a_voter_with_another_secret_stays_outside(tmp_path: Path) -> None:
+    members = group(tmp_path, secret=b"the secret of the group")
+    members[2] = Member(replace(members[2].config, secret=b"the secret of a stranger"))
+    async with running(*members):
+        leader = await leader_of(members[:2])
+        await leader.node.propose(b"x", timeout=5)
+        with pytest.raises(RaftUnavailable):
+            await members[2].node.propose(b"y", timeout=0.3)
+        assert members[2].machine.commands == []
+
+
+async def test_host_names_are_resolved_in_the_background(tmp_path: Path) -> None:
+    addresses = [address.replace("127.0.0.1", "localhost") for address in free_addresses(2)]
+    members = [
+        Member(RaftConfig(address=mine, peers=(other,), directory=tmp_path / mine, secret=None))
+        for mine, other in (addresses, addresses[::-1])
+    ]
+    async with running(*members):
+        leader = await leader_of(members)
+        assert await leader.node.propose(b"x", timeout=5) == 1
+
+
+async def test_idle_connections_stay(tmp_path: Path) -> None:
+    members = group(tmp_path)
+    async with running(*members):
+        await leader_of(members)
+        await until(lambda: all(member.node.status().has_quorum for member in members))
+        # Two connection timeouts: the two followers have nothing to say to each other but pings.
+        await asyncio.sleep(2 * members[0].config.connection_timeout_s)
+        assert [member.lost for member in members] == [[], [], []]
+
+
+# ---------------------------------------------------------------------------- refusals
+
+
+async def test_a_taken_port_is_named(tmp_path: Path) -> None:
+    with socket.create_server(("127.0.0.1", 0)) as taken:
+        address = f"127.0.0.1:{taken.getsockname()[1]}"
+        member = Member(standalone(tmp_path, address))
+        with pytest.raises(RaftAddressError, match=f"{address} cannot be bound .*stop the process"):
+            await member.node.start()
+    async with running(member):
+        await member.node.barrier(timeout=5)
+
+
+async def test_a_directory_in_use_is_refused(tmp_path: Path) -> None:
+    first = Member(standalone(tmp_path))
+    async with running(first):
+        with pytest.raises(RaftStorageError, match="in use by another process"):
+            await Member(standalone(tmp_path)).node.start()
+
+
+@pytest.mark.parametrize("file", ["journal", "snapshot"])
+async def test_a_file_that_is_not_ours_is_refused(tmp_path: Path, file: str) -> None:
+    config = standalone(tmp_path)
+    config.directory.mkdir()
+    (config.directory / file).write_bytes(b"something else, long enough to be read as a header")
+    with pytest.raises(RaftStorageError, match=str(config.directory / file)):
+        await Member(config).node.start()
+
+
+@pytest.mark.parametrize(
+    ("address", "peers"), [("0.0.0.0:7001", ()), ("127.0.0.1:7001", ("192.0.2.1:7001",)), (None, ("192.0.2.1:7001",))]
+)
+async def test_beyond_loopback_a_secret_is_needed(tmp_path: Path, address: str | None, peers: tuple[str, ...]) -> None:
+    config = RaftConfig(address=address, peers=peers, directory=tmp_path / "raft", secret=None)
+    with pytest.raises(RaftConfigurationError, match="no Raft secret is configured"):
+        await Member(config).node.start()
+
+
+async def test_commands_above_the_limit_are_refused(tmp_path: Path) -> None:
+    member = Member(standalone(tmp_path))
+    async with running(member):
+        with pytest.raises(CommandTooLarge, match=f"above the limit of {MAX_COMMAND_BYTES}"):
+            await member.node.propose(bytes(MAX_COMMAND_BYTES + 1), timeout=5)
+        assert await member.node.propose(bytes(MAX_COMMAND_BYTES), timeout=5) == 1
+
+
+async def test_what_is_open_at_close_ends_as_unknown_and_later_ones_are_refused(tmp_path: Path) -> None:
+    members = group(tmp_path)
+    async with running(*members):
+        leader = await leader_of(members)
+        await leader.node.barrier(timeout=5)
+        for member in members:
+            if member is not leader:
+                await member.node.close()
+        proposal = asyncio.create_task(leader.node.propose(b"x", timeout=30))
+        await until(lambda: leader.node._waiting)
+        await leader.node.close()
+        with pytest.raises(RaftOutcomeUnknown, match="closed"):
+            await proposal
+        with pytest.raises(RaftUnavailable, match="closed"):
+            await leader.node.propose(b"x", timeout=30)

@@ -1,0 +1,420 @@
+"""Appending, reading, looking up, syncing and cutting on a real disk."""
+
+from __future__ import annotations
+
+import errno
+import os
+import threading
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import pytest
+
+from dataplane.log.errors import LogDamaged
+from dataplane.log.files import REAL_FILES, ReadHandles, RealFiles
+from dataplane.log.partition_log import LogConfig, PartitionLog
+from dataplane.replica.epochs import EpochEntry
+from wire.batch import control_batch, iter_batches, parse_header
+from wire.errors import Code, CorruptData, InvariantViolation, TidelogError
+from wire.types import LeaderEpoch, Offset
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    from tests.unit.dataplane.log.conftest import Batches
+    from wire.transport import Buffer
+
+SMALL = LogConfig(segment_bytes=4096, index_interval_bytes=512)
+END = Offset(1 << 40)
+
+
+def opened(path: Path, config: LogConfig = SMALL, files: RealFiles = REAL_FILES) -> PartitionLog:
+    log, report = PartitionLog.open(path, config, files=files)
+    assert report.damaged is None
+    return log
+
+
+def end_of(block: bytes | Sequence[Buffer] | None) -> int:
+    assert block
+    data = block if isinstance(block, bytes) else b"".join(block)
+    return max(header.end_offset for _, header in iter_batches(data))
+
+
+class TestAppending:
+    def test_a_new_log_is_empty(self, tmp_path: Path) -> None:
+        log = opened(tmp_path / "a" / "b")
+        assert (log.log_start_offset, log.log_end_offset, log.durable_end, log.high_watermark) == (0, 0, 0, 0)
+        assert not log.needs_sync
+        assert log.read(Offset(0), max_bytes=100, end_offset=END) == []
+        assert log.read_from_disk(Offset(0), max_bytes=100, end_offset=END) == b""
+
+    def test_batches_come_back_byte_for_byte_through_rolls(self, tmp_path: Path, batches: Batches) -> None:
+        log = opened(tmp_path)
+        written = b"".join(batches.append(log, 1 + n % 5).data for n in range(100))
+        assert len(list(tmp_path.glob("*.log"))) > 3
+        assert batches.stored(log) == written
+        assert log.size_bytes == len(written)
+        log.close()
+        assert batches.stored(opened(tmp_path)) == written
+
+    def test_parts_may_be_split_anywhere(self, tmp_path: Path, batches: Batches) -> None:
+        log = opened(tmp_path)
+        three = [batches.one(0, 2), batches.one(2, 3), batches.one(5, 1, epoch=2)]
+        data = b"".join(batch.data for batch in three)
+        log.append([data[:50], memoryview(data)[50:300], data[300:]], [batch.header for batch in three])
+        assert log.log_end_offset == 6
+        assert batches.stored(log) == data
+        for batch in three:
+            read = log.read(batch.header.base_offset, max_bytes=1, end_offset=END)
+            assert read is not None
+            assert b"".join(read) == batch.data
+
+    def test_a_batch_may_begin_above_the_end_but_not_below_it(self, tmp_path: Path, batches: Batches) -> None:
+        log = opened(tmp_path)
+        batches.append(log, 5)
+        above = batches.one(20)
+        log.append(above.parts, [above.header])
+        with pytest.raises(InvariantViolation, match="does not continue"):
+            log.append((below := batches.one(20)).parts, [below.header])
+        for offset in (5, 12, 20):
+            assert parse_header(log.read_from_disk(Offset(offset), max_bytes=1, end_offset=END)).base_offset == 20
+        log.close()
+        assert opened(tmp_path).log_end_offset == 21
+
+    def test_a_batch_of_an_older_epoch_is_refused_and_changes_nothing(self, tmp_path: Path, batches: Batches) -> None:
+        log = opened(tmp_path)
+        batches.append(log, epoch=3)
+        with pytest.raises(InvariantViolation):
+            batches.append(log, epoch=2)
+        assert log.log_end_offset == 1
+        assert log.epochs.entries == (EpochEntry(LeaderEpoch(3), Offset(0)),)
+
+    def test_bytes_that_are_not_those_of_the_headers_are_refused(self, tmp_path: Path, batches: Batches) -> None:
+        log = opened(tmp_path)
+        batch = batches.one(0)
+        with pytest.raises(InvariantViolation, match="bytes"):
+            log.append([*batch.parts, b"more"], [batch.header])
+        assert log.size_bytes == 0
+
+    def test_more_parts_than_one_system_call_takes(self, tmp_path: Path, batches: Batches) -> None:
+        log = opened(tmp_path, LogConfig())
+        data = batches.one(0, 200).data
+        log.append([data[at : at + 3] for at in range(0, len(data), 3)], [parse_header(data)])
+        assert batches.stored(log) == data
+
+
+class TestReading:
+    def test_whole_batches_from_the_one_that_holds_the_offset(self, tmp_path: Path, batches: Batches) -> None:
+        log = opened(tmp_path, LogConfig(index_interval_bytes=512))
+        batches.fill(log, 100, each=5)
+        size = batches.one(50, 5).header.size
+        for read in (log.read, log.read_from_disk):
+            for offset in (50, 52, 54):
+                assert end_of(read(Offset(offset), max_bytes=1, end_offset=END)) == 55
+                assert end_of(read(Offset(offset), max_bytes=2 * size, end_offset=END)) == 60
+                assert end_of(read(Offset(offset), max_bytes=2 * size - 1, end_offset=END)) == 55
+
+    def test_no_batch_that_ends_above_the_end_offset(self, tmp_path: Path, batches: Batches) -> None:
+        log = opened(tmp_path, LogConfig(index_interval_bytes=512))
+        batches.fill(log, 100, each=5)
+        for read in (log.read, log.read_from_disk):
+            assert end_of(read(Offset(50), max_bytes=1 << 20, end_offset=Offset(57))) == 55
+            assert end_of(read(Offset(50), max_bytes=1 << 20, end_offset=Offset(60))) == 60
+            assert not read(Offset(51), max_bytes=1 << 20, end_offset=Offset(54))
+            assert not read(Offset(100), max_bytes=1 << 20, end_offset=END)
+
+    def test_a_batch_larger_than_the_limit_is_returned_alone(self, tmp_path: Path, batches: Batches) -> None:
+        log = opened(tmp_path)
+        large = batches.append(log, 3, size=20_000)
+        batches.append(log)
+        assert log.read_from_disk(Offset(1), max_bytes=10, end_offset=END) == large.data
+
+    def test_what_left_the_memory_is_read_from_disk(self, tmp_path: Path, batches: Batches) -> None:
+        log = opened(tmp_path, LogConfig(tail_bytes=2000))
+        batches.fill(log, 5000)
+        assert log.read(Offset(4000), max_bytes=1, end_offset=END) is None
+        assert end_of(log.read(Offset(4999), max_bytes=1, end_offset=END)) == 5000
+        assert end_of(log.read_from_disk(Offset(4000), max_bytes=1, end_offset=END)) == 4001
+
+    def test_before_the_start_of_the_log(self, tmp_path: Path, batches: Batches) -> None:
+        log = opened(tmp_path)
+        log.drop_all(Offset(50))
+        batches.append(log)
+        with pytest.raises(TidelogError) as caught:
+            log.read_from_disk(Offset(49), max_bytes=1, end_offset=END)
+        assert caught.value.code is Code.OFFSET_BEFORE_LOG
+        assert caught.value.details == {"log_start": "50"}
+
+    def test_a_damaged_header_is_never_served(self, tmp_path: Path, batches: Batches) -> None:
+        log = opened(tmp_path, LogConfig(tail_bytes=0))
+        batches.fill(log, 10)
+        size = batches.one(0).header.size
+        with next(tmp_path.glob("*.log")).open("r+b") as file:
+            file.seek(5 * size + 1)
+            file.write(b"\xff")
+        assert end_of(log.read_from_disk(Offset(0), max_bytes=5 * size, end_offset=END)) == 5
+        with pytest.raises(CorruptData, match=f"at byte {5 * size}"):
+            log.read_from_disk(Offset(5), max_bytes=1, end_offset=END)
+        with pytest.raises(CorruptData, match=f"at byte {5 * size}"):
+            log.read_from_disk(Offset(0), max_bytes=6 * size, end_offset=END)
+
+    def test_reading_goes_on_while_the_log_is_appended_rolled_synced_and_cut(
+        self, tmp_path: Path, batches: Batches
+    ) -> None:
+        log = opened(tmp_path, LogConfig(segment_bytes=4096, index_interval_bytes=256, tail_bytes=0))
+        batches.fill(log, 50)
+        epochs = {offset: 1 for offset in range(50)}
+        stop = threading.Event()
+        failures: list[BaseException] = []
+        reads = 0
+
+        def reader() -> None:
+            nonlocal reads
+            try:
+                while not stop.is_set():
+                    end = log.log_end_offset
+                    offset = Offset(max(0, end - 30))
+                    block = log.read_from_disk(offset, max_bytes=3000, end_offset=end)
+                    for at, header in iter_batches(block):
+                        value = block[at + 96 : at + header.size]
+                        # The record says which epoch wrote it: a mixture of old and new bytes would not match.
+                        assert f" of {header.leader_epoch} ".encode() in value
+                        assert header.base_offset in epochs
+                    reads += 1
+            except BaseException as error:  # noqa: BLE001
+                failures.append(error)
+
+        thread = threading.Thread(target=reader)
+        thread.start()
+        for epoch in range(2, 60):
+            log.sync()
+            log.truncate(Offset(log.log_end_offset - 20))
+            for _ in range(35):
+                epochs[log.log_end_offset] = epoch
+                batches.append(log, epoch=epoch)
+        stop.set()
+        thread.join()
+        assert not failures
+        assert reads
+
+    def test_open_files_are_bounded(self, tmp_path: Path, batches: Batches) -> None:
+        handles = ReadHandles(REAL_FILES, capacity=3)
+        log, _ = PartitionLog.open(tmp_path, LogConfig(segment_bytes=4096, tail_bytes=0), handles=handles)
+        batches.fill(log, 1000)
+        log.sync()
+        before = len(os.listdir("/proc/self/fd"))
+        batches.stored(log)
+        assert len(list(tmp_path.glob("*.log"))) > 20
+        assert len(os.listdir("/proc/self/fd")) <= before + 3
+        handles.close()
+        assert len(os.listdir("/proc/self/fd")) == before
+
+
+class TestTimestamps:
+    def test_the_first_record_of_at_least_that_time(self, tmp_path: Path, batches: Batches) -> None:
+        log = opened(tmp_path)
+        batches.fill(log, 500, each=5)
+        for wanted, found in [(-5, 0), (0, 0), (1, 1), (7000, 7), (252_001, 253), (499_000, 499), (499_001, None)]:
+            assert log.offset_for_timestamp(wanted, END) == found
+        log.close()
+        assert opened(tmp_path).offset_for_timestamp(252_001, END) == 253
+
+    def test_not_above_the_end_offset(self, tmp_path: Path, batches: Batches) -> None:
+        log = opened(tmp_path)
+        batches.fill(log, 50, each=5)
+        assert log.offset_for_timestamp(30_000, Offset(31)) == 30
+        assert log.offset_for_timestamp(30_000, Offset(30)) is None
+
+    def test_timestamps_need_not_grow(self, tmp_path: Path, batches: Batches) -> None:
+        log = opened(tmp_path, LogConfig(segment_bytes=1 << 20, index_interval_bytes=1))
+        for offset, timestamps in enumerate([[10, 50], [20, 30], [60, 5], [40, 70]]):
+            batch = batches.one(2 * offset, 2, timestamps=timestamps)
+            log.append(batch.parts, [batch.header])
+        found = {t: log.offset_for_timestamp(t, END) for t in (5, 10, 11, 50, 51, 61, 71)}
+        assert found == {5: 0, 10: 0, 11: 1, 50: 1, 51: 4, 61: 7, 71: None}
+
+    def test_control_batches_do_not_count(self, tmp_path: Path, batches: Batches) -> None:
+        log = opened(tmp_path)
+        parts, header = control_batch(1, 0, b"", timestamp=9_000_000).stamp(Offset(0), LeaderEpoch(1))
+        log.append(parts, [header])
+        assert log.offset_for_timestamp(0, END) is None
+        batches.append(log)
+        assert log.offset_for_timestamp(0, END) == 1
+
+
+class TestSyncing:
+    def test_durable_end_follows_the_sync(self, tmp_path: Path, batches: Batches) -> None:
+        log = opened(tmp_path)
+        batches.fill(log, 10)
+        assert log.needs_sync
+        assert log.durable_end == 0
+        assert log.sync() == 10
+        assert log.durable_end == 10
+        assert not log.needs_sync
+
+    def test_the_epoch_is_on_disk_when_sync_returns(self, tmp_path: Path, batches: Batches) -> None:
+        log = opened(tmp_path)
+        batches.append(log, epoch=4)
+        log.sync()
+        assert (tmp_path / "leader-epoch-checkpoint").read_text().splitlines()[1] == "4 0"
+
+    def test_the_tail_is_synced_before_the_epoch_that_follows_it_is_recorded(
+        self, tmp_path: Path, batches: Batches
+    ) -> None:
+        calls: list[str] = []
+
+        class Watched(RealFiles):
+            def sync_data(self, handle: int) -> None:
+                calls.append("data")
+                super().sync_data(handle)
+
+            def rename(self, source: Path, target: Path) -> None:
+                calls.append(target.name)
+                super().rename(source, target)
+
+        log = opened(tmp_path, files=Watched())
+        batches.append(log)
+        log.assign_epoch(LeaderEpoch(7), Offset(1))
+        assert calls == ["data", "leader-epoch-checkpoint", "leader-epoch-checkpoint"]
+        assert log.durable_end == 1
+        assert (tmp_path / "leader-epoch-checkpoint").read_text().splitlines()[1:3] == ["1 0", "7 1"]
+        with pytest.raises(InvariantViolation):
+            log.assign_epoch(LeaderEpoch(8), Offset(0))
+
+    def test_an_assigned_epoch_survives_without_a_record(self, tmp_path: Path, batches: Batches) -> None:
+        log = opened(tmp_path)
+        batches.fill(log, 3)
+        log.assign_epoch(LeaderEpoch(7), Offset(3))
+        assert opened(tmp_path).epochs.entries == log.epochs.entries
+
+    def test_a_failed_fsync_is_final(self, tmp_path: Path, batches: Batches) -> None:
+        class Failing(RealFiles):
+            syncs = 0
+
+            def sync_data(self, handle: int) -> None:
+                self.syncs += 1
+                raise OSError(errno.EIO, "Input/output error")
+
+        files = Failing()
+        log = opened(tmp_path, files=files)
+        batch = batches.append(log)
+        for attempt in (
+            log.sync,
+            log.sync,
+            lambda: log.checkpoint_high_watermark(Offset(1)),
+            lambda: log.truncate(Offset(0)),
+            lambda: batches.append(log),
+            lambda: log.assign_epoch(LeaderEpoch(2), Offset(1)),
+        ):
+            with pytest.raises(LogDamaged, match="Input/output error"):
+                attempt()
+        assert files.syncs == 1
+        assert log.durable_end == 0
+        assert log.refusal
+        assert not log.needs_sync
+        assert log.read_from_disk(Offset(0), max_bytes=1, end_offset=END) == batch.data
+
+    def test_a_failed_write_is_final(self, tmp_path: Path, batches: Batches) -> None:
+        class Full(RealFiles):
+            full = False
+
+            def write(self, handle: int, parts: Sequence[Buffer], position: int) -> None:
+                if self.full:
+                    raise OSError(errno.ENOSPC, "No space left on device")
+                super().write(handle, parts, position)
+
+        files = Full()
+        log = opened(tmp_path, files=files)
+        batches.append(log)
+        files.full = True
+        with pytest.raises(LogDamaged, match=r"No space left.*nothing is written"):
+            batches.append(log)
+        files.full = False
+        with pytest.raises(LogDamaged):
+            batches.append(log)
+        assert log.log_end_offset == 1
+
+    def test_what_is_written_while_a_sync_runs_is_not_called_durable(self, tmp_path: Path, batches: Batches) -> None:
+        class AppendsMeanwhile(RealFiles):
+            log: PartitionLog | None = None
+
+            def sync_data(self, handle: int) -> None:
+                super().sync_data(handle)
+                if self.log is not None:
+                    log, self.log = self.log, None
+                    batches.fill(log, 200, epoch=2)  # through a roll
+
+        files = AppendsMeanwhile()
+        log = opened(tmp_path, files=files)
+        batches.fill(log, 3)
+        files.log = log
+        assert log.sync() == 3
+        assert log.needs_sync
+        assert log.sync() == 200
+        assert [entry.start for entry in log.epochs.entries] == [0, 3]
+
+
+class TestCutting:
+    def test_a_cut_inside_a_batch_takes_the_whole_batch(self, tmp_path: Path, batches: Batches) -> None:
+        log = opened(tmp_path)
+        batches.fill(log, 100, each=5)
+        assert log.truncate(Offset(52)) == 50
+        assert log.log_end_offset == log.durable_end == 50
+        assert len(batches.stored(log)) == log.size_bytes
+        assert log.read(Offset(49), max_bytes=1, end_offset=END) is None
+        assert opened(tmp_path).log_end_offset == 50
+
+    @pytest.mark.parametrize("cut", [0, 1, 37, 99, 100])
+    def test_the_log_goes_on_where_it_was_cut(self, tmp_path: Path, batches: Batches, cut: int) -> None:
+        log = opened(tmp_path)
+        batches.fill(log, 100)
+        log.sync()
+        log.checkpoint_high_watermark(Offset(100))
+        assert log.truncate(Offset(cut)) == cut
+        assert log.high_watermark == cut
+        batches.fill(log, 150, epoch=2)
+        expected = b"".join(
+            [batches.one(n).data for n in range(cut)] + [batches.one(n, epoch=2).data for n in range(cut, 150)]
+        )
+        assert batches.stored(log) == expected
+        assert [log.offset_for_timestamp(1000 * n, END) for n in range(0, 150, 7)] == list(range(0, 150, 7))
+        log.close()
+        again = opened(tmp_path)
+        assert batches.stored(again) == expected
+        assert [entry.start for entry in again.epochs.entries] == ([0, cut] if cut else [0])
+
+    def test_an_epoch_without_records_goes_with_a_cut_at_the_end(self, tmp_path: Path, batches: Batches) -> None:
+        log = opened(tmp_path)
+        batches.fill(log, 3)
+        log.assign_epoch(LeaderEpoch(7), Offset(3))
+        assert log.truncate(Offset(3)) == 3
+        assert log.epochs.latest == 1
+        assert opened(tmp_path).epochs.latest == 1
+
+    def test_dropping_everything_goes_on_at_the_leaders_start(self, tmp_path: Path, batches: Batches) -> None:
+        log = opened(tmp_path)
+        batches.fill(log, 100)
+        log.sync()
+        log.drop_all(Offset(1000))
+        assert (log.log_start_offset, log.log_end_offset, log.high_watermark, log.durable_end) == (1000,) * 4
+        assert log.epochs.entries == ()
+        batches.fill(log, 1010, epoch=5)
+        stored = batches.stored(log)
+        log.close()
+        again = opened(tmp_path)
+        assert batches.stored(again) == stored
+        assert (again.log_start_offset, again.log_end_offset, again.high_watermark) == (1000, 1010, 1000)
+
+    def test_a_cut_before_the_start_is_a_bug(self, tmp_path: Path) -> None:
+        log = opened(tmp_path)
+        log.drop_all(Offset(10))
+        with pytest.raises(InvariantViolation):
+            log.truncate(Offset(9))
+
+
+def test_headers_from_an_offset_on(tmp_path: Path, batches: Batches) -> None:
+    log = opened(tmp_path)
+    batches.fill(log, 300, each=3)
+    assert [header.base_offset for header in log.producer_batches(Offset(100))] == list(range(99, 300, 3))
+    assert len(list(log.producer_batches(Offset(0)))) == 100
+    assert list(log.producer_batches(Offset(300))) == []

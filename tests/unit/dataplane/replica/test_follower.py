@@ -1,0 +1,441 @@
+"""The follower's rules, one by one. Each test names the rule; breaking the rule in the code makes it fail."""
+
+from __future__ import annotations
+
+import math
+
+import pytest
+
+from dataplane.replica.effects import (
+    AppendReplicated,
+    FollowerEffect,
+    ReportLeader,
+    RequestSync,
+    SendFetch,
+    SendOffsetRequest,
+    SkipAhead,
+    Truncate,
+)
+from dataplane.replica.epochs import EpochEntry, LeaderEpochCache
+from dataplane.replica.follower import FetchAnswer, Fetching, Follower, Idle, Leaderless, OffsetAnswer, Reconciling
+from dataplane.replica.settings import ReplicaSettings
+from wire.errors import Code, InvariantViolation, TidelogError
+from wire.types import (
+    BrokerId,
+    Durability,
+    Incarnation,
+    LeaderEpoch,
+    Offset,
+    PartitionEpoch,
+    PartitionKey,
+    PartitionView,
+    StreamConfig,
+    StreamName,
+)
+
+A, B = BrokerId("a"), BrokerId("b")
+KEY = PartitionKey(StreamName("s"), Incarnation(1), 0, Incarnation(1))
+
+
+def follower(
+    *entries: tuple[int, int],
+    log_end: int = 0,
+    leader_epoch: int = 5,
+    leader: BrokerId | None = A,
+    durability: Durability = Durability.DURABLE,
+    high_watermark: int = 0,
+    connected_since: float = -100.0,
+    log_start: int = 0,
+) -> Follower:
+    """Follower B whose log has `entries` = (epoch, start) and ends at `log_end`."""
+    view = PartitionView(
+        key=KEY,
+        subject="s",
+        config=StreamConfig(min_isr=1, durability=durability),
+        replicas=(A, B),
+        leader=leader,
+        isr=(A, B),
+        eligible=(),
+        epoch=PartitionEpoch(1),
+        leader_epoch=LeaderEpoch(leader_epoch),
+    )
+    return Follower(
+        view=view,
+        broker=B,
+        log_start_offset=Offset(log_start),
+        log_end_offset=Offset(log_end),
+        durable_end=Offset(log_end),
+        high_watermark=Offset(high_watermark),
+        epochs=LeaderEpochCache([EpochEntry(LeaderEpoch(e), Offset(s)) for e, s in entries]),
+        settings=ReplicaSettings(),
+        first_sequence=0,
+        connected_since=connected_since,
+        now=0.0,
+    )
+
+
+def answer(
+    core: Follower,
+    *,
+    first: int | None = None,
+    hw: int = 0,
+    leader_epoch: int | None = None,
+    sequence: int | None = None,
+    error: TidelogError | None = None,
+    now: float = 0.0,
+) -> list[FollowerEffect]:
+    """An answer to the newest data request, unless said otherwise."""
+    state = core.state
+    assert isinstance(state, (Fetching, Idle))
+    return core.on_answer(
+        FetchAnswer(
+            sequence=state.sequence if sequence is None else sequence,
+            leader_epoch=LeaderEpoch(core.leader_epoch if leader_epoch is None else leader_epoch),
+            high_watermark=Offset(hw),
+            first_offset=None if first is None else Offset(first),
+            error=error,
+        ),
+        now,
+    )
+
+
+def ends(core: Follower, epoch: int, end: int, *, leader_epoch: int = 5, number: int | None = None) -> list[FollowerEffect]:
+    """The leader says where `epoch` ends."""
+    state = core.state
+    assert isinstance(state, Reconciling)
+    return core.on_offset_answer(
+        OffsetAnswer(
+            number=state.number if number is None else number,
+            leader_epoch=LeaderEpoch(leader_epoch),
+            epoch=LeaderEpoch(epoch),
+            end=Offset(end),
+        ),
+        0.0,
+    )
+
+
+def asked(effects: list[FollowerEffect]) -> int:
+    (request,) = [e for e in effects if isinstance(e, SendOffsetRequest)]
+    return request.asked_epoch
+
+
+def fetched(effects: list[FollowerEffect]) -> SendFetch:
+    (request,) = [e for e in effects if isinstance(e, SendFetch)]
+    return request
+
+
+# ---------------------------------------------------------------- reconciliation
+def test_it_reconciles_before_its_first_fetch():
+    assert asked(follower((1, 0), (4, 10), log_end=20).start(0.0)) == 4
+
+
+def test_an_empty_log_has_nothing_to_reconcile():
+    assert fetched(follower().start(0.0)).offset == 0
+
+
+def test_truncation_follows_the_leaders_epochs_and_not_the_high_watermark():
+    """KIP-101: committed records above the follower's HW must survive its restart."""
+    core = follower((4, 0), log_end=20, high_watermark=5)
+    core.start(0.0)
+    assert fetched(ends(core, 4, 20)).offset == 20
+
+
+def test_what_the_leader_does_not_have_is_cut():
+    core = follower((4, 0), log_end=20)
+    core.start(0.0)
+    assert ends(core, 4, 15) == [Truncate(Offset(15))]
+    assert fetched(core.on_truncated(Offset(0), Offset(15), 0.0)).offset == 15
+
+
+def test_fast_leader_changes_walk_back_until_the_epochs_agree():
+    """KIP-279: the leader never had epoch 3; cutting at the end of its epoch 2 alone would leave the logs diverged."""
+    core = follower((1, 0), (3, 10), log_end=20)
+    assert asked(core.start(0.0)) == 3
+    assert asked(ends(core, 2, 30)) == 1  # ours at or below 2 is 1: ask where that ends
+    assert ends(core, 1, 8) == [Truncate(Offset(8))]
+
+
+def test_the_cut_is_the_smallest_of_both_ends_on_the_way():
+    core = follower((1, 0), (3, 10), log_end=20)
+    core.start(0.0)
+    ends(core, 2, 30)
+    assert ends(core, 1, 25) == [Truncate(Offset(10))]
+
+
+def test_with_no_common_epoch_the_log_is_dropped():
+    core = follower((3, 0), log_end=20)
+    core.start(0.0)
+    assert ends(core, 0, 0) == [Truncate(Offset(0))]
+
+
+def test_without_an_answer_it_asks_again_and_cuts_nothing():
+    core = follower((4, 0), log_end=20, high_watermark=5)
+    core.start(0.0)
+    effects = core.tick(0.3)
+    assert asked(effects) == 4
+    assert not [e for e in effects if isinstance(e, (Truncate, SkipAhead))]
+
+
+def test_an_answer_of_a_zombie_to_an_offset_request_is_dropped():
+    core = follower((4, 0), log_end=20)
+    core.start(0.0)
+    assert ends(core, 4, 3, leader_epoch=4) == []
+    assert isinstance(core.state, Reconciling)
+
+
+def test_an_answer_to_an_older_offset_request_is_dropped():
+    core = follower((4, 0), log_end=20)
+    core.start(0.0)
+    core.tick(0.3)
+    assert ends(core, 4, 3, number=1) == []
+
+
+def test_a_truncation_takes_the_high_watermark_along():
+    core = follower((4, 0), log_end=20, high_watermark=18)
+    core.start(0.0)
+    ends(core, 4, 15)
+    core.on_truncated(Offset(0), Offset(15), 0.0)
+    assert core.high_watermark == 15
+
+
+# ---------------------------------------------------------------- fetching
+def test_batches_are_appended_then_the_next_fetch_leaves_before_the_sync():
+    core = follower()
+    core.start(0.0)
+    assert answer(core, first=0, hw=0) == [AppendReplicated(Offset(0))]
+    effects = core.on_appended(Offset(7), Offset(3), 0.0)
+    assert [type(e) for e in effects] == [SendFetch, RequestSync]
+    assert (fetched(effects).offset, fetched(effects).durable_end) == (7, 0)
+    assert core.high_watermark == 3
+
+
+def test_the_durable_end_is_reported_after_the_sync_as_progress():
+    core = follower()
+    core.start(0.0)
+    answer(core, first=0)
+    core.on_appended(Offset(7), Offset(0), 0.0)
+    report = fetched(core.on_synced(Offset(7)))
+    assert (report.durable_end, report.progress_only) == (7, True)
+
+
+def test_progress_reports_leave_the_data_request_the_newest():
+    core = follower()
+    core.start(0.0)
+    answer(core, first=0)
+    request = fetched(core.on_appended(Offset(7), Offset(0), 0.0))
+    core.on_synced(Offset(7))
+    assert answer(core, sequence=request.sequence, first=7) == [AppendReplicated(Offset(0))]
+
+
+def test_the_high_watermark_adopted_is_never_above_the_log():
+    core = follower()
+    core.start(0.0)
+    answer(core, first=0, hw=100)
+    core.on_appended(Offset(7), Offset(100), 0.0)
+    assert core.high_watermark == 7
+
+
+@pytest.mark.parametrize(
+    "how",
+    [
+        {"sequence": 999, "first": 7},  # of another request
+        {"leader_epoch": 4, "first": 7},  # of a zombie
+        {"leader_epoch": 6, "first": 7},  # of a leader we do not know of yet
+        {"first": 6},  # begins below our LEO
+    ],
+)
+def test_late_reordered_or_foreign_answers_append_nothing(how):
+    core = follower((5, 0), log_end=7)
+    core.start(0.0)
+    ends(core, 5, 7)
+    assert not [e for e in answer(core, **how) if isinstance(e, AppendReplicated)]
+
+
+def test_a_zombies_answer_does_not_end_the_wait_for_the_leaders_own():
+    core = follower()
+    request = fetched(core.start(0.0))
+    answer(core, leader_epoch=4, first=0)
+    assert answer(core, sequence=request.sequence, first=0) == [AppendReplicated(Offset(0))]
+
+
+def test_an_answer_may_begin_above_the_log_end_after_compaction():
+    core = follower()
+    core.start(0.0)
+    assert answer(core, first=12) == [AppendReplicated(Offset(0))]
+
+
+def test_a_batch_that_does_not_decode_is_refused_and_the_leader_told():
+    core = follower()
+    request = fetched(core.start(0.0))
+    again = fetched(core.on_bad_answer(request.sequence, "bad CRC", 0.0))
+    assert (again.refused_batch, again.offset) == ("bad CRC", 0)
+
+
+# ---------------------------------------------------------------- idling
+def test_an_empty_answer_makes_it_sleep_for_the_idle_wait():
+    core = follower()
+    core.start(0.0)
+    assert answer(core) == []
+    assert core.next_deadline() == pytest.approx(2.0)
+    assert core.tick(1.9) == []
+    assert fetched(core.tick(2.0)).offset == 0
+
+
+def test_a_notification_preempts_the_sleep():
+    core = follower()
+    core.start(0.0)
+    answer(core)
+    assert fetched(core.on_notification(LeaderEpoch(5), 0.5)).offset == 0
+
+
+def test_a_notification_of_another_epoch_does_not():
+    core = follower()
+    core.start(0.0)
+    answer(core)
+    assert core.on_notification(LeaderEpoch(4), 0.5) == []
+
+
+def test_a_notification_that_meets_a_fetch_is_remembered():
+    core = follower()
+    core.start(0.0)
+    assert core.on_notification(LeaderEpoch(5), 0.0) == []
+    assert fetched(answer(core)).offset == 0
+    assert answer(core) == [], "remembered once"
+
+
+def test_a_second_answer_on_the_same_inbox_brings_data():
+    core = follower()
+    core.start(0.0)
+    answer(core)
+    assert answer(core, first=0) == [AppendReplicated(Offset(0))]
+
+
+def test_a_second_answer_that_only_tells_the_high_watermark_registers_a_new_waiter():
+    core = follower((5, 0), log_end=7)
+    core.start(0.0)
+    ends(core, 5, 7)
+    answer(core, hw=3)
+    assert fetched(answer(core, hw=7)).offset == 7
+    assert core.high_watermark == 7
+
+
+# ---------------------------------------------------------------- errors
+def error(code: Code, **details: str) -> TidelogError:
+    return TidelogError(code, "refused", details)
+
+
+def test_offset_ahead_sends_it_back_to_reconciliation():
+    core = follower((5, 0), log_end=7)
+    core.start(0.0)
+    ends(core, 5, 7)
+    assert asked(answer(core, error=error(Code.OFFSET_AHEAD))) == 5
+
+
+def test_behind_the_leaders_log_start_it_starts_anew_there():
+    core = follower((5, 0), log_end=7)
+    core.start(0.0)
+    ends(core, 5, 7)
+    assert answer(core, error=error(Code.OFFSET_BEFORE_LOG, log_start="50")) == [SkipAhead(Offset(50))]
+    assert fetched(core.on_truncated(Offset(50), Offset(50), 0.0)).offset == 50
+
+
+def test_a_log_start_at_or_below_its_own_end_is_no_reason_to_drop_the_log():
+    core = follower((5, 0), log_end=7)
+    core.start(0.0)
+    ends(core, 5, 7)
+    assert not [e for e in answer(core, error=error(Code.OFFSET_BEFORE_LOG, log_start="7")) if isinstance(e, SkipAhead)]
+
+
+def test_back_pressure_counts_as_life():
+    core = follower()
+    core.start(0.0)
+    answer(core, error=error(Code.BACKPRESSURE, retry_after_ms="100"), now=2.9)
+    assert not [e for e in core.tick(3.1) if isinstance(e, ReportLeader)]
+
+
+def test_a_fenced_fetch_waits_for_metadata():
+    core = follower()
+    core.start(0.0)
+    assert answer(core, error=error(Code.FENCED_LEADER_EPOCH, leader_epoch="6")) == []
+    assert isinstance(core.state, Idle)
+
+
+# ---------------------------------------------------------------- suspicion
+def reports(effects: list[FollowerEffect]) -> list[ReportLeader]:
+    return [e for e in effects if isinstance(e, ReportLeader)]
+
+
+def test_no_responders_is_suspicion_now_once_the_leader_has_answered_in_this_epoch():
+    core = follower()
+    core.start(0.0)
+    answer(core)
+    core.tick(2.0)
+    (report,) = reports(core.on_no_responders(2.0))
+    assert (report.report.leader, report.report.leader_epoch) == (A, 5)
+
+
+def test_no_responders_from_a_leader_that_has_not_begun_is_no_suspicion():
+    core = follower()
+    core.start(0.0)
+    assert reports(core.on_no_responders(0.1)) == []
+    assert core.next_deadline() == pytest.approx(0.12)
+
+
+def test_no_responders_right_after_our_own_reconnect_is_no_suspicion():
+    core = follower(connected_since=0.0)
+    core.start(0.0)
+    answer(core)
+    core.tick(0.5)
+    assert reports(core.on_no_responders(0.9)) == []
+    assert reports(core.on_no_responders(1.1)) != []
+
+
+def test_silence_is_suspicion_after_the_leader_timeout_and_reports_repeat():
+    core = follower()
+    core.start(0.0)
+    assert reports(core.tick(2.9)) == []
+    assert len(reports(core.tick(3.0))) == 1
+    assert reports(core.tick(3.1)) == []
+    assert len(reports(core.tick(3.25))) == 1
+
+
+def test_a_good_answer_ends_the_suspicion():
+    core = follower()
+    core.start(0.0)
+    core.tick(3.0)
+    answer(core, now=3.1)
+    assert reports(core.tick(3.5)) == []
+
+
+def test_an_unanswered_fetch_is_followed_by_an_offset_probe():
+    core = follower((5, 0), log_end=7)
+    core.start(0.0)
+    ends(core, 5, 7)
+    assert asked(core.tick(0.5)) == 5
+
+
+def test_while_our_own_connection_is_down_nobody_is_suspected():
+    core = follower()
+    core.start(0.0)
+    core.on_connection(math.inf, 0.1)
+    assert reports(core.tick(10.0)) == []
+    assert core.next_deadline() > 10.0
+
+
+def test_after_a_reconnect_it_reconciles_anew():
+    core = follower((5, 0), log_end=7)
+    core.start(0.0)
+    ends(core, 5, 7)
+    assert asked(core.on_connection(4.0, 4.0)) == 5
+
+
+def test_an_offline_partition_has_nobody_to_ask():
+    core = follower(leader=None)
+    assert core.start(0.0) == []
+    assert isinstance(core.state, Leaderless)
+    assert core.next_deadline() == math.inf
+
+
+def test_nobody_follows_itself():
+    with pytest.raises(InvariantViolation):
+        follower(leader=B)

@@ -1,0 +1,547 @@
+"""The leader's rules, one by one. Each test names the rule; breaking the rule in the code makes it fail."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import pytest
+
+from dataplane.replica.effects import (
+    CompleteProduce,
+    LeaderEffect,
+    Notify,
+    ProposeIsr,
+    Refuse,
+    RefuseConsumer,
+    Respond,
+    ServeConsumer,
+    VerifyOwnCopy,
+)
+from dataplane.replica.epochs import EpochEntry, LeaderEpochCache
+from dataplane.replica.isr import CommittedIsr, PendingExpandIsr, PendingShrinkIsr
+from dataplane.replica.leader import ConsumerFetch, FollowerFetch, Leader
+from dataplane.replica.settings import ReplicaSettings
+from wire.errors import Code, InvariantViolation, TidelogError
+from wire.types import (
+    BrokerId,
+    Durability,
+    Incarnation,
+    LeaderEpoch,
+    Offset,
+    PartitionEpoch,
+    PartitionKey,
+    PartitionView,
+    StreamConfig,
+    StreamName,
+)
+
+A, B, C = BrokerId("a"), BrokerId("b"), BrokerId("c")
+KEY = PartitionKey(StreamName("s"), Incarnation(1), 0, Incarnation(1))
+SETTINGS = ReplicaSettings()
+
+
+def view(
+    *,
+    isr: tuple[BrokerId, ...] = (A, B, C),
+    epoch: int = 1,
+    leader_epoch: int = 1,
+    min_isr: int = 2,
+    durability: Durability = Durability.DURABLE,
+) -> PartitionView:
+    return PartitionView(
+        key=KEY,
+        subject="s",
+        config=StreamConfig(min_isr=min_isr, durability=durability),
+        replicas=(A, B, C),
+        leader=A,
+        isr=isr,
+        eligible=(),
+        epoch=PartitionEpoch(epoch),
+        leader_epoch=LeaderEpoch(leader_epoch),
+    )
+
+
+class Driver:
+    """A leader with the bookkeeping that its driver does: fetch sequences, the durable end, and what came out."""
+
+    def __init__(
+        self,
+        first: PartitionView | None = None,
+        *,
+        log_end: int = 0,
+        high_watermark: int = 0,
+        settings: ReplicaSettings = SETTINGS,
+        log_start: int = 0,
+    ) -> None:
+        first = first or view()
+        epochs = LeaderEpochCache([EpochEntry(LeaderEpoch(1), Offset(0))] if log_end else [])
+        if log_end and first.leader_epoch > 1:
+            epochs.assign(first.leader_epoch, Offset(log_end))
+        self.leader = Leader(
+            view=first,
+            broker=A,
+            incarnation=Incarnation(10),
+            log_start_offset=Offset(log_start),
+            log_end_offset=Offset(log_end),
+            durable_end=Offset(log_end),
+            high_watermark=Offset(high_watermark),
+            epochs=epochs,
+            settings=settings,
+            now=0.0,
+        )
+        self.sequence = 0
+
+    def append(self, count: int, *, now: float = 0.0, synced: bool = True) -> list[LeaderEffect]:
+        end = Offset(self.leader.log_end_offset + count)
+        out = self.leader.on_appended(end, 100 * count, now)
+        if synced:
+            out += self.leader.on_synced(end, now)
+        return out
+
+    def fetch(
+        self,
+        replica: BrokerId,
+        offset: int,
+        *,
+        durable: int | None = -1,
+        now: float = 0.0,
+        leader_epoch: int | None = None,
+        incarnation: int = 20,
+        sequence: int | None = None,
+        progress_only: bool = False,
+        refused: str = "",
+    ) -> list[LeaderEffect]:
+        """`durable` -1: everything it has is synced."""
+        self.sequence += 1
+        return self.leader.on_fetch(
+            FollowerFetch(
+                replica=replica,
+                incarnation=Incarnation(incarnation),
+                leader_epoch=LeaderEpoch(self.leader.leader_epoch if leader_epoch is None else leader_epoch),
+                sequence=self.sequence if sequence is None else sequence,
+                offset=Offset(offset),
+                durable_end=None if durable is None else Offset(offset if durable == -1 else durable),
+                progress_only=progress_only,
+                inbox=f"inbox.{replica}.{self.sequence}",
+                refused_batch=refused,
+            ),
+            now,
+        )
+
+    @property
+    def high_watermark(self) -> int:
+        return self.leader.high_watermark
+
+
+def of(kind: type, effects: list[LeaderEffect]) -> list:
+    return [effect for effect in effects if isinstance(effect, kind)]
+
+
+# ---------------------------------------------------------------- commit
+def test_a_record_commits_when_every_member_of_the_isr_has_it_durably():
+    driver = Driver()
+    driver.append(5)
+    driver.fetch(B, 5)
+    assert driver.high_watermark == 0
+    driver.fetch(C, 5)
+    assert driver.high_watermark == 5
+
+
+def test_appended_is_not_enough_on_a_durable_stream():
+    driver = Driver()
+    driver.append(5)
+    driver.fetch(B, 5, durable=0)
+    driver.fetch(C, 5)
+    assert driver.high_watermark == 0
+    driver.fetch(B, 5, durable=5, progress_only=True)
+    assert driver.high_watermark == 5
+
+
+def test_the_leaders_own_sync_counts_like_anybody_elses():
+    driver = Driver()
+    driver.append(5, synced=False)
+    driver.fetch(B, 5)
+    driver.fetch(C, 5)
+    assert driver.high_watermark == 0
+    driver.leader.on_synced(Offset(5), 0.0)
+    assert driver.high_watermark == 5
+
+
+def test_an_accepted_stream_commits_from_the_page_cache():
+    driver = Driver(view(durability=Durability.ACCEPTED))
+    driver.append(5, synced=False)
+    driver.fetch(B, 5, durable=0)
+    driver.fetch(C, 5, durable=0)
+    assert driver.high_watermark == 5
+
+
+def test_the_high_watermark_begins_at_the_replicas_own_and_never_moves_back():
+    driver = Driver(view(leader_epoch=2), log_end=10, high_watermark=7)
+    driver.fetch(B, 3)
+    driver.fetch(C, 3)
+    assert driver.high_watermark == 7
+
+
+def test_a_high_watermark_above_the_log_is_cut_to_it():
+    assert Driver(log_end=4, high_watermark=9).high_watermark == 4
+
+
+def test_the_high_watermark_is_frozen_while_the_committed_isr_is_below_min_isr():
+    driver = Driver(view(isr=(A,)))
+    driver.append(5)
+    assert driver.high_watermark == 0
+    driver.fetch(B, 5)  # proposed, not committed: it does not help to reach min ISR
+    assert driver.high_watermark == 0
+    driver.leader.on_view(view(isr=(A, B), epoch=2), 0.0)
+    assert driver.high_watermark == 5
+
+
+def test_a_proposed_member_holds_commits_up_before_it_is_committed():
+    driver = Driver(view(isr=(A, B)))
+    driver.append(5)
+    driver.fetch(B, 5)
+    assert driver.high_watermark == 5
+    assert of(ProposeIsr, driver.fetch(C, 5))
+    driver.append(5)
+    driver.fetch(B, 10)
+    assert driver.high_watermark == 5, "C may count as in sync already: what it lacks is not committed"
+    driver.fetch(C, 10)
+    assert driver.high_watermark == 10
+
+
+def test_progress_of_an_earlier_life_does_not_count():
+    driver = Driver()
+    driver.append(5)
+    driver.fetch(B, 5, incarnation=20)
+    driver.fetch(B, 0, incarnation=21)
+    driver.fetch(C, 5)
+    assert driver.high_watermark == 0
+    refused = driver.fetch(B, 5, incarnation=20)
+    assert of(Refuse, refused)[0].error.code is Code.STALE_EPOCH
+    assert driver.high_watermark == 0
+
+
+def test_late_and_repeated_requests_change_nothing():
+    driver = Driver()
+    driver.append(5)
+    driver.fetch(B, 0, sequence=7)
+    assert driver.fetch(B, 5, sequence=7) == []
+    assert driver.fetch(B, 5, sequence=6) == []
+    driver.fetch(C, 5, sequence=9)
+    assert driver.high_watermark == 0
+
+
+# ---------------------------------------------------------------- fencing
+def test_a_request_of_a_newer_epoch_meets_silence():
+    assert Driver(view(leader_epoch=3)).fetch(B, 0, leader_epoch=4) == []
+
+
+def test_a_request_of_an_older_epoch_is_fenced_with_our_own():
+    effects = Driver(view(leader_epoch=3)).fetch(B, 0, leader_epoch=2)
+    (refusal,) = of(Refuse, effects)
+    assert refusal.error.code is Code.FENCED_LEADER_EPOCH
+    assert refusal.error.details["leader_epoch"] == "3"
+
+
+def test_an_offset_request_is_fenced_in_the_same_way():
+    driver = Driver(view(leader_epoch=3), log_end=10)
+    assert driver.leader.on_offset_request(LeaderEpoch(1), LeaderEpoch(4)) is None
+    refused = driver.leader.on_offset_request(LeaderEpoch(1), LeaderEpoch(2))
+    assert isinstance(refused, TidelogError)
+    assert refused.code is Code.FENCED_LEADER_EPOCH
+    assert driver.leader.on_offset_request(LeaderEpoch(2), LeaderEpoch(3)) == (1, 10)
+
+
+def test_a_follower_ahead_of_the_log_is_sent_back_to_reconcile():
+    driver = Driver(log_end=3)
+    assert of(Refuse, driver.fetch(B, 4))[0].error.code is Code.OFFSET_AHEAD
+    assert driver.high_watermark == 0
+
+
+def test_a_follower_below_the_log_start_is_told_where_it_begins():
+    driver = Driver(log_end=10, log_start=5)
+    (refusal,) = of(Refuse, driver.fetch(B, 4))
+    assert refusal.error.code is Code.OFFSET_BEFORE_LOG
+    assert refusal.error.details["log_start"] == "5"
+
+
+def test_a_broker_that_is_no_replica_is_refused():
+    assert of(Refuse, Driver().fetch(BrokerId("x"), 0))[0].error.code is Code.STALE_EPOCH
+
+
+# ---------------------------------------------------------------- data waiters
+def test_a_caught_up_follower_is_answered_at_once_and_its_waiter_fires_once():
+    driver = Driver()
+    (empty,) = of(Respond, driver.fetch(B, 0))
+    assert empty.max_bytes == 0
+    (pushed,) = of(Respond, driver.append(3))
+    assert (pushed.inbox, pushed.offset, pushed.max_bytes > 0) == (empty.inbox, 0, True)
+    assert of(Respond, driver.append(3)) == [], "the waiter is gone until the follower fetches again"
+
+
+def test_without_push_the_waiter_notifies_and_repeats_until_the_follower_fetches():
+    driver = Driver(settings=ReplicaSettings(push_to_waiters=False))
+    driver.fetch(B, 0)
+    assert of(Notify, driver.append(3)) == [Notify(B)]
+    assert of(Notify, driver.leader.tick(0.01)) == []
+    assert of(Notify, driver.leader.tick(0.06)) == [Notify(B)]
+    driver.fetch(B, 0, now=0.07)
+    assert of(Notify, driver.leader.tick(0.2)) == []
+
+
+def test_a_push_that_brings_no_fetch_is_followed_by_a_notification():
+    driver = Driver()
+    driver.fetch(B, 0)
+    driver.append(3)
+    assert driver.leader.next_deadline() == pytest.approx(0.05)
+    assert of(Notify, driver.leader.tick(0.06)) == [Notify(B)]
+
+
+def test_a_progress_report_does_not_supersede_the_waiting_request():
+    driver = Driver()
+    driver.fetch(B, 0)
+    driver.fetch(B, 0, progress_only=True)
+    assert len(of(Respond, driver.append(1))) == 1
+
+
+def test_an_idle_follower_learns_of_a_new_high_watermark():
+    driver = Driver(view(isr=(A, B)))
+    driver.append(3)
+    driver.fetch(B, 3, durable=0)
+    driver.fetch(B, 3, durable=3, progress_only=True)
+    assert driver.high_watermark == 3
+    assert of(Respond, driver.leader.tick(0.01)) == []
+    (told,) = of(Respond, driver.leader.tick(0.03))
+    assert (told.replica, told.max_bytes, told.high_watermark) == (B, 0, 3)
+
+
+# ---------------------------------------------------------------- ISR
+def test_a_lagging_member_is_proposed_to_be_dropped_but_never_the_leader():
+    driver = Driver()
+    driver.append(5)
+    for t in (1.0, 2.0, 3.0, 4.0, 5.0):
+        driver.leader.tick(t)
+        driver.fetch(B, 5, now=t)
+    (proposal,) = of(ProposeIsr, driver.leader.tick(5.5))
+    assert [m.broker for m in proposal.change.new_isr] == [A, B]
+    assert proposal.change.expected_epoch == 1
+    assert isinstance(driver.leader.isr, PendingShrinkIsr)
+    assert driver.high_watermark == 0, "the shrink is not committed yet"
+    driver.leader.on_view(view(isr=(A, B), epoch=2), 5.6)
+    assert driver.high_watermark == 5
+
+
+def test_a_member_whose_disk_hangs_is_dropped_though_it_fetches():
+    driver = Driver()
+    driver.append(5)
+    for t in range(1, 7):
+        driver.fetch(B, 5, now=float(t))
+        driver.fetch(C, 5, durable=0, now=float(t))
+        proposals = of(ProposeIsr, driver.leader.tick(float(t)))
+    assert [m.broker for m in proposals[0].change.new_isr] == [A, B]
+
+
+def test_nobodys_lag_is_judged_by_a_time_in_which_the_leader_slept():
+    driver = Driver()
+    driver.append(5)
+    driver.leader.tick(1.0)
+    assert of(ProposeIsr, driver.leader.tick(60.0)) == []
+    assert isinstance(driver.leader.isr, CommittedIsr)
+
+
+def test_lag_clocks_stand_while_the_leader_is_disconnected():
+    driver = Driver()
+    driver.append(5)
+    driver.leader.on_connection(False, 1.0)
+    for t in range(1, 9):
+        assert of(ProposeIsr, driver.leader.tick(float(t))) == []
+    driver.leader.on_connection(True, 9.0)
+    assert of(ProposeIsr, driver.leader.tick(10.0)) == []
+
+
+def test_a_follower_is_proposed_only_with_everything_to_the_high_watermark():
+    driver = Driver(view(isr=(A, B)))
+    driver.append(5)
+    driver.fetch(B, 5)
+    assert of(ProposeIsr, driver.fetch(C, 4)) == []
+    (proposal,) = of(ProposeIsr, driver.fetch(C, 5))
+    assert {m.broker: m.incarnation for m in proposal.change.new_isr} == {A: 10, B: 20, C: 20}
+
+
+def test_a_follower_is_proposed_only_with_everything_to_the_epochs_start():
+    """The new leader's HW lags behind what its predecessor committed: the HW alone would let C in too early."""
+    driver = Driver(view(isr=(A, B), leader_epoch=2), log_end=10, high_watermark=3)
+    assert of(ProposeIsr, driver.fetch(C, 5)) == []
+    assert of(ProposeIsr, driver.fetch(C, 10)) != []
+
+
+def test_fetched_but_not_synced_is_not_caught_up_on_a_durable_stream():
+    driver = Driver(view(isr=(A, B)))
+    driver.append(5)
+    driver.fetch(B, 5)
+    assert of(ProposeIsr, driver.fetch(C, 5, durable=0)) == []
+
+
+def test_an_unknown_outcome_is_asked_again_and_settled_by_applied_state_only():
+    driver = Driver(view(isr=(A, B)))
+    (first,) = of(ProposeIsr, driver.fetch(C, 0))
+    assert isinstance(driver.leader.isr, PendingExpandIsr)
+    (again,) = of(ProposeIsr, driver.leader.tick(0.6))
+    assert again.change == first.change
+    driver.leader.on_view(view(isr=(A, B, C), epoch=2), 0.7)
+    assert driver.leader.isr == CommittedIsr(frozenset({A, B, C}))
+
+
+def test_a_refused_expansion_is_not_repeated_at_once():
+    driver = Driver(view(isr=(A, B)))
+    driver.fetch(C, 0)
+    driver.leader.on_view(view(isr=(A, B), epoch=2), 0.1)  # a raised epoch without C: refused
+    assert of(ProposeIsr, driver.fetch(C, 0, now=0.2)) == []
+    assert of(ProposeIsr, driver.fetch(C, 0, now=1.0)) != []
+
+
+def test_an_older_view_changes_nothing():
+    driver = Driver(view(epoch=5))
+    driver.leader.on_view(view(isr=(A,), epoch=4), 0.0)
+    assert driver.leader.isr.members == {A, B, C}
+
+
+def test_a_view_of_another_epoch_is_a_bug_of_the_driver():
+    with pytest.raises(InvariantViolation):
+        Driver().leader.on_view(view(leader_epoch=2), 0.0)
+
+
+# ---------------------------------------------------------------- publishes
+def test_an_acknowledgement_waits_for_the_commit():
+    driver = Driver()
+    assert driver.leader.await_commit(Offset(5), "token", 10.0, 0.0) == []
+    assert of(CompleteProduce, driver.append(5)) == []
+    driver.fetch(B, 5)
+    assert of(CompleteProduce, driver.fetch(C, 5)) == [CompleteProduce("token")]
+
+
+def test_a_duplicate_of_an_uncommitted_batch_waits_for_the_originals_commit():
+    driver = Driver()
+    driver.append(5)
+    driver.append(5)
+    driver.leader.await_commit(Offset(10), "second", 10.0, 0.0)
+    assert driver.leader.await_commit(Offset(5), "first again", 10.0, 0.0) == []
+    driver.fetch(B, 5)
+    assert of(CompleteProduce, driver.fetch(C, 5)) == [CompleteProduce("first again")]
+
+
+def test_a_confirm_timeout_says_that_the_outcome_is_unknown():
+    driver = Driver()
+    driver.append(5)
+    driver.leader.await_commit(Offset(5), "token", 2.0, 0.0)
+    assert of(CompleteProduce, driver.leader.tick(1.9)) == []
+    (done,) = of(CompleteProduce, driver.leader.tick(2.0))
+    assert done.error.code is Code.CONFIRM_TIMEOUT
+    driver.fetch(B, 5)
+    assert of(CompleteProduce, driver.fetch(C, 5)) == [], "answered once"
+
+
+def test_when_leadership_ends_publishes_that_wait_are_unknown_never_failed():
+    driver = Driver()
+    driver.append(5)
+    driver.leader.await_commit(Offset(5), "token", 2.0, 0.0)
+    (done,) = of(CompleteProduce, driver.leader.resign("a new LeaderEpoch"))
+    assert done.error.code is Code.OUTCOME_UNKNOWN
+    assert done.error.code.unknown_outcome
+
+
+def test_an_acknowledged_publish_below_min_isr_is_refused_before_it_is_appended():
+    leader = Driver(view(isr=(A,))).leader
+    refused = leader.refuse_publish(acknowledged=True, acks_all=True, lease_valid=True)
+    assert refused is not None
+    assert refused.code is Code.NOT_ENOUGH_REPLICAS
+    assert leader.refuse_publish(acknowledged=False, acks_all=False, lease_valid=True) is None
+
+
+def test_without_a_lease_only_what_the_isr_guards_goes_on():
+    leader = Driver().leader
+    assert leader.refuse_publish(acknowledged=True, acks_all=True, lease_valid=False) is None
+    refused = leader.refuse_publish(acknowledged=True, acks_all=False, lease_valid=False)
+    assert refused is not None
+    assert refused.code is Code.UNAVAILABLE
+
+
+def test_too_much_uncommitted_is_back_pressure():
+    driver = Driver(settings=ReplicaSettings(max_uncommitted_bytes=400))
+    driver.append(5)
+    refused = driver.leader.refuse_publish(acknowledged=True, acks_all=True, lease_valid=True)
+    assert refused is not None
+    assert refused.code is Code.BACKPRESSURE
+    driver.fetch(B, 5)
+    driver.fetch(C, 5)
+    assert driver.leader.refuse_publish(acknowledged=True, acks_all=True, lease_valid=True) is None
+
+
+def test_read_only_and_paused_partitions_refuse():
+    driver = Driver()
+    driver.leader.on_view(replace(view(epoch=2), readonly=True), 0.0)
+    refused = driver.leader.refuse_publish(acknowledged=True, acks_all=True, lease_valid=True)
+    assert refused is not None
+    assert refused.code is Code.READONLY
+
+
+# ---------------------------------------------------------------- consumers
+def consumer(offset: int, *, wait: float = 1.0, last_epoch: int = 0, leader_epoch: int = 0) -> ConsumerFetch:
+    return ConsumerFetch(
+        offset=Offset(offset),
+        leader_epoch=LeaderEpoch(leader_epoch),
+        max_bytes=1 << 20,
+        max_wait=wait,
+        last_record_epoch=LeaderEpoch(last_epoch),
+        token="consumer",
+    )
+
+
+def test_consumers_wait_for_the_commit_and_see_nothing_above_it():
+    driver = Driver()
+    driver.append(5)
+    assert driver.leader.on_consumer_fetch(consumer(0), 0.0) == []
+    driver.fetch(B, 3)
+    (served,) = of(ServeConsumer, driver.fetch(C, 5))
+    assert (served.offset, served.high_watermark) == (0, 3)
+
+
+def test_a_consumers_wait_ends_with_an_empty_answer():
+    driver = Driver()
+    driver.leader.on_consumer_fetch(consumer(0, wait=0.5), 0.0)
+    (served,) = of(ServeConsumer, driver.leader.tick(0.5))
+    assert served.max_bytes == 0
+
+
+def test_latest_is_not_told_before_the_high_watermark_reaches_the_epochs_start():
+    driver = Driver(view(leader_epoch=2), log_end=10, high_watermark=3)
+    assert isinstance(driver.leader.latest(), TidelogError)
+    driver.fetch(B, 10)
+    driver.fetch(C, 10)
+    assert driver.leader.latest() == 10
+
+
+def test_out_of_range_means_below_the_log_start_only():
+    driver = Driver(log_end=10, high_watermark=10, log_start=5)
+    (refused,) = of(RefuseConsumer, driver.leader.on_consumer_fetch(consumer(4), 0.0))
+    assert refused.error.code is Code.OFFSET_BEFORE_LOG
+    assert driver.leader.on_consumer_fetch(consumer(99), 0.0) == []
+
+
+def test_a_consumer_whose_last_record_was_cut_away_is_told():
+    driver = Driver(view(leader_epoch=3), log_end=10, high_watermark=10)
+    (refused,) = of(RefuseConsumer, driver.leader.on_consumer_fetch(consumer(12, last_epoch=1), 0.0))
+    assert refused.error.code is Code.LOG_TRUNCATED
+    assert refused.error.details["offset"] == "10"
+
+
+def test_waiting_consumers_are_bounded():
+    driver = Driver(settings=ReplicaSettings(max_waiting_fetches=1))
+    driver.leader.on_consumer_fetch(consumer(0), 0.0)
+    (refused,) = of(RefuseConsumer, driver.leader.on_consumer_fetch(consumer(0), 0.0))
+    assert refused.error.code is Code.BACKPRESSURE
+
+
+def test_a_refused_batch_makes_the_leader_look_at_its_own_copy():
+    driver = Driver(log_end=5)
+    assert of(VerifyOwnCopy, driver.fetch(B, 2, refused="bad CRC")) == [VerifyOwnCopy(Offset(2), "bad CRC")]

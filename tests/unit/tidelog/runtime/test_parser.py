@@ -1,0 +1,379 @@
+"""The chunk parser against a plain description of what was sent: all kinds of messages, all ways to cut them."""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Iterable
+from itertools import pairwise
+from typing import TypeAlias
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from tidelog.runtime import parser as parser_module
+from tidelog.runtime.parser import (
+    MAX_CONTROL_LINE,
+    MAX_KNOWN_LINES,
+    MAX_MESSAGE,
+    MIN_READ,
+    SHRINK_AFTER,
+    ChunkParser,
+    ProtocolError,
+)
+
+Event: TypeAlias = tuple[object, ...]
+HEADERS = b"NATS/1.0\r\nA: b\r\n\r\n"
+BULK_SIDS = (1, 2, 13)
+DIRECT_SIDS = (3, 31)
+UNKNOWN_SID = 99
+
+
+class Recorder:
+    """A bulk handler that takes uniform runs apart, message by message, into one log shared by all sinks."""
+
+    def __init__(self, events: list[Event], sid: int) -> None:
+        self.events = events
+        self.sid = sid
+        self.uniform = 0
+        self.open = False
+        self.chunks = 0
+
+    def on_uniform(
+        self,
+        block: memoryview,
+        count: int,
+        payload_at: int,
+        payload_size: int,
+        stride: int,
+        reply: tuple[int, int] | None,
+    ) -> None:
+        assert len(block) == count * stride
+        self.open = True
+        self.uniform += count
+        for start in range(0, count * stride, stride):
+            message = bytes(block[start : start + stride])
+            text = None if reply is None else message[reply[0] : reply[0] + reply[1]]
+            self.events.append((self.sid, message[payload_at : payload_at + payload_size], text, None))
+
+    def on_messages(self, payloads: list[bytes], replies: list[bytes | None], headers: list[bytes | None]) -> None:
+        assert payloads, "an empty list is no delivery"
+        self.open = True
+        rows = zip(payloads, replies, headers, strict=True)
+        self.events.extend((self.sid, payload, reply, header) for payload, reply, header in rows)
+
+    def chunk_done(self) -> None:
+        assert self.open, "chunk_done without a message before it"
+        self.open = False
+        self.chunks += 1
+
+
+class Harness:
+    def __init__(self, buffer_size: int = 1 << 20) -> None:
+        self.events: list[Event] = []
+        self.parser = ChunkParser(lambda line: self.events.append(("control", line)), buffer_size=buffer_size)
+        self.sinks = {sid: Recorder(self.events, sid) for sid in BULK_SIDS}
+        for sid, sink in self.sinks.items():
+            self.parser.add_bulk(sid, sink)
+        for sid in DIRECT_SIDS:
+            self.parser.add_direct(sid, self._direct(sid))
+
+    def _direct(self, sid: int) -> parser_module.DirectHandler:
+        def direct(subject: bytes, reply: bytes | None, headers: bytes | None, payload: bytes) -> None:
+            self.events.append((sid, payload, reply, headers, subject))
+
+        return direct
+
+    def feed(self, *pieces: bytes) -> None:
+        for piece in pieces:
+            self.parser.feed(piece)
+            assert not any(sink.open for sink in self.sinks.values()), "every sink hears of the end of the chunk"
+
+    @property
+    def uniform(self) -> int:
+        return sum(sink.uniform for sink in self.sinks.values())
+
+
+class Sent:
+    """What a server sends, and what is to come out."""
+
+    def __init__(self) -> None:
+        self.data = bytearray()
+        self.expected: list[Event] = []
+
+    def message(
+        self, sid: int, payload: bytes, *, reply: bytes | None = None, headers: bytes = b"", subject: bytes = b"foo"
+    ) -> None:
+        middle = b"" if reply is None else reply + b" "
+        if headers:
+            self.data += b"HMSG %b %d %b%d %d\r\n" % (subject, sid, middle, len(headers), len(headers) + len(payload))
+        else:
+            self.data += b"MSG %b %d %b%d\r\n" % (subject, sid, middle, len(payload))
+        self.data += headers + payload + b"\r\n"
+        if sid in BULK_SIDS:
+            self.expected.append((sid, payload, reply, headers or None))
+        elif sid in DIRECT_SIDS:
+            self.expected.append((sid, payload, reply, headers or None, subject))
+
+    def control(self, line: bytes) -> None:
+        self.data += line
+        self.expected.append(("control", line))
+
+
+def cut(data: bytes, places: Iterable[int]) -> list[bytes]:
+    at = [0, *sorted(place for place in places if place < len(data)), len(data)]
+    return [data[a:b] for a, b in pairwise(at)]
+
+
+def payloads() -> st.SearchStrategy[bytes]:
+    nasty = st.sampled_from((b"", b"\r\n", b"MSG foo 1 5\r\nhello\r\n", b"\r\nPING\r\n", b"x" * 128, HEADERS))
+    return st.one_of(nasty, st.binary(max_size=300), st.integers(0, 2000).map(lambda size: b"p" * size))
+
+
+def subjects() -> st.SearchStrategy[bytes]:
+    return st.sampled_from((b"foo", b"f.bar", b"a", "grün.ß".encode()))
+
+
+@st.composite
+def traffic(draw: st.DrawFn) -> Sent:
+    sent = Sent()
+    for _ in range(draw(st.integers(1, 8))):
+        kind = draw(st.sampled_from(("plain", "reply", "headers", "mixed", "control", "odd")))
+        sid = draw(st.sampled_from((*BULK_SIDS, *DIRECT_SIDS, UNKNOWN_SID)))
+        subject = draw(subjects())
+        payload = draw(payloads())
+        count = draw(st.sampled_from((1, 2, 7, 8, 9, 63, 64, 65, 130)))
+        if kind == "plain":
+            for _ in range(count):
+                sent.message(sid, payload, subject=subject)
+        elif kind == "reply":
+            width = draw(st.sampled_from((1, 3, 5, 8, 12)))  # 1: the reply grows from digit to digit
+            odd_one = draw(st.integers(0, 200))
+            for index in range(count):
+                text = b"_IN.%0*d" % (width, index) if width != 3 else b"%03d" % index  # a number, as a header size is
+                sent.message(sid, payload, reply=b"r" if index == odd_one else text, subject=subject)
+        elif kind == "headers":
+            reply = draw(st.sampled_from((None, b"rep.x", b"12")))
+            for _ in range(min(count, 20)):
+                sent.message(sid, payload, reply=reply, headers=HEADERS, subject=subject)
+        elif kind == "mixed":
+            generator = random.Random(draw(st.integers(0, 1 << 30)))
+            sids = draw(st.sampled_from(((1,), (1, 2), (1, 2, 13, 3, UNKNOWN_SID))))
+            for _ in range(count):
+                sent.message(generator.choice(sids), payload[: generator.choice((0, 1, 10, 11, 2000))], subject=subject)
+        elif kind == "control":
+            sent.control(
+                draw(st.sampled_from((b"PING\r\n", b"PONG\r\n", b"+OK\r\n", b"-ERR 'x y'\r\n", b'INFO {"a":1}\r\n')))
+            )
+        else:
+            sent.data += b"MSG\tfoo  1 \t3 \r\nabc\r\n"
+            sent.expected.append((1, b"abc", None, None))
+    return sent
+
+
+@settings(max_examples=150, deadline=None)
+@given(sent=traffic(), places=st.lists(st.integers(0, 20_000), max_size=12))
+def test_everything_comes_out_in_order_however_it_is_cut(sent: Sent, places: list[int]) -> None:
+    harness = Harness()
+    harness.feed(*cut(bytes(sent.data), places))
+    assert harness.events == sent.expected
+
+
+@settings(max_examples=25, deadline=None)
+@given(sent=traffic(), step=st.sampled_from((1, 2, 3, 17)))
+def test_everything_comes_out_when_it_trickles_in(sent: Sent, step: int) -> None:
+    data = bytes(sent.data[:6000])
+    harness = Harness()
+    harness.feed(*cut(data, range(step, len(data), step)))
+    assert harness.events == sent.expected[: len(harness.events)]
+    whole = Harness()
+    whole.feed(data)
+    assert harness.events == whole.events
+
+
+def test_every_single_cut_of_a_short_exchange() -> None:
+    sent = Sent()
+    for index in range(10):
+        sent.message(1, b"hello", reply=b"r%d" % index)
+    sent.message(3, b"direct", reply=b"12")
+    for _ in range(10):
+        sent.message(2, b"\r\nMSG foo 2 5\r\n")
+    sent.message(2, b"", headers=HEADERS)
+    sent.control(b"PONG\r\n")
+    data = bytes(sent.data)
+    for place in range(1, len(data)):
+        harness = Harness()
+        harness.feed(data[:place], data[place:])
+        assert harness.events == sent.expected, place
+
+
+def test_equal_messages_are_taken_as_uniform_runs() -> None:
+    sent = Sent()
+    for _ in range(5000):
+        sent.message(1, b"x" * 128)
+    harness = Harness()
+    harness.feed(bytes(sent.data))
+    assert harness.events == sent.expected
+    assert harness.uniform >= 4990
+    assert harness.parser.counters.messages == 5000
+    assert harness.parser.counters.uniform_messages == harness.uniform
+
+
+def test_requests_with_replies_of_one_length_are_taken_as_uniform_runs() -> None:
+    sent = Sent()
+    for index in range(5000):
+        sent.message(1, b"x" * 128, reply=b"_INBOX.abc.%06d" % index)
+    harness = Harness()
+    harness.feed(bytes(sent.data))
+    assert harness.events == sent.expected
+    assert harness.uniform >= 4990
+
+
+@pytest.mark.parametrize("width", [1, 7, 8, 9, 20])
+@pytest.mark.parametrize("index", [3, 7, 8, 64, 100])
+def test_a_run_ends_where_a_blank_stands_in_the_reply(width: int, index: int) -> None:
+    """`MSG foo 1 12 3 5` is no message, so a blank in place of a reply's character must not pass as one of a run."""
+    line = b"MSG foo 1 %b 3\r\nabc\r\n"
+    good = line % (b"r" * width)
+    bad = line % (b"r" * (width - 1) + b"\x01")
+    harness = Harness()
+    harness.feed(good * index + bad + good * 100)
+    texts = [event[2] for event in harness.events]
+    assert texts == [b"r" * width] * index + [b"r" * (width - 1) + b"\x01"] + [b"r" * width] * 100
+    assert len(harness.events) == index + 101
+
+
+@pytest.mark.parametrize("index", [1, 5, 8, 20, 64, 65, 199])
+def test_a_run_ends_exactly_where_a_header_differs(index: int) -> None:
+    sent = Sent()
+    for position in range(200):
+        sent.message(1 if position != index else 2, b"x" * 40)
+    harness = Harness()
+    harness.feed(bytes(sent.data))
+    assert harness.events == sent.expected
+    assert harness.uniform > 100
+
+
+def test_the_next_line_is_never_guessed_from_stale_bytes() -> None:
+    """The buffer still holds `MSG foo 1 50` when `MSG foo 1 5` arrives cut behind the 5: reading on would find the old
+    line, wait for 50 bytes and not deliver what is there."""
+    harness = Harness()
+    long = b"MSG foo 1 50\r\n" + b"x" * 50 + b"\r\n"
+    harness.feed(long, long)
+    harness.events.clear()
+    harness.feed(b"MSG foo 1 5", b"\r\nhello\r\n")
+    assert harness.events == [(1, b"hello", None, None)]
+
+
+def test_messages_are_delivered_before_the_control_line_behind_them() -> None:
+    sent = Sent()
+    sent.message(1, b"a")
+    sent.control(b"PONG\r\n")
+    sent.message(1, b"b")
+    harness = Harness()
+    harness.feed(bytes(sent.data))
+    assert harness.events == sent.expected
+
+
+def test_a_removed_sink_gets_nothing_more() -> None:
+    harness = Harness()
+    message = b"MSG foo 1 2\r\nhi\r\n"
+    harness.feed(message * 3)
+    harness.parser.remove(1)
+    harness.feed(message * 30)
+    assert len(harness.events) == 3
+    assert harness.parser.counters.unclaimed_messages == 30
+
+
+def test_known_lines_are_bounded(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(parser_module, "MAX_KNOWN_LINES", 16)
+    sent = Sent()
+    for index in range(200):
+        sent.message(1, b"x", subject=b"subject.%d" % index)
+        sent.message(1, b"y", subject=b"subject.%d" % (index // 2))
+    harness = Harness()
+    harness.feed(bytes(sent.data))
+    assert harness.events == sent.expected
+    assert len(harness.parser._lines) <= 16 < MAX_KNOWN_LINES
+
+
+def test_the_buffer_grows_for_a_large_message_and_shrinks_back() -> None:
+    base = 2 * MIN_READ
+    harness = Harness(buffer_size=base)
+    sent = Sent()
+    sent.message(1, b"first")
+    sent.message(1, bytes(range(256)) * (20 * base // 256))
+    sent.message(3, b"z" * 20 * base, reply=b"r", headers=HEADERS)
+    harness.feed(bytes(sent.data))
+    assert harness.events == sent.expected
+    assert 20 * base < harness.parser.buffer_size < 21 * base
+    for _ in range(SHRINK_AFTER + 2):
+        harness.feed(b"PING\r\n")
+    assert harness.parser.buffer_size == base
+
+
+def test_many_messages_do_not_let_the_buffer_grow() -> None:
+    harness = Harness(buffer_size=2 * MIN_READ)
+    sent = Sent()
+    generator = random.Random(7)
+    for _ in range(3000):
+        sent.message(generator.choice((1, 2, 3)), b"x" * generator.randrange(2000))
+    harness.feed(*cut(bytes(sent.data), range(0, len(sent.data), 50_000)))
+    assert harness.events == sent.expected
+    assert harness.parser.buffer_size == 2 * MIN_READ
+
+
+def test_reset_forgets_half_a_message() -> None:
+    harness = Harness()
+    harness.feed(b"MSG foo 1 500\r\nhalf")
+    harness.parser.reset()
+    harness.feed(b"MSG foo 1 2\r\nhi\r\n")
+    assert harness.events == [(1, b"hi", None, None)]
+
+
+@pytest.mark.parametrize(
+    "line",
+    [
+        b"\r\n",
+        b"HELLO\r\n",
+        b"MSG foo 1\r\n",
+        b"MSG foo x 3\r\nabc\r\n",
+        b"MSG foo 1 -3\r\nabc\r\n",
+        b"MSG foo 1 a b 3\r\nabc\r\n",
+        b"HMSG foo 1 12\r\n",
+        b"HMSG foo 1 5 3\r\nabc\r\n",
+        b"MSG foo 1 %d\r\n" % (MAX_MESSAGE + 1),
+        b"PINGPONG\r\n",
+        b"x" * (MAX_CONTROL_LINE + 1),
+        b"INFO " + b"x" * MAX_CONTROL_LINE + b"\r\n",
+        b"MSG foo 1 3\r\nabcde",
+        b"MSG foo 1 r 3\r\nabcde",
+        b"HMSG foo 1 18 18\r\n" + HEADERS + b"XX",
+        b"MSG foo 1 3\r\nabc\r\n" * 2 + b"MSG foo 1 3\r\nabcde",
+        b"MSG foo 1 20000\r\n" + b"y" * 20_000 + b"\r\nMSG foo 1 20000\r\n" + b"y" * 20_002,
+    ],
+    ids=lambda line: repr(line[:24]),
+)
+def test_what_is_not_the_protocol_is_refused_after_what_came_before(line: bytes) -> None:
+    harness = Harness()
+    with pytest.raises(ProtocolError):
+        harness.feed(b"MSG foo 2 2\r\nhi\r\n" * 3 + line)
+    assert harness.events[:3] == [(2, b"hi", None, None)] * 3
+
+
+@pytest.mark.parametrize("reply", [b"", b"r.1 "])
+@pytest.mark.parametrize("index", [0, 1, 7, 8, 63, 64, 99])
+def test_a_payload_without_its_end_is_refused_within_a_uniform_run(index: int, reply: bytes) -> None:
+    good = b"MSG foo 1 %b3\r\nabc\r\n" % reply
+    harness = Harness()
+    harness.feed(good)
+    with pytest.raises(ProtocolError, match="instead of CRLF"):
+        harness.feed(good * index + good[:-2] + b"XY" + good * 100)
+    assert harness.events == [(1, b"abc", reply.strip() or None, None)] * (index + 1)
+
+
+def test_the_longest_allowed_line_is_taken() -> None:
+    harness = Harness()
+    line = b"INFO " + b"x" * (MAX_CONTROL_LINE - 5) + b"\r\n"
+    harness.feed(line[:40_000], line[40_000:])
+    assert harness.events == [("control", line)]

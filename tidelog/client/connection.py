@@ -1,0 +1,389 @@
+"""`connect` and the client that it returns: one NATS connection, and everything that can be asked over it."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import socket
+import time
+from collections.abc import AsyncIterator, Iterable, Mapping, Sequence
+from datetime import datetime
+from itertools import count
+from pathlib import Path
+from ssl import SSLContext
+from types import TracebackType
+from typing import Literal, Protocol, Self, runtime_checkable
+
+from tidelog.client.accumulator import AccumulatorSettings
+from tidelog.client.admin import Admin, ClusterStatus, StreamDescription, StreamSummary
+from tidelog.client.api import Api
+from tidelog.client.consumer import ANSWER_OVERHEAD, Consumer, PartitionReader
+from tidelog.client.errors import BadConfig, BadRequest, Closed, NoServer, WrongIncarnation, typed
+from tidelog.client.fetcher import FetchSettings, PartitionFetcher
+from tidelog.client.metadata import MetadataCache, StreamMetadata, stream_name
+from tidelog.client.positions import Anchor, AtOffset, AtTime, Position, Start, Stop, timestamp_of
+from tidelog.client.producer import Producer
+from wire.batch import RecordBatch
+from wire.errors import Code, TidelogError
+from wire.subjects import DEFAULT_NAMESPACE, Subjects
+from wire.transport import Transport
+from wire.types import Acks
+
+DEFAULT_SERVER = "nats://127.0.0.1:4222"
+LOOK_UP_TIMEOUT = 10.0
+"""Seconds that `offsets` and `fetch_batches` wait for a partition without a leader."""
+
+
+@runtime_checkable
+class ClosableTransport(Transport, Protocol):
+    async def close(self) -> None: ...
+
+
+async def connect(
+    servers: str | Sequence[str] = DEFAULT_SERVER,
+    *,
+    namespace: str = DEFAULT_NAMESPACE,
+    name: str | None = None,
+    user: str | None = None,
+    password: str | None = None,
+    token: str | None = None,
+    creds: str | Path | None = None,
+    tls: SSLContext | None = None,
+    connect_timeout: float = 2.0,
+    api_timeout: float = 5.0,
+) -> Client:
+    """Connect to NATS: a URL, several separated by commas, or a list. Times are in seconds.
+
+    `namespace` is the cluster's. Raises NoServer, which names the URL, when no NATS server answers; whether a Tidelog
+    cluster is behind it shows with the first call.
+    """
+    # The one adapter between the client and NATS; imported when there is something to connect to.
+    from tidelog.runtime.nats import NatsConnection, NatsUnavailable
+
+    listed = [url.strip() for url in (servers.split(",") if isinstance(servers, str) else servers) if url.strip()]
+    if not listed:
+        raise BadConfig(Code.BAD_CONFIG, f"servers={servers!r} names no server; give a URL such as {DEFAULT_SERVER}")
+    subjects = _subjects(namespace)
+    label = name or f"tidelog-client@{socket.gethostname()}:{os.getpid()}"
+    try:
+        transport = await NatsConnection.connect(
+            listed,
+            name=label,
+            user=user,
+            password=password,
+            token=token,
+            creds=creds,
+            tls=tls,
+            connect_timeout=connect_timeout,
+        )
+    except NatsUnavailable as error:
+        raise NoServer(Code.UNAVAILABLE, str(error)) from error
+    return Client(transport, subjects, server=_without_secrets(listed), name=label, api_timeout=api_timeout)
+
+
+class Client:
+    """A connection to a cluster. Make it with `connect`; use it with `async with`, or `await close()` it."""
+
+    def __init__(
+        self, transport: ClosableTransport, subjects: Subjects, *, server: str, name: str, api_timeout: float = 5.0
+    ) -> None:
+        self._transport = transport
+        self._subjects = subjects
+        self._name = name
+        self._api = Api(transport, subjects, server=server, timeout=api_timeout)
+        self._metadata = MetadataCache(self._api)
+        self._admin = Admin(self._api, self._metadata, subjects)
+        self._producers: set[Producer] = set()
+        self._consumers: set[Consumer] = set()
+        self._numbers = count(time.time_ns() % 1021)
+        self._latest: dict[tuple[int, int], int] = {}
+        """(stream incarnation, partition) -> the largest "latest" answered so far, which never goes back."""
+        self._closed = False
+        transport.on_connection_change(self._on_connection_change)
+
+    async def __aenter__(self) -> Self:
+        return self
+
+    async def __aexit__(
+        self, exc_type: type[BaseException] | None, exc: BaseException | None, traceback: TracebackType | None
+    ) -> None:
+        await self.close()
+
+    async def close(self) -> None:
+        """Close the connection. Producers that are open give up what is not acknowledged: close those first."""
+        if self._closed:
+            return
+        self._closed = True
+        gone = Closed(Code.UNAVAILABLE, "the client was closed before this was acknowledged; close the producer first")
+        for producer in tuple(self._producers):
+            producer.abort(gone)
+        for consumer in tuple(self._consumers):
+            await consumer.aclose()
+        await self._transport.close()
+
+    @property
+    def is_connected(self) -> bool:
+        """To NATS, at this moment. A lost connection comes back by itself."""
+        return self._transport.is_connected
+
+    # Streams
+
+    async def create_stream(
+        self,
+        name: str,
+        *,
+        subject: str | None = None,
+        partitions: int = 1,
+        replication_factor: int = 3,
+        config: Mapping[str, str | int | bool] | None = None,
+    ) -> StreamDescription:
+        """Create a stream that captures `subject` (default: its name). Returns what `describe` returns.
+
+        Raises StreamExists, SubjectTaken, BadName, BadSubject, BadConfig, BadReplicationFactor, NoServer.
+        """
+        self._check_open()
+        return await self._admin.create_stream(
+            name, subject=subject, partitions=partitions, replication_factor=replication_factor, config=config or {}
+        )
+
+    async def delete_stream(self, name: str) -> None:
+        """Delete a stream with all its records. Raises UnknownStream."""
+        self._check_open()
+        await self._admin.delete_stream(name)
+
+    async def streams(self) -> list[StreamSummary]:
+        self._check_open()
+        return await self._admin.streams()
+
+    async def describe(self, name: str) -> StreamDescription:
+        """Leaders, ISRs and offsets of a stream's partitions. Raises UnknownStream."""
+        self._check_open()
+        return await self._admin.describe(name)
+
+    async def cluster_status(self) -> ClusterStatus:
+        self._check_open()
+        return await self._admin.cluster_status()
+
+    async def metadata(self, stream: str) -> StreamMetadata:
+        """Partitions, incarnations and leaders as the controller knows them now. Raises UnknownStream."""
+        self._check_open()
+        return await self._metadata.refresh(stream)
+
+    # Records
+
+    def producer(
+        self,
+        stream: str,
+        *,
+        acks: Literal["all", "leader", "none"] = "all",
+        batch_bytes: int = 256 << 10,
+        linger_ms: float = 0.0,
+        max_in_flight: int = 5,
+        buffer_bytes: int = 64 << 20,
+        delivery_timeout_ms: float = 30_000,
+        compression: Literal["lz4", "zstd"] | None = None,
+    ) -> Producer:
+        """A producer for a stream.
+
+        `acks`: "all" = committed by the in-sync replicas; "leader" = in the leader's log, lost if the leader changes;
+        "none" = written to the connection. `batch_bytes` is bounded by what NATS takes in one message. `linger_ms`
+        waits for more records before an incomplete batch is sent. `max_in_flight`: batches per partition, 1 to 5.
+        `buffer_bytes` of unacknowledged records: above it `send` waits and `send_nowait` raises BufferFull. After
+        `delivery_timeout_ms` a record fails with DeliveryTimeout.
+        """
+        self._check_open()
+        try:
+            level = Acks(acks)
+        except ValueError:
+            raise BadRequest(Code.BAD_REQUEST, f"acks={acks!r} is none of 'all', 'leader' and 'none'") from None
+        _check_range("batch_bytes", batch_bytes, 1, 1 << 30)
+        _check_range("linger_ms", linger_ms, 0, 60_000)
+        _check_range("max_in_flight", max_in_flight, 1, 5)
+        _check_range("buffer_bytes", buffer_bytes, 1, 1 << 40)
+        _check_range("delivery_timeout_ms", delivery_timeout_ms, 1, 24 * 3_600_000)
+        number = next(self._numbers)
+        producer = Producer(
+            self._transport,
+            self._subjects,
+            self._api,
+            self._metadata,
+            stream_name(stream),
+            settings=AccumulatorSettings(
+                acks=level,
+                batch_bytes=batch_bytes,
+                linger=linger_ms / 1000,
+                max_in_flight=max_in_flight,
+                delivery_timeout=delivery_timeout_ms / 1000,
+            ),
+            buffer_bytes=buffer_bytes,
+            compression=compression,
+            client_id=f"{self._name}#{number}",
+            spread=number,
+            on_closed=self._producers.discard,
+        )
+        self._producers.add(producer)
+        return producer
+
+    def consume(
+        self,
+        stream: str,
+        *,
+        start: Start = "earliest",
+        stop: Stop = None,
+        partitions: Iterable[int] | None = None,
+        max_bytes: int = 1 << 20,
+        prefetch_bytes: int = 16 << 20,
+    ) -> Consumer:
+        """A consumer of committed records: `async for record in …`, or `async for batch in ….batches()`.
+
+        `start` and `stop` (exclusive; None = go on for ever) are spelled as `tidelog.client.positions` says:
+        "earliest", "latest" (as a start the newest record, as a stop the end of what is committed now), "new", an
+        offset, {partition: offset}, a datetime or AtTime(ns). `max_bytes` bounds one answer, `prefetch_bytes` what is
+        fetched ahead of the caller. Records of a partition come in offset order; partitions come as they answer.
+        """
+        self._check_open()
+        _check_range("max_bytes", max_bytes, 1, 1 << 30)
+        _check_range("prefetch_bytes", prefetch_bytes, 1, 1 << 40)
+        consumer = Consumer(
+            self._transport,
+            self._subjects,
+            self._metadata,
+            stream_name(stream),
+            start=start,
+            stop=stop,
+            partitions=partitions,
+            prefetch_bytes=prefetch_bytes,
+            settings=FetchSettings(max_bytes=max_bytes),
+            on_closed=self._consumers.discard,
+        )
+        self._consumers.add(consumer)
+        return consumer
+
+    # Positions, for those who plan their reads themselves
+
+    async def offsets(self, stream: str, which: Literal["earliest", "latest"] | int | datetime) -> dict[int, int]:
+        """One offset per partition: "earliest" = of the oldest record there is; "latest" = the end of what is committed
+        (exclusive: the next record's); a time (ns since 1970, or a datetime) = of the first record at or after it, the
+        end when there is none. "latest" never goes back. Raises UnknownStream, NoServer.
+        """
+        self._check_open()
+        layout = await self._metadata.refresh(stream)
+        position = _looked_up(which)
+        found = await asyncio.gather(*(self._offset(layout, partition, position) for partition in layout.partitions))
+        offsets = dict(zip(layout.partitions, found, strict=True))
+        if which == "latest":
+            for partition, offset in offsets.items():
+                key = (layout.incarnation, partition)
+                offsets[partition] = self._latest[key] = max(offset, self._latest.get(key, 0))
+        return offsets
+
+    async def fetch_batches(
+        self,
+        stream: str,
+        partition: int,
+        start_offset: int,
+        end_offset: int,
+        *,
+        max_bytes: int = 1 << 20,
+        stream_incarnation: int | None = None,
+        partition_incarnation: int | None = None,
+    ) -> AsyncIterator[RecordBatch]:
+        """The committed records [start_offset, end_offset) of a partition, as batches in order; waits for what is not
+        committed yet. With incarnations given, raises WrongIncarnation when the stream has been created anew since.
+        """
+        self._check_open()
+        layout = await self._metadata.get(stream)
+        if not _is_same_life(layout, partition, stream_incarnation, partition_incarnation):
+            layout = await self._metadata.refresh(stream)
+        if partition not in layout.partitions:
+            raise BadRequest(Code.BAD_REQUEST, f"there is no partition {partition} in stream {stream!r}")
+        if not _is_same_life(layout, partition, stream_incarnation, partition_incarnation):
+            raise WrongIncarnation(
+                Code.WRONG_INCARNATION,
+                f"stream {stream!r} was deleted and created again since its offsets were noted; begin anew",
+            )
+        settings = FetchSettings(max_bytes=min(max_bytes, self._transport.max_payload - ANSWER_OVERHEAD))
+        reader = self._reader(layout, partition, AtOffset(start_offset), AtOffset(end_offset), settings)
+        while batches := await reader.read():
+            for batch in batches:
+                yield batch
+
+    async def _offset(self, layout: StreamMetadata, partition: int, position: Position) -> int:
+        reader = self._reader(layout, partition, position, None, FetchSettings())
+        try:
+            async with asyncio.timeout(LOOK_UP_TIMEOUT):
+                await reader.resolve()
+        except TimeoutError:
+            raise NoServer(
+                Code.UNAVAILABLE,
+                f"partition {layout.name}/{partition} has had no leader for {LOOK_UP_TIMEOUT:g} s; "
+                "see `tidelog cluster status`",
+            ) from None
+        offset = reader.fetcher.position
+        assert offset is not None
+        return offset
+
+    def _reader(
+        self, layout: StreamMetadata, partition: int, start: Position, stop: Position | None, settings: FetchSettings
+    ) -> PartitionReader:
+        known = layout.partitions[partition]
+        fetcher = PartitionFetcher(
+            f"{layout.name}/{partition}",
+            start,
+            stop,
+            settings,
+            stream_incarnation=layout.incarnation,
+            partition_incarnation=known.incarnation,
+            leader_epoch=known.leader_epoch,
+        )
+        subject = self._subjects.fetch(layout.name, partition)
+        return PartitionReader(fetcher, self._transport, subject, lambda: self._metadata.forget(layout.name))
+
+    # Inside
+
+    def _on_connection_change(self, connected: bool) -> None:
+        for producer in tuple(self._producers):
+            producer.on_connection_change(connected)
+
+    def _check_open(self) -> None:
+        if self._closed:
+            raise Closed(Code.BAD_REQUEST, "this client is closed; connect again")
+
+
+def _looked_up(which: str | int | datetime) -> Position:
+    if which == "earliest":
+        return Anchor.EARLIEST
+    if which == "latest":
+        return Anchor.NEW
+    if isinstance(which, datetime):
+        return AtTime(timestamp_of(which))
+    if isinstance(which, int):
+        return AtTime(which)
+    raise BadRequest(Code.BAD_REQUEST, f"which={which!r} is none of 'earliest', 'latest' and a time")
+
+
+def _is_same_life(
+    layout: StreamMetadata, partition: int, stream_incarnation: int | None, partition_incarnation: int | None
+) -> bool:
+    if partition not in layout.partitions:
+        return False
+    return stream_incarnation in (None, layout.incarnation) and partition_incarnation in (
+        None,
+        layout.partitions[partition].incarnation,
+    )
+
+
+def _subjects(namespace: str) -> Subjects:
+    try:
+        return Subjects(namespace)
+    except TidelogError as error:
+        raise typed(error) from None
+
+
+def _check_range(name: str, value: float, low: float, high: float) -> None:
+    if not low <= value <= high:
+        raise BadRequest(Code.BAD_REQUEST, f"{name}={value} is outside {low} to {high}")
+
+
+def _without_secrets(urls: Sequence[str]) -> str:
+    return ", ".join(url.rsplit("@", 1)[-1] if "@" in url else url for url in urls)

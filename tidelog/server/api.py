@@ -1,0 +1,130 @@
+"""The JSON API over NATS, `<ns>.api.*`, answered by the broker that holds the controller's office.
+
+A micro service, so that `nats micro ls` finds it. A refusal travels twice: as `Tidelog-Error…` headers and as
+`{"error": {…}}`. A broker that has lost the office since it subscribed stays silent: its successor hears it too.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Awaitable, Callable, Mapping
+from importlib.metadata import version
+from typing import Any, TypeAlias, TypeVar
+
+from metadata.service import MetadataService
+from tidelog.runtime.micro import Answer, Service
+from wire.errors import Code, TidelogError
+from wire.subjects import Subjects
+from wire.transport import Message, Transport
+
+MAX_REQUEST_BYTES = 1 << 20
+
+Request: TypeAlias = Mapping[str, Any]
+Endpoint: TypeAlias = Callable[[Request], Awaitable[Mapping[str, Any]]]
+
+_T = TypeVar("_T")
+
+
+class Api:
+    """See the module. `on_office` goes into `MetadataService.on_office`."""
+
+    def __init__(self, service: MetadataService, transport: Transport, subjects: Subjects) -> None:
+        self._service = service
+        self._transport = transport
+        self._endpoints: dict[str, Endpoint] = {
+            subjects.api("stream.create"): self._create,
+            subjects.api("stream.delete"): self._delete,
+            subjects.api("stream.list"): self._list,
+            subjects.api("stream.describe"): self._describe,
+            subjects.api("metadata"): self._metadata,
+            subjects.api("cluster.status"): self._cluster_status,
+            subjects.api("producer.init"): self._producer_init,
+            subjects.api("partition.unclean_elect"): self._unclean_elect,
+        }
+        self._micro: Service | None = None
+
+    async def on_office(self, is_open: bool) -> None:
+        """Begin or cease to answer."""
+        if self._micro is not None:
+            await self._micro.stop()
+            self._micro = None
+        if is_open:
+            self._micro = Service(
+                self._transport,
+                "tidelog",
+                version("tidelog"),
+                "Durable, partitioned, replicated logs over NATS subjects",
+                {subject: self._serving(endpoint) for subject, endpoint in self._endpoints.items()},
+            )
+            await self._micro.start()
+
+    def _serving(self, endpoint: Endpoint) -> Callable[[Message], Awaitable[Answer]]:
+        async def serve(message: Message) -> Answer:
+            if not self._service.in_office:
+                return None
+            try:
+                return json.dumps(await endpoint(_parse(message.data))).encode(), None
+            except TidelogError as error:
+                return json.dumps({"error": error.to_json()}).encode(), error.to_headers()
+
+        return serve
+
+    # ---- endpoints -------------------------------------------------------------------------------------------------
+
+    async def _create(self, request: Request) -> Mapping[str, Any]:
+        config = request.get("config") or {}
+        if not isinstance(config, dict) or not all(isinstance(value, str) for value in config.values()):
+            raise TidelogError(Code.BAD_REQUEST, "config is not an object of texts")
+        name = _take(request, "name", str)
+        factor = request.get("replication_factor")
+        return await self._service.create_stream(
+            name,
+            subject=_take(request, "subject", str) if request.get("subject") is not None else name,
+            partitions=_take(request, "partitions", int) if request.get("partitions") is not None else 1,
+            replication_factor=_take(request, "replication_factor", int) if factor is not None else None,
+            config=config,
+        )
+
+    async def _delete(self, request: Request) -> Mapping[str, Any]:
+        await self._service.delete_stream(_take(request, "name", str))
+        return {}
+
+    async def _list(self, _: Request) -> Mapping[str, Any]:
+        return self._service.list_streams()
+
+    async def _describe(self, request: Request) -> Mapping[str, Any]:
+        return await self._service.describe_stream(_take(request, "name", str))
+
+    async def _metadata(self, request: Request) -> Mapping[str, Any]:
+        return self._service.stream_metadata(_take(request, "stream", str))
+
+    async def _cluster_status(self, _: Request) -> Mapping[str, Any]:
+        return self._service.cluster_status()
+
+    async def _producer_init(self, _: Request) -> Mapping[str, Any]:
+        return await self._service.init_producer()
+
+    async def _unclean_elect(self, request: Request) -> Mapping[str, Any]:
+        return await self._service.unclean_elect(
+            _take(request, "stream", str), _take(request, "partition", int), _take(request, "broker", str)
+        )
+
+
+def _parse(data: bytes) -> Request:
+    if len(data) > MAX_REQUEST_BYTES:
+        raise TidelogError(Code.BAD_REQUEST, f"a request of {len(data)} bytes is above {MAX_REQUEST_BYTES}")
+    try:
+        request = json.loads(data) if data else {}
+    except ValueError as error:
+        raise TidelogError(Code.BAD_REQUEST, f"the request is not JSON: {error}") from None
+    if not isinstance(request, dict):
+        raise TidelogError(Code.BAD_REQUEST, "the request is not a JSON object")
+    return request
+
+
+def _take(request: Request, name: str, kind: type[_T]) -> _T:
+    value = request.get(name)
+    if not isinstance(value, kind) or isinstance(value, bool):
+        wanted = {"str": "a text", "int": "a whole number"}.get(kind.__name__, kind.__name__)
+        raise TidelogError(Code.BAD_REQUEST, f"the request's {name} is {json.dumps(value)}, not {wanted}")
+    return value
