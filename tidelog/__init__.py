@@ -55,8 +55,8 @@ if TYPE_CHECKING:
 _ERRORS = (
     "BadConfig", "BadName", "BadReplicationFactor", "BadRequest", "BadSubject", "BufferFull", "Closed", "CorruptBatch",
     "CorruptEnvelope", "DeliveryTimeout", "LogTruncated", "NoServer", "NoSpace", "NotEnoughReplicas",
-    "OffsetOutOfRange", "OutOfOrderSequence", "Paused", "ProducerFenced", "ReadOnly", "RecordTooLarge", "StreamExists", "SubjectTaken",
-    "UnknownStream", "WrongIncarnation",
+    "OffsetOutOfRange", "OutOfOrderSequence", "Paused", "ProducerFenced", "ReadOnly", "RecordTooLarge", "StreamExists",
+    "SubjectTaken", "UnknownStream", "WrongIncarnation",
 )  # fmt: skip
 
 _HOMES = {

@@ -72,10 +72,6 @@ class Subjects:
         """Brokers tell the controller that a replica of theirs is unsound."""
         return f"{self.namespace}.metadata.withdraw"
 
-    def register(self) -> str:
-        """Brokers register a new life with the controller."""
-        return f"{self.namespace}.metadata.register"
-
     def probe(self, broker: BrokerId) -> str:
         """The controller asks whether a broker lives."""
         return f"{self.namespace}.metadata.probe.{broker}"

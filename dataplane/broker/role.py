@@ -29,6 +29,7 @@ class Role(ABC):
         self.failed: str | None = None
         self._timer: asyncio.TimerHandle | None = None
         self._timer_at = 0.0
+        self._syncs_out = 0
         self._work: set[asyncio.Task[None]] = set()
 
     @property
@@ -108,14 +109,20 @@ class Role(ABC):
 
     # ------------------------------------------------------------------ syncing and failing
     def _request_sync(self) -> None:
-        self.context.syncer.request(self.log, self._sync_done)
+        """At most two are out: one that runs, and one that has not begun and covers all that was appended until it does."""
+        if self._syncs_out < 2:
+            self._syncs_out += 1
+            self.context.syncer.request(self.log, self._sync_done)
 
     def _sync_done(self, result: Offset | Exception) -> None:
+        self._syncs_out -= 1
         if self.ended:
             return
         if isinstance(result, Exception):
             self._fail(f"fdatasync failed: {result}")
             return
+        if result < self.log.log_end_offset and self._syncs_out == 0:
+            self._request_sync()
         self._on_synced(result)
         self._schedule()
 

@@ -99,6 +99,12 @@ def write_epochs(files: FileSystem, directory: Path, entries: Iterable[EpochEntr
     _write(files, directory / EPOCHS_FILE, (f"{entry.epoch} {entry.start}" for entry in entries))
 
 
+def remove_epochs(files: FileSystem, directory: Path) -> None:
+    """Durably. Before a log is dropped: an empty file would vouch that segments not removed yet have no epochs."""
+    files.remove(directory / EPOCHS_FILE)
+    files.sync_directory(directory)
+
+
 def _title(path: Path) -> str:
     return f"tidelog {path.name} {_VERSION}"
 

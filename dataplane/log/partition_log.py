@@ -41,7 +41,7 @@ from typing import TYPE_CHECKING, TypeVar
 
 import numpy as np
 
-from dataplane.log.checkpoints import OffsetCheckpoint, write_epochs, write_offsets
+from dataplane.log.checkpoints import OffsetCheckpoint, remove_epochs, write_epochs, write_offsets
 from dataplane.log.errors import LogDamaged
 from dataplane.log.files import REAL_FILES, ReadHandles
 from dataplane.log.index import NO_TIMESTAMP
@@ -651,8 +651,9 @@ class PartitionLog:
                 if self._unsound is not None:
                     self._quarantine()
                 self._write_checkpoint(Offset(0), Offset(0))
+                remove_epochs(self._files, self.directory)
                 self.epochs.clear()
-                self._save_epochs(self.epochs.entries)
+                self._saved_epochs = self.epochs.entries
                 self._tail = Tail(self.config.tail_bytes)
                 self._log_end_offset = self._high_watermark = new_start_offset
                 for segment in reversed(self._segments):

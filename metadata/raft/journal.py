@@ -309,7 +309,6 @@ class Journal:
         self._pending.append(_record(b"E", _INDEX_TERM.pack(idx, term) + entry.command))
 
     def deleteEntriesFrom(self, entryFrom: int) -> None:  # noqa: N802, N803
-        del self._entries[entryFrom:]
         """Nothing: PySyncObj asks for it on every message, matching or not. `add` forgets on a conflict, and only
         then.
         """

@@ -79,9 +79,7 @@ class PartitionReader:
 
     async def _exchange(self, ask: Ask) -> Outcome:
         try:
-            message = await self._transport.request(
-                self._subject, ask.request.SerializeToString(), timeout=ask.timeout
-            )
+            message = await self._transport.request(self._subject, ask.request.SerializeToString(), timeout=ask.timeout)
         except TimeoutError:
             if not self._transport.is_connected:
                 return self.fetcher.on_no_responders()

@@ -328,7 +328,7 @@ class Producer:
         pipe = self._pipes[partition]
         future: asyncio.Future[Receipt] = self._loop.create_future()
         self._buffered += size
-        if pipe.core.append(value, key, headers, timestamp, size, future, self._loop.time()):
+        if pipe.core.append(value, key, headers or None, timestamp, size, future, self._loop.time()):
             self.leave_partition(partition)
             pipe.pump()
         if pipe not in self._dirty:
@@ -753,15 +753,16 @@ def _checked_size(
 
 def _encode(batch: PendingBatch, compression: Compression) -> EncodedBatch:
     builder = BatchBuilder()
-    if any(batch.keys) or any(batch.headers) or None in batch.values or batch.keys.count(None) != len(batch) or (
-        batch.timestamps.count(None) != len(batch)
+    bare = [value for value in batch.values if value is not None]
+    if len(bare) == len(batch) and all(
+        column.count(None) == len(batch) for column in (batch.keys, batch.headers, batch.timestamps)
     ):
+        builder.add_values(bare)
+    else:
         for value, key, headers, timestamp in zip(
             batch.values, batch.keys, batch.headers, batch.timestamps, strict=True
         ):
             builder.add_record(value, key, encode_headers(headers) if headers else b"", timestamp)
-    else:
-        builder.add_values([value for value in batch.values if value is not None])
     session = batch.session
     if session is None:
         return builder.build(batch.timestamp, compression=compression)

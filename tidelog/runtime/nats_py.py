@@ -24,18 +24,44 @@ from __future__ import annotations
 import asyncio
 import json
 import logging
+import ssl
+import time
 from collections.abc import Callable
 from typing import Any, cast
+from urllib.parse import ParseResult
 
 from nats import errors
-from nats.aio.client import Client, Srv
+from nats.aio.client import DEFAULT_BUFFER_SIZE, Client, Srv
 from nats.aio.subscription import Subscription
+from nats.aio.transport import TcpTransport
 
 from tidelog.runtime.parser import ChunkParser, ProtocolError
 
 log = logging.getLogger(__name__)
 
 _RETRY_AFTER_BUG = 1.0  # seconds before nats-py's reconnect loop is started again after it ended with an exception
+
+
+class _TcpTransport(TcpTransport):
+    """nats-py's, except that a failed TLS handshake leaves nothing to wait for.
+
+    asyncio takes the stream's protocol object off the socket for the handshake. When that fails nobody tells the object
+    of the end, and nats-py's `wait_closed` waits for it for ever.
+    """
+
+    def __init__(self) -> None:
+        super().__init__()  # type: ignore[no-untyped-call]
+
+    async def connect_tls(
+        self, uri: str | ParseResult, ssl_context: ssl.SSLContext, buffer_size: int, connect_timeout: int
+    ) -> None:
+        try:
+            await super().connect_tls(uri, ssl_context, buffer_size, connect_timeout)
+        except BaseException:
+            if self._io_writer is not None:
+                self._io_writer.transport.abort()
+            self._io_writer = self._io_reader = None
+            raise
 
 
 class _Link(asyncio.BufferedProtocol):
@@ -247,7 +273,9 @@ class ChunkedClient(Client):
 
     async def _connect_to_server(self, s: Srv) -> None:
         self.abort()  # an attempt that failed after the socket was open left it open
-        await super()._connect_to_server(s)
+        s.last_attempt = time.monotonic()
+        transport = self._transport = _TcpTransport()
+        await transport.connect(s.uri, DEFAULT_BUFFER_SIZE, self.options["connect_timeout"])
 
     async def _attempt_reconnect(self) -> None:
         while not self.is_closed:

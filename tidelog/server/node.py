@@ -24,6 +24,7 @@ from typing import Any
 from dataplane.broker.broker import Broker, open_replicas
 from dataplane.broker.context import BrokerContext
 from dataplane.log.data_dir import DataDir
+from dataplane.log.errors import DataDirError
 from dataplane.log.group_commit import SyncScheduler
 from metadata.raft import RaftConfig, RaftError, RaftNode, RaftStatus, StateMachine
 from metadata.service import MetadataService, Registration
@@ -89,12 +90,16 @@ class Node:
         """Fails when this broker cannot go on: another cluster's folder, another process under its id."""
         self._stack = contextlib.AsyncExitStack()
         self._raft_address = config.raft_address
+        self._registered = False
 
     async def start(self) -> None:
         """Returns when this broker serves. Raises TidelogError with one sentence for whatever stands in the way."""
         config, stack = self.config, self._stack
         loop = asyncio.get_running_loop()
-        data_dir = DataDir.open(config.data_dir, config.broker)
+        try:
+            data_dir = DataDir.open(config.data_dir, config.broker)
+        except DataDirError as e:
+            raise TidelogError(Code.BAD_CONFIG, str(e)) from e
         stack.callback(data_dir.close)
         ready = config.data_dir / "ready"
         ready.unlink(missing_ok=True)
@@ -152,13 +157,13 @@ class Node:
         )
         broker = Broker(context, data_dir, replicas)
         metadata.on_partitions = broker.on_partitions
-        metadata.on_registered = lambda cluster_id, incarnation: self._registered(data_dir, broker, cluster_id, incarnation)
+        metadata.on_registered = lambda cluster_id, incarnation: self._on_registered(data_dir, broker, cluster_id, incarnation)
         metadata.broker_status = broker.stream_status
         metadata.on_fatal = self._on_fatal
         api = Api(metadata, control, subjects)
         metadata.on_office = api.on_office
         stack.push_async_callback(metadata.close)
-        stack.push_async_callback(broker.close)
+        stack.push_async_callback(self._close_logs, broker, data_dir)
         await broker.start()
         try:
             await metadata.start()
@@ -179,11 +184,21 @@ class Node:
         ready.write_text(f"{os.getpid()}\n")
         log.info("%s serves: incarnation %d, data in %s", config.broker, context.incarnation, config.data_dir)
 
-    @staticmethod
-    def _registered(data_dir: DataDir, broker: Broker, cluster_id: str, incarnation: Incarnation) -> None:
-        data_dir.record(cluster_id, incarnation)
-        data_dir.mark_dirty()
+    def _on_registered(self, data_dir: DataDir, broker: Broker, cluster_id: str, incarnation: Incarnation) -> None:
+        """The registration is applied: what it proved may be overwritten, and appends may begin."""
+        try:
+            data_dir.record(cluster_id, incarnation)
+            data_dir.mark_dirty()
+        except DataDirError as e:
+            self._on_fatal(TidelogError(Code.BAD_CONFIG, str(e)))
+            return
+        self._registered = True
         broker.on_registered(incarnation)
+
+    async def _close_logs(self, broker: Broker, data_dir: DataDir) -> None:
+        await broker.close()
+        if self._registered and not broker.status()["failed"]:
+            data_dir.mark_clean()
 
     def _on_fatal(self, error: TidelogError) -> None:
         if not self.fatal.done():

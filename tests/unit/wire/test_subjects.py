@@ -30,7 +30,6 @@ def test_subjects_of_a_cluster() -> None:
     assert subjects.alter_isr() == "ns.metadata.alter_isr"
     assert subjects.report_leader() == "ns.metadata.report_leader"
     assert subjects.withdraw() == "ns.metadata.withdraw"
-    assert subjects.register() == "ns.metadata.register"
     assert subjects.probe(broker) == "ns.metadata.probe.b1"
     assert subjects.broker_status(broker) == "ns.metadata.status.b1"
     assert subjects.api("stream.create") == "ns.api.stream.create"

@@ -230,17 +230,24 @@ def test_requests_with_replies_of_one_length_are_taken_as_uniform_runs() -> None
 
 
 @pytest.mark.parametrize("width", [1, 7, 8, 9, 20])
-@pytest.mark.parametrize("index", [3, 7, 8, 64, 100])
+@pytest.mark.parametrize("index", [3, 6, 8, 64, 100])
 def test_a_run_ends_where_a_blank_stands_in_the_reply(width: int, index: int) -> None:
-    """`MSG foo 1 12 3 5` is no message, so a blank in place of a reply's character must not pass as one of a run."""
-    line = b"MSG foo 1 %b 3\r\nabc\r\n"
-    good = line % (b"r" * width)
-    bad = line % (b"r" * (width - 1) + b"\x01")
+    """A line of the same length, two blanks in place of one: its reply is shorter."""
+    good = b"MSG foo 1 %b 3\r\nabc\r\n" % (b"r" * width)
+    bad = b"MSG foo 1 %b  3\r\nabc\r\n" % (b"r" * (width - 1))
     harness = Harness()
     harness.feed(good * index + bad + good * 100)
     texts = [event[2] for event in harness.events]
-    assert texts == [b"r" * width] * index + [b"r" * (width - 1) + b"\x01"] + [b"r" * width] * 100
-    assert len(harness.events) == index + 101
+    assert texts == [b"r" * width] * index + [b"r" * (width - 1) or None] + [b"r" * width] * 100
+
+
+@pytest.mark.parametrize("index", [3, 6, 8, 64, 100])
+def test_a_line_with_a_word_too_many_does_not_pass_in_a_run(index: int) -> None:
+    good = b"MSG foo 1 %b 3\r\nabc\r\n"
+    harness = Harness()
+    with pytest.raises(ProtocolError):
+        harness.feed(good % b"one.word" * index + good % b"two word" + good % b"one.word" * 100)
+    assert harness.events == [(1, b"abc", b"one.word", None)] * index
 
 
 @pytest.mark.parametrize("index", [1, 5, 8, 20, 64, 65, 199])
