@@ -16,7 +16,7 @@ RUN python3 -m venv /opt/build \
         --requirement requirements-server.lock --wheel-dir /wheels \
     && python3 -m venv --without-pip /opt/tidelog \
     && /opt/build/bin/uv pip install --quiet --no-cache --python /opt/tidelog/bin/python --no-index --no-deps /wheels/*.whl
-COPY pyproject.toml LICENSE ./
+COPY pyproject.toml LICENSE README.md* ./
 COPY wire wire
 COPY metadata metadata
 COPY dataplane dataplane

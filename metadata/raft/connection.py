@@ -167,7 +167,7 @@ class FramedConnection:
                 return
             del self._unsent[:sent]
         if self._socket is not None:
-            self._poller.subscribe(self._socket.fileno(), self._on_event, READ)
+            self._poller.subscribe(self._socket.fileno(), self._on_event, READ | (WRITE if self._unsent else 0))
 
     # ---------------------------------------------------------------------------- receiving
 

@@ -238,6 +238,11 @@ class Journal:
     def last(self) -> Entry:
         return self._entries[-1]
 
+    def holds(self, index: int, term: int) -> bool:
+        """Whether this very entry is here, and with it everything before it."""
+        position = index - self._entries[0].index
+        return 0 <= position < len(self._entries) and self._entries[position].term == term
+
     @property
     def entry_bytes(self) -> int:
         """Bytes of all commands in memory, which is what the log costs."""

@@ -2,7 +2,8 @@
 
 File layout (little endian), at most one file, replaced whole:
 
-    "TLRSNAP1" | crc32c u32 | header length u32 | state length u64 | last index u64 | header (msgpack) | state header :=
+    "TLRSNAP1" | crc32c u32 | header length u32 | state length u64 | last index u64 | last term u64 |
+    header (msgpack) | state header :=
     [[command, index, term] of the last entry covered, the same of the entry before it]         crc over all that
     follows it
 
@@ -39,7 +40,7 @@ CHUNK_BYTES = 256 << 10
 RETRY_S = 10.0
 
 _PREFIX = struct.Struct("<8sI")
-_CHECKED = struct.Struct("<IQQ")
+_CHECKED = struct.Struct("<IQQQ")
 
 # PySyncObj's SERIALIZER_STATE.
 NOT_SERIALIZING: Final = 0
@@ -53,7 +54,7 @@ Chunk = tuple[bytes, bool, bool]
 
 def encode_snapshot(head: SnapshotHead, state: bytes) -> bytes:
     header: bytes = msgpack.packb([list(head.last), list(head.before_last)])
-    checked = _CHECKED.pack(len(header), len(state), head.last.index) + header + state
+    checked = _CHECKED.pack(len(header), len(state), head.last.index, head.last.term) + header + state
     return _PREFIX.pack(FILE_MAGIC, crc32c.crc32c(checked)) + checked
 
 
@@ -62,7 +63,7 @@ def decode_snapshot(data: bytes, source: Path) -> tuple[SnapshotHead, bytes]:
     fixed = _PREFIX.size + _CHECKED.size
     if len(data) >= fixed:
         magic, checksum = _PREFIX.unpack_from(data)
-        header_length, state_length, _ = _CHECKED.unpack_from(data, _PREFIX.size)
+        header_length, state_length, _, _ = _CHECKED.unpack_from(data, _PREFIX.size)
         whole = len(data) == fixed + header_length + state_length
         if magic == FILE_MAGIC and whole and crc32c.crc32c(memoryview(data)[_PREFIX.size :]) == checksum:
             last, before_last = msgpack.unpackb(data[fixed : fixed + header_length])
@@ -74,12 +75,14 @@ def decode_snapshot(data: bytes, source: Path) -> tuple[SnapshotHead, bytes]:
     )
 
 
-def offered_index(first_chunk: bytes) -> int:
-    """The last index that the snapshot beginning with `first_chunk` covers; 0 when the chunk is too short to say."""
+def offered_entry(first_chunk: bytes) -> tuple[int, int]:
+    """Index and term of the last entry that the snapshot beginning with `first_chunk` covers; (0, 0) when it is too
+    short.
+    """
     if len(first_chunk) < _PREFIX.size + _CHECKED.size:
-        return 0
-    _, _, last_index = _CHECKED.unpack_from(first_chunk, _PREFIX.size)
-    return int(last_index)
+        return 0, 0
+    _, _, last_index, last_term = _CHECKED.unpack_from(first_chunk, _PREFIX.size)
+    return last_index, last_term
 
 
 class SnapshotStore:

@@ -32,7 +32,7 @@ from pysyncobj.transport import TCPTransport
 
 from metadata.raft.connection import CONNECTED, DISCONNECTED, FramedConnection, FrameServer
 from metadata.raft.framing import DEVELOPMENT_SECRET
-from metadata.raft.snapshot import offered_index
+from metadata.raft.snapshot import offered_entry
 from metadata.raft.types import MAX_COMMAND_BYTES, RaftAddressError
 
 if TYPE_CHECKING:
@@ -137,7 +137,7 @@ class HardenedTransport(TCPTransport):  # type: ignore[misc] # PySyncObj ships n
         self._resolve = resolve
         self._on_peer_lost = on_peer_lost
         self._held: list[tuple[Node, Message]] = []
-        self._ignoring_snapshot = False
+        self._offered_entry = (0, 0)
         self._next_sweep = 0.0
         super().__init__(engine, self_node, other_nodes)
         engine.addOnTickCallback(self.flush)
@@ -245,11 +245,14 @@ class HardenedTransport(TCPTransport):  # type: ignore[misc] # PySyncObj ships n
             return False
         data, first, last = message["serialized"]
         if first:
-            self._ignoring_snapshot = offered_index(data) <= self._engine.commit_index
-        if self._ignoring_snapshot:
+            self._offered_entry = offered_entry(data)
+        index, term = self._offered_entry
+        # Asked again at every chunk: what the snapshot covers may have come as entries meanwhile. Installing it would
+        # forget acknowledged entries that follow.
+        if index <= self._engine.commit_index or self._engine.journal.holds(index, term):
             message["serialized"] = None
             if last:
-                self._acknowledge(node, next_index=self._engine.commit_index + 1, success=True)
+                self._acknowledge(node, next_index=max(index, self._engine.commit_index) + 1, success=True)
             return False
         # The stock receiver is silent until the last chunk, and its leader would think it dead.
         self._acknowledge(node, next_index=0, success=False)

@@ -350,7 +350,8 @@ class PartitionAccumulator:
         batch.attempts += 1
         batch.sent_at = now
         batch.sent_epoch = self.leader_epoch
-        self._probe_at = max(self._probe_at, now + self._settings.probe_after)
+        if self._oldest_sent is batch:
+            self._probe_at = max(self._probe_at, now + self._settings.probe_after)
         return batch
 
     # What comes back

@@ -149,7 +149,7 @@ class ChunkParser:
         if len(self._buffer) < wanted or self._reads_too_large > SHRINK_AFTER:
             self._reads_too_large = 0
             self._move(bytearray(wanted))
-        elif len(self._buffer) - self._end < MIN_READ or self._start + self._need > len(self._buffer):
+        elif len(self._buffer) - self._end < MIN_READ:
             self._move(self._buffer)
         return self._view[self._end :]
 

@@ -69,9 +69,14 @@ class TestPositions:
 class TestContinue:
     def test_a_recreated_stream_is_refused_whatever_the_option_says(self) -> None:
         for strict in (True, False):
-            with pytest.raises(TidelogError, match="deleted and created again") as caught:
+            with pytest.raises(TidelogError, match="stream 'flights' was deleted and created again") as caught:
                 check_continues(at(5), extents((0, 9), incarnation=8), fail_on_data_loss=strict)
             assert caught.value.code is Code.WRONG_INCARNATION
+
+    def test_a_recreated_partition_is_refused(self) -> None:
+        older = {FLIGHTS: StreamPosition(LIFE, {0: Position(Incarnation(6), Offset(5))})}
+        with pytest.raises(TidelogError, match="partition flights/0 was deleted and created again"):
+            check_continues(older, extents((0, 9)), fail_on_data_loss=False)
 
     def test_lost_records_are_refused_unless_told(self) -> None:
         with pytest.raises(TidelogError, match="begins at 6") as caught:
@@ -142,6 +147,7 @@ class TestNextEnd:
             assert all(b >= a for a, b in zip(offsets(position), offsets(end), strict=True))
             position = end
             steps += 1
+            assert steps <= 250
         assert position == positions_at(logs, Edge.LATEST)
         assert steps == -(-sum(size for _, size in held) // limit)
 

@@ -297,6 +297,25 @@ def test_g_a_repeated_snapshot_does_not_roll_back(bench: Bench) -> None:
     assert bench.wires[bench.peer].of("next_node_idx")[-1]["next_node_idx"] == 61
 
 
+def test_g_a_snapshot_that_the_log_overtook_is_not_installed(tmp_path: Path) -> None:
+    donor = Bench(tmp_path / "donor")
+    snapshot = compacted(donor, 30)
+    donor.close()
+    bench = Bench(tmp_path / "raft")
+    bench.receive(
+        bench.peer,
+        {"type": "append_entries", "term": 1, "commit_index": 30, "serialized": [snapshot, True, False]},
+    )
+    bench.numbered(2, 40, commit=10, previous_term=0)
+    bench.receive(
+        bench.peer, {"type": "append_entries", "term": 1, "commit_index": 30, "serialized": [b"", False, True]}
+    )
+    bench.engine.tick()
+    assert bench.last_index == 40, "entries 31..40 were acknowledged"
+    assert bench.wires[bench.peer].of("next_node_idx")[-1]["next_node_idx"] >= 31
+    bench.close()
+
+
 def test_a_new_snapshot_is_installed_durably_and_acknowledged(tmp_path: Path) -> None:
     donor = Bench(tmp_path / "donor")
     snapshot = compacted(donor, 30)

@@ -11,7 +11,7 @@ import pytest
 
 from metadata.raft import snapshot as snapshots
 from metadata.raft.journal import Entry, SnapshotHead
-from metadata.raft.snapshot import SnapshotStore, decode_snapshot, encode_snapshot, offered_index
+from metadata.raft.snapshot import SnapshotStore, decode_snapshot, encode_snapshot, offered_entry
 from metadata.raft.types import RaftStorageError
 
 HEAD = SnapshotHead(Entry(b"\0last", 42, 3), Entry(b"\0before", 41, 2))
@@ -147,7 +147,7 @@ def test_it_travels_in_chunks(tmp_path: Path) -> None:
         chunk = source.getTransmissionData("node")
         assert chunk is not None
         if chunk[1]:
-            assert offered_index(chunk[0]) == 42
+            assert offered_entry(chunk[0]) == (42, 3)
         installed.append(target.setTransmissionData(chunk))
     assert len(installed) == 5
     target.deserialize()

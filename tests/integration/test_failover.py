@@ -1,0 +1,162 @@
+"""What a kill -9 costs: real processes, real disks, acked load. Nothing acknowledged may be missing or twice."""
+
+from __future__ import annotations
+
+import asyncio
+import statistics
+import time
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+import tidelog
+from tests.integration.workload import acked_load, check, wait_in_sync
+from tidelog.server.devcluster import DevCluster
+
+BROKERS = 3
+STREAM = "load"
+
+
+@pytest.fixture
+def cluster(tmp_path: Path) -> Iterator[DevCluster]:
+    with DevCluster(tmp_path / "cluster", nodes=BROKERS, port=0) as running:
+        running.wait_ready()
+        yield running
+        for broker in running.broker_ids:
+            log = running.log_file(broker).read_text(errors="replace")
+            assert "Traceback" not in log, f"{broker} logged an exception:\n{log[-3000:]}"
+
+
+def data_dirs(cluster: DevCluster) -> dict[str, Path]:
+    return {broker: cluster.broker_dir(broker) for broker in cluster.broker_ids}
+
+
+async def create(url: str, partitions: int = 1) -> None:
+    async with await tidelog.connect(url) as client:
+        await client.create_stream(STREAM, subject=STREAM, partitions=partitions, replication_factor=BROKERS)
+    await wait_in_sync(url, STREAM)
+
+
+async def describe(url: str) -> dict[str, Any]:
+    async with await tidelog.connect(url) as client:
+        return dict(await client.describe(STREAM))
+
+
+async def wait_for(url: str, condition: Any, what: str, timeout: float = 20.0) -> dict[str, Any]:
+    deadline = time.monotonic() + timeout
+    async with await tidelog.connect(url) as client:
+        while True:
+            found: dict[str, Any] = dict(await client.describe(STREAM))
+            if all(condition(p) for p in found["partitions"]):
+                return found
+            assert time.monotonic() < deadline, f"{what} did not happen in {timeout} s: {found}"
+            await asyncio.sleep(0.02)
+
+
+async def test_leader_kill(cluster: DevCluster) -> None:
+    await create(cluster.nats_url)
+    async with acked_load(cluster.nats_url, STREAM) as ledger:
+        await asyncio.sleep(1.0)
+        old = (await describe(cluster.nats_url))["partitions"][0]
+        killed_at = time.monotonic()
+        cluster.kill(old["leader"])
+        await asyncio.sleep(3.0)
+        gap = ledger.gap_after(0, killed_at)
+        new = (await describe(cluster.nats_url))["partitions"][0]
+        assert new["leader"] not in (None, old["leader"])
+        assert new["leader_epoch"] > old["leader_epoch"]
+        cluster.start_broker(old["leader"])
+        await wait_for(cluster.nats_url, lambda p: len(p["isr"]) == BROKERS, "the return to the ISR")
+    print(f"\nleader kill: {old['leader']} -> {new['leader']}, no acknowledged write for {gap * 1e3:.0f} ms")
+    findings = await check(cluster.nats_url, ledger, data_dirs(cluster))
+    print(findings)
+    assert findings.ok, findings
+    assert findings.acknowledged > 500
+
+
+async def test_follower_kill(cluster: DevCluster) -> None:
+    await create(cluster.nats_url)
+    async with acked_load(cluster.nats_url, STREAM) as ledger:
+        await asyncio.sleep(1.0)
+        partition = (await describe(cluster.nats_url))["partitions"][0]
+        follower = next(r for r in partition["replicas"] if r != partition["leader"])
+        killed_at = time.monotonic()
+        cluster.kill(follower)
+        shrunk = await wait_for(cluster.nats_url, lambda p: follower not in p["isr"], "the shrink of the ISR")
+        acked = len(ledger.acked)
+        await asyncio.sleep(1.0)
+        assert len(ledger.acked) > acked, "writes go on with the smaller ISR"
+        gap = ledger.gap_after(0, killed_at)
+        assert shrunk["partitions"][0]["leader"] == partition["leader"]
+        cluster.start_broker(follower)
+        await wait_for(cluster.nats_url, lambda p: follower in p["isr"], "the return to the ISR")
+    print(f"\nfollower kill: no acknowledged write for {gap * 1e3:.0f} ms")
+    findings = await check(cluster.nats_url, ledger, data_dirs(cluster))
+    print(findings)
+    assert findings.ok, findings
+
+
+async def test_controller_kill(cluster: DevCluster) -> None:
+    """The leader of the Raft group dies: metadata and data go on."""
+    await create(cluster.nats_url, partitions=3)
+    async with acked_load(cluster.nats_url, STREAM, partitions=3) as ledger:
+        await asyncio.sleep(1.0)
+        async with await tidelog.connect(cluster.nats_url) as client:
+            controller = (await client.cluster_status())["controller"]
+            cluster.kill(controller)
+            began = time.monotonic()
+            await client.create_stream("made-after", subject="made-after", partitions=1, replication_factor=2)
+            took = time.monotonic() - began
+            assert (await client.cluster_status())["controller"] not in (None, controller)
+        await wait_for(cluster.nats_url, lambda p: controller not in (p["leader"], *p["isr"]), "the failover")
+        cluster.start_broker(controller)
+        await wait_for(cluster.nats_url, lambda p: len(p["isr"]) == BROKERS, "the return to the ISR")
+    print(f"\ncontroller kill: a stream was created {took * 1e3:.0f} ms later")
+    findings = await check(cluster.nats_url, ledger, data_dirs(cluster))
+    print(findings)
+    assert findings.ok, findings
+
+
+async def test_whole_cluster_kill(cluster: DevCluster) -> None:
+    await create(cluster.nats_url, partitions=3)
+    async with acked_load(cluster.nats_url, STREAM, partitions=3) as ledger:
+        await asyncio.sleep(1.5)
+        for broker in cluster.broker_ids:
+            cluster.kill(broker)
+        acked = len(ledger.acked)
+        for broker in cluster.broker_ids:
+            cluster.start_broker(broker)
+        deadline = time.monotonic() + 30
+        while len(ledger.acked) <= acked + 100:
+            assert time.monotonic() < deadline, "no writes after the restart of all brokers"
+            await asyncio.sleep(0.05)
+    findings = await check(cluster.nats_url, ledger, data_dirs(cluster))
+    print(f"\nwhole cluster kill: {findings}")
+    assert findings.ok, findings
+
+
+async def test_median_stall_of_ten_leader_kills(cluster: DevCluster) -> None:
+    await create(cluster.nats_url)
+    gaps = []
+    async with acked_load(cluster.nats_url, STREAM, bare=False) as ledger:
+        for _ in range(10):
+            await asyncio.sleep(0.5)
+            leader = (await describe(cluster.nats_url))["partitions"][0]["leader"]
+            killed_at = time.monotonic()
+            cluster.kill(leader)
+            deadline = killed_at + 20
+            while (ledger.ack_times[0] or [0.0])[-1] < killed_at + 0.3:
+                assert time.monotonic() < deadline, "no acknowledged write after the kill of the leader"
+                await asyncio.sleep(0.02)
+            await asyncio.sleep(0.3)
+            gap = ledger.gap_after(0, killed_at)
+            assert gap is not None
+            gaps.append(gap)
+            cluster.start_broker(leader)
+            await wait_for(cluster.nats_url, lambda p: len(p["isr"]) == BROKERS, "the return to the ISR")
+    print(f"\nstalls of acknowledged writes, ms: {[round(g * 1e3) for g in gaps]}, median {statistics.median(gaps) * 1e3:.0f}")
+    findings = await check(cluster.nats_url, ledger, data_dirs(cluster))
+    assert findings.ok, findings
+    assert statistics.median(gaps) < 0.5

@@ -1,0 +1,238 @@
+"""A cluster state with words for what tests do to it. Every command is checked against the invariants after it."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+
+from metadata.model import Outcome, Partition
+from metadata.state import ClusterState, ref_of
+from wire import metadata_pb2 as pb
+from wire.types import BrokerId, PartitionKey, StreamName
+
+CLUSTER_ID = "c1"
+
+
+class Cluster:
+    """Brokers register in the order given; the first holds office 1."""
+
+    def __init__(self, *brokers: str) -> None:
+        self.state = ClusterState()
+        self.lives: dict[str, int] = {}
+        if brokers:
+            self.take_office(brokers[0])
+        for broker in brokers:
+            self.register(broker)
+
+    def apply(self, command: pb.Command) -> Outcome:
+        outcome = self.state.apply(command.SerializeToString(deterministic=True))
+        self.state.check()
+        return outcome
+
+    def take_office(self, controller: str, expected: int | None = None) -> Outcome:
+        return self.apply(
+            pb.Command(
+                take_office=pb.TakeOffice(
+                    controller=controller,
+                    life_id=f"{controller}-life",
+                    expected_office=self.state.office if expected is None else expected,
+                    cluster_id=CLUSTER_ID,
+                )
+            )
+        )
+
+    def incarnation(self, broker: str) -> int:
+        return self.state.brokers[BrokerId(broker)].incarnation
+
+    def register(
+        self,
+        broker: str,
+        *,
+        folder_same: bool = True,
+        page_cache_survived: bool = True,
+        unsound: Sequence[PartitionKey] = (),
+        last_incarnation: int | None = None,
+        cluster_id: str = CLUSTER_ID,
+        same_life: bool = False,
+    ) -> Outcome:
+        """A new life of `broker`, unless `same_life`. What its folder says is right unless told otherwise."""
+        if not same_life:
+            self.lives[broker] = self.lives.get(broker, 0) + 1
+        known = self.state.brokers.get(BrokerId(broker))
+        if last_incarnation is None:
+            last_incarnation = known.incarnation if known else 0
+        return self.apply(
+            pb.Command(
+                register_broker=pb.RegisterBroker(
+                    broker=broker,
+                    life_id=f"{broker}-{self.lives[broker]}",
+                    cluster_id=cluster_id,
+                    last_incarnation=last_incarnation,
+                    folder_same=folder_same,
+                    page_cache_survived=page_cache_survived,
+                    unsound=[ref_of(key) for key in unsound],
+                    raft_address=f"{broker}:1",
+                )
+            )
+        )
+
+    def die(self, *brokers: str, office: int | None = None, incarnation: int | None = None) -> Outcome:
+        return self.apply(
+            pb.Command(
+                brokers_dead=pb.BrokersDead(
+                    office=self.state.office if office is None else office,
+                    brokers=[
+                        pb.BrokerLife(
+                            broker=broker, incarnation=self.incarnation(broker) if incarnation is None else incarnation
+                        )
+                        for broker in brokers
+                    ],
+                )
+            )
+        )
+
+    def create(
+        self,
+        name: str = "s",
+        assignments: Sequence[str] = ("a b c",),
+        *,
+        subject: str | None = None,
+        config: Mapping[str, str] | None = None,
+        factor: int | None = None,
+        office: int | None = None,
+        client: str = "",
+        sequence: int = 0,
+    ) -> Outcome:
+        """One assignment per partition: replicas with blanks between them, the leader first."""
+        brokers = sorted({broker for assignment in assignments for broker in assignment.split()})
+        return self.apply(
+            pb.Command(
+                client=client,
+                sequence=sequence,
+                create_stream=pb.CreateStream(
+                    office=self.state.office if office is None else office,
+                    name=name,
+                    subject=name if subject is None else subject,
+                    config=dict(config or {}),
+                    replication_factor=len(assignments[0].split()) if factor is None else factor,
+                    brokers=brokers,
+                    assignments=[
+                        pb.Assignment(
+                            replicas=[brokers.index(broker) for broker in assignment.split()],
+                            leader=brokers.index(assignment.split()[0]),
+                        )
+                        for assignment in assignments
+                    ],
+                ),
+            )
+        )
+
+    def delete(self, name: str = "s", incarnation: int | None = None) -> Outcome:
+        stream = self.state.streams.get(StreamName(name))
+        return self.apply(
+            pb.Command(
+                delete_stream=pb.DeleteStream(
+                    office=self.state.office,
+                    name=name,
+                    incarnation=incarnation if incarnation is not None else stream.incarnation if stream else 0,
+                )
+            )
+        )
+
+    def key(self, number: int = 0, name: str = "s") -> PartitionKey:
+        return self.state.streams[StreamName(name)].key(number)
+
+    def partition(self, number: int = 0, name: str = "s") -> Partition:
+        return self.state.streams[StreamName(name)].partitions[number]
+
+    def alteration(
+        self,
+        isr: str,
+        *,
+        number: int = 0,
+        leader: str | None = None,
+        leader_epoch: int | None = None,
+        expected_epoch: int | None = None,
+        incarnations: Mapping[str, int] | None = None,
+    ) -> pb.IsrAlteration:
+        partition = self.partition(number)
+        return pb.IsrAlteration(
+            partition=ref_of(self.key(number)),
+            leader=leader or partition.leader or "",
+            leader_epoch=partition.leader_epoch if leader_epoch is None else leader_epoch,
+            expected_epoch=partition.epoch if expected_epoch is None else expected_epoch,
+            new_isr=[
+                pb.BrokerLife(broker=broker, incarnation=(incarnations or {}).get(broker, self.incarnation(broker)))
+                for broker in isr.split()
+            ],
+        )
+
+    def alter(self, *items: pb.IsrAlteration) -> Outcome:
+        return self.apply(pb.Command(alter_isr=pb.AlterIsr(items=items)))
+
+    def elect(
+        self,
+        number: int = 0,
+        *,
+        target: str = "",
+        planned: bool = False,
+        leader_epoch: int | None = None,
+        office: int | None = None,
+    ) -> Outcome:
+        return self.apply(
+            pb.Command(
+                elect_leaders=pb.ElectLeaders(
+                    office=self.state.office if office is None else office,
+                    items=[
+                        pb.Election(
+                            partition=ref_of(self.key(number)),
+                            leader_epoch=self.partition(number).leader_epoch if leader_epoch is None else leader_epoch,
+                            target=target,
+                            planned=planned,
+                        )
+                    ],
+                )
+            )
+        )
+
+    def withdraw(
+        self, broker: str, *, number: int = 0, expected_epoch: int | None = None, incarnation: int | None = None
+    ) -> Outcome:
+        return self.apply(
+            pb.Command(
+                withdraw=pb.Withdraw(
+                    items=[
+                        pb.WithdrawReplica(
+                            partition=ref_of(self.key(number)),
+                            broker=broker,
+                            incarnation=self.incarnation(broker) if incarnation is None else incarnation,
+                            expected_epoch=self.partition(number).epoch if expected_epoch is None else expected_epoch,
+                            reason="bad CRC",
+                        )
+                    ]
+                )
+            )
+        )
+
+    def unclean(self, broker: str, number: int = 0) -> Outcome:
+        return self.apply(
+            pb.Command(
+                unclean_elect=pb.UncleanElect(
+                    office=self.state.office,
+                    partition=ref_of(self.key(number)),
+                    leader_epoch=self.partition(number).leader_epoch,
+                    broker=broker,
+                )
+            )
+        )
+
+    def shown(self, number: int = 0) -> str:
+        """leader | ISR | eligible | withdrawn @ LeaderEpoch, in one line: `a | a b | c | @2`."""
+        partition = self.partition(number)
+        return " | ".join(
+            (
+                partition.leader or "-",
+                " ".join(partition.isr),
+                " ".join(partition.eligible),
+                f"{' '.join(entry.replica for entry in partition.withdrawn)}@{partition.leader_epoch}",
+            )
+        )

@@ -1,0 +1,198 @@
+"""Any sequence of commands keeps the invariants: epochs never fall, the ISR never empties, leaders are in it, two states that
+apply the same bytes are the same bytes, and a restored snapshot is the state it was taken of."""
+
+from __future__ import annotations
+
+from hypothesis import HealthCheck, settings
+from hypothesis import strategies as st
+from hypothesis.stateful import RuleBasedStateMachine, invariant, rule
+
+from metadata.model import Outcome, Partition
+from metadata.state import ClusterState, ref_of
+from tests.unit.metadata.cluster import Cluster
+from wire import metadata_pb2 as pb
+from wire.types import BrokerId, PartitionKey
+
+BROKERS = ("a", "b", "c", "d")
+broker_ids = st.sampled_from(BROKERS)
+small = st.integers(min_value=0, max_value=3)
+
+
+class _Twin(Cluster):
+    """Applies every command to a second state too, which now and then is restored from its own snapshot."""
+
+    def __init__(self) -> None:
+        self.twin = ClusterState()
+        super().__init__(*BROKERS)
+
+    def apply(self, command: pb.Command) -> Outcome:
+        outcome = super().apply(command)
+        assert self.twin.apply(command.SerializeToString(deterministic=True)) == outcome
+        return outcome
+
+
+class ClusterStateMachine(RuleBasedStateMachine):
+    def __init__(self) -> None:
+        super().__init__()
+        self.cluster = _Twin()
+        self.seen: dict[PartitionKey, Partition] = {}
+        self.generation = self.cluster.state.generation
+
+    def _key(self, number: int) -> PartitionKey | None:
+        keys = [key for key, _ in self.cluster.state.partitions()]
+        return keys[number % len(keys)] if keys else None
+
+    @rule(
+        name=st.sampled_from(["s", "t"]),
+        order=st.permutations(BROKERS),
+        factor=st.integers(1, 4),
+        min_isr=st.integers(0, 4),
+        durable=st.booleans(),
+    )
+    def create(self, name: str, order: list[str], factor: int, min_isr: int, durable: bool) -> None:
+        config = {"min_isr": str(min_isr), "durability": "durable" if durable else "accepted"}
+        first, second = order[:factor], [*order[1:], order[0]][:factor]
+        self.cluster.create(name, [" ".join(first), " ".join(second)], config=config)
+
+    @rule(name=st.sampled_from(["s", "t"]))
+    def delete(self, name: str) -> None:
+        self.cluster.delete(name)
+
+    @rule(broker=broker_ids, folder=st.booleans(), cache=st.booleans(), same=st.booleans(), unsound=st.booleans())
+    def register(self, broker: str, folder: bool, cache: bool, same: bool, unsound: bool) -> None:
+        key = self._key(0)
+        self.cluster.register(
+            broker,
+            folder_same=folder,
+            page_cache_survived=cache,
+            same_life=same,
+            unsound=[key] if unsound and key is not None else [],
+        )
+
+    @rule(brokers=st.lists(broker_ids, unique=True, min_size=1))
+    def die(self, brokers: list[str]) -> None:
+        self.cluster.die(*brokers)
+
+    @rule(number=st.integers(0, 3), members=st.lists(broker_ids, max_size=4), back=small, lives=small)
+    def alter_isr(self, number: int, members: list[str], back: int, lives: int) -> None:
+        key = self._key(number)
+        partition = self.cluster.state.partition(key) if key is not None else None
+        if key is None or partition is None:
+            return
+        self.cluster.alter(
+            pb.IsrAlteration(
+                partition=ref_of(key),
+                leader=partition.leader or "",
+                leader_epoch=partition.leader_epoch,
+                expected_epoch=max(0, partition.epoch - back // 2),
+                new_isr=[
+                    pb.BrokerLife(broker=member, incarnation=max(0, self.cluster.incarnation(member) - lives // 2))
+                    for member in members
+                ],
+            )
+        )
+
+    @rule(number=st.integers(0, 3), planned=st.booleans(), chosen=st.sampled_from(["", *BROKERS]), back=small)
+    def elect(self, number: int, planned: bool, chosen: str, back: int) -> None:
+        key = self._key(number)
+        partition = self.cluster.state.partition(key) if key is not None else None
+        if key is None or partition is None:
+            return
+        item = pb.Election(
+            partition=ref_of(key),
+            leader_epoch=max(0, partition.leader_epoch - back // 3),
+            target=chosen,
+            planned=planned,
+        )
+        self.cluster.apply(
+            pb.Command(elect_leaders=pb.ElectLeaders(office=self.cluster.state.office, items=[item]))
+        )
+
+    @rule(number=st.integers(0, 3), broker=broker_ids)
+    def withdraw(self, number: int, broker: str) -> None:
+        key = self._key(number)
+        partition = self.cluster.state.partition(key) if key is not None else None
+        if key is None or partition is None:
+            return
+        item = pb.WithdrawReplica(
+            partition=ref_of(key),
+            broker=broker,
+            incarnation=self.cluster.incarnation(broker),
+            expected_epoch=partition.epoch,
+        )
+        self.cluster.apply(pb.Command(withdraw=pb.Withdraw(items=[item])))
+        after = self.cluster.state.partition(key)
+        assert after is not None
+        assert after.leader != broker
+        assert broker not in after.isr or after.is_withdrawn(BrokerId(broker))
+
+    @rule(number=st.integers(0, 3), broker=broker_ids)
+    def unclean(self, number: int, broker: str) -> None:
+        key = self._key(number)
+        partition = self.cluster.state.partition(key) if key is not None else None
+        if key is None or partition is None:
+            return
+        self.cluster.apply(
+            pb.Command(
+                unclean_elect=pb.UncleanElect(
+                    office=self.cluster.state.office,
+                    partition=ref_of(key),
+                    leader_epoch=partition.leader_epoch,
+                    broker=broker,
+                )
+            )
+        )
+
+    @rule(broker=broker_ids)
+    def take_office(self, broker: str) -> None:
+        self.cluster.take_office(broker)
+
+    @rule(data=st.binary(max_size=60))
+    def garbage(self, data: bytes) -> None:
+        assert self.cluster.state.apply(data) == self.cluster.twin.apply(data)
+
+    @rule()
+    def restore(self) -> None:
+        data = self.cluster.twin.snapshot()
+        fresh = ClusterState()
+        fresh.restore(data)
+        assert fresh.snapshot() == data
+        self.cluster.twin = fresh
+
+    @invariant()
+    def both_are_the_same(self) -> None:
+        assert self.cluster.state.snapshot() == self.cluster.twin.snapshot()
+
+    @invariant()
+    def live_leaders(self) -> None:
+        for _, partition in self.cluster.state.partitions():
+            assert partition.leader is None or self.cluster.state.is_alive(partition.leader)
+
+    @invariant()
+    def epochs_never_fall(self) -> None:
+        state = self.cluster.state
+        assert state.generation >= self.generation
+        self.generation = state.generation
+        now = dict(state.partitions())
+        for key, old in self.seen.items():
+            new = now.get(key)
+            if new is None:
+                continue
+            assert (new.epoch, new.leader_epoch) >= (old.epoch, old.leader_epoch)
+            assert new.leader_epoch >= old.leader_epoch
+            assert (new == old) == (new.epoch == old.epoch)
+            assert new.leader == old.leader or new.leader_epoch > old.leader_epoch or old.leader is None
+        self.seen = now
+
+    @invariant()
+    def leaders_are_counted(self) -> None:
+        state = self.cluster.state
+        for broker in BROKERS:
+            led = [key for key, partition in state.partitions() if partition.leader == broker]
+            assert state.led_by(BrokerId(broker)) == len(led)
+
+
+TestClusterState = ClusterStateMachine.TestCase
+TestClusterState.settings = settings(
+    max_examples=60, stateful_step_count=40, deadline=None, suppress_health_check=[HealthCheck.too_slow]
+)

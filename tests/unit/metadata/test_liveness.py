@@ -1,0 +1,202 @@
+"""Who is declared dead, and when the controller doubts itself instead. `Probes` carries probes to brokers that answer, refuse
+(nobody listens) or are silent, in steps of a heartbeat or less."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from math import inf
+from typing import Literal
+
+import pytest
+
+from metadata.liveness import Liveness, Verdict
+from metadata.settings import MetadataSettings
+from tests.unit.metadata.cluster import Cluster
+from wire.types import BrokerId, Generation, Incarnation
+
+Behaviour = Literal["answers", "refuses", "silent"]
+SETTINGS = MetadataSettings()
+A, B, C = BrokerId("a"), BrokerId("b"), BrokerId("c")
+
+
+class Probes:
+    def __init__(self, *brokers: str, connected_at: float = -10.0) -> None:
+        self.brokers = dict(Cluster(*brokers).state.brokers)
+        self.liveness = Liveness(BrokerId(brokers[0]), SETTINGS)
+        self.behaviour: dict[str, Behaviour] = dict.fromkeys(brokers, "answers")
+        self.applied: dict[str, int] = {}
+        self.generation = 10
+        self.now = 0.0
+        self.sent: list[str] = []
+        self.liveness.restart(0.0, connected_at)
+
+    def run(self, seconds: float) -> Verdict:
+        """Up to `seconds` on, or to the first verdict that says something."""
+        end = self.now + seconds
+        while True:
+            for order in self.liveness.tick(self.now, self.brokers, Generation(self.generation)):
+                self.sent.append(order.broker)
+                match self.behaviour[order.broker]:
+                    case "answers":
+                        generation = Generation(self.applied.get(order.broker, self.generation))
+                        self.liveness.on_answer(order.broker, order.number, generation, self.now)
+                    case "refuses":
+                        self.liveness.on_no_responders(order.broker, order.number, self.now)
+                    case "silent":
+                        pass
+            verdict = self.liveness.verdict(self.now)
+            if verdict != Verdict() or self.now >= end:
+                return verdict
+            self.now = min(end, max(self.liveness.next_deadline(), self.now + 0.001))
+
+    def dead(self, *brokers: BrokerId) -> Verdict:
+        return Verdict(dead=tuple((broker, self.brokers[broker].incarnation) for broker in brokers))
+
+
+def test_brokers_that_answer_live():
+    probes = Probes("a", "b", "c")
+    assert probes.run(10) == Verdict()
+    assert 95 <= probes.sent.count("b") <= 105
+
+
+def test_two_refusals_ten_milliseconds_apart_are_death():
+    probes = Probes("a", "b", "c")
+    probes.run(5)
+    probes.behaviour["b"] = "refuses"
+    probes.liveness.suspect(B, probes.now)
+    began = probes.now
+    assert probes.run(1) == probes.dead(B)
+    assert 0.01 <= probes.now - began < 0.02
+
+
+def test_one_refusal_is_not_death():
+    probes = Probes("a", "b", "c")
+    probes.run(5)
+    probes.behaviour["b"] = "refuses"
+    probes.liveness.suspect(B, probes.now)
+    probes.run(0)
+    probes.behaviour["b"] = "answers"
+    assert probes.run(5) == Verdict()
+
+
+def test_silence_is_death_after_its_timeout():
+    probes = Probes("a", "b", "c")
+    probes.run(5)
+    probes.behaviour["b"] = "silent"
+    began = probes.now
+    assert probes.run(5) == probes.dead(B)
+    assert probes.now - began == pytest.approx(SETTINGS.broker_silence_timeout_s, abs=0.15)
+
+
+def test_a_voter_with_raft_traffic_is_not_dead():
+    probes = Probes("a", "b", "c")
+    probes.run(5)
+    probes.behaviour["b"] = "refuses"
+    for _ in range(30):
+        probes.run(0.1)
+        probes.liveness.on_raft_traffic(B, probes.now)
+        assert probes.liveness.verdict(probes.now) == Verdict()
+
+
+def test_refusals_count_only_while_own_probes_come_back():
+    probes = Probes("a", "b", "c")
+    probes.run(5)
+    probes.behaviour["a"] = "silent"
+    probes.behaviour["b"] = "refuses"
+    assert probes.run(1.0).dead == ()
+    probes.behaviour["a"] = "answers"
+    assert probes.run(1.0) == probes.dead(B)
+
+
+def test_a_young_connection_is_not_believed():
+    probes = Probes("a", "b", "c", connected_at=0.0)
+    probes.behaviour["b"] = "refuses"
+    assert probes.run(SETTINGS.liveness_grace_s - 0.01) == Verdict()
+    assert probes.run(0.2) == probes.dead(B)
+
+
+def test_a_nats_restart_is_not_mass_death():
+    probes = Probes("a", "b", "c")
+    probes.run(5)
+    probes.liveness.on_connection(False, probes.now)
+    assert probes.liveness.next_deadline() == inf
+    probes.now += 3
+    probes.liveness.on_connection(True, probes.now)
+    probes.behaviour |= {"b": "refuses", "c": "refuses"}
+    assert probes.run(SETTINGS.liveness_grace_s - 0.1) == Verdict()
+    probes.behaviour |= {"b": "answers", "c": "answers"}
+    assert probes.run(5) == Verdict()
+
+
+def test_more_than_half_at_once_make_the_controller_doubt_itself():
+    probes = Probes("a", "b", "c")
+    probes.run(5)
+    probes.behaviour |= {"b": "refuses", "c": "refuses"}
+    began = probes.now
+    assert probes.run(10) == Verdict(hand_over=True)
+    assert probes.now - began >= SETTINGS.broker_silence_timeout_s
+
+
+def test_a_controller_that_never_heard_most_brokers_believes_its_probes_in_the_end():
+    probes = Probes("a", "b", "c")
+    probes.behaviour |= {"b": "refuses", "c": "refuses"}
+    assert probes.run(10) == probes.dead(B, C)
+    assert probes.now >= 2 * SETTINGS.broker_silence_timeout_s
+
+
+def test_half_of_the_live_brokers_may_fall_at_once():
+    probes = Probes("a", "b", "c", "d")
+    probes.run(5)
+    probes.behaviour |= {"b": "refuses", "c": "refuses"}
+    assert probes.run(1) == probes.dead(B, C)
+
+
+def test_a_controller_whose_own_probes_stay_out_hands_over():
+    probes = Probes("a", "b", "c")
+    probes.run(5)
+    probes.behaviour |= {"a": "silent", "b": "silent", "c": "silent"}
+    assert probes.run(10) == Verdict(hand_over=True)
+
+
+def test_a_process_that_stood_still_does_not_count_the_silence():
+    probes = Probes("a", "b", "c")
+    probes.run(5)
+    probes.behaviour["b"] = "silent"
+    probes.now += 4
+    began = probes.now
+    assert probes.run(5) == probes.dead(B)
+    assert probes.now - began >= SETTINGS.broker_silence_timeout_s
+
+
+def test_a_refusal_of_a_probe_older_than_the_last_answer_does_not_count():
+    probes = Probes("a", "b", "c")
+    probes.run(1)
+    orders = []
+    for _ in range(2):
+        probes.liveness.suspect(B, probes.now)
+        orders += [o for o in probes.liveness.tick(probes.now, probes.brokers, Generation(1)) if o.broker == B]
+        probes.now += 0.02
+    old, new = orders
+    probes.liveness.on_answer(B, new.number, Generation(1), probes.now)
+    probes.liveness.on_no_responders(B, old.number, probes.now)
+    assert not probes.liveness.is_refused(B)
+
+
+def test_a_new_life_starts_with_a_clean_record():
+    probes = Probes("a", "b", "c")
+    probes.run(5)
+    probes.behaviour["b"] = "refuses"
+    assert probes.run(1) == probes.dead(B)
+    probes.brokers[B] = replace(probes.brokers[B], incarnation=Incarnation(99))
+    probes.behaviour["b"] = "answers"
+    assert probes.run(3) == Verdict()
+
+
+def test_a_broker_that_applies_nothing_for_a_lease_is_behind():
+    probes = Probes("a", "b", "c")
+    probes.run(1)
+    probes.applied["b"] = 10
+    probes.generation = 11
+    began = probes.now
+    assert probes.run(10) == Verdict(behind=(B,))
+    assert probes.now - began == pytest.approx(SETTINGS.leader_lease_s, abs=0.2)

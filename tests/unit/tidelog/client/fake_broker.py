@@ -1,0 +1,344 @@
+"""NATS and a broker in memory, speaking the real bytes of `.append`, `.fetch` and `.api`; for the asyncio drivers.
+
+`FakeNats` delivers through `loop.call_soon`, in order, and answers 503 where nobody listens. `FakeBroker` leads every
+partition of every stream it has; `kill` takes its subscriptions away, `swallow` makes it a process that was killed with a
+message in hand.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import json
+from collections import defaultdict
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+from dataplane.replica.producers import Duplicate, Fresh, ProducerTable
+from tidelog.client.connection import Client
+from wire.append import decode_append
+from wire.batch import BatchBuilder, BatchHeader, EncodedBatch, RecordBatch
+from wire.errors import Code, TidelogError
+from wire.replication import encode_header
+from wire.subjects import Subjects
+from wire.tidelog_pb2 import AppendRequest, AppendResponse, FetchRequest
+from wire.transport import NO_RESPONDERS, BulkHandler, Buffer, Message, MessageHandler, Subscription
+from wire.types import LeaderEpoch, Offset, StreamName
+
+
+class FakeTransport:
+    def __init__(self, max_payload: int = 1 << 20) -> None:
+        self.is_connected = True
+        self.connected_since = 0.0
+        self.max_payload = max_payload
+        self.published = 0
+        self.full = False
+        self._listeners: dict[str, MessageHandler] = {}
+        self._inboxes: dict[str, MessageHandler] = {}
+        self._numbers = 0
+        self._on_change: list[Callable[[bool], None]] = []
+
+    @property
+    def open_inboxes(self) -> int:
+        return len(self._inboxes)
+
+    def listen(self, subject: str, handler: MessageHandler | None) -> None:
+        if handler is None:
+            self._listeners.pop(subject, None)
+        else:
+            self._listeners[subject] = handler
+
+    def lose(self) -> None:
+        self.is_connected = False
+        for handler in self._on_change:
+            handler(False)
+
+    def come_back(self) -> None:
+        self.is_connected = True
+        for handler in self._on_change:
+            handler(True)
+
+    def publish(
+        self,
+        subject: str,
+        parts: Sequence[Buffer],
+        *,
+        reply: str | None = None,
+        headers: Mapping[str, str] | None = None,
+    ) -> bool:
+        if not self.is_connected or self.full:
+            return False
+        data = b"".join(parts)
+        if len(data) > self.max_payload:
+            raise ValueError(f"{len(data)} bytes are more than max_payload")
+        self.published += 1
+        loop = asyncio.get_running_loop()
+        handler = self._listeners.get(subject) or self._inboxes.get(subject)
+        if handler is not None:
+            loop.call_soon(handler, Message(subject, data, reply, headers))
+        elif reply is not None:
+            loop.call_soon(self._to_inbox, Message(reply, b"", status=NO_RESPONDERS))
+        return True
+
+    def _to_inbox(self, message: Message) -> None:
+        handler = self._inboxes.get(message.subject)
+        if handler is not None:
+            handler(message)
+
+    def publish_raw(self, lines: Sequence[Buffer]) -> bool:
+        raise NotImplementedError
+
+    async def request(
+        self, subject: str, payload: Buffer, *, timeout: float, headers: Mapping[str, str] | None = None
+    ) -> Message:
+        answer: asyncio.Future[Message] = asyncio.get_running_loop().create_future()
+        inbox = self.new_inbox()
+        self.on_inbox(inbox, lambda message: None if answer.done() else answer.set_result(message))
+        try:
+            if not self.publish(subject, [payload], reply=inbox, headers=headers):
+                raise TimeoutError("not connected")
+            async with asyncio.timeout(timeout):
+                return await answer
+        finally:
+            self.on_inbox(inbox, None)
+
+    async def subscribe(self, subject: str, handler: MessageHandler) -> Subscription:
+        raise NotImplementedError
+
+    async def subscribe_bulk(self, subject: str, handler: BulkHandler) -> Subscription:
+        raise NotImplementedError
+
+    def new_inbox(self) -> str:
+        self._numbers += 1
+        return f"_INBOX.{self._numbers}"
+
+    def on_inbox(self, inbox: str, handler: MessageHandler | None) -> None:
+        if handler is None:
+            self._inboxes.pop(inbox, None)
+        else:
+            self._inboxes[inbox] = handler
+
+    def on_connection_change(self, handler: Callable[[bool], None]) -> None:
+        self._on_change.append(handler)
+
+    async def close(self) -> None:
+        self.is_connected = False
+
+
+@dataclass
+class FakeLog:
+    batches: list[tuple[BatchHeader, bytes]] = field(default_factory=list)
+    end: int = 0
+    start: int = 0
+    producers: ProducerTable = field(default_factory=ProducerTable)
+
+    def values(self) -> list[bytes | None]:
+        return [value for _, data in self.batches for value in RecordBatch.decode(data).values]
+
+
+class FakeBroker:
+    def __init__(self, transport: FakeTransport, namespace: str = "tidelog") -> None:
+        self.transport = transport
+        self.subjects = Subjects(namespace)
+        self.streams: dict[str, dict[str, Any]] = {}
+        self.logs: dict[tuple[str, int], FakeLog] = defaultdict(FakeLog)
+        self.leader_epoch = 1
+        self.alive = True
+        self.swallow = 0
+        """So many appends are not even written, and never answered."""
+        self.mute = 0
+        """So many appends are written and never answered."""
+        self.refusals: list[TidelogError] = []
+        """Taken from the front, one per append."""
+        self.appends: list[tuple[AppendRequest, BatchHeader]] = []
+        self.fetches: list[FetchRequest] = []
+        self.corrupt = False
+        self.producers_made = 0
+        self._waiting: list[tuple[tuple[str, int], FetchRequest, str, asyncio.TimerHandle]] = []
+        self._api: dict[str, Callable[[dict[str, Any]], dict[str, Any]]] = {
+            "metadata": lambda body: self._stream(body["stream"]),
+            "stream.create": self._create,
+            "stream.list": lambda _: {"streams": list(self.streams.values())},
+            "producer.init": lambda _: self._new_producer(),
+        }
+        for name in self._api:
+            self.transport.listen(self.subjects.api(name), lambda m, name=name: self._on_api(name, m))
+
+    def create(self, name: str, partitions: int = 1, **config: str) -> None:
+        self.streams[name] = {
+            "name": name,
+            "subject": name,
+            "incarnation": 10 + len(self.streams),
+            "partitioning_version": 1,
+            "replication_factor": 1,
+            "config": config,
+            "generation": 1,
+            "partitions": [
+                {"partition": p, "incarnation": 20 + p, "leader": "b1", "leader_epoch": 1, "epoch": 1, "state": "active"}
+                for p in range(partitions)
+            ],
+        }
+        self._listen(name)
+
+    def kill(self) -> None:
+        self.alive = False
+        for name in self.streams:
+            self._listen(name)
+
+    def take_over(self) -> None:
+        """Another broker leads now, with the same log."""
+        self.leader_epoch += 1
+        self.alive = True
+        for name in self.streams:
+            self._listen(name)
+
+    def seed(self, name: str, partition: int, values: list[bytes], *, timestamp: int = 1) -> None:
+        """Records that are there already, as one batch."""
+        builder = BatchBuilder()
+        builder.add_values(list(values))
+        self._write((name, partition), builder.build(timestamp))
+
+    def _listen(self, name: str) -> None:
+        for partition in range(len(self.streams[name]["partitions"])):
+            key = (name, partition)
+            append = self.subjects.append(StreamName(name), partition)
+            fetch = self.subjects.fetch(StreamName(name), partition)
+            self.transport.listen(append, (lambda m, key=key: self._on_append(key, m)) if self.alive else None)
+            self.transport.listen(fetch, (lambda m, key=key: self._on_fetch(key, m)) if self.alive else None)
+
+    # The API
+
+    def _on_api(self, name: str, message: Message) -> None:
+        assert message.reply is not None
+        try:
+            answer, headers = self._api[name](json.loads(message.data)), None
+        except TidelogError as error:
+            answer, headers = {"error": error.to_json()}, error.to_headers()
+        self.transport.publish(message.reply, [json.dumps(answer).encode()], headers=headers)
+
+    def _stream(self, name: str) -> dict[str, Any]:
+        if name not in self.streams:
+            raise TidelogError(Code.UNKNOWN_STREAM, f"there is no stream {name!r}")
+        return self.streams[name]
+
+    def _create(self, body: dict[str, Any]) -> dict[str, Any]:
+        if body["name"] in self.streams:
+            raise TidelogError(Code.STREAM_EXISTS, f"stream {body['name']!r} exists already")
+        self.create(body["name"], body["partitions"])
+        return self.streams[body["name"]]
+
+    def _new_producer(self) -> dict[str, Any]:
+        self.producers_made += 1
+        return {"producer_id": 100 + self.producers_made, "producer_epoch": 0}
+
+    # The log
+
+    def _on_append(self, key: tuple[str, int], message: Message) -> None:
+        request, buffer = decode_append(message.data)
+        if request.leader_epoch > self.leader_epoch:
+            return
+        batch = EncodedBatch.from_bytes(buffer)
+        self.appends.append((request, batch.header))
+        if self.swallow:
+            self.swallow -= 1
+            return
+        if self.refusals:
+            self._refuse(message.reply, self.refusals.pop(0))
+            return
+        if request.leader_epoch and request.leader_epoch < self.leader_epoch:
+            details = {"leader_epoch": str(self.leader_epoch)}
+            self._refuse(message.reply, TidelogError(Code.FENCED_LEADER_EPOCH, "an older epoch", details))
+            return
+        header = batch.header
+        verdict = self.logs[key].producers.check(
+            header.producer_id, header.producer_epoch, header.base_sequence, header.record_count
+        )
+        if isinstance(verdict, Duplicate):
+            base = int(verdict.base_offset)
+        elif isinstance(verdict, Fresh):
+            base = self._write(key, batch)
+        else:
+            self._refuse(message.reply, verdict.error)
+            return
+        if self.mute:
+            self.mute -= 1
+            return
+        if message.reply is not None:
+            response = AppendResponse(base_offset=base, leader_epoch=self.leader_epoch)
+            self.transport.publish(message.reply, [response.SerializeToString()])
+
+    def _write(self, key: tuple[str, int], batch: EncodedBatch) -> int:
+        log = self.logs[key]
+        base = log.end
+        parts, header = batch.stamp(Offset(base), LeaderEpoch(self.leader_epoch))
+        log.batches.append((header, b"".join(parts)))
+        log.end = header.end_offset
+        log.producers.record(header)
+        for entry in [w for w in self._waiting if w[0] == key]:
+            self._waiting.remove(entry)
+            entry[3].cancel()
+            self._answer(key, entry[1], entry[1].offset, entry[2])
+        return base
+
+    def _on_fetch(self, key: tuple[str, int], message: Message) -> None:
+        request = FetchRequest.FromString(message.data)
+        self.fetches.append(request)
+        assert message.reply is not None
+        log = self.logs[key]
+        if request.leader_epoch > self.leader_epoch:
+            return
+        if request.leader_epoch and request.leader_epoch < self.leader_epoch:
+            details = {"leader_epoch": str(self.leader_epoch)}
+            self._refuse(message.reply, TidelogError(Code.FENCED_LEADER_EPOCH, "an older epoch", details))
+            return
+        if self.refusals:
+            self._refuse(message.reply, self.refusals.pop(0))
+            return
+        match request.WhichOneof("position"):
+            case "earliest":
+                self._answer(key, request, log.start, message.reply)
+            case "latest":
+                self._answer(key, request, log.end, message.reply)
+            case "timestamp":
+                found = [h.base_offset for h, _ in log.batches if h.first_timestamp >= request.timestamp]
+                self._answer(key, request, found[0] if found else log.end, message.reply)
+            case _:
+                if request.offset < log.start:
+                    error = TidelogError(
+                        Code.OFFSET_BEFORE_LOG, "below the log start", {"log_start": str(log.start)}
+                    )
+                    self._refuse(message.reply, error)
+                elif request.offset < log.end:
+                    self._answer(key, request, request.offset, message.reply)
+                else:
+                    timer = asyncio.get_running_loop().call_later(
+                        request.max_wait_ms / 1000, self._give_up_waiting, key, request, message.reply
+                    )
+                    self._waiting.append((key, request, message.reply, timer))
+
+    def _give_up_waiting(self, key: tuple[str, int], request: FetchRequest, inbox: str) -> None:
+        self._waiting = [w for w in self._waiting if w[2] != inbox]
+        self._answer(key, request, request.offset, inbox)
+
+    def _answer(self, key: tuple[str, int], request: FetchRequest, offset: int, inbox: str) -> None:
+        log = self.logs[key]
+        body = [encode_header(LeaderEpoch(self.leader_epoch), Offset(log.end))]
+        size = 0
+        if request.max_bytes:
+            for header, data in log.batches:
+                if header.end_offset > offset and (size == 0 or size + len(data) <= request.max_bytes):
+                    body.append(data[:-1] + bytes([data[-1] ^ 1]) if self.corrupt else data)
+                    size += len(data)
+        headers = {"Tidelog-Log-Start": str(log.start), "Tidelog-Offset": str(offset)}
+        self.transport.publish(inbox, [b"".join(body)], headers=headers)
+
+    def _refuse(self, inbox: str | None, error: TidelogError) -> None:
+        if inbox is not None:
+            self.transport.publish(inbox, [b""], headers=error.to_headers())
+
+
+def make(max_payload: int = 1 << 20) -> tuple[FakeTransport, FakeBroker, Client]:
+    transport = FakeTransport(max_payload)
+    broker = FakeBroker(transport)
+    client = Client(transport, broker.subjects, server="nats://fake:4222", name="test", api_timeout=0.5)
+    return transport, broker, client

@@ -1,0 +1,335 @@
+"""The producer against a broker in memory."""
+
+from __future__ import annotations
+
+import asyncio
+import time
+
+import pytest
+
+from tests.unit.tidelog.client.fake_broker import FakeBroker, FakeTransport, make
+from tidelog.client.connection import Client
+from tidelog.client.errors import (
+    BadRequest,
+    BufferFull,
+    Closed,
+    DeliveryTimeout,
+    NotEnoughReplicas,
+    RecordTooLarge,
+    UnknownStream,
+    WrongIncarnation,
+)
+from tidelog.client.records import Receipt
+from wire.errors import Code, TidelogError
+
+
+@pytest.fixture
+async def cluster() -> tuple[FakeTransport, FakeBroker, Client]:
+    transport, broker, client = make()
+    broker.create("s", 1)
+    broker.create("three", 3)
+    return transport, broker, client
+
+
+Cluster = tuple[FakeTransport, FakeBroker, Client]
+
+
+async def test_send_gives_partition_offset_and_timestamp(cluster: Cluster) -> None:
+    _, broker, client = cluster
+    async with client.producer("s") as producer:
+        first = await producer.send(b"a")
+        second = await producer.send(b"b", timestamp=77)
+    assert (first.partition, first.offset) == (0, 0)
+    assert abs(first.timestamp - time.time_ns()) < 60e9
+    assert second == Receipt(0, 1, 77)
+    assert broker.logs["s", 0].values() == [b"a", b"b"]
+
+
+async def test_records_of_one_turn_share_a_batch_and_get_their_own_offsets(cluster: Cluster) -> None:
+    _, broker, client = cluster
+    async with client.producer("s") as producer:
+        futures = [producer.send_nowait(b"%d" % i) for i in range(1000)]
+        receipts = await asyncio.gather(*futures)
+    assert [receipt.offset for receipt in receipts] == list(range(1000))
+    assert len(broker.appends) == 1
+
+
+async def test_keys_go_to_their_partition_and_keep_their_order(cluster: Cluster) -> None:
+    _, broker, client = cluster
+    async with client.producer("three", batch_bytes=400) as producer:
+        for i in range(300):
+            producer.send_nowait(b"%d" % i, key=b"k%d" % (i % 7))
+        await producer.flush()
+    seen: dict[bytes, list[int]] = {}
+    from wire.batch import RecordBatch
+
+    for partition in range(3):
+        for _, data in broker.logs["three", partition].batches:
+            batch = RecordBatch.decode(data)
+            for key, value in zip(batch.keys, batch.values, strict=True):
+                assert key is not None
+                assert value is not None
+                seen.setdefault(key + b"@%d" % partition, []).append(int(value))
+    assert len(seen) == 7, "each key in one partition"
+    assert all(numbers == sorted(numbers) for numbers in seen.values())
+
+
+async def test_records_without_a_key_are_spread_over_the_partitions(cluster: Cluster) -> None:
+    _, broker, client = cluster
+    async with client.producer("three") as producer:
+        for i in range(9):
+            await producer.send(b"%d" % i)
+    assert [broker.logs["three", p].end for p in range(3)] == [3, 3, 3]
+
+
+async def test_key_value_headers_and_tombstones_arrive(cluster: Cluster) -> None:
+    _, _, client = cluster
+    async with client.producer("s", compression="lz4") as producer:
+        producer.send_nowait(b"v", key=b"k", headers={"h": b"x"})
+        producer.send_nowait(None, key=b"k")
+        producer.send_nowait(b"", headers={})
+        await producer.flush()
+    records = [record async for record in client.consume("s", stop="latest")]
+    assert [(r.key, r.value, dict(r.headers)) for r in records] == [
+        (b"k", b"v", {"h": b"x"}),
+        (b"k", None, {}),
+        (None, b"", {}),
+    ]
+
+
+async def test_send_many_says_where_each_value_went(cluster: Cluster) -> None:
+    _, broker, client = cluster
+    values = [b"%d" % i for i in range(5000)]
+    async with client.producer("three", batch_bytes=20_000) as producer:
+        receipts = await producer.send_many(values)
+        keyed = await producer.send_many(values, keys=[b"k%d" % (i % 11) for i in range(5000)])
+    for run in (receipts, keyed):
+        assert sorted(index for receipt in run for index in receipt.indices) == list(range(5000))
+        for receipt in run:
+            log = broker.logs["three", receipt.partition].values()
+            for place, index in enumerate(receipt.indices):
+                assert log[receipt.base_offset + place] == values[index]
+
+
+async def test_a_leader_killed_with_batches_in_hand_costs_no_record_and_repeats_none(cluster: Cluster) -> None:
+    _, broker, client = cluster
+    async with client.producer("s", batch_bytes=200) as producer:
+        await producer.send(b"before")
+        broker.mute, broker.swallow = 1, 4  # the first is written and not answered, the others are lost
+        futures = [producer.send_nowait(b"%d" % i) for i in range(40)]
+        await asyncio.sleep(0.01)
+        broker.kill()
+        await asyncio.sleep(0.02)
+        broker.take_over()
+        receipts = await asyncio.gather(*futures)
+    assert broker.logs["s", 0].values() == [b"before", *(b"%d" % i for i in range(40))]
+    assert [receipt.offset for receipt in receipts] == list(range(1, 41))
+
+
+async def test_without_a_leader_only_probes_are_sent(cluster: Cluster) -> None:
+    transport, broker, client = cluster
+    async with client.producer("s") as producer:
+        broker.kill()
+        future = producer.send_nowait(b"x" * 100_000)
+        await asyncio.sleep(0.3)
+        assert not future.done()
+        assert transport.published < 25
+        broker.take_over()
+        assert (await future).offset == 0
+
+
+async def test_it_goes_on_after_the_connection_was_lost(cluster: Cluster) -> None:
+    transport, broker, client = cluster
+    async with client.producer("s") as producer:
+        broker.mute = 1
+        future = producer.send_nowait(b"a")
+        await asyncio.sleep(0)
+        await asyncio.sleep(0)
+        transport.lose()
+        later = producer.send_nowait(b"b")
+        await asyncio.sleep(0.01)
+        transport.come_back()
+        assert (await future).offset == 0
+        assert (await later).offset == 1
+    assert broker.logs["s", 0].values() == [b"a", b"b"]
+
+
+async def test_it_waits_for_the_connections_buffer(cluster: Cluster) -> None:
+    transport, _, client = cluster
+    async with client.producer("s") as producer:
+        transport.full = True
+        future = producer.send_nowait(b"a")
+        await asyncio.sleep(0.01)
+        assert not future.done()
+        transport.full = False
+        assert (await future).offset == 0
+
+
+async def test_no_answer_at_all_ends_in_a_timeout_of_unknown_outcome(cluster: Cluster) -> None:
+    _, broker, client = cluster
+    async with client.producer("s", delivery_timeout_ms=150) as producer:
+        broker.swallow = 1000
+        with pytest.raises(DeliveryTimeout) as caught:
+            await producer.send(b"a")
+        assert caught.value.outcome_unknown
+        broker.swallow = 0
+        assert (await producer.send(b"b")).partition == 0, "the next one goes on in a new session"
+    assert broker.producers_made == 2
+
+
+async def test_too_few_replicas_until_the_timeout_is_that_error(cluster: Cluster) -> None:
+    _, broker, client = cluster
+    broker.refusals = [TidelogError(Code.NOT_ENOUGH_REPLICAS, "s/0 has 1 of 2")] * 1000
+    async with client.producer("s", delivery_timeout_ms=100) as producer:
+        with pytest.raises(NotEnoughReplicas, match="nothing written"):
+            await producer.send(b"a")
+    broker.refusals = []
+
+
+async def test_flush_raises_what_nobody_awaited_once(cluster: Cluster) -> None:
+    _, broker, client = cluster
+    async with client.producer("s") as producer:
+        broker.refusals = [TidelogError(Code.READONLY, "s is read-only")]
+        producer.send_nowait(b"a").add_done_callback(lambda future: future.exception())
+        with pytest.raises(TidelogError, match="read-only"):
+            await producer.flush()
+        await producer.flush()
+        broker.refusals = [TidelogError(Code.READONLY, "s is read-only")]
+        with pytest.raises(TidelogError, match="read-only"):
+            await producer.send(b"b")
+        await producer.flush()
+
+
+async def test_a_record_above_a_limit_is_refused_before_it_is_sent(cluster: Cluster) -> None:
+    transport, broker, client = cluster
+    broker.create("small", 1, max_record_bytes="100")
+    async with client.producer("small") as producer:
+        await producer.send(b"x" * 100)
+        with pytest.raises(RecordTooLarge, match="101 bytes .* above 100, the stream's max_record_bytes"):
+            await producer.send(b"x" * 101)
+        with pytest.raises(RecordTooLarge):
+            await producer.send_many([b"", b"x" * 101])
+    async with client.producer("s", batch_bytes=1 << 30) as producer:
+        with pytest.raises(RecordTooLarge, match="NATS"):
+            await producer.send(b"x" * (1 << 20))
+        largest = producer._max_record
+        await producer.send(b"x" * largest)
+
+
+@pytest.mark.parametrize("compression", [None, "lz4", "zstd"])
+async def test_full_batches_fit_into_a_message(cluster: Cluster, compression: str | None) -> None:
+    _, broker, client = cluster
+    async with client.producer("s", batch_bytes=1 << 30, compression=compression) as producer:  # type: ignore[arg-type]
+        for i in range(30_000):
+            producer.send_nowait(b"%d" % i, key=b"k", headers={"h": b""}, timestamp=i)
+            if i % 5000 == 0:
+                await asyncio.sleep(0)
+        await producer.flush()
+    assert broker.logs["s", 0].end == 30_000
+
+
+async def test_a_full_buffer_refuses_nowait_and_makes_send_wait(cluster: Cluster) -> None:
+    _, broker, client = cluster
+    async with client.producer("s", buffer_bytes=1000) as producer:
+        broker.mute = 1
+        held = producer.send_nowait(b"x" * 900)
+        with pytest.raises(BufferFull):
+            producer.send_nowait(b"y" * 100)
+        waiting = asyncio.create_task(producer.send(b"y" * 100))
+        many = asyncio.create_task(producer.send_many([b"z" * 700, b"z" * 200, b"z"]))
+        await asyncio.sleep(0.02)
+        assert not waiting.done()
+        broker.take_over()
+        await held
+        await waiting
+        await many
+    assert [value[:1] for value in broker.logs["s", 0].values() if value] == [b"x", b"y", b"z", b"z", b"z"]
+
+
+async def test_acks_none_asks_for_no_answer(cluster: Cluster) -> None:
+    transport, broker, client = cluster
+    async with client.producer("s", acks="none") as producer:
+        assert (await producer.send(b"a")).offset == -1
+        await producer.send_many([b"b", b"c"])
+        assert transport.open_inboxes == 0
+    assert broker.producers_made == 0
+    assert broker.logs["s", 0].values() == [b"a", b"b", b"c"]
+
+
+async def test_nothing_is_left_behind(cluster: Cluster) -> None:
+    transport, broker, client = cluster
+    async with client.producer("three") as producer:
+        broker.mute = 3
+        for i in range(100):
+            producer.send_nowait(b"%d" % i, key=b"%d" % i)
+        await asyncio.sleep(0.01)
+        transport.lose()
+        transport.come_back()
+        await producer.flush()
+        assert producer._buffered == 0
+    assert transport.open_inboxes == 0
+    assert not client._producers
+
+
+async def test_a_stream_that_is_made_anew_ends_its_producers(cluster: Cluster) -> None:
+    _, broker, client = cluster
+    async with client.producer("s") as producer:
+        await producer.send(b"a")
+        broker.streams["s"]["incarnation"] = 99
+        broker.refusals = [TidelogError(Code.WRONG_INCARNATION, "s/0 was created again")]
+        with pytest.raises(WrongIncarnation):
+            await producer.send(b"b")
+        await asyncio.sleep(0.01)
+        with pytest.raises(WrongIncarnation, match="make a new producer"):
+            await producer.send(b"c")
+
+
+async def test_a_stream_that_is_deleted_ends_its_producers(cluster: Cluster) -> None:
+    _, broker, client = cluster
+    async with client.producer("s") as producer:
+        broker.kill()
+        del broker.streams["s"]
+        with pytest.raises(UnknownStream):
+            await producer.send(b"a")
+
+
+async def test_bad_arguments_are_refused_in_a_sentence(cluster: Cluster) -> None:
+    _, _, client = cluster
+    with pytest.raises(UnknownStream):
+        await client.producer("nosuch").start()
+    with pytest.raises(BadRequest, match="'some'"):
+        client.producer("s", acks="some")  # type: ignore[arg-type]
+    with pytest.raises(BadRequest, match="max_in_flight=6"):
+        client.producer("s", max_in_flight=6)
+    with pytest.raises(BadRequest, match="compression='gzip'"):
+        client.producer("s", compression="gzip")  # type: ignore[arg-type]
+    producer = client.producer("s")
+    with pytest.raises(BadRequest, match="not started"):
+        producer.send_nowait(b"a")
+    async with producer:
+        with pytest.raises(TypeError, match="bytes or None, not str"):
+            await producer.send("text")  # type: ignore[arg-type]
+        with pytest.raises(TypeError):
+            await producer.send_many(["text"])  # type: ignore[list-item]
+        with pytest.raises(BadRequest, match="no partition 5"):
+            await producer.send(b"a", partition=5)
+        with pytest.raises(BadRequest, match="2 keys"):
+            await producer.send_many([b"a"], keys=[b"a", b"b"])
+        with pytest.raises(BadRequest, match="64 bits"):
+            await producer.send(b"a", timestamp=1 << 70)
+        with pytest.raises(TidelogError, match="header key"):
+            await producer.send(b"a", headers={"h" * 70_000: b""})
+    with pytest.raises(Closed):
+        await producer.send(b"a")
+
+
+async def test_closing_the_client_fails_what_is_not_acknowledged(cluster: Cluster) -> None:
+    _, broker, client = cluster
+    producer = client.producer("s")
+    await producer.start()
+    broker.swallow = 10
+    future = producer.send_nowait(b"a")
+    await asyncio.sleep(0)
+    await client.close()
+    with pytest.raises(Closed, match="close the producer first"):
+        await future
