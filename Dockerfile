@@ -37,7 +37,7 @@ USER tidelog
 WORKDIR /data
 VOLUME /data
 # Healthy: the cluster's controller counts this broker among the living.
-HEALTHCHECK --interval=2s --timeout=10s --start-period=60s --retries=5 \
+HEALTHCHECK --interval=5s --timeout=10s --start-period=60s --retries=3 \
     CMD tidelog cluster status --json --server "$TIDELOG_NATS" | python -c 'import json, os, sys; \
 brokers = json.load(sys.stdin)["brokers"]; \
 sys.exit(not any(broker["id"] == os.environ["TIDELOG_ID"] and broker["alive"] for broker in brokers))'

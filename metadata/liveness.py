@@ -9,8 +9,8 @@ others counts only while the controller's own come back. A broker is
             `broker_silence_timeout`; and no Raft traffic from it in that time.
 
 A fallen broker is dead, unless the fault may be the controller's own: its connection is younger than `liveness_grace`,
-its own probes do not come back, its process stood still, or more than half of the live brokers fell at once (as when
-the NATS server restarts). In the last case it waits; brokers that it had heard in this office make it hand the office
+its own probes do not come back, its process stood still, or less than half of the live brokers answered since (as when
+the NATS server restarts and all fall at once). In the last case it waits; brokers that it had heard in this office make it hand the office
 over after `broker_silence_timeout`; when even a controller that never heard them sees them fallen for twice that time
 while its own probes come back, they are dead.
 
@@ -145,8 +145,12 @@ class Liveness:
             return
         if watch.refused_at is None:
             watch.refused_at = now
-            watch.probe_at = now + self._settings.probe_confirm_delay_s
-            self._own_probe_at = min(self._own_probe_at, watch.probe_at)
+            # All are asked again: whether others stand decides whether this one has fallen.
+            again = now + self._settings.probe_confirm_delay_s
+            self._own_probe_at = min(self._own_probe_at, again)
+            for other in self._watches.values():
+                other.probe_at = min(other.probe_at, again)
+            watch.probe_at = again
         elif sent[1] >= watch.refused_at + self._settings.probe_confirm_delay_s:
             watch.confirmed = True
 
@@ -206,7 +210,7 @@ class Liveness:
             return Verdict(hand_over=self._deaf(now))
         fallen = [broker for broker in sorted(self._watches) if self._fallen(broker, now)]
         behind = tuple(broker for broker in sorted(self._watches) if broker not in fallen and self._behind(broker, now))
-        if 2 * len(fallen) <= len(self._watches):
+        if all(self._most_stand(broker, now) for broker in fallen):
             self._mass_since = None
             return Verdict(dead=self._lives(fallen), behind=behind)
         if self._mass_since is None:
@@ -256,6 +260,13 @@ class Liveness:
             return proven and watch.raft_heard_at <= watch.refused_at
         silent_since = max(watch.heard_at, watch.since, self._trusted_since, watch.raft_heard_at)
         return now - silent_since >= self._settings.broker_silence_timeout_s
+
+    def _most_stand(self, fallen: BrokerId, now: float) -> bool:
+        """Whether at least half of the live brokers, this one included, were heard since `fallen` was not."""
+        refused_at = self._watches[fallen].refused_at
+        since = now - 3 * self._settings.heartbeat_interval_s if refused_at is None else refused_at
+        standing = [broker for broker, watch in self._watches.items() if watch.heard_at >= since]
+        return 2 * len(standing) >= len(self._watches)
 
     def _deaf(self, now: float) -> bool:
         """Own probes have not come back for long, on a connection that seems to stand."""

@@ -61,7 +61,9 @@ class CommittedLog(Protocol):
         """Per partition the first committed record at or after a time (ns since 1970), the end when there is none."""
 
     def fetch(self, wanted: OffsetRange, max_bytes: int) -> Iterator[RecordBatch]:
-        """Batches that cover the range, in order; the first and the last may reach beyond it.
+        """Batches that hold every record of the range, in order; the first and the last may reach beyond it.
+
+        Ends when there is none left in the range, not before. Batches without records (control) may be left out.
 
         `max_bytes` bounds one answer of a broker. WRONG_INCARNATION when the stream was recreated, OFFSET_BEFORE_LOG
         (detail `log_start`) when the range begins below the log.

@@ -14,6 +14,7 @@ Trigger.AvailableNow: the ends of the logs are taken once, and `latestOffset` ne
 
 from __future__ import annotations
 
+import time
 from collections.abc import Iterator
 from typing import TYPE_CHECKING, Any
 
@@ -43,6 +44,10 @@ if TYPE_CHECKING:
     from pyspark.sql.types import StructType
 
 
+IDLE_SECONDS = 0.05
+"""Spark asks an idle query for news every 10 ms, at a request per partition: the answer "none" takes this long."""
+
+
 class TidelogStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
     # Method names are Spark's.
 
@@ -69,7 +74,10 @@ class TidelogStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         self._latest = positions_at(extents, Edge.LATEST)
         # Spark gives no limit where its trigger means to read everything, whatever the option says.
         max_records = limit.max_rows if isinstance(limit, ReadMaxRows) else None
-        return to_json(next_end(begin, extents, target=self._target, max_records=max_records))
+        end = next_end(begin, extents, target=self._target, max_records=max_records)
+        if end == begin:
+            time.sleep(IDLE_SECONDS)
+        return to_json(end)
 
     def reportLatestOffset(self) -> dict[str, Any] | None:  # noqa: N802
         """For the query's progress report: the ends seen last."""

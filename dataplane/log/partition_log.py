@@ -154,7 +154,7 @@ class PartitionLog:
         if not self._segments:
             self._segments = (self._new_segment(self._log_end_offset),)
         for segment in self._segments:
-            if segment.synced_size < segment.size or segment is self._segments[-1]:
+            if segment.synced_size < segment.size or segment.size < segment.allocated or segment is self._segments[-1]:
                 segment.open_for_writing()
         self._index_due = self._next_index_position()
         with self._io_lock:

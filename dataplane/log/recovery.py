@@ -119,11 +119,14 @@ class Recovery:
                 reason = f"ends at offset {self.log_end_offset}, the next segment begins at {segment.base_offset}"
                 self._end_at(number - 1, ChainBroken(before.size, reason))
                 return
-            if number + 1 < len(self.segments) and self._is_finished(segment, self.segments[number + 1].base_offset):
+            following = self.segments[number + 1].base_offset if number + 1 < len(self.segments) else None
+            if following is not None and self._is_finished(segment, following):
                 continue
             try:
                 self._scan(segment)
             except ChainBroken as broken:
+                if self.log_end_offset == following and self._only_reserved_room(segment):
+                    continue  # it was full, and its room not yet given back
                 self._end_at(number, broken)
                 return
 
@@ -188,14 +191,18 @@ class Recovery:
                 f"but records up to offset {self._vouched} were durable or committed here"
             )
             return
-        with self.handles.borrow(segment.path) as handle:
-            if not only_zeros(self.files, handle, segment.size, segment.allocated):
-                self.truncated_bytes += segment.allocated - segment.size
+        if not self._only_reserved_room(segment):
+            self.truncated_bytes += segment.allocated - segment.size
         for gone in reversed(self.beyond):
             self.truncated_bytes += gone.size
             remove_segment(self.files, self.handles, gone)
         self.beyond = []
         segment.cut(segment.size, segment.max_timestamp)
+
+    def _only_reserved_room(self, segment: Segment) -> bool:
+        """Whether nothing was ever written behind its sound part."""
+        with self.handles.borrow(segment.path) as handle:
+            return only_zeros(self.files, handle, segment.size, segment.allocated)
 
     def _recover_epochs(self) -> None:
         self.saved_epochs = read_epochs(self.files, self.directory)

@@ -130,7 +130,7 @@ class Journal:
         self._sequence = 0
         self._descriptor = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
         try:
-            self.existed = self._load()
+            self._load()
             if snapshot is not None:
                 self._align(snapshot)
         except BaseException:
@@ -139,8 +139,8 @@ class Journal:
 
     # ---------------------------------------------------------------------------- opening
 
-    def _load(self) -> bool:
-        """Replay the file. Returns False when it held nothing: a first start, or an emptied disk."""
+    def _load(self) -> None:
+        """Replay the file; begin it when there is none."""
         data = self._path.read_bytes()
         if len(data) < len(FILE_MAGIC) and FILE_MAGIC.startswith(data):
             # Killed while the very first bytes were written: nothing was ever acknowledged from this file.
@@ -148,7 +148,7 @@ class Journal:
             write_all(self._descriptor, FILE_MAGIC)
             os.fsync(self._descriptor)
             sync_directory(self._path.parent)
-            return False
+            return
         if not data.startswith(FILE_MAGIC):
             raise RaftStorageError(
                 f"{self._path} is not a Raft journal of this version (it begins with {data[:8]!r}); point the data "
@@ -165,7 +165,6 @@ class Journal:
             os.ftruncate(self._descriptor, position)
         os.lseek(self._descriptor, position, os.SEEK_SET)
         os.fsync(self._descriptor)
-        return self._sequence > 0
 
     def _refuse_damage(self, data: bytes, position: int) -> None:
         """Tell damage of synced batches from the torn end of an unsynced one."""

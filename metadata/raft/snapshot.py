@@ -2,10 +2,11 @@
 
 File layout (little endian), at most one file, replaced whole:
 
-    "TLRSNAP1" | crc32c u32 | header length u32 | state length u64 | last index u64 | last term u64 |
-    header (msgpack) | state header :=
-    [[command, index, term] of the last entry covered, the same of the entry before it]         crc over all that
-    follows it
+    "TLRSNAP1" | crc32c u32 | header length u32 | state length u64 | last index u64 | last term u64 | header | state
+
+    crc     over everything after it
+    last    the last entry that the snapshot covers
+    header  msgpack: [[command, index, term] of that entry, the same of the entry before it]
 
 A snapshot is written beside the old one, synced, renamed, and the rename synced; a received one is verified before it
 replaces anything. `SnapshotStore` has the interface of PySyncObj's serializer (camel case): it neither forks nor

@@ -291,6 +291,35 @@ async def test_many_restarts_in_a_row_are_survived(server: EmbeddedNatsServer) -
     await connection.close()
 
 
+async def test_a_long_outage_is_waited_out(server: EmbeddedNatsServer) -> None:
+    connection = await NatsConnection.connect(server.url, reconnect_wait=0.005)
+    server.kill()
+    await until(lambda: connection._client._server_pool[0].reconnects > 20)
+    await asyncio.to_thread(server.start)
+    await until(lambda: connection.is_connected)
+    await connection.close()
+
+
+async def test_an_idle_connection_is_held_by_pings(server: EmbeddedNatsServer) -> None:
+    connection = await NatsConnection.connect(server.url, ping_interval=0.01)
+    await until(lambda: connection._client._pongs_received > 20)
+    assert connection.counters.losses == 0
+    await connection.close()
+
+
+async def test_a_flush_that_timed_out_does_no_harm_when_its_answer_comes(server: EmbeddedNatsServer) -> None:
+    connection = await NatsConnection.connect(server.url, ping_interval=60)
+    server.freeze()
+    try:
+        with pytest.raises(TimeoutError, match=r"none came within 0\.05 s"):
+            await connection.flush(0.05)
+    finally:
+        server.thaw()
+    await connection.flush()
+    assert connection.counters.losses == 0
+    await connection.close()
+
+
 async def test_a_frozen_server_is_left_for_another_one_whatever_is_buffered(
     server: EmbeddedNatsServer, tmp_path: Path
 ) -> None:

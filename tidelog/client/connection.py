@@ -30,8 +30,6 @@ from wire.transport import Transport
 from wire.types import Acks
 
 DEFAULT_SERVER = "nats://127.0.0.1:4222"
-LOOK_UP_TIMEOUT = 10.0
-"""Seconds that `offsets` and `fetch_batches` wait for a partition without a leader."""
 
 
 @runtime_checkable
@@ -310,15 +308,7 @@ class Client:
 
     async def _offset(self, layout: StreamMetadata, partition: int, position: Position) -> int:
         reader = self._reader(layout, partition, position, None, FetchSettings())
-        try:
-            async with asyncio.timeout(LOOK_UP_TIMEOUT):
-                await reader.resolve()
-        except TimeoutError:
-            raise NoServer(
-                Code.UNAVAILABLE,
-                f"partition {layout.name}/{partition} has had no leader for {LOOK_UP_TIMEOUT:g} s; "
-                "see `tidelog cluster status`",
-            ) from None
+        await reader.resolve()
         offset = reader.fetcher.position
         assert offset is not None
         return offset

@@ -15,7 +15,7 @@ from dataclasses import replace
 from types import TracebackType
 from typing import Self
 
-from tidelog.client.errors import Closed, WrongIncarnation
+from tidelog.client.errors import Closed, NoServer, WrongIncarnation
 from tidelog.client.fetcher import Ask, Deliver, FetchSettings, Outcome, PartitionFetcher, Raise
 from tidelog.client.metadata import MetadataCache, StreamMetadata
 from tidelog.client.positions import Start, Stop, start_positions, stop_positions
@@ -31,6 +31,8 @@ AHEAD = 2
 ANSWER_OVERHEAD = 1024
 """Bytes of a message that an answer needs besides its batches."""
 MIN_ANSWER_BYTES = 16 << 10
+LOOK_UP_TIMEOUT = 10.0
+"""Seconds that looking up a start or a stop may take."""
 
 
 class PartitionReader:
@@ -51,9 +53,16 @@ class PartitionReader:
         self._clock_ns = clock_ns
 
     async def resolve(self) -> None:
-        """Returns once start and stop are known. Raises typed errors."""
-        while not self.fetcher.is_resolved:
-            await self._step()
+        """Returns once start and stop are known. Raises typed errors; NoServer after LOOK_UP_TIMEOUT without a leader."""
+        try:
+            async with asyncio.timeout(LOOK_UP_TIMEOUT):
+                while not self.fetcher.is_resolved:
+                    await self._step()
+        except TimeoutError:
+            raise NoServer(
+                Code.UNAVAILABLE,
+                f"partition {self.fetcher.name} has had no leader for {LOOK_UP_TIMEOUT:g} s; see `tidelog cluster status`",
+            ) from None
 
     async def read(self) -> tuple[RecordBatch, ...]:
         """The next batches; empty when the stop is reached. Raises typed errors."""
@@ -159,7 +168,10 @@ class Consumer:
         }
 
     async def start(self) -> None:
-        """Look the positions up and begin to fetch. Iterating does this; call it to fix "new" and "latest" before."""
+        """Look the positions up and begin to fetch. Iterating does this; call it to fix "new" and "latest" before.
+
+        Raises UnknownStream, BadRequest; NoServer when a partition has no leader to look a position up at.
+        """
         self._check_open()
         if self._started:
             return
@@ -191,7 +203,12 @@ class Consumer:
             self._readers[partition] = PartitionReader(fetcher, self._transport, subject, self._refresh)
             self._room[partition] = asyncio.Semaphore(AHEAD)
         self._tasks = [asyncio.create_task(reader.resolve()) for reader in self._readers.values()]
-        await asyncio.gather(*self._tasks)
+        try:
+            await asyncio.gather(*self._tasks)
+        except asyncio.CancelledError:
+            if self._failure is not None:
+                raise self._failure from None
+            raise
         self._running = len(self._readers)
         self._tasks = [asyncio.create_task(self._fetch(p, r)) for p, r in self._readers.items()]
 
@@ -275,6 +292,9 @@ class Consumer:
     def _fail(self, error: TidelogError) -> None:
         self._failure = self._failure or error
         self._wake.set()
+        if self._running == 0:  # positions are still being looked up
+            for task in self._tasks:
+                task.cancel()
 
     def _check_open(self) -> None:
         if self._closed:

@@ -97,7 +97,7 @@ class NatsConnection:
         self._up = asyncio.Event()
         self._buffer_low = asyncio.Event()
         self._buffer_low.set()
-        self._last_error: Exception | None = None
+        self._connect_error: Exception | None = None  # the most telling one, for the message of NatsUnavailable
         mark = min(WRITABLE_BELOW, outgoing_limit // 4)
         self._client = ChunkedClient(
             on_down=self._went_down,
@@ -168,7 +168,7 @@ class NatsConnection:
             raise NatsUnavailable(f"credentials need the package {error.name!r}: install it with pip") from error
         except (OSError, errors.Error, TimeoutError) as error:
             await connection.close()
-            raise NatsUnavailable(_why_unavailable(shown, connection._last_error or error)) from error
+            raise NatsUnavailable(connection._why_unavailable(shown, error)) from error
         except asyncio.CancelledError:
             await connection.close()
             raise
@@ -411,6 +411,20 @@ class NatsConnection:
         if self._closed:
             raise ConnectionClosed("this connection to NATS was closed; make a new one")
 
+    def _why_unavailable(self, shown: str, error: Exception) -> str:
+        """One sentence that names the URL, the reason and the remedy."""
+        error = self._connect_error or error
+        text = str(error) or type(error).__name__
+        # A server that refuses closes at once, and the reset may overtake its words.
+        cut_off = isinstance(error, ConnectionResetError) and bool(self._client.info.get("auth_required"))
+        if _is_refusal(error) or cut_off:
+            return f"the NATS server at {shown} refuses these credentials ({text}): give the right user, token or creds file"
+        if isinstance(error, ssl.SSLError):
+            return f"no TLS connection to the NATS server at {shown} ({text}): give the right certificates"
+        return (
+            f"no NATS server answers at {shown} ({text}): start one (`tidelog up` brings its own) or give another URL"
+        )
+
     # ---- what happens to the connection
 
     def _set_up(self) -> None:
@@ -450,11 +464,11 @@ class NatsConnection:
 
     def _server_error(self, text: str) -> None:
         self.counters.server_errors += 1
-        self._last_error = errors.Error(text)
         log.warning("NATS server says: %s", text)
 
     async def _error(self, error: Exception) -> None:
-        self._last_error = error
+        if self._connect_error is None or not _is_refusal(self._connect_error):
+            self._connect_error = error
         log.debug("NATS connection: %r", error)
 
     # ---- waiting
@@ -569,13 +583,6 @@ def _without_secrets(url: str) -> str:
     return f"{parts.scheme}://{parts.netloc.rsplit('@', 1)[-1]}"
 
 
-def _why_unavailable(shown: str, error: Exception) -> str:
-    """One sentence that names the URL, the reason and the remedy."""
-    text = str(error) or type(error).__name__
-    if "authorization" in text.lower() or "authentication" in text.lower():
-        return (
-            f"the NATS server at {shown} refuses these credentials ({text}): give the right user, token or creds file"
-        )
-    if isinstance(error, ssl.SSLError):
-        return f"no TLS connection to the NATS server at {shown} ({text}): give the right certificates"
-    return f"no NATS server answers at {shown} ({text}): start one (`tidelog up` brings its own) or give another URL"
+def _is_refusal(error: Exception) -> bool:
+    text = str(error).lower()
+    return "authorization" in text or "authentication" in text

@@ -7,6 +7,7 @@ server on the same port is never taken for ours. Its output goes to a file: a pi
 from __future__ import annotations
 
 import json
+import os
 import shutil
 import signal
 import socket
@@ -135,9 +136,10 @@ class EmbeddedNatsServer:
             self._process = None
 
     def freeze(self) -> None:
-        """SIGSTOP: it keeps its connections and answers nothing, until `thaw`."""
+        """SIGSTOP: it keeps its connections and answers nothing, until `thaw`. Returns when it stands still."""
         if self._process is not None:
             self._process.send_signal(signal.SIGSTOP)
+            os.waitpid(self._process.pid, os.WUNTRACED)
 
     def thaw(self) -> None:
         if self._process is not None:

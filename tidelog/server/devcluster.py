@@ -23,7 +23,7 @@ import subprocess
 import sys
 import time
 import tomllib
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import IO, Any
 
@@ -47,13 +47,16 @@ class DevCluster:
         nodes: int = 3,
         port: int = 4222,
         settings: dict[str, dict[str, Any]] | None = None,
+        server_command: Sequence[str] | None = None,
     ) -> None:
-        """`port` 0: any free one. `settings`: sections of the brokers' configuration (`replica`, `metadata`)."""
+        """`port` 0: any free one. `settings`: sections of the brokers' configuration (`replica`, `metadata`).
+        `server_command`: arguments of this Python that run one broker, in place of `-m tidelog.cli server`."""
         if not 1 <= nodes <= MAX_NODES:
             raise TidelogError(Code.BAD_CONFIG, f"{nodes} nodes asked for; a development cluster has 1 to {MAX_NODES}")
         self.data_dir = data_dir.absolute()
         self.broker_ids = [f"b{i}" for i in range(1, nodes + 1)]
         self._settings = settings or {}
+        self._server_command = [*(server_command or ("-m", "tidelog.cli", "server"))]
         self._port = port
         self._lock: IO[str] | None = None
         self._nats: EmbeddedNatsServer | None = None
@@ -200,7 +203,7 @@ class DevCluster:
     def _spawn(self, broker: str) -> None:
         with self.log_file(broker).open("ab") as log:
             self._processes[broker] = subprocess.Popen(
-                [sys.executable, "-m", "tidelog.cli", "server", "--config", str(self._config_file(broker))],
+                [sys.executable, *self._server_command, "--config", str(self._config_file(broker))],
                 stdin=subprocess.DEVNULL,
                 stdout=log,
                 stderr=log,

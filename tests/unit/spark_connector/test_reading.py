@@ -10,7 +10,7 @@ from spark_connector.columns import spark_schema
 from spark_connector.log_port import OffsetRange, StreamExtent
 from spark_connector.reading import JOIN_ROWS, TaskSettings, read_range
 from wire.batch import BatchBuilder, RecordBatch, control_batch
-from wire.errors import Code, InvariantViolation, TidelogError
+from wire.errors import Code, TidelogError
 from wire.types import Incarnation, LeaderEpoch, Offset, StreamName
 
 
@@ -110,10 +110,3 @@ def test_records_lost_under_the_task() -> None:
     assert caught.value.code is Code.OFFSET_BEFORE_LOG
     assert offsets(task(losing(), 0, 40, strict=False)) == [*range(10), *range(25, 40)]
     assert offsets(task(losing(), 0, 22, strict=False)) == [*range(10)]
-
-
-def test_a_range_that_ends_early_is_never_taken_for_read() -> None:
-    log = OneLog()
-    log.add(10)
-    with pytest.raises(InvariantViolation, match="up to 10 only"):
-        task(log, 0, 11)

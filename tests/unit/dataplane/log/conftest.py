@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from functools import cache
 from typing import TYPE_CHECKING, NamedTuple
 
 import pytest
@@ -26,6 +27,14 @@ class Stamped(NamedTuple):
         return b"".join(self.parts)
 
 
+@cache
+def _stamped(offset: int, epoch: int, size: int, timestamps: tuple[int, ...]) -> Stamped:
+    builder = BatchBuilder()
+    for number, timestamp in enumerate(timestamps):
+        builder.add_record(f"{offset + number} of {epoch} ".encode().ljust(size, b"."), timestamp=timestamp)
+    return Stamped(*builder.build(0).stamp(Offset(offset), LeaderEpoch(epoch)))
+
+
 class Batches:
     """Makes stamped batches of small records."""
 
@@ -33,10 +42,7 @@ class Batches:
         self, offset: int, count: int = 1, *, epoch: int = 1, size: int = 40, timestamps: Iterable[int] | None = None
     ) -> Stamped:
         """`count` records from `offset` on; timestamp = 1000 x offset unless given."""
-        builder = BatchBuilder()
-        for number, timestamp in enumerate(timestamps or [1000 * (offset + n) for n in range(count)]):
-            builder.add_record(f"{offset + number} of {epoch} ".encode().ljust(size, b"."), timestamp=timestamp)
-        return Stamped(*builder.build(0).stamp(Offset(offset), LeaderEpoch(epoch)))
+        return _stamped(offset, epoch, size, tuple(timestamps or [1000 * (offset + n) for n in range(count)]))
 
     def append(self, log: PartitionLog, count: int = 1, *, epoch: int = 1, size: int = 40) -> Stamped:
         batch = self.one(log.log_end_offset, count, epoch=epoch, size=size)
@@ -65,5 +71,3 @@ class Batches:
 @pytest.fixture
 def batches() -> Batches:
     return Batches()
-
-

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import errno
-import os
 import threading
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -38,6 +37,10 @@ def end_of(block: bytes | Sequence[Buffer] | None) -> int:
     assert block
     data = block if isinstance(block, bytes) else b"".join(block)
     return max(header.end_offset for _, header in iter_batches(data))
+
+
+def open_handles() -> int:
+    return len(list(Path("/proc/self/fd").iterdir()))
 
 
 class TestAppending:
@@ -163,7 +166,7 @@ class TestReading:
     ) -> None:
         log = opened(tmp_path, LogConfig(segment_bytes=4096, index_interval_bytes=256, tail_bytes=0))
         batches.fill(log, 50)
-        epochs = {offset: 1 for offset in range(50)}
+        epochs = dict.fromkeys(range(50), 1)
         stop = threading.Event()
         failures: list[BaseException] = []
         reads = 0
@@ -202,12 +205,12 @@ class TestReading:
         log, _ = PartitionLog.open(tmp_path, LogConfig(segment_bytes=4096, tail_bytes=0), handles=handles)
         batches.fill(log, 1000)
         log.sync()
-        before = len(os.listdir("/proc/self/fd"))
+        before = open_handles()
         batches.stored(log)
         assert len(list(tmp_path.glob("*.log"))) > 20
-        assert len(os.listdir("/proc/self/fd")) <= before + 3
+        assert open_handles() <= before + 3
         handles.close()
-        assert len(os.listdir("/proc/self/fd")) == before
+        assert open_handles() == before
 
 
 class TestTimestamps:

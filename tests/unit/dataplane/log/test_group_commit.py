@@ -1,0 +1,196 @@
+"""One sync serves all that wait; each waits for a sync that began after its request."""
+
+from __future__ import annotations
+
+import asyncio
+import threading
+from collections import deque
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import pytest
+
+from dataplane.log import group_commit
+from dataplane.log.errors import LogDamaged
+from dataplane.log.group_commit import SyncScheduler
+from dataplane.log.partition_log import LogConfig, PartitionLog
+from wire.errors import Code, TidelogError
+from wire.types import Offset
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterator
+
+    from tests.unit.dataplane.log.conftest import Batches
+
+WAIT = 10
+
+
+class Loop:
+    """Runs what was posted, in order, when asked to."""
+
+    def __init__(self) -> None:
+        self.posted: deque[Callable[[], None]] = deque()
+        self.arrived = threading.Semaphore(0)
+        self.posts = 0
+        self.closed = False
+
+    def post(self, function: Callable[[], None], /) -> None:
+        if self.closed:
+            raise RuntimeError("Event loop is closed")
+        self.posted.append(function)
+        self.posts += 1
+        self.arrived.release()
+
+    def run_one(self) -> None:
+        assert self.arrived.acquire(timeout=WAIT)
+        self.posted.popleft()()
+
+
+class SlowLog:
+    """A log whose syncs begin and end when the test says so."""
+
+    def __init__(self) -> None:
+        self.end = 0
+        self.begun = threading.Semaphore(0)
+        self.may_end = threading.Semaphore(0)
+        self.syncs = 0
+        self.running = 0
+        self.error: Exception | None = None
+
+    def sync(self) -> Offset:
+        self.running += 1
+        assert self.running == 1, "two syncs of one log at a time"
+        end = self.end
+        self.begun.release()
+        assert self.may_end.acquire(timeout=WAIT)
+        self.syncs += 1
+        self.running -= 1
+        if self.error is not None:
+            raise self.error
+        return Offset(end)
+
+
+@pytest.fixture
+def loop() -> Loop:
+    return Loop()
+
+
+@pytest.fixture
+def scheduler(loop: Loop) -> Iterator[SyncScheduler]:
+    scheduler = SyncScheduler(loop.post, threads=2)
+    yield scheduler
+    scheduler.close()
+
+
+def test_requests_that_come_during_a_sync_share_the_next_one(scheduler: SyncScheduler, loop: Loop) -> None:
+    log = SlowLog()
+    done: list[tuple[int, Offset | Exception]] = []
+    log.end = 10
+    scheduler.request(log, lambda end: done.append((0, end)))
+    assert log.begun.acquire(timeout=WAIT)
+    for number in range(1, 100):
+        log.end += 1
+        scheduler.request(log, lambda end, number=number: done.append((number, end)))  # type: ignore[misc]
+    log.may_end.release(2)
+    loop.run_one()
+    assert done == [(0, 10)]
+    loop.run_one()
+    assert done[1:] == [(number, 109) for number in range(1, 100)]
+    assert (log.syncs, loop.posts) == (2, 2)
+
+
+def test_logs_do_not_wait_for_each_other(scheduler: SyncScheduler, loop: Loop) -> None:
+    slow, quick = SlowLog(), SlowLog()
+    done: list[str] = []
+    scheduler.request(slow, lambda _: done.append("slow"))
+    assert slow.begun.acquire(timeout=WAIT)
+    scheduler.request(quick, lambda _: done.append("quick"))
+    quick.may_end.release()
+    loop.run_one()
+    assert done == ["quick"]
+    slow.may_end.release()
+    loop.run_one()
+    assert done == ["quick", "slow"]
+
+
+def test_a_failure_reaches_all_that_wait_and_the_workers_go_on(scheduler: SyncScheduler, loop: Loop) -> None:
+    log, other = SlowLog(), SlowLog()
+    log.error = LogDamaged("the disk")
+    done: list[Offset | Exception] = []
+    for _ in range(4):
+        scheduler.request(log, done.append)
+        log.may_end.release()
+        loop.run_one()
+    assert done == [log.error] * 4
+    other.may_end.release()
+    scheduler.request(other, done.append)
+    loop.run_one()
+    assert done[-1] == 0
+
+
+def test_too_many_requests_are_refused(scheduler: SyncScheduler, loop: Loop, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(group_commit, "MAX_WAITING_PER_LOG", 3)
+    log = SlowLog()
+    done: list[Offset | Exception] = []
+    scheduler.request(log, done.append)
+    assert log.begun.acquire(timeout=WAIT)
+    for _ in range(3):
+        scheduler.request(log, done.append)
+    with pytest.raises(TidelogError) as caught:
+        scheduler.request(log, done.append)
+    assert caught.value.code is Code.BACKPRESSURE
+    log.may_end.release(2)
+    loop.run_one()
+    loop.run_one()
+    assert len(done) == 4
+
+
+def test_close_finishes_what_was_requested(loop: Loop) -> None:
+    scheduler = SyncScheduler(loop.post, threads=1)
+    logs = [SlowLog() for _ in range(5)]
+    done: list[Offset | Exception] = []
+    for log in logs:
+        log.may_end.release(2)
+        scheduler.request(log, done.append)
+        scheduler.request(log, done.append)
+    scheduler.close()
+    while loop.posted:
+        loop.run_one()
+    assert done == [0] * 10
+    with pytest.raises(TidelogError, match="stopping"):
+        scheduler.request(logs[0], done.append)
+
+
+def test_a_closed_event_loop_does_not_stop_the_workers(loop: Loop) -> None:
+    scheduler = SyncScheduler(loop.post, threads=1)
+    loop.closed = True
+    log = SlowLog()
+    log.may_end.release(2)
+    scheduler.request(log, lambda _: None)
+    scheduler.request(log, lambda _: None)
+    scheduler.close()
+    assert log.syncs >= 1
+
+
+async def test_a_real_log_on_a_real_loop(tmp_path: Path, batches: Batches) -> None:
+    log, _ = PartitionLog.open(tmp_path, LogConfig(segment_bytes=2000))
+    loop = asyncio.get_running_loop()
+    scheduler = SyncScheduler(loop.call_soon_threadsafe)
+    waiting: list[asyncio.Future[None]] = []
+    for _ in range(300):
+        batches.append(log)
+        future: asyncio.Future[None] = loop.create_future()
+
+        def done(
+            end: Offset | Exception, appended: int = log.log_end_offset, future: asyncio.Future[None] = future
+        ) -> None:
+            assert not isinstance(end, Exception)
+            assert end >= appended
+            future.set_result(None)
+
+        scheduler.request(log, done)
+        waiting.append(future)
+        await asyncio.sleep(0)
+    await asyncio.gather(*waiting)
+    assert log.durable_end == 300
+    scheduler.close()

@@ -1,0 +1,351 @@
+"""The controller's decisions. `Office` carries out effects: proposals are applied to a real ClusterState at once (unless held),
+probes reach brokers that answer, refuse or are silent."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from random import Random
+from typing import Any
+
+import pytest
+
+from metadata.controller import (
+    CloseOffice,
+    ControllerCore,
+    Effect,
+    HandOver,
+    Note,
+    OpenOffice,
+    Phase,
+    Propose,
+    SendProbe,
+)
+from metadata.settings import MetadataSettings
+from tests.unit.metadata.cluster import Cluster
+from wire import metadata_pb2 as pb
+from wire.errors import Code, TidelogError
+from wire.types import BrokerId, Generation, LeaderReport
+
+SETTINGS = MetadataSettings()
+
+
+class Office:
+    def __init__(self, *brokers: str, controller: str = "a") -> None:
+        self.cluster = Cluster(*brokers)
+        self.core = ControllerCore(
+            BrokerId(controller),
+            f"{controller}-life",
+            self.cluster.state,
+            SETTINGS,
+            Random(1),
+            namespace="tidelog",
+            new_cluster_id="new",
+        )
+        self.behaviour = dict.fromkeys(brokers, "answers")
+        self.now = 100.0
+        self.story: list[str] = []
+        self.kinds: list[str] = []
+        self.hold_proposals = False
+        self.held: list[Propose] = []
+        self.perform(self.core.on_connection(True, 0.0))
+
+    def perform(self, effects: Iterable[Effect]) -> None:
+        for effect in effects:
+            match effect:
+                case Propose() if self.hold_proposals:
+                    self.held.append(effect)
+                case Propose():
+                    self.commit(effect)
+                case SendProbe(broker, number, office):
+                    assert office == self.core.office
+                    self.probe(broker, number)
+                case OpenOffice(office):
+                    self.story.append(f"open {office}")
+                case CloseOffice():
+                    self.story.append("close")
+                case HandOver():
+                    self.story.append("hand over")
+                case Note(text):
+                    assert text
+
+    def commit(self, proposal: Propose) -> None:
+        kind = proposal.command.WhichOneof("body")
+        self.kinds.append(str(kind))
+        outcome = self.cluster.apply(proposal.command)
+        if outcome.changes:
+            self.perform(self.core.on_applied(outcome.changes, self.now))
+        self.perform(self.core.on_outcome(proposal.ticket, outcome, self.now))
+
+    def probe(self, broker: BrokerId, number: int) -> None:
+        if self.behaviour[broker] == "answers":
+            generation = Generation(self.cluster.state.generation)
+            self.perform(self.core.on_probe_answer(broker, number, generation, self.now))
+        elif self.behaviour[broker] == "refuses":
+            self.perform(self.core.on_no_responders(broker, number, self.now))
+
+    def lead(self) -> None:
+        self.perform(self.core.on_raft(True, True, self.now))
+
+    def run(self, seconds: float) -> None:
+        end = self.now + seconds
+        while self.core.next_deadline() <= end:
+            self.now = max(self.now + 0.001, self.core.next_deadline())
+            self.perform(self.core.tick(self.now))
+        self.now = max(self.now, end)
+
+    def report(self, witness: str, number: int = 0, **different: Any) -> None:
+        partition = self.cluster.partition(number)
+        assert partition.leader is not None
+        report: dict[str, Any] = {
+            "key": self.cluster.key(number),
+            "replica": BrokerId(witness),
+            "leader": partition.leader,
+            "epoch": partition.epoch,
+            "leader_epoch": partition.leader_epoch,
+        }
+        self.perform(self.core.on_report(LeaderReport(**(report | different)), self.now))
+
+
+@pytest.fixture
+def office() -> Office:
+    """Brokers a, b, c; a is in office 2; stream s: partition 0 led by b, 1 by c."""
+    office = Office("a", "b", "c")
+    office.lead()
+    office.cluster.create("s", ["b a c", "c b a"])
+    office.run(3)
+    office.kinds.clear()
+    return office
+
+
+# ---- offices -------------------------------------------------------------------------------------------------------
+
+
+def test_it_decides_nothing_before_its_own_office_is_applied():
+    office = Office("a", "b", "c")
+    office.hold_proposals = True
+    office.lead()
+    assert (office.core.phase, office.core.office, office.story) == (Phase.TAKING_OFFICE, 0, [])
+    with pytest.raises(TidelogError, match="not the controller"):
+        office.core.create_stream("s", "s", 1, 1, {})
+    office.commit(office.held.pop())
+    assert (office.core.phase, office.core.office, office.story) == (Phase.IN_OFFICE, 2, ["open 2"])
+
+
+def test_it_takes_a_new_office_each_time_that_it_leads(office: Office):
+    office.perform(office.core.on_raft(False, True, office.now))
+    assert office.story == ["open 2", "close"]
+    office.lead()
+    assert office.story == ["open 2", "close", "open 3"]
+
+
+def test_it_leaves_when_another_office_is_applied_and_takes_its_own_again_while_it_leads(office: Office):
+    office.hold_proposals = True
+    office.perform(office.core.on_applied(office.cluster.take_office("b").changes, office.now))
+    assert office.story == ["open 2", "close"]
+    office.commit(office.held.pop())
+    assert office.core.office == 4
+
+
+def test_a_take_office_without_an_outcome_is_tried_again():
+    office = Office("a", "b", "c")
+    office.hold_proposals = True
+    office.lead()
+    office.perform(office.core.on_outcome(office.held.pop().ticket, None, office.now))
+    office.hold_proposals = False
+    office.run(0.2)
+    assert office.story == ["open 2"]
+
+
+def test_without_a_raft_majority_it_does_not_probe(office: Office):
+    office.perform(office.core.on_raft(True, False, office.now))
+    office.behaviour["b"] = "refuses"
+    office.run(5)
+    assert office.kinds == []
+    office.perform(office.core.on_raft(True, True, office.now))
+    office.run(1)
+    assert office.kinds == ["brokers_dead"]
+
+
+# ---- failed leaders ------------------------------------------------------------------------------------------------
+
+
+def test_a_lost_raft_connection_buries_the_broker_within_twenty_milliseconds(office: Office):
+    office.behaviour["b"] = "refuses"
+    office.perform(office.core.on_peer_lost(BrokerId("b"), office.now))
+    assert office.kinds == []
+    office.run(0.02)
+    assert office.kinds == ["brokers_dead"]
+    assert office.cluster.shown(0) == "a | a c |  | @2"
+    assert office.cluster.partition(1).isr == ("c", "a")
+
+
+def test_a_lost_raft_connection_to_a_broker_that_answers_means_nothing(office: Office):
+    office.perform(office.core.on_peer_lost(BrokerId("b"), office.now))
+    office.run(5)
+    assert office.kinds == []
+
+
+def test_one_report_of_a_leader_that_nobody_hears_elects_at_once(office: Office):
+    office.behaviour["b"] = "refuses"
+    office.report("c")
+    assert office.kinds == ["elect_leaders"]
+    assert office.cluster.shown(0) == "a | a c |  | @2"
+    office.run(0.02)
+    assert office.kinds == ["elect_leaders", "brokers_dead"]
+
+
+def test_a_leader_that_answers_is_moved_by_most_of_the_isr_only(office: Office):
+    office.report("c")
+    assert office.kinds == []
+    office.report("c")
+    assert office.kinds == []
+    office.report("a")
+    assert office.kinds == ["elect_leaders"]
+    # a and c led equally few; a comes first among the replicas.
+    assert office.cluster.shown(0) == "a | a c |  | @2"
+
+
+def test_a_silent_leader_is_left_to_the_witnesses_after_the_probe_timeout(office: Office):
+    office.behaviour["b"] = "silent"
+    office.report("a")
+    office.report("c")
+    assert office.kinds == []
+    office.run(SETTINGS.probe_timeout_s + 0.1)
+    assert office.kinds == ["elect_leaders"]
+
+
+@pytest.mark.parametrize(
+    "wrong", [{"epoch": 9}, {"leader_epoch": 9}, {"leader": BrokerId("a")}, {"replica": BrokerId("b")}]
+)
+def test_reports_of_another_epoch_or_from_outside_the_isr_do_not_count(office: Office, wrong: dict[str, Any]):
+    office.behaviour["b"] = "refuses"
+    office.report("c", **wrong)
+    assert office.kinds == []
+
+
+def test_a_replica_outside_the_isr_is_no_witness(office: Office):
+    office.cluster.alter(office.cluster.alteration("b a"))
+    office.report("c")
+    assert office.kinds == []
+    office.report("a")
+    assert office.kinds == ["elect_leaders"]
+
+
+def test_witnesses_count_within_the_window_only(office: Office):
+    office.report("c")
+    office.run(SETTINGS.witness_window_s + 0.1)
+    office.report("a")
+    assert office.kinds == []
+
+
+def test_a_new_leader_epoch_clears_the_witnesses(office: Office):
+    office.report("c")
+    changes = office.cluster.elect(0, planned=True, target="a").changes
+    office.perform(office.core.on_applied(changes, office.now))
+    office.perform(office.core.on_applied(office.cluster.elect(0, planned=True, target="b").changes, office.now))
+    office.report("a")
+    assert office.kinds == []
+
+
+def test_a_new_office_clears_the_witnesses(office: Office):
+    office.report("c")
+    office.perform(office.core.on_raft(False, True, office.now))
+    office.lead()
+    office.kinds.clear()
+    office.report("a")
+    assert office.kinds == []
+
+
+def test_a_decision_on_its_way_is_not_repeated_before_its_time_and_lost_ones_are(office: Office):
+    office.behaviour["b"] = "refuses"
+    office.hold_proposals = True
+    office.report("c")
+    office.report("c")
+    office.run(0.3)
+    assert [p.command.WhichOneof("body") for p in office.held] == ["elect_leaders", "brokers_dead"]
+    office.hold_proposals = False
+    office.run(0.5)
+    assert "brokers_dead" in office.kinds
+    assert not office.cluster.state.is_alive(BrokerId("b"))
+
+
+def test_a_mass_fall_hands_the_office_over_once(office: Office):
+    office.behaviour |= {"b": "refuses", "c": "refuses"}
+    office.run(6)
+    assert office.kinds == []
+    assert office.story == ["open 2", "hand over"]
+
+
+# ---- requests ------------------------------------------------------------------------------------------------------
+
+
+def create(office: Office, **arguments: Any) -> pb.Command:
+    defaults: dict[str, Any] = {"name": "t", "subject": "t", "partitions": 3, "replication_factor": 3, "config": {}}
+    return office.core.create_stream(**(defaults | arguments))
+
+
+def test_a_stream_is_placed_on_live_brokers(office: Office):
+    outcome = office.cluster.apply(create(office))
+    assert outcome.code is None
+    view = [office.cluster.partition(number, "t") for number in range(3)]
+    assert sorted(str(partition.leader) for partition in view) == ["a", "b", "c"]
+    assert all(sorted(partition.isr) == ["a", "b", "c"] for partition in view)
+
+
+def test_a_broker_that_stopped_listening_gets_no_replicas(office: Office):
+    office.behaviour["b"] = "refuses"
+    office.perform(office.core.on_peer_lost(BrokerId("b"), office.now))
+    assert [*create(office, replication_factor=2).create_stream.brokers] == ["a", "c"]
+
+
+@pytest.mark.parametrize(
+    ("arguments", "code", "says"),
+    [
+        ({"name": "no dots."}, Code.BAD_NAME, "no dots."),
+        ({"name": "api"}, Code.BAD_NAME, "reserved"),
+        ({"subject": "tidelog.x"}, Code.BAD_SUBJECT, "namespace"),
+        ({"subject": "x.*"}, Code.BAD_SUBJECT, "wildcard"),
+        ({"partitions": 0}, Code.BAD_CONFIG, "1 to 10000"),
+        ({"partitions": 10_001}, Code.BAD_CONFIG, "1 to 10000"),
+        ({"replication_factor": 0}, Code.BAD_REPLICATION_FACTOR, "1 to 16"),
+        ({"replication_factor": 17}, Code.BAD_REPLICATION_FACTOR, "1 to 16"),
+        ({"replication_factor": 4}, Code.BAD_REPLICATION_FACTOR, "3 (a, b, c); start more brokers or ask for 3"),
+        ({"config": {"min_isr": "4"}}, Code.BAD_CONFIG, "replication factor 3"),
+        ({"config": {"min_isr": "many"}}, Code.BAD_CONFIG, "many"),
+    ],
+)
+def test_a_stream_that_cannot_be_is_refused_in_a_sentence(
+    office: Office, arguments: dict[str, Any], code: Code, says: str
+):
+    with pytest.raises(TidelogError) as refused:
+        create(office, **arguments)
+    assert refused.value.code is code
+    assert says in refused.value.message
+
+
+def test_the_default_replication_factor_is_three_or_the_whole_cluster(office: Office):
+    assert create(office, replication_factor=None).create_stream.replication_factor == 3
+    alone = Office("a")
+    alone.lead()
+    assert create(alone, replication_factor=None).create_stream.replication_factor == 1
+
+
+def test_the_largest_stream_fits_into_a_raft_command():
+    brokers = [f"broker-{number:02}" for number in range(16)]
+    office = Office(*brokers, controller=brokers[0])
+    office.lead()
+    command = create(office, partitions=10_000, replication_factor=16)
+    assert len(command.SerializeToString()) < 1 << 20
+
+
+def test_deleting_an_unknown_stream_is_refused(office: Office):
+    with pytest.raises(TidelogError, match="nowhere"):
+        office.core.delete_stream("nowhere")
+
+
+def test_an_unclean_election_names_a_partition_that_exists(office: Office):
+    with pytest.raises(TidelogError, match="0 to 1"):
+        office.core.unclean_elect("s", 7, BrokerId("a"))
+    outcome = office.cluster.apply(office.core.unclean_elect("s", 0, BrokerId("c")))
+    assert outcome.code is None
+    assert office.cluster.shown(0) == "c | c |  | @2"

@@ -1,0 +1,559 @@
+"""The asyncio driver over an in-process hub in place of NATS, and a group in place of Raft that applies to all at once."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+from collections.abc import AsyncIterator, Callable, Mapping, Sequence
+from contextlib import asynccontextmanager
+from random import Random
+from typing import Any
+
+import pytest
+
+from metadata.model import Outcome
+from metadata.raft.types import RaftOutcomeUnknown, RaftRole, RaftStatus, RaftUnavailable, StateMachine
+from metadata.service import MetadataService, Registration
+from metadata.settings import MetadataSettings
+from tidelog.server.api import Api
+from wire import metadata_pb2 as pb
+from wire.errors import Code, TidelogError
+from wire.subjects import Subjects
+from wire.transport import NO_RESPONDERS, BulkHandler, Message, MessageHandler, Subscription
+from wire.types import (
+    BrokerId,
+    Incarnation,
+    IsrChange,
+    IsrMember,
+    LeaderReport,
+    PartitionGone,
+    PartitionKey,
+    PartitionView,
+    StreamName,
+    Withdrawal,
+)
+
+SUBJECTS = Subjects()
+SETTINGS = MetadataSettings(liveness_grace_s=0.001, heartbeat_interval_s=0.02, retry_interval_s=0.01)
+
+
+class Hub:
+    """NATS: subjects and who listens."""
+
+    def __init__(self) -> None:
+        self.handlers: dict[str, list[tuple[object, MessageHandler]]] = {}
+        self.lose: Callable[[str], bool] = lambda _: False
+        self.seen: list[str] = []
+
+    def send(self, subject: str, data: bytes, reply: str | None, headers: Mapping[str, str] | None = None) -> bool:
+        self.seen.append(subject)
+        if self.lose(subject):
+            return True
+        found = [handler for _, handler in self.handlers.get(subject, [])]
+        message = Message(subject, data, reply, headers)
+        for handler in found:
+            asyncio.get_running_loop().call_soon(handler, message)
+        if not found and reply is not None:
+            for _, handler in self.handlers.get(reply, []):
+                asyncio.get_running_loop().call_soon(handler, Message(reply, b"", status=NO_RESPONDERS))
+        return True
+
+
+class HubSubscription:
+    def __init__(self, hub: Hub, subject: str, entry: tuple[object, MessageHandler]) -> None:
+        self._hub, self._subject, self._entry = hub, subject, entry
+
+    async def unsubscribe(self) -> None:
+        if self._entry in self._hub.handlers.get(self._subject, []):
+            self._hub.handlers[self._subject].remove(self._entry)
+
+
+class HubTransport:
+    is_connected = True
+    max_payload = 1 << 20
+
+    def __init__(self, hub: Hub) -> None:
+        self._hub = hub
+        self._inboxes = 0
+        self.connected_since = asyncio.get_running_loop().time()
+        self._changed: list[Callable[[bool], None]] = []
+
+    def publish(
+        self,
+        subject: str,
+        parts: Sequence[bytes | bytearray | memoryview],
+        *,
+        reply: str | None = None,
+        headers: Mapping[str, str] | None = None,
+    ) -> bool:
+        return self._hub.send(subject, b"".join(parts), reply, headers)
+
+    def publish_raw(self, lines: Sequence[bytes | bytearray | memoryview]) -> bool:
+        raise NotImplementedError
+
+    async def request(
+        self,
+        subject: str,
+        payload: bytes | bytearray | memoryview,
+        *,
+        timeout: float,
+        headers: Mapping[str, str] | None = None,
+    ) -> Message:
+        inbox = self.new_inbox()
+        answer: asyncio.Future[Message] = asyncio.get_running_loop().create_future()
+        self.on_inbox(inbox, lambda message: None if answer.done() else answer.set_result(message))
+        self._hub.send(subject, bytes(payload), inbox, headers)
+        try:
+            return await asyncio.wait_for(answer, timeout)
+        finally:
+            self.on_inbox(inbox, None)
+
+    async def subscribe(self, subject: str, handler: MessageHandler) -> Subscription:
+        entry = (self, handler)
+        self._hub.handlers.setdefault(subject, []).append(entry)
+        return HubSubscription(self._hub, subject, entry)
+
+    async def subscribe_bulk(self, subject: str, handler: BulkHandler) -> Subscription:
+        raise NotImplementedError
+
+    def new_inbox(self) -> str:
+        self._inboxes += 1
+        return f"_INBOX.{id(self)}.{self._inboxes}"
+
+    def on_inbox(self, inbox: str, handler: MessageHandler | None) -> None:
+        self._hub.handlers[inbox] = [] if handler is None else [(self, handler)]
+
+    def on_connection_change(self, handler: Callable[[bool], None]) -> None:
+        self._changed.append(handler)
+
+    def cut(self) -> None:
+        """What a killed process leaves behind: nothing."""
+        for entries in self._hub.handlers.values():
+            entries[:] = [entry for entry in entries if entry[0] is not self]
+
+
+class Group:
+    """Raft without faults, except those a test asks for: the first member that starts leads."""
+
+    def __init__(self) -> None:
+        self.members: list[Member] = []
+        self.log: list[bytes] = []
+        self.lose_outcomes = 0
+        self.unavailable = 0
+
+    def commit(self, command: bytes, by: Member) -> object:
+        if self.unavailable:
+            self.unavailable -= 1
+            raise RaftUnavailable("no leader")
+        self.log.append(command)
+        result: object = None
+        for member in self.members:
+            outcome = member.machine.apply(command)
+            if member is by:
+                result = outcome
+        if self.lose_outcomes:
+            self.lose_outcomes -= 1
+            raise RaftOutcomeUnknown("lost")
+        return result
+
+
+class Member:
+    def __init__(
+        self,
+        group: Group,
+        address: str,
+        machine: StateMachine,
+        on_status: Callable[[RaftStatus], None],
+        on_peer_lost: Callable[[str], None],
+    ) -> None:
+        self.group, self.address, self.machine = group, address, machine
+        self.on_status, self.on_peer_lost = on_status, on_peer_lost
+
+    async def start(self) -> None:
+        for command in self.group.log:
+            self.machine.apply(command)
+        self.group.members.append(self)
+
+    async def close(self) -> None:
+        if self in self.group.members:
+            self.group.members.remove(self)
+            for member in self.group.members:
+                member.on_peer_lost(self.address)
+                member.on_status(member.status())
+
+    async def propose(self, command: bytes, *, timeout: float) -> object:
+        assert timeout > 0
+        await asyncio.sleep(0)
+        return self.group.commit(command, self)
+
+    def status(self) -> RaftStatus:
+        leads = bool(self.group.members) and self.group.members[0] is self
+        return RaftStatus(
+            role=RaftRole.LEADER if leads else RaftRole.FOLLOWER,
+            leader=None,
+            term=1,
+            commit_index=1,
+            applied_index=1,
+            has_quorum=True,
+        )
+
+
+class Broker:
+    def __init__(self, world: World, name: str, registration: Registration | None = None, life: str = "1") -> None:
+        self.id = BrokerId(name)
+        self.transport = HubTransport(world.hub)
+        self.views: dict[PartitionKey, PartitionView] = {}
+        self.gone: list[PartitionKey] = []
+        self.recorded: list[tuple[str, Incarnation]] = []
+        self.fatal: list[TidelogError] = []
+        self.service = MetadataService(
+            broker_id=self.id,
+            life_id=f"{name}-{life}",
+            make_raft=lambda *arguments: Member(world.group, f"{name}:1", *arguments),
+            transport=self.transport,
+            subjects=SUBJECTS,
+            settings=SETTINGS,
+            rng=Random(name),
+            monotonic=asyncio.get_running_loop().time,
+            registration=registration
+            or Registration(
+                folder_same=True, page_cache_survived=True, raft_address=f"{name}:1", labels={"zone": name}
+            ),
+        )
+        self.service.on_partitions = self._on_partitions
+        self.service.on_registered = lambda cluster, incarnation: self.recorded.append((cluster, incarnation))
+        self.service.on_fatal = self.fatal.append
+        self.service.on_office = Api(self.service, self.transport, SUBJECTS).on_office
+        self.service.broker_status = self._status
+
+    def _on_partitions(self, changes: Sequence[PartitionView | PartitionGone]) -> None:
+        assert self.recorded, "the data folder must know the incarnation first"
+        for change in changes:
+            if isinstance(change, PartitionView):
+                self.views[change.key] = change
+            else:
+                self.gone.append(change.key)
+                self.views.pop(change.key)
+
+    def _status(self, stream: StreamName) -> Mapping[str, Any]:
+        return {
+            "partitions": [
+                {
+                    "partition": key.partition,
+                    "leader_epoch": view.leader_epoch,
+                    "log_start_offset": 0,
+                    "log_end_offset": 7,
+                    "high_watermark": 6,
+                    "replicas_progress": {self.id: {"log_end_offset": 7}},
+                }
+                for key, view in self.views.items()
+                if key.stream == stream and view.leader == self.id
+            ]
+        }
+
+    async def kill(self) -> None:
+        self.service._closed = True
+        for task in [*self.service._tasks]:
+            task.cancel()
+        self.transport.cut()
+        await self.service._raft.close()
+
+
+class World:
+    def __init__(self) -> None:
+        self.hub, self.group = Hub(), Group()
+        self.brokers: dict[str, Broker] = {}
+        self.client = HubTransport(self.hub)
+
+    async def start(self, name: str, registration: Registration | None = None, life: str = "1") -> Broker:
+        broker = self.brokers[name] = Broker(self, name, registration, life)
+        await broker.service.start()
+        return broker
+
+    async def api(self, endpoint: str, **body: Any) -> Any:
+        async with asyncio.timeout(5):
+            while True:
+                answer = await self.client.request(SUBJECTS.api(endpoint), json.dumps(body).encode(), timeout=5)
+                if answer.status != NO_RESPONDERS:
+                    error = TidelogError.from_headers(answer.headers)
+                    if error is not None:
+                        assert json.loads(answer.data)["error"]["code"] == error.code.name
+                        raise error
+                    return json.loads(answer.data)
+                await asyncio.sleep(0.001)
+
+    def view(self, partition: int = 0, by: str = "a") -> PartitionView:
+        return next(view for key, view in self.brokers[by].views.items() if key.partition == partition)
+
+
+async def until(condition: Callable[[], object]) -> None:
+    async with asyncio.timeout(5):
+        while not condition():
+            await asyncio.sleep(0.001)
+
+
+@asynccontextmanager
+async def running(*names: str) -> AsyncIterator[World]:
+    world = World()
+    for name in names:
+        await world.start(name)
+    for broker in world.brokers.values():
+        await asyncio.wait_for(broker.service.wait_registered(), 5)
+    try:
+        yield world
+    finally:
+        for broker in world.brokers.values():
+            if not broker.service._closed:
+                await broker.service.close()
+
+
+CREATE = {"name": "s", "subject": "s", "partitions": 3, "replication_factor": 3, "config": {}}
+
+
+async def test_brokers_register_and_record_their_incarnation_before_anything_else():
+    async with running("a", "b", "c") as world:
+        for name, broker in world.brokers.items():
+            assert broker.recorded == [(broker.service.cluster_id, broker.service.incarnation)], name
+        assert world.brokers["a"].service.in_office
+
+
+async def test_a_new_stream_reaches_its_replicas_and_is_described_with_progress():
+    async with running("a", "b", "c") as world:
+        form = await world.api("stream.create", **CREATE)
+        assert [partition["log_end_offset"] for partition in form["partitions"]] == [7, 7, 7]
+        assert sorted(partition["leader"] for partition in form["partitions"]) == ["a", "b", "c"]
+        for broker in world.brokers.values():
+            await until(lambda broker=broker: len(broker.views) == 3)
+        assert (await world.api("stream.list"))["streams"][0]["name"] == "s"
+        known = await world.api("metadata", stream="s")
+        assert [partition["leader_epoch"] for partition in known["partitions"]] == [1, 1, 1]
+        assert await world.api("stream.delete", name="s") == {}
+        for broker in world.brokers.values():
+            await until(lambda broker=broker: len(broker.gone) == 3)
+        with pytest.raises(TidelogError, match="'s' does not exist"):
+            await world.api("stream.describe", name="s")
+
+
+async def test_a_leader_that_does_not_answer_leaves_nulls_in_a_description():
+    async with running("a", "b", "c") as world:
+        await world.api("stream.create", **CREATE)
+        world.hub.lose = lambda subject: subject == SUBJECTS.broker_status(BrokerId("b"))
+        form = await world.api("stream.describe", name="s")
+        assert {p["leader"]: p["high_watermark"] for p in form["partitions"]} == {"a": 6, "b": None, "c": 6}
+
+
+async def test_the_cluster_status_counts_and_carries_labels():
+    async with running("a", "b", "c") as world:
+        await world.api("stream.create", **CREATE)
+        await until(lambda: len(world.brokers["a"].service._labels) == 3)
+        status = await world.api("cluster.status")
+        assert status["controller"] == "a"
+        assert (status["streams"], status["partitions"], status["offline_partitions"]) == (1, 3, 0)
+        assert [broker["labels"] for broker in status["brokers"]] == [{"zone": "a"}, {"zone": "b"}, {"zone": "c"}]
+        assert [broker["leaders"] for broker in status["brokers"]] == [1, 1, 1]
+
+
+async def test_producer_ids_differ():
+    async with running("a") as world:
+        ids = [(await world.api("producer.init"))["producer_id"] for _ in range(3)]
+        assert len({*ids}) == 3
+
+
+@pytest.mark.parametrize("body", [b"{", b"[]", b'{"name": 3, "subject": "x"}', b'{"name": "x", "partitions": true}'])
+async def test_a_request_that_cannot_be_read_is_refused(body: bytes):
+    async with running("a") as world:
+        answer = await world.client.request(SUBJECTS.api("stream.create"), body, timeout=5)
+        error = TidelogError.from_headers(answer.headers)
+        assert error is not None
+        assert error.code is Code.BAD_REQUEST
+
+
+async def test_a_killed_leader_is_replaced_and_leaves_the_isr():
+    async with running("a", "b", "c") as world:
+        await world.api("stream.create", **CREATE)
+        await world.brokers["b"].kill()
+        await until(lambda: all(view.leader != "b" for view in world.brokers["a"].views.values()))
+        await until(lambda: all("b" not in view.isr for view in world.brokers["c"].views.values()))
+
+
+async def test_a_killed_controller_is_replaced():
+    async with running("a", "b", "c") as world:
+        await world.api("stream.create", **CREATE)
+        await world.brokers["a"].kill()
+        await until(lambda: world.brokers["b"].service.in_office)
+        await until(lambda: all(view.leader != "a" for view in world.brokers["c"].views.values()))
+        assert (await world.api("cluster.status"))["controller"] == "b"
+
+
+async def test_a_broker_that_finds_itself_declared_dead_registers_again_with_proof():
+    async with running("a", "b", "c") as world:
+        await world.api("stream.create", **CREATE)
+        service = world.brokers["b"].service
+        first = service.incarnation
+        assert first is not None
+        state = world.brokers["a"].service.state
+        dead = pb.BrokersDead(office=state.office, brokers=[pb.BrokerLife(broker="b", incarnation=first)])
+        world.group.commit(pb.Command(brokers_dead=dead).SerializeToString(), world.group.members[0])
+        await until(lambda: service.incarnation is not None and service.incarnation > first)
+        assert [incarnation for _, incarnation in world.brokers["b"].recorded] == [first, service.incarnation]
+        assert world.brokers["b"].fatal == []
+
+
+async def test_a_second_process_under_the_same_id_ends_the_first():
+    async with running("a", "b") as world:
+        first = world.brokers["b"]
+        await world.start("b", life="2")
+        await until(lambda: first.fatal)
+        assert "another process" in first.fatal[0].message
+        await first.service.close()
+
+
+async def test_a_folder_of_another_cluster_is_fatal():
+    async with running("a") as world:
+        registration = Registration(folder_same=True, page_cache_survived=True, cluster_id="elsewhere")
+        stranger = await world.start("b", registration)
+        await until(lambda: stranger.fatal)
+        assert "elsewhere" in stranger.fatal[0].message
+
+
+async def test_a_registration_survives_lost_outcomes_and_a_missing_leader():
+    world = World()
+    world.group.lose_outcomes, world.group.unavailable = 2, 2
+    broker = await world.start("a")
+    await asyncio.wait_for(broker.service.wait_registered(), 5)
+    assert len(broker.recorded) == 1
+    await broker.service.close()
+
+
+async def test_a_create_whose_outcome_was_lost_is_not_repeated():
+    async with running("a", "b", "c") as world:
+        world.group.lose_outcomes = 1
+        form = await world.api("stream.create", **CREATE)
+        assert form["name"] == "s"
+
+
+def isr_change(view: PartitionView, *members: tuple[str, Incarnation | None]) -> IsrChange:
+    assert view.leader is not None
+    return IsrChange(
+        key=view.key,
+        leader=view.leader,
+        leader_epoch=view.leader_epoch,
+        expected_epoch=view.epoch,
+        new_isr=tuple(IsrMember(BrokerId(name), incarnation or Incarnation(0)) for name, incarnation in members),
+        reason="test",
+    )
+
+
+async def test_an_isr_change_is_repeated_until_it_is_applied():
+    async with running("a", "b", "c") as world:
+        await world.api("stream.create", **(CREATE | {"partitions": 1}))
+        await until(lambda: world.brokers["a"].views)
+        view = world.view()
+        leader = world.brokers[str(view.leader)]
+        lost: list[str] = []
+        world.hub.lose = lambda subject: subject == SUBJECTS.alter_isr() and len(lost) < 3 and not lost.append(subject)
+        others = [broker for broker in "abc" if broker != view.leader]
+        leader.service.alter_isr(
+            isr_change(view, *((name, world.brokers[name].service.incarnation) for name in (leader.id, others[0])))
+        )
+        await until(lambda: others[1] not in world.view().isr)
+        assert len(lost) == 3
+        assert leader.service.status()["open_wishes"] == 0
+
+
+async def test_a_stale_isr_change_is_forgotten():
+    async with running("a", "b", "c") as world:
+        await world.api("stream.create", **(CREATE | {"partitions": 1}))
+        await until(lambda: world.brokers["a"].views)
+        view = world.view()
+        leader = world.brokers[str(view.leader)]
+        world.hub.lose = lambda subject: subject == SUBJECTS.alter_isr()
+        leader.service.alter_isr(isr_change(view, (leader.id, leader.service.incarnation)))
+        state = world.brokers["a"].service.state
+        follower = next(broker for broker in view.replicas if broker != view.leader)
+        withdrawal = pb.WithdrawReplica(
+            partition=pb.PartitionRef(
+                stream="s",
+                stream_incarnation=view.key.stream_incarnation,
+                partition_incarnation=view.key.partition_incarnation,
+            ),
+            broker=follower,
+            incarnation=state.brokers[follower].incarnation,
+            expected_epoch=view.epoch,
+        )
+        command = pb.Command(withdraw=pb.Withdraw(items=[withdrawal]))
+        world.group.commit(command.SerializeToString(), world.group.members[0])
+        await until(lambda: leader.service.status()["open_wishes"] == 0)
+
+
+async def test_a_withdrawal_is_repeated_in_whatever_epoch_until_the_replica_is_out():
+    async with running("a", "b", "c") as world:
+        await world.api("stream.create", **(CREATE | {"partitions": 1}))
+        await until(lambda: world.brokers["a"].views)
+        view = world.view()
+        leader = world.brokers[str(view.leader)]
+        stale = Withdrawal(key=view.key, broker=leader.id, expected_epoch=view.epoch, reason="bad CRC")
+        follower = next(broker for broker in "abc" if broker != leader.id)
+        world.brokers[follower].service.withdraw(
+            Withdrawal(key=view.key, broker=BrokerId(follower), expected_epoch=view.epoch, reason="bad CRC")
+        )
+        leader.service.withdraw(stale)
+        await until(lambda: len(world.view().isr) == 1)
+        assert world.view().leader not in (None, leader.id, follower)
+
+
+async def test_a_report_reaches_the_controller():
+    async with running("a", "b", "c") as world:
+        await world.api("stream.create", **(CREATE | {"partitions": 1}))
+        await until(lambda: world.brokers["a"].views)
+        view = world.view()
+        assert view.leader is not None
+        for follower in (broker for broker in "abc" if broker != view.leader):
+            world.brokers[follower].service.report_leader(
+                LeaderReport(
+                    key=view.key,
+                    replica=BrokerId(follower),
+                    leader=view.leader,
+                    epoch=view.epoch,
+                    leader_epoch=view.leader_epoch,
+                )
+            )
+        await until(lambda: world.view().leader != view.leader)
+
+
+async def test_only_the_present_controller_extends_the_lease():
+    async with running("a", "b") as world:
+        service = world.brokers["b"].service
+        now = asyncio.get_running_loop().time
+        await until(lambda: service.lease_valid(now()))
+        service._probed_at = -1e9
+        world.hub.lose = lambda subject: subject.startswith("tidelog.metadata.probe")
+        world.group.commit(
+            pb.Command(
+                take_office=pb.TakeOffice(
+                    controller="z", life_id="z", expected_office=service.state.office, cluster_id="z"
+                )
+            ).SerializeToString(),
+            world.group.members[0],
+        )
+        old = pb.Probe(controller="a", office=1, number=1).SerializeToString()
+        service._on_probe(Message("probe", old, "_INBOX.x"))
+        assert not service.lease_valid(now())
+        new = pb.Probe(controller="a", office=service.state.office, number=2).SerializeToString()
+        service._on_probe(Message("probe", new, "_INBOX.x"))
+        assert service.lease_valid(now())
+        assert not service.lease_valid(now() + SETTINGS.leader_lease_s + 0.1)
+
+
+@pytest.mark.parametrize("subject", [SUBJECTS.alter_isr(), SUBJECTS.report_leader(), SUBJECTS.withdraw()])
+async def test_garbage_on_the_controllers_subjects_is_dropped(subject: str):
+    async with running("a") as world:
+        await until(lambda: world.hub.handlers.get(subject))
+        world.client.publish(subject, [b"\xff\xff"])
+        await world.api("cluster.status")
+
+
+def test_an_outcome_that_refuses_raises_its_code():
+    with pytest.raises(TidelogError) as refused:
+        Outcome(code=Code.STREAM_EXISTS, message="stream s exists").raise_for_refusal()
+    assert refused.value.code is Code.STREAM_EXISTS

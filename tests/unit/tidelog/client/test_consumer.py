@@ -1,0 +1,254 @@
+"""The consumer against a broker in memory."""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from datetime import UTC, datetime, timedelta
+
+import pytest
+
+from tests.unit.tidelog.client.fake_broker import FakeBroker, FakeTransport, make
+from tidelog.client.connection import Client
+from tidelog.client.consumer import Consumer
+from tidelog.client.errors import (
+    BadRequest,
+    Closed,
+    CorruptBatch,
+    OffsetOutOfRange,
+    UnknownStream,
+    WrongIncarnation,
+)
+from tidelog.client.positions import AtTime
+
+Cluster = tuple[FakeTransport, FakeBroker, Client]
+
+
+@pytest.fixture
+async def cluster() -> Cluster:
+    transport, broker, client = make()
+    broker.create("s", 1)
+    broker.create("three", 3)
+    for base in range(0, 100, 10):
+        broker.seed("s", 0, [b"%d" % (base + i) for i in range(10)], timestamp=base + 1)
+    return transport, broker, client
+
+
+async def numbers(consumer: Consumer) -> list[int]:
+    return [int(record.value or b"-1") async for record in consumer]
+
+
+async def test_everything_committed_is_read_in_order(cluster: Cluster) -> None:
+    transport, _, client = cluster
+    records = [record async for record in client.consume("s", stop="latest")]
+    assert [record.offset for record in records] == list(range(100))
+    assert [int(record.value or b"") for record in records] == list(range(100))
+    first = records[0]
+    assert (first.stream, first.partition, first.timestamp, first.key, dict(first.headers)) == ("s", 0, 1, None, {})
+    assert first.time == datetime(1970, 1, 1, tzinfo=UTC)
+    assert transport.open_inboxes == 0
+    assert not client._consumers
+
+
+async def test_batches_are_columns(cluster: Cluster) -> None:
+    _, _, client = cluster
+    batches = [batch async for batch in client.consume("s", start=95, stop=98).batches()]
+    (batch,) = batches
+    assert (batch.stream, batch.partition, len(batch)) == ("s", 0, 3)
+    assert batch.values == [b"95", b"96", b"97"]
+    assert batch.offsets.tolist() == [95, 96, 97]
+    assert batch.timestamps.tolist() == [91, 91, 91]
+    assert batch.keys == [None] * 3
+    table = batch.to_arrow()
+    assert table.column("offset").to_pylist() == [95, 96, 97]
+
+
+@pytest.mark.parametrize(
+    ("start", "stop", "expected"),
+    [
+        ("latest", "latest", [99]),
+        ("new", "latest", []),
+        (97, "latest", [97, 98, 99]),
+        (500, "latest", []),
+        ({0: 42}, {0: 44}, [42, 43]),
+        (AtTime(41), AtTime(51), list(range(40, 50))),
+        (datetime(1970, 1, 1, tzinfo=UTC), 3, [0, 1, 2]),
+        ("1970-01-01T00:00:00.000000090Z", "latest", list(range(90, 100))),
+        (5, 5, []),
+    ],
+)
+async def test_starts_and_stops(cluster: Cluster, start: object, stop: object, expected: list[int]) -> None:
+    _, _, client = cluster
+    assert await numbers(client.consume("s", start=start, stop=stop)) == expected  # type: ignore[arg-type]
+
+
+async def test_partitions_are_merged_each_in_its_order(cluster: Cluster) -> None:
+    _, broker, client = cluster
+    for partition in range(3):
+        for base in range(5):
+            broker.seed("three", partition, [b"%d" % (base * 4 + i) for i in range(4)])
+    seen: dict[int, list[int]] = {0: [], 1: [], 2: []}
+    async for record in client.consume("three", stop="latest", max_bytes=1):
+        seen[record.partition].append(record.offset)
+    assert seen == dict.fromkeys(range(3), list(range(20)))
+    only = [record async for record in client.consume("three", stop="latest", partitions=[1])]
+    assert {record.partition for record in only} == {1}
+
+
+async def test_it_waits_for_what_is_not_committed_yet(cluster: Cluster) -> None:
+    _, broker, client = cluster
+    async with client.consume("s", start="new", stop=102) as consumer:
+        reading = asyncio.create_task(numbers(consumer))
+        broker.seed("s", 0, [b"100", b"101", b"102"])
+        assert await reading == [100, 101]
+
+
+async def test_new_is_fixed_when_the_consumer_starts(cluster: Cluster) -> None:
+    _, broker, client = cluster
+    async with client.consume("s", start="new", stop=101) as consumer:
+        broker.seed("s", 0, [b"100"])
+        assert await numbers(consumer) == [100]
+
+
+async def test_a_stop_ahead_in_time_ends_the_reading_then(cluster: Cluster) -> None:
+    _, broker, client = cluster
+    stop = datetime.now(UTC) + timedelta(seconds=0.2)
+    began = time.monotonic()
+    consumer = client.consume("s", start=98, stop=stop)
+    assert await numbers(consumer) == [98, 99]
+    assert 0.1 < time.monotonic() - began < 2
+
+
+async def test_it_goes_on_after_a_change_of_leader(cluster: Cluster) -> None:
+    _, broker, client = cluster
+    got: list[int] = []
+    async for record in client.consume("s", stop=105, max_bytes=1):
+        got.append(record.offset)
+        if record.offset == 30:
+            broker.kill()
+            asyncio.get_running_loop().call_later(0.05, broker.take_over)
+            asyncio.get_running_loop().call_later(0.1, broker.seed, "s", 0, [b"x"] * 5)
+    assert got == list(range(105))
+    assert broker.fetches[-1].leader_epoch == 2
+
+
+async def test_it_goes_on_after_the_connection_was_lost(cluster: Cluster) -> None:
+    transport, _, client = cluster
+    got = []
+    async for record in client.consume("s", stop="latest", max_bytes=1):
+        got.append(record.offset)
+        if record.offset == 20:
+            transport.lose()
+            asyncio.get_running_loop().call_later(0.05, transport.come_back)
+    assert got == list(range(100))
+
+
+async def test_it_fetches_no_further_ahead_than_its_bound(cluster: Cluster) -> None:
+    _, broker, client = cluster
+    async with client.consume("s", stop="latest", max_bytes=1) as consumer:
+        iterator = aiter(consumer)
+        await anext(iterator)
+        for _ in range(50):
+            await asyncio.sleep(0)
+        reads = [request for request in broker.fetches if request.max_bytes]
+        assert len(reads) <= 4
+
+
+async def test_an_offset_below_the_log_is_refused(cluster: Cluster) -> None:
+    _, broker, client = cluster
+    broker.logs["s", 0].start = 40
+    with pytest.raises(OffsetOutOfRange, match=r"offset 3 of s/0 .* 40"):
+        await numbers(client.consume("s", start=3))
+    assert (await numbers(client.consume("s", stop="latest")))[0] == 40
+
+
+async def test_corrupt_batches_are_never_handed_out(cluster: Cluster) -> None:
+    _, broker, client = cluster
+    broker.corrupt = True
+    with pytest.raises(CorruptBatch, match="s/0 at offset 0"):
+        await numbers(client.consume("s"))
+
+
+async def test_leaving_early_stops_the_fetching(cluster: Cluster) -> None:
+    transport, _, client = cluster
+    async with client.consume("s") as consumer:
+        async for record in consumer:
+            if record.offset == 5:
+                break
+    assert transport.open_inboxes == 0
+    with pytest.raises(Closed):
+        await numbers(consumer)
+
+
+async def test_a_stream_that_is_deleted_or_made_anew_ends_its_consumers(cluster: Cluster) -> None:
+    _, broker, client = cluster
+    with pytest.raises(UnknownStream):
+        await numbers(client.consume("nosuch"))
+    async with client.consume("s", start="new") as consumer:
+        reading = asyncio.create_task(numbers(consumer))
+        broker.kill()
+        broker.streams["s"]["incarnation"] = 77
+        with pytest.raises(WrongIncarnation, match="make a new consumer"):
+            await reading
+    broker.take_over()
+    async with client.consume("three") as consumer:
+        reading = asyncio.create_task(numbers(consumer))
+        broker.kill()
+        del broker.streams["three"]
+        with pytest.raises(UnknownStream):
+            await reading
+
+
+async def test_a_stream_that_is_deleted_while_positions_are_looked_up_ends_the_look_up(cluster: Cluster) -> None:
+    _, broker, client = cluster
+    broker.kill()
+    reading = asyncio.create_task(numbers(client.consume("three")))
+    while not broker.transport.open_inboxes:
+        await asyncio.sleep(0)
+    while len(client._metadata._known) == 0:
+        await asyncio.sleep(0)
+    del broker.streams["three"]
+    with pytest.raises(UnknownStream):
+        await reading
+
+
+@pytest.mark.parametrize(
+    ("arguments", "text"),
+    [
+        ({"partitions": [4]}, "no partition 4; the stream has 0"),
+        ({"start": "sometime"}, "'sometime' is no position"),
+        ({"start": -1}, "offset -1"),
+        ({"start": {0: 1}, "partitions": [0], "stop": {}}, "stop names no offset for partition 0"),
+        ({"stop": "new"}, "no end"),
+        ({"start": datetime(2026, 1, 1)}, "no time zone"),  # noqa: DTZ001 - that is the point
+    ],
+)
+async def test_positions_that_cannot_be_are_refused(cluster: Cluster, arguments: dict[str, object], text: str) -> None:
+    _, _, client = cluster
+    with pytest.raises(BadRequest, match=text):
+        await numbers(client.consume("s", **arguments))  # type: ignore[arg-type]
+
+
+async def test_offsets_for_those_who_plan_their_reads(cluster: Cluster) -> None:
+    _, broker, client = cluster
+    broker.seed("three", 1, [b"a", b"b"])
+    assert await client.offsets("three", "latest") == {0: 0, 1: 2, 2: 0}
+    assert await client.offsets("s", "earliest") == {0: 0}
+    assert await client.offsets("s", 11) == {0: 10}
+    assert await client.offsets("s", 10**18) == {0: 100}
+    broker.logs["s", 0].end = 100
+    assert await client.offsets("s", "latest") == {0: 100}
+    broker.logs["s", 0].end = 90
+    assert await client.offsets("s", "latest") == {0: 100}, "latest never goes back"
+
+
+async def test_a_range_is_fetched_exactly(cluster: Cluster) -> None:
+    _, _, client = cluster
+    batches = [batch async for batch in client.fetch_batches("s", 0, 15, 33)]
+    assert [int(offset) for batch in batches for offset in batch.offsets] == list(range(15, 33))
+    with pytest.raises(WrongIncarnation):
+        async for _ in client.fetch_batches("s", 0, 0, 1, stream_incarnation=3):
+            pass
+    with pytest.raises(BadRequest, match="no partition 9"):
+        async for _ in client.fetch_batches("s", 9, 0, 1):
+            pass

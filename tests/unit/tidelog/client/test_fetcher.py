@@ -1,0 +1,207 @@
+"""One partition of a consumer, step by step."""
+
+from __future__ import annotations
+
+import pytest
+
+from tidelog.client.errors import CorruptBatch, LogTruncated, OffsetOutOfRange, UnknownStream
+from tidelog.client.fetcher import Deliver, FetchSettings, PartitionFetcher, Raise, Wait
+from tidelog.client.positions import Anchor, AtOffset, AtTime, Position
+from wire.batch import BatchBuilder, control_batch
+from wire.errors import Code, TidelogError
+from wire.replication import encode_header
+from wire.types import LeaderEpoch, Offset
+
+NOW = 1_000
+
+
+def fetcher(start: Position, stop: Position | None = None) -> PartitionFetcher:
+    return PartitionFetcher("s/0", start, stop, FetchSettings(), leader_epoch=1)
+
+
+def batch(base: int, count: int, epoch: int = 1) -> bytes:
+    builder = BatchBuilder()
+    builder.add_values([b"%d" % (base + i) for i in range(count)])
+    return b"".join(builder.build(5).stamp(Offset(base), LeaderEpoch(epoch))[0])
+
+
+def answer(*batches: bytes, epoch: int = 1) -> bytes:
+    return b"".join([encode_header(LeaderEpoch(epoch), Offset(1000)), *batches])
+
+
+def looked_up(offset: int, log_start: int = 0) -> dict[str, str]:
+    return {"Tidelog-Offset": str(offset), "Tidelog-Log-Start": str(log_start)}
+
+
+def offsets(outcome: object) -> list[int]:
+    assert isinstance(outcome, Deliver)
+    return [int(offset) for columns in outcome.batches for offset in columns.offsets]
+
+
+def raised(outcome: object) -> TidelogError:
+    assert isinstance(outcome, Raise)
+    return outcome.error
+
+
+class TestPositions:
+    def test_an_offset_is_asked_for_as_it_is(self) -> None:
+        ask = fetcher(AtOffset(7)).next_request(NOW)
+        assert (ask.request.offset, ask.request.leader_epoch) == (7, 1)
+        assert ask.request.max_bytes > 0
+
+    @pytest.mark.parametrize(
+        ("start", "position"), [(Anchor.EARLIEST, 50), (Anchor.NEW, 50), (Anchor.LATEST, 49), (AtTime(3), 50)]
+    )
+    def test_words_and_times_are_looked_up(self, start: Position, position: int) -> None:
+        f = fetcher(start)
+        ask = f.next_request(NOW)
+        assert ask.request.max_bytes == 0
+        f.on_answer(answer(), looked_up(50))
+        assert f.position == position
+
+    def test_the_newest_record_of_an_empty_log_is_the_next_one(self) -> None:
+        f = fetcher(Anchor.LATEST)
+        f.next_request(NOW)
+        f.on_answer(answer(), looked_up(10, log_start=10))
+        assert f.position == 10
+
+    def test_a_start_behind_what_is_committed_ends_at_once_when_it_stops_there(self) -> None:
+        f = fetcher(AtOffset(60), Anchor.LATEST)
+        f.next_request(NOW)
+        f.on_answer(answer(), looked_up(50))
+        assert f.is_done
+
+    def test_a_stop_that_lies_ahead_in_time_is_looked_up_when_it_comes(self) -> None:
+        f = fetcher(AtOffset(0), AtTime(NOW + 10_000_000))
+        ask = f.next_request(NOW)
+        assert ask.request.WhichOneof("position") == "offset"
+        assert ask.request.max_wait_ms == 10, "no longer than until then"
+        f.on_answer(answer(), None)
+        assert f.next_request(NOW + 10_000_000).request.timestamp == NOW + 10_000_000
+        f.on_answer(answer(), looked_up(0))
+        assert f.is_done
+
+
+class TestRecords:
+    def test_records_come_once_and_in_order(self) -> None:
+        f = fetcher(AtOffset(0))
+        f.next_request(NOW)
+        assert offsets(f.on_answer(answer(batch(0, 3), batch(3, 2)), None)) == [0, 1, 2, 3, 4]
+        f.next_request(NOW)
+        assert offsets(f.on_answer(answer(batch(3, 2), batch(5, 2)), None)) == [5, 6]
+        assert f.position == 7
+
+    def test_a_batch_is_cut_at_the_start_and_at_the_stop(self) -> None:
+        f = fetcher(AtOffset(2), AtOffset(6))
+        f.next_request(NOW)
+        assert offsets(f.on_answer(answer(batch(0, 4), batch(4, 4), batch(8, 4)), None)) == [2, 3, 4, 5]
+        assert f.is_done
+
+    def test_control_batches_are_passed_over(self) -> None:
+        f = fetcher(AtOffset(0), AtOffset(2))
+        control = b"".join(control_batch(9, 1, b"x").stamp(Offset(1), LeaderEpoch(1))[0])
+        f.next_request(NOW)
+        assert offsets(f.on_answer(answer(batch(0, 1), control), None)) == [0]
+        assert f.is_done
+
+    def test_the_epoch_of_the_last_record_is_sent_along(self) -> None:
+        f = fetcher(AtOffset(0))
+        f.next_request(NOW)
+        f.on_answer(answer(batch(0, 1, epoch=3), epoch=4), None)
+        request = f.next_request(NOW).request
+        assert (request.last_record_epoch, request.leader_epoch) == (3, 4)
+
+    def test_an_answer_of_an_older_epoch_changes_nothing(self) -> None:
+        f = fetcher(AtOffset(0))
+        f.leader_epoch = 5
+        f.next_request(NOW)
+        assert isinstance(f.on_answer(answer(batch(0, 3), epoch=4), None), Wait)
+        assert f.position == 0
+
+    @pytest.mark.parametrize("at", [20, 60, 130])
+    def test_bytes_that_do_not_match_their_checksum_are_never_handed_out(self, at: int) -> None:
+        f = fetcher(AtOffset(0))
+        f.next_request(NOW)
+        body = bytearray(answer(batch(0, 30)))
+        body[at] ^= 1
+        error = raised(f.on_answer(bytes(body), None))
+        assert isinstance(error, CorruptBatch)
+        assert "s/0 at offset 0" in error.message
+
+    def test_a_torn_answer_is_never_handed_out(self) -> None:
+        f = fetcher(AtOffset(0))
+        f.next_request(NOW)
+        assert isinstance(raised(f.on_answer(answer(batch(0, 30))[:-8], None)), CorruptBatch)
+
+
+class TestRefusals:
+    def test_an_offset_below_the_log_names_the_offset_the_start_and_the_remedy(self) -> None:
+        f = fetcher(AtOffset(3))
+        f.next_request(NOW)
+        error = raised(f.on_error(TidelogError(Code.OFFSET_BEFORE_LOG, "below", {"log_start": "40"})))
+        assert isinstance(error, OffsetOutOfRange)
+        assert "offset 3 of s/0" in error.message
+        assert "start at 40 or with 'earliest'" in error.message
+
+    def test_earliest_follows_a_log_start_that_moved_before_the_first_read(self) -> None:
+        f = fetcher(Anchor.EARLIEST)
+        f.next_request(NOW)
+        f.on_answer(answer(), looked_up(10, log_start=10))
+        f.next_request(NOW)
+        f.on_error(TidelogError(Code.OFFSET_BEFORE_LOG, "below", {"log_start": "40"}))
+        assert f.position == 40
+
+    def test_a_consumer_that_fell_behind_the_log_is_told(self) -> None:
+        f = fetcher(Anchor.EARLIEST)
+        f.next_request(NOW)
+        f.on_answer(answer(), looked_up(0))
+        f.next_request(NOW)
+        f.on_answer(answer(batch(0, 1)), None)
+        f.next_request(NOW)
+        assert isinstance(
+            raised(f.on_error(TidelogError(Code.OFFSET_BEFORE_LOG, "below", {"log_start": "40"}))), OffsetOutOfRange
+        )
+
+    def test_a_cut_log_is_told(self) -> None:
+        f = fetcher(AtOffset(9))
+        f.next_request(NOW)
+        error = raised(f.on_error(TidelogError(Code.LOG_TRUNCATED, "cut", {"offset": "5"})))
+        assert isinstance(error, LogTruncated)
+        assert "cut at offset 5 below the position 9" in error.message
+
+    def test_an_older_epoch_is_asked_again_at_once_under_the_newer_one(self) -> None:
+        f = fetcher(AtOffset(0))
+        f.next_request(NOW)
+        outcome = f.on_error(TidelogError(Code.FENCED_LEADER_EPOCH, "fenced", {"leader_epoch": "3"}))
+        assert outcome == Wait(0.0)
+        assert f.next_request(NOW).request.leader_epoch == 3
+
+    def test_what_passes_is_asked_again_after_growing_waits(self) -> None:
+        f = fetcher(AtOffset(0))
+        waits = []
+        for _ in range(20):
+            f.next_request(NOW)
+            outcome = f.on_no_responders()
+            assert isinstance(outcome, Wait)
+            waits.append(outcome.seconds)
+        assert waits == sorted(waits)
+        assert 0.01 <= waits[0] < waits[-1] <= 0.1
+
+    def test_a_leader_that_asks_for_patience_gets_it(self) -> None:
+        f = fetcher(AtOffset(0))
+        f.next_request(NOW)
+        assert f.on_error(TidelogError(Code.BACKPRESSURE, "later", {"retry_after_ms": "500"})) == Wait(0.5)
+
+    def test_what_does_not_pass_is_raised_as_its_type(self) -> None:
+        f = fetcher(AtOffset(0))
+        f.next_request(NOW)
+        assert isinstance(raised(f.on_error(TidelogError(Code.UNKNOWN_STREAM, "gone"))), UnknownStream)
+
+    def test_unanswered_requests_are_given_more_time_each_time(self) -> None:
+        f = fetcher(AtOffset(0))
+        timeouts = []
+        for _ in range(8):
+            timeouts.append(f.next_request(NOW).timeout)
+            assert isinstance(f.on_timeout(), Wait)
+        assert timeouts == sorted(timeouts)
+        assert timeouts[-1] <= 5.5
