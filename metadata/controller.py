@@ -19,7 +19,7 @@ office clear them.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from dataclasses import dataclass, field
 from enum import Enum
 from math import inf
@@ -218,8 +218,9 @@ class ControllerCore:
         self._liveness.suspect(broker, now)
         return self._decide(now)
 
-    def on_raft_traffic(self, broker: BrokerId, now: float) -> None:
-        self._liveness.on_raft_traffic(broker, now)
+    def on_raft_peers(self, connected: Collection[BrokerId]) -> None:
+        """Voters with a live Raft connection. To be said before what may bury them: peer lost, no responders, tick."""
+        self._liveness.on_raft_peers(connected)
 
     def on_probe_answer(self, broker: BrokerId, number: int, generation: Generation, now: float) -> list[Effect]:
         self._liveness.on_answer(broker, number, generation, now)

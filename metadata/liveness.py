@@ -6,13 +6,13 @@ others counts only while the controller's own come back. A broker is
 - heard     it answered lately;
 - refused   NATS said that nobody listens on its probe subject (503). Asked again `probe_confirm_delay` later;
 - fallen    refused twice in a row with the controller's own probe answered after the first, or silent for
-            `broker_silence_timeout`; and no Raft traffic from it in that time.
+            `broker_silence_timeout`; and it has no live Raft connection with the controller.
 
 A fallen broker is dead, unless the fault may be the controller's own: its connection is younger than `liveness_grace`,
 its own probes do not come back, its process stood still, or less than half of the live brokers answered since (as when
-the NATS server restarts and all fall at once). In the last case it waits; brokers that it had heard in this office make it hand the office
-over after `broker_silence_timeout`; when even a controller that never heard them sees them fallen for twice that time
-while its own probes come back, they are dead.
+the NATS server restarts and all fall at once). In the last case it waits; brokers that it had heard in this office make
+it hand the office over after `broker_silence_timeout`; when even a controller that never heard them sees them fallen
+for twice that time while its own probes come back, they are dead.
 
 Pure: the caller sends the probes, and says what came back and what time it is.
 """
@@ -20,7 +20,7 @@ Pure: the caller sends the probes, and says what came back and what time it is.
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from dataclasses import dataclass
 from math import inf
 
@@ -65,7 +65,6 @@ class _Watch:
     """Refused again, by a probe sent at least the delay later."""
     probe_at: float = -inf
     """Next probe is due."""
-    raft_heard_at: float = -inf
 
 
 class Liveness:
@@ -77,6 +76,7 @@ class Liveness:
         self._watches: dict[BrokerId, _Watch] = {}
         self._outstanding: dict[int, tuple[BrokerId, float]] = {}
         self._number = 0
+        self._raft_peers: Collection[BrokerId] = ()
         self._began_at = -inf
         self._connected_at = inf
         self._own_heard_at = -inf
@@ -112,10 +112,9 @@ class Liveness:
         for watch in self._watches.values():
             watch.refused_at, watch.confirmed, watch.probe_at = None, False, now
 
-    def on_raft_traffic(self, broker: BrokerId, now: float) -> None:
-        watch = self._watches.get(broker)
-        if watch is not None:
-            watch.raft_heard_at = now
+    def on_raft_peers(self, connected: Collection[BrokerId]) -> None:
+        """The voters with a live Raft connection: pings keep it, a second of silence or a killed process closes it."""
+        self._raft_peers = connected
 
     def suspect(self, broker: BrokerId, now: float) -> None:
         """Ask it at once."""
@@ -253,12 +252,11 @@ class Liveness:
 
     def _fallen(self, broker: BrokerId, now: float) -> bool:
         watch = self._watches[broker]
-        if broker == self._self:
+        if broker == self._self or broker in self._raft_peers:
             return False
         if watch.confirmed and watch.refused_at is not None:
-            proven = self._own_sent_heard >= watch.refused_at
-            return proven and watch.raft_heard_at <= watch.refused_at
-        silent_since = max(watch.heard_at, watch.since, self._trusted_since, watch.raft_heard_at)
+            return self._own_sent_heard >= watch.refused_at
+        silent_since = max(watch.heard_at, watch.since, self._trusted_since)
         return now - silent_since >= self._settings.broker_silence_timeout_s
 
     def _most_stand(self, fallen: BrokerId, now: float) -> bool:

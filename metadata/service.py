@@ -517,6 +517,7 @@ class MetadataService:
     def _on_peer_lost(self, address: str) -> None:
         if self._closed:
             return
+        self._say_raft_peers()
         for broker, known in sorted(self.state.brokers.items()):
             if known.raft_address == address:
                 self._run(self._core.on_peer_lost(broker, self._monotonic()))
@@ -527,7 +528,14 @@ class MetadataService:
 
     def _on_timer(self) -> None:
         self._timer = None
+        self._say_raft_peers()
         self._run(self._core.tick(self._monotonic()))
+
+    def _say_raft_peers(self) -> None:
+        connected = self._raft.status().connected
+        self._core.on_raft_peers(
+            [broker for broker, known in self.state.brokers.items() if known.raft_address in connected]
+        )
 
     def _run(self, effects: list[Effect]) -> None:
         """Carry out what the core decided, and wake it when it next wants to be."""
@@ -583,6 +591,7 @@ class MetadataService:
             return
         now = self._monotonic()
         if answer.status == NO_RESPONDERS:
+            self._say_raft_peers()
             self._run(self._core.on_no_responders(probe.broker, probe.number, now))
             return
         said = _decode(pb.ProbeAnswer, answer.data)

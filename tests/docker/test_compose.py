@@ -11,6 +11,9 @@ import pytest
 import tidelog
 from tests.docker.conftest import BROKERS, HEALTHY_WITHIN_S, ComposeCluster
 
+# The first test waits for the broker image to be built, from nothing on a new machine.
+pytestmark = pytest.mark.timeout(600)
+
 RECORDS = 3_000
 KEYS = 40
 BACK_WITHIN_S = 60.0
@@ -21,7 +24,6 @@ def test_the_cluster_is_healthy_soon_after_up(compose_cluster: ComposeCluster) -
     assert compose_cluster.healthy_after_s < HEALTHY_WITHIN_S
 
 
-@pytest.mark.timeout(240)
 async def test_what_was_acknowledged_is_read_back_after_the_leaders_container_is_killed(
     compose_cluster: ComposeCluster,
 ) -> None:

@@ -11,6 +11,7 @@ import ssl
 import subprocess
 import time
 from collections.abc import Callable, Iterator
+from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
@@ -123,6 +124,18 @@ async def test_a_bulk_subscription_gets_runs_replies_and_headers(server: Embedde
     assert counters.bytes > 3_000_000 + 3000 * 8
     await publisher.close()
     await connection.close()
+
+
+async def test_subscribe_returns_when_the_server_knows(server: EmbeddedNatsServer) -> None:
+    connection = await NatsConnection.connect(server.url)
+    other = await NatsConnection.connect(server.url)
+    received: list[Message] = []
+    for index in range(30):
+        await connection.subscribe(f"s.{index}", received.append)
+        other.publish(f"s.{index}", (b"",))
+    await until(lambda: len(received) == 30)
+    await connection.close()
+    await other.close()
 
 
 async def test_flush_returns_after_everything_before_it_is_delivered(server: EmbeddedNatsServer) -> None:
@@ -305,6 +318,14 @@ async def test_an_idle_connection_is_held_by_pings(server: EmbeddedNatsServer) -
     await until(lambda: connection._client._pongs_received > 20)
     assert connection.counters.losses == 0
     await connection.close()
+
+
+async def test_the_pings_of_the_server_are_answered(tmp_path: Path) -> None:
+    with EmbeddedNatsServer(store_dir=tmp_path / "nats", config='ping_interval: "20ms"\nping_max: 2') as server:
+        connection = await NatsConnection.connect(server.url, ping_interval=60)
+        await until(lambda: connection.counters.read.reads > 20 or connection.counters.losses)
+        assert connection.counters.losses == 0
+        await connection.close()
 
 
 async def test_a_flush_that_timed_out_does_no_harm_when_its_answer_comes(server: EmbeddedNatsServer) -> None:
@@ -545,6 +566,12 @@ async def test_user_and_password_are_needed(tmp_path: Path) -> None:
         in_url = server.url.replace("nats://", "nats://u:pw@")
         connection = await NatsConnection.connect(in_url)
         await connection.close()
+
+
+@pytest.mark.skipif(find_spec("nkeys") is not None, reason="nkeys is installed")
+async def test_credentials_without_the_package_for_them_name_it(server: EmbeddedNatsServer, tmp_path: Path) -> None:
+    with pytest.raises(NatsUnavailable, match="'nkeys'"):
+        await NatsConnection.connect(server.url, creds=tmp_path / "user.creds")
 
 
 @pytest.mark.skipif(shutil.which("openssl") is None, reason="needs openssl to make a certificate")

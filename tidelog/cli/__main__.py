@@ -1,10 +1,8 @@
-"""`python -m tidelog.cli`."""
+"""`python -m tidelog.cli` is the command `tidelog`."""
 
 from __future__ import annotations
 
-import sys
-
-from tidelog.cli.server import server
+from tidelog.cli import main
 
 if __name__ == "__main__":
-    server(sys.argv[2:])
+    main(prog_name="tidelog")

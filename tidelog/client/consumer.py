@@ -53,7 +53,9 @@ class PartitionReader:
         self._clock_ns = clock_ns
 
     async def resolve(self) -> None:
-        """Returns once start and stop are known. Raises typed errors; NoServer after LOOK_UP_TIMEOUT without a leader."""
+        """Returns once start and stop are known. Raises typed errors; NoServer after LOOK_UP_TIMEOUT without a
+        leader.
+        """
         try:
             async with asyncio.timeout(LOOK_UP_TIMEOUT):
                 while not self.fetcher.is_resolved:
@@ -61,7 +63,8 @@ class PartitionReader:
         except TimeoutError:
             raise NoServer(
                 Code.UNAVAILABLE,
-                f"partition {self.fetcher.name} has had no leader for {LOOK_UP_TIMEOUT:g} s; see `tidelog cluster status`",
+                f"partition {self.fetcher.name} has had no leader for {LOOK_UP_TIMEOUT:g} s; "
+                "see `tidelog cluster status`",
             ) from None
 
     async def read(self) -> tuple[RecordBatch, ...]:

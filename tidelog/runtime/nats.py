@@ -164,6 +164,8 @@ class NatsConnection:
             answered = connection._waiting_for("the first answer of the NATS server")
             client.ping(answered)
             await connection._answer(answered, connect_timeout)
+            if client.link_transport is None:
+                raise ConnectionResetError("the connection was lost at once")
         except ImportError as error:
             raise NatsUnavailable(f"credentials need the package {error.name!r}: install it with pip") from error
         except (OSError, errors.Error, TimeoutError) as error:
@@ -418,7 +420,7 @@ class NatsConnection:
         # A server that refuses closes at once, and the reset may overtake its words.
         cut_off = isinstance(error, ConnectionResetError) and bool(self._client.info.get("auth_required"))
         if _is_refusal(error) or cut_off:
-            return f"the NATS server at {shown} refuses these credentials ({text}): give the right user, token or creds file"
+            return f"the NATS server at {shown} refuses these credentials ({text}): give the right user, token or creds"
         if isinstance(error, ssl.SSLError):
             return f"no TLS connection to the NATS server at {shown} ({text}): give the right certificates"
         return (

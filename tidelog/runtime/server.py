@@ -57,8 +57,10 @@ class EmbeddedNatsServer:
     ) -> None:
         self.host = host
         self.port = port
-        self._temporary = None if store_dir is not None else tempfile.TemporaryDirectory(prefix="tidelog-nats-")
-        self.store_dir = store_dir if store_dir is not None else Path(str(self._temporary and self._temporary.name))
+        if store_dir is None:
+            self._temporary = tempfile.TemporaryDirectory(prefix="tidelog-nats-")  # kept: it goes when we go
+            store_dir = Path(self._temporary.name)
+        self.store_dir = store_dir
         self._max_payload = max_payload
         self._max_pending = max_pending
         self._write_deadline = write_deadline

@@ -21,7 +21,7 @@ def unchanged(cluster: Cluster, before: bytes) -> bool:
 # ---- offices, registration -----------------------------------------------------------------------------------------
 
 
-def test_the_first_office_names_the_cluster_and_later_ones_keep_the_name():
+def test_the_first_office_names_the_cluster_and_later_ones_keep_the_name() -> None:
     cluster = Cluster("a", "b")
     assert cluster.state.cluster_id == "c1"
     outcome = cluster.apply(
@@ -30,14 +30,14 @@ def test_the_first_office_names_the_cluster_and_later_ones_keep_the_name():
     assert (outcome.value, cluster.state.cluster_id, cluster.state.controller) == (2, "c1", "b")
 
 
-def test_a_late_take_office_is_refused():
+def test_a_late_take_office_is_refused() -> None:
     cluster = Cluster("a", "b")
     cluster.take_office("b", expected=1)
     assert cluster.take_office("a", expected=1).code is Code.NOT_CONTROLLER
     assert cluster.state.controller == "b"
 
 
-def test_what_a_deposed_controller_queued_changes_nothing():
+def test_what_a_deposed_controller_queued_changes_nothing() -> None:
     cluster = Cluster("a", "b", "c")
     cluster.create()
     cluster.take_office("b")
@@ -48,14 +48,14 @@ def test_what_a_deposed_controller_queued_changes_nothing():
     assert unchanged(cluster, before)
 
 
-def test_nobody_registers_before_the_first_office():
+def test_nobody_registers_before_the_first_office() -> None:
     cluster = Cluster()
     outcome = cluster.register("a")
     assert outcome.code is Code.UNAVAILABLE
     assert outcome.code.retriable
 
 
-def test_the_same_living_life_registers_once():
+def test_the_same_living_life_registers_once() -> None:
     cluster = Cluster("a")
     generation = cluster.state.generation
     outcome = cluster.register("a", same_life=True)
@@ -66,12 +66,12 @@ def test_the_same_living_life_registers_once():
     assert again.value == cluster.state.generation > outcome.value
 
 
-def test_an_incarnation_is_the_generation_of_its_registration():
+def test_an_incarnation_is_the_generation_of_its_registration() -> None:
     cluster = Cluster("a", "b")
     assert [cluster.incarnation(broker) for broker in "ab"] == [2, 3]
 
 
-def test_a_folder_of_another_cluster_is_refused_by_name():
+def test_a_folder_of_another_cluster_is_refused_by_name() -> None:
     cluster = Cluster("a")
     outcome = cluster.register("b", cluster_id="elsewhere")
     assert outcome.code is Code.BAD_CONFIG
@@ -79,21 +79,21 @@ def test_a_folder_of_another_cluster_is_refused_by_name():
     assert "c1" in outcome.message
 
 
-def test_no_process_continues_a_leader_epoch_of_an_earlier_life():
+def test_no_process_continues_a_leader_epoch_of_an_earlier_life() -> None:
     cluster = Cluster("a", "b", "c")
     cluster.create()
     cluster.register("a")
     assert cluster.shown() == "b | a b c |  | @2"
 
 
-def test_a_leader_that_is_alone_in_the_isr_gets_it_back_in_a_new_leader_epoch():
+def test_a_leader_that_is_alone_in_the_isr_gets_it_back_in_a_new_leader_epoch() -> None:
     cluster = Cluster("a")
     cluster.create(assignments=["a"])
     cluster.register("a")
     assert cluster.shown() == "a | a |  | @2"
 
 
-def test_a_follower_that_restarts_with_proof_stays_in_the_isr_and_changes_nothing():
+def test_a_follower_that_restarts_with_proof_stays_in_the_isr_and_changes_nothing() -> None:
     cluster = Cluster("a", "b", "c")
     cluster.create()
     before = cluster.partition()
@@ -111,14 +111,14 @@ def test_a_follower_that_restarts_with_proof_stays_in_the_isr_and_changes_nothin
         (ACCEPTED, False, True, False),
     ],
 )
-def test_what_a_restart_proves(config: dict[str, str], folder_same: bool, cache: bool, stays: bool):
+def test_what_a_restart_proves(config: dict[str, str], folder_same: bool, cache: bool, stays: bool) -> None:
     cluster = Cluster("a", "b", "c")
     cluster.create(config=config)
     cluster.register("b", folder_same=folder_same, page_cache_survived=cache)
     assert ("b" in cluster.partition().isr) is stays
 
 
-def test_a_folder_restored_from_an_earlier_life_proves_nothing():
+def test_a_folder_restored_from_an_earlier_life_proves_nothing() -> None:
     cluster = Cluster("a", "b", "c")
     cluster.create()
     first = cluster.incarnation("b")
@@ -127,7 +127,7 @@ def test_a_folder_restored_from_an_earlier_life_proves_nothing():
     assert cluster.partition().isr == ("a", "c")
 
 
-def test_without_proof_the_last_member_gives_way_to_an_eligible_one():
+def test_without_proof_the_last_member_gives_way_to_an_eligible_one() -> None:
     cluster = Cluster("a", "b", "c")
     cluster.create()
     cluster.alter(cluster.alteration("a b"))
@@ -141,7 +141,7 @@ def test_without_proof_the_last_member_gives_way_to_an_eligible_one():
     assert cluster.shown() == "b | b |  | @3"
 
 
-def test_without_proof_the_very_last_member_leads_again():
+def test_without_proof_the_very_last_member_leads_again() -> None:
     cluster = Cluster("a", "b")
     cluster.create(assignments=["a b"], config=ACCEPTED)
     cluster.die("a", "b")
@@ -152,14 +152,14 @@ def test_without_proof_the_very_last_member_leads_again():
     assert cluster.shown() == "b | b |  | @3"
 
 
-def test_an_unsound_replica_leaves_the_isr_when_it_registers():
+def test_an_unsound_replica_leaves_the_isr_when_it_registers() -> None:
     cluster = Cluster("a", "b", "c")
     cluster.create()
     cluster.register("a", unsound=[cluster.key()])
     assert cluster.shown() == "b | b c |  | @2"
 
 
-def test_an_unsound_last_member_is_offline_until_an_operator_accepts_the_loss():
+def test_an_unsound_last_member_is_offline_until_an_operator_accepts_the_loss() -> None:
     cluster = Cluster("a", "b")
     cluster.create(assignments=["a b"])
     cluster.die("b")
@@ -172,7 +172,7 @@ def test_an_unsound_last_member_is_offline_until_an_operator_accepts_the_loss():
     assert cluster.shown() == "b | b |  | @3"
 
 
-def test_the_first_sound_member_to_register_leads_an_offline_partition():
+def test_the_first_sound_member_to_register_leads_an_offline_partition() -> None:
     cluster = Cluster("a", "b", "c")
     cluster.create()
     cluster.die("a", "b", "c")
@@ -183,7 +183,7 @@ def test_the_first_sound_member_to_register_leads_an_offline_partition():
     assert cluster.shown() == "c | c | a b | @3"
 
 
-def test_a_broker_outside_isr_and_eligible_does_not_lead_an_offline_partition():
+def test_a_broker_outside_isr_and_eligible_does_not_lead_an_offline_partition() -> None:
     cluster = Cluster("a", "b", "c")
     cluster.create(config={"min_isr": "1"})
     cluster.die("c")
@@ -195,7 +195,7 @@ def test_a_broker_outside_isr_and_eligible_does_not_lead_an_offline_partition():
 # ---- death ---------------------------------------------------------------------------------------------------------
 
 
-def test_a_dead_leader_leaves_the_isr_in_the_command_that_moves_its_partitions():
+def test_a_dead_leader_leaves_the_isr_in_the_command_that_moves_its_partitions() -> None:
     cluster = Cluster("a", "b", "c")
     cluster.create(assignments=["a b c", "b c a", "a c b"])
     generation = cluster.state.generation
@@ -206,7 +206,7 @@ def test_a_dead_leader_leaves_the_isr_in_the_command_that_moves_its_partitions()
     assert [cluster.shown(number) for number in range(3)] == ["c | b c |  | @2", "b | b c |  | @1", "c | c b |  | @2"]
 
 
-def test_only_the_incarnation_that_died_is_dead():
+def test_only_the_incarnation_that_died_is_dead() -> None:
     cluster = Cluster("a", "b")
     old = cluster.incarnation("b")
     cluster.register("b")
@@ -214,7 +214,7 @@ def test_only_the_incarnation_that_died_is_dead():
     assert cluster.state.is_alive(BrokerId("b"))
 
 
-def test_the_isr_never_empties_when_all_its_members_die():
+def test_the_isr_never_empties_when_all_its_members_die() -> None:
     cluster = Cluster("a", "b", "c")
     cluster.create()
     cluster.die("a", "b")
@@ -222,7 +222,7 @@ def test_the_isr_never_empties_when_all_its_members_die():
     assert cluster.shown() == "- | c | a b | @3"
 
 
-def test_an_eligible_replica_leads_when_the_isr_is_dead():
+def test_an_eligible_replica_leads_when_the_isr_is_dead() -> None:
     cluster = Cluster("a", "b", "c")
     cluster.create()
     cluster.alter(cluster.alteration("a b"))
@@ -233,7 +233,7 @@ def test_an_eligible_replica_leads_when_the_isr_is_dead():
     assert cluster.shown() == "b | b | a | @2"
 
 
-def test_eligible_replicas_are_forgotten_when_the_isr_is_large_enough_again():
+def test_eligible_replicas_are_forgotten_when_the_isr_is_large_enough_again() -> None:
     cluster = Cluster("a", "b", "c")
     cluster.create()
     cluster.alter(cluster.alteration("a"))
@@ -245,7 +245,7 @@ def test_eligible_replicas_are_forgotten_when_the_isr_is_large_enough_again():
 # ---- ISR changes ---------------------------------------------------------------------------------------------------
 
 
-def test_an_isr_change_raises_the_partition_epoch_and_not_the_leader_epoch():
+def test_an_isr_change_raises_the_partition_epoch_and_not_the_leader_epoch() -> None:
     cluster = Cluster("a", "b", "c")
     cluster.create()
     assert cluster.alter(cluster.alteration("a c")).items == (None,)
@@ -261,7 +261,7 @@ def test_an_isr_change_raises_the_partition_epoch_and_not_the_leader_epoch():
         ({"leader": "b"}, Code.FENCED_LEADER_EPOCH),
     ],
 )
-def test_a_stale_isr_change_changes_nothing_and_says_so(wrong: dict[str, str | int], code: Code):
+def test_a_stale_isr_change_changes_nothing_and_says_so(wrong: dict[str, str | int], code: Code) -> None:
     cluster = Cluster("a", "b", "c")
     cluster.create()
     cluster.alter(cluster.alteration("a b"))
@@ -274,7 +274,7 @@ def test_a_stale_isr_change_changes_nothing_and_says_so(wrong: dict[str, str | i
 
 
 @pytest.mark.parametrize("isr", ["", "b c", "a a", "a d"])
-def test_an_impossible_isr_is_refused(isr: str):
+def test_an_impossible_isr_is_refused(isr: str) -> None:
     cluster = Cluster("a", "b", "c", "d")
     cluster.create()
     before = cluster.state.snapshot()
@@ -282,7 +282,7 @@ def test_an_impossible_isr_is_refused(isr: str):
     assert unchanged(cluster, before)
 
 
-def test_an_expansion_with_a_life_that_is_over_ends_in_a_new_epoch_and_the_old_isr():
+def test_an_expansion_with_a_life_that_is_over_ends_in_a_new_epoch_and_the_old_isr() -> None:
     cluster = Cluster("a", "b", "c")
     cluster.create()
     cluster.alter(cluster.alteration("a b"))
@@ -297,7 +297,7 @@ def test_an_expansion_with_a_life_that_is_over_ends_in_a_new_epoch_and_the_old_i
     assert cluster.partition() == partition
 
 
-def test_a_dead_broker_cannot_join_the_isr():
+def test_a_dead_broker_cannot_join_the_isr() -> None:
     cluster = Cluster("a", "b", "c")
     cluster.create()
     cluster.alter(cluster.alteration("a b"))
@@ -306,7 +306,7 @@ def test_a_dead_broker_cannot_join_the_isr():
     assert cluster.partition().isr == ("a", "b")
 
 
-def test_a_member_that_the_leader_has_not_seen_yet_may_stay_and_not_join():
+def test_a_member_that_the_leader_has_not_seen_yet_may_stay_and_not_join() -> None:
     cluster = Cluster("a", "b", "c")
     cluster.create()
     assert cluster.alter(cluster.alteration("a b", incarnations={"b": 0})).items == (None,)
@@ -314,7 +314,7 @@ def test_a_member_that_the_leader_has_not_seen_yet_may_stay_and_not_join():
     assert cluster.partition().isr == ("a", "b")
 
 
-def test_proposing_the_present_isr_outdates_what_was_proposed_before():
+def test_proposing_the_present_isr_outdates_what_was_proposed_before() -> None:
     cluster = Cluster("a", "b", "c")
     cluster.create()
     cluster.alter(cluster.alteration("a b"))
@@ -323,7 +323,7 @@ def test_proposing_the_present_isr_outdates_what_was_proposed_before():
     assert cluster.alter(late).items == (Code.STALE_EPOCH,)
 
 
-def test_many_partitions_change_in_one_command_each_on_its_own():
+def test_many_partitions_change_in_one_command_each_on_its_own() -> None:
     cluster = Cluster("a", "b", "c")
     cluster.create(assignments=["a b c", "a b c", "a b c"])
     stale = cluster.alteration("a b", number=1, expected_epoch=9)
@@ -335,7 +335,7 @@ def test_many_partitions_change_in_one_command_each_on_its_own():
 # ---- elections, withdrawals ----------------------------------------------------------------------------------------
 
 
-def test_a_failover_drops_the_old_leader_and_a_planned_move_keeps_it():
+def test_a_failover_drops_the_old_leader_and_a_planned_move_keeps_it() -> None:
     cluster = Cluster("a", "b", "c")
     cluster.create(assignments=["a b c", "a b c"])
     cluster.elect(0)
@@ -344,14 +344,14 @@ def test_a_failover_drops_the_old_leader_and_a_planned_move_keeps_it():
     assert cluster.shown(1) == "c | a b c |  | @2"
 
 
-def test_a_planned_move_goes_to_isr_members_only():
+def test_a_planned_move_goes_to_isr_members_only() -> None:
     cluster = Cluster("a", "b", "c")
     cluster.create()
     cluster.alter(cluster.alteration("a b"))
     assert cluster.elect(planned=True, target="c").items == (Code.NOT_ENOUGH_REPLICAS,)
 
 
-def test_an_election_decided_on_an_earlier_leader_epoch_changes_nothing():
+def test_an_election_decided_on_an_earlier_leader_epoch_changes_nothing() -> None:
     cluster = Cluster("a", "b", "c")
     cluster.create()
     cluster.elect()
@@ -360,7 +360,7 @@ def test_an_election_decided_on_an_earlier_leader_epoch_changes_nothing():
     assert unchanged(cluster, before)
 
 
-def test_a_failover_of_the_last_isr_member_needs_an_eligible_replica():
+def test_a_failover_of_the_last_isr_member_needs_an_eligible_replica() -> None:
     cluster = Cluster("a", "b", "c")
     cluster.create(assignments=["a b c"], config={"min_isr": "1"})
     cluster.alter(cluster.alteration("a"))
@@ -372,7 +372,7 @@ def test_a_failover_of_the_last_isr_member_needs_an_eligible_replica():
     assert frozen.shown() == "b | b | a c | @2"
 
 
-def test_a_withdrawn_follower_leaves_and_the_leader_epoch_rises():
+def test_a_withdrawn_follower_leaves_and_the_leader_epoch_rises() -> None:
     cluster = Cluster("a", "b", "c")
     cluster.create()
     assert cluster.withdraw("c").items == (None,)
@@ -380,14 +380,14 @@ def test_a_withdrawn_follower_leaves_and_the_leader_epoch_rises():
     assert cluster.alter(cluster.alteration("a b c")).items == (None,)
 
 
-def test_a_withdrawn_leader_hands_over():
+def test_a_withdrawn_leader_hands_over() -> None:
     cluster = Cluster("a", "b", "c")
     cluster.create()
     cluster.withdraw("a")
     assert cluster.shown() == "b | b c |  | @2"
 
 
-def test_a_withdrawn_replica_is_not_eligible():
+def test_a_withdrawn_replica_is_not_eligible() -> None:
     cluster = Cluster("a", "b", "c")
     cluster.create()
     cluster.alter(cluster.alteration("a"))
@@ -395,7 +395,7 @@ def test_a_withdrawn_replica_is_not_eligible():
     assert cluster.shown() == "a | a | c | @2"
 
 
-def test_a_withdrawn_last_member_cannot_lead_or_be_elected():
+def test_a_withdrawn_last_member_cannot_lead_or_be_elected() -> None:
     cluster = Cluster("a", "b")
     cluster.create(assignments=["a b"])
     cluster.alter(cluster.alteration("a"))
@@ -404,7 +404,7 @@ def test_a_withdrawn_last_member_cannot_lead_or_be_elected():
     assert cluster.elect().items == (Code.NOT_ENOUGH_REPLICAS,)
 
 
-def test_a_stale_withdrawal_changes_nothing():
+def test_a_stale_withdrawal_changes_nothing() -> None:
     cluster = Cluster("a", "b", "c")
     cluster.create()
     before = cluster.state.snapshot()
@@ -413,7 +413,7 @@ def test_a_stale_withdrawal_changes_nothing():
     assert unchanged(cluster, before)
 
 
-def test_an_unclean_election_needs_a_live_replica():
+def test_an_unclean_election_needs_a_live_replica() -> None:
     cluster = Cluster("a", "b", "c")
     cluster.create(assignments=["a b"])
     cluster.die("a", "b")
@@ -424,18 +424,19 @@ def test_an_unclean_election_needs_a_live_replica():
 # ---- streams -------------------------------------------------------------------------------------------------------
 
 
-def test_a_new_stream_is_in_sync_on_all_replicas_in_its_first_epochs():
+def test_a_new_stream_is_in_sync_on_all_replicas_in_its_first_epochs() -> None:
     cluster = Cluster("a", "b", "c")
     outcome = cluster.create(assignments=["b a c", "c b a"])
     view = cluster.state.view(cluster.key(1))
     assert view is not None
-    assert outcome.value == view.key.stream_incarnation == view.key.partition_incarnation == cluster.state.generation
+    assert {view.key.stream_incarnation, view.key.partition_incarnation} == {outcome.value}
+    assert outcome.value == cluster.state.generation
     assert (view.subject, view.leader, view.isr) == ("s.1", "c", ("c", "b", "a"))
     assert (view.epoch, view.leader_epoch, view.config.min_isr, view.partition_count) == (1, 1, 2, 2)
     assert [cluster.state.led_by(BrokerId(broker)) for broker in "abc"] == [0, 1, 1]
 
 
-def test_a_recreated_stream_is_another_one():
+def test_a_recreated_stream_is_another_one() -> None:
     cluster = Cluster("a")
     cluster.create(assignments=["a"])
     old = cluster.key()
@@ -460,7 +461,7 @@ def test_a_recreated_stream_is_another_one():
         ({"name": "", "subject": "x"}, Code.BAD_NAME),
     ],
 )
-def test_streams_that_cannot_be_are_refused(arguments: dict[str, object], code: Code):
+def test_streams_that_cannot_be_are_refused(arguments: dict[str, object], code: Code) -> None:
     cluster = Cluster("a", "b", "c")
     cluster.create()
     before = cluster.state.snapshot()
@@ -470,7 +471,7 @@ def test_streams_that_cannot_be_are_refused(arguments: dict[str, object], code: 
     assert unchanged(cluster, before)
 
 
-def test_a_stream_is_created_on_live_brokers_only():
+def test_a_stream_is_created_on_live_brokers_only() -> None:
     cluster = Cluster("a", "b", "c")
     cluster.die("c")
     outcome = cluster.create()
@@ -478,12 +479,12 @@ def test_a_stream_is_created_on_live_brokers_only():
     assert outcome.code.retriable
 
 
-def test_deleting_an_unknown_stream_says_so():
+def test_deleting_an_unknown_stream_says_so() -> None:
     cluster = Cluster("a")
     assert cluster.delete("nowhere").code is Code.UNKNOWN_STREAM
 
 
-def test_producer_ids_are_handed_out_once():
+def test_producer_ids_are_handed_out_once() -> None:
     cluster = Cluster("a")
     allocate = pb.Command(allocate_producer_ids=pb.AllocateProducerIds(count=10))
     assert [cluster.apply(allocate).value for _ in range(2)] == [1, 11]
@@ -494,7 +495,7 @@ def test_producer_ids_are_handed_out_once():
 # ---- repeats, garbage, snapshots -----------------------------------------------------------------------------------
 
 
-def test_a_repeated_command_gets_its_first_outcome():
+def test_a_repeated_command_gets_its_first_outcome() -> None:
     cluster = Cluster("a", "b", "c")
     first = cluster.create(client="x", sequence=1)
     cluster.delete()
@@ -503,7 +504,7 @@ def test_a_repeated_command_gets_its_first_outcome():
     assert StreamName("s") not in cluster.state.streams
 
 
-def test_a_repeated_refusal_is_the_same_refusal():
+def test_a_repeated_refusal_is_the_same_refusal() -> None:
     cluster = Cluster("a", "b", "c")
     cluster.create()
     assert cluster.create(client="x", sequence=1).code is Code.STREAM_EXISTS
@@ -511,14 +512,12 @@ def test_a_repeated_refusal_is_the_same_refusal():
     assert cluster.create(client="x", sequence=1).code is Code.STREAM_EXISTS
 
 
-def test_what_is_remembered_of_clients_is_bounded():
+def test_what_is_remembered_of_clients_is_bounded() -> None:
     cluster = Cluster("a")
 
     def allocate(client: str, sequence: int) -> None:
         cluster.apply(
-            pb.Command(
-                client=client, sequence=sequence, allocate_producer_ids=pb.AllocateProducerIds(count=1)
-            )
+            pb.Command(client=client, sequence=sequence, allocate_producer_ids=pb.AllocateProducerIds(count=1))
         )
 
     for sequence in range(OUTCOMES_PER_CLIENT + 5):
@@ -532,14 +531,14 @@ def test_what_is_remembered_of_clients_is_bounded():
 
 
 @pytest.mark.parametrize("garbage", [b"", b"\xff" * 40, b"\x52\x7fabc", pb.Command().SerializeToString()])
-def test_garbage_is_refused_and_changes_nothing(garbage: bytes):
+def test_garbage_is_refused_and_changes_nothing(garbage: bytes) -> None:
     cluster = Cluster("a")
     before = cluster.state.snapshot()
     assert cluster.state.apply(garbage).code is Code.BAD_REQUEST
     assert unchanged(cluster, before)
 
 
-def test_a_snapshot_restores_the_same_state_and_tells_the_difference():
+def test_a_snapshot_restores_the_same_state_and_tells_the_difference() -> None:
     ahead = Cluster("a", "b", "c")
     ahead.create("s", ["a b c", "b c a"])
     ahead.create("old", ["a b c"], subject="old")
@@ -560,7 +559,7 @@ def test_a_snapshot_restores_the_same_state_and_tells_the_difference():
     assert not behind.restore(ahead.state.snapshot())
 
 
-def test_a_restored_state_goes_on_like_the_original():
+def test_a_restored_state_goes_on_like_the_original() -> None:
     original = Cluster("a", "b", "c")
     original.create(client="x", sequence=1)
     copy = Cluster()
@@ -575,6 +574,6 @@ def test_a_restored_state_goes_on_like_the_original():
 
 
 @pytest.mark.parametrize("data", [b"", b"junk", b"\x08\x02", b"\x08\x01\x5a\x05\x62\x03\x22\x01\x07"])
-def test_a_snapshot_that_cannot_be_read_is_refused(data: bytes):
+def test_a_snapshot_that_cannot_be_read_is_refused(data: bytes) -> None:
     with pytest.raises(CorruptData):
         ClusterState().restore(data)

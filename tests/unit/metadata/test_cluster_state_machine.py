@@ -1,5 +1,5 @@
-"""Any sequence of commands keeps the invariants: epochs never fall, the ISR never empties, leaders are in it, two states that
-apply the same bytes are the same bytes, and a restored snapshot is the state it was taken of."""
+"""Any sequence of commands keeps the invariants: epochs never fall, the ISR never empties, leaders are in it, two
+states that apply the same bytes are the same bytes, and a restored snapshot is the state it was taken of."""
 
 from __future__ import annotations
 
@@ -104,9 +104,7 @@ class ClusterStateMachine(RuleBasedStateMachine):
             target=chosen,
             planned=planned,
         )
-        self.cluster.apply(
-            pb.Command(elect_leaders=pb.ElectLeaders(office=self.cluster.state.office, items=[item]))
-        )
+        self.cluster.apply(pb.Command(elect_leaders=pb.ElectLeaders(office=self.cluster.state.office, items=[item])))
 
     @rule(number=st.integers(0, 3), broker=broker_ids)
     def withdraw(self, number: int, broker: str) -> None:

@@ -1,5 +1,5 @@
-"""The controller's decisions. `Office` carries out effects: proposals are applied to a real ClusterState at once (unless held),
-probes reach brokers that answer, refuse or are silent."""
+"""The controller's decisions. `Office` carries out effects: proposals are applied to a real ClusterState at once
+(unless held), probes reach brokers that answer, refuse or are silent."""
 
 from __future__ import annotations
 
@@ -120,7 +120,7 @@ def office() -> Office:
 # ---- offices -------------------------------------------------------------------------------------------------------
 
 
-def test_it_decides_nothing_before_its_own_office_is_applied():
+def test_it_decides_nothing_before_its_own_office_is_applied() -> None:
     office = Office("a", "b", "c")
     office.hold_proposals = True
     office.lead()
@@ -131,14 +131,14 @@ def test_it_decides_nothing_before_its_own_office_is_applied():
     assert (office.core.phase, office.core.office, office.story) == (Phase.IN_OFFICE, 2, ["open 2"])
 
 
-def test_it_takes_a_new_office_each_time_that_it_leads(office: Office):
+def test_it_takes_a_new_office_each_time_that_it_leads(office: Office) -> None:
     office.perform(office.core.on_raft(False, True, office.now))
     assert office.story == ["open 2", "close"]
     office.lead()
     assert office.story == ["open 2", "close", "open 3"]
 
 
-def test_it_leaves_when_another_office_is_applied_and_takes_its_own_again_while_it_leads(office: Office):
+def test_it_leaves_when_another_office_is_applied_and_takes_its_own_again_while_it_leads(office: Office) -> None:
     office.hold_proposals = True
     office.perform(office.core.on_applied(office.cluster.take_office("b").changes, office.now))
     assert office.story == ["open 2", "close"]
@@ -146,7 +146,7 @@ def test_it_leaves_when_another_office_is_applied_and_takes_its_own_again_while_
     assert office.core.office == 4
 
 
-def test_a_take_office_without_an_outcome_is_tried_again():
+def test_a_take_office_without_an_outcome_is_tried_again() -> None:
     office = Office("a", "b", "c")
     office.hold_proposals = True
     office.lead()
@@ -156,7 +156,7 @@ def test_a_take_office_without_an_outcome_is_tried_again():
     assert office.story == ["open 2"]
 
 
-def test_without_a_raft_majority_it_does_not_probe(office: Office):
+def test_without_a_raft_majority_it_does_not_probe(office: Office) -> None:
     office.perform(office.core.on_raft(True, False, office.now))
     office.behaviour["b"] = "refuses"
     office.run(5)
@@ -169,7 +169,7 @@ def test_without_a_raft_majority_it_does_not_probe(office: Office):
 # ---- failed leaders ------------------------------------------------------------------------------------------------
 
 
-def test_a_lost_raft_connection_buries_the_broker_within_twenty_milliseconds(office: Office):
+def test_a_lost_raft_connection_buries_the_broker_within_twenty_milliseconds(office: Office) -> None:
     office.behaviour["b"] = "refuses"
     office.perform(office.core.on_peer_lost(BrokerId("b"), office.now))
     assert office.kinds == []
@@ -179,13 +179,13 @@ def test_a_lost_raft_connection_buries_the_broker_within_twenty_milliseconds(off
     assert office.cluster.partition(1).isr == ("c", "a")
 
 
-def test_a_lost_raft_connection_to_a_broker_that_answers_means_nothing(office: Office):
+def test_a_lost_raft_connection_to_a_broker_that_answers_means_nothing(office: Office) -> None:
     office.perform(office.core.on_peer_lost(BrokerId("b"), office.now))
     office.run(5)
     assert office.kinds == []
 
 
-def test_one_report_of_a_leader_that_nobody_hears_elects_at_once(office: Office):
+def test_one_report_of_a_leader_that_nobody_hears_elects_at_once(office: Office) -> None:
     office.behaviour["b"] = "refuses"
     office.report("c")
     assert office.kinds == ["elect_leaders"]
@@ -194,7 +194,7 @@ def test_one_report_of_a_leader_that_nobody_hears_elects_at_once(office: Office)
     assert office.kinds == ["elect_leaders", "brokers_dead"]
 
 
-def test_a_leader_that_answers_is_moved_by_most_of_the_isr_only(office: Office):
+def test_a_leader_that_answers_is_moved_by_most_of_the_isr_only(office: Office) -> None:
     office.report("c")
     assert office.kinds == []
     office.report("c")
@@ -205,7 +205,7 @@ def test_a_leader_that_answers_is_moved_by_most_of_the_isr_only(office: Office):
     assert office.cluster.shown(0) == "a | a c |  | @2"
 
 
-def test_a_silent_leader_is_left_to_the_witnesses_after_the_probe_timeout(office: Office):
+def test_a_silent_leader_is_left_to_the_witnesses_after_the_probe_timeout(office: Office) -> None:
     office.behaviour["b"] = "silent"
     office.report("a")
     office.report("c")
@@ -217,13 +217,13 @@ def test_a_silent_leader_is_left_to_the_witnesses_after_the_probe_timeout(office
 @pytest.mark.parametrize(
     "wrong", [{"epoch": 9}, {"leader_epoch": 9}, {"leader": BrokerId("a")}, {"replica": BrokerId("b")}]
 )
-def test_reports_of_another_epoch_or_from_outside_the_isr_do_not_count(office: Office, wrong: dict[str, Any]):
+def test_reports_of_another_epoch_or_from_outside_the_isr_do_not_count(office: Office, wrong: dict[str, Any]) -> None:
     office.behaviour["b"] = "refuses"
     office.report("c", **wrong)
     assert office.kinds == []
 
 
-def test_a_replica_outside_the_isr_is_no_witness(office: Office):
+def test_a_replica_outside_the_isr_is_no_witness(office: Office) -> None:
     office.cluster.alter(office.cluster.alteration("b a"))
     office.report("c")
     assert office.kinds == []
@@ -231,14 +231,14 @@ def test_a_replica_outside_the_isr_is_no_witness(office: Office):
     assert office.kinds == ["elect_leaders"]
 
 
-def test_witnesses_count_within_the_window_only(office: Office):
+def test_witnesses_count_within_the_window_only(office: Office) -> None:
     office.report("c")
     office.run(SETTINGS.witness_window_s + 0.1)
     office.report("a")
     assert office.kinds == []
 
 
-def test_a_new_leader_epoch_clears_the_witnesses(office: Office):
+def test_a_new_leader_epoch_clears_the_witnesses(office: Office) -> None:
     office.report("c")
     changes = office.cluster.elect(0, planned=True, target="a").changes
     office.perform(office.core.on_applied(changes, office.now))
@@ -247,7 +247,7 @@ def test_a_new_leader_epoch_clears_the_witnesses(office: Office):
     assert office.kinds == []
 
 
-def test_a_new_office_clears_the_witnesses(office: Office):
+def test_a_new_office_clears_the_witnesses(office: Office) -> None:
     office.report("c")
     office.perform(office.core.on_raft(False, True, office.now))
     office.lead()
@@ -256,7 +256,7 @@ def test_a_new_office_clears_the_witnesses(office: Office):
     assert office.kinds == []
 
 
-def test_a_decision_on_its_way_is_not_repeated_before_its_time_and_lost_ones_are(office: Office):
+def test_a_decision_on_its_way_is_not_repeated_before_its_time_and_lost_ones_are(office: Office) -> None:
     office.behaviour["b"] = "refuses"
     office.hold_proposals = True
     office.report("c")
@@ -269,7 +269,7 @@ def test_a_decision_on_its_way_is_not_repeated_before_its_time_and_lost_ones_are
     assert not office.cluster.state.is_alive(BrokerId("b"))
 
 
-def test_a_mass_fall_hands_the_office_over_once(office: Office):
+def test_a_mass_fall_hands_the_office_over_once(office: Office) -> None:
     office.behaviour |= {"b": "refuses", "c": "refuses"}
     office.run(6)
     assert office.kinds == []
@@ -284,7 +284,7 @@ def create(office: Office, **arguments: Any) -> pb.Command:
     return office.core.create_stream(**(defaults | arguments))
 
 
-def test_a_stream_is_placed_on_live_brokers(office: Office):
+def test_a_stream_is_placed_on_live_brokers(office: Office) -> None:
     outcome = office.cluster.apply(create(office))
     assert outcome.code is None
     view = [office.cluster.partition(number, "t") for number in range(3)]
@@ -292,7 +292,7 @@ def test_a_stream_is_placed_on_live_brokers(office: Office):
     assert all(sorted(partition.isr) == ["a", "b", "c"] for partition in view)
 
 
-def test_a_broker_that_stopped_listening_gets_no_replicas(office: Office):
+def test_a_broker_that_stopped_listening_gets_no_replicas(office: Office) -> None:
     office.behaviour["b"] = "refuses"
     office.perform(office.core.on_peer_lost(BrokerId("b"), office.now))
     assert [*create(office, replication_factor=2).create_stream.brokers] == ["a", "c"]
@@ -316,21 +316,21 @@ def test_a_broker_that_stopped_listening_gets_no_replicas(office: Office):
 )
 def test_a_stream_that_cannot_be_is_refused_in_a_sentence(
     office: Office, arguments: dict[str, Any], code: Code, says: str
-):
+) -> None:
     with pytest.raises(TidelogError) as refused:
         create(office, **arguments)
     assert refused.value.code is code
     assert says in refused.value.message
 
 
-def test_the_default_replication_factor_is_three_or_the_whole_cluster(office: Office):
+def test_the_default_replication_factor_is_three_or_the_whole_cluster(office: Office) -> None:
     assert create(office, replication_factor=None).create_stream.replication_factor == 3
     alone = Office("a")
     alone.lead()
     assert create(alone, replication_factor=None).create_stream.replication_factor == 1
 
 
-def test_the_largest_stream_fits_into_a_raft_command():
+def test_the_largest_stream_fits_into_a_raft_command() -> None:
     brokers = [f"broker-{number:02}" for number in range(16)]
     office = Office(*brokers, controller=brokers[0])
     office.lead()
@@ -338,12 +338,12 @@ def test_the_largest_stream_fits_into_a_raft_command():
     assert len(command.SerializeToString()) < 1 << 20
 
 
-def test_deleting_an_unknown_stream_is_refused(office: Office):
+def test_deleting_an_unknown_stream_is_refused(office: Office) -> None:
     with pytest.raises(TidelogError, match="nowhere"):
         office.core.delete_stream("nowhere")
 
 
-def test_an_unclean_election_names_a_partition_that_exists(office: Office):
+def test_an_unclean_election_names_a_partition_that_exists(office: Office) -> None:
     with pytest.raises(TidelogError, match="0 to 1"):
         office.core.unclean_elect("s", 7, BrokerId("a"))
     outcome = office.cluster.apply(office.core.unclean_elect("s", 0, BrokerId("c")))

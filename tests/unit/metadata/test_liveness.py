@@ -1,5 +1,5 @@
-"""Who is declared dead, and when the controller doubts itself instead. `Probes` carries probes to brokers that answer, refuse
-(nobody listens) or are silent, in steps of a heartbeat or less."""
+"""Who is declared dead, and when the controller doubts itself instead. `Probes` carries probes to brokers that answer,
+refuse (nobody listens) or are silent, in steps of a heartbeat or less."""
 
 from __future__ import annotations
 
@@ -53,13 +53,13 @@ class Probes:
         return Verdict(dead=tuple((broker, self.brokers[broker].incarnation) for broker in brokers))
 
 
-def test_brokers_that_answer_live():
+def test_brokers_that_answer_live() -> None:
     probes = Probes("a", "b", "c")
     assert probes.run(10) == Verdict()
     assert 95 <= probes.sent.count("b") <= 105
 
 
-def test_two_refusals_ten_milliseconds_apart_are_death():
+def test_two_refusals_ten_milliseconds_apart_are_death() -> None:
     probes = Probes("a", "b", "c")
     probes.run(5)
     probes.behaviour["b"] = "refuses"
@@ -69,7 +69,7 @@ def test_two_refusals_ten_milliseconds_apart_are_death():
     assert probes.now - began == pytest.approx(0.01, abs=0.005)
 
 
-def test_one_refusal_is_not_death():
+def test_one_refusal_is_not_death() -> None:
     probes = Probes("a", "b", "c")
     probes.run(5)
     probes.behaviour["b"] = "refuses"
@@ -79,7 +79,7 @@ def test_one_refusal_is_not_death():
     assert probes.run(5) == Verdict()
 
 
-def test_silence_is_death_after_its_timeout():
+def test_silence_is_death_after_its_timeout() -> None:
     probes = Probes("a", "b", "c")
     probes.run(5)
     probes.behaviour["b"] = "silent"
@@ -88,17 +88,19 @@ def test_silence_is_death_after_its_timeout():
     assert probes.now - began == pytest.approx(SETTINGS.broker_silence_timeout_s, abs=0.15)
 
 
-def test_a_voter_with_raft_traffic_is_not_dead():
+def test_a_voter_with_a_live_raft_connection_is_not_dead() -> None:
     probes = Probes("a", "b", "c")
+    probes.liveness.on_raft_peers([B, C])
     probes.run(5)
-    probes.behaviour["b"] = "refuses"
-    for _ in range(30):
-        probes.run(0.1)
-        probes.liveness.on_raft_traffic(B, probes.now)
-        assert probes.liveness.verdict(probes.now) == Verdict()
+    probes.behaviour |= {"b": "refuses", "c": "silent"}
+    assert probes.run(3) == Verdict()
+    probes.liveness.on_raft_peers([C])
+    assert probes.run(0) == Verdict()
+    probes.behaviour["c"] = "answers"
+    assert probes.run(0.2) == probes.dead(B)
 
 
-def test_refusals_count_only_while_own_probes_come_back():
+def test_refusals_count_only_while_own_probes_come_back() -> None:
     probes = Probes("a", "b", "c")
     probes.run(5)
     probes.behaviour["a"] = "silent"
@@ -108,14 +110,14 @@ def test_refusals_count_only_while_own_probes_come_back():
     assert probes.run(1.0) == probes.dead(B)
 
 
-def test_a_young_connection_is_not_believed():
+def test_a_young_connection_is_not_believed() -> None:
     probes = Probes("a", "b", "c", connected_at=0.0)
     probes.behaviour["b"] = "refuses"
     assert probes.run(SETTINGS.liveness_grace_s - 0.01) == Verdict()
     assert probes.run(0.2) == probes.dead(B)
 
 
-def test_a_nats_restart_is_not_mass_death():
+def test_a_nats_restart_is_not_mass_death() -> None:
     probes = Probes("a", "b", "c")
     probes.run(5)
     probes.liveness.on_connection(False, probes.now)
@@ -128,7 +130,7 @@ def test_a_nats_restart_is_not_mass_death():
     assert probes.run(5) == Verdict()
 
 
-def test_more_than_half_at_once_make_the_controller_doubt_itself():
+def test_more_than_half_at_once_make_the_controller_doubt_itself() -> None:
     probes = Probes("a", "b", "c")
     probes.run(5)
     probes.behaviour |= {"b": "refuses", "c": "refuses"}
@@ -137,28 +139,28 @@ def test_more_than_half_at_once_make_the_controller_doubt_itself():
     assert probes.now - began >= SETTINGS.broker_silence_timeout_s
 
 
-def test_a_controller_that_never_heard_most_brokers_believes_its_probes_in_the_end():
+def test_a_controller_that_never_heard_most_brokers_believes_its_probes_in_the_end() -> None:
     probes = Probes("a", "b", "c")
     probes.behaviour |= {"b": "refuses", "c": "refuses"}
     assert probes.run(10) == probes.dead(B, C)
     assert probes.now >= 2 * SETTINGS.broker_silence_timeout_s
 
 
-def test_half_of_the_live_brokers_may_fall_at_once():
+def test_half_of_the_live_brokers_may_fall_at_once() -> None:
     probes = Probes("a", "b", "c", "d")
     probes.run(5)
     probes.behaviour |= {"b": "refuses", "c": "refuses"}
     assert probes.run(1) == probes.dead(B, C)
 
 
-def test_a_controller_whose_own_probes_stay_out_hands_over():
+def test_a_controller_whose_own_probes_stay_out_hands_over() -> None:
     probes = Probes("a", "b", "c")
     probes.run(5)
     probes.behaviour |= {"a": "silent", "b": "silent", "c": "silent"}
     assert probes.run(10) == Verdict(hand_over=True)
 
 
-def test_a_process_that_stood_still_does_not_count_the_silence():
+def test_a_process_that_stood_still_does_not_count_the_silence() -> None:
     probes = Probes("a", "b", "c")
     probes.run(5)
     probes.behaviour["b"] = "silent"
@@ -168,7 +170,7 @@ def test_a_process_that_stood_still_does_not_count_the_silence():
     assert probes.now - began >= SETTINGS.broker_silence_timeout_s
 
 
-def test_a_refusal_of_a_probe_older_than_the_last_answer_does_not_count():
+def test_a_refusal_of_a_probe_older_than_the_last_answer_does_not_count() -> None:
     probes = Probes("a", "b", "c")
     probes.run(1)
     orders = []
@@ -182,7 +184,7 @@ def test_a_refusal_of_a_probe_older_than_the_last_answer_does_not_count():
     assert not probes.liveness.is_refused(B)
 
 
-def test_a_new_life_starts_with_a_clean_record():
+def test_a_new_life_starts_with_a_clean_record() -> None:
     probes = Probes("a", "b", "c")
     probes.run(5)
     probes.behaviour["b"] = "refuses"
@@ -192,7 +194,7 @@ def test_a_new_life_starts_with_a_clean_record():
     assert probes.run(3) == Verdict()
 
 
-def test_a_broker_that_applies_nothing_for_a_lease_is_behind():
+def test_a_broker_that_applies_nothing_for_a_lease_is_behind() -> None:
     probes = Probes("a", "b", "c")
     probes.run(1)
     probes.applied["b"] = 10

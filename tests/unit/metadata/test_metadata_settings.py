@@ -6,7 +6,7 @@ from metadata.settings import MetadataSettings
 from wire.errors import TidelogError
 
 
-def test_the_defaults_fit_together():
+def test_the_defaults_fit_together() -> None:
     settings = MetadataSettings()
     assert (settings.heartbeat_interval_s, settings.broker_silence_timeout_s, settings.leader_lease_s) == (0.1, 2, 5)
 
@@ -21,7 +21,7 @@ def test_the_defaults_fit_together():
         {"probe_confirm_delay_s": 0.5},
     ],
 )
-def test_times_that_contradict_each_other_are_refused_by_name(wrong: dict[str, float]):
+def test_times_that_contradict_each_other_are_refused_by_name(wrong: dict[str, float]) -> None:
     with pytest.raises(TidelogError) as refused:
         MetadataSettings(**wrong)
     assert any(name in refused.value.message for name in wrong)

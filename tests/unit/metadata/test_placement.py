@@ -11,7 +11,7 @@ from wire.types import BrokerId
 
 
 @pytest.mark.parametrize(("brokers", "partitions", "factor"), [("abc", 3, 3), ("abcde", 10, 3), ("abcdef", 7, 2)])
-def test_replicas_and_leaders_are_spread_evenly(brokers: str, partitions: int, factor: int):
+def test_replicas_and_leaders_are_spread_evenly(brokers: str, partitions: int, factor: int) -> None:
     live = [BrokerId(broker) for broker in brokers]
     placements = place(
         Cluster(*brokers).state, live, partitions=partitions, replication_factor=factor, chance=Random(1)
@@ -23,16 +23,14 @@ def test_replicas_and_leaders_are_spread_evenly(brokers: str, partitions: int, f
     assert max(leaders.values()) - min(leaders[broker] for broker in live) <= 1
 
 
-def test_the_same_seed_places_the_same():
+def test_the_same_seed_places_the_same() -> None:
     state = Cluster("a", "b", "c", "d").state
     live = [BrokerId(broker) for broker in "abcd"]
-    first, second = (
-        place(state, live, partitions=9, replication_factor=2, chance=Random(7)) for _ in range(2)
-    )
+    first, second = (place(state, live, partitions=9, replication_factor=2, chance=Random(7)) for _ in range(2))
     assert first == second
 
 
-def test_streams_of_one_partition_do_not_pile_up_on_one_broker():
+def test_streams_of_one_partition_do_not_pile_up_on_one_broker() -> None:
     cluster = Cluster("a", "b", "c")
     live = [BrokerId(broker) for broker in "abc"]
     for number in range(6):

@@ -1,0 +1,127 @@
+"""Spark on a real cluster: the connector through the client, over NATS, from three brokers."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+from typing import Any
+
+import pytest
+from pyspark.errors import PySparkException
+from pyspark.sql import DataFrame, SparkSession
+
+import tidelog
+from spark_connector.java import ensure_java
+from tidelog.server.devcluster import DevCluster
+
+ROOT = Path(__file__).parents[2]
+RECORDS = 10_000
+
+
+@pytest.fixture(scope="module")
+def cluster(tmp_path_factory: pytest.TempPathFactory) -> Iterator[DevCluster]:
+    with DevCluster(tmp_path_factory.mktemp("cluster"), nodes=3, port=0) as running:
+        running.wait_ready(60)
+        yield running
+
+
+@pytest.fixture(scope="module")
+def spark() -> Iterator[SparkSession]:
+    ensure_java()
+    # Where Spark's Python processes find the packages when they are not installed.
+    folders = [str(ROOT), str(ROOT / "spark_connector" / "autoload"), os.environ.get("PYTHONPATH", "")]
+    path = os.pathsep.join(folder for folder in folders if folder)
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("PYTHONPATH", path)
+        session = (
+            SparkSession.builder.master("local[2]")
+            .appName("test_spark_cluster")
+            .config("spark.ui.enabled", "false")
+            .config("spark.sql.shuffle.partitions", "2")
+            .config("spark.sql.adaptive.enabled", "false")
+            # Short queries: the JVM must start and compile quickly, not well.
+            .config("spark.driver.extraJavaOptions", "-XX:TieredStopAtLevel=1 -XX:+UseSerialGC")
+            .getOrCreate()
+        )
+        yield session
+        session.stop()
+
+
+async def create(url: str, stream: str, partitions: int = 3) -> None:
+    async with await tidelog.connect(url) as client:
+        await client.create_stream(stream, subject=stream, partitions=partitions, replication_factor=3)
+
+
+async def recreate(url: str, stream: str) -> None:
+    async with await tidelog.connect(url) as client:
+        await client.delete_stream(stream)
+    await create(url, stream)
+
+
+async def publish(url: str, stream: str, numbers: range) -> dict[tuple[int, int], bytes]:
+    """(partition, offset) -> value of every acknowledged record."""
+    async with await tidelog.connect(url) as client, client.producer(stream, acks="all") as producer:
+        values = [b"%d" % number for number in numbers]
+        pending = [producer.send_nowait(value, key=value[-2:]) for value in values]
+        await producer.flush()
+        receipts = [await future for future in pending]
+    return {(at.partition, at.offset): value for at, value in zip(receipts, values, strict=True)}
+
+
+def options(cluster: DevCluster, stream: str, **more: str) -> dict[str, str]:
+    return {"servers": cluster.nats_url, "subscribe": stream, "startingOffsets": "earliest"} | more
+
+
+def records(frame: DataFrame) -> dict[tuple[int, int], bytes]:
+    rows = frame.select("partition", "offset", "value").collect()
+    found = {(row.partition, row.offset): bytes(row.value) for row in rows}
+    assert len(found) == len(rows), "a record was read twice"
+    return found
+
+
+def run(spark: SparkSession, given: Mapping[str, str], folder: Path) -> None:
+    """A streaming query of all that is there now."""
+    frame = spark.readStream.format("tidelog").options(**given).load()
+    writer = frame.writeStream.format("parquet").option("checkpointLocation", str(folder / "checkpoint"))
+    query: Any = writer.trigger(availableNow=True).start(str(folder / "out"))
+    assert query.awaitTermination(100), "Trigger.AvailableNow did not end"
+    assert query.exception() is None
+
+
+def test_batch_reads_what_is_committed(spark: SparkSession, cluster: DevCluster) -> None:
+    asyncio.run(create(cluster.nats_url, "batch"))
+    sent = asyncio.run(publish(cluster.nats_url, "batch", range(RECORDS)))
+    frame = spark.read.format("tidelog").options(**options(cluster, "batch")).load()
+    assert frame.count() == RECORDS
+    assert records(frame) == sent
+    assert frame.rdd.getNumPartitions() == 3
+    split = spark.read.format("tidelog").options(**options(cluster, "batch", minPartitions="8")).load()
+    assert split.rdd.getNumPartitions() >= 8
+    assert records(split) == sent
+    # A task that Spark does not read to its end.
+    assert len(frame.limit(5).collect()) == 5
+    with pytest.raises(PySparkException, match="'nothing'"):
+        spark.read.format("tidelog").options(**options(cluster, "nothing")).load().collect()
+
+
+def test_stream_restarts_from_its_checkpoint_without_gap_or_repeat(
+    spark: SparkSession, cluster: DevCluster, tmp_path: Path
+) -> None:
+    asyncio.run(create(cluster.nats_url, "live"))
+    given = options(cluster, "live", maxOffsetsPerTrigger="4000")
+    sent = asyncio.run(publish(cluster.nats_url, "live", range(RECORDS)))
+    run(spark, given, tmp_path)
+    assert records(spark.read.parquet(str(tmp_path / "out"))) == sent
+    sent |= asyncio.run(publish(cluster.nats_url, "live", range(RECORDS, RECORDS + 1000)))
+    run(spark, given, tmp_path)
+    assert records(spark.read.parquet(str(tmp_path / "out"))) == sent
+    asyncio.run(recreate(cluster.nats_url, "live"))
+    with pytest.raises(PySparkException, match="deleted and created again"):
+        run(spark, given, tmp_path)
+
+
+def test_no_server_is_one_clear_sentence(spark: SparkSession) -> None:
+    with pytest.raises(PySparkException, match=r"NoServer: .*127\.0\.0\.1:9"):
+        spark.read.format("tidelog").options(servers="nats://127.0.0.1:9", subscribe="flights").load().collect()

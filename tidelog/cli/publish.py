@@ -1,0 +1,194 @@
+"""`tidelog publish`: one record from the command line, or many from a file."""
+
+from __future__ import annotations
+
+import asyncio
+import sys
+import time
+from collections import Counter
+from collections.abc import Iterator
+from contextlib import nullcontext
+from typing import TYPE_CHECKING, Any, BinaryIO, Literal, cast
+
+import click
+
+from tidelog.cli.session import cluster_options, fail, print_json, run
+
+if TYPE_CHECKING:
+    from tidelog.client.connection import Client
+    from tidelog.client.producer import Producer
+    from tidelog.client.records import Receipt
+
+CHUNK_RECORDS = 10_000
+CHUNK_BYTES = 4 << 20
+"""Read and sent as one; the next is read once this one is acknowledged."""
+
+
+@click.command()
+@click.argument("stream")
+@click.argument("value", required=False)
+@click.option("--key", help="Key of every record that brings none of its own; equal keys share a partition.")
+@click.option(
+    "--acks",
+    type=click.Choice(["none", "leader", "all"]),
+    default="all",
+    show_default=True,
+    help="Who must have a record before it counts as published.",
+)
+@click.option("--file", "file", type=click.File("rb"), help="Publish the lines of a file; - is stdin.")
+@click.option(
+    "--format",
+    "form",
+    type=click.Choice(["lines", "jsonl"]),
+    default="lines",
+    show_default=True,
+    help="lines: each line is a value. jsonl: each is an object with value, key, headers, timestamp.",
+)
+@click.option("--partition", type=click.IntRange(min=0), help="Publish to this partition, whatever the key.")
+@cluster_options
+def publish(
+    stream: str,
+    value: str | None,
+    key: str | None,
+    acks: str,
+    file: BinaryIO | None,
+    form: str,
+    partition: int | None,
+    server: str,
+    namespace: str,
+    as_json: bool,
+) -> None:
+    """Append VALUE, or the lines of a file, to STREAM.
+
+    What `tidelog subscribe --json` prints, `--format jsonl` takes.
+    """
+    if (value is None) == (file is None):
+        raise click.UsageError("give either VALUE or --file")
+    level = cast("Literal['all', 'leader', 'none']", acks)
+    key_bytes = None if key is None else _bytes(key)
+
+    async def work(client: Client) -> None:
+        async with client.producer(stream, acks=level) as producer:
+            if file is not None:
+                await _publish_file(producer, file, form, key_bytes, partition, as_json)
+                return
+            receipt = await producer.send(_bytes(value or ""), key=key_bytes, partition=partition)
+            offset = None if receipt.offset < 0 else receipt.offset
+            if as_json:
+                print_json({"stream": stream, "partition": receipt.partition, "offset": offset})
+            elif offset is None:
+                click.echo(f"{stream}/{receipt.partition} sent, not acknowledged")
+            else:
+                click.echo(f"{stream}/{receipt.partition} offset {offset}")
+
+    run(server, namespace, work)
+
+
+async def _publish_file(
+    producer: Producer, file: BinaryIO, form: str, key: bytes | None, partition: int | None, as_json: bool
+) -> None:
+    began = time.monotonic()
+    per_partition: Counter[int] = Counter()
+    size = line_number = 0
+    with _progress(file) as progress:
+        for chunk in _chunks(file):
+            if form == "lines":
+                values = [line.removesuffix(b"\n").removesuffix(b"\r") for line in chunk]
+                keys = None if key is None else [key] * len(values)
+                for run_receipt in await producer.send_many(values, keys=keys, partition=partition):
+                    per_partition[run_receipt.partition] += run_receipt.record_count
+            else:
+                per_partition += await _publish_json(producer, chunk, line_number, key, partition)
+            line_number += len(chunk)
+            chunk_size = sum(map(len, chunk))
+            size += chunk_size
+            if progress is not None:
+                progress.advance(progress.task_ids[0], chunk_size)
+    seconds = time.monotonic() - began
+    records = per_partition.total()
+    if as_json:
+        print_json(
+            {
+                "stream": producer.stream,
+                "records": records,
+                "bytes": size,
+                "seconds": round(seconds, 3),
+                "partitions": {str(p): n for p, n in sorted(per_partition.items())},
+            }
+        )
+    else:
+        click.echo(f"published {records} records, {size} bytes, to {producer.stream} in {seconds:.1f} s")
+
+
+async def _publish_json(
+    producer: Producer, chunk: list[bytes], first_line: int, key: bytes | None, partition: int | None
+) -> Counter[int]:
+    from tidelog.cli.records_json import from_json
+
+    futures: list[asyncio.Future[Receipt]] = []
+    for number, line in enumerate(chunk, first_line + 1):
+        if not line.strip():
+            continue
+        try:
+            parsed = from_json(line)
+        except ValueError as error:
+            await asyncio.gather(*futures)
+            fail(f"line {number} cannot be published: {error}; the lines before it have been")
+        futures.append(
+            producer.send_nowait(
+                parsed.value,
+                key=key if parsed.key is None else parsed.key,
+                headers=parsed.headers,
+                partition=partition,
+                timestamp=parsed.timestamp,
+            )
+        )
+    return Counter(receipt.partition for receipt in await asyncio.gather(*futures))
+
+
+def _chunks(file: BinaryIO) -> Iterator[list[bytes]]:
+    chunk: list[bytes] = []
+    size = 0
+    for line in file:
+        chunk.append(line)
+        size += len(line)
+        if len(chunk) >= CHUNK_RECORDS or size >= CHUNK_BYTES:
+            yield chunk
+            chunk, size = [], 0
+    if chunk:
+        yield chunk
+
+
+def _progress(file: BinaryIO) -> Any:
+    """A progress bar on a terminal's stderr, else nothing."""
+    if not sys.stderr.isatty():
+        return nullcontext()
+    from rich.console import Console
+    from rich.progress import BarColumn, DownloadColumn, Progress, TextColumn, TransferSpeedColumn
+
+    progress = Progress(
+        TextColumn("publishing"),
+        BarColumn(),
+        DownloadColumn(),
+        TransferSpeedColumn(),
+        console=Console(stderr=True),
+        transient=True,
+    )
+    progress.add_task("publishing", total=_file_size(file))
+    return progress
+
+
+def _file_size(file: BinaryIO) -> int | None:
+    import os
+    import stat
+
+    try:
+        status = os.fstat(file.fileno())
+    except OSError:
+        return None
+    return status.st_size if stat.S_ISREG(status.st_mode) else None
+
+
+def _bytes(text: str) -> bytes:
+    """As typed: bytes of the command line that are no UTF-8 come back as they were."""
+    return text.encode("utf-8", "surrogateescape")

@@ -1,0 +1,97 @@
+"""Records as lines of JSON: what `subscribe --json` prints, `publish --format jsonl` takes.
+
+    {"stream": "s", "partition": 0, "offset": 12, "timestamp": "2026-01-31T12:00:00.000000000Z", "key": "k", "value":
+    "v",
+     "headers": {"h": "x"}}
+
+Key, value and header values are text. When any of them is not UTF-8, all of them are base64 and the line has
+`"encoding": "base64"`. A null key or value is null. In what is taken only `value` is needed; `stream`, `partition`
+and `offset` are not looked at; a value that is neither text nor null (an object, a number) stands for its own compact
+JSON.
+"""
+
+from __future__ import annotations
+
+import base64
+import binascii
+import json
+from typing import Any, NamedTuple
+
+from tidelog.client.positions import timestamp_from_text, timestamp_to_text
+from tidelog.client.records import Record
+
+
+class Parsed(NamedTuple):
+    value: bytes | None
+    key: bytes | None
+    headers: dict[str, bytes]
+    timestamp: int | None
+
+
+def to_json(record: Record) -> str:
+    out: dict[str, Any] = {
+        "stream": record.stream,
+        "partition": record.partition,
+        "offset": record.offset,
+        "timestamp": timestamp_to_text(record.timestamp),
+    }
+    try:
+        out["key"] = None if record.key is None else record.key.decode()
+        out["value"] = None if record.value is None else record.value.decode()
+        out["headers"] = {name: value.decode() for name, value in record.headers.items()}
+    except UnicodeDecodeError:
+        out["key"] = _base64(record.key)
+        out["value"] = _base64(record.value)
+        out["headers"] = {name: _base64(value) for name, value in record.headers.items()}
+        out["encoding"] = "base64"
+    return json.dumps(out, ensure_ascii=False)
+
+
+def from_json(line: bytes) -> Parsed:
+    """Raises ValueError that says what is wrong with the line."""
+    try:
+        found = json.loads(line)
+    except ValueError as error:
+        raise ValueError(f"it is no JSON ({error})") from None
+    if not isinstance(found, dict) or "value" not in found:
+        raise ValueError('it is no object with a "value"')
+    encoding = found.get("encoding")
+    if encoding not in (None, "base64"):
+        raise ValueError(f'"encoding" is {encoding!r}, not "base64"')
+    as_base64 = encoding == "base64"
+    headers = found.get("headers") or {}
+    if not isinstance(headers, dict):
+        raise ValueError('"headers" is no object')
+    return Parsed(
+        _bytes(found["value"], as_base64),
+        _bytes(found.get("key"), as_base64),
+        {name: _bytes(value, as_base64) or b"" for name, value in headers.items()},
+        _timestamp(found.get("timestamp")),
+    )
+
+
+def _bytes(value: Any, as_base64: bool) -> bytes | None:
+    if value is None:
+        return None
+    if not as_base64:
+        text = value if isinstance(value, str) else json.dumps(value, ensure_ascii=False, separators=(",", ":"))
+        return text.encode("utf-8", "surrogatepass")
+    if not isinstance(value, str):
+        raise ValueError("what is said to be base64 is no text")
+    try:
+        return base64.b64decode(value, validate=True)
+    except binascii.Error as error:
+        raise ValueError(f"its base64 does not decode ({error})") from None
+
+
+def _timestamp(value: Any) -> int | None:
+    if value is None or (isinstance(value, int) and not isinstance(value, bool)):
+        return value
+    try:
+        return timestamp_from_text(value)
+    except (TypeError, ValueError):
+        raise ValueError(f'"timestamp" {value!r} is neither ISO-8601 nor ns since 1970') from None
+
+
+def _base64(value: bytes | None) -> str | None:
+    return None if value is None else base64.b64encode(value).decode()

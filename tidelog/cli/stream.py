@@ -1,0 +1,170 @@
+"""`tidelog stream`: create, list, describe, delete."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+import click
+
+from tidelog.cli.session import cluster_options, console, print_json, run
+
+if TYPE_CHECKING:
+    from tidelog.client.admin import PartitionDescription, StreamDescription, StreamSummary
+    from tidelog.client.connection import Client
+
+
+@click.group()
+def stream() -> None:
+    """Create, list, describe and delete streams."""
+
+
+@stream.command()
+@click.argument("name")
+@click.option("--subject", help="NATS subject to capture; partition i listens on SUBJECT.i.  [default: NAME]")
+@click.option("--partitions", type=click.IntRange(min=1), default=1, show_default=True)
+@click.option("--replication-factor", type=click.IntRange(min=1, max=16), default=3, show_default=True)
+@click.option("--config", "settings", multiple=True, metavar="KEY=VALUE", help="A setting; may be given several times.")
+@cluster_options
+def create(
+    name: str,
+    subject: str | None,
+    partitions: int,
+    replication_factor: int,
+    settings: tuple[str, ...],
+    server: str,
+    namespace: str,
+    as_json: bool,
+) -> None:
+    """Create a stream.
+
+    \b
+    Settings:
+      durability=durable|accepted  acknowledge after fdatasync, or from the page cache
+      min_isr=N                    in-sync replicas that a commit needs
+      max_record_bytes=N           largest record
+      segment_bytes=N              size of a log segment
+      confirm_timeout_ms=N         how long an acknowledged publish waits for its commit
+      reply_acks=true|false        answer bare publishes that carry a reply subject
+    """
+    config = dict(_setting(text) for text in settings)
+
+    async def work(client: Client) -> None:
+        made = await client.create_stream(
+            name, subject=subject, partitions=partitions, replication_factor=replication_factor, config=config
+        )
+        if as_json:
+            print_json(made)
+        else:
+            click.echo(
+                f"created stream {name}: subject {subject or name}, {_count(partitions, 'partition')}, "
+                f"replication factor {replication_factor}"
+            )
+
+    run(server, namespace, work)
+
+
+@stream.command(name="list")
+@cluster_options
+def list_(server: str, namespace: str, as_json: bool) -> None:
+    """List the streams."""
+
+    async def work(client: Client) -> None:
+        streams = sorted(await client.streams(), key=lambda summary: summary["name"])
+        if as_json:
+            print_json(streams)
+        elif streams:
+            _show_list(streams)
+        else:
+            click.echo("no streams; make one with `tidelog stream create NAME`")
+
+    run(server, namespace, work)
+
+
+@stream.command()
+@click.argument("name")
+@cluster_options
+def describe(name: str, server: str, namespace: str, as_json: bool) -> None:
+    """Show a stream's partitions: leaders, in-sync replicas, offsets."""
+
+    async def work(client: Client) -> None:
+        found = await client.describe(name)
+        if as_json:
+            print_json(found)
+        else:
+            _show_description(found)
+
+    run(server, namespace, work)
+
+
+@stream.command()
+@click.argument("name")
+@cluster_options
+def delete(name: str, server: str, namespace: str, as_json: bool) -> None:
+    """Delete a stream with all its records."""
+
+    async def work(client: Client) -> None:
+        await client.delete_stream(name)
+        if as_json:
+            print_json({"deleted": name})
+        else:
+            click.echo(f"deleted stream {name}")
+
+    run(server, namespace, work)
+
+
+def _setting(text: str) -> tuple[str, str]:
+    key, equals, value = text.partition("=")
+    if not equals or not key:
+        raise click.BadParameter(f"{text!r} is not KEY=VALUE", param_hint="--config")
+    return key, value
+
+
+def _show_list(streams: list[StreamSummary]) -> None:
+    from rich.table import Table
+
+    table = Table("stream", "subject", "partitions", "replication factor")
+    for summary in streams:
+        table.add_row(
+            summary["name"], summary["subject"], str(summary["partitions"]), str(summary["replication_factor"])
+        )
+    console().print(table)
+
+
+def _show_description(found: StreamDescription) -> None:
+    from rich.table import Table
+
+    settings = "  ".join(f"{key}={value}" for key, value in sorted(found["config"].items()))
+    console().print(f"stream [bold]{found['name']}[/]  subject {found['subject']}\n{settings}", highlight=False)
+    columns = ("partition", "leader", "leader epoch", "in sync", "behind or away", "committed to", "log")
+    table = Table(*columns)
+    for partition in found["partitions"]:
+        table.add_row(
+            str(partition["partition"]),
+            partition["leader"] or "[red]none[/]",
+            str(partition["leader_epoch"]),
+            " ".join(partition["isr"]),
+            _behind(partition),
+            _number(partition["high_watermark"]),
+            f"{_number(partition['log_start_offset'])}..{_number(partition['log_end_offset'])}",
+        )
+    console().print(table)
+
+
+def _behind(partition: PartitionDescription) -> str:
+    """Replicas outside the ISR, with how far their logs go where that is known."""
+    parts = []
+    for replica in partition["replicas"]:
+        if replica in partition["isr"]:
+            continue
+        progress = partition["replicas_progress"].get(replica)
+        end = progress["log_end_offset"] if progress is not None else None
+        parts.append(f"[yellow]{replica}[/]" if end is None else f"[yellow]{replica}[/] at {end}")
+    return " ".join(parts)
+
+
+def _number(value: int | None) -> str:
+    return "?" if value is None else str(value)
+
+
+def _count(number: int, what: str) -> str:
+    return f"{number} {what}{'' if number == 1 else 's'}"
