@@ -210,6 +210,9 @@ class ControllerCore:
                 OpenOffice(self._office),
                 *self._decide(now),
             ]
+        if outcome is not None and outcome.code is Code.NOT_CONTROLLER:
+            # An office was applied that was not known here when this one was asked for. It is now.
+            return self._seek_office(now)
         self._office_retry_at = now + self._settings.retry_interval_s
         return []
 

@@ -156,6 +156,16 @@ def test_a_take_office_without_an_outcome_is_tried_again() -> None:
     assert office.story == ["open 2"]
 
 
+def test_an_office_refused_for_an_unknown_earlier_one_is_asked_for_again_at_once() -> None:
+    office = Office("a", "b", "c")
+    office.hold_proposals = True
+    office.lead()
+    office.cluster.take_office("b")
+    office.hold_proposals = False
+    office.commit(office.held.pop())
+    assert office.story == ["open 3"]
+
+
 def test_without_a_raft_majority_it_does_not_probe(office: Office) -> None:
     office.perform(office.core.on_raft(True, False, office.now))
     office.behaviour["b"] = "refuses"

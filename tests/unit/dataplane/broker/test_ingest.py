@@ -1,0 +1,171 @@
+"""Bare publishes become records: whole runs at a time, with envelopes, headers, limits and refusals in between."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+
+from dataplane.broker.ingest import Ingest
+from wire.batch import RecordBatch
+from wire.envelope import MAGIC, encode_publish
+from wire.errors import Code, TidelogError
+from wire.tidelog_pb2 import AckPolicy, Message
+from wire.types import LeaderEpoch, Offset
+
+LIMIT = 1000
+
+
+@dataclass
+class Partition:
+    """The driver's side of an Ingest: seals into a list of decoded batches."""
+
+    max_batch: int = 100_000
+    refusal: TidelogError | None = None
+    wants: bool = True
+    batches: list[RecordBatch] = field(default_factory=list)
+    replies: list[tuple[int, list[bytes | None]]] = field(default_factory=list)
+    envelopes: list[tuple[int, Message, int]] = field(default_factory=list)
+    refused: list[tuple[list[bytes | None], Code, int]] = field(default_factory=list)
+    refused_envelopes: list[Code] = field(default_factory=list)
+    corrupt: list[str] = field(default_factory=list)
+
+    def __post_init__(self) -> None:
+        self.ingest = Ingest(
+            max_record_bytes=LIMIT,
+            max_batch_bytes=self.max_batch,
+            seal=self.seal,
+            wants_batch=lambda: self.wants,
+            refuse=lambda _acknowledged: self.refusal,
+            on_refused=lambda replies, error, count: self.refused.append((replies, error.code, count)),
+            on_corrupt=self.corrupt.append,
+            on_envelope_refused=lambda _message, error: self.refused_envelopes.append(error.code),
+            time_ns=lambda: 5,
+            with_replies=True,
+        )
+
+    def seal(self) -> None:
+        batch, replies, envelopes = self.ingest.take()
+        base = sum(len(b) for b in self.batches)
+        parts, _ = batch.stamp(Offset(base), LeaderEpoch(1))
+        self.batches.append(RecordBatch.decode(b"".join(bytes(p) for p in parts)))
+        self.replies += [(base + index, run) for index, run in replies]
+        self.envelopes += [(base + index, message, at) for index, message, at in envelopes]
+
+    def uniform(self, payloads: list[bytes], replies: list[bytes] | None = None) -> None:
+        """As the parser hands them over: at a fixed stride, with the protocol's bytes in between."""
+        lines = []
+        for i, payload in enumerate(payloads):
+            head = b"MSG s 1 " + (replies[i] + b" " if replies else b"") + b"%d\r\n" % len(payload)
+            lines.append(head + payload + b"\r\n")
+        stride = len(lines[0])
+        assert all(len(line) == stride for line in lines)
+        at = stride - 2 - len(payloads[0])
+        reply = (8, len(replies[0])) if replies else None
+        self.ingest.on_uniform(memoryview(b"".join(lines)), len(lines), at, len(payloads[0]), stride, reply)
+
+    @property
+    def values(self) -> list[bytes | None]:
+        return [value for batch in self.batches for value in batch.values]
+
+
+def test_a_uniform_run_becomes_one_batch_with_its_replies():
+    partition = Partition()
+    partition.uniform([b"%03d" % i for i in range(50)], [b"_INBOX.%02d" % i for i in range(50)])
+    partition.ingest.chunk_done()
+    assert partition.values == [b"%03d" % i for i in range(50)]
+    assert len(partition.batches) == 1
+    assert partition.replies == [(0, [b"_INBOX.%02d" % i for i in range(50)])]
+
+
+def test_empty_payloads_are_records():
+    partition = Partition()
+    partition.uniform([b""] * 3)
+    partition.ingest.chunk_done()
+    assert partition.values == [b""] * 3
+
+
+def test_a_chunk_larger_than_a_batch_is_split_between_records():
+    partition = Partition(max_batch=500)
+    partition.uniform([b"x" * 84] * 12, [b"r%02d" % i for i in range(12)])
+    partition.ingest.on_messages([b"y" * 84, b"z" * 200, b"w" * 300], [None, b"reply", None], [None] * 3)
+    partition.ingest.chunk_done()
+    assert partition.values == [b"x" * 84] * 12 + [b"y" * 84, b"z" * 200, b"w" * 300]
+    assert all(batch.header.length <= 700 for batch in partition.batches)
+    acked = {base + i: r for base, run in partition.replies for i, r in enumerate(run) if r is not None}
+    assert acked == {**{i: b"r%02d" % i for i in range(12)}, 13: b"reply"}
+
+
+def test_headers_travel_with_their_record():
+    partition = Partition()
+    block = b"NATS/1.0\r\nTrace: 7\r\n\r\n"
+    partition.ingest.on_messages([b"a", b"b"], [None, None], [block, None])
+    partition.ingest.chunk_done()
+    assert [dict(h) for h in partition.batches[0].headers] == [{"Trace": b"7"}, {}]
+
+
+def test_an_envelope_brings_key_headers_timestamp_and_its_own_acknowledgement():
+    partition = Partition()
+    envelope = Message(key=b"k", value=b"v", timestamp=77, ackInbox="inbox", ackPolicy=AckPolicy.ALL, headers={"h": b"x"})
+    partition.ingest.on_messages([b"plain", encode_publish(envelope)], [None, None], [None, None])
+    partition.ingest.chunk_done()
+    batch = partition.batches[0]
+    assert (batch.values, batch.keys) == ([b"plain", b"v"], [None, b"k"])
+    assert list(batch.timestamps) == [5, 77]
+    assert dict(batch.headers[1]) == {"h": b"x"}
+    assert [(index, m.ackInbox) for index, m, _ in partition.envelopes] == [(1, "inbox")]
+
+
+def test_envelopes_are_found_in_uniform_runs_too():
+    partition = Partition()
+    whole = encode_publish(Message(value=b"v"))
+    partition.uniform([b"p" * len(whole), whole, b"q" * len(whole)])
+    partition.ingest.chunk_done()
+    assert partition.values == [b"p" * len(whole), b"v", b"q" * len(whole)]
+
+
+def test_an_envelope_that_fails_its_crc_is_never_stored_as_a_plain_payload():
+    partition = Partition()
+    damaged = bytearray(encode_publish(Message(value=b"v")))
+    damaged[-1] ^= 1
+    partition.ingest.on_messages([bytes(damaged), MAGIC, MAGIC + b"rubbish"], [None] * 3, [None] * 3)
+    partition.uniform([bytes(damaged)] * 3)
+    partition.ingest.chunk_done()
+    assert partition.batches == []
+    assert len(partition.corrupt) == 6
+
+
+def test_what_is_too_large_is_dropped_and_counted_alone():
+    partition = Partition()
+    partition.ingest.on_messages([b"a", b"x" * (LIMIT + 1), b"b"], [None, b"reply", None], [None] * 3)
+    partition.ingest.chunk_done()
+    assert partition.values == [b"a", b"b"]
+    assert partition.refused == [([b"reply"], Code.RECORD_TOO_LARGE, 1)]
+    partition.uniform([b"x" * (LIMIT + 1)] * 4)
+    assert partition.refused[1][1:] == (Code.RECORD_TOO_LARGE, 4)
+
+
+def test_a_refusal_stores_nothing_and_reaches_whoever_asked():
+    partition = Partition(refusal=TidelogError(Code.NOT_ENOUGH_REPLICAS, "no"))
+    partition.uniform([b"abc"] * 2, [b"r1", b"r2"])
+    partition.ingest.on_messages([encode_publish(Message(value=b"v"))], [None], [None])
+    partition.ingest.chunk_done()
+    assert partition.batches == []
+    assert partition.refused == [([b"r1", b"r2"], Code.NOT_ENOUGH_REPLICAS, 2)]
+    assert partition.refused_envelopes == [Code.NOT_ENOUGH_REPLICAS]
+
+
+def test_while_nobody_wants_a_batch_it_grows_until_it_is_large():
+    partition = Partition(wants=False, max_batch=10 << 20)
+    partition.uniform([b"x" * 900] * 100)
+    partition.ingest.chunk_done()
+    assert partition.batches == []
+    partition.uniform([b"x" * 900] * 300)
+    partition.ingest.chunk_done()
+    assert len(partition.batches) == 1
+
+
+def test_at_the_end_of_leadership_what_was_never_appended_is_refused():
+    partition = Partition(wants=False)
+    partition.uniform([b"abc"], [b"r1"])
+    partition.ingest.abandon(TidelogError(Code.NOT_LEADER, "over"))
+    assert partition.refused == [([b"r1"], Code.NOT_LEADER, 0)]
+    assert partition.ingest.open_records == 0

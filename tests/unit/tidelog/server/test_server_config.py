@@ -1,0 +1,92 @@
+"""Configuration: what goes before what, and what a slip gets."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from tidelog.server.config import ServerConfig, load
+from wire.errors import Code, TidelogError
+
+MINIMAL = {"id": "b1", "data_dir": "/tmp/b1"}
+
+
+def config(flags: dict[str, Any] | None = None, environment: dict[str, str] | None = None, file: Path | None = None) -> ServerConfig:
+    return load(MINIMAL if flags is None else flags, environment or {}, file)
+
+
+def write(folder: Path, text: str) -> Path:
+    file = folder / "b.toml"
+    file.write_text(text)
+    return file
+
+
+def test_flags_go_before_environment_before_file_before_defaults(tmp_path: Path):
+    file = write(tmp_path, 'id = "file"\nnats = "nats://file:1"\ndata_dir = "data"\nnamespace = "file"\n')
+    environment = {"TIDELOG_ID": "env", "TIDELOG_NATS": "nats://env:1"}
+    found = config({"id": "flag"}, environment, file)
+    assert (found.broker, found.nats, found.namespace, found.log_level) == ("flag", ("nats://env:1",), "file", "info")
+    assert found.data_dir == tmp_path / "data", "relative to the file that says so"
+
+
+def test_peers_come_as_a_table_a_text_or_flags(tmp_path: Path):
+    want = {"b2": "h2:1", "b3": "h3:1"}
+    address = 'id = "b1"\ndata_dir = "d"\nraft_address = "h1:1"\n'
+    file = write(tmp_path, address + 'raft_peers = { b2 = "h2:1", b3 = "h3:1" }\n')
+    assert config({}, file=file).raft_peers == want
+    assert config({**MINIMAL, "raft_address": "h1:1"}, {"TIDELOG_RAFT_PEERS": "b2=h2:1, b3=h3:1"}).raft_peers == want
+    assert config({**MINIMAL, "raft_address": "h1:1", "raft_peers": ("b2=h2:1", "b3=h3:1")}).raft_peers == want
+
+
+def test_a_list_of_peers_may_name_the_broker_itself():
+    peers = "b1=h1:1,b2=h2:1,b3=h3:1"
+    assert set(config({**MINIMAL, "raft_address": "h1:1"}, {"TIDELOG_RAFT_PEERS": peers}).raft_peers) == {"b2", "b3"}
+
+
+def test_roles_follow_from_addresses():
+    assert config().is_voter, "standalone"
+    assert not config({**MINIMAL, "raft_peers": ("b2=h2:1",)}).is_voter, "an observer"
+
+
+def test_settings_of_both_planes_come_from_their_sections(tmp_path: Path):
+    file = write(tmp_path, 'id = "b1"\ndata_dir = "d"\n[replica]\nreplica_max_lag_time = 6.0\n[metadata]\nheartbeat_interval_s = 0.2\n')
+    found = config({}, file=file)
+    assert (found.replica.replica_max_lag_time, found.metadata.heartbeat_interval_s) == (6.0, 0.2)
+
+
+def test_the_secret_comes_from_its_file(tmp_path: Path):
+    (tmp_path / "secret").write_text("0123456789abcdef\n")
+    file = write(tmp_path, 'id = "b1"\ndata_dir = "d"\nraft_secret_file = "secret"\n')
+    assert config({}, file=file).raft_secret == b"0123456789abcdef"
+
+
+@pytest.mark.parametrize(
+    ("flags", "file", "words"),
+    [
+        ({"data_dir": "d"}, "", ["no id", "--id"]),
+        ({"id": "b1"}, "", ["no data_dir", "--data-dir"]),
+        ({**MINIMAL, "raft_address": "nohost"}, "", ["nohost", "HOST:PORT"]),
+        ({**MINIMAL, "raft_peers": ("b2",)}, "", ["b2", "ID=HOST:PORT"]),
+        ({**MINIMAL, "raft_address": "h:1", "raft_peers": ("b2=h:2",)}, "", ["2 Raft voters", "1, 3 or 5"]),
+        ({**MINIMAL, "log_level": "loud"}, "", ["loud", "debug"]),
+        (MINIMAL, "colour = 1", ["colour", "known"]),
+        (MINIMAL, "[replica]\ncolour = 1", ["[replica]", "colour", "replica_max_lag_time"]),
+        (MINIMAL, "[replica]\nreplica_max_idle_wait = 9.0", ["[replica]", "replica_max_idle_wait", "9.0"]),
+        (MINIMAL, "this is not toml", ["not TOML"]),
+        (MINIMAL, 'raft_secret_file = "missing"', ["missing", "cannot be read"]),
+    ],
+)
+def test_a_slip_names_the_setting_the_value_and_what_is_allowed(flags: dict[str, Any], file: str, words: list[str], tmp_path: Path):
+    with pytest.raises(TidelogError) as caught:
+        config(flags, file=write(tmp_path, file) if file else None)
+    assert caught.value.code is Code.BAD_CONFIG
+    for word in words:
+        assert word in str(caught.value)
+
+
+def test_a_bad_broker_id_is_refused():
+    with pytest.raises(TidelogError) as caught:
+        config({"id": "b.1", "data_dir": "d"})
+    assert caught.value.code is Code.BAD_NAME
