@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import os
 from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
@@ -13,10 +12,9 @@ from pyspark.errors import PySparkException
 from pyspark.sql import DataFrame, SparkSession
 
 import tidelog
-from spark_connector.java import ensure_java
+from tests.integration.spark_session import local_spark
 from tidelog.server.devcluster import DevCluster
 
-ROOT = Path(__file__).parents[2]
 RECORDS = 10_000
 
 
@@ -29,24 +27,8 @@ def cluster(tmp_path_factory: pytest.TempPathFactory) -> Iterator[DevCluster]:
 
 @pytest.fixture(scope="module")
 def spark() -> Iterator[SparkSession]:
-    ensure_java()
-    # Where Spark's Python processes find the packages when they are not installed.
-    folders = [str(ROOT), str(ROOT / "spark_connector" / "autoload"), os.environ.get("PYTHONPATH", "")]
-    path = os.pathsep.join(folder for folder in folders if folder)
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setenv("PYTHONPATH", path)
-        session = (
-            SparkSession.builder.master("local[2]")
-            .appName("test_spark_cluster")
-            .config("spark.ui.enabled", "false")
-            .config("spark.sql.shuffle.partitions", "2")
-            .config("spark.sql.adaptive.enabled", "false")
-            # Short queries: the JVM must start and compile quickly, not well.
-            .config("spark.driver.extraJavaOptions", "-XX:TieredStopAtLevel=1 -XX:+UseSerialGC")
-            .getOrCreate()
-        )
+    with local_spark("test_spark_cluster") as session:
         yield session
-        session.stop()
 
 
 async def create(url: str, stream: str, partitions: int = 3) -> None:

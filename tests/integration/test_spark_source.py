@@ -14,15 +14,14 @@ from pyspark import cloudpickle
 from pyspark.errors import PySparkException
 from pyspark.sql import DataFrame, SparkSession
 
-from spark_connector.java import ensure_java
 from spark_connector.log_port import OffsetRange, PartitionExtent, StreamExtent
 from spark_connector.options import SourceOptions
 from spark_connector.source import TidelogDataSource
+from tests.integration.spark_session import local_spark
 from wire.batch import BatchBuilder, Compression, RecordBatch, control_batch, encode_headers, iter_batches
 from wire.errors import Code, TidelogError
 from wire.types import Incarnation, LeaderEpoch, Offset, StreamName
 
-ROOT = Path(__file__).parents[2]
 SECOND = 1_000_000_000
 BEGINNING = 1_893_456_000 * SECOND
 """2030-01-01T00:00:00Z"""
@@ -138,26 +137,11 @@ class FileDataSource(TidelogDataSource):
 
 @pytest.fixture(scope="module")
 def spark() -> Iterator[SparkSession]:
-    ensure_java()
     # Spark's workers cannot import a test module.
     cloudpickle.register_pickle_by_value(sys.modules[__name__])  # type: ignore[no-untyped-call]
-    path = f"{ROOT}:{ROOT / 'spark_connector' / 'autoload'}"
-    session = (
-        SparkSession.builder.master("local[2]")
-        .appName("test_spark_source")
-        .config("spark.ui.enabled", "false")
-        # Short queries: the JVM must start and compile quickly, not well.
-        .config("spark.driver.extraJavaOptions", "-XX:TieredStopAtLevel=1 -XX:+UseSerialGC")
-        .config("spark.sql.adaptive.enabled", "false")
-        .config("spark.sql.shuffle.partitions", "2")
-        .config("spark.sql.session.timeZone", "UTC")
-        .config("spark.sql.python.filterPushdown.enabled", "true")
-        .config("spark.executorEnv.PYTHONPATH", path)
-        .getOrCreate()
-    )
-    session.dataSource.register(FileDataSource)
-    yield session
-    session.stop()
+    with local_spark("test_spark_source", spark__sql__python__filterPushdown__enabled="true") as session:
+        session.dataSource.register(FileDataSource)
+        yield session
     cloudpickle.unregister_pickle_by_value(sys.modules[__name__])  # type: ignore[no-untyped-call]
 
 
@@ -310,6 +294,14 @@ class TestBatch:
             strange.collect()
         with pytest.raises(PySparkException, match="does not write to them"):
             read(spark, logs).write.format("tidelog_files").options(**options(logs, "flights")).mode("append").save()
+
+    def test_it_does_not_write_streams_either(self, spark: SparkSession, logs: FileLogs, tmp_path: Path) -> None:
+        logs.create("flights", 1)
+        logs.fill("flights", 0, 1, per_batch=1)
+        source = spark.readStream.format("tidelog_files").options(**options(logs, "flights")).load()
+        writer = source.writeStream.format("tidelog_files").option("checkpointLocation", str(tmp_path / "checkpoint"))
+        with pytest.raises(PySparkException, match="does not write to them"):
+            writer.start().awaitTermination(60)
 
     def test_spark_finds_the_data_source_by_itself(self, spark: SparkSession) -> None:
         # The refusal is ours, so `tidelog` was found without a registration.

@@ -76,15 +76,9 @@ class BatchState(Enum):
     RESOLVED = "resolved"
 
 
-class Claim(NamedTuple):
-    """Who waits for a run of a batch's records."""
-
-    first: int
-    """Place in the batch of the first record."""
-    indices: Sequence[int] | None
-    """Positions in the caller's list, for a run of `send_many`; None for a single record."""
-    future: Any
-    """The driver's; not looked at here."""
+Claim: TypeAlias = tuple[int, Sequence[int] | None, Any]
+"""Who waits for a run of a batch's records: (place of the first in the batch; positions in the caller's list for a run
+of `send_many`, None for a single record; the driver's future, not looked at here). A plain tuple: one per record."""
 
 
 class PendingBatch:
@@ -246,8 +240,11 @@ class PartitionAccumulator:
         now: float,
     ) -> bool:
         """Take one record; `size` bounds its encoded size. True when a batch was sealed."""
-        batch, sealed = self._room(size, now)
-        batch.claims.append(Claim(len(batch.values), None, future))
+        batch = self._open
+        sealed = False
+        if batch is None or batch.size + size > self._settings.batch_bytes:
+            batch, sealed = self._room(size, now)
+        batch.claims.append((len(batch.values), None, future))
         batch.values.append(value)
         batch.keys.append(key)
         batch.headers.append(headers)
@@ -267,7 +264,7 @@ class PartitionAccumulator:
         """Take records that lie in one batch: `size` bounds all of them together and must not exceed a batch."""
         batch, sealed = self._room(size, now)
         count = len(values)
-        batch.claims.append(Claim(len(batch.values), indices, future))
+        batch.claims.append((len(batch.values), indices, future))
         batch.values.extend(values)
         batch.keys.extend([None] * count if keys is None else keys)
         batch.headers.extend([None] * count)

@@ -328,11 +328,11 @@ class Producer:
         pipe = self._pipes[partition]
         future: asyncio.Future[Receipt] = self._loop.create_future()
         self._buffered += size
-        if pipe.core.append(value, key, headers or None, timestamp, size, future, self._loop.time()):
-            self.leave_partition(partition)
-            pipe.pump()
         if pipe not in self._dirty:
             self._touch(pipe)
+        if pipe.core.append(value, key, headers or None, timestamp, size, future, pipe.touched_at):
+            self.leave_partition(partition)
+            pipe.pump()
         return future
 
     async def _append_unkeyed(
@@ -431,6 +431,7 @@ class Producer:
         if not self._dirty:
             self._loop.call_soon(self._pump_dirty)
         self._dirty.add(pipe)
+        pipe.touched_at = self._loop.time()
 
     def _pump_dirty(self) -> None:
         dirty, self._dirty = self._dirty, set()
@@ -495,7 +496,7 @@ class Producer:
     @staticmethod
     def _stamps(batch: PendingBatch) -> Sequence[int | None]:
         stamps = batch.timestamps
-        return stamps if len(stamps) == len(batch.claims) else [stamps[claim.first] for claim in batch.claims]
+        return stamps if len(stamps) == len(batch.claims) else [stamps[first] for first, _, _ in batch.claims]
 
     def _settle_failed(self, batch: PendingBatch, error: TidelogError) -> None:
         quiet = False
@@ -594,6 +595,8 @@ class _Pipe:
     def __init__(self, producer: Producer, partition: int, core: PartitionAccumulator, request: AppendRequest) -> None:
         self.partition = partition
         self.core = core
+        self.touched_at = 0.0
+        """When the records of this turn of the loop began to come in."""
         self._producer = producer
         self._request = request
         self._transport = producer._transport
@@ -741,6 +744,11 @@ def _checked_size(
     value: bytes | None, key: bytes | None, headers: Mapping[str, bytes] | None, timestamp: int | None
 ) -> int:
     """As `_size`; whatever could not be encoded is refused here, where it harms no other record."""
+    if headers is None and timestamp is None and type(value) is bytes:
+        if key is None:
+            return len(value) + RECORD_OVERHEAD
+        if type(key) is bytes:
+            return len(value) + len(key) + RECORD_OVERHEAD
     if type(value) not in _BYTES_OR_NONE or type(key) not in _BYTES_OR_NONE:
         raise TypeError(f"value and key are bytes or None, not {type(value).__name__} and {type(key).__name__}")
     if timestamp is not None and not -_INT64 <= timestamp < _INT64:
