@@ -92,12 +92,11 @@ def after_death(
     """`dead` are not alive any more: they leave the ISR if a live member remains; what they led moves or is offline."""
     if not any(broker in partition.isr for broker in dead):
         return partition
+    if partition.leader is not None and partition.leader in dead:
+        return elect(partition, alive=alive, led=led, min_isr=min_isr)
     live = tuple(broker for broker in partition.isr if alive(broker))
     # With nobody alive all of them stay: each holds everything committed, and the first to return may lead.
-    left = with_isr(partition, live, min_isr=min_isr) if live else partition
-    if partition.leader is None or partition.leader not in dead:
-        return left
-    return elect(left, alive=alive, led=led, min_isr=min_isr)
+    return with_isr(partition, live, min_isr=min_isr) if live else partition
 
 
 def leave(partition: Partition, broker: BrokerId, *, alive: IsAlive, min_isr: int, unsound: str | None) -> Partition:

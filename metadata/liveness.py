@@ -65,6 +65,7 @@ class _Watch:
     """Refused again, by a probe sent at least the delay later."""
     probe_at: float = -inf
     """Next probe is due."""
+    suspected_at: float = -inf
 
 
 class Liveness:
@@ -117,9 +118,11 @@ class Liveness:
         self._raft_peers = connected
 
     def suspect(self, broker: BrokerId, now: float) -> None:
-        """Ask it at once."""
+        """Ask it at once, and again every `probe_confirm_delay` until something comes back, for a heartbeat: what NATS
+        hands to a process that has just been killed is never answered, nor refused."""
         watch = self._watches.get(broker)
         if watch is not None and watch.refused_at is None:
+            watch.suspected_at = now
             watch.probe_at = now
 
     def on_answer(self, broker: BrokerId, number: int, generation: Generation, now: float) -> None:
@@ -175,7 +178,9 @@ class Liveness:
             self._own_probe_at = now + settings.heartbeat_interval_s
             orders.append(self._order(self._self, now))
         for broker in due:
-            self._watches[broker].probe_at = now + settings.heartbeat_interval_s
+            watch = self._watches[broker]
+            hurry = watch.heard_at < watch.suspected_at and now < watch.suspected_at + settings.heartbeat_interval_s
+            watch.probe_at = now + (settings.probe_confirm_delay_s if hurry else settings.heartbeat_interval_s)
             orders.append(self._order(broker, now))
         return orders
 

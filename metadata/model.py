@@ -135,6 +135,11 @@ class Stream:
     def durable(self) -> bool:
         return self.settings.durability is Durability.DURABLE
 
+    @property
+    def shared(self) -> tuple[object, ...]:
+        """What the views of all its partitions have in common."""
+        return self.subject, self.settings, self.partitioning_version, self.layouts
+
     def key(self, number: int) -> PartitionKey:
         return PartitionKey(self.name, self.incarnation, number, self.partitions[number].incarnation)
 

@@ -163,14 +163,14 @@ class ClusterState:
     def restore(self, data: bytes) -> Changes:
         """Become the state of that snapshot; what differs from the state until now. Raises CorruptData."""
         old, new = self._contents, snapshot.decode(data)
-        before = dict(self._views())
+        before = {key: (partition, old.streams[key.stream].shared) for key, partition in self.partitions()}
         self._contents = new
         self._led = {}
         for _, partition in self.partitions():
             self._count(partition.leader, 1)
-        after = dict(self._views())
+        after = {key: (partition, new.streams[key.stream].shared) for key, partition in self.partitions()}
         return Changes(
-            partitions=tuple(sorted(key for key, view in after.items() if before.get(key) != view)),
+            partitions=tuple(sorted(key for key, found in after.items() if before.get(key) != found)),
             gone=tuple(sorted(key for key in before if key not in after)),
             brokers=tuple(
                 sorted(
@@ -181,10 +181,6 @@ class ClusterState:
             ),
             office=old.office != new.office,
         )
-
-    def _views(self) -> Iterator[tuple[PartitionKey, PartitionView]]:
-        for key, _ in self.partitions():
-            yield key, self._contents.streams[key.stream].view(key.partition)
 
     # ---- commands --------------------------------------------------------------------------------------------------
 

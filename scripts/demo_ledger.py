@@ -59,8 +59,8 @@ class Ledger:
         return max(range(len(self._ack_times)), key=lambda partition: len(self._ack_times[partition]))
 
     def longest_pause(self, partition: int, since: float, until: float) -> float | None:
-        """Longest time in seconds between two neighbouring acknowledgements of the partition, of those pauses that ended
-        within (since, until]. None when nothing was acknowledged in that time.
+        """Longest time in seconds between two neighbouring acknowledgements of the partition, of those pauses that
+        ended within (since, until]. None when nothing was acknowledged in that time.
         """
         times = self._ack_times[partition]
         return max((after - before for before, after in pairwise(times) if since < after <= until), default=None)
@@ -107,11 +107,11 @@ class ReadBack:
         self._last_offset[partition] = last_offset
 
     def problems(self) -> list[str]:
-        """Once everything was added: one sentence for each kind of problem, with the first case of it. Empty is good."""
+        """Once everything was added: a sentence for each kind of problem, with its first case. Empty is good."""
         for row, copies in enumerate(self._copies):
             if not copies and (place := self._ledger.place(row)) is not None:
                 self._problem("lost", "row {}, acknowledged at {}/{}".format(row, *place))
-        return [f"{len(cases):,} records {kind}: {cases[0][:200]}" for kind, cases in self._problems.items()]
+        return [f"{kind} {len(cases):,}, the first: {cases[0][:200]}" for kind, cases in self._problems.items()]
 
     def _problem(self, kind: str, case: str) -> None:
         self._problems.setdefault(kind, []).append(case)

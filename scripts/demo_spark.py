@@ -23,6 +23,7 @@ def main(servers: str, stream: str) -> None:
         SparkSession.builder.master("local[2]")
         .appName("tidelog-demo")
         .config("spark.ui.enabled", "false")
+        .config("spark.ui.showConsoleProgress", "false")
         .config("spark.driver.host", "127.0.0.1")
         .config("spark.sql.shuffle.partitions", "2")
         # One short query: the JVM must start and compile quickly, not well.

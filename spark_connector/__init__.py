@@ -7,4 +7,5 @@ cuts that into offset ranges; a task fetches exactly its range and hands it to S
     positions ─ offsets as Spark stores them     log_port ─ what is asked of a log; client_log answers over NATS
     planning ─ from positions to offset ranges   reading ─ a task: one range to Arrow batches
     pushdown ─ filters that narrow ranges        batch_reader, stream_reader, source ─ what Spark calls
+    java ─ a runtime for Spark to run on
 """

@@ -50,9 +50,7 @@ class BulkHandler(Protocol):
         """`count` messages of equal length lie `stride` bytes apart in `block`, the payload of each at `payload_at`
         (`payload_size` bytes, may be 0), its reply subject, when there is one, at `reply` = (offset, length)."""
 
-    def on_messages(
-        self, payloads: list[bytes], replies: list[bytes | None], headers: list[bytes | None]
-    ) -> None:
+    def on_messages(self, payloads: list[bytes], replies: list[bytes | None], headers: list[bytes | None]) -> None:
         """Messages in order of arrival; the three lists have equal length; `headers` are raw NATS header blocks
         (`NATS/1.0\\r\\n…\\r\\n\\r\\n`)."""
 

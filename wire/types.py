@@ -62,12 +62,20 @@ class PartitionState(Enum):
 class StreamConfig:
     """What can be set per stream (`--config KEY=VALUE`)."""
 
-    min_isr: int = field(default=0, metadata={"help": "members that must have a record before it commits; 0 = 2 from RF 3 up, else 1"})
-    durability: Durability = field(default=Durability.DURABLE, metadata={"help": "durable (fdatasync before ack) or accepted (page cache)"})
+    min_isr: int = field(
+        default=0, metadata={"help": "members that must have a record before it commits; 0 = 2 from RF 3 up, else 1"}
+    )
+    durability: Durability = field(
+        default=Durability.DURABLE, metadata={"help": "durable (fdatasync before ack) or accepted (page cache)"}
+    )
     reply_acks: bool = field(default=True, metadata={"help": "answer bare publishes that carry a reply subject"})
-    max_record_bytes: int = field(default=1 << 20, metadata={"help": "largest record (key + value + headers), in bytes"})
+    max_record_bytes: int = field(
+        default=1 << 20, metadata={"help": "largest record (key + value + headers), in bytes"}
+    )
     segment_bytes: int = field(default=256 << 20, metadata={"help": "a log segment is rolled at this size, in bytes"})
-    confirm_timeout_ms: int = field(default=10_000, metadata={"help": "an acknowledged publish waits at most this long for its commit"})
+    confirm_timeout_ms: int = field(
+        default=10_000, metadata={"help": "an acknowledged publish waits at most this long for its commit"}
+    )
 
     _LIMITS = {
         "min_isr": (0, 16),
@@ -83,7 +91,9 @@ class StreamConfig:
         parsed: dict[str, Any] = {}
         for key, text in values.items():
             if key not in known:
-                raise TidelogError(Code.BAD_CONFIG, f"unknown stream setting {key!r}; known: {', '.join(sorted(known))}")
+                raise TidelogError(
+                    Code.BAD_CONFIG, f"unknown stream setting {key!r}; known: {', '.join(sorted(known))}"
+                )
             parsed[key] = cls._parse(key, text)
         return cls(**parsed)
 
@@ -93,7 +103,9 @@ class StreamConfig:
             try:
                 return Durability(text)
             except ValueError:
-                raise TidelogError(Code.BAD_CONFIG, f"durability={text!r} is neither 'durable' nor 'accepted'") from None
+                raise TidelogError(
+                    Code.BAD_CONFIG, f"durability={text!r} is neither 'durable' nor 'accepted'"
+                ) from None
         if key == "reply_acks":
             if text.lower() not in ("true", "false"):
                 raise TidelogError(Code.BAD_CONFIG, f"reply_acks={text!r} is neither 'true' nor 'false'")
@@ -111,7 +123,13 @@ class StreamConfig:
         out: dict[str, str] = {}
         for f in fields(self):
             value = getattr(self, f.name)
-            out[f.name] = value.value if isinstance(value, Enum) else str(value).lower() if isinstance(value, bool) else str(value)
+            out[f.name] = (
+                value.value
+                if isinstance(value, Enum)
+                else str(value).lower()
+                if isinstance(value, bool)
+                else str(value)
+            )
         return out
 
     def resolved(self, replication_factor: int) -> StreamConfig:

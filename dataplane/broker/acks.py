@@ -7,6 +7,8 @@ envelopes an Ack on their ackInbox, `.append` requests an AppendResponse. Each t
 from __future__ import annotations
 
 import json
+import logging
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 from wire.envelope import encode_ack
@@ -14,6 +16,8 @@ from wire.errors import Code, TidelogError
 from wire.tidelog_pb2 import Ack, AckError, AckPolicy, AppendResponse, Message
 from wire.transport import Buffer, Transport
 from wire.types import Offset, PartitionKey
+
+log = logging.getLogger(__name__)
 
 
 @dataclass(frozen=True, slots=True)
@@ -43,12 +47,15 @@ class EnvelopeReply:
 
 
 class Answers:
-    """Writes acknowledgements of one partition."""
+    """Writes acknowledgements of one partition. Nothing here raises: an address that is no NATS subject is its owner's
+    trouble, and not that of those who are answered next."""
 
     def __init__(self, transport: Transport, key: PartitionKey, subject: str) -> None:
         self._transport = transport
         self._key = key
         self._subject = subject
+        self.undeliverable = 0
+        """Answers to addresses that NATS does not know, dropped."""
         self._prefix = b'{"stream":%b,"partition":%d,"seq":' % (json.dumps(key.stream).encode(), key.partition)
 
     def bare(self, token: BareReplies) -> None:
@@ -72,14 +79,14 @@ class Answers:
         body = json.dumps({"error": error.to_json(), "stream": self._key.stream, "partition": self._key.partition}).encode()
         for reply in replies:
             if reply is not None:
-                self._transport.publish(reply.decode(), [body], headers=error.to_headers())
+                self._send(reply.decode(errors="surrogateescape"), [body], error.to_headers())
 
     def append(self, token: AppendReply) -> None:
-        self._transport.publish(token.inbox, [token.response.SerializeToString()])
+        self._send(token.inbox, [token.response.SerializeToString()])
 
     def error(self, inbox: str | None, error: TidelogError, body: Buffer = b"") -> None:
         if inbox:
-            self._transport.publish(inbox, [body], headers=error.to_headers())
+            self._send(inbox, [body], error.to_headers())
 
     def envelope(self, token: EnvelopeReply, now_ns: int, error: TidelogError | None = None) -> None:
         message = token.message
@@ -101,7 +108,15 @@ class Answers:
             ack.ackError = _ACK_ERRORS.get(error.code, AckError.REFUSED)
             ack.errorCode = error.code.name
             ack.errorMessage = error.message
-        self._transport.publish(message.ackInbox, [encode_ack(ack)])
+        self._send(message.ackInbox, [encode_ack(ack)])
+
+    def _send(self, subject: str, parts: Sequence[Buffer], headers: Mapping[str, str] | None = None) -> None:
+        """Lost when there is no connection: whoever waits for an answer asks again."""
+        try:
+            self._transport.publish(subject, parts, headers=headers)
+        except ValueError as e:
+            self.undeliverable += 1
+            log.debug("partition %s: an answer cannot be sent: %s", self._key, e)
 
 
 _ACK_ERRORS = {Code.INCORRECT_OFFSET: AckError.INCORRECT_OFFSET, Code.RECORD_TOO_LARGE: AckError.TOO_LARGE}

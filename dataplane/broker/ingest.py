@@ -194,7 +194,14 @@ class Ingest(BulkHandler):
             return
         key = message.key if message.HasField("key") else None
         value = message.value if message.HasField("value") else None
-        headers = encode_headers(dict(message.headers)) if message.headers else b""
+        if message.ackPolicy not in _POLICIES:
+            self._on_corrupt(f"the envelope asks for acknowledgement policy {message.ackPolicy}, unknown here")
+            return
+        try:
+            headers = encode_headers(dict(message.headers)) if message.headers else b""
+        except TidelogError as e:
+            self._on_envelope_refused(message, e)
+            return
         size = len(key or b"") + len(value or b"") + len(headers)
         error = self._too_large(size) if size > self._max_record else self._refuse(_policy(message) is Acks.ALL)
         if error is not None:
@@ -242,8 +249,11 @@ class Ingest(BulkHandler):
         return list(column.tolist())
 
 
+_POLICIES = {AckPolicy.LEADER: Acks.LEADER, AckPolicy.ALL: Acks.ALL, AckPolicy.NONE: Acks.NONE}
+
+
 def _policy(message: Message) -> Acks:
-    return {AckPolicy.LEADER: Acks.LEADER, AckPolicy.ALL: Acks.ALL, AckPolicy.NONE: Acks.NONE}[message.ackPolicy]
+    return _POLICIES[message.ackPolicy]
 
 
 def envelope_waits_for_all(message: Message) -> bool:

@@ -139,6 +139,10 @@ class Follower:
         """The leader has answered us in this LeaderEpoch."""
         self._notified = False
         self._suspected = False
+        self._fetch_timeout = settings.replica_fetch_timeout
+        """Doubles with every fetch that is given up, so that slow answers come through; an answer ends that."""
+        self._nobody_listens = False
+        """NATS answered the fetch that is out with 503: it is sent again soon, and no slow answer is to be waited for."""
         self._reported_at = -math.inf
         self._ticked_at = now
 
@@ -194,7 +198,8 @@ class Follower:
     def _fetch(self, now: float, refused_batch: str = "") -> list[FollowerEffect]:
         self._sequence += 1
         self._notified = False
-        self.state = Fetching(self._sequence, self.log_end_offset, now + self.settings.replica_fetch_timeout)
+        self._nobody_listens = False
+        self.state = Fetching(self._sequence, self.log_end_offset, now + self._fetch_timeout)
         return [SendFetch(self._sequence, self.log_end_offset, self._reported_end(), False, refused_batch)]
 
     def _reported_end(self) -> Offset | None:
@@ -209,6 +214,7 @@ class Follower:
         if answer.leader_epoch > self.leader_epoch:
             self._pause(now)
             return []
+        self._fetch_timeout = self.settings.replica_fetch_timeout
         if answer.error is not None:
             return self._on_error(answer.error, now)
         if state.offset != self.log_end_offset:
@@ -264,6 +270,10 @@ class Follower:
         match error.code:
             case Code.OFFSET_AHEAD:
                 self._good(now)
+                if self.log_end_offset == self.log_start_offset:
+                    # Nothing to reconcile by; it began where an earlier leader's log began. Begin where any log does.
+                    self.state = Truncating()
+                    return [SkipAhead(Offset(0))]
                 return self._reconcile(now)
             case Code.OFFSET_BEFORE_LOG:
                 log_start = Offset(int(error.details.get("log_start", "-1")))
@@ -299,6 +309,7 @@ class Follower:
         if isinstance(state, Reconciling):
             self.state = Reconciling(state.asked, state.cut, state.number, now + self.settings.no_leader_retry)
         elif isinstance(state, (Fetching, Idle)):
+            self._nobody_listens = True
             self.state = Fetching(state.sequence, state.offset, now + self.settings.no_leader_retry)
         return self._maybe_report(now)
 
@@ -345,6 +356,8 @@ class Follower:
             case Reconciling() if now >= state.ask_again_at:
                 out += self._ask(state.asked, state.cut, now)
             case Fetching() if now >= state.unanswered_at:
+                if not self._nobody_listens:
+                    self._fetch_timeout = min(2 * self._fetch_timeout, self.settings.replica_max_leader_timeout)
                 out += self._reconcile(now)  # the probe: it finds a leader that is gone, and does no harm
             case Idle() if now >= state.until:
                 out += self._fetch(now)

@@ -506,7 +506,9 @@ class Leader:
         out.extend(self._pending.expire(now))
         out.extend(self._pending_here.expire(now))
         for replica, follower in self._followers.items():
-            if follower.notified_at is not None and now - follower.notified_at >= settings.notify_retry:
+            if follower.notified_at is not None and now - follower.last_fetch_at > settings.replica_max_lag_time:
+                follower.notified_at = None  # gone; should it live, it asks after its idle wait anyway
+            elif follower.notified_at is not None and now - follower.notified_at >= settings.notify_retry:
                 follower.notified_at = now
                 out.append(Notify(replica))
             elif (

@@ -15,6 +15,9 @@ from dataplane.replica.effects import CompleteProduce
 from wire.errors import Code, TidelogError
 from wire.types import Offset
 
+_FORGET_FROM = 1024
+"""The deadlines of publishes that are through are thrown away when there are more than this, and most are such."""
+
 
 @dataclass(slots=True)
 class _Pending:
@@ -32,6 +35,11 @@ class PendingAcks:
 
     def __len__(self) -> int:
         return sum(not p.done for p in self._by_offset) + sum(not p.done for p in self._late)
+
+    @property
+    def remembered(self) -> int:
+        """Publishes kept in memory: those that wait, and some that are through."""
+        return len(self._by_deadline)
 
     def add(self, end_offset: Offset, deadline: float, token: object) -> None:
         pending = _Pending(end_offset, token)
@@ -58,8 +66,12 @@ class PendingAcks:
                 if pending.end_offset <= high_watermark:
                     self._finish(pending, None, out)
             self._late = [p for p in self._late if not p.done]
-        if not queue and not self._late:
+        waiting = len(queue) + len(self._late)
+        if not waiting:
             self._by_deadline.clear()
+        elif len(self._by_deadline) > max(_FORGET_FROM, 2 * waiting):
+            self._by_deadline = [entry for entry in self._by_deadline if not entry[2].done]
+            heapq.heapify(self._by_deadline)
         return out
 
     def expire(self, now: float) -> list[CompleteProduce]:

@@ -1,4 +1,4 @@
-"""`tidelog server` with one rule of the protocol broken, to see that the checks notice: python -m … RULE --config FILE."""
+"""`tidelog server` with one rule of the protocol broken, to see that the checks notice: python -m … RULE --config F"""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ def ack_before_commit() -> None:
     def await_commit(_self: Leader, _end: Offset, token: object, _timeout: float, _now: float) -> list[LeaderEffect]:
         return [CompleteProduce(token)]
 
-    Leader.await_commit = await_commit  # type: ignore[method-assign]
+    Leader.await_commit = await_commit  # type: ignore[method-assign, assignment]
 
 
 RULES: dict[str, Any] = {"ack-before-commit": ack_before_commit}

@@ -69,6 +69,7 @@ async def test_leader_kill(cluster: DevCluster) -> None:
         assert new["leader_epoch"] > old["leader_epoch"]
         cluster.start_broker(old["leader"])
         await wait_for(cluster.nats_url, lambda p: len(p["isr"]) == BROKERS, "the return to the ISR")
+    assert gap is not None
     print(f"\nleader kill: {old['leader']} -> {new['leader']}, no acknowledged write for {gap * 1e3:.0f} ms")
     findings = await check(cluster.nats_url, ledger, data_dirs(cluster))
     print(findings)
@@ -92,6 +93,7 @@ async def test_follower_kill(cluster: DevCluster) -> None:
         assert shrunk["partitions"][0]["leader"] == partition["leader"]
         cluster.start_broker(follower)
         await wait_for(cluster.nats_url, lambda p: follower in p["isr"], "the return to the ISR")
+    assert gap is not None
     print(f"\nfollower kill: no acknowledged write for {gap * 1e3:.0f} ms")
     findings = await check(cluster.nats_url, ledger, data_dirs(cluster))
     print(findings)
@@ -105,6 +107,7 @@ async def test_controller_kill(cluster: DevCluster) -> None:
         await asyncio.sleep(1.0)
         async with await tidelog.connect(cluster.nats_url) as client:
             controller = (await client.cluster_status())["controller"]
+            assert controller is not None
             cluster.kill(controller)
             began = time.monotonic()
             await client.create_stream("made-after", subject="made-after", partitions=1, replication_factor=2)
@@ -156,7 +159,9 @@ async def test_median_stall_of_ten_leader_kills(cluster: DevCluster) -> None:
             gaps.append(gap)
             cluster.start_broker(leader)
             await wait_for(cluster.nats_url, lambda p: len(p["isr"]) == BROKERS, "the return to the ISR")
-    print(f"\nstalls of acknowledged writes, ms: {[round(g * 1e3) for g in gaps]}, median {statistics.median(gaps) * 1e3:.0f}")
+    print(
+        f"\nstalls of acknowledged writes, ms: {[round(g * 1e3) for g in gaps]}, median {statistics.median(gaps) * 1e3:.0f}"
+    )
     findings = await check(cluster.nats_url, ledger, data_dirs(cluster))
     assert findings.ok, findings
     assert statistics.median(gaps) < 0.5

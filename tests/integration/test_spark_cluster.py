@@ -107,3 +107,18 @@ def test_stream_restarts_from_its_checkpoint_without_gap_or_repeat(
 def test_no_server_is_one_clear_sentence(spark: SparkSession) -> None:
     with pytest.raises(PySparkException, match=r"NoServer: .*127\.0\.0\.1:9"):
         spark.read.format("tidelog").options(servers="nats://127.0.0.1:9", subscribe="flights").load().collect()
+
+
+def test_a_broker_that_dies_costs_no_record(spark: SparkSession, cluster: DevCluster, tmp_path: Path) -> None:
+    asyncio.run(create(cluster.nats_url, "survivor"))
+    sent = asyncio.run(publish(cluster.nats_url, "survivor", range(1000)))
+    given = options(cluster, "survivor")
+    run(spark, given, tmp_path)
+    cluster.kill("b1")
+    try:
+        sent |= asyncio.run(publish(cluster.nats_url, "survivor", range(1000, 2000)))
+        run(spark, given, tmp_path)
+        assert records(spark.read.parquet(str(tmp_path / "out"))) == sent
+        assert records(spark.read.format("tidelog").options(**given).load()) == sent
+    finally:
+        cluster.start_broker("b1")

@@ -18,6 +18,7 @@ import time
 from collections import defaultdict
 from collections.abc import AsyncIterator
 from dataclasses import dataclass, field
+from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
@@ -53,7 +54,7 @@ class Ledger:
         if not times or times[-1] < moment:
             return None
         best = 0.0
-        for before, after in zip(times, times[1:], strict=False):
+        for before, after in pairwise(times):
             if after > moment:
                 best = max(best, after - max(before, moment))
         return best or times[-1] - moment
@@ -178,7 +179,7 @@ async def read_back(url: str, ledger: Ledger) -> dict[tuple[int, int], bytes]:
             for offset, value in zip(batch.offsets, batch.values, strict=True):
                 place = (batch.partition, int(offset))
                 assert place not in stored, f"offset {place} was delivered twice"
-                stored[place] = value
+                stored[place] = value or b""
     return stored
 
 
@@ -207,7 +208,9 @@ async def check(url: str, ledger: Ledger, data_dirs: dict[str, Path], *, timeout
             reordered.append(f"{value[:40]!r} at {(partition, offset)} after {last[sender, partition]}")
         last[sender, partition] = int(number)
     phantom = [f"{value[:40]!r} at {place}" for place, value in stored.items() if value not in ledger.sent]
-    return Findings(len(ledger.acked), len(stored), lost, repeated, reordered, phantom, diverging(description, data_dirs))
+    return Findings(
+        len(ledger.acked), len(stored), lost, repeated, reordered, phantom, diverging(description, data_dirs)
+    )
 
 
 async def wait_in_sync(url: str, stream: str, *, timeout: float = 30.0) -> dict[str, Any]:

@@ -10,10 +10,14 @@ import click
 
 
 @click.command()
-@click.option("--config", "file", type=click.Path(path_type=Path), help="TOML file; flags and environment go before it.")
+@click.option(
+    "--config", "file", type=click.Path(path_type=Path), help="TOML file; flags and environment go before it."
+)
 @click.option("--id", "broker", help="This broker's name: letters, digits, - and _.")
 @click.option("--nats", multiple=True, help="URL of a NATS server; may be given several times.")
-@click.option("--raft-address", help="HOST:PORT that this broker's Raft node listens on. Without it the broker is an observer.")
+@click.option(
+    "--raft-address", help="HOST:PORT that this broker's Raft node listens on. Without it the broker is an observer."
+)
 @click.option("--raft-peer", "raft_peers", multiple=True, metavar="ID=HOST:PORT", help="Another voter; once for each.")
 @click.option("--raft-secret-file", help="File with the secret that all voters share; needed beyond loopback.")
 @click.option("--data-dir", help="Folder of this broker's data; one broker per folder.")

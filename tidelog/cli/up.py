@@ -90,7 +90,9 @@ def _watch(cluster: DevCluster, stop: _Stop, restart_after: float | None, say: C
     while True:
         stop.check()
         if not cluster.nats_alive():
-            raise TidelogError(Code.UNAVAILABLE, "nats-server has ended; see the folder nats of the data folder, and start again")
+            raise TidelogError(
+                Code.UNAVAILABLE, "nats-server has ended; see the folder nats of the data folder, and start again"
+            )
         for broker in cluster.broker_ids:
             if cluster.pid(broker) is not None:
                 died.pop(broker, None)

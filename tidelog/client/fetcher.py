@@ -235,11 +235,10 @@ class PartitionFetcher:
         batches: list[RecordBatch] = []
         for at, header in iter_batches(body, HEADER_SIZE):
             assert self.position is not None
+            if self.is_done:
+                break
             if header.end_offset <= self.position:
                 continue
-            if self.stop is not None and header.base_offset >= self.stop:
-                self.position = self.stop
-                break
             batch = RecordBatch.decode(body, at)
             end = header.end_offset
             if header.base_offset < self.position or (self.stop is not None and end > self.stop):

@@ -193,7 +193,8 @@ class DevCluster:
             owner = lock.read().strip() or "another process"
             lock.close()
             raise TidelogError(
-                Code.BAD_CONFIG, f"the data folder {self.data_dir} is in use by process {owner}; stop it or choose another folder"
+                Code.BAD_CONFIG,
+                f"the data folder {self.data_dir} is in use by process {owner}; stop it or choose another folder",
             ) from None
         lock.truncate(0)
         lock.write(str(os.getpid()))

@@ -157,7 +157,9 @@ class Node:
         )
         broker = Broker(context, data_dir, replicas)
         metadata.on_partitions = broker.on_partitions
-        metadata.on_registered = lambda cluster_id, incarnation: self._on_registered(data_dir, broker, cluster_id, incarnation)
+        metadata.on_registered = lambda cluster_id, incarnation: self._on_registered(
+            data_dir, broker, cluster_id, incarnation
+        )
         metadata.broker_status = broker.stream_status
         metadata.on_fatal = self._on_fatal
         api = Api(metadata, control, subjects)
@@ -170,7 +172,9 @@ class Node:
         except RaftError as e:
             raise TidelogError(Code.BAD_CONFIG, str(e)) from e
         registered = loop.create_task(metadata.wait_registered())
-        await asyncio.wait(_any_of(registered, self.fatal), timeout=REGISTRATION_TIMEOUT, return_when=asyncio.FIRST_COMPLETED)
+        await asyncio.wait(
+            _any_of(registered, self.fatal), timeout=REGISTRATION_TIMEOUT, return_when=asyncio.FIRST_COMPLETED
+        )
         if self.fatal.done():
             self.fatal.result()
         if not registered.done():

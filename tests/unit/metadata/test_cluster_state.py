@@ -86,6 +86,13 @@ def test_no_process_continues_a_leader_epoch_of_an_earlier_life() -> None:
     assert cluster.shown() == "b | a b c |  | @2"
 
 
+def test_a_restarted_leader_gives_way_even_to_a_busier_one() -> None:
+    cluster = Cluster("a", "b")
+    cluster.create(assignments=["a b", "b a", "b a"])
+    cluster.register("a")
+    assert cluster.shown(0) == "b | a b |  | @2"
+
+
 def test_a_leader_that_is_alone_in_the_isr_gets_it_back_in_a_new_leader_epoch() -> None:
     cluster = Cluster("a")
     cluster.create(assignments=["a"])

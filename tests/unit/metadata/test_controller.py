@@ -169,7 +169,10 @@ def test_an_office_refused_for_an_unknown_earlier_one_is_asked_for_again_at_once
 def test_without_a_raft_majority_it_does_not_probe(office: Office) -> None:
     office.perform(office.core.on_raft(True, False, office.now))
     office.behaviour["b"] = "refuses"
-    office.run(5)
+    for _ in range(5):
+        office.perform(office.core.on_peer_lost(BrokerId("b"), office.now))
+        office.run(0.1)
+        office.perform(office.core.tick(office.now))
     assert office.kinds == []
     office.perform(office.core.on_raft(True, True, office.now))
     office.run(1)

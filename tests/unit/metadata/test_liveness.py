@@ -79,6 +79,49 @@ def test_one_refusal_is_not_death() -> None:
     assert probes.run(5) == Verdict()
 
 
+def test_a_suspect_is_asked_again_soon_while_nothing_comes_back() -> None:
+    probes = Probes("a", "b", "c")
+    probes.run(5)
+    probes.now += 0.05
+    probes.behaviour["b"] = "silent"
+    probes.liveness.suspect(B, probes.now)
+    probes.run(0.001)
+    probes.behaviour["b"] = "refuses"
+    began = probes.now
+    assert probes.run(1) == probes.dead(B)
+    assert probes.now - began < 0.03
+
+
+def test_two_refusals_at_the_same_time_are_one() -> None:
+    probes = Probes("a", "b", "c")
+    probes.run(5)
+    probes.now += 0.05
+    orders = []
+    for _ in range(2):
+        probes.liveness.suspect(B, probes.now)
+        orders += probes.liveness.tick(probes.now, probes.brokers, Generation(10))
+    for order in orders:
+        if order.broker == B:
+            probes.liveness.on_no_responders(B, order.number, probes.now)
+        else:
+            probes.liveness.on_answer(order.broker, order.number, Generation(10), probes.now)
+    for order in probes.liveness.tick(probes.now + 0.01, probes.brokers, Generation(10)):
+        if order.broker != B:
+            probes.liveness.on_answer(order.broker, order.number, Generation(10), probes.now + 0.01)
+    assert len([order for order in orders if order.broker == B]) == 2
+    assert probes.liveness.verdict(probes.now + 0.01) == Verdict()
+
+
+def test_the_others_do_not_replace_the_controllers_own_probe() -> None:
+    probes = Probes("a", "b", "c", "d", "e")
+    probes.run(5)
+    probes.behaviour |= {"a": "silent", "b": "refuses"}
+    probes.liveness.suspect(B, probes.now)
+    assert probes.run(0.1) == Verdict()
+    probes.behaviour["a"] = "answers"
+    assert probes.run(0.2) == probes.dead(B)
+
+
 def test_silence_is_death_after_its_timeout() -> None:
     probes = Probes("a", "b", "c")
     probes.run(5)

@@ -207,6 +207,7 @@ class Broker:
         self.gone: list[PartitionKey] = []
         self.recorded: list[tuple[str, Incarnation]] = []
         self.fatal: list[TidelogError] = []
+        self.too_early = False
         self.service = MetadataService(
             broker_id=self.id,
             life_id=f"{name}-{life}",
@@ -228,7 +229,7 @@ class Broker:
         self.service.broker_status = self._status
 
     def _on_partitions(self, changes: Sequence[PartitionView | PartitionGone]) -> None:
-        assert self.recorded, "the data folder must know the incarnation first"
+        self.too_early = self.too_early or not self.recorded
         for change in changes:
             if isinstance(change, PartitionView):
                 self.views[change.key] = change
@@ -413,6 +414,18 @@ async def test_a_folder_of_another_cluster_is_fatal() -> None:
         stranger = await world.start("b", registration)
         await until(lambda: stranger.fatal)
         assert "elsewhere" in stranger.fatal[0].message
+
+
+async def test_a_restarted_broker_acts_on_no_partition_before_its_registration() -> None:
+    async with running("a", "b", "c") as world:
+        await world.api("stream.create", **CREATE)
+        await world.brokers["c"].kill()
+        world.group.unavailable = 3
+        again = await world.start("c", life="2")
+        await asyncio.wait_for(again.service.wait_registered(), 5)
+        assert len(again.views) == 3
+        assert not again.too_early
+        assert all(view.leader != "c" for view in again.views.values())
 
 
 async def test_a_registration_survives_lost_outcomes_and_a_missing_leader() -> None:

@@ -27,6 +27,7 @@ class Batches:
 
     def __init__(self, sizes: list[int], *, hangs: bool = False) -> None:
         self.taken = 0
+        self.started = asyncio.Event()
         self.closed = False
         self._sizes = sizes
         self._hangs = hangs
@@ -35,6 +36,7 @@ class Batches:
         try:
             for size in self._sizes:
                 self.taken += 1
+                self.started.set()
                 yield batch(size)
             if self._hangs:
                 await asyncio.Event().wait()
@@ -68,8 +70,7 @@ async def test_a_reader_that_stops_early_leaves_nothing_running() -> None:
     await _abandon(ahead, batches)
     assert ahead.done()
     ahead = await _begin(batches := source.generate())
-    while source.taken < 1:
-        await asyncio.sleep(0)
+    await source.started.wait()
     await _abandon(ahead, batches)
     assert source.closed
 

@@ -67,7 +67,7 @@ class Partition:
         return [value for batch in self.batches for value in batch.values]
 
 
-def test_a_uniform_run_becomes_one_batch_with_its_replies():
+def test_a_uniform_run_becomes_one_batch_with_its_replies() -> None:
     partition = Partition()
     partition.uniform([b"%03d" % i for i in range(50)], [b"_INBOX.%02d" % i for i in range(50)])
     partition.ingest.chunk_done()
@@ -76,14 +76,14 @@ def test_a_uniform_run_becomes_one_batch_with_its_replies():
     assert partition.replies == [(0, [b"_INBOX.%02d" % i for i in range(50)])]
 
 
-def test_empty_payloads_are_records():
+def test_empty_payloads_are_records() -> None:
     partition = Partition()
     partition.uniform([b""] * 3)
     partition.ingest.chunk_done()
     assert partition.values == [b""] * 3
 
 
-def test_a_chunk_larger_than_a_batch_is_split_between_records():
+def test_a_chunk_larger_than_a_batch_is_split_between_records() -> None:
     partition = Partition(max_batch=500)
     partition.uniform([b"x" * 84] * 12, [b"r%02d" % i for i in range(12)])
     partition.ingest.on_messages([b"y" * 84, b"z" * 200, b"w" * 300], [None, b"reply", None], [None] * 3)
@@ -94,7 +94,7 @@ def test_a_chunk_larger_than_a_batch_is_split_between_records():
     assert acked == {**{i: b"r%02d" % i for i in range(12)}, 13: b"reply"}
 
 
-def test_headers_travel_with_their_record():
+def test_headers_travel_with_their_record() -> None:
     partition = Partition()
     block = b"NATS/1.0\r\nTrace: 7\r\n\r\n"
     partition.ingest.on_messages([b"a", b"b"], [None, None], [block, None])
@@ -102,9 +102,11 @@ def test_headers_travel_with_their_record():
     assert [dict(h) for h in partition.batches[0].headers] == [{"Trace": b"7"}, {}]
 
 
-def test_an_envelope_brings_key_headers_timestamp_and_its_own_acknowledgement():
+def test_an_envelope_brings_key_headers_timestamp_and_its_own_acknowledgement() -> None:
     partition = Partition()
-    envelope = Message(key=b"k", value=b"v", timestamp=77, ackInbox="inbox", ackPolicy=AckPolicy.ALL, headers={"h": b"x"})
+    envelope = Message(
+        key=b"k", value=b"v", timestamp=77, ackInbox="inbox", ackPolicy=AckPolicy.ALL, headers={"h": b"x"}
+    )
     partition.ingest.on_messages([b"plain", encode_publish(envelope)], [None, None], [None, None])
     partition.ingest.chunk_done()
     batch = partition.batches[0]
@@ -114,7 +116,7 @@ def test_an_envelope_brings_key_headers_timestamp_and_its_own_acknowledgement():
     assert [(index, m.ackInbox) for index, m, _ in partition.envelopes] == [(1, "inbox")]
 
 
-def test_envelopes_are_found_in_uniform_runs_too():
+def test_envelopes_are_found_in_uniform_runs_too() -> None:
     partition = Partition()
     whole = encode_publish(Message(value=b"v"))
     partition.uniform([b"p" * len(whole), whole, b"q" * len(whole)])
@@ -122,7 +124,7 @@ def test_envelopes_are_found_in_uniform_runs_too():
     assert partition.values == [b"p" * len(whole), b"v", b"q" * len(whole)]
 
 
-def test_an_envelope_that_fails_its_crc_is_never_stored_as_a_plain_payload():
+def test_an_envelope_that_fails_its_crc_is_never_stored_as_a_plain_payload() -> None:
     partition = Partition()
     damaged = bytearray(encode_publish(Message(value=b"v")))
     damaged[-1] ^= 1
@@ -133,7 +135,7 @@ def test_an_envelope_that_fails_its_crc_is_never_stored_as_a_plain_payload():
     assert len(partition.corrupt) == 6
 
 
-def test_what_is_too_large_is_dropped_and_counted_alone():
+def test_what_is_too_large_is_dropped_and_counted_alone() -> None:
     partition = Partition()
     partition.ingest.on_messages([b"a", b"x" * (LIMIT + 1), b"b"], [None, b"reply", None], [None] * 3)
     partition.ingest.chunk_done()
@@ -143,7 +145,7 @@ def test_what_is_too_large_is_dropped_and_counted_alone():
     assert partition.refused[1][1:] == (Code.RECORD_TOO_LARGE, 4)
 
 
-def test_a_refusal_stores_nothing_and_reaches_whoever_asked():
+def test_a_refusal_stores_nothing_and_reaches_whoever_asked() -> None:
     partition = Partition(refusal=TidelogError(Code.NOT_ENOUGH_REPLICAS, "no"))
     partition.uniform([b"abc"] * 2, [b"r1", b"r2"])
     partition.ingest.on_messages([encode_publish(Message(value=b"v"))], [None], [None])
@@ -153,7 +155,7 @@ def test_a_refusal_stores_nothing_and_reaches_whoever_asked():
     assert partition.refused_envelopes == [Code.NOT_ENOUGH_REPLICAS]
 
 
-def test_while_nobody_wants_a_batch_it_grows_until_it_is_large():
+def test_while_nobody_wants_a_batch_it_grows_until_it_is_large() -> None:
     partition = Partition(wants=False, max_batch=10 << 20)
     partition.uniform([b"x" * 900] * 100)
     partition.ingest.chunk_done()
@@ -163,9 +165,30 @@ def test_while_nobody_wants_a_batch_it_grows_until_it_is_large():
     assert len(partition.batches) == 1
 
 
-def test_at_the_end_of_leadership_what_was_never_appended_is_refused():
+def test_at_the_end_of_leadership_what_was_never_appended_is_refused() -> None:
     partition = Partition(wants=False)
     partition.uniform([b"abc"], [b"r1"])
     partition.ingest.abandon(TidelogError(Code.NOT_LEADER, "over"))
     assert partition.refused == [([b"r1"], Code.NOT_LEADER, 0)]
     assert partition.ingest.open_records == 0
+
+
+def test_an_envelope_with_an_unknown_ack_policy_is_dropped_alone() -> None:
+    """A newer client may know policies that this broker does not; its neighbours in the chunk must not suffer."""
+    partition = Partition()
+    odd = Message(value=b"odd", ackInbox="inbox")
+    odd.ackPolicy = 7  # type: ignore[assignment]
+    partition.ingest.on_messages([encode_publish(odd), b"plain"], [None, None], [None, None])
+    partition.ingest.chunk_done()
+    assert partition.values == [b"plain"]
+    assert len(partition.corrupt) == 1 and "7" in partition.corrupt[0]
+
+
+def test_an_envelope_whose_headers_cannot_be_stored_is_refused_alone() -> None:
+    partition = Partition()
+    odd = Message(value=b"odd", ackInbox="inbox", ackPolicy=AckPolicy.ALL)
+    odd.headers["k" * 70_000] = b""
+    partition.ingest.on_messages([encode_publish(odd), b"plain"], [None, None], [None, None])
+    partition.ingest.chunk_done()
+    assert partition.values == [b"plain"]
+    assert partition.refused_envelopes == [Code.BAD_REQUEST]

@@ -161,6 +161,31 @@ class TestReading:
         with pytest.raises(CorruptData, match=f"at byte {5 * size}"):
             log.read_from_disk(Offset(0), max_bytes=6 * size, end_offset=END)
 
+    @pytest.mark.parametrize("which_read", [1, 2])
+    def test_what_was_replaced_during_a_read_is_not_returned(
+        self, tmp_path: Path, batches: Batches, which_read: int
+    ) -> None:
+        class CutsMeanwhile(RealFiles):
+            reads = -1
+
+            def read(self, handle: int, size: int, position: int) -> bytes:
+                data = super().read(handle, size, position)
+                self.reads += self.reads >= 0
+                if self.reads == which_read:
+                    self.reads = -1
+                    log.truncate(Offset(3))
+                    batches.fill(log, 10, epoch=2, size=77)
+                return data
+
+        files = CutsMeanwhile()
+        log = opened(tmp_path, LogConfig(tail_bytes=0), files)
+        batches.fill(log, 10)
+        files.reads = 0
+        block = log.read_from_disk(Offset(5), max_bytes=400, end_offset=END)
+        assert files.reads == -1
+        assert {header.leader_epoch for _, header in iter_batches(block)} == {2}
+        assert parse_header(block).base_offset == 5
+
     def test_reading_goes_on_while_the_log_is_appended_rolled_synced_and_cut(
         self, tmp_path: Path, batches: Batches
     ) -> None:

@@ -99,7 +99,9 @@ def answer(
     )
 
 
-def ends(core: Follower, epoch: int, end: int, *, leader_epoch: int = 5, number: int | None = None) -> list[FollowerEffect]:
+def ends(
+    core: Follower, epoch: int, end: int, *, leader_epoch: int = 5, number: int | None = None
+) -> list[FollowerEffect]:
     """The leader says where `epoch` ends."""
     state = core.state
     assert isinstance(state, Reconciling)
@@ -125,29 +127,29 @@ def fetched(effects: list[FollowerEffect]) -> SendFetch:
 
 
 # ---------------------------------------------------------------- reconciliation
-def test_it_reconciles_before_its_first_fetch():
+def test_it_reconciles_before_its_first_fetch() -> None:
     assert asked(follower((1, 0), (4, 10), log_end=20).start(0.0)) == 4
 
 
-def test_an_empty_log_has_nothing_to_reconcile():
+def test_an_empty_log_has_nothing_to_reconcile() -> None:
     assert fetched(follower().start(0.0)).offset == 0
 
 
-def test_truncation_follows_the_leaders_epochs_and_not_the_high_watermark():
+def test_truncation_follows_the_leaders_epochs_and_not_the_high_watermark() -> None:
     """KIP-101: committed records above the follower's HW must survive its restart."""
     core = follower((4, 0), log_end=20, high_watermark=5)
     core.start(0.0)
     assert fetched(ends(core, 4, 20)).offset == 20
 
 
-def test_what_the_leader_does_not_have_is_cut():
+def test_what_the_leader_does_not_have_is_cut() -> None:
     core = follower((4, 0), log_end=20)
     core.start(0.0)
     assert ends(core, 4, 15) == [Truncate(Offset(15))]
     assert fetched(core.on_truncated(Offset(0), Offset(15), 0.0)).offset == 15
 
 
-def test_fast_leader_changes_walk_back_until_the_epochs_agree():
+def test_fast_leader_changes_walk_back_until_the_epochs_agree() -> None:
     """KIP-279: the leader never had epoch 3; cutting at the end of its epoch 2 alone would leave the logs diverged."""
     core = follower((1, 0), (3, 10), log_end=20)
     assert asked(core.start(0.0)) == 3
@@ -155,20 +157,20 @@ def test_fast_leader_changes_walk_back_until_the_epochs_agree():
     assert ends(core, 1, 8) == [Truncate(Offset(8))]
 
 
-def test_the_cut_is_the_smallest_of_both_ends_on_the_way():
+def test_the_cut_is_the_smallest_of_both_ends_on_the_way() -> None:
     core = follower((1, 0), (3, 10), log_end=20)
     core.start(0.0)
     ends(core, 2, 30)
     assert ends(core, 1, 25) == [Truncate(Offset(10))]
 
 
-def test_with_no_common_epoch_the_log_is_dropped():
+def test_with_no_common_epoch_the_log_is_dropped() -> None:
     core = follower((3, 0), log_end=20)
     core.start(0.0)
     assert ends(core, 0, 0) == [Truncate(Offset(0))]
 
 
-def test_without_an_answer_it_asks_again_and_cuts_nothing():
+def test_without_an_answer_it_asks_again_and_cuts_nothing() -> None:
     core = follower((4, 0), log_end=20, high_watermark=5)
     core.start(0.0)
     effects = core.tick(0.3)
@@ -176,21 +178,21 @@ def test_without_an_answer_it_asks_again_and_cuts_nothing():
     assert not [e for e in effects if isinstance(e, (Truncate, SkipAhead))]
 
 
-def test_an_answer_of_a_zombie_to_an_offset_request_is_dropped():
+def test_an_answer_of_a_zombie_to_an_offset_request_is_dropped() -> None:
     core = follower((4, 0), log_end=20)
     core.start(0.0)
     assert ends(core, 4, 3, leader_epoch=4) == []
     assert isinstance(core.state, Reconciling)
 
 
-def test_an_answer_to_an_older_offset_request_is_dropped():
+def test_an_answer_to_an_older_offset_request_is_dropped() -> None:
     core = follower((4, 0), log_end=20)
     core.start(0.0)
     core.tick(0.3)
     assert ends(core, 4, 3, number=1) == []
 
 
-def test_a_truncation_takes_the_high_watermark_along():
+def test_a_truncation_takes_the_high_watermark_along() -> None:
     core = follower((4, 0), log_end=20, high_watermark=18)
     core.start(0.0)
     ends(core, 4, 15)
@@ -199,7 +201,7 @@ def test_a_truncation_takes_the_high_watermark_along():
 
 
 # ---------------------------------------------------------------- fetching
-def test_batches_are_appended_then_the_next_fetch_leaves_before_the_sync():
+def test_batches_are_appended_then_the_next_fetch_leaves_before_the_sync() -> None:
     core = follower()
     core.start(0.0)
     assert answer(core, first=0, hw=0) == [AppendReplicated(Offset(0))]
@@ -209,7 +211,7 @@ def test_batches_are_appended_then_the_next_fetch_leaves_before_the_sync():
     assert core.high_watermark == 3
 
 
-def test_the_durable_end_is_reported_after_the_sync_as_progress():
+def test_the_durable_end_is_reported_after_the_sync_as_progress() -> None:
     core = follower()
     core.start(0.0)
     answer(core, first=0)
@@ -218,7 +220,7 @@ def test_the_durable_end_is_reported_after_the_sync_as_progress():
     assert (report.durable_end, report.progress_only) == (7, True)
 
 
-def test_progress_reports_leave_the_data_request_the_newest():
+def test_progress_reports_leave_the_data_request_the_newest() -> None:
     core = follower()
     core.start(0.0)
     answer(core, first=0)
@@ -227,7 +229,7 @@ def test_progress_reports_leave_the_data_request_the_newest():
     assert answer(core, sequence=request.sequence, first=7) == [AppendReplicated(Offset(0))]
 
 
-def test_the_high_watermark_adopted_is_never_above_the_log():
+def test_the_high_watermark_adopted_is_never_above_the_log() -> None:
     core = follower()
     core.start(0.0)
     answer(core, first=0, hw=100)
@@ -244,27 +246,27 @@ def test_the_high_watermark_adopted_is_never_above_the_log():
         {"first": 6},  # begins below our LEO
     ],
 )
-def test_late_reordered_or_foreign_answers_append_nothing(how):
+def test_late_reordered_or_foreign_answers_append_nothing(how: dict[str, int]) -> None:
     core = follower((5, 0), log_end=7)
     core.start(0.0)
     ends(core, 5, 7)
     assert not [e for e in answer(core, **how) if isinstance(e, AppendReplicated)]
 
 
-def test_a_zombies_answer_does_not_end_the_wait_for_the_leaders_own():
+def test_a_zombies_answer_does_not_end_the_wait_for_the_leaders_own() -> None:
     core = follower()
     request = fetched(core.start(0.0))
     answer(core, leader_epoch=4, first=0)
     assert answer(core, sequence=request.sequence, first=0) == [AppendReplicated(Offset(0))]
 
 
-def test_an_answer_may_begin_above_the_log_end_after_compaction():
+def test_an_answer_may_begin_above_the_log_end_after_compaction() -> None:
     core = follower()
     core.start(0.0)
     assert answer(core, first=12) == [AppendReplicated(Offset(0))]
 
 
-def test_a_batch_that_does_not_decode_is_refused_and_the_leader_told():
+def test_a_batch_that_does_not_decode_is_refused_and_the_leader_told() -> None:
     core = follower()
     request = fetched(core.start(0.0))
     again = fetched(core.on_bad_answer(request.sequence, "bad CRC", 0.0))
@@ -272,7 +274,7 @@ def test_a_batch_that_does_not_decode_is_refused_and_the_leader_told():
 
 
 # ---------------------------------------------------------------- idling
-def test_an_empty_answer_makes_it_sleep_for_the_idle_wait():
+def test_an_empty_answer_makes_it_sleep_for_the_idle_wait() -> None:
     core = follower()
     core.start(0.0)
     assert answer(core) == []
@@ -281,21 +283,21 @@ def test_an_empty_answer_makes_it_sleep_for_the_idle_wait():
     assert fetched(core.tick(2.0)).offset == 0
 
 
-def test_a_notification_preempts_the_sleep():
+def test_a_notification_preempts_the_sleep() -> None:
     core = follower()
     core.start(0.0)
     answer(core)
     assert fetched(core.on_notification(LeaderEpoch(5), 0.5)).offset == 0
 
 
-def test_a_notification_of_another_epoch_does_not():
+def test_a_notification_of_another_epoch_does_not() -> None:
     core = follower()
     core.start(0.0)
     answer(core)
     assert core.on_notification(LeaderEpoch(4), 0.5) == []
 
 
-def test_a_notification_that_meets_a_fetch_is_remembered():
+def test_a_notification_that_meets_a_fetch_is_remembered() -> None:
     core = follower()
     core.start(0.0)
     assert core.on_notification(LeaderEpoch(5), 0.0) == []
@@ -303,14 +305,14 @@ def test_a_notification_that_meets_a_fetch_is_remembered():
     assert answer(core) == [], "remembered once"
 
 
-def test_a_second_answer_on_the_same_inbox_brings_data():
+def test_a_second_answer_on_the_same_inbox_brings_data() -> None:
     core = follower()
     core.start(0.0)
     answer(core)
     assert answer(core, first=0) == [AppendReplicated(Offset(0))]
 
 
-def test_a_second_answer_that_only_tells_the_high_watermark_registers_a_new_waiter():
+def test_a_second_answer_that_only_tells_the_high_watermark_registers_a_new_waiter() -> None:
     core = follower((5, 0), log_end=7)
     core.start(0.0)
     ends(core, 5, 7)
@@ -324,14 +326,14 @@ def error(code: Code, **details: str) -> TidelogError:
     return TidelogError(code, "refused", details)
 
 
-def test_offset_ahead_sends_it_back_to_reconciliation():
+def test_offset_ahead_sends_it_back_to_reconciliation() -> None:
     core = follower((5, 0), log_end=7)
     core.start(0.0)
     ends(core, 5, 7)
     assert asked(answer(core, error=error(Code.OFFSET_AHEAD))) == 5
 
 
-def test_behind_the_leaders_log_start_it_starts_anew_there():
+def test_behind_the_leaders_log_start_it_starts_anew_there() -> None:
     core = follower((5, 0), log_end=7)
     core.start(0.0)
     ends(core, 5, 7)
@@ -339,21 +341,21 @@ def test_behind_the_leaders_log_start_it_starts_anew_there():
     assert fetched(core.on_truncated(Offset(50), Offset(50), 0.0)).offset == 50
 
 
-def test_a_log_start_at_or_below_its_own_end_is_no_reason_to_drop_the_log():
+def test_a_log_start_at_or_below_its_own_end_is_no_reason_to_drop_the_log() -> None:
     core = follower((5, 0), log_end=7)
     core.start(0.0)
     ends(core, 5, 7)
     assert not [e for e in answer(core, error=error(Code.OFFSET_BEFORE_LOG, log_start="7")) if isinstance(e, SkipAhead)]
 
 
-def test_back_pressure_counts_as_life():
+def test_back_pressure_counts_as_life() -> None:
     core = follower()
     core.start(0.0)
     answer(core, error=error(Code.BACKPRESSURE, retry_after_ms="100"), now=2.9)
     assert not [e for e in core.tick(3.1) if isinstance(e, ReportLeader)]
 
 
-def test_a_fenced_fetch_waits_for_metadata():
+def test_a_fenced_fetch_waits_for_metadata() -> None:
     core = follower()
     core.start(0.0)
     assert answer(core, error=error(Code.FENCED_LEADER_EPOCH, leader_epoch="6")) == []
@@ -365,7 +367,7 @@ def reports(effects: list[FollowerEffect]) -> list[ReportLeader]:
     return [e for e in effects if isinstance(e, ReportLeader)]
 
 
-def test_no_responders_is_suspicion_now_once_the_leader_has_answered_in_this_epoch():
+def test_no_responders_is_suspicion_now_once_the_leader_has_answered_in_this_epoch() -> None:
     core = follower()
     core.start(0.0)
     answer(core)
@@ -374,14 +376,14 @@ def test_no_responders_is_suspicion_now_once_the_leader_has_answered_in_this_epo
     assert (report.report.leader, report.report.leader_epoch) == (A, 5)
 
 
-def test_no_responders_from_a_leader_that_has_not_begun_is_no_suspicion():
+def test_no_responders_from_a_leader_that_has_not_begun_is_no_suspicion() -> None:
     core = follower()
     core.start(0.0)
     assert reports(core.on_no_responders(0.1)) == []
     assert core.next_deadline() == pytest.approx(0.12)
 
 
-def test_no_responders_right_after_our_own_reconnect_is_no_suspicion():
+def test_no_responders_right_after_our_own_reconnect_is_no_suspicion() -> None:
     core = follower(connected_since=0.0)
     core.start(0.0)
     answer(core)
@@ -390,7 +392,7 @@ def test_no_responders_right_after_our_own_reconnect_is_no_suspicion():
     assert reports(core.on_no_responders(1.1)) != []
 
 
-def test_silence_is_suspicion_after_the_leader_timeout_and_reports_repeat():
+def test_silence_is_suspicion_after_the_leader_timeout_and_reports_repeat() -> None:
     core = follower()
     core.start(0.0)
     assert reports(core.tick(2.9)) == []
@@ -399,7 +401,7 @@ def test_silence_is_suspicion_after_the_leader_timeout_and_reports_repeat():
     assert len(reports(core.tick(3.25))) == 1
 
 
-def test_a_good_answer_ends_the_suspicion():
+def test_a_good_answer_ends_the_suspicion() -> None:
     core = follower()
     core.start(0.0)
     core.tick(3.0)
@@ -407,14 +409,14 @@ def test_a_good_answer_ends_the_suspicion():
     assert reports(core.tick(3.5)) == []
 
 
-def test_an_unanswered_fetch_is_followed_by_an_offset_probe():
+def test_an_unanswered_fetch_is_followed_by_an_offset_probe() -> None:
     core = follower((5, 0), log_end=7)
     core.start(0.0)
     ends(core, 5, 7)
     assert asked(core.tick(0.5)) == 5
 
 
-def test_while_our_own_connection_is_down_nobody_is_suspected():
+def test_while_our_own_connection_is_down_nobody_is_suspected() -> None:
     core = follower()
     core.start(0.0)
     core.on_connection(math.inf, 0.1)
@@ -422,20 +424,20 @@ def test_while_our_own_connection_is_down_nobody_is_suspected():
     assert core.next_deadline() > 10.0
 
 
-def test_after_a_reconnect_it_reconciles_anew():
+def test_after_a_reconnect_it_reconciles_anew() -> None:
     core = follower((5, 0), log_end=7)
     core.start(0.0)
     ends(core, 5, 7)
     assert asked(core.on_connection(4.0, 4.0)) == 5
 
 
-def test_an_offline_partition_has_nobody_to_ask():
+def test_an_offline_partition_has_nobody_to_ask() -> None:
     core = follower(leader=None)
     assert core.start(0.0) == []
     assert isinstance(core.state, Leaderless)
     assert core.next_deadline() == math.inf
 
 
-def test_nobody_follows_itself():
+def test_nobody_follows_itself() -> None:
     with pytest.raises(InvariantViolation):
         follower(leader=B)

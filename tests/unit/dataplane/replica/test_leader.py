@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from typing import TypeVar
 
 import pytest
 
@@ -35,6 +36,7 @@ from wire.types import (
     StreamName,
 )
 
+_Effect = TypeVar("_Effect")
 A, B, C = BrokerId("a"), BrokerId("b"), BrokerId("c")
 KEY = PartitionKey(StreamName("s"), Incarnation(1), 0, Incarnation(1))
 SETTINGS = ReplicaSettings()
@@ -133,12 +135,12 @@ class Driver:
         return self.leader.high_watermark
 
 
-def of(kind: type, effects: list[LeaderEffect]) -> list:
+def of(kind: type[_Effect], effects: list[LeaderEffect]) -> list[_Effect]:
     return [effect for effect in effects if isinstance(effect, kind)]
 
 
 # ---------------------------------------------------------------- commit
-def test_a_record_commits_when_every_member_of_the_isr_has_it_durably():
+def test_a_record_commits_when_every_member_of_the_isr_has_it_durably() -> None:
     driver = Driver()
     driver.append(5)
     driver.fetch(B, 5)
@@ -147,7 +149,7 @@ def test_a_record_commits_when_every_member_of_the_isr_has_it_durably():
     assert driver.high_watermark == 5
 
 
-def test_appended_is_not_enough_on_a_durable_stream():
+def test_appended_is_not_enough_on_a_durable_stream() -> None:
     driver = Driver()
     driver.append(5)
     driver.fetch(B, 5, durable=0)
@@ -157,7 +159,7 @@ def test_appended_is_not_enough_on_a_durable_stream():
     assert driver.high_watermark == 5
 
 
-def test_the_leaders_own_sync_counts_like_anybody_elses():
+def test_the_leaders_own_sync_counts_like_anybody_elses() -> None:
     driver = Driver()
     driver.append(5, synced=False)
     driver.fetch(B, 5)
@@ -167,7 +169,7 @@ def test_the_leaders_own_sync_counts_like_anybody_elses():
     assert driver.high_watermark == 5
 
 
-def test_an_accepted_stream_commits_from_the_page_cache():
+def test_an_accepted_stream_commits_from_the_page_cache() -> None:
     driver = Driver(view(durability=Durability.ACCEPTED))
     driver.append(5, synced=False)
     driver.fetch(B, 5, durable=0)
@@ -175,18 +177,18 @@ def test_an_accepted_stream_commits_from_the_page_cache():
     assert driver.high_watermark == 5
 
 
-def test_the_high_watermark_begins_at_the_replicas_own_and_never_moves_back():
+def test_the_high_watermark_begins_at_the_replicas_own_and_never_moves_back() -> None:
     driver = Driver(view(leader_epoch=2), log_end=10, high_watermark=7)
     driver.fetch(B, 3)
     driver.fetch(C, 3)
     assert driver.high_watermark == 7
 
 
-def test_a_high_watermark_above_the_log_is_cut_to_it():
+def test_a_high_watermark_above_the_log_is_cut_to_it() -> None:
     assert Driver(log_end=4, high_watermark=9).high_watermark == 4
 
 
-def test_the_high_watermark_is_frozen_while_the_committed_isr_is_below_min_isr():
+def test_the_high_watermark_is_frozen_while_the_committed_isr_is_below_min_isr() -> None:
     driver = Driver(view(isr=(A,)))
     driver.append(5)
     assert driver.high_watermark == 0
@@ -196,7 +198,7 @@ def test_the_high_watermark_is_frozen_while_the_committed_isr_is_below_min_isr()
     assert driver.high_watermark == 5
 
 
-def test_a_proposed_member_holds_commits_up_before_it_is_committed():
+def test_a_proposed_member_holds_commits_up_before_it_is_committed() -> None:
     driver = Driver(view(isr=(A, B)))
     driver.append(5)
     driver.fetch(B, 5)
@@ -209,7 +211,7 @@ def test_a_proposed_member_holds_commits_up_before_it_is_committed():
     assert driver.high_watermark == 10
 
 
-def test_progress_of_an_earlier_life_does_not_count():
+def test_progress_of_an_earlier_life_does_not_count() -> None:
     driver = Driver()
     driver.append(5)
     driver.fetch(B, 5, incarnation=20)
@@ -221,7 +223,7 @@ def test_progress_of_an_earlier_life_does_not_count():
     assert driver.high_watermark == 0
 
 
-def test_late_and_repeated_requests_change_nothing():
+def test_late_and_repeated_requests_change_nothing() -> None:
     driver = Driver()
     driver.append(5)
     driver.fetch(B, 0, sequence=7)
@@ -232,18 +234,18 @@ def test_late_and_repeated_requests_change_nothing():
 
 
 # ---------------------------------------------------------------- fencing
-def test_a_request_of_a_newer_epoch_meets_silence():
+def test_a_request_of_a_newer_epoch_meets_silence() -> None:
     assert Driver(view(leader_epoch=3)).fetch(B, 0, leader_epoch=4) == []
 
 
-def test_a_request_of_an_older_epoch_is_fenced_with_our_own():
+def test_a_request_of_an_older_epoch_is_fenced_with_our_own() -> None:
     effects = Driver(view(leader_epoch=3)).fetch(B, 0, leader_epoch=2)
     (refusal,) = of(Refuse, effects)
     assert refusal.error.code is Code.FENCED_LEADER_EPOCH
     assert refusal.error.details["leader_epoch"] == "3"
 
 
-def test_an_offset_request_is_fenced_in_the_same_way():
+def test_an_offset_request_is_fenced_in_the_same_way() -> None:
     driver = Driver(view(leader_epoch=3), log_end=10)
     assert driver.leader.on_offset_request(LeaderEpoch(1), LeaderEpoch(4)) is None
     refused = driver.leader.on_offset_request(LeaderEpoch(1), LeaderEpoch(2))
@@ -252,25 +254,25 @@ def test_an_offset_request_is_fenced_in_the_same_way():
     assert driver.leader.on_offset_request(LeaderEpoch(2), LeaderEpoch(3)) == (1, 10)
 
 
-def test_a_follower_ahead_of_the_log_is_sent_back_to_reconcile():
+def test_a_follower_ahead_of_the_log_is_sent_back_to_reconcile() -> None:
     driver = Driver(log_end=3)
     assert of(Refuse, driver.fetch(B, 4))[0].error.code is Code.OFFSET_AHEAD
     assert driver.high_watermark == 0
 
 
-def test_a_follower_below_the_log_start_is_told_where_it_begins():
+def test_a_follower_below_the_log_start_is_told_where_it_begins() -> None:
     driver = Driver(log_end=10, log_start=5)
     (refusal,) = of(Refuse, driver.fetch(B, 4))
     assert refusal.error.code is Code.OFFSET_BEFORE_LOG
     assert refusal.error.details["log_start"] == "5"
 
 
-def test_a_broker_that_is_no_replica_is_refused():
+def test_a_broker_that_is_no_replica_is_refused() -> None:
     assert of(Refuse, Driver().fetch(BrokerId("x"), 0))[0].error.code is Code.STALE_EPOCH
 
 
 # ---------------------------------------------------------------- data waiters
-def test_a_caught_up_follower_is_answered_at_once_and_its_waiter_fires_once():
+def test_a_caught_up_follower_is_answered_at_once_and_its_waiter_fires_once() -> None:
     driver = Driver()
     (empty,) = of(Respond, driver.fetch(B, 0))
     assert empty.max_bytes == 0
@@ -279,7 +281,7 @@ def test_a_caught_up_follower_is_answered_at_once_and_its_waiter_fires_once():
     assert of(Respond, driver.append(3)) == [], "the waiter is gone until the follower fetches again"
 
 
-def test_without_push_the_waiter_notifies_and_repeats_until_the_follower_fetches():
+def test_without_push_the_waiter_notifies_and_repeats_until_the_follower_fetches() -> None:
     driver = Driver(settings=ReplicaSettings(push_to_waiters=False))
     driver.fetch(B, 0)
     assert of(Notify, driver.append(3)) == [Notify(B)]
@@ -289,7 +291,7 @@ def test_without_push_the_waiter_notifies_and_repeats_until_the_follower_fetches
     assert of(Notify, driver.leader.tick(0.2)) == []
 
 
-def test_a_push_that_brings_no_fetch_is_followed_by_a_notification():
+def test_a_push_that_brings_no_fetch_is_followed_by_a_notification() -> None:
     driver = Driver()
     driver.fetch(B, 0)
     driver.append(3)
@@ -297,14 +299,14 @@ def test_a_push_that_brings_no_fetch_is_followed_by_a_notification():
     assert of(Notify, driver.leader.tick(0.06)) == [Notify(B)]
 
 
-def test_a_progress_report_does_not_supersede_the_waiting_request():
+def test_a_progress_report_does_not_supersede_the_waiting_request() -> None:
     driver = Driver()
     driver.fetch(B, 0)
     driver.fetch(B, 0, progress_only=True)
     assert len(of(Respond, driver.append(1))) == 1
 
 
-def test_an_idle_follower_learns_of_a_new_high_watermark():
+def test_an_idle_follower_learns_of_a_new_high_watermark() -> None:
     driver = Driver(view(isr=(A, B)))
     driver.append(3)
     driver.fetch(B, 3, durable=0)
@@ -316,7 +318,7 @@ def test_an_idle_follower_learns_of_a_new_high_watermark():
 
 
 # ---------------------------------------------------------------- ISR
-def test_a_lagging_member_is_proposed_to_be_dropped_but_never_the_leader():
+def test_a_lagging_member_is_proposed_to_be_dropped_but_never_the_leader() -> None:
     driver = Driver()
     driver.append(5)
     for t in (1.0, 2.0, 3.0, 4.0, 5.0):
@@ -331,7 +333,7 @@ def test_a_lagging_member_is_proposed_to_be_dropped_but_never_the_leader():
     assert driver.high_watermark == 5
 
 
-def test_a_member_whose_disk_hangs_is_dropped_though_it_fetches():
+def test_a_member_whose_disk_hangs_is_dropped_though_it_fetches() -> None:
     driver = Driver()
     driver.append(5)
     for t in range(1, 7):
@@ -341,7 +343,7 @@ def test_a_member_whose_disk_hangs_is_dropped_though_it_fetches():
     assert [m.broker for m in proposals[0].change.new_isr] == [A, B]
 
 
-def test_nobodys_lag_is_judged_by_a_time_in_which_the_leader_slept():
+def test_nobodys_lag_is_judged_by_a_time_in_which_the_leader_slept() -> None:
     driver = Driver()
     driver.append(5)
     driver.leader.tick(1.0)
@@ -349,7 +351,7 @@ def test_nobodys_lag_is_judged_by_a_time_in_which_the_leader_slept():
     assert isinstance(driver.leader.isr, CommittedIsr)
 
 
-def test_lag_clocks_stand_while_the_leader_is_disconnected():
+def test_lag_clocks_stand_while_the_leader_is_disconnected() -> None:
     driver = Driver()
     driver.append(5)
     driver.leader.on_connection(False, 1.0)
@@ -359,7 +361,7 @@ def test_lag_clocks_stand_while_the_leader_is_disconnected():
     assert of(ProposeIsr, driver.leader.tick(10.0)) == []
 
 
-def test_a_follower_is_proposed_only_with_everything_to_the_high_watermark():
+def test_a_follower_is_proposed_only_with_everything_to_the_high_watermark() -> None:
     driver = Driver(view(isr=(A, B)))
     driver.append(5)
     driver.fetch(B, 5)
@@ -368,21 +370,21 @@ def test_a_follower_is_proposed_only_with_everything_to_the_high_watermark():
     assert {m.broker: m.incarnation for m in proposal.change.new_isr} == {A: 10, B: 20, C: 20}
 
 
-def test_a_follower_is_proposed_only_with_everything_to_the_epochs_start():
+def test_a_follower_is_proposed_only_with_everything_to_the_epochs_start() -> None:
     """The new leader's HW lags behind what its predecessor committed: the HW alone would let C in too early."""
     driver = Driver(view(isr=(A, B), leader_epoch=2), log_end=10, high_watermark=3)
     assert of(ProposeIsr, driver.fetch(C, 5)) == []
     assert of(ProposeIsr, driver.fetch(C, 10)) != []
 
 
-def test_fetched_but_not_synced_is_not_caught_up_on_a_durable_stream():
+def test_fetched_but_not_synced_is_not_caught_up_on_a_durable_stream() -> None:
     driver = Driver(view(isr=(A, B)))
     driver.append(5)
     driver.fetch(B, 5)
     assert of(ProposeIsr, driver.fetch(C, 5, durable=0)) == []
 
 
-def test_an_unknown_outcome_is_asked_again_and_settled_by_applied_state_only():
+def test_an_unknown_outcome_is_asked_again_and_settled_by_applied_state_only() -> None:
     driver = Driver(view(isr=(A, B)))
     (first,) = of(ProposeIsr, driver.fetch(C, 0))
     assert isinstance(driver.leader.isr, PendingExpandIsr)
@@ -392,7 +394,7 @@ def test_an_unknown_outcome_is_asked_again_and_settled_by_applied_state_only():
     assert driver.leader.isr == CommittedIsr(frozenset({A, B, C}))
 
 
-def test_a_refused_expansion_is_not_repeated_at_once():
+def test_a_refused_expansion_is_not_repeated_at_once() -> None:
     driver = Driver(view(isr=(A, B)))
     driver.fetch(C, 0)
     driver.leader.on_view(view(isr=(A, B), epoch=2), 0.1)  # a raised epoch without C: refused
@@ -400,19 +402,19 @@ def test_a_refused_expansion_is_not_repeated_at_once():
     assert of(ProposeIsr, driver.fetch(C, 0, now=1.0)) != []
 
 
-def test_an_older_view_changes_nothing():
+def test_an_older_view_changes_nothing() -> None:
     driver = Driver(view(epoch=5))
     driver.leader.on_view(view(isr=(A,), epoch=4), 0.0)
     assert driver.leader.isr.members == {A, B, C}
 
 
-def test_a_view_of_another_epoch_is_a_bug_of_the_driver():
+def test_a_view_of_another_epoch_is_a_bug_of_the_driver() -> None:
     with pytest.raises(InvariantViolation):
         Driver().leader.on_view(view(leader_epoch=2), 0.0)
 
 
 # ---------------------------------------------------------------- publishes
-def test_an_acknowledgement_waits_for_the_commit():
+def test_an_acknowledgement_waits_for_the_commit() -> None:
     driver = Driver()
     assert driver.leader.await_commit(Offset(5), "token", 10.0, 0.0) == []
     assert of(CompleteProduce, driver.append(5)) == []
@@ -420,7 +422,7 @@ def test_an_acknowledgement_waits_for_the_commit():
     assert of(CompleteProduce, driver.fetch(C, 5)) == [CompleteProduce("token")]
 
 
-def test_a_duplicate_of_an_uncommitted_batch_waits_for_the_originals_commit():
+def test_a_duplicate_of_an_uncommitted_batch_waits_for_the_originals_commit() -> None:
     driver = Driver()
     driver.append(5)
     driver.append(5)
@@ -430,7 +432,7 @@ def test_a_duplicate_of_an_uncommitted_batch_waits_for_the_originals_commit():
     assert of(CompleteProduce, driver.fetch(C, 5)) == [CompleteProduce("first again")]
 
 
-def test_a_confirm_timeout_says_that_the_outcome_is_unknown():
+def test_a_confirm_timeout_says_that_the_outcome_is_unknown() -> None:
     driver = Driver()
     driver.append(5)
     driver.leader.await_commit(Offset(5), "token", 2.0, 0.0)
@@ -441,7 +443,7 @@ def test_a_confirm_timeout_says_that_the_outcome_is_unknown():
     assert of(CompleteProduce, driver.fetch(C, 5)) == [], "answered once"
 
 
-def test_when_leadership_ends_publishes_that_wait_are_unknown_never_failed():
+def test_when_leadership_ends_publishes_that_wait_are_unknown_never_failed() -> None:
     driver = Driver()
     driver.append(5)
     driver.leader.await_commit(Offset(5), "token", 2.0, 0.0)
@@ -450,7 +452,7 @@ def test_when_leadership_ends_publishes_that_wait_are_unknown_never_failed():
     assert done.error.code.unknown_outcome
 
 
-def test_an_acknowledged_publish_below_min_isr_is_refused_before_it_is_appended():
+def test_an_acknowledged_publish_below_min_isr_is_refused_before_it_is_appended() -> None:
     leader = Driver(view(isr=(A,))).leader
     refused = leader.refuse_publish(acknowledged=True, acks_all=True, lease_valid=True)
     assert refused is not None
@@ -458,7 +460,7 @@ def test_an_acknowledged_publish_below_min_isr_is_refused_before_it_is_appended(
     assert leader.refuse_publish(acknowledged=False, acks_all=False, lease_valid=True) is None
 
 
-def test_without_a_lease_only_what_the_isr_guards_goes_on():
+def test_without_a_lease_only_what_the_isr_guards_goes_on() -> None:
     leader = Driver().leader
     assert leader.refuse_publish(acknowledged=True, acks_all=True, lease_valid=False) is None
     refused = leader.refuse_publish(acknowledged=True, acks_all=False, lease_valid=False)
@@ -466,7 +468,7 @@ def test_without_a_lease_only_what_the_isr_guards_goes_on():
     assert refused.code is Code.UNAVAILABLE
 
 
-def test_too_much_uncommitted_is_back_pressure():
+def test_too_much_uncommitted_is_back_pressure() -> None:
     driver = Driver(settings=ReplicaSettings(max_uncommitted_bytes=400))
     driver.append(5)
     refused = driver.leader.refuse_publish(acknowledged=True, acks_all=True, lease_valid=True)
@@ -477,7 +479,7 @@ def test_too_much_uncommitted_is_back_pressure():
     assert driver.leader.refuse_publish(acknowledged=True, acks_all=True, lease_valid=True) is None
 
 
-def test_read_only_and_paused_partitions_refuse():
+def test_read_only_and_paused_partitions_refuse() -> None:
     driver = Driver()
     driver.leader.on_view(replace(view(epoch=2), readonly=True), 0.0)
     refused = driver.leader.refuse_publish(acknowledged=True, acks_all=True, lease_valid=True)
@@ -497,7 +499,7 @@ def consumer(offset: int, *, wait: float = 1.0, last_epoch: int = 0, leader_epoc
     )
 
 
-def test_consumers_wait_for_the_commit_and_see_nothing_above_it():
+def test_consumers_wait_for_the_commit_and_see_nothing_above_it() -> None:
     driver = Driver()
     driver.append(5)
     assert driver.leader.on_consumer_fetch(consumer(0), 0.0) == []
@@ -506,14 +508,14 @@ def test_consumers_wait_for_the_commit_and_see_nothing_above_it():
     assert (served.offset, served.high_watermark) == (0, 3)
 
 
-def test_a_consumers_wait_ends_with_an_empty_answer():
+def test_a_consumers_wait_ends_with_an_empty_answer() -> None:
     driver = Driver()
     driver.leader.on_consumer_fetch(consumer(0, wait=0.5), 0.0)
     (served,) = of(ServeConsumer, driver.leader.tick(0.5))
     assert served.max_bytes == 0
 
 
-def test_latest_is_not_told_before_the_high_watermark_reaches_the_epochs_start():
+def test_latest_is_not_told_before_the_high_watermark_reaches_the_epochs_start() -> None:
     driver = Driver(view(leader_epoch=2), log_end=10, high_watermark=3)
     assert isinstance(driver.leader.latest(), TidelogError)
     driver.fetch(B, 10)
@@ -521,27 +523,27 @@ def test_latest_is_not_told_before_the_high_watermark_reaches_the_epochs_start()
     assert driver.leader.latest() == 10
 
 
-def test_out_of_range_means_below_the_log_start_only():
+def test_out_of_range_means_below_the_log_start_only() -> None:
     driver = Driver(log_end=10, high_watermark=10, log_start=5)
     (refused,) = of(RefuseConsumer, driver.leader.on_consumer_fetch(consumer(4), 0.0))
     assert refused.error.code is Code.OFFSET_BEFORE_LOG
     assert driver.leader.on_consumer_fetch(consumer(99), 0.0) == []
 
 
-def test_a_consumer_whose_last_record_was_cut_away_is_told():
+def test_a_consumer_whose_last_record_was_cut_away_is_told() -> None:
     driver = Driver(view(leader_epoch=3), log_end=10, high_watermark=10)
     (refused,) = of(RefuseConsumer, driver.leader.on_consumer_fetch(consumer(12, last_epoch=1), 0.0))
     assert refused.error.code is Code.LOG_TRUNCATED
     assert refused.error.details["offset"] == "10"
 
 
-def test_waiting_consumers_are_bounded():
+def test_waiting_consumers_are_bounded() -> None:
     driver = Driver(settings=ReplicaSettings(max_waiting_fetches=1))
     driver.leader.on_consumer_fetch(consumer(0), 0.0)
     (refused,) = of(RefuseConsumer, driver.leader.on_consumer_fetch(consumer(0), 0.0))
     assert refused.error.code is Code.BACKPRESSURE
 
 
-def test_a_refused_batch_makes_the_leader_look_at_its_own_copy():
+def test_a_refused_batch_makes_the_leader_look_at_its_own_copy() -> None:
     driver = Driver(log_end=5)
     assert of(VerifyOwnCopy, driver.fetch(B, 2, refused="bad CRC")) == [VerifyOwnCopy(Offset(2), "bad CRC")]

@@ -1,8 +1,8 @@
 """NATS and a broker in memory, speaking the real bytes of `.append`, `.fetch` and `.api`; for the asyncio drivers.
 
-`FakeNats` delivers through `loop.call_soon`, in order, and answers 503 where nobody listens. `FakeBroker` leads every
-partition of every stream it has; `kill` takes its subscriptions away, `swallow` makes it a process that was killed with a
-message in hand.
+`FakeTransport` delivers through `loop.call_soon`, in order, and answers 503 where nobody listens. `FakeBroker` leads
+every partition of every stream it has; `kill` takes its subscriptions away, `swallow` makes it a process that was
+killed with a message in hand.
 """
 
 from __future__ import annotations
@@ -12,6 +12,7 @@ import json
 from collections import defaultdict
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
+from functools import partial
 from typing import Any
 
 from dataplane.replica.producers import Duplicate, Fresh, ProducerTable
@@ -22,7 +23,7 @@ from wire.errors import Code, TidelogError
 from wire.replication import encode_header
 from wire.subjects import Subjects
 from wire.tidelog_pb2 import AppendRequest, AppendResponse, FetchRequest
-from wire.transport import NO_RESPONDERS, BulkHandler, Buffer, Message, MessageHandler, Subscription
+from wire.transport import NO_RESPONDERS, Buffer, BulkHandler, Message, MessageHandler, Subscription
 from wire.types import LeaderEpoch, Offset, StreamName
 
 
@@ -162,7 +163,7 @@ class FakeBroker:
             "producer.init": lambda _: self._new_producer(),
         }
         for name in self._api:
-            self.transport.listen(self.subjects.api(name), lambda m, name=name: self._on_api(name, m))
+            self.transport.listen(self.subjects.api(name), partial(self._on_api, name))
 
     def create(self, name: str, partitions: int = 1, **config: str) -> None:
         self.streams[name] = {
@@ -174,7 +175,7 @@ class FakeBroker:
             "config": config,
             "generation": 1,
             "partitions": [
-                {"partition": p, "incarnation": 20 + p, "leader": "b1", "leader_epoch": 1, "epoch": 1, "state": "active"}
+                {"partition": p, "incarnation": 20 + p, "leader": "b1", "leader_epoch": 1, "state": "active"}
                 for p in range(partitions)
             ],
         }
@@ -203,8 +204,8 @@ class FakeBroker:
             key = (name, partition)
             append = self.subjects.append(StreamName(name), partition)
             fetch = self.subjects.fetch(StreamName(name), partition)
-            self.transport.listen(append, (lambda m, key=key: self._on_append(key, m)) if self.alive else None)
-            self.transport.listen(fetch, (lambda m, key=key: self._on_fetch(key, m)) if self.alive else None)
+            self.transport.listen(append, partial(self._on_append, key) if self.alive else None)
+            self.transport.listen(fetch, partial(self._on_fetch, key) if self.alive else None)
 
     # The API
 
@@ -304,9 +305,7 @@ class FakeBroker:
                 self._answer(key, request, found[0] if found else log.end, message.reply)
             case _:
                 if request.offset < log.start:
-                    error = TidelogError(
-                        Code.OFFSET_BEFORE_LOG, "below the log start", {"log_start": str(log.start)}
-                    )
+                    error = TidelogError(Code.OFFSET_BEFORE_LOG, "below the log start", {"log_start": str(log.start)})
                     self._refuse(message.reply, error)
                 elif request.offset < log.end:
                     self._answer(key, request, request.offset, message.reply)

@@ -179,7 +179,7 @@ class TestOrderOfRepetitions:
         acc = core()
         fill(acc, 3)
         now = 0.0
-        sent(acc, now)
+        again = sent(acc, now)
         for attempt in range(1, 5):
             head = acc.pending_batches[0]
             acc.on_error(head, attempt, refused(Code.NOT_ENOUGH_REPLICAS), now)
@@ -456,7 +456,8 @@ def test_whatever_is_lost_or_refused_each_record_is_written_once_and_in_order(da
             numbers = [int(value or b"-1") for value in batch.values]
             wire.append((batch, batch.attempts, (batch.session, batch.base_sequence, numbers)))
 
-    steps = data.draw(st.lists(st.sampled_from("append deliver lose refuse answer drop reconnect tick".split()), max_size=60))
+    kinds = ["append", "deliver", "lose", "refuse", "answer", "drop", "reconnect", "tick"]
+    steps = data.draw(st.lists(st.sampled_from(kinds), max_size=60))
     for step in [*steps, *["reconnect", *["tick", "deliver", "answer"] * 40]]:
         now += 0.3
         if step == "append":

@@ -88,7 +88,7 @@ class TestRecords:
         f.next_request(NOW)
         assert offsets(f.on_answer(answer(batch(0, 3), batch(3, 2)), None)) == [0, 1, 2, 3, 4]
         f.next_request(NOW)
-        assert offsets(f.on_answer(answer(batch(3, 2), batch(5, 2)), None)) == [5, 6]
+        assert offsets(f.on_answer(answer(batch(0, 3), batch(3, 2), batch(5, 2)), None)) == [5, 6]
         assert f.position == 7
 
     def test_a_batch_is_cut_at_the_start_and_at_the_stop(self) -> None:

@@ -20,6 +20,7 @@ from tidelog.client.errors import (
     WrongIncarnation,
 )
 from tidelog.client.records import Receipt
+from wire.batch import RecordBatch
 from wire.errors import Code, TidelogError
 
 
@@ -61,8 +62,6 @@ async def test_keys_go_to_their_partition_and_keep_their_order(cluster: Cluster)
             producer.send_nowait(b"%d" % i, key=b"k%d" % (i % 7))
         await producer.flush()
     seen: dict[bytes, list[int]] = {}
-    from wire.batch import RecordBatch
-
     for partition in range(3):
         for _, data in broker.logs["three", partition].batches:
             batch = RecordBatch.decode(data)
@@ -201,11 +200,11 @@ async def test_flush_raises_what_nobody_awaited_once(cluster: Cluster) -> None:
 
 
 async def test_a_record_above_a_limit_is_refused_before_it_is_sent(cluster: Cluster) -> None:
-    transport, broker, client = cluster
+    _, broker, client = cluster
     broker.create("small", 1, max_record_bytes="100")
     async with client.producer("small") as producer:
         await producer.send(b"x" * 100)
-        with pytest.raises(RecordTooLarge, match="101 bytes .* above 100, the stream's max_record_bytes"):
+        with pytest.raises(RecordTooLarge, match=r"101 bytes .* above 100, the stream's max_record_bytes"):
             await producer.send(b"x" * 101)
         with pytest.raises(RecordTooLarge):
             await producer.send_many([b"", b"x" * 101])
@@ -267,7 +266,7 @@ async def test_nothing_is_left_behind(cluster: Cluster) -> None:
         transport.come_back()
         await producer.flush()
         assert producer._buffered == 0
-    assert transport.open_inboxes == 0
+        assert transport.open_inboxes == 0
     assert not client._producers
 
 

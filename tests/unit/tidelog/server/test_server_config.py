@@ -13,7 +13,9 @@ from wire.errors import Code, TidelogError
 MINIMAL = {"id": "b1", "data_dir": "/tmp/b1"}
 
 
-def config(flags: dict[str, Any] | None = None, environment: dict[str, str] | None = None, file: Path | None = None) -> ServerConfig:
+def config(
+    flags: dict[str, Any] | None = None, environment: dict[str, str] | None = None, file: Path | None = None
+) -> ServerConfig:
     return load(MINIMAL if flags is None else flags, environment or {}, file)
 
 
@@ -23,7 +25,7 @@ def write(folder: Path, text: str) -> Path:
     return file
 
 
-def test_flags_go_before_environment_before_file_before_defaults(tmp_path: Path):
+def test_flags_go_before_environment_before_file_before_defaults(tmp_path: Path) -> None:
     file = write(tmp_path, 'id = "file"\nnats = "nats://file:1"\ndata_dir = "data"\nnamespace = "file"\n')
     environment = {"TIDELOG_ID": "env", "TIDELOG_NATS": "nats://env:1"}
     found = config({"id": "flag"}, environment, file)
@@ -31,7 +33,7 @@ def test_flags_go_before_environment_before_file_before_defaults(tmp_path: Path)
     assert found.data_dir == tmp_path / "data", "relative to the file that says so"
 
 
-def test_peers_come_as_a_table_a_text_or_flags(tmp_path: Path):
+def test_peers_come_as_a_table_a_text_or_flags(tmp_path: Path) -> None:
     want = {"b2": "h2:1", "b3": "h3:1"}
     address = 'id = "b1"\ndata_dir = "d"\nraft_address = "h1:1"\n'
     file = write(tmp_path, address + 'raft_peers = { b2 = "h2:1", b3 = "h3:1" }\n')
@@ -40,23 +42,26 @@ def test_peers_come_as_a_table_a_text_or_flags(tmp_path: Path):
     assert config({**MINIMAL, "raft_address": "h1:1", "raft_peers": ("b2=h2:1", "b3=h3:1")}).raft_peers == want
 
 
-def test_a_list_of_peers_may_name_the_broker_itself():
+def test_a_list_of_peers_may_name_the_broker_itself() -> None:
     peers = "b1=h1:1,b2=h2:1,b3=h3:1"
     assert set(config({**MINIMAL, "raft_address": "h1:1"}, {"TIDELOG_RAFT_PEERS": peers}).raft_peers) == {"b2", "b3"}
 
 
-def test_roles_follow_from_addresses():
+def test_roles_follow_from_addresses() -> None:
     assert config().is_voter, "standalone"
     assert not config({**MINIMAL, "raft_peers": ("b2=h2:1",)}).is_voter, "an observer"
 
 
-def test_settings_of_both_planes_come_from_their_sections(tmp_path: Path):
-    file = write(tmp_path, 'id = "b1"\ndata_dir = "d"\n[replica]\nreplica_max_lag_time = 6.0\n[metadata]\nheartbeat_interval_s = 0.2\n')
+def test_settings_of_both_planes_come_from_their_sections(tmp_path: Path) -> None:
+    file = write(
+        tmp_path,
+        'id = "b1"\ndata_dir = "d"\n[replica]\nreplica_max_lag_time = 6.0\n[metadata]\nheartbeat_interval_s = 0.2\n',
+    )
     found = config({}, file=file)
     assert (found.replica.replica_max_lag_time, found.metadata.heartbeat_interval_s) == (6.0, 0.2)
 
 
-def test_the_secret_comes_from_its_file(tmp_path: Path):
+def test_the_secret_comes_from_its_file(tmp_path: Path) -> None:
     (tmp_path / "secret").write_text("0123456789abcdef\n")
     file = write(tmp_path, 'id = "b1"\ndata_dir = "d"\nraft_secret_file = "secret"\n')
     assert config({}, file=file).raft_secret == b"0123456789abcdef"
@@ -78,7 +83,9 @@ def test_the_secret_comes_from_its_file(tmp_path: Path):
         (MINIMAL, 'raft_secret_file = "missing"', ["missing", "cannot be read"]),
     ],
 )
-def test_a_slip_names_the_setting_the_value_and_what_is_allowed(flags: dict[str, Any], file: str, words: list[str], tmp_path: Path):
+def test_a_slip_names_the_setting_the_value_and_what_is_allowed(
+    flags: dict[str, Any], file: str, words: list[str], tmp_path: Path
+) -> None:
     with pytest.raises(TidelogError) as caught:
         config(flags, file=write(tmp_path, file) if file else None)
     assert caught.value.code is Code.BAD_CONFIG
@@ -86,7 +93,7 @@ def test_a_slip_names_the_setting_the_value_and_what_is_allowed(flags: dict[str,
         assert word in str(caught.value)
 
 
-def test_a_bad_broker_id_is_refused():
+def test_a_bad_broker_id_is_refused() -> None:
     with pytest.raises(TidelogError) as caught:
         config({"id": "b.1", "data_dir": "d"})
     assert caught.value.code is Code.BAD_NAME

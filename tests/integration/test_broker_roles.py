@@ -1,0 +1,505 @@
+"""Roles of replicas on real brokers, disks and a real nats-server; metadata is played by the test, view by view.
+
+What is tried: changes of role that come at the worst moment, disks that fail, requests that make no sense. What must hold: a
+replica that cannot go on says so (it withdraws) and stops; nobody waits for ever; what is reported is on disk.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import json
+from collections.abc import AsyncIterator, Callable
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from dataplane.broker.broker import Broker, open_replicas
+from dataplane.broker.context import BrokerContext
+from dataplane.broker.following import Following
+from dataplane.broker.leading import Leading
+from dataplane.broker.replica import Replica
+from dataplane.log.checkpoints import read_offsets
+from dataplane.log.data_dir import DataDir
+from dataplane.log.errors import LogDamaged
+from dataplane.log.files import REAL_FILES
+from dataplane.log.group_commit import SyncScheduler
+from dataplane.log.partition_log import LogConfig
+from dataplane.replica.settings import ReplicaSettings
+from tidelog.runtime.nats import NatsConnection
+from tidelog.runtime.server import EmbeddedNatsServer
+from wire.batch import BatchBuilder
+from wire.envelope import encode_publish
+from wire.errors import Code, TidelogError
+from wire.subjects import Subjects
+from wire.tidelog_pb2 import AckPolicy, FetchRequest
+from wire.tidelog_pb2 import Message as EnvelopeMessage
+from wire.transport import Message
+from wire.types import (
+    BrokerId,
+    Durability,
+    Incarnation,
+    IsrChange,
+    LeaderEpoch,
+    LeaderReport,
+    Offset,
+    PartitionEpoch,
+    PartitionKey,
+    PartitionView,
+    StreamConfig,
+    StreamName,
+    Withdrawal,
+)
+
+A, B = BrokerId("a"), BrokerId("b")
+KEY = PartitionKey(StreamName("load"), Incarnation(3), 0, Incarnation(3))
+SUBJECT = "load"
+SUBJECTS = Subjects("tidelog")
+
+
+def view(
+    *,
+    leader: BrokerId | None = A,
+    leader_epoch: int = 1,
+    epoch: int = 1,
+    isr: tuple[BrokerId, ...] = (A,),
+    min_isr: int = 1,
+    durability: Durability = Durability.DURABLE,
+    key: PartitionKey = KEY,
+) -> PartitionView:
+    return PartitionView(
+        key=key,
+        subject=SUBJECT,
+        config=StreamConfig(min_isr=min_isr, durability=durability),
+        replicas=(A, B),
+        leader=leader,
+        isr=isr,
+        eligible=(),
+        epoch=PartitionEpoch(epoch),
+        leader_epoch=LeaderEpoch(leader_epoch),
+    )
+
+
+class Metadata:
+    """Takes down what the data plane asks for."""
+
+    def __init__(self) -> None:
+        self.lease = True
+        self.changes: list[IsrChange] = []
+        self.reports: list[LeaderReport] = []
+        self.withdrawals: list[Withdrawal] = []
+
+    def alter_isr(self, change: IsrChange) -> None:
+        self.changes.append(change)
+
+    def report_leader(self, report: LeaderReport) -> None:
+        self.reports.append(report)
+
+    def withdraw(self, withdrawal: Withdrawal) -> None:
+        self.withdrawals.append(withdrawal)
+
+    def lease_valid(self, now: float) -> bool:
+        return self.lease
+
+
+class Node:
+    """One broker's data plane, registered, on a data folder."""
+
+    def __init__(self, name: BrokerId, directory: Path) -> None:
+        self.name = name
+        self.directory = directory
+        self.metadata = Metadata()
+        self.unsound: tuple[PartitionKey, ...] = ()
+
+    async def start(self, url: str, settings: ReplicaSettings | None = None) -> Node:
+        loop = asyncio.get_running_loop()
+        self.data_dir = DataDir.open(self.directory, self.name)
+        self.ingest = await NatsConnection.connect(url, name="ingest")
+        self.control = await NatsConnection.connect(url, name="control")
+        self.executor = ThreadPoolExecutor(4)
+        self.syncer = SyncScheduler(post=loop.call_soon_threadsafe)
+        self.context = BrokerContext(
+            broker=self.name,
+            incarnation=Incarnation(0),
+            ingest=self.ingest,
+            control=self.control,
+            subjects=SUBJECTS,
+            settings=settings or ReplicaSettings(),
+            metadata=self.metadata,
+            syncer=self.syncer,
+            executor=self.executor,
+            loop=loop,
+            time_ns=lambda: 1_000_000,
+        )
+        replicas, self.unsound = await open_replicas(self.data_dir, self.executor)
+        self.broker = Broker(self.context, self.data_dir, replicas)
+        await self.broker.start()
+        self.broker.on_registered(Incarnation(10))
+        return self
+
+    @property
+    def replica(self) -> Replica:
+        return self.broker._replicas[KEY]
+
+    async def leads(self, wanted: PartitionView) -> Leading:
+        self.broker.on_partitions([wanted])
+        await until(lambda: isinstance(self.replica.role, Leading) and self.replica._transition is None)
+        assert isinstance(self.replica.role, Leading)
+        return self.replica.role
+
+    async def follows(self, wanted: PartitionView) -> Following:
+        self.broker.on_partitions([wanted])
+        await until(lambda: isinstance(self.replica.role, Following) and self.replica._transition is None)
+        assert isinstance(self.replica.role, Following)
+        return self.replica.role
+
+    async def close(self) -> None:
+        await self.broker.close()
+        await self.control.close()
+        await self.ingest.close()
+        self.syncer.close()
+        self.executor.shutdown()
+        self.data_dir.close()
+
+
+async def until(condition: Callable[[], object], timeout: float = 10.0) -> None:
+    async with asyncio.timeout(timeout):
+        while not condition():  # noqa: ASYNC110 - conditions of all kinds
+            await asyncio.sleep(0.002)
+
+
+@pytest.fixture
+async def a(nats_server: EmbeddedNatsServer, tmp_path: Path) -> AsyncIterator[Node]:
+    node = await Node(A, tmp_path / "a").start(nats_server.url)
+    yield node
+    await asyncio.wait_for(node.close(), 10)
+
+
+@pytest.fixture
+async def client(nats_server: EmbeddedNatsServer) -> AsyncIterator[NatsConnection]:
+    connection = await NatsConnection.connect(nats_server.url)
+    yield connection
+    await connection.close()
+
+
+async def publish(client: NatsConnection, payload: bytes = b"x", timeout: float = 3.0) -> dict[str, Any]:
+    answer = await client.request(SUBJECT, payload, timeout=timeout)
+    return dict(json.loads(answer.data))
+
+
+async def fetch(client: NatsConnection, **fields: Any) -> Message:
+    request = FetchRequest(**{"max_bytes": 1 << 20, **fields})
+    return await client.request(SUBJECTS.fetch(KEY.stream, 0), request.SerializeToString(), timeout=3.0)
+
+
+def fills(log: Any, end: int, epoch: int = 1) -> None:
+    """Records into the page cache, nothing synced."""
+    while log.log_end_offset < end:
+        builder = BatchBuilder()
+        builder.add_record(b"v" * 50)
+        parts, header = builder.build(1).stamp(log.log_end_offset, LeaderEpoch(epoch))
+        log.append(parts, [header])
+
+
+# ---------------------------------------------------------------- publishers are answered, by leaders only
+async def test_a_leader_answers_a_publish(a: Node, client: NatsConnection) -> None:
+    await a.leads(view())
+    assert (await publish(client))["offset"] == 0
+
+
+async def test_an_ended_leader_says_nothing_to_bare_publishes(a: Node, client: NatsConnection) -> None:
+    """Zombie and new leader hear the same publish: a refusal by the one would overtake the ack of the other."""
+    role = await a.leads(view())
+    await role.end("it is over")
+    heard: list[Message] = []
+    client.on_inbox(inbox := client.new_inbox(), heard.append)
+    role._ingest.on_messages([b"x"], [inbox.encode()], [None])
+    role._ingest.chunk_done()
+    await a.control.flush()
+    await client.flush()
+    assert heard == []
+
+
+async def test_a_publish_that_was_not_stored_at_the_end_of_leadership_has_an_unknown_outcome(
+    a: Node, client: NatsConnection
+) -> None:
+    """Not refused: the new leader, on the same subject, may have stored it."""
+    role = await a.leads(view())
+    heard: list[Message] = []
+    client.on_inbox(inbox := client.new_inbox(), heard.append)
+    role._syncing = True  # the open batch waits for a sync that is out
+    role._ingest.on_messages([b"x"], [inbox.encode()], [None])
+    role._ingest.chunk_done()
+    await role.end("it is over")
+    await until(lambda: heard)
+    assert json.loads(heard[0].data)["error"]["code"] == Code.OUTCOME_UNKNOWN.name
+
+
+async def test_a_publish_whose_append_fails_is_answered_and_the_replica_withdraws(
+    a: Node, client: NatsConnection
+) -> None:
+    role = await a.leads(view())
+
+    def broken(*_: object) -> None:
+        raise LogDamaged("no space left on the disk")
+
+    role.log.append = broken  # type: ignore[method-assign]
+    answer = await publish(client)
+    assert answer["error"]["code"] == Code.OUTCOME_UNKNOWN.name
+    await until(lambda: a.metadata.withdrawals)
+    await until(lambda: role.ended)
+
+
+async def test_a_bad_ack_inbox_does_not_stop_a_change_of_role(a: Node, client: NatsConnection) -> None:
+    role = await a.leads(view(isr=(A, B), min_isr=2))
+    envelope = EnvelopeMessage(value=b"v", ackInbox="two words", ackPolicy=AckPolicy.ALL)
+    client.publish(SUBJECT, [encode_publish(envelope)])
+    await until(lambda: role.log.log_end_offset == 1)
+    await a.follows(view(leader=B, leader_epoch=2, epoch=2, isr=(B,), min_isr=2))
+    assert a.replica.failed is None
+
+
+async def test_latest_is_not_told_without_a_lease(a: Node, client: NatsConnection) -> None:
+    """Another broker may lead by now, with a higher HW: a client's latest never goes back."""
+    await a.leads(view())
+    await publish(client)
+    a.metadata.lease = False
+    for position in ({"latest": True}, {"timestamp": 1 << 60}):
+        answer = await fetch(client, **position)
+        error = TidelogError.from_headers(answer.headers)
+        assert error is not None and error.code is Code.UNAVAILABLE, position
+    assert TidelogError.from_headers((await fetch(client, offset=0)).headers) is None
+
+
+# ---------------------------------------------------------------- disks fail
+async def damage(role: Leading) -> None:
+    """A flipped bit in the first header on disk; the batches in memory are gone."""
+    await until(lambda: role.log.durable_end == role.log.log_end_offset)
+    path = next(role.log.directory.glob("*.log"))
+    with path.open("r+b") as file:
+        file.seek(40)
+        file.write(b"\xff\xff")
+    role.log._tail.__init__(0)  # type: ignore[misc]
+
+
+@pytest.mark.parametrize("position", [{"offset": 0}, {"timestamp": 1}])
+async def test_a_consumer_that_meets_damage_is_answered_and_the_replica_withdraws(
+    a: Node, client: NatsConnection, position: dict[str, Any]
+) -> None:
+    role = await a.leads(view())
+    await publish(client)
+    await damage(role)
+    answer = await fetch(client, **position)
+    assert TidelogError.from_headers(answer.headers) is not None
+    await until(lambda: a.metadata.withdrawals)
+
+
+async def test_a_follower_that_meets_the_leaders_damage_makes_it_withdraw(
+    a: Node, client: NatsConnection, nats_server: EmbeddedNatsServer, tmp_path: Path
+) -> None:
+    role = await a.leads(view())
+    await publish(client)
+    await damage(role)
+    b = await Node(B, tmp_path / "b").start(nats_server.url)
+    try:
+        await b.follows(view())
+        await until(lambda: a.metadata.withdrawals)
+    finally:
+        await b.close()
+
+
+async def test_a_cut_that_meets_damage_makes_the_follower_withdraw(
+    a: Node, client: NatsConnection, nats_server: EmbeddedNatsServer, tmp_path: Path
+) -> None:
+    """Else it would be truncating for ever."""
+    role = await a.leads(view())
+    await publish(client)
+    await damage(role)
+    b = await Node(B, tmp_path / "b").start(nats_server.url)
+    try:
+        await b.leads(view(leader=B, leader_epoch=2, epoch=2, isr=(B,)))
+        await a.follows(view(leader=B, leader_epoch=2, epoch=2, isr=(B,)))
+        await until(lambda: a.metadata.withdrawals)
+    finally:
+        await b.close()
+
+
+async def test_a_replica_that_cannot_be_opened_withdraws(a: Node) -> None:
+    directory = a.data_dir.partition_directory(KEY)
+    directory.parent.mkdir(parents=True)
+    directory.write_text("a file where the folder should be")
+    a.broker.on_partitions([view()])
+    await until(lambda: a.replica.failed is not None)
+    assert [w.key for w in a.metadata.withdrawals] == [KEY]
+
+
+async def test_a_checkpoint_that_fails_makes_the_replica_withdraw(a: Node, client: NatsConnection) -> None:
+    """The log takes no more writes after it: an idle partition would not notice before its next record."""
+    role = await a.leads(view())
+
+    def broken(*_: object) -> None:
+        raise LogDamaged("writing the checkpoint failed")
+
+    role.log.checkpoint_high_watermark = broken  # type: ignore[method-assign]
+    await publish(client)
+    await until(lambda: a.metadata.withdrawals)
+
+
+async def test_a_rule_that_is_broken_stops_the_partition_and_not_silently(
+    nats_server: EmbeddedNatsServer, tmp_path: Path
+) -> None:
+    """A leader outside its own ISR finds that out in a timer, where nobody catches what is raised."""
+    settings = ReplicaSettings(
+        replica_max_idle_wait=0.05, replica_max_leader_timeout=0.2, replica_max_lag_time=0.1, confirm_timeout=1.0
+    )
+    a = await Node(A, tmp_path / "a").start(nats_server.url, settings)
+    try:
+        role = await a.leads(view(isr=(A, B)))
+        role.on_view(view(isr=(B,), epoch=2))
+        await until(lambda: a.metadata.withdrawals)
+        await until(lambda: role.ended)
+    finally:
+        await a.close()
+
+
+async def test_one_partitions_trouble_does_not_keep_views_from_the_others(a: Node, client: NatsConnection) -> None:
+    await a.leads(view())
+    other = PartitionKey(StreamName("other"), Incarnation(4), 0, Incarnation(4))
+    a.replica.role.view = None  # type: ignore[union-attr, assignment]
+    a.broker.on_partitions([view(epoch=2), view(leader=B, key=other)])
+    assert other in a.broker._replicas
+
+
+# ---------------------------------------------------------------- damage found at start
+async def stored(node: Node, client: NatsConnection, records: int) -> Path:
+    """The path of the log of a closed broker that held that many records."""
+    role = await node.leads(view())
+    for _ in range(records):
+        await publish(client)
+    directory = role.log.directory
+    await node.close()
+    return next(directory.glob("*.log"))
+
+
+async def test_a_damaged_log_does_not_keep_the_broker_from_starting(
+    nats_server: EmbeddedNatsServer, client: NatsConnection, tmp_path: Path
+) -> None:
+    path = await stored(await Node(A, tmp_path / "a").start(nats_server.url), client, 5)
+    content = bytearray(path.read_bytes())
+    content[40] ^= 1
+    path.write_bytes(content)
+    again = await Node(A, tmp_path / "a").start(nats_server.url)
+    try:
+        assert again.unsound == (KEY,)
+        assert again.replica.failed is not None
+    finally:
+        await again.close()
+
+
+async def test_a_damaged_replica_copies_from_the_leader_once_it_is_out_of_the_isr(
+    nats_server: EmbeddedNatsServer, client: NatsConnection, tmp_path: Path
+) -> None:
+    path = await stored(await Node(A, tmp_path / "a").start(nats_server.url), client, 5)
+    b = await Node(B, tmp_path / "b").start(nats_server.url)
+    size = len(path.read_bytes()) // 5
+    content = bytearray(path.read_bytes())
+    content[2 * size + 40] ^= 1
+    path.write_bytes(content)
+    again = await Node(A, tmp_path / "a").start(nats_server.url)
+    try:
+        assert again.unsound == (KEY,)
+        await b.leads(view(leader=B, leader_epoch=2, epoch=2, isr=(B,)))
+        for _ in range(7):
+            await publish(client)
+        again.broker.on_partitions([view(leader=B, leader_epoch=2, epoch=2, isr=(A, B))])
+        await asyncio.sleep(0.1)
+        assert again.replica.role is None, "first it leaves the ISR, then it cuts"
+        role = await again.follows(view(leader=B, leader_epoch=2, epoch=3, isr=(B,)))
+        await until(lambda: role.log.log_end_offset == 7)
+        assert again.replica.failed is None
+        assert role.log.epochs.latest == 2
+    finally:
+        await again.close()
+        await b.close()
+
+
+# ---------------------------------------------------------------- what is on disk
+async def test_the_checkpoint_of_the_high_watermark_never_vouches_for_what_is_not_synced(tmp_path: Path) -> None:
+    """A follower that catches up knows a HW above what it has synced. Were that checkpointed, a loss of power would look
+    like damage."""
+    replica = Replica(KEY, tmp_path / "log", LogConfig())
+    replica.open()
+    log = replica._log
+    assert log is not None
+    fills(log, 5)
+    log.sync()
+    fills(log, 10)
+    replica._high_watermark = Offset(10)
+    replica.checkpoint(Offset(10))
+    found = read_offsets(REAL_FILES, tmp_path / "log")
+    assert found is not None
+    assert found.high_watermark == log.durable_end == 5
+
+
+async def test_what_an_accepted_stream_holds_is_synced_in_the_background(a: Node, client: NatsConnection) -> None:
+    """Else its segments stay open, and every start reads all of it again."""
+    role = await a.leads(view(durability=Durability.ACCEPTED))
+    await publish(client)
+    await until(lambda: role.log.durable_end == role.log.log_end_offset == 1)
+    await until(lambda: (c := read_offsets(REAL_FILES, role.log.directory)) is not None and c.high_watermark == 1)
+
+
+async def test_a_sync_from_before_a_cut_vouches_for_nothing_written_after_it(
+    a: Node, client: NatsConnection
+) -> None:
+    role = await a.follows(view(leader=B))
+    role.core.log_end_offset = Offset(0)
+    fills(role.log, 10)
+    role.core.log_end_offset = Offset(10)
+    role._syncs_out += 1
+    role._sync_done(Offset(10))  # of a log that was cut since and written anew
+    assert role.core.durable_end <= role.log.durable_end
+
+
+async def test_a_log_that_cannot_be_closed_in_order_leaves_no_clean_broker(
+    nats_server: EmbeddedNatsServer, client: NatsConnection, tmp_path: Path
+) -> None:
+    a = await Node(A, tmp_path / "a").start(nats_server.url)
+    role = await a.leads(view(durability=Durability.ACCEPTED))
+    await publish(client)
+
+    def broken() -> None:
+        raise LogDamaged("fsync failed")
+
+    role.log.close = broken  # type: ignore[method-assign]
+    await a.close()
+    assert a.broker.status()["failed"] == [str(KEY)]
+
+
+# ---------------------------------------------------------------- no connection
+async def test_a_broker_closes_though_nats_is_gone_in_the_middle_of_a_change_of_role(
+    nats_server: EmbeddedNatsServer, tmp_path: Path
+) -> None:
+    a = await Node(A, tmp_path / "a").start(nats_server.url)
+    nats_server.stop()
+    await until(lambda: not a.control.is_connected and not a.ingest.is_connected)
+    a.broker.on_partitions([view()])
+    await until(lambda: isinstance(a.replica.role, Leading) and a.replica.role.core is not None)
+    await asyncio.wait_for(a.close(), 8)
+
+
+async def test_a_newer_view_ends_a_start_that_waits_for_nats(nats_server: EmbeddedNatsServer, tmp_path: Path) -> None:
+    a = await Node(A, tmp_path / "a").start(nats_server.url)
+    nats_server.stop()
+    await until(lambda: not a.control.is_connected and not a.ingest.is_connected)
+    a.broker.on_partitions([view()])
+    await until(lambda: isinstance(a.replica.role, Leading) and a.replica.role.core is not None)
+    await asyncio.wait_for(a.follows(view(leader=B, leader_epoch=2, epoch=2, isr=(B,))), 5)
+    await asyncio.wait_for(a.close(), 8)
+
+
+async def test_nothing_begins_after_the_end(a: Node) -> None:
+    await a.broker.close()
+    a.broker.on_partitions([view()])
+    assert KEY not in a.broker._replicas

@@ -1,0 +1,182 @@
+"""Client and command line against a real cluster: three broker processes and a real nats-server."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import os
+import subprocess
+import sys
+import time
+from collections.abc import Iterator
+from typing import Any
+
+import pytest
+
+import tidelog
+from tests.integration.workload import wait_in_sync
+from tidelog.server.devcluster import DevCluster
+
+
+@pytest.fixture(scope="module")
+def cluster(tmp_path_factory: pytest.TempPathFactory) -> Iterator[DevCluster]:
+    with DevCluster(tmp_path_factory.mktemp("cluster"), nodes=3, port=0) as running:
+        running.wait_ready()
+        yield running
+
+
+def command(cluster: DevCluster, *arguments: str, stdin: bytes = b"") -> tuple[int, str, str]:
+    done = subprocess.run(
+        [sys.executable, "-m", "tidelog.cli", *arguments],
+        input=stdin,
+        capture_output=True,
+        timeout=60,
+        check=False,
+        env={**os.environ, "TIDELOG_SERVER": cluster.nats_url},
+    )
+    return done.returncode, done.stdout.decode(), done.stderr.decode()
+
+
+def printed(cluster: DevCluster, *arguments: str, stdin: bytes = b"") -> Any:
+    status, out, err = command(cluster, *arguments, "--json", stdin=stdin)
+    assert (status, err) == (0, "")
+    return json.loads(out)
+
+
+async def make(url: str, name: str, partitions: int) -> None:
+    async with await tidelog.connect(url) as client:
+        await client.create_stream(name, partitions=partitions, replication_factor=3)
+    await wait_in_sync(url, name)
+
+
+async def leader_of(client: tidelog.Client, stream: str, partition: int) -> str:
+    leader = (await client.describe(stream))["partitions"][partition]["leader"]
+    assert leader is not None
+    return leader
+
+
+async def test_the_command_line_from_create_to_delete(cluster: DevCluster) -> None:
+    made = printed(
+        cluster, "stream", "create", "cli", "--subject", "cli.in", "--partitions", "2", "--config", "min_isr=1"
+    )
+    assert made["config"]["min_isr"] == "1"
+    assert "cli" in {summary["name"] for summary in printed(cluster, "stream", "list")}
+    sent = printed(cluster, "publish", "cli", "hello", "--key", "k")
+    assert (sent["stream"], sent["offset"]) == ("cli", 0)
+    lines = [json.dumps({"key": f"k{i % 5}", "value": str(i), "headers": {"n": str(i)}}) for i in range(200)]
+    file = "\n".join(lines).encode()
+    assert printed(cluster, "publish", "cli", "--file", "-", "--format", "jsonl", stdin=file)["records"] == 200
+    assert printed(cluster, "publish", "cli", "--file", "-", stdin=b"one\r\ntwo\n\nfour")["records"] == 4
+    status, out, _ = command(cluster, "subscribe", "cli", "--stop", "latest", "--json")
+    assert status == 0
+    records = [json.loads(line) for line in out.splitlines()]
+    assert len(records) == 205
+    assert {r["value"] for r in records} >= {"hello", "one", "two", "", "four"}
+    assert {r["headers"]["n"] for r in records if r["headers"]} == {str(i) for i in range(200)}
+    for partition in (0, 1):
+        offsets = [r["offset"] for r in records if r["partition"] == partition]
+        assert offsets == list(range(len(offsets)))
+    newest = max(r["timestamp"] for r in records)
+    status, out, _ = command(cluster, "subscribe", "cli", "--start", newest, "--stop", "latest")
+    assert status == 0
+    assert 1 <= len(out.splitlines()) < 205
+    status, out, _ = command(cluster, "subscribe", "cli", "--start", "latest", "--limit", "1", "--partition", "0")
+    assert (status, len(out.splitlines())) == (0, 1)
+    described = printed(cluster, "stream", "describe", "cli")
+    assert sum(p["high_watermark"] + 1 for p in described["partitions"]) == 205
+    assert "cli" in command(cluster, "stream", "describe", "cli")[1]
+    assert printed(cluster, "cluster", "status")["streams"] >= 1
+    assert printed(cluster, "stream", "delete", "cli") == {"deleted": "cli"}
+
+
+@pytest.mark.parametrize(
+    ("arguments", "text"),
+    [
+        (["stream", "describe", "nosuch"], "nosuch"),
+        (["stream", "delete", "nosuch"], "nosuch"),
+        (["publish", "nosuch", "v"], "nosuch"),
+        (["subscribe", "nosuch", "--stop", "latest"], "nosuch"),
+        (["stream", "create", "a.b"], "a.b"),
+        (["stream", "create", "wide", "--replication-factor", "4"], "number of live brokers, 3"),
+        (["stream", "list", "--namespace", "elsewhere"], "no Tidelog broker answers"),
+    ],
+)
+async def test_refusals_are_one_sentence_and_a_status(cluster: DevCluster, arguments: list[str], text: str) -> None:
+    status, out, err = command(cluster, *arguments)
+    assert (status, out) == (1, "")
+    assert len(err.splitlines()) == 1
+    assert text in err
+
+
+async def test_every_way_to_produce_and_to_consume(cluster: DevCluster) -> None:
+    await make(cluster.nats_url, "ways", 3)
+    async with await tidelog.connect(cluster.nats_url) as client:
+        values = [b"%d" % i for i in range(20_000)]
+        keys = [b"k%d" % (i % 50) for i in range(20_000)]
+        async with client.producer("ways", compression="zstd") as producer:
+            placed = {
+                index: (receipt.partition, receipt.base_offset + place)
+                for receipt in await producer.send_many(values, keys=keys)
+                for place, index in enumerate(receipt.indices)
+            }
+            futures = [producer.send_nowait(b"single", headers={"h": b"x"}) for _ in range(1000)]
+            await producer.flush()
+            assert all(future.done() for future in futures)
+        async with client.producer("ways", acks="leader") as producer:
+            await producer.send(b"leader")
+            with pytest.raises(tidelog.RecordTooLarge):
+                await producer.send(b"x" * ((1 << 20) + 1))
+        async with client.producer("ways", acks="none") as producer:
+            for _ in range(10):
+                await producer.send(b"none")
+        ends: dict[int, int] = {}
+        deadline = time.monotonic() + 20
+        while sum(ends.values()) < 21_011:
+            assert time.monotonic() < deadline, ends
+            ends = await client.offsets("ways", "latest")
+        found = {(r.partition, r.offset): r async for r in client.consume("ways", stop="latest")}
+        assert len(found) == 21_011
+        for index, place in placed.items():
+            assert (found[place].key, found[place].value) == (keys[index], values[index])
+        by_columns = [batch async for batch in client.consume("ways", stop="latest").batches()]
+        assert sum(map(len, by_columns)) == 21_011
+        assert by_columns[0].to_arrow().num_rows == len(by_columns[0])
+        middle = {partition: end // 2 for partition, end in ends.items()}
+        later = [r async for r in client.consume("ways", start=middle, stop=ends)]
+        assert len(later) == sum(ends.values()) - sum(middle.values())
+        assert await client.offsets("ways", "earliest") == {0: 0, 1: 0, 2: 0}
+        moment = found[0, middle[0]].timestamp
+        assert (await client.offsets("ways", moment))[0] <= middle[0]
+        await client.delete_stream("ways")
+        with pytest.raises(tidelog.UnknownStream):
+            await client.offsets("ways", "latest")
+
+
+async def test_bulk_and_its_reader_go_through_a_leader_kill(cluster: DevCluster) -> None:
+    """Full windows of full batches are out when the leader is killed; a consumer follows all the while."""
+    await make(cluster.nats_url, "bulk", 1)
+    total = 200_000
+    values = [b"%08d" % i + b"x" * 120 for i in range(total)]
+    async with await tidelog.connect(cluster.nats_url) as client, client.producer("bulk") as producer:
+        seen: list[bytes | None] = []
+
+        async def read() -> None:
+            async for batch in client.consume("bulk", start=0, stop=total).batches():
+                seen.extend(batch.values)
+
+        reading = asyncio.create_task(read())
+        sending = asyncio.create_task(producer.send_many(values))
+        old = await leader_of(client, "bulk", 0)
+        while len(seen) < total // 20:
+            assert not sending.done()
+            await asyncio.sleep(0.001)
+        cluster.kill(old)
+        receipts = await sending
+        await asyncio.wait_for(reading, 60)
+        cluster.start_broker(old)
+        assert await leader_of(client, "bulk", 0) != old
+        assert seen == values, "each record once, in order"
+        assert sorted(i for receipt in receipts for i in receipt.indices) == list(range(total))
+        for receipt in receipts:
+            assert receipt.base_offset == receipt.indices[0]
+        await client.delete_stream("bulk")

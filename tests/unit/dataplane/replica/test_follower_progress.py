@@ -1,0 +1,124 @@
+"""A follower always gets on: no state in which it asks the same question for ever, or never asks again."""
+
+from __future__ import annotations
+
+import pytest
+
+from dataplane.replica.effects import FollowerEffect, SendFetch, SendOffsetRequest, SkipAhead
+from dataplane.replica.epochs import EpochEntry, LeaderEpochCache
+from dataplane.replica.follower import FetchAnswer, Fetching, Follower, Idle, OffsetAnswer, Reconciling
+from dataplane.replica.settings import ReplicaSettings
+from wire.errors import Code, TidelogError
+from wire.types import (
+    BrokerId,
+    Incarnation,
+    LeaderEpoch,
+    Offset,
+    PartitionEpoch,
+    PartitionKey,
+    PartitionView,
+    StreamConfig,
+    StreamName,
+)
+
+A, B = BrokerId("a"), BrokerId("b")
+EPOCH = LeaderEpoch(5)
+
+
+def follower(*, log_start: int = 0, log_end: int = 0) -> Follower:
+    """Follower B whose log was written in epoch 5."""
+    view = PartitionView(
+        key=PartitionKey(StreamName("s"), Incarnation(1), 0, Incarnation(1)),
+        subject="s",
+        config=StreamConfig(min_isr=1),
+        replicas=(A, B),
+        leader=A,
+        isr=(A,),
+        eligible=(),
+        epoch=PartitionEpoch(1),
+        leader_epoch=EPOCH,
+    )
+    entries = [EpochEntry(EPOCH, Offset(log_start))] if log_end > log_start else []
+    return Follower(
+        view=view,
+        broker=B,
+        log_start_offset=Offset(log_start),
+        log_end_offset=Offset(log_end),
+        durable_end=Offset(log_end),
+        high_watermark=Offset(log_start),
+        epochs=LeaderEpochCache(entries),
+        settings=ReplicaSettings(),
+        first_sequence=0,
+        connected_since=-100.0,
+        now=0.0,
+    )
+
+
+def agree(core: Follower, now: float) -> list[FollowerEffect]:
+    """The leader has the same log."""
+    state = core.state
+    assert isinstance(state, Reconciling)
+    return core.on_offset_answer(
+        OffsetAnswer(number=state.number, leader_epoch=EPOCH, epoch=EPOCH, end=core.log_end_offset), now
+    )
+
+
+def refuse(core: Follower, code: Code, now: float) -> list[FollowerEffect]:
+    state = core.state
+    assert isinstance(state, (Fetching, Idle))
+    return core.on_answer(
+        FetchAnswer(
+            sequence=state.sequence,
+            leader_epoch=EPOCH,
+            high_watermark=Offset(0),
+            error=TidelogError(code, "refused"),
+        ),
+        now,
+    )
+
+
+def test_an_empty_log_that_begins_above_the_leaders_end_begins_anew() -> None:
+    """It skipped ahead once; then an unclean election took the log back. It has nothing to reconcile by, so asking the
+    leader again would get the same refusal for ever."""
+    core = follower(log_start=50, log_end=50)
+    core.start(0.0)
+    assert refuse(core, Code.OFFSET_AHEAD, 0.0) == [SkipAhead(Offset(0))]
+    (fetch,) = core.on_truncated(Offset(0), Offset(0), 0.0)
+    assert isinstance(fetch, SendFetch) and fetch.offset == 0
+
+
+def test_slow_answers_get_more_time_with_every_try() -> None:
+    """A cold read behind many others takes longer than the fetch timeout. Given up each time it would be in vain."""
+    core = follower(log_end=10)
+    core.start(0.0)
+    agree(core, 0.0)
+    waits, now = [], 0.0
+    for _ in range(6):
+        due = core.next_deadline()
+        effects = core.tick(due)
+        if any(isinstance(e, SendOffsetRequest) for e in effects):
+            waits.append(due - now)
+            now = due
+            agree(core, now)
+    assert waits[0] == pytest.approx(0.5)
+    assert waits[1] == pytest.approx(1.0)
+    assert max(waits) <= ReplicaSettings().replica_max_leader_timeout
+
+
+def test_an_answer_makes_the_leader_quick_again() -> None:
+    core = follower(log_end=10)
+    core.start(0.0)
+    agree(core, 0.0)
+    core.tick(0.5)
+    agree(core, 0.5)
+    state = core.state
+    assert isinstance(state, Fetching)
+    core.on_answer(
+        FetchAnswer(sequence=state.sequence, leader_epoch=EPOCH, high_watermark=Offset(10), first_offset=None), 0.6
+    )
+    assert isinstance(core.state, Idle)
+    core.tick(10.0)
+    assert isinstance(core.state, Fetching)
+    assert core.state.unanswered_at == pytest.approx(10.5)
+
+

@@ -1,0 +1,26 @@
+"""Publishes that wait: bounded by what waits, not by what has ever waited."""
+
+from __future__ import annotations
+
+from dataplane.replica.pending import PendingAcks
+from wire.types import Offset
+
+
+def test_what_is_done_is_forgotten_though_something_always_waits() -> None:
+    """Pipelined publishers never let the queue run empty; a confirm timeout of an hour must not keep an hour of them."""
+    pending = PendingAcks()
+    for offset in range(1, 20_001):
+        pending.add(Offset(offset), 3600.0, f"publish {offset}")
+        pending.commit(Offset(offset - 1))
+    assert len(pending) == 1
+    assert pending.remembered < 5_000
+
+
+def test_deadlines_of_what_still_waits_survive_the_forgetting() -> None:
+    pending = PendingAcks()
+    pending.add(Offset(10**9), 5.0, "waits")
+    for offset in range(1, 20_001):
+        pending.add(Offset(offset), 3600.0, offset)
+        pending.commit(Offset(offset))
+    assert pending.next_deadline() == 5.0
+    assert [done.token for done in pending.expire(5.0)] == ["waits"]

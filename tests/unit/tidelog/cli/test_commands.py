@@ -1,0 +1,87 @@
+"""What is typed, what is printed, and how it ends; without a cluster."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+
+import pytest
+from click.testing import CliRunner
+
+from tidelog.cli import _COMMANDS, main
+
+NOWHERE = "nats://127.0.0.1:1"
+
+
+def invoke(*arguments: str, **environment: str) -> tuple[int, str, str]:
+    result = CliRunner().invoke(main, list(arguments), env=environment)
+    return result.exit_code, result.stdout, result.stderr
+
+
+@pytest.mark.parametrize("command", [[], *([name] for name in _COMMANDS), ["stream", "create"], ["cluster", "status"]])
+def test_every_command_has_help(command: list[str]) -> None:
+    status, out, _ = invoke(*command, "--help")
+    assert status == 0
+    assert "Usage: " in out
+
+
+@pytest.mark.parametrize(
+    "command",
+    [
+        ["stream", "create"], ["stream", "list"], ["stream", "describe"], ["stream", "delete"], ["publish"],
+        ["subscribe"], ["cluster", "status"],
+    ],
+)  # fmt: skip
+def test_every_command_of_a_cluster_takes_server_and_json(command: list[str]) -> None:
+    _, out, _ = invoke(*command, "--help")
+    assert "--server URL" in out
+    assert "--json" in out
+
+
+def test_help_loads_neither_a_client_nor_a_broker() -> None:
+    code = (
+        "import sys; from tidelog.cli import main\n"
+        "try: main(['--help'])\n"
+        "except SystemExit: pass\n"
+        "heavy = {'numpy', 'google.protobuf', 'nats', 'rich', 'pysyncobj', 'asyncio'} & set(sys.modules)\n"
+        "assert not heavy, heavy"
+    )
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=60, check=False)
+    assert done.returncode == 0, done.stderr
+
+
+@pytest.mark.parametrize(
+    "command",
+    [["stream", "list"], ["stream", "delete", "s"], ["publish", "s", "v"], ["subscribe", "s"], ["cluster", "status"]],
+)
+@pytest.mark.parametrize("extra", [[], ["--json"]])
+def test_no_nats_server_is_one_sentence_on_stderr(command: list[str], extra: list[str]) -> None:
+    status, out, err = invoke(*command, "--server", NOWHERE, *extra)
+    assert status == 1
+    assert out == ""
+    assert len(err.splitlines()) == 1
+    assert NOWHERE in err
+    assert "tidelog up" in err
+
+
+def test_the_server_comes_from_the_environment_unless_it_is_given() -> None:
+    assert "127.0.0.1:2" in invoke("stream", "list", TIDELOG_SERVER="nats://127.0.0.1:2")[2]
+    assert "127.0.0.1:1" in invoke("stream", "list", "--server", NOWHERE, TIDELOG_SERVER="nats://127.0.0.1:2")[2]
+
+
+@pytest.mark.parametrize(
+    ("arguments", "text"),
+    [
+        (["frobnicate"], "No such command 'frobnicate'"),
+        (["publish", "s"], "either VALUE or --file"),
+        (["publish", "s", "v", "--file", "-"], "either VALUE or --file"),
+        (["publish", "s", "v", "--acks", "some"], "'some' is not one of"),
+        (["stream", "create", "s", "--config", "x"], "'x' is not KEY=VALUE"),
+        (["stream", "create", "s", "--partitions", "0"], "--partitions"),
+        (["stream", "create", "s", "--replication-factor", "17"], "--replication-factor"),
+    ],
+)
+def test_a_wrong_command_line_ends_with_status_2(arguments: list[str], text: str) -> None:
+    status, _, err = invoke(*arguments)
+    assert status == 2
+    assert text in err

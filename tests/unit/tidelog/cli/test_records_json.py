@@ -1,0 +1,65 @@
+"""Records as JSON lines: what is printed can be published again."""
+
+from __future__ import annotations
+
+import json
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from tidelog.cli.records_json import Parsed, from_json, to_json
+from tidelog.client.records import Record
+
+bytes_or_none = st.none() | st.binary(max_size=20) | st.text(max_size=10).map(str.encode)
+
+
+@given(bytes_or_none, bytes_or_none, st.dictionaries(st.text(max_size=5), st.binary(max_size=5), max_size=2))
+def test_what_is_printed_can_be_published(key: bytes | None, value: bytes | None, headers: dict[str, bytes]) -> None:
+    line = to_json(Record("s", 1, 2, 1_700_000_000_123_456_789, key, value, headers))
+    assert from_json(line.encode()) == Parsed(value, key, headers, 1_700_000_000_123_456_789)
+
+
+def test_the_form_is_the_documented_one() -> None:
+    record = Record("flights", 1, 7, 10**9, b"AA", "é".encode(), {"h": b"v"})
+    assert json.loads(to_json(record)) == {
+        "stream": "flights",
+        "partition": 1,
+        "offset": 7,
+        "timestamp": "1970-01-01T00:00:01.000000000Z",
+        "key": "AA",
+        "value": "é",
+        "headers": {"h": "v"},
+    }
+    binary = json.loads(to_json(record._replace(value=b"\xff")))
+    assert (binary["encoding"], binary["value"], binary["key"]) == ("base64", "/w==", "QUE=")
+
+
+@pytest.mark.parametrize(
+    ("line", "value"),
+    [
+        (b'{"value": "v"}', b"v"),
+        (b'{"value": null, "key": "k"}', None),
+        (b'{"value": {"a": [1, 2]}}', b'{"a":[1,2]}'),
+        (b'{"value": 3}', b"3"),
+    ],
+)
+def test_values_need_not_be_text(line: bytes, value: bytes | None) -> None:
+    assert from_json(line).value == value
+
+
+@pytest.mark.parametrize(
+    ("line", "text"),
+    [
+        (b"nonsense", "no JSON"),
+        (b"[1]", 'no object with a "value"'),
+        (b'{"key": "k"}', 'no object with a "value"'),
+        (b'{"value": "!", "encoding": "base64"}', "base64 does not decode"),
+        (b'{"value": "v", "encoding": "rot13"}', "rot13"),
+        (b'{"value": "v", "timestamp": "noon"}', "'noon' is neither"),
+        (b'{"value": "v", "headers": [1]}', "headers"),
+    ],
+)
+def test_lines_that_are_no_record_say_why(line: bytes, text: str) -> None:
+    with pytest.raises(ValueError, match=text):
+        from_json(line)

@@ -1,0 +1,158 @@
+"""Requests to the controller, and streams as an operator makes them."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+from typing import Any
+
+import pytest
+
+import tidelog
+from tests.unit.tidelog.client.fake_broker import FakeBroker, FakeTransport, make
+from tidelog.client.connection import Client, connect
+from tidelog.client.errors import (
+    BadConfig,
+    BadName,
+    BadRequest,
+    BadSubject,
+    Closed,
+    NoServer,
+    StreamExists,
+    UnknownStream,
+    typed,
+)
+from wire.errors import Code, TidelogError
+from wire.transport import Message
+
+Cluster = tuple[FakeTransport, FakeBroker, Client]
+
+
+@pytest.fixture
+async def cluster() -> Cluster:
+    transport, broker, client = make()
+    broker.create("s", 2)
+    return transport, broker, client
+
+
+def answer(transport: FakeTransport, name: str, *answers: dict[str, Any] | None) -> list[dict[str, Any]]:
+    """`<ns>.api.<name>` gives these answers in turn, None = none at all. Returns the requests as they come in."""
+    left = list(answers)
+    seen: list[dict[str, Any]] = []
+
+    def handle(message: Message) -> None:
+        seen.append(json.loads(message.data))
+        given = left.pop(0) if len(left) > 1 else left[0]
+        if given is not None:
+            assert message.reply is not None
+            transport.publish(message.reply, [json.dumps(given).encode()])
+
+    transport.listen(f"tidelog.api.{name}", handle)
+    return seen
+
+
+def refusal(code: Code, text: str = "refused") -> dict[str, Any]:
+    return {"error": TidelogError(code, text).to_json()}
+
+
+async def test_no_nats_server_names_the_url_and_the_remedy() -> None:
+    with pytest.raises(NoServer, match=r"nats://127\.0\.0\.1:1 .*tidelog up"):
+        await connect("nats://127.0.0.1:1", connect_timeout=0.5)
+    with pytest.raises(BadConfig, match="names no server"):
+        await connect(" , ")
+    with pytest.raises(BadName, match="namespace"):
+        await connect("nats://127.0.0.1:1", namespace="a.b")
+
+
+async def test_nats_without_a_broker_says_so(cluster: Cluster) -> None:
+    _, _, client = cluster
+    with pytest.raises(NoServer, match=r"no Tidelog broker answers at nats://fake:4222 .*tidelog server"):
+        await client.cluster_status()
+
+
+async def test_a_lost_connection_says_so(cluster: Cluster) -> None:
+    transport, _, client = cluster
+    transport.lose()
+    with pytest.raises(NoServer, match="connection to NATS at nats://fake:4222 is lost"):
+        await client.streams()
+
+
+async def test_a_change_of_controller_is_waited_for(cluster: Cluster) -> None:
+    transport, _, client = cluster
+    seen = answer(transport, "cluster.status", refusal(Code.NOT_CONTROLLER), {"controller": "b2"})
+    assert (await client.cluster_status())["controller"] == "b2"
+    assert len(seen) == 2
+
+
+async def test_refusals_become_their_types(cluster: Cluster) -> None:
+    transport, _, client = cluster
+    answer(transport, "stream.delete", refusal(Code.UNKNOWN_STREAM, "there is no stream 'x'"))
+    with pytest.raises(UnknownStream, match="there is no stream 'x'") as caught:
+        await client.delete_stream("x")
+    assert caught.value.code is Code.UNKNOWN_STREAM
+    assert isinstance(caught.value, tidelog.TidelogError)
+    with pytest.raises(StreamExists):
+        await client.create_stream("s")
+
+
+async def test_a_stream_that_our_own_lost_request_made_is_no_error(
+    cluster: Cluster, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    transport, _, client = cluster
+    monkeypatch.setattr("tidelog.client.api._ATTEMPT_TIMEOUT", 0.05)
+    answer(transport, "stream.create", None, refusal(Code.STREAM_EXISTS))
+    answer(transport, "stream.describe", {"name": "n", "subject": "n", "config": {}, "partitions": [{}, {}]})
+    assert (await client.create_stream("n", partitions=2))["subject"] == "n"
+    answer(transport, "stream.create", None, refusal(Code.STREAM_EXISTS))
+    with pytest.raises(StreamExists):
+        await client.create_stream("n", partitions=3)
+    answer(transport, "stream.delete", None, refusal(Code.UNKNOWN_STREAM))
+    await client.delete_stream("n")
+
+
+async def test_what_cannot_be_is_refused_before_it_is_sent(cluster: Cluster) -> None:
+    transport, _, client = cluster
+    seen = answer(transport, "stream.create", {})
+    with pytest.raises(BadName):
+        await client.create_stream("a.b")
+    with pytest.raises(BadSubject):
+        await client.create_stream("a", subject="tidelog.x")
+    with pytest.raises(BadConfig, match="unknown stream setting 'colour'"):
+        await client.create_stream("a", config={"colour": "red"})
+    with pytest.raises(BadRequest, match="at least one partition"):
+        await client.create_stream("a", partitions=0)
+    assert seen == []
+    await client.create_stream("a", config={"min_isr": 2, "reply_acks": False})
+    assert seen[0] == {
+        "name": "a",
+        "subject": "a",
+        "partitions": 1,
+        "replication_factor": 3,
+        "config": {"min_isr": "2", "reply_acks": "false"},
+    }
+
+
+async def test_metadata_requests_that_come_together_share_an_answer(cluster: Cluster) -> None:
+    transport, broker, client = cluster
+    seen = answer(transport, "metadata", broker.streams["s"])
+    layouts = await asyncio.gather(*(client.metadata("s") for _ in range(20)))
+    assert len(seen) == 1
+    assert list(layouts[0].partitions) == [0, 1]
+
+
+async def test_a_closed_client_says_so(cluster: Cluster) -> None:
+    _, _, client = cluster
+    async with client:
+        pass
+    with pytest.raises(Closed):
+        await client.streams()
+    with pytest.raises(Closed):
+        client.producer("s")
+
+
+def test_every_error_class_belongs_to_one_code_and_is_public() -> None:
+    for code in Code:
+        error = typed(TidelogError(code, "text", {"a": "b"}))
+        assert (error.code, error.message, error.details) == (code, "text", {"a": "b"})
+        assert getattr(tidelog, type(error).__name__) is type(error)
+        assert typed(error) is error
