@@ -85,6 +85,8 @@ class RaftPort(Protocol):
 
     def status(self) -> RaftStatus: ...
 
+    def hand_over(self) -> bool: ...
+
 
 RaftFactory: TypeAlias = Callable[[StateMachine, Callable[[RaftStatus], None], Callable[[str], None]], RaftPort]
 """Makes the node from (state machine, on_status, on_peer_lost)."""
@@ -557,6 +559,7 @@ class MetadataService:
                     _log.error(
                         "controller %s hears nobody over NATS; check its connection to the NATS server", self._id
                     )
+                    self._raft.hand_over()
                 case Note(text):
                     _log.info("controller %s: %s", self._id, text)
         deadline = self._core.next_deadline()

@@ -1,7 +1,8 @@
 """The error table: every refusal a client or a peer can get, with what to do about it.
 
 Errors have no place in the 16 bytes of a replication answer and are never an empty success: they travel in NATS headers
-(`Tidelog-Error: CODE`, one header per detail) and, in JSON answers, as `{"error": {"code", "message", "retriable", …}}`.
+(`Tidelog-Error: CODE`, one header per detail) and, in JSON answers, as `{"error": {"code", "message", "retriable",
+…}}`.
 """
 
 from __future__ import annotations
@@ -64,7 +65,7 @@ class Code(Enum):
     INTERNAL = Entry(False, False)
 
     # Equal rows must stay distinct members, so the name takes part in the value.
-    def __new__(cls, *row: Any) -> Code:
+    def __new__(cls, *_row: Any) -> Code:
         member = object.__new__(cls)
         member._value_ = len(cls.__members__)
         return member
@@ -101,7 +102,8 @@ class TidelogError(Exception):
 
     @classmethod
     def from_headers(cls, headers: Mapping[str, str] | None) -> TidelogError | None:
-        """The error that an answer carries, None for a success. An unknown code (of a newer broker) reads as INTERNAL."""
+        """The error that an answer carries, None for a success. An unknown code (of a newer broker) reads as
+        INTERNAL."""
         if not headers or ERROR_HEADER not in headers:
             return None
         name = headers[ERROR_HEADER]

@@ -1,8 +1,9 @@
 """The messaging port: what metadata and the data plane need of NATS, and nothing more.
 
-The real one is `tidelog.runtime.nats.NatsConnection`; a simulator provides its own. Messages are delivered at most once,
-in order per publisher connection and subject. Handlers are plain functions called from the event loop as a message is
-read; they must not block and must not raise (what they raise is logged and counted, the connection lives on).
+The real one is `tidelog.runtime.nats.NatsConnection`; a simulator provides its own. Messages are delivered at most
+once, in order per publisher connection and subject. Handlers are plain functions called from the event loop as a
+message is read; they must not block and must not raise (what they raise is logged and counted, the connection lives
+on).
 """
 
 from __future__ import annotations
@@ -19,7 +20,8 @@ NO_RESPONDERS = 503
 
 @dataclass(frozen=True, slots=True)
 class Message:
-    """One message as it arrived. `data` is the payload without the NATS header block; `status` is set on NATS status messages only."""
+    """One message as it arrived. `data` is the payload without the NATS header block; `status` is set on NATS status
+    messages only."""
 
     subject: str
     data: bytes

@@ -1,8 +1,9 @@
 """The domain's types. Every other package speaks in these.
 
 Offsets are dense positions of records in a partition, from 0. Two ends matter: the log end offset (LEO) and the high
-watermark (HW). Both are EXCLUSIVE here: the next offset to be assigned, and the end of what is committed. On the wire and
-towards users the HW is inclusive (-1 = none); `wire.replication` and `high_watermark_to_wire` convert, nobody else does.
+watermark (HW). Both are EXCLUSIVE here: the next offset to be assigned, and the end of what is committed. On the wire
+and towards users the HW is inclusive (-1 = none); `wire.replication` and `high_watermark_to_wire` convert, nobody else
+does.
 """
 
 from __future__ import annotations
@@ -10,7 +11,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass, field, fields, replace
 from enum import Enum
-from typing import Any, NewType
+from typing import Any, ClassVar, NewType
 
 from wire.errors import Code, TidelogError
 
@@ -77,7 +78,7 @@ class StreamConfig:
         default=10_000, metadata={"help": "an acknowledged publish waits at most this long for its commit"}
     )
 
-    _LIMITS = {
+    _LIMITS: ClassVar[Mapping[str, tuple[int, int]]] = {
         "min_isr": (0, 16),
         "max_record_bytes": (1, 64 << 20),
         "segment_bytes": (4096, 1 << 30),
@@ -86,7 +87,8 @@ class StreamConfig:
 
     @classmethod
     def from_strings(cls, values: Mapping[str, str]) -> StreamConfig:
-        """KEY -> text, as typed by a user. Raises TidelogError(BAD_CONFIG) that names the key, the value and what is allowed."""
+        """KEY -> text, as typed by a user. Raises TidelogError(BAD_CONFIG) that names the key, the value and what is
+        allowed."""
         known = {f.name: f for f in fields(cls)}
         parsed: dict[str, Any] = {}
         for key, text in values.items():

@@ -59,6 +59,8 @@ MAX_QUEUED_COMMANDS = 4 * MAX_PENDING_COMMANDS
 COMPACTION_BYTES = 64 << 20
 """A log with more bytes of commands is compacted, however few entries it has."""
 
+HAND_OVER_PATIENCE = 4
+"""A node that gave the leadership up does not run again before this many longest election timeouts."""
 FAILOVER_DELAY_S = 0.002
 FAILOVER_STEP_S = 0.03
 
@@ -391,6 +393,19 @@ class RaftEngine(SyncObj):  # type: ignore[misc] # PySyncObj ships no types
         self._SyncObj__setCurrentTerm(term, None)
         self._SyncObj__setState(_FOLLOWER)
         self._SyncObj__raftLeader = None
+
+    def hand_over(self) -> bool:
+        """Stop leading, and let the others elect one of themselves first. False: this node does not lead, or nobody
+        else could.
+        """
+        if not self.is_leader or not self.hasQuorum or not self._SyncObj__otherNodes:
+            return False
+        self._SyncObj__setState(_FOLLOWER)
+        self._SyncObj__raftLeader = None
+        self._SyncObj__onLeaderChanged()
+        # The others notice that heartbeats end, and one of them is elected, within election_max_s and some.
+        self._SyncObj__raftElectionDeadline = monotonic() + HAND_OVER_PATIENCE * self.conf.raftMaxTimeout
+        return True
 
     # ---------------------------------------------------------------------------- peers
 

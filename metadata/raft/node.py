@@ -232,6 +232,15 @@ class RaftNode:
         status = self._engine.status()
         return status if self._loop is not None else replace(status, leader=None, has_quorum=False)
 
+    def hand_over(self) -> bool:
+        """Give the leadership up to whomever the others elect; what was proposed here and is not committed has an unknown
+        outcome. False: this node does not lead, or nobody else could.
+        """
+        handed = self._loop is not None and self._engine is not None and self._engine.hand_over()
+        if handed:
+            self._wake()
+        return handed
+
     # ---------------------------------------------------------------------------- proposing
 
     async def propose(self, command: bytes, *, timeout: float) -> object:

@@ -160,7 +160,8 @@ async def test_median_stall_of_ten_leader_kills(cluster: DevCluster) -> None:
             cluster.start_broker(leader)
             await wait_for(cluster.nats_url, lambda p: len(p["isr"]) == BROKERS, "the return to the ISR")
     print(
-        f"\nstalls of acknowledged writes, ms: {[round(g * 1e3) for g in gaps]}, median {statistics.median(gaps) * 1e3:.0f}"
+        f"\nstalls of acknowledged writes, ms: {[round(g * 1e3) for g in gaps]},"
+        f" median {statistics.median(gaps) * 1e3:.0f}"
     )
     findings = await check(cluster.nats_url, ledger, data_dirs(cluster))
     assert findings.ok, findings

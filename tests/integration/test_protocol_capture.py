@@ -1,6 +1,7 @@
 """A replication exchange captured on the real subjects and checked byte by byte against the protocol document.
 
-The bytes are taken apart here by hand (protobuf wire format, struct), so that a slip in `wire/` cannot hide in both places.
+The bytes are taken apart here by hand (protobuf wire format, struct), so that a slip in `wire/` cannot hide in both
+places.
 """
 
 from __future__ import annotations
@@ -24,7 +25,8 @@ STREAM = "cap"
 
 @pytest.fixture
 def cluster(tmp_path: Path) -> Iterator[DevCluster]:
-    """Two replicas, so that there is one follower to watch; without the second answer to data waiters, which is ours."""
+    """Two replicas, so that there is one follower to watch; without the second answer to data waiters, which is
+    ours."""
     settings = {"replica": {"push_to_waiters": False}}
     with DevCluster(tmp_path / "cluster", nodes=2, port=0, settings=settings) as running:
         running.wait_ready()

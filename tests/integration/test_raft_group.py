@@ -213,6 +213,28 @@ async def test_the_loss_of_the_leader_is_told_and_another_takes_over(tmp_path: P
         assert new.machine.commands == [b"before", b"after"]
 
 
+async def test_a_leader_that_hands_over_is_followed_by_another(tmp_path: Path) -> None:
+    members = group(tmp_path)
+    async with running(*members):
+        old = await leader_of(members)
+        await old.node.propose(b"before", timeout=5)
+        rest = [member for member in members if member is not old]
+        assert old.node.hand_over()
+        new = await leader_of(rest)
+        await old.node.propose(b"after", timeout=5)
+        assert old.machine.commands == [b"before", b"after"]
+        assert not old.leads
+        assert new.leads
+        assert not old.node.hand_over(), "it leads no more"
+
+
+async def test_a_standalone_voter_has_nobody_to_hand_over_to(tmp_path: Path) -> None:
+    member = Member(standalone(tmp_path))
+    async with running(member):
+        await until(lambda: member.leads)
+        assert not member.node.hand_over()
+
+
 async def test_an_observer_follows_proposes_and_survives_failover(tmp_path: Path) -> None:
     members = group(tmp_path)
     voters = tuple(member.config.address or "" for member in members)

@@ -48,8 +48,8 @@ class Ledger:
         self.ack_times[partition].append(time.monotonic())
 
     def gap_after(self, partition: int, moment: float) -> float | None:
-        """Seconds from `moment` to the first acknowledgement of the partition after a pause that covers it; None when there
-        was none yet. Acknowledgements that were on their way at `moment` do not count as the end of the gap."""
+        """Seconds from `moment` to the first acknowledgement of the partition after a pause that covers it; None when
+        there was none yet. Acknowledgements that were on their way at `moment` do not count as the end of the gap."""
         times = [t for t in self.ack_times[partition] if t >= moment - 1.0]
         if not times or times[-1] < moment:
             return None
@@ -86,8 +86,8 @@ class Findings:
 async def acked_load(
     url: str, stream: str, *, producers: int = 3, bare: bool = True, subject: str | None = None, partitions: int = 1
 ) -> AsyncIterator[Ledger]:
-    """Publish acknowledged records until the block ends; then wait for what is out. `bare`: one more sender is a plain NATS
-    client that publishes requests, and never sends anything twice."""
+    """Publish acknowledged records until the block ends; then wait for what is out. `bare`: one more sender is a
+    plain NATS client that publishes requests, and never sends anything twice."""
     ledger = Ledger(stream)
     stop = asyncio.Event()
     async with await tidelog.connect(url) as client:
@@ -246,7 +246,8 @@ def diverging(description: dict[str, Any], data_dirs: dict[str, Path]) -> list[s
         copies = {broker: committed_bytes(data_dirs[broker] / name, end) for broker in partition["replicas"]}
         first = copies[partition["replicas"][0]]
         out += [
-            f"partition {partition['partition']}: {broker} has {len(copy)} bytes, {partition['replicas'][0]} {len(first)}"
+            f"partition {partition['partition']}: {broker} has {len(copy)} bytes,"
+            f" {partition['replicas'][0]} {len(first)}"
             for broker, copy in copies.items()
             if copy != first
         ]

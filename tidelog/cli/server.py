@@ -43,8 +43,8 @@ def server(
       tidelog server --id b1 --nats nats://n1:4222 --data-dir /var/lib/tidelog \\
         --raft-address b1:7001 --raft-peer b2=b2:7001 --raft-peer b3=b3:7001 --raft-secret-file secret
 
-    Every setting can also come from the environment (TIDELOG_ID, TIDELOG_NATS, TIDELOG_RAFT_ADDRESS, TIDELOG_RAFT_PEERS,
-    TIDELOG_DATA_DIR, …) or from the file. Logs go to stderr.
+    Every setting can also come from the environment (TIDELOG_ID, TIDELOG_NATS, TIDELOG_RAFT_ADDRESS,
+    TIDELOG_RAFT_PEERS, TIDELOG_DATA_DIR, …) or from the file. Logs go to stderr.
     """
     from tidelog.server.config import load
     from tidelog.server.node import run

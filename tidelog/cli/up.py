@@ -25,8 +25,8 @@ if TYPE_CHECKING:
 def up(nodes: int, data_dir: Path, port: int, restart_after: float | None, as_json: bool) -> None:
     """Run a development cluster: a real nats-server and brokers b1, b2, …, each a process.
 
-    Stays in the foreground; Ctrl-C stops everything cleanly, and a second start on the same folder goes on where it was.
-    DIR/cluster.json says where everything is. A broker that you kill stays dead until you start it again, with
+    Stays in the foreground; Ctrl-C stops everything cleanly, and a second start on the same folder goes on where it
+    was. DIR/cluster.json says where everything is. A broker that you kill stays dead until you start it again, with
 
     \b
       tidelog server --config DIR/b1.toml

@@ -14,8 +14,8 @@
     [metadata]                              # any of metadata.settings.MetadataSettings
     heartbeat_interval_s = 0.1
 
-Environment: TIDELOG_ID, TIDELOG_NATS, TIDELOG_RAFT_ADDRESS, TIDELOG_RAFT_PEERS ("b2=host:port,b3=host:port"), TIDELOG_RAFT_SECRET,
-TIDELOG_RAFT_SECRET_FILE, TIDELOG_DATA_DIR, TIDELOG_NAMESPACE, TIDELOG_LOG_LEVEL.
+Environment: TIDELOG_ID, TIDELOG_NATS, TIDELOG_RAFT_ADDRESS, TIDELOG_RAFT_PEERS ("b2=host:port,b3=host:port"),
+TIDELOG_RAFT_SECRET, TIDELOG_RAFT_SECRET_FILE, TIDELOG_DATA_DIR, TIDELOG_NAMESPACE, TIDELOG_LOG_LEVEL.
 """
 
 from __future__ import annotations
@@ -47,7 +47,8 @@ class ServerConfig:
     nats: tuple[str, ...]
     data_dir: Path
     raft_address: str | None = None
-    """`host:port` of this voter; None = an observer, or, without peers, a standalone broker on a port of its own choice."""
+    """`host:port` of this voter; None = an observer, or, without peers, a standalone broker on a port of its own
+    choice."""
     raft_peers: Mapping[BrokerId, str] = field(default_factory=dict)
     """The other voters."""
     raft_secret: bytes | None = None
@@ -62,7 +63,8 @@ class ServerConfig:
 
 
 def load(flags: Mapping[str, Any], environment: Mapping[str, str], file: Path | None) -> ServerConfig:
-    """Merge the three sources. Raises TidelogError(BAD_CONFIG) that names the setting, its value, and what is allowed."""
+    """Merge the three sources. Raises TidelogError(BAD_CONFIG) that names the setting, its value, and what is
+    allowed."""
     values: dict[str, Any] = {}
     sections: dict[str, Any] = {}
     if file is not None:

@@ -1,13 +1,13 @@
 """A development cluster on this machine: a real nats-server and N brokers, each a process of its own.
 
-    DIR/cluster.json     nats_url, and each broker's id, pid, data_dir, raft address, config file; rewritten when a pid changes
-    DIR/raft-secret      made at the first start
+    DIR/cluster.json     nats_url, and each broker's id, pid, data_dir, raft address, config file; rewritten when a
+    pid changes DIR/raft-secret      made at the first start
     DIR/b1.toml b1.log   configuration and log of broker b1
     DIR/b1/              its data
     DIR/nats/            nats-server's
 
-Ports of Raft are chosen at the first start and kept in the configuration files, so that a second start on the same folder
-finds the same group. A broker that dies stays dead, unless `restart_after` says otherwise.
+Ports of Raft are chosen at the first start and kept in the configuration files, so that a second start on the same
+folder finds the same group. A broker that dies stays dead, unless `restart_after` says otherwise.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ import time
 import tomllib
 from collections.abc import Callable, Sequence
 from pathlib import Path
-from typing import IO, Any
+from typing import IO, Any, Self
 
 from tidelog.runtime.server import EmbeddedNatsServer
 from tidelog.server.config import VOTER_COUNTS
@@ -104,7 +104,7 @@ class DevCluster:
             self._lock.close()
             self._lock = None
 
-    def __enter__(self) -> DevCluster:
+    def __enter__(self) -> Self:
         self.start()
         return self
 
@@ -154,8 +154,8 @@ class DevCluster:
             self._write_cluster_file()
 
     def wait_ready(self, timeout: float = 30.0, on_wait: Callable[[], None] | None = None) -> None:
-        """Until every broker has said that it serves (its ready file names its pid). Raises TidelogError with the end of the
-        log of the one that has not."""
+        """Until every broker has said that it serves (its ready file names its pid). Raises TidelogError with the end
+        of the log of the one that has not."""
         deadline = time.monotonic() + timeout
         waiting = list(self.broker_ids)
         while waiting:
@@ -209,7 +209,7 @@ class DevCluster:
                 stdout=log,
                 stderr=log,
                 start_new_session=True,
-                preexec_fn=_die_with_parent,
+                preexec_fn=_die_with_parent,  # noqa: PLW1509 - one system call, nothing that could hold a lock
             )
 
     def _config_file(self, broker: str) -> Path:

@@ -1,9 +1,10 @@
 """A broker's process: the one place where metadata, data plane, connections and clocks are put together.
 
 Order of a start:
-    data folder locked and judged -> NATS connected -> logs opened and recovered -> Raft joined -> registered (with what this
-    restart can prove) -> folder marked in use -> views arrive, replicas take their roles -> `ready` written
-Order of an end: roles resign, logs are closed with their checkpoints, Raft leaves, the folder is marked clean, the lock goes.
+    data folder locked and judged -> NATS connected -> logs opened and recovered -> Raft joined -> registered (with
+    what this restart can prove) -> folder marked in use -> views arrive, replicas take their roles -> `ready` written
+Order of an end: roles resign, logs are closed with their checkpoints, Raft leaves, the folder is marked clean, the
+lock goes.
 """
 
 from __future__ import annotations

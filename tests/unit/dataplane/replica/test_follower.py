@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from typing import Any
 
 import pytest
 
@@ -246,7 +247,7 @@ def test_the_high_watermark_adopted_is_never_above_the_log() -> None:
         {"first": 6},  # begins below our LEO
     ],
 )
-def test_late_reordered_or_foreign_answers_append_nothing(how: dict[str, int]) -> None:
+def test_late_reordered_or_foreign_answers_append_nothing(how: dict[str, Any]) -> None:
     core = follower((5, 0), log_end=7)
     core.start(0.0)
     ends(core, 5, 7)

@@ -336,6 +336,7 @@ def test_a_lagging_member_is_proposed_to_be_dropped_but_never_the_leader() -> No
 def test_a_member_whose_disk_hangs_is_dropped_though_it_fetches() -> None:
     driver = Driver()
     driver.append(5)
+    proposals: list[ProposeIsr] = []
     for t in range(1, 7):
         driver.fetch(B, 5, now=float(t))
         driver.fetch(C, 5, durable=0, now=float(t))
@@ -391,7 +392,7 @@ def test_an_unknown_outcome_is_asked_again_and_settled_by_applied_state_only() -
     (again,) = of(ProposeIsr, driver.leader.tick(0.6))
     assert again.change == first.change
     driver.leader.on_view(view(isr=(A, B, C), epoch=2), 0.7)
-    assert driver.leader.isr == CommittedIsr(frozenset({A, B, C}))
+    assert driver.leader.isr.members == {A, B, C}
 
 
 def test_a_refused_expansion_is_not_repeated_at_once() -> None:
@@ -438,6 +439,7 @@ def test_a_confirm_timeout_says_that_the_outcome_is_unknown() -> None:
     driver.leader.await_commit(Offset(5), "token", 2.0, 0.0)
     assert of(CompleteProduce, driver.leader.tick(1.9)) == []
     (done,) = of(CompleteProduce, driver.leader.tick(2.0))
+    assert done.error is not None
     assert done.error.code is Code.CONFIRM_TIMEOUT
     driver.fetch(B, 5)
     assert of(CompleteProduce, driver.fetch(C, 5)) == [], "answered once"
@@ -448,6 +450,7 @@ def test_when_leadership_ends_publishes_that_wait_are_unknown_never_failed() -> 
     driver.append(5)
     driver.leader.await_commit(Offset(5), "token", 2.0, 0.0)
     (done,) = of(CompleteProduce, driver.leader.resign("a new LeaderEpoch"))
+    assert done.error is not None
     assert done.error.code is Code.OUTCOME_UNKNOWN
     assert done.error.code.unknown_outcome
 
