@@ -24,7 +24,7 @@ from dataplane.replica.effects import (
 from dataplane.replica.follower import FetchAnswer, Follower, OffsetAnswer
 from dataplane.replica.producers import ProducerTable
 from wire.batch import BatchHeader, iter_batches, verify_body
-from wire.errors import CorruptData, TidelogError
+from wire.errors import CorruptData, InvariantViolation, TidelogError
 from wire.replication import HEADER_SIZE as REPLICATION_HEADER_SIZE
 from wire.replication import decode_header
 from wire.tidelog_pb2 import LeaderEpochOffsetRequest, LeaderEpochOffsetResponse, ReplicationRequest
@@ -77,15 +77,10 @@ class Following(Role):
             self._request_sync()
         self._schedule()
 
-    async def end(self, reason: str) -> None:
-        if self.ended:
-            return
-        self.ended = True
-        self._stop_timer()
+    async def _let_go(self, reason: str) -> None:
         for inbox in (self._fetch_inbox, self._offset_inbox):
             if inbox is not None:
                 self.context.control.on_inbox(inbox, None)
-        await self._finish_work()
 
     @property
     def high_watermark(self) -> Offset:
@@ -253,7 +248,7 @@ class Following(Role):
         if self._fetch_inbox is not None:
             control.on_inbox(self._fetch_inbox, None)
         inbox = self._fetch_inbox = control.new_inbox()
-        control.on_inbox(inbox, lambda message: self._on_fetch_answer(effect.sequence, message))
+        control.on_inbox(inbox, self._handler(lambda message: self._on_fetch_answer(effect.sequence, message)))
         control.publish(subject, [request.SerializeToString()], reply=inbox)
 
     def _send_offset_request(self, asked: LeaderEpoch, number: int) -> None:
@@ -270,7 +265,7 @@ class Following(Role):
         if self._offset_inbox is not None:
             control.on_inbox(self._offset_inbox, None)
         inbox = self._offset_inbox = control.new_inbox()
-        control.on_inbox(inbox, lambda message: self._on_offset_answer(number, message))
+        control.on_inbox(inbox, self._handler(lambda message: self._on_offset_answer(number, message)))
         control.publish(
             self.context.subjects.offset(key.stream, key.partition), [request.SerializeToString()], reply=inbox
         )
@@ -281,8 +276,8 @@ class Following(Role):
         data, headers = self._batches
         try:
             self.log.append([data], headers)
-        except LogDamaged as e:
-            self._fail(f"append failed: {e}")
+        except (LogDamaged, InvariantViolation) as e:
+            self.fail(f"append failed: {e}")
             return
         for header in headers:
             self.producers.record(header)
@@ -300,8 +295,8 @@ class Following(Role):
             headers = await self.context.loop.run_in_executor(
                 self.context.executor, lambda: list(self.log.producer_batches(self.log.log_start_offset))
             )
-        except LogDamaged as e:
-            self._fail(f"truncating to {offset} failed: {e}")
+        except (LogDamaged, CorruptData, InvariantViolation) as e:
+            self.fail(f"truncating to {offset} failed: {e}")
             return
         self.producers.rebuild(headers)
         self.context.counters.truncations += 1
@@ -315,8 +310,8 @@ class Following(Role):
         before = self.log.log_end_offset
         try:
             await self.context.loop.run_in_executor(self.context.executor, self.log.drop_all, log_start)
-        except LogDamaged as e:
-            self._fail(f"dropping the log to start at {log_start} failed: {e}")
+        except (LogDamaged, InvariantViolation) as e:
+            self.fail(f"dropping the log to start at {log_start} failed: {e}")
             return
         self.producers.rebuild(())
         self.context.counters.skip_ahead_total += 1

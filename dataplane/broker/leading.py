@@ -13,7 +13,9 @@ from __future__ import annotations
 
 import asyncio
 import logging
+from collections.abc import Awaitable, Coroutine
 from dataclasses import dataclass
+from typing import Any
 
 from google.protobuf.message import DecodeError
 
@@ -58,6 +60,8 @@ log = logging.getLogger(__name__)
 
 ANSWER_OVERHEAD = 1024
 """Room in a message for the 16-byte header, NATS headers and an append preamble."""
+MAX_COLD_READS = 64
+"""Consumers of one partition that wait for the disk; one more is refused with BACKPRESSURE."""
 LOG_START_HEADER = "Tidelog-Log-Start"
 OFFSET_HEADER = "Tidelog-Offset"
 
@@ -80,6 +84,9 @@ class Leading(Role):
         self._answers = Answers(context.control, view.key, view.subject)
         self._durable = view.config.durability is Durability.DURABLE
         self._syncing = False
+        self._starting: asyncio.Task[None] | None = None
+        self._unwanted = False
+        self._cold_reads = 0
         limit = min(context.ingest.max_payload, context.control.max_payload) - ANSWER_OVERHEAD
         self._max_batch = limit
         self._max_record = min(view.config.max_record_bytes, limit - HEADER_SIZE - 64)
@@ -106,9 +113,9 @@ class Leading(Role):
                 context.executor, self.log.assign_epoch, view.leader_epoch, self.log.log_end_offset
             )
         except LogDamaged as e:
-            self._fail(f"cannot begin LeaderEpoch {view.leader_epoch}: {e}")
+            self.fail(f"cannot begin LeaderEpoch {view.leader_epoch}: {e}")
             return
-        if self.ended:
+        if self.ended or self._unwanted:
             return
         core = self._core = Leader(
             view=self.view,
@@ -123,15 +130,11 @@ class Leading(Role):
             now=context.now(),
         )
         context.counters.elections_won += 1
-        subjects = context.subjects
-        subscriptions = await asyncio.gather(
-            context.control.subscribe(subjects.replicate(key.stream, key.partition), self._on_replicate),
-            context.control.subscribe(subjects.offset(key.stream, key.partition), self._on_offset),
-            context.ingest.subscribe_bulk(view.subject, self._ingest),
-            context.ingest.subscribe(subjects.append(key.stream, key.partition), self._on_append),
-            context.ingest.subscribe(subjects.fetch(key.stream, key.partition), self._on_fetch),
-        )
-        self._subscriptions = list(subscriptions)
+        self._starting = context.loop.create_task(self._subscribe())
+        await asyncio.wait({self._starting})
+        if self._starting.cancelled():
+            return
+        self._starting.result()
         if self.is_over():  # meanwhile
             await self._unsubscribe()
             return
@@ -143,16 +146,36 @@ class Leading(Role):
         self._run(core.tick(now))
         self._schedule()
 
-    async def end(self, reason: str) -> None:
-        if self.ended:
-            return
-        self.ended = True
-        self._stop_timer()
-        self._ingest.abandon(TidelogError(Code.NOT_LEADER, f"{reason}; the record was not stored"))
-        if self._core is not None:
-            self._run(self._core.resign(reason))
-        await self._unsubscribe()
-        await self._finish_work()
+    def give_up_starting(self) -> None:
+        self._unwanted = True
+        if self._starting is not None:
+            self._starting.cancel()
+
+    async def _subscribe(self) -> None:
+        """Waits for the connections, however long they take."""
+        context, subjects, key = self.context, self.context.subjects, self.view.key
+
+        async def hold(subscribing: Awaitable[Subscription]) -> None:
+            self._subscriptions.append(await subscribing)
+
+        await asyncio.gather(
+            hold(context.control.subscribe(subjects.replicate(key.stream, key.partition), self._handler(self._on_replicate))),
+            hold(context.control.subscribe(subjects.offset(key.stream, key.partition), self._handler(self._on_offset))),
+            hold(context.ingest.subscribe_bulk(self.view.subject, self._ingest)),
+            hold(context.ingest.subscribe(subjects.append(key.stream, key.partition), self._handler(self._on_append))),
+            hold(context.ingest.subscribe(subjects.fetch(key.stream, key.partition), self._handler(self._on_fetch))),
+        )
+
+    async def _let_go(self, reason: str) -> None:
+        if self._starting is not None:
+            self._starting.cancel()
+        try:
+            # Another leader may have heard, and stored, the same publishes: their outcome is not known here.
+            self._ingest.abandon(TidelogError(Code.OUTCOME_UNKNOWN, f"{reason}; the record was not stored here"))
+            if self._core is not None:
+                self._run(self._core.resign(reason))
+        finally:
+            await self._unsubscribe()
 
     async def _unsubscribe(self) -> None:
         subscriptions, self._subscriptions = self._subscriptions, []
@@ -196,6 +219,11 @@ class Leading(Role):
         batch, replies, envelopes = self._ingest.take()
         base = self._append(batch)
         if base is None:
+            error = self._append_failed()
+            for _, run in replies:
+                self._answers.bare_error(run, error)
+            for _, message, received in envelopes:
+                self._answers.envelope(EnvelopeReply(message, self.view.subject, Offset(-1), received, False), received, error)
             return
         now = self.context.now()
         end = Offset(base + batch.record_count)
@@ -216,7 +244,7 @@ class Leading(Role):
         try:
             self.log.append(parts, [header])
         except LogDamaged as e:
-            self._fail(f"append failed: {e}")
+            self.fail(f"append failed: {e}")
             return None
         self.producers.record(header)
         counters = self.context.counters
@@ -239,7 +267,7 @@ class Leading(Role):
         self._seal()
 
     def _refuse_publish(self, acknowledged: bool) -> TidelogError | None:
-        if self.ended or self._core is None:
+        if self.ended or self.failed is not None or self._core is None:
             return TidelogError(Code.NOT_LEADER, f"{self.context.broker} does not lead {self.view.key} now; try again")
         return self._core.refuse_publish(
             acknowledged=acknowledged,
@@ -255,7 +283,8 @@ class Leading(Role):
             else:
                 counters.dropped_refused += count
             log.warning("partition %s: dropped %d published records: %s", self.view.key, count, error)
-        if self.view.config.reply_acks:
+        # Who does not lead leaves the answer to the leader, who may be hearing the same publish.
+        if self.view.config.reply_acks and error.code is not Code.NOT_LEADER:
             self._answers.bare_error(replies, error)
 
     def _corrupt_envelope(self, reason: str) -> None:
@@ -265,8 +294,16 @@ class Leading(Role):
     def _envelope_refused(self, message: EnvelopeMessage, error: TidelogError) -> None:
         self.context.counters.dropped_refused += 1
         log.warning("partition %s: dropped an envelope: %s", self.view.key, error)
+        if error.code is Code.NOT_LEADER:
+            return
         now = self.context.time_ns()
         self._answers.envelope(EnvelopeReply(message, self.view.subject, Offset(-1), now, False), now, error)
+
+    def _append_failed(self) -> TidelogError:
+        """What the disk took of it is unknown; a later life of this replica may find it whole."""
+        return TidelogError(
+            Code.OUTCOME_UNKNOWN, f"{self.context.broker} could not write to the log of {self.view.key}: {self.failed}"
+        )
 
     # ------------------------------------------------------------------ `.append`
     def _on_append(self, message: Message) -> None:
@@ -345,6 +382,7 @@ class Leading(Role):
             return
         base = self._append(batch)
         if base is None:
+            self._answers.error(inbox, self._append_failed())
             return
         end = Offset(base + batch.record_count)
         response = AppendResponse(base_offset=base, leader_epoch=self.leader_epoch)
@@ -455,21 +493,32 @@ class Leading(Role):
             case "earliest":
                 self._fetch_from(core, request, core.log_start_offset, message.reply, looked_up=True)
             case "latest":
-                latest = core.latest()
+                latest = self._latest(core)
                 if isinstance(latest, TidelogError):
                     self._answers.error(message.reply, latest)
                 else:
                     self._fetch_from(core, request, latest, message.reply, looked_up=True)
             case "timestamp":
-                self._spawn(self._fetch_from_time(core, request, message.reply))
+                self._read_for_consumer(message.reply, self._fetch_from_time(core, request, message.reply))
             case "offset":
                 self._fetch_from(core, request, Offset(request.offset), message.reply, looked_up=False)
             case _:
                 self._answers.error(message.reply, TidelogError(Code.BAD_REQUEST, "the fetch request names no position"))
         self._schedule()
 
+    def _latest(self, core: Leader) -> Offset | TidelogError:
+        """Without a lease another broker may lead by now, and have told a later one: a client's latest never goes back."""
+        if not self.context.metadata.lease_valid(self.context.now()):
+            return TidelogError(
+                Code.UNAVAILABLE,
+                f"{self.context.broker} has not heard of a controller within its lease and may lead {self.view.key} no"
+                " more; try again",
+                {"retry_after_ms": "100"},
+            )
+        return core.latest()
+
     async def _fetch_from_time(self, core: Leader, request: FetchRequest, inbox: str) -> None:
-        latest = core.latest()
+        latest = self._latest(core)
         if isinstance(latest, TidelogError):
             self._answers.error(inbox, latest)
             return
@@ -477,7 +526,7 @@ class Leading(Role):
             found = await self.context.loop.run_in_executor(
                 self.context.executor, self.log.offset_for_timestamp, request.timestamp, latest
             )
-        except LogDamaged as e:
+        except (LogDamaged, CorruptData, TidelogError) as e:
             self._read_failed(inbox, e)
             return
         if not self.ended:
@@ -509,9 +558,38 @@ class Leading(Role):
         if not sent:
             log.debug("partition %s: an answer to a consumer was dropped, the outgoing buffer is full", self.view.key)
 
-    def _read_failed(self, inbox: str, error: LogDamaged) -> None:
+    def _read_for_consumer(self, inbox: str, reading: Coroutine[Any, Any, None]) -> None:
+        if self._cold_reads >= MAX_COLD_READS:
+            reading.close()
+            self._answers.error(
+                inbox,
+                TidelogError(
+                    Code.BACKPRESSURE,
+                    f"{self._cold_reads} consumers of {self.view.key} wait for the disk already; try again",
+                    {"retry_after_ms": "100"},
+                ),
+            )
+            return
+        self._cold_reads += 1
+        self._spawn(self._counted(reading))
+
+    async def _counted(self, reading: Coroutine[Any, Any, None]) -> None:
+        try:
+            await reading
+        finally:
+            self._cold_reads -= 1
+
+    def _read_failed(self, inbox: str, error: LogDamaged | CorruptData | TidelogError) -> None:
+        if isinstance(error, TidelogError):
+            self._answers.error(inbox, error)
+            return
         log.error("partition %s: a read failed: %s", self.view.key, error)
-        self._answers.error(inbox, TidelogError(Code.INTERNAL, f"{self.view.key} cannot be read here: {error}"))
+        # Not INTERNAL, which no client repeats: a sound replica is about to lead.
+        self._answers.error(
+            inbox, TidelogError(Code.UNAVAILABLE, f"{self.view.key} cannot be read on {self.context.broker}: {error}")
+        )
+        if isinstance(error, CorruptData):
+            self.fail(f"the log is damaged: {error}")
 
     # ------------------------------------------------------------------ effects
     def _run(self, effects: list[LeaderEffect]) -> None:
@@ -559,8 +637,8 @@ class Leading(Role):
     async def _respond_cold(self, effect: Respond, limit: int) -> None:
         try:
             data = await self._read_cold(effect.offset, limit, self.log.log_end_offset)
-        except LogDamaged as e:
-            self._fail(f"a read for follower {effect.replica} at offset {effect.offset} failed: {e}")
+        except (LogDamaged, CorruptData) as e:
+            self.fail(f"a read for follower {effect.replica} at offset {effect.offset} failed: {e}")
             return
         if not self.ended:
             self.context.control.publish(effect.inbox, [encode_header(self.leader_epoch, effect.high_watermark), data])
@@ -574,12 +652,12 @@ class Leading(Role):
         if parts is not None:
             self._answer_reader(reader, offset, high_watermark, parts)
         else:
-            self._spawn(self._serve_cold(reader, offset, limit, high_watermark))
+            self._read_for_consumer(reader.inbox, self._serve_cold(reader, offset, limit, high_watermark))
 
     async def _serve_cold(self, reader: _Reader, offset: Offset, limit: int, high_watermark: Offset) -> None:
         try:
             data = await self._read_cold(offset, limit, high_watermark)
-        except LogDamaged as e:
+        except (LogDamaged, CorruptData, TidelogError) as e:
             self._read_failed(reader.inbox, e)
             return
         if not self.ended:
@@ -639,4 +717,4 @@ class Leading(Role):
             for at, header in iter_batches(data):
                 verify_body(data, at, header)
         except (LogDamaged, CorruptData) as e:
-            self._fail(f"the log is damaged at offset {offset}: {e}")
+            self.fail(f"the log is damaged at offset {offset}: {e}")

@@ -5,12 +5,14 @@ from __future__ import annotations
 import asyncio
 import logging
 from abc import ABC, abstractmethod
-from collections.abc import Coroutine
+from collections.abc import Callable, Coroutine
 from typing import Any
 
 from dataplane.broker.context import BrokerContext
 from dataplane.log.partition_log import PartitionLog
 from dataplane.replica.producers import ProducerTable
+from wire.errors import InvariantViolation
+from wire.transport import Message, MessageHandler
 from wire.types import LeaderEpoch, Offset, PartitionView, Withdrawal
 
 log = logging.getLogger(__name__)
@@ -31,6 +33,7 @@ class Role(ABC):
         self._timer_at = 0.0
         self._syncs_out = 0
         self._work: set[asyncio.Task[None]] = set()
+        self._ending: asyncio.Task[None] | None = None
 
     @property
     def leader_epoch(self) -> LeaderEpoch:
@@ -46,6 +49,9 @@ class Role(ABC):
     @abstractmethod
     async def start(self) -> None: ...
 
+    def give_up_starting(self) -> None:
+        """Nobody wants this role any more: a `start` that waits for the connection returns now. `end` follows."""
+
     @abstractmethod
     def on_view(self, view: PartitionView) -> None:
         """Newer metadata of the same LeaderEpoch."""
@@ -53,8 +59,27 @@ class Role(ABC):
     @abstractmethod
     def on_connection(self, connected: bool) -> None: ...
 
+    async def end(self, reason: str) -> None:
+        """Returns when all is let go and all work is done, whoever began the end."""
+        await asyncio.shield(self._end_soon(reason))
+
+    def _end_soon(self, reason: str) -> asyncio.Task[None]:
+        if self._ending is None:
+            self._ending = self.context.loop.create_task(self._end(reason))
+        return self._ending
+
+    async def _end(self, reason: str) -> None:
+        self.ended = True
+        self._stop_timer()
+        try:
+            await self._let_go(reason)
+        except Exception:
+            log.exception("partition %s: the end of a role met a bug", self.view.key)
+        await self._finish_work()
+
     @abstractmethod
-    async def end(self, reason: str) -> None: ...
+    async def _let_go(self, reason: str) -> None:
+        """Answer whoever waits, give up subscriptions and inboxes."""
 
     @abstractmethod
     def _tick(self) -> None: ...
@@ -82,14 +107,34 @@ class Role(ABC):
         self._timer = None
         if self.ended:
             return
+        self._carefully(self._tick_if_due)
+        self._schedule()
+
+    def _tick_if_due(self) -> None:
         if self._next_deadline() <= self.context.now() + 0.0005:
             self._tick()
-        self._schedule()
 
     def _stop_timer(self) -> None:
         if self._timer is not None:
             self._timer.cancel()
             self._timer = None
+
+    # ------------------------------------------------------------------ bugs
+    def _carefully(self, step: Callable[[], None]) -> None:
+        """A rule of ours that is broken stops the partition here; any other bug is told, and the partition goes on."""
+        try:
+            step()
+        except InvariantViolation as e:
+            log.error("partition %s: %s", self.view.key, e, exc_info=e)
+            self.fail(f"a rule is broken: {e}")
+        except Exception:
+            log.exception("partition %s met a bug", self.view.key)
+
+    def _handler(self, handle: MessageHandler) -> MessageHandler:
+        def careful(message: Message) -> None:
+            self._carefully(lambda: handle(message))
+
+        return careful
 
     # ------------------------------------------------------------------ work that takes a while
     def _spawn(self, work: Coroutine[Any, Any, None]) -> None:
@@ -100,8 +145,8 @@ class Role(ABC):
 
     def _work_done(self, task: asyncio.Task[None]) -> None:
         self._work.discard(task)
-        if not task.cancelled() and task.exception() is not None:
-            log.error("partition %s: %r", self.view.key, task.exception(), exc_info=task.exception())
+        if not task.cancelled():
+            self._carefully(task.result)
 
     async def _finish_work(self) -> None:
         if self._work:
@@ -119,17 +164,19 @@ class Role(ABC):
         if self.ended:
             return
         if isinstance(result, Exception):
-            self._fail(f"fdatasync failed: {result}")
+            self.fail(f"fdatasync failed: {result}")
             return
-        if result < self.log.log_end_offset and self._syncs_out == 0:
+        # The log may have been cut and written anew since that sync.
+        durable_end = min(result, self.log.durable_end)
+        if durable_end < self.log.log_end_offset and self._syncs_out == 0:
             self._request_sync()
-        self._on_synced(result)
+        self._carefully(lambda: self._on_synced(durable_end))
         self._schedule()
 
     @abstractmethod
     def _on_synced(self, durable_end: Offset) -> None: ...
 
-    def _fail(self, reason: str) -> None:
+    def fail(self, reason: str) -> None:
         """This replica is unsound: out of the ISR, and nothing more from it in this life."""
         if self.failed is not None:
             return
@@ -137,10 +184,8 @@ class Role(ABC):
         log.error("partition %s: replica on %s withdraws: %s", self.view.key, self.context.broker, reason)
         self.context.counters.withdrawals += 1
         self.context.metadata.withdraw(
-            Withdrawal(
-                key=self.view.key, broker=self.context.broker, expected_epoch=self.view.epoch, reason=reason
-            )
+            Withdrawal(key=self.view.key, broker=self.context.broker, expected_epoch=self.view.epoch, reason=reason)
         )
-        self.context.loop.create_task(self.end(reason))
+        self._end_soon(reason)
 
 

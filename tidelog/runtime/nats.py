@@ -360,6 +360,9 @@ class NatsConnection:
                     return Subscription(self, sid, subject)
         except BaseException:
             self._client.remove_subscription(sid)
+            if self._up.is_set() and (transport := self._client.link_transport) is not None:
+                # Else the server goes on telling others that somebody listens.
+                transport.write(f"UNSUB {sid}\r\n".encode())
             raise
 
     async def _unsubscribe(self, sid: int) -> None:

@@ -181,6 +181,9 @@ class Member:
                 member.on_peer_lost(self.address)
                 member.on_status(member.status())
 
+    def hand_over(self) -> bool:
+        return False
+
     async def propose(self, command: bytes, *, timeout: float) -> object:
         assert timeout > 0
         await asyncio.sleep(0)

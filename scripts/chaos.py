@@ -1,0 +1,161 @@
+"""Kill leaders with -9 under acked load on a development cluster, then look for records that are lost, repeated,
+reordered, never sent, or different on replicas.
+
+    scripts/chaos --minutes 3 --interval 5
+    scripts/chaos --seed 7                                replays the choices of a run (who is killed, when, how many)
+    scripts/chaos --broken ack-before-commit              must end in FAIL, or the check would not see a loss
+"""
+
+from __future__ import annotations
+
+import argparse
+import asyncio
+import random
+import shutil
+import statistics
+import sys
+import tempfile
+import time
+from pathlib import Path
+
+import tidelog
+from tests.integration.workload import Ledger, acked_load, check, wait_in_sync
+from tidelog.server.devcluster import DevCluster
+
+STREAM = "chaos"
+RECOVERY_TIMEOUT = 60.0
+"""Seconds in which all replicas must be back in sync after the last kill."""
+
+
+def arguments() -> argparse.Namespace:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--minutes", type=float, default=3.0, help="how long to go on (default 3)")
+    parser.add_argument("--interval", type=float, default=5.0, help="seconds from one kill to the next (default 5)")
+    parser.add_argument("--nodes", type=int, default=3, help="brokers (default 3)")
+    parser.add_argument("--partitions", type=int, default=3, help="partitions (default 3)")
+    parser.add_argument("--seed", type=int, default=random.randrange(1 << 32), help="replays a run's choices")
+    parser.add_argument("--broken", choices=["ack-before-commit"], help="run brokers with this rule broken")
+    parser.add_argument("--keep", action="store_true", help="keep the data folder and the logs")
+    return parser.parse_args()
+
+
+class Chaos:
+    """Chooses victims, kills them, starts them again."""
+
+    def __init__(self, cluster: DevCluster, ledger: Ledger, options: argparse.Namespace) -> None:
+        self._cluster = cluster
+        self._ledger = ledger
+        self._options = options
+        self._rng = random.Random(options.seed)
+        self.kills = 0
+        self.gaps: list[float] = []
+        self.majorities = 0
+
+    async def run(self, client: tidelog.Client) -> None:
+        end = time.monotonic() + self._options.minutes * 60
+        while time.monotonic() < end:
+            began = time.monotonic()
+            await self._round(client)
+            await asyncio.sleep(max(0.0, began + self._options.interval - time.monotonic()))
+
+    async def _round(self, client: tidelog.Client) -> None:
+        """The dice are thrown in the same order in every run of a seed, whatever the cluster answers."""
+        dice, number, wait = self._rng.random(), self._rng.randrange(1 << 16), self._rng.uniform(0.1, 0.4)
+        description = await client.describe(STREAM)
+        partitions = description["partitions"]
+        chosen = partitions[number % len(partitions)]
+        leader = chosen["leader"] or self._cluster.broker_ids[number % len(self._cluster.broker_ids)]
+        if dice < 0.75:
+            victims, what = [leader], f"leader of partition {chosen['partition']}"
+        elif dice < 0.9:
+            controller = (await client.cluster_status())["controller"]
+            victims, what = [controller or leader], "controller"
+        else:
+            others = [b for b in self._cluster.broker_ids if b != leader]
+            victims, what = [leader, others[number % len(others)]], "a majority"
+            self.majorities += 1
+        print(
+            f"{time.strftime('%H:%M:%S')} kill -9 {', '.join(victims)} ({what}), {len(self._ledger.acked)} acknowledged",
+            flush=True,
+        )
+        moment = time.monotonic()
+        for victim in victims:
+            self._cluster.kill(victim)
+            self.kills += 1
+        await asyncio.sleep(self._options.interval * wait)
+        for victim in victims:
+            self._cluster.start_broker(victim)
+        if len(victims) == 1:
+            gap = self._ledger.gap_after(chosen["partition"], moment)
+            if gap is not None and victims == [leader]:
+                self.gaps.append(gap)
+        await wait_in_isr(client, self._options.nodes)
+
+
+async def wait_in_isr(client: tidelog.Client, factor: int) -> None:
+    """The next kill finds every replica in sync: a second broker lost meanwhile would only stop all writes."""
+    deadline = time.monotonic() + RECOVERY_TIMEOUT
+    while True:
+        try:
+            description = await client.describe(STREAM)
+        except tidelog.TidelogError as error:
+            if time.monotonic() > deadline:
+                raise
+            print(f"         {error}", flush=True)
+            continue
+        if all(len(p["isr"]) == min(factor, 3) for p in description["partitions"]):
+            return
+        if time.monotonic() > deadline:
+            raise AssertionError(f"not all replicas are back in the ISR after {RECOVERY_TIMEOUT:.0f} s: {description}")
+        await asyncio.sleep(0.05)
+
+
+async def chaos(cluster: DevCluster, options: argparse.Namespace) -> bool:
+    url = cluster.nats_url
+    async with await tidelog.connect(url) as client:
+        await client.create_stream(
+            STREAM, subject=STREAM, partitions=options.partitions, replication_factor=min(options.nodes, 3)
+        )
+        await wait_in_sync(url, STREAM)
+        async with acked_load(url, STREAM, partitions=options.partitions) as ledger:
+            await asyncio.sleep(1.0)
+            driver = Chaos(cluster, ledger, options)
+            await driver.run(client)
+    findings = await check(
+        url, ledger, {b: cluster.broker_dir(b) for b in cluster.broker_ids}, timeout=RECOVERY_TIMEOUT
+    )
+    gaps = [g * 1e3 for g in driver.gaps]
+    print(f"kills {driver.kills} (of a majority at once: {driver.majorities}), unknown outcomes {ledger.unknown}")
+    if gaps:
+        print(
+            f"writes stood still after a leader's kill: median {statistics.median(gaps):.0f} ms, worst {max(gaps):.0f} ms"
+        )
+    print(findings)
+    return findings.ok
+
+
+def main() -> int:
+    options = arguments()
+    print(f"seed {options.seed}", flush=True)
+    folder = Path(tempfile.mkdtemp(prefix="tidelog-chaos-"))
+    command = ["-m", "tests.integration.broken_broker", options.broken] if options.broken else None
+    passed, why = False, ""
+    try:
+        with DevCluster(folder, nodes=options.nodes, port=0, server_command=command) as cluster:
+            cluster.wait_ready()
+            passed = asyncio.run(chaos(cluster, options))
+            why = "" if passed else "see the findings above"
+    except (AssertionError, tidelog.TidelogError) as error:
+        why = str(error)
+    except KeyboardInterrupt:
+        why = "interrupted"
+    if options.keep or not passed:
+        print(f"data and logs: {folder}")
+    else:
+        shutil.rmtree(folder)
+    print("PASS" if passed else f"FAIL: {why} (seed {options.seed})")
+    return 0 if passed else 1
+
+
+if __name__ == "__main__":
+    sys.exit(main())
