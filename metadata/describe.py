@@ -106,8 +106,10 @@ def metadata_form(state: ClusterState, stream: Stream) -> dict[str, Any]:
     }
 
 
-def cluster_form(state: ClusterState, labels: Mapping[BrokerId, Mapping[str, str]]) -> dict[str, Any]:
-    """`cluster status`. `labels`: as the brokers last said."""
+def cluster_form(
+    state: ClusterState, labels: Mapping[BrokerId, Mapping[str, str]], totals: Mapping[BrokerId, Mapping[str, Any]]
+) -> dict[str, Any]:
+    """`cluster status`. `labels` and `totals`: as the brokers last said; counters are null where one did not answer."""
     partitions = [partition for _, partition in state.partitions()]
     return {
         "cluster_id": state.cluster_id,
@@ -123,6 +125,8 @@ def cluster_form(state: ClusterState, labels: Mapping[BrokerId, Mapping[str, str
                 "leaders": state.led_by(broker.id),
                 "replicas": _count([broker.id in partition.replicas for partition in partitions]),
                 "labels": dict(labels.get(broker.id, {})),
+                "failed": totals.get(broker.id, {}).get("failed"),
+                "counters": totals.get(broker.id, {}).get("counters"),
             }
             for _, broker in sorted(state.brokers.items())
         ],

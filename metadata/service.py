@@ -136,6 +136,8 @@ class MetadataService:
       into the data folder;
     - `broker_status(stream)`: what this broker knows of its partitions, as JSON: {"partitions": [{"partition",
       "leader_epoch", "log_start_offset", "log_end_offset", "high_watermark", "replicas_progress"}]};
+    - `broker_totals()`: what this broker tells operators of itself, as JSON: {"failed": [partition, …], "counters":
+      {name: number}};
     - `on_office(open)`: this broker begins or ceases to serve as the controller;
     - `on_fatal(error)`: the broker cannot take part: another cluster's folder, or another process under its id.
     """
@@ -158,6 +160,7 @@ class MetadataService:
         self.on_partitions: Callable[[Sequence[PartitionView | PartitionGone]], None] = lambda _: None
         self.on_registered: Callable[[str, Incarnation], None] = lambda _cluster_id, _incarnation: None
         self.broker_status: Callable[[StreamName], Mapping[str, Any]] = lambda _: {"partitions": []}
+        self.broker_totals: Callable[[], Mapping[str, Any]] = dict
         self.on_office: Callable[[bool], Awaitable[None]] | None = None
         self.on_fatal: Callable[[TidelogError], None] = lambda error: _log.critical("%s", error)
         self._id = broker_id
@@ -205,6 +208,8 @@ class MetadataService:
         self._timer: asyncio.TimerHandle | None = None
         self._closed = False
         self._unclean_elections = 0
+        self._dropped_messages = 0
+        """Of brokers and controllers, that did not decode."""
 
     # ---- life ------------------------------------------------------------------------------------------------------
 
@@ -361,8 +366,11 @@ class MetadataService:
         """Raises TidelogError(UNKNOWN_STREAM)."""
         return metadata_form(self.state, find_stream(self.state, name))
 
-    def cluster_status(self) -> dict[str, Any]:
-        return cluster_form(self.state, self._labels)
+    async def cluster_status(self) -> dict[str, Any]:
+        """Brokers that do not answer in STATUS_TIMEOUT_S have no counters in it."""
+        alive = [broker.id for _, broker in sorted(self.state.brokers.items()) if broker.alive]
+        answers = await asyncio.gather(*(self._ask(broker, {}) for broker in alive))
+        return cluster_form(self.state, self._labels, dict(zip(alive, answers, strict=True)))
 
     async def init_producer(self) -> dict[str, Any]:
         """An id that no other producer has. Raises TidelogError."""
@@ -597,7 +605,7 @@ class MetadataService:
             self._say_raft_peers()
             self._run(self._core.on_no_responders(probe.broker, probe.number, now))
             return
-        said = _decode(pb.ProbeAnswer, answer.data)
+        said = self._decode(pb.ProbeAnswer, answer)
         if said is not None and said.broker == probe.broker and said.number == probe.number:
             self._labels[probe.broker] = dict(said.labels)
             self._run(self._core.on_probe_answer(probe.broker, probe.number, Generation(said.generation), now))
@@ -630,17 +638,17 @@ class MetadataService:
     # A broker out of office is silent: the one in office hears the same messages.
 
     def _on_alter_isr(self, message: Message) -> None:
-        request = _decode(pb.AlterIsrRequest, message.data)
+        request = self._decode(pb.AlterIsrRequest, message)
         if request is not None and self.in_office:
             self._spawn(self._forward(pb.Command(alter_isr=pb.AlterIsr(items=request.items))))
 
     def _on_withdraw(self, message: Message) -> None:
-        request = _decode(pb.WithdrawRequest, message.data)
+        request = self._decode(pb.WithdrawRequest, message)
         if request is not None and self.in_office:
             self._spawn(self._forward(pb.Command(withdraw=pb.Withdraw(items=request.items))))
 
     def _on_reports(self, message: Message) -> None:
-        reports = _decode(pb.LeaderReports, message.data)
+        reports = self._decode(pb.LeaderReports, message)
         for report in reports.items if reports is not None else ():
             self._run(
                 self._core.on_report(
@@ -670,7 +678,7 @@ class MetadataService:
     # ---- the broker's part -----------------------------------------------------------------------------------------
 
     def _on_probe(self, message: Message) -> None:
-        probe = _decode(pb.Probe, message.data)
+        probe = self._decode(pb.Probe, message)
         if probe is None or message.reply is None:
             return
         if probe.office >= self.state.office:
@@ -690,23 +698,56 @@ class MetadataService:
         if message.reply is None:
             return
         try:
-            stream = StreamName(str(json.loads(message.data)["stream"]))
-        except (ValueError, KeyError, TypeError):
-            error = TidelogError(Code.BAD_REQUEST, 'a status request is JSON of the form {"stream": NAME}')
-            self._transport.publish(message.reply, [json.dumps({"error": error.to_json()}).encode()])
-            return
-        self._transport.publish(message.reply, [json.dumps(self.broker_status(stream)).encode()])
+            request = json.loads(message.data)
+        except ValueError:
+            request = None
+        form: Mapping[str, Any]
+        match request:
+            case {"stream": str(stream)}:
+                form = self.broker_status(StreamName(stream))
+            case dict() if not request:
+                form = self._totals()
+            case _:
+                error = TidelogError(
+                    Code.BAD_REQUEST, 'a status request is {"stream": NAME}, or {} for the broker as a whole'
+                )
+                self._drop(message, error)
+                form = {"error": error.to_json()}
+        self._transport.publish(message.reply, [json.dumps(form).encode()])
+
+    def _totals(self) -> dict[str, Any]:
+        totals = dict(self.broker_totals())
+        return {
+            **totals,
+            "counters": {**totals.get("counters", {}), "dropped_metadata_messages": self._dropped_messages},
+        }
 
     async def _ask_status(self, broker: BrokerId, stream: StreamName) -> Sequence[Mapping[str, Any]]:
+        partitions = (await self._ask(broker, {"stream": stream})).get("partitions")
+        return [entry for entry in partitions if isinstance(entry, dict)] if isinstance(partitions, list) else ()
+
+    async def _ask(self, broker: BrokerId, request: Mapping[str, str]) -> Mapping[str, Any]:
+        """Empty when the broker does not answer."""
         try:
             answer = await self._transport.request(
-                self._subjects.broker_status(broker), json.dumps({"stream": stream}).encode(), timeout=STATUS_TIMEOUT_S
+                self._subjects.broker_status(broker), json.dumps(request).encode(), timeout=STATUS_TIMEOUT_S
             )
             said = json.loads(answer.data) if answer.status is None else {}
         except (TimeoutError, ValueError):
-            return ()
-        partitions = said.get("partitions") if isinstance(said, dict) else None
-        return [entry for entry in partitions if isinstance(entry, dict)] if isinstance(partitions, list) else ()
+            return {}
+        return said if isinstance(said, dict) else {}
+
+    def _decode(self, kind: type[_Message], message: Message) -> _Message | None:
+        """None for what is not such a message: counted, logged, and the broker lives on."""
+        try:
+            return kind.FromString(message.data)
+        except DecodeError as error:
+            self._drop(message, error)
+            return None
+
+    def _drop(self, message: Message, error: Exception) -> None:
+        self._dropped_messages += 1
+        _log.warning("dropped a message of %d bytes on %s: %s", len(message.data), message.subject, error)
 
     def _spawn(self, work: Coroutine[Any, Any, None]) -> None:
         if self._closed:
@@ -724,12 +765,3 @@ class MetadataService:
 
 def _encode(command: pb.Command) -> bytes:
     return command.SerializeToString(deterministic=True)
-
-
-def _decode(kind: type[_Message], data: bytes) -> _Message | None:
-    """None, and a line in the log, for what is not such a message: the broker lives on."""
-    try:
-        return kind.FromString(data)
-    except DecodeError as error:
-        _log.warning("dropped a %s of %d bytes that cannot be read: %s", kind.__name__, len(data), error)
-        return None

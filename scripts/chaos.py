@@ -2,7 +2,7 @@
 reordered, never sent, or different on replicas.
 
     scripts/chaos --minutes 3 --interval 5
-    scripts/chaos --seed 7                                replays the choices of a run (who is killed, when, how many)
+    scripts/chaos --seed 7                                replays a run's choices (whom, when, how many)
     scripts/chaos --broken ack-before-commit              must end in FAIL, or the check would not see a loss
 """
 
@@ -75,7 +75,8 @@ class Chaos:
             victims, what = [leader, others[number % len(others)]], "a majority"
             self.majorities += 1
         print(
-            f"{time.strftime('%H:%M:%S')} kill -9 {', '.join(victims)} ({what}), {len(self._ledger.acked)} acknowledged",
+            f"{time.strftime('%H:%M:%S')} kill -9 {', '.join(victims)} ({what}),"
+            f" {len(self._ledger.acked)} acknowledged",
             flush=True,
         )
         moment = time.monotonic()
@@ -128,7 +129,8 @@ async def chaos(cluster: DevCluster, options: argparse.Namespace) -> bool:
     print(f"kills {driver.kills} (of a majority at once: {driver.majorities}), unknown outcomes {ledger.unknown}")
     if gaps:
         print(
-            f"writes stood still after a leader's kill: median {statistics.median(gaps):.0f} ms, worst {max(gaps):.0f} ms"
+            f"writes stood still after a leader's kill: median {statistics.median(gaps):.0f} ms,"
+            f" worst {max(gaps):.0f} ms"
         )
     print(findings)
     return findings.ok

@@ -164,6 +164,8 @@ def _check_name(name: str, what: str) -> str:
     if len(name) > MAX_NAME_LENGTH or not _NAME.fullmatch(name):
         shown = name if len(name) <= MAX_NAME_LENGTH else f"{name[:MAX_NAME_LENGTH]}…"
         raise TidelogError(
-            Code.BAD_NAME, f"{what} {shown!r} is not 1 to {MAX_NAME_LENGTH} characters of A-Z, a-z, 0-9, '_' and '-'"
+            Code.BAD_NAME,
+            f"{what} {shown!r} is not 1 to {MAX_NAME_LENGTH} characters of A-Z, a-z, 0-9, '_' and '-';"
+            " choose such a name"
         )
     return name

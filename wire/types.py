@@ -106,11 +106,11 @@ class StreamConfig:
                 return Durability(text)
             except ValueError:
                 raise TidelogError(
-                    Code.BAD_CONFIG, f"durability={text!r} is neither 'durable' nor 'accepted'"
+                    Code.BAD_CONFIG, f"durability={text!r} is neither 'durable' nor 'accepted'; give one of them"
                 ) from None
         if key == "reply_acks":
             if text.lower() not in ("true", "false"):
-                raise TidelogError(Code.BAD_CONFIG, f"reply_acks={text!r} is neither 'true' nor 'false'")
+                raise TidelogError(Code.BAD_CONFIG, f"reply_acks={text!r} is neither 'true' nor 'false'; give one of them")
             return text.lower() == "true"
         low, high = cls._LIMITS[key]
         try:
@@ -118,7 +118,7 @@ class StreamConfig:
         except ValueError:
             raise TidelogError(Code.BAD_CONFIG, f"{key}={text!r} is not a whole number from {low} to {high}") from None
         if not low <= number <= high:
-            raise TidelogError(Code.BAD_CONFIG, f"{key}={text!r} is outside {low} to {high}")
+            raise TidelogError(Code.BAD_CONFIG, f"{key}={text!r} is outside {low} to {high}; give a number between them")
         return number
 
     def to_strings(self) -> dict[str, str]:

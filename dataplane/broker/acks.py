@@ -76,7 +76,9 @@ class Answers:
             self._transport.publish_raw([b"".join(lines)])
 
     def bare_error(self, replies: list[bytes | None], error: TidelogError) -> None:
-        body = json.dumps({"error": error.to_json(), "stream": self._key.stream, "partition": self._key.partition}).encode()
+        body = json.dumps(
+            {"error": error.to_json(), "stream": self._key.stream, "partition": self._key.partition}
+        ).encode()
         for reply in replies:
             if reply is not None:
                 self._send(reply.decode(errors="surrogateescape"), [body], error.to_headers())

@@ -18,7 +18,7 @@ from dataplane.broker.context import BrokerContext
 from dataplane.broker.following import Following
 from dataplane.broker.replica import Replica
 from dataplane.log.data_dir import DataDir
-from dataplane.log.errors import LogDamaged
+from dataplane.log.errors import DataDirError, LogDamaged
 from dataplane.log.partition_log import LogConfig
 from wire.tidelog_pb2 import PartitionNotification
 from wire.transport import Message, Subscription
@@ -65,6 +65,7 @@ class Broker:
         self._checkpointer: asyncio.Task[None] | None = None
         self._leaving: set[asyncio.Task[None]] = set()
         self._first_views = True
+        self._closed = False
         for replica in replicas:
             self._add(replica)
 
@@ -78,6 +79,7 @@ class Broker:
         self._checkpointer = context.loop.create_task(self._checkpoint_for_ever())
 
     async def close(self) -> None:
+        self._closed = True  # metadata goes on for a while: nothing begins any more
         if self._checkpointer is not None:
             self._checkpointer.cancel()
             await asyncio.wait({self._checkpointer})
@@ -97,6 +99,11 @@ class Broker:
         self.context.incarnation = incarnation
 
     def on_partitions(self, changes: Sequence[PartitionView | PartitionGone]) -> None:
+        if self._closed:
+            return
+        if not self.context.incarnation:
+            log.error("%d partitions of a broker that is not registered are left alone", len(changes))
+            return
         for change in changes:
             if isinstance(change, PartitionGone):
                 self._leave(change.key)
@@ -115,7 +122,11 @@ class Broker:
             config = LogConfig(segment_bytes=view.config.segment_bytes)
             replica = Replica(view.key, self._data_dir.partition_directory(view.key), config)
             self._add(replica)
-        replica.on_view(view, self.context)
+        try:
+            replica.on_view(view, self.context)
+        except Exception as e:  # a view comes once: the others must not be lost with this one
+            log.exception("partition %s: its view cannot be followed", view.key)
+            replica.fail(repr(e), self.context)
 
     def _add(self, replica: Replica) -> None:
         key = replica.key
@@ -138,7 +149,7 @@ class Broker:
         try:
             await replica.close(self.context, f"stream {replica.key.stream} was deleted or moved away")
             await self.context.loop.run_in_executor(self.context.executor, self._data_dir.remove_partition, replica.key)
-        except (OSError, LogDamaged) as e:
+        except (OSError, DataDirError) as e:
             log.error("partition %s: its folder cannot be removed: %s", replica.key, e)
 
     # ------------------------------------------------------------------ events
@@ -167,15 +178,11 @@ class Broker:
     async def _checkpoint_for_ever(self) -> None:
         while True:
             await asyncio.sleep(HIGH_WATERMARK_CHECKPOINT_INTERVAL)
-            await self.context.loop.run_in_executor(self.context.executor, self._checkpoint, list(self._replicas.values()))
-
-    @staticmethod
-    def _checkpoint(replicas: list[Replica]) -> None:
-        for replica in replicas:
-            try:
-                replica.checkpoint()
-            except (OSError, LogDamaged) as e:
-                log.error("partition %s: the HW checkpoint cannot be written: %s", replica.key, e)
+            for replica in list(self._replicas.values()):
+                try:
+                    await replica.keep_checkpoint(self.context)
+                except Exception:
+                    log.exception("partition %s: the checkpoint met a bug", replica.key)
 
     # ------------------------------------------------------------------ status
     def stream_status(self, stream: StreamName) -> dict[str, Any]:
@@ -187,6 +194,6 @@ class Broker:
         return {
             "replicas": len(self._replicas),
             "leaders": roles.count("Leading"),
-            "failed": sorted(str(r.key) for r in self._replicas.values() if r.failed),
+            "failed": sorted(str(r.key) for r in self._replicas.values() if r.failure),
             "counters": self.context.counters.as_dict(),
         }

@@ -163,7 +163,9 @@ class Following(Role):
             if headers and header.base_offset < headers[-1].end_offset:
                 raise CorruptData(f"batch at offset {header.base_offset} begins before {headers[-1].end_offset}")
             if header.leader_epoch > leader_epoch or (headers and header.leader_epoch < headers[-1].leader_epoch):
-                raise CorruptData(f"batch at offset {header.base_offset} has LeaderEpoch {header.leader_epoch} out of order")
+                raise CorruptData(
+                    f"batch at offset {header.base_offset} has LeaderEpoch {header.leader_epoch} out of order"
+                )
             headers.append(header)
         return headers
 

@@ -101,9 +101,7 @@ class Ingest(BulkHandler):
             self._estimate += take * each
             done += take
 
-    def on_messages(
-        self, payloads: list[bytes], replies: list[bytes | None], headers: list[bytes | None]
-    ) -> None:
+    def on_messages(self, payloads: list[bytes], replies: list[bytes | None], headers: list[bytes | None]) -> None:
         largest = max(map(len, payloads))
         with_headers = headers.count(None) != len(headers)
         if largest > self._max_record or with_headers or any(map(is_envelope, payloads)):

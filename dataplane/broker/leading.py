@@ -49,9 +49,11 @@ from wire.tidelog_pb2 import (
     FetchRequest,
     LeaderEpochOffsetRequest,
     LeaderEpochOffsetResponse,
-    Message as EnvelopeMessage,
     PartitionNotification,
     ReplicationRequest,
+)
+from wire.tidelog_pb2 import (
+    Message as EnvelopeMessage,
 )
 from wire.transport import Buffer, Message, Subscription
 from wire.types import BrokerId, Durability, Incarnation, LeaderEpoch, Offset, PartitionState, PartitionView
@@ -75,8 +77,14 @@ class _Reader:
 
 
 class Leading(Role):
-    def __init__(self, context: BrokerContext, view: PartitionView, partition_log: PartitionLog, producers: ProducerTable,
-                 high_watermark: Offset) -> None:
+    def __init__(
+        self,
+        context: BrokerContext,
+        view: PartitionView,
+        partition_log: PartitionLog,
+        producers: ProducerTable,
+        high_watermark: Offset,
+    ) -> None:
         super().__init__(context, view, partition_log, producers)
         self._initial_high_watermark = high_watermark
         self._core: Leader | None = None
@@ -159,7 +167,11 @@ class Leading(Role):
             self._subscriptions.append(await subscribing)
 
         await asyncio.gather(
-            hold(context.control.subscribe(subjects.replicate(key.stream, key.partition), self._handler(self._on_replicate))),
+            hold(
+                context.control.subscribe(
+                    subjects.replicate(key.stream, key.partition), self._handler(self._on_replicate)
+                )
+            ),
             hold(context.control.subscribe(subjects.offset(key.stream, key.partition), self._handler(self._on_offset))),
             hold(context.ingest.subscribe_bulk(self.view.subject, self._ingest)),
             hold(context.ingest.subscribe(subjects.append(key.stream, key.partition), self._handler(self._on_append))),
@@ -223,7 +235,9 @@ class Leading(Role):
             for _, run in replies:
                 self._answers.bare_error(run, error)
             for _, message, received in envelopes:
-                self._answers.envelope(EnvelopeReply(message, self.view.subject, Offset(-1), received, False), received, error)
+                self._answers.envelope(
+                    EnvelopeReply(message, self.view.subject, Offset(-1), received, False), received, error
+                )
             return
         now = self.context.now()
         end = Offset(base + batch.record_count)
@@ -289,7 +303,9 @@ class Leading(Role):
 
     def _corrupt_envelope(self, reason: str) -> None:
         self.context.counters.dropped_corrupt_envelope += 1
-        log.warning("partition %s: dropped a corrupt envelope published to %s: %s", self.view.key, self.view.subject, reason)
+        log.warning(
+            "partition %s: dropped a corrupt envelope published to %s: %s", self.view.key, self.view.subject, reason
+        )
 
     def _envelope_refused(self, message: EnvelopeMessage, error: TidelogError) -> None:
         self.context.counters.dropped_refused += 1
@@ -411,7 +427,9 @@ class Leading(Role):
             self._bad_request(message, "replication", e)
             return
         if not self._same_life(request.stream_incarnation, request.partition_incarnation):
-            self._answers.error(message.reply, self._wrong_life(), encode_header(self.leader_epoch, core.high_watermark))
+            self._answers.error(
+                message.reply, self._wrong_life(), encode_header(self.leader_epoch, core.high_watermark)
+            )
             return
         fetch = FollowerFetch(
             replica=BrokerId(request.replicaID),
@@ -465,12 +483,16 @@ class Leading(Role):
         return stream_incarnation == key.stream_incarnation and partition_incarnation == key.partition_incarnation
 
     def _wrong_life(self) -> TidelogError:
-        return TidelogError(Code.WRONG_INCARNATION, f"{self.view.key} was deleted and created again; refresh the metadata")
+        return TidelogError(
+            Code.WRONG_INCARNATION, f"{self.view.key} was deleted and created again; refresh the metadata"
+        )
 
     def _bad_request(self, message: Message, kind: str, error: Exception) -> None:
         self.context.counters.bad_requests += 1
         log.warning("partition %s: dropped a %s request that does not decode: %s", self.view.key, kind, error)
-        self._answers.error(message.reply, TidelogError(Code.BAD_REQUEST, f"the {kind} request does not decode: {error}"))
+        self._answers.error(
+            message.reply, TidelogError(Code.BAD_REQUEST, f"the {kind} request does not decode: {error}")
+        )
 
     # ------------------------------------------------------------------ consumers
     def _on_fetch(self, message: Message) -> None:
@@ -503,7 +525,9 @@ class Leading(Role):
             case "offset":
                 self._fetch_from(core, request, Offset(request.offset), message.reply, looked_up=False)
             case _:
-                self._answers.error(message.reply, TidelogError(Code.BAD_REQUEST, "the fetch request names no position"))
+                self._answers.error(
+                    message.reply, TidelogError(Code.BAD_REQUEST, "the fetch request names no position")
+                )
         self._schedule()
 
     def _latest(self, core: Leader) -> Offset | TidelogError:
@@ -692,7 +716,8 @@ class Leading(Role):
         if not lost:
             return None
         return TidelogError(
-            Code.OUTCOME_UNKNOWN, f"{self.context.broker} may lead {self.view.key} no more; the record may or may not survive"
+            Code.OUTCOME_UNKNOWN,
+            f"{self.context.broker} may lead {self.view.key} no more; the record may or may not survive",
         )
 
     def _notify(self, replica: BrokerId) -> None:

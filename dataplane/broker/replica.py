@@ -1,15 +1,20 @@
 """One replica of one partition on this broker: its log, and the role that it has in the present LeaderEpoch.
 
     closed ──open──> idle ──view──> Leading | Following ──view of another LeaderEpoch──> the next role
-                                        └──a failed log──> failed: no role any more in this life of the process
+             │                          └──a disk that fails, a broken rule──> failed: no role any more in this life of the
+             │                                                                  process; it withdraws
+             └──damage found──> damaged ──a view without it in ISR and eligible──> repaired: cut, idle
 
-Views arrive at any time; the newest wins. A role ends completely, blocking work included, before the next one begins.
+Views arrive at any time; the newest wins. A role ends completely, blocking work included, before the next one begins. First
+a damaged replica leaves the ISR (its registration names it), then it is cut, and copies from the leader what it lacks.
 """
 
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import logging
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -17,10 +22,21 @@ from dataplane.broker.context import BrokerContext
 from dataplane.broker.following import Following
 from dataplane.broker.leading import Leading
 from dataplane.broker.role import Role
+from dataplane.log.errors import LogDamaged
 from dataplane.log.partition_log import LogConfig, PartitionLog
 from dataplane.log.recovery import RecoveryReport
 from dataplane.replica.producers import ProducerTable
-from wire.types import Offset, PartitionKey, PartitionView, high_watermark_to_wire
+from wire.errors import CorruptData
+from wire.types import (
+    BrokerId,
+    Durability,
+    Offset,
+    PartitionEpoch,
+    PartitionKey,
+    PartitionView,
+    Withdrawal,
+    high_watermark_to_wire,
+)
 
 log = logging.getLogger(__name__)
 
@@ -36,6 +52,8 @@ class Replica:
         self.view: PartitionView | None = None
         self.role: Role | None = None
         self._config = config
+        self._damaged = False
+        """What is here was found damaged when it was opened: it may be cut and written anew, out of the ISR."""
         self._log: PartitionLog | None = None
         self._producers = ProducerTable()
         self._high_watermark = Offset(0)
@@ -48,11 +66,50 @@ class Replica:
     def open(self) -> RecoveryReport:
         """Open and recover the log. Blocking; called in a thread. Raises LogDamaged when there is nothing to work with."""
         self._log, report = PartitionLog.open(self.directory, self._config)
-        self._producers.rebuild(self._log.producer_batches(self._log.log_start_offset))
+        try:
+            self._producers.rebuild(self._log.producer_batches(self._log.log_start_offset))
+        except CorruptData as e:  # where recovery had no reason to look
+            report = replace(report, damaged=report.damaged or str(e))
         self._high_watermark = self._checkpointed = self._log.high_watermark
         if report.damaged is not None:
             self.failed = report.damaged
+            self._damaged = True
         return report
+
+    def _repair(self) -> None:
+        """Cut the damage and all behind it. Blocking; called in a thread, by a replica that nothing depends on. Raises
+        LogDamaged, CorruptData."""
+        partition_log = self._log
+        assert partition_log is not None
+        start = sound = partition_log.log_start_offset
+        with contextlib.suppress(CorruptData):
+            for header in partition_log.producer_batches(start):
+                sound = header.end_offset
+        if partition_log.refusal is not None:
+            partition_log.truncate(
+                partition_log.log_end_offset
+            )  # it ends before the damage, which goes into quarantine
+        elif sound > start:
+            partition_log.truncate(
+                Offset(sound - 1)
+            )  # the last sound batch too: to cut behind it is to read what is damaged
+        else:
+            partition_log.drop_all(start)
+        self._producers.rebuild(partition_log.producer_batches(partition_log.log_start_offset))
+        self._high_watermark = self._checkpointed = partition_log.high_watermark
+        log.warning(
+            "partition %s: cut a damaged log to offset %d; the rest comes from the leader",
+            self.key,
+            partition_log.log_end_offset,
+        )
+        self.failed = None
+        self._damaged = False
+
+    def _may_be_repaired(self, view: PartitionView, broker: BrokerId) -> bool:
+        """Nothing depends on it any more; or an operator has accepted the loss, for nobody else makes it the leader."""
+        if not self._damaged or self._log is None or view.leader is None:
+            return False
+        return view.leader == broker or broker not in (*view.isr, *view.eligible)
 
     @property
     def high_watermark(self) -> Offset:
@@ -62,36 +119,77 @@ class Replica:
     def log_end_offset(self) -> Offset:
         return self._log.log_end_offset if self._log is not None else Offset(0)
 
-    def checkpoint(self) -> None:
-        """Write the HW down when it has moved. Blocking; called in a thread."""
-        high_watermark = self.high_watermark
-        if self._log is not None and self.failed is None and high_watermark != self._checkpointed:
-            self._log.checkpoint_high_watermark(high_watermark)
-            self._checkpointed = high_watermark
+    @property
+    def failure(self) -> str | None:
+        return self.failed or (self.role.failed if self.role is not None else None)
+
+    async def keep_checkpoint(self, context: BrokerContext) -> None:
+        """Called periodically: the HW is written down when it has moved, an `accepted` stream is synced."""
+        partition_log = self._log
+        if partition_log is None or self._closing or self.failure is not None:
+            return
+        if self.high_watermark == self._checkpointed and not (self._is_accepted and partition_log.needs_sync):
+            return
+        known = self.high_watermark
+        try:
+            await context.loop.run_in_executor(context.executor, self.checkpoint, known)
+        except LogDamaged as e:
+            if not self._closing:
+                self.fail(f"the checkpoint cannot be written: {e}", context)
+        if self.high_watermark < known:  # cut meanwhile: what was written may be above it
+            self._checkpointed = Offset(-1)
+
+    def checkpoint(self, high_watermark: Offset) -> None:
+        """Blocking; called in a thread. The checkpoint never vouches for what a loss of power may take: that would look
+        like damage. Raises LogDamaged."""
+        partition_log = self._log
+        if partition_log is None:
+            return
+        if self._is_accepted and partition_log.needs_sync:
+            partition_log.sync()
+        durable = min(high_watermark, partition_log.durable_end)
+        if durable != self._checkpointed:
+            partition_log.checkpoint_high_watermark(durable)
+            self._checkpointed = durable
+
+    @property
+    def _is_accepted(self) -> bool:
+        return self.view is not None and self.view.config.durability is Durability.ACCEPTED
 
     # ------------------------------------------------------------------ roles
     def on_view(self, view: PartitionView, context: BrokerContext) -> None:
         if self.view is not None and view.epoch < self.view.epoch:
             return
         self.view = view
-        if self._transition is not None:
-            return  # it looks at self.view again before it ends
         role = self.role
+        if self._transition is not None:  # it looks at self.view again before it ends
+            if role is not None and not self._fits(role, view, context):
+                role.give_up_starting()
+            return
         if role is not None and not role.ended and self._fits(role, view, context):
             role.on_view(view)
-        elif self.failed is None:
+        elif not self._closing and (self.failed is None or self._may_be_repaired(view, context.broker)):
             self._transition = context.loop.create_task(self._change_role(context))
 
     @staticmethod
     def _fits(role: Role, view: PartitionView, context: BrokerContext) -> bool:
         leads = view.leader == context.broker
-        return role.leader_epoch == view.leader_epoch and leads == isinstance(role, Leading) and role.view.leader == view.leader
+        return (
+            role.leader_epoch == view.leader_epoch
+            and leads == isinstance(role, Leading)
+            and role.view.leader == view.leader
+        )
 
     async def _change_role(self, context: BrokerContext) -> None:
         try:
-            while not self._closing and self.failed is None:
+            while not self._closing:
                 view = self.view
                 assert view is not None
+                if self.failed is not None:
+                    if not self._may_be_repaired(view, context.broker):
+                        return
+                    await context.loop.run_in_executor(context.executor, self._repair)
+                    continue
                 role = self.role
                 if role is not None and self._fits(role, view, context) and not role.ended:
                     if role.view is not view:
@@ -101,18 +199,43 @@ class Replica:
                     continue
                 await self._end_role(f"LeaderEpoch {view.leader_epoch} of {self.key} has begun")
                 if self._log is None:
-                    await context.loop.run_in_executor(context.executor, self.open)
+                    report = await context.loop.run_in_executor(context.executor, self.open)
+                    if report.damaged is not None:
+                        self._withdraw(report.damaged, context)
+                if self._is_overtaken(view):
+                    continue
                 try:
                     await self._begin_role(view, context)
                 except (OSError, TimeoutError, ConnectionError) as e:
                     log.warning("partition %s: cannot take its role yet: %s", self.key, e)
                     await self._end_role("it could not begin")
                     await asyncio.sleep(START_RETRY)
+        except (LogDamaged, CorruptData) as e:
+            self._damaged = False
+            self.fail(str(e), context)
         except Exception as e:
             log.exception("partition %s: cannot go on", self.key)
-            self.failed = repr(e)
+            self.fail(repr(e), context)
         finally:
             self._transition = None
+
+    def _is_overtaken(self, view: PartitionView) -> bool:
+        """While something was awaited."""
+        return self._closing or self.failed is not None or self.view is not view
+
+    def fail(self, reason: str, context: BrokerContext) -> None:
+        """This replica cannot go on in this life of the process: it leaves the ISR."""
+        if self.role is not None and not self.role.ended:
+            self.role.fail(reason)
+        elif self.failure is None:
+            log.error("partition %s: replica on %s withdraws: %s", self.key, context.broker, reason)
+            self._withdraw(reason, context)
+        self.failed = self.failed or reason
+
+    def _withdraw(self, reason: str, context: BrokerContext) -> None:
+        context.counters.withdrawals += 1
+        epoch = self.view.epoch if self.view is not None else PartitionEpoch(0)
+        context.metadata.withdraw(Withdrawal(key=self.key, broker=context.broker, expected_epoch=epoch, reason=reason))
 
     async def _begin_role(self, view: PartitionView, context: BrokerContext) -> None:
         assert self._log is not None
@@ -127,7 +250,8 @@ class Replica:
         if role is None:
             return
         await role.end(reason)
-        self._high_watermark = min(role.high_watermark, self.log_end_offset)
+        start = self._log.log_start_offset if self._log is not None else Offset(0)
+        self._high_watermark = max(start, min(role.high_watermark, self.log_end_offset))
         if isinstance(role, Following):
             self._sequence = role.sequence
         self.failed = self.failed or role.failed
@@ -141,14 +265,26 @@ class Replica:
     async def close(self, context: BrokerContext, reason: str) -> None:
         self._closing = True
         if self._transition is not None:
+            if self.role is not None:
+                self.role.give_up_starting()
             await asyncio.wait({self._transition})
         await self._end_role(reason)
-        if self._log is not None:
-            partition_log, self._log = self._log, None
+        partition_log, self._log = self._log, None
+        if partition_log is None:
+            return
+        try:
+            await context.loop.run_in_executor(context.executor, self._close_log, partition_log, self._high_watermark)
+        except LogDamaged as e:
+            self.failed = self.failed or str(e)
+            log.error("partition %s: the log was not closed in order: %s", self.key, e)
+
+    def _close_log(self, partition_log: PartitionLog, high_watermark: Offset) -> None:
+        try:
             if self.failed is None:
-                high_watermark = self._high_watermark
-                await context.loop.run_in_executor(context.executor, partition_log.checkpoint_high_watermark, high_watermark)
-            await context.loop.run_in_executor(context.executor, partition_log.close)
+                partition_log.sync()
+                partition_log.checkpoint_high_watermark(high_watermark)
+        finally:
+            partition_log.close()
 
     # ------------------------------------------------------------------ status
     def status(self) -> dict[str, Any]:
@@ -157,8 +293,8 @@ class Replica:
         out: dict[str, Any] = {
             "partition": self.key.partition,
             "incarnation": self.key.partition_incarnation,
-            "role": "failed" if self.failed else type(role).__name__.lower() if role is not None else "none",
-            "failed": self.failed,
+            "role": "failed" if self.failure else type(role).__name__.lower() if role is not None else "none",
+            "failed": self.failure,
             "leader_epoch": role.leader_epoch if role is not None else None,
             "high_watermark": high_watermark_to_wire(self.high_watermark),
             "log_start_offset": partition_log.log_start_offset if partition_log is not None else None,
@@ -167,6 +303,7 @@ class Replica:
         }
         if isinstance(role, Leading) and role.core is not None and not role.ended:
             out["replicas_progress"] = {
-                replica: {"log_end_offset": end, "in_sync": in_sync} for replica, (end, in_sync) in role.core.progress().items()
+                replica: {"log_end_offset": end, "in_sync": in_sync}
+                for replica, (end, in_sync) in role.core.progress().items()
             }
         return out

@@ -22,7 +22,9 @@ class Role(ABC):
     """One replica's part in one LeaderEpoch. After `end` nothing that comes back late has an effect: every completion
     is checked against `ended` first."""
 
-    def __init__(self, context: BrokerContext, view: PartitionView, partition_log: PartitionLog, producers: ProducerTable) -> None:
+    def __init__(
+        self, context: BrokerContext, view: PartitionView, partition_log: PartitionLog, producers: ProducerTable
+    ) -> None:
         self.context = context
         self.view = view
         self.log = partition_log
@@ -187,5 +189,3 @@ class Role(ABC):
             Withdrawal(key=self.view.key, broker=self.context.broker, expected_epoch=self.view.epoch, reason=reason)
         )
         self._end_soon(reason)
-
-

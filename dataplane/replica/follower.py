@@ -167,7 +167,11 @@ class Follower:
     # ------------------------------------------------------------------ reconciliation
     def on_offset_answer(self, answer: OffsetAnswer, now: float) -> list[FollowerEffect]:
         state = self.state
-        if not isinstance(state, Reconciling) or answer.number != state.number or answer.leader_epoch < self.leader_epoch:
+        if (
+            not isinstance(state, Reconciling)
+            or answer.number != state.number
+            or answer.leader_epoch < self.leader_epoch
+        ):
             return []
         if answer.error is not None or answer.leader_epoch > self.leader_epoch:
             self._pause(now)  # metadata will tell us of the newer epoch
@@ -317,7 +321,10 @@ class Follower:
         leader = self.view.leader
         if leader is None:
             return []
-        if now - self._last_good >= self.settings.replica_max_leader_timeout and self._connected_since <= self._last_good:
+        if (
+            now - self._last_good >= self.settings.replica_max_leader_timeout
+            and self._connected_since <= self._last_good
+        ):
             self._suspected = True
         if not self._suspected or now - self._reported_at < self.settings.report_interval:
             return []
@@ -344,7 +351,9 @@ class Follower:
     def on_view(self, view: PartitionView) -> None:
         """Newer metadata of the same LeaderEpoch."""
         if view.leader_epoch != self.leader_epoch:
-            raise InvariantViolation(f"{view.key}: view of epoch {view.leader_epoch} given to follower of {self.leader_epoch}")
+            raise InvariantViolation(
+                f"{view.key}: view of epoch {view.leader_epoch} given to follower of {self.leader_epoch}"
+            )
         if view.epoch >= self.view.epoch:
             self.view = view
 

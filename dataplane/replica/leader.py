@@ -163,7 +163,9 @@ class Leader:
         """Why a publish may not be appended now; None when it may. Asked before anything is appended."""
         view = self.view
         if view.readonly:
-            return TidelogError(Code.READONLY, f"stream {view.key.stream} is read-only; publish elsewhere or make it writable")
+            return TidelogError(
+                Code.READONLY, f"stream {view.key.stream} is read-only; publish elsewhere or make it writable"
+            )
         if view.paused:
             return TidelogError(Code.PAUSED, f"partition {view.key} is paused; resume it first")
         if acknowledged and acks_all and len(self.isr.members) < view.config.min_isr:
@@ -237,7 +239,9 @@ class Leader:
             return [
                 Refuse(
                     fetch.inbox,
-                    TidelogError(Code.STALE_EPOCH, f"{fetch.replica} is no replica of {self.view.key}; refresh the metadata"),
+                    TidelogError(
+                        Code.STALE_EPOCH, f"{fetch.replica} is no replica of {self.view.key}; refresh the metadata"
+                    ),
                 )
             ]
         if fetch.incarnation < follower.incarnation:
@@ -359,7 +363,9 @@ class Leader:
     def on_view(self, view: PartitionView, now: float) -> list[LeaderEffect]:
         """Newer metadata of the same LeaderEpoch and leader. Anything else ends this object's life (`resign`)."""
         if view.leader_epoch != self.leader_epoch or view.leader != self.broker:
-            raise InvariantViolation(f"{view.key}: view of epoch {view.leader_epoch} given to leader of {self.leader_epoch}")
+            raise InvariantViolation(
+                f"{view.key}: view of epoch {view.leader_epoch} given to leader of {self.leader_epoch}"
+            )
         if view.epoch < self.view.epoch:
             return []
         moved = view.epoch > self.view.epoch
@@ -532,7 +538,10 @@ class Leader:
                     m
                     for m in state.members
                     if m != self.broker
-                    and (m not in self._followers or now - self._followers[m].caught_up_at > settings.replica_max_lag_time)
+                    and (
+                        m not in self._followers
+                        or now - self._followers[m].caught_up_at > settings.replica_max_lag_time
+                    )
                 ]
                 if lagging and self._connected:
                     self._propose_shrink(lagging, now, out)

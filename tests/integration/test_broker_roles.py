@@ -1,7 +1,7 @@
 """Roles of replicas on real brokers, disks and a real nats-server; metadata is played by the test, view by view.
 
-What is tried: changes of role that come at the worst moment, disks that fail, requests that make no sense. What must hold: a
-replica that cannot go on says so (it withdraws) and stops; nobody waits for ever; what is reported is on disk.
+What is tried: changes of role that come at the worst moment, disks that fail, requests that make no sense. What must
+hold: a replica that cannot go on says so (it withdraws) and stops; nobody waits for ever; what is reported is on disk.
 """
 
 from __future__ import annotations
@@ -71,7 +71,7 @@ def view(
     return PartitionView(
         key=key,
         subject=SUBJECT,
-        config=StreamConfig(min_isr=min_isr, durability=durability),
+        config=StreamConfig(min_isr=min_isr, durability=durability, segment_bytes=8192),
         replicas=(A, B),
         leader=leader,
         isr=isr,
@@ -244,7 +244,7 @@ async def test_a_publish_whose_append_fails_is_answered_and_the_replica_withdraw
     def broken(*_: object) -> None:
         raise LogDamaged("no space left on the disk")
 
-    role.log.append = broken  # type: ignore[method-assign]
+    role.log.append = broken  # type: ignore[method-assign, assignment]
     answer = await publish(client)
     assert answer["error"]["code"] == Code.OUTCOME_UNKNOWN.name
     await until(lambda: a.metadata.withdrawals)
@@ -268,7 +268,8 @@ async def test_latest_is_not_told_without_a_lease(a: Node, client: NatsConnectio
     for position in ({"latest": True}, {"timestamp": 1 << 60}):
         answer = await fetch(client, **position)
         error = TidelogError.from_headers(answer.headers)
-        assert error is not None and error.code is Code.UNAVAILABLE, position
+        assert error is not None, position
+        assert error.code is Code.UNAVAILABLE, position
     assert TidelogError.from_headers((await fetch(client, offset=0)).headers) is None
 
 
@@ -341,7 +342,7 @@ async def test_a_checkpoint_that_fails_makes_the_replica_withdraw(a: Node, clien
     def broken(*_: object) -> None:
         raise LogDamaged("writing the checkpoint failed")
 
-    role.log.checkpoint_high_watermark = broken  # type: ignore[method-assign]
+    role.log.checkpoint_high_watermark = broken  # type: ignore[method-assign, assignment]
     await publish(client)
     await until(lambda: a.metadata.withdrawals)
 
@@ -366,9 +367,58 @@ async def test_a_rule_that_is_broken_stops_the_partition_and_not_silently(
 async def test_one_partitions_trouble_does_not_keep_views_from_the_others(a: Node, client: NatsConnection) -> None:
     await a.leads(view())
     other = PartitionKey(StreamName("other"), Incarnation(4), 0, Incarnation(4))
-    a.replica.role.view = None  # type: ignore[union-attr, assignment]
+    a.replica.role._core.view = None  # type: ignore[union-attr]
     a.broker.on_partitions([view(epoch=2), view(leader=B, key=other)])
     assert other in a.broker._replicas
+
+
+async def test_a_failed_replica_that_is_counted_on_again_withdraws_again(a: Node) -> None:
+    """It withdrew while it was out of the ISR, which changed nothing; an expansion on its way then took it in."""
+    role = await a.follows(view(leader=B, isr=(B,)))
+    role.fail("the disk is gone")
+    a.broker.on_partitions([view(leader=B, isr=(B,), epoch=2)])
+    assert len(a.metadata.withdrawals) == 1
+    a.broker.on_partitions([view(leader=B, isr=(A, B), epoch=3)])
+    assert len(a.metadata.withdrawals) == 2
+    await until(lambda: role.ended)
+    a.broker.on_partitions([view(leader=A, isr=(A,), leader_epoch=2, epoch=4)])
+    assert len(a.metadata.withdrawals) == 3
+
+
+async def test_a_lone_leader_knows_after_a_restart_what_is_committed(
+    nats_server: EmbeddedNatsServer, client: NatsConnection, tmp_path: Path
+) -> None:
+    """Its checkpoint of the HW is always behind; without followers nobody's fetch would move it on."""
+    a = await Node(A, tmp_path / "a").start(nats_server.url)
+    role = await a.leads(view())
+    await publish(client)
+    log = role.log
+    assert log.durable_end == 1
+    log.checkpoint_high_watermark(Offset(0))
+    log.checkpoint_high_watermark = lambda _: None  # type: ignore[method-assign, assignment]
+    log.close = lambda: None  # type: ignore[method-assign]
+    await a.close()
+    again = await Node(A, tmp_path / "a").start(nats_server.url)
+    try:
+        assert again.replica.high_watermark == 0
+        await again.leads(view(leader_epoch=2, epoch=2))
+        answer = await fetch(client, latest=True)
+        assert answer.headers is not None
+        assert answer.headers.get("Tidelog-Offset") == "1"
+    finally:
+        await again.close()
+
+
+async def test_a_restarted_replica_keeps_to_the_segment_size_of_its_stream(
+    nats_server: EmbeddedNatsServer, client: NatsConnection, tmp_path: Path
+) -> None:
+    await stored(await Node(A, tmp_path / "a").start(nats_server.url), client, 1)
+    again = await Node(A, tmp_path / "a").start(nats_server.url)
+    try:
+        role = await again.leads(view(leader_epoch=2, epoch=2))
+        assert role.log.config.segment_bytes == view().config.segment_bytes == 8192
+    finally:
+        await again.close()
 
 
 # ---------------------------------------------------------------- damage found at start
@@ -426,8 +476,8 @@ async def test_a_damaged_replica_copies_from_the_leader_once_it_is_out_of_the_is
 
 # ---------------------------------------------------------------- what is on disk
 async def test_the_checkpoint_of_the_high_watermark_never_vouches_for_what_is_not_synced(tmp_path: Path) -> None:
-    """A follower that catches up knows a HW above what it has synced. Were that checkpointed, a loss of power would look
-    like damage."""
+    """A follower that catches up knows a HW above what it has synced. Were that checkpointed, a loss of power would
+    look like damage."""
     replica = Replica(KEY, tmp_path / "log", LogConfig())
     replica.open()
     log = replica._log
@@ -450,9 +500,7 @@ async def test_what_an_accepted_stream_holds_is_synced_in_the_background(a: Node
     await until(lambda: (c := read_offsets(REAL_FILES, role.log.directory)) is not None and c.high_watermark == 1)
 
 
-async def test_a_sync_from_before_a_cut_vouches_for_nothing_written_after_it(
-    a: Node, client: NatsConnection
-) -> None:
+async def test_a_sync_from_before_a_cut_vouches_for_nothing_written_after_it(a: Node, client: NatsConnection) -> None:
     role = await a.follows(view(leader=B))
     role.core.log_end_offset = Offset(0)
     fills(role.log, 10)

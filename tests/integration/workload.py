@@ -143,7 +143,7 @@ async def _request(url: str, ledger: Ledger, stop: asyncio.Event, subject: str, 
         ledger.sent.add(value)
         try:
             answer = await connection.request(
-                subject if partition == 0 else f"{subject}.{partition}", value, timeout=15
+                subject if partition == 0 else f"{subject}.{partition}", value, timeout=5
             )
         except TimeoutError:
             ledger.unknown += 1

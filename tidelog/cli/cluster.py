@@ -9,7 +9,7 @@ import click
 from tidelog.cli.session import cluster_options, console, print_json, run
 
 if TYPE_CHECKING:
-    from tidelog.client.admin import ClusterStatus
+    from tidelog.client.admin import BrokerStatus, ClusterStatus
     from tidelog.client.connection import Client
 
 
@@ -21,7 +21,7 @@ def cluster() -> None:
 @cluster.command()
 @cluster_options
 def status(server: str, namespace: str, as_json: bool) -> None:
-    """Show the brokers and how many partitions are in trouble."""
+    """Show the brokers, how many partitions are in trouble, and what each broker has dropped since it started."""
 
     async def work(client: Client) -> None:
         found = await client.cluster_status()
@@ -36,7 +36,7 @@ def status(server: str, namespace: str, as_json: bool) -> None:
 def _show(found: ClusterStatus) -> None:
     from rich.table import Table
 
-    table = Table("broker", "", "controller", "votes", "leads", "replicas")
+    table = Table("broker", "", "controller", "votes", "leads", "replicas", "dropped")
     for broker in sorted(found["brokers"], key=lambda b: b["id"]):
         table.add_row(
             broker["id"],
@@ -45,6 +45,7 @@ def _show(found: ClusterStatus) -> None:
             "yes" if broker["voter"] else "no",
             str(broker["leaders"]),
             str(broker["replicas"]),
+            _dropped(broker),
         )
     console().print(table)
     console().print(
@@ -53,3 +54,19 @@ def _show(found: ClusterStatus) -> None:
         f"(cluster {found['cluster_id']}, generation {found['generation']})",
         highlight=False,
     )
+    for broker in found["brokers"]:
+        if broker.get("failed"):
+            console().print(f"[red]{broker['id']}[/] holds unsound replicas of {', '.join(broker['failed'] or ())}")
+
+
+def _dropped(broker: BrokerStatus) -> str:
+    """Each kind of thing that the broker refused to take in; its log says why."""
+    counters = broker.get("counters")
+    if counters is None:
+        return "?"
+    shown = [
+        f"{name.removeprefix('dropped_')} {count}"
+        for name, count in counters.items()
+        if count and (name.startswith("dropped_") or name == "bad_requests")
+    ]
+    return "\n".join(shown) or "0"

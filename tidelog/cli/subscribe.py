@@ -56,8 +56,11 @@ def subscribe(
 
     async def work(client: Client) -> None:
         from tidelog.cli.records_json import to_json
+        from tidelog.client.positions import timestamp_to_text
 
-        show: Callable[[Record], bytes] = (lambda record: to_json(record).encode()) if as_json else _line
+        def show(record: Record) -> bytes:
+            return to_json(record).encode() if as_json else _line(record, timestamp_to_text)
+
         left = limit
         out = sys.stdout.buffer
         async with client.consume(stream, start=start, stop=stop, partitions=partitions or None) as consumer:
@@ -75,8 +78,6 @@ def subscribe(
     run(server, namespace, work)
 
 
-def _line(record: Record) -> bytes:
-    from tidelog.client.positions import timestamp_to_text
-
+def _line(record: Record, timestamp_to_text: Callable[[int], str]) -> bytes:
     place = f"{record.partition}:{record.offset}\t{timestamp_to_text(record.timestamp)}\t"
     return place.encode() + (record.key or b"") + b"\t" + (record.value or b"")

@@ -17,10 +17,21 @@ if TYPE_CHECKING:
 
 
 @click.command()
-@click.option("--nodes", default=3, show_default=True, help="Brokers to run; the first 1, 3 or 5 of them vote in Raft.")
+@click.option("--nodes", type=click.IntRange(1, 16), default=3, show_default=True, help="Brokers to run; the first 1, 3 or 5 of them vote in Raft.")
 @click.option("--data-dir", type=click.Path(path_type=Path), required=True, help="Folder of the whole cluster.")
-@click.option("--port", default=4222, show_default=True, help="Port of the embedded nats-server; 0 takes any free one.")
-@click.option("--restart-after", type=float, metavar="SECONDS", help="Start a broker that died again after this long.")
+@click.option(
+    "--port",
+    type=click.IntRange(0, 65535),
+    default=4222,
+    show_default=True,
+    help="Port of the embedded nats-server; 0 takes any free one.",
+)
+@click.option(
+    "--restart-after",
+    type=click.FloatRange(min=0),
+    metavar="SECONDS",
+    help="Start a broker that died again after this long.",
+)
 @click.option("--json", "as_json", is_flag=True, help="Print the content of cluster.json when all serve.")
 def up(nodes: int, data_dir: Path, port: int, restart_after: float | None, as_json: bool) -> None:
     """Run a development cluster: a real nats-server and brokers b1, b2, …, each a process.

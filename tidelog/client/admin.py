@@ -55,6 +55,10 @@ class BrokerStatus(TypedDict):
     leaders: int
     replicas: int
     labels: dict[str, str]
+    failed: list[str] | None
+    """Partitions whose replica there is unsound; None, as `counters`, while the broker does not answer."""
+    counters: dict[str, int] | None
+    """What it took in and what it dropped, since it started."""
 
 
 class ClusterStatus(TypedDict):

@@ -19,6 +19,7 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from datetime import UTC, datetime, timedelta
 from enum import Enum
+from functools import lru_cache
 from typing import TypeAlias
 
 from tidelog.client.errors import BadRequest
@@ -107,6 +108,7 @@ def timestamp_from_text(text: str) -> int:
     return timestamp_of(moment) + (int(fraction[1].ljust(9, "0")) if fraction else 0)
 
 
+@lru_cache(maxsize=256)  # the records of a batch mostly share one
 def timestamp_to_text(timestamp_ns: int) -> str:
     """ns since 1970 -> ISO-8601 in UTC with nine digits of fraction."""
     seconds, rest = divmod(timestamp_ns, 1_000_000_000)

@@ -136,8 +136,8 @@ class NatsConnection:
         shown = ", ".join(_without_secrets(url) for url in addresses)
         connection = cls(addresses, outgoing_limit=outgoing_limit, inbox_prefix=inbox_prefix)
         for url in addresses:
-            if url.startswith(("ws://", "wss://")):
-                raise NatsUnavailable(f"{_without_secrets(url)} is a WebSocket URL; use the nats:// or tls:// URL")
+            if "://" in url and not url.startswith(("nats://", "tls://")):
+                raise NatsUnavailable(f"{_without_secrets(url)} is no nats:// or tls:// URL; give the one of that kind")
         options: dict[str, Any] = {
             "servers": addresses,
             "name": name,

@@ -19,6 +19,8 @@ from pathlib import Path
 from types import TracebackType
 from typing import Self
 
+from tidelog.runtime.orphans import ends_with_us
+
 START_TIMEOUT = 10.0
 STOP_TIMEOUT = 5.0
 _POLL = 0.005
@@ -99,6 +101,7 @@ class EmbeddedNatsServer:
                 stdout=output,
                 stderr=subprocess.STDOUT,
                 start_new_session=True,  # Ctrl-C in the terminal ends us, and we end the server, in that order
+                preexec_fn=ends_with_us(),  # noqa: PLW1509 - see there
             )
         ports_file = self.store_dir / f"nats-server_{process.pid}.ports"
         try:

@@ -7,6 +7,7 @@ A micro service, so that `nats micro ls` finds it. A refusal travels twice: as `
 from __future__ import annotations
 
 import json
+import logging
 from collections.abc import Awaitable, Callable, Mapping
 from importlib.metadata import version
 from typing import Any, TypeAlias, TypeVar
@@ -16,6 +17,8 @@ from tidelog.runtime.micro import Answer, Service
 from wire.errors import Code, TidelogError
 from wire.subjects import Subjects
 from wire.transport import Message, Transport
+
+_log = logging.getLogger(__name__)
 
 MAX_REQUEST_BYTES = 1 << 20
 
@@ -65,6 +68,7 @@ class Api:
             try:
                 return json.dumps(await endpoint(_parse(message.data))).encode(), None
             except TidelogError as error:
+                _log.info("refused a request on %s: %s", message.subject, error)
                 return json.dumps({"error": error.to_json()}).encode(), error.to_headers()
 
         return serve
@@ -99,7 +103,7 @@ class Api:
         return self._service.stream_metadata(_take(request, "stream", str))
 
     async def _cluster_status(self, _: Request) -> Mapping[str, Any]:
-        return self._service.cluster_status()
+        return await self._service.cluster_status()
 
     async def _producer_init(self, _: Request) -> Mapping[str, Any]:
         return await self._service.init_producer()

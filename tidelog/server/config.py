@@ -70,6 +70,9 @@ def load(flags: Mapping[str, Any], environment: Mapping[str, str], file: Path | 
     if file is not None:
         document = _read(file)
         sections = {name: document.pop(name, {}) for name in ("replica", "metadata")}
+        for name, section in sections.items():
+            if not isinstance(section, dict):
+                raise _bad(f"{file}: {name} = {section!r} is not a table; write [{name}] and its settings below")
         unknown = sorted(set(document) - set(_KEYS))
         if unknown:
             raise _bad(f"{file}: unknown setting {unknown[0]!r}; known: {', '.join(_KEYS)}, [replica], [metadata]")
@@ -102,10 +105,9 @@ def _build(values: Mapping[str, Any], sections: Mapping[str, Any]) -> ServerConf
     level = str(values.get("log_level", "info")).lower()
     if level not in LOG_LEVELS:
         raise _bad(f"log_level={level!r} is none of {', '.join(LOG_LEVELS)}")
-    nats = values.get("nats") or DEFAULT_NATS
     return ServerConfig(
         broker=broker,
-        nats=tuple(nats) if isinstance(nats, (list, tuple)) else tuple(part.strip() for part in str(nats).split(",")),
+        nats=_servers(values.get("nats") or DEFAULT_NATS),
         data_dir=Path(str(values["data_dir"])),
         raft_address=str(address) if address is not None else None,
         raft_peers=peers,
@@ -126,11 +128,20 @@ def _read(file: Path) -> dict[str, Any]:
         raise _bad(f"the configuration file {file} is not TOML: {e}") from e
 
 
+def _servers(value: Any) -> tuple[str, ...]:
+    urls = value.split(",") if isinstance(value, str) else value
+    if not isinstance(urls, (list, tuple)) or not all(isinstance(url, str) and url.strip() for url in urls):
+        raise _bad(f"nats={value!r} is no URL and no list of URLs; give one such as {DEFAULT_NATS}")
+    return tuple(url.strip() for url in urls)
+
+
 def _peers(value: Any) -> dict[BrokerId, str]:
     if isinstance(value, Mapping):
         pairs = [(str(k), str(v)) for k, v in value.items()]
     else:
-        items = value.split(",") if isinstance(value, str) else list(value)
+        items = value.split(",") if isinstance(value, str) else value
+        if not isinstance(items, (list, tuple)):
+            raise _bad(f"raft_peers={value!r} is not of the form {{ ID = "HOST:PORT", … }}")
         pairs = []
         for item in items:
             name, sign, address = str(item).strip().partition("=")
@@ -168,10 +179,20 @@ def _section(kind: type[_Settings], name: str, values: Mapping[str, Any]) -> _Se
     unknown = sorted(set(values) - known)
     if unknown:
         raise _bad(f"[{name}] has no setting {unknown[0]!r}; known: {', '.join(sorted(known))}")
+    for f in fields(kind):
+        if f.name in values:
+            _check_kind(f"[{name}] {f.name}", values[f.name], type(f.default))
     try:
         return kind(**values)
-    except (TypeError, ValueError) as e:
+    except ValueError as e:
         raise _bad(f"[{name}]: {e}") from e
+
+
+def _check_kind(what: str, value: Any, kind: type[object]) -> None:
+    allowed: tuple[type[object], ...] = (int, float) if kind is float else (kind,)
+    if type(value) not in allowed:
+        wanted = {float: "a number", int: "a whole number", bool: "true or false"}.get(kind, kind.__name__)
+        raise _bad(f"{what} = {value!r} is not {wanted}")
 
 
 def _bad(sentence: str) -> TidelogError:

@@ -1,7 +1,8 @@
 """A development cluster on this machine: a real nats-server and N brokers, each a process of its own.
 
-    DIR/cluster.json     nats_url, and each broker's id, pid, data_dir, raft address, config file; rewritten when a
-    pid changes DIR/raft-secret      made at the first start
+    DIR/cluster.json     while it runs: nats_url, and each broker's id, pid, data_dir, raft address, config file;
+                         rewritten when a pid changes
+    DIR/raft-secret      made at the first start
     DIR/b1.toml b1.log   configuration and log of broker b1
     DIR/b1/              its data
     DIR/nats/            nats-server's
@@ -12,7 +13,6 @@ folder finds the same group. A broker that dies stays dead, unless `restart_afte
 
 from __future__ import annotations
 
-import ctypes
 import fcntl
 import json
 import os
@@ -27,14 +27,14 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import IO, Any, Self
 
-from tidelog.runtime.server import EmbeddedNatsServer
+from tidelog.runtime.orphans import ends_with_us
+from tidelog.runtime.server import EmbeddedNatsServer, NatsPortTaken, NatsServerFailed
 from tidelog.server.config import VOTER_COUNTS
 from wire.errors import Code, TidelogError
 
 MAX_NODES = 16
 STOP_TIMEOUT = 15.0
 """Seconds that a broker has to end by itself before it is killed."""
-_PR_SET_PDEATHSIG = 1
 
 
 class DevCluster:
@@ -73,9 +73,9 @@ class DevCluster:
         except OSError as e:
             raise TidelogError(Code.BAD_CONFIG, f"the data folder {self.data_dir} cannot be used: {e.strerror}") from e
         try:
-            self._write_configs()
-            self._nats = EmbeddedNatsServer(port=self._port, store_dir=self.data_dir / "nats")
-            self._nats.start()
+            self._check_node_count()
+            self._cluster_file().unlink(missing_ok=True)
+            self._start_nats()
             self._write_configs()
             for broker in self.broker_ids:
                 self._spawn(broker)
@@ -101,6 +101,7 @@ class DevCluster:
             self._nats.stop()
             self._nats = None
         if self._lock is not None:
+            self._cluster_file().unlink(missing_ok=True)
             self._lock.close()
             self._lock = None
 
@@ -209,11 +210,29 @@ class DevCluster:
                 stdout=log,
                 stderr=log,
                 start_new_session=True,
-                preexec_fn=_die_with_parent,  # noqa: PLW1509 - one system call, nothing that could hold a lock
+                preexec_fn=ends_with_us(),  # noqa: PLW1509 - see there
             )
 
     def _config_file(self, broker: str) -> Path:
         return self.data_dir / f"{broker}.toml"
+
+    def _check_node_count(self) -> None:
+        present = len(list(self.data_dir.glob("b*.toml")))
+        if present not in (0, len(self.broker_ids)):
+            raise TidelogError(
+                Code.BAD_CONFIG,
+                f"the data folder {self.data_dir} was made for {_nodes(present)}, not {len(self.broker_ids)};"
+                f" give --nodes {present} or another folder",
+            )
+
+    def _start_nats(self) -> None:
+        self._nats = EmbeddedNatsServer(port=self._port, store_dir=self.data_dir / "nats")
+        try:
+            self._nats.start()
+        except NatsPortTaken as e:
+            raise TidelogError(Code.BAD_CONFIG, str(e)) from e
+        except NatsServerFailed as e:
+            raise TidelogError(Code.UNAVAILABLE, str(e)) from e
 
     def _write_configs(self) -> None:
         """Raft ports are taken from what is there already; everything else is written anew."""
@@ -223,13 +242,6 @@ class DevCluster:
             secret.write_text(secrets.token_hex(32))
         voters = self.broker_ids[: max(n for n in VOTER_COUNTS if n <= len(self.broker_ids))]
         addresses = {broker: self._known_address(broker) for broker in voters}
-        present = sorted(p.stem for p in self.data_dir.glob("b*.toml"))
-        if present and present != sorted(self.broker_ids):
-            raise TidelogError(
-                Code.BAD_CONFIG,
-                f"the data folder {self.data_dir} was made for {len(present)} nodes, not {len(self.broker_ids)};"
-                f" give --nodes {len(present)} or another folder",
-            )
         sockets: list[socket.socket] = []
         for broker, address in addresses.items():
             if address is None:
@@ -239,12 +251,11 @@ class DevCluster:
                 addresses[broker] = f"127.0.0.1:{free.getsockname()[1]}"
         for free in sockets:
             free.close()
-        url = self._nats.url if self._nats is not None else ""
         for broker in self.broker_ids:
             peers = ", ".join(f'{v} = "{addresses[v]}"' for v in voters if v != broker)
             lines = [
                 f'id = "{broker}"',
-                f'nats = "{url}"',
+                f'nats = "{self.nats_url}"',
                 *([f'raft_address = "{addresses[broker]}"'] if broker in addresses else []),
                 f"raft_peers = {{ {peers} }}",
                 'raft_secret_file = "raft-secret"',
@@ -260,6 +271,9 @@ class DevCluster:
         except (OSError, tomllib.TOMLDecodeError):
             return None
         return str(address) if address else None
+
+    def _cluster_file(self) -> Path:
+        return self.data_dir / "cluster.json"
 
     def _write_cluster_file(self) -> None:
         document = {
@@ -277,7 +291,7 @@ class DevCluster:
         }
         temporary = self.data_dir / "cluster.json.new"
         temporary.write_text(json.dumps(document, indent=2) + "\n")
-        temporary.rename(self.data_dir / "cluster.json")
+        temporary.rename(self._cluster_file())
 
     def _last_words(self, broker: str) -> str:
         try:
@@ -287,7 +301,5 @@ class DevCluster:
         return lines[-1] if lines else "it has logged nothing"
 
 
-def _die_with_parent() -> None:
-    """A killed `up` takes its brokers along (Linux)."""
-    if sys.platform == "linux":
-        ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGTERM)
+def _nodes(count: int) -> str:
+    return f"{count} node{'' if count == 1 else 's'}"

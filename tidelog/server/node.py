@@ -162,6 +162,7 @@ class Node:
             data_dir, broker, cluster_id, incarnation
         )
         metadata.broker_status = broker.stream_status
+        metadata.broker_totals = broker.status
         metadata.on_fatal = self._on_fatal
         api = Api(metadata, control, subjects)
         metadata.on_office = api.on_office

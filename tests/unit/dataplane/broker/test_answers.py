@@ -22,7 +22,12 @@ class Wire:
         self.subjects: list[str] = []
 
     def publish(
-        self, subject: str, parts: Sequence[Buffer], *, reply: str | None = None, headers: Mapping[str, str] | None = None
+        self,
+        subject: str,
+        parts: Sequence[Buffer],
+        *,
+        reply: str | None = None,
+        headers: Mapping[str, str] | None = None,
     ) -> bool:
         if not subject or " " in subject or not subject.isprintable():
             raise ValueError(f"{subject!r} cannot be a NATS subject")

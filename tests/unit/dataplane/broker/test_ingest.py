@@ -181,7 +181,8 @@ def test_an_envelope_with_an_unknown_ack_policy_is_dropped_alone() -> None:
     partition.ingest.on_messages([encode_publish(odd), b"plain"], [None, None], [None, None])
     partition.ingest.chunk_done()
     assert partition.values == [b"plain"]
-    assert len(partition.corrupt) == 1 and "7" in partition.corrupt[0]
+    assert len(partition.corrupt) == 1
+    assert "7" in partition.corrupt[0]
 
 
 def test_an_envelope_whose_headers_cannot_be_stored_is_refused_alone() -> None:

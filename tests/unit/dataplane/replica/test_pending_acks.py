@@ -7,7 +7,7 @@ from wire.types import Offset
 
 
 def test_what_is_done_is_forgotten_though_something_always_waits() -> None:
-    """Pipelined publishers never let the queue run empty; a confirm timeout of an hour must not keep an hour of them."""
+    """Pipelined publishers never let the queue run empty; a confirm timeout of an hour must not keep an hour's."""
     pending = PendingAcks()
     for offset in range(1, 20_001):
         pending.add(Offset(offset), 3600.0, f"publish {offset}")
