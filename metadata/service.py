@@ -207,6 +207,8 @@ class MetadataService:
         self._proposals = 0
         self._timer: asyncio.TimerHandle | None = None
         self._closed = False
+        self.refused_requests = 0
+        """Of the JSON API, counted by whoever serves it."""
         self._unclean_elections = 0
         self._dropped_messages = 0
         """Of brokers and controllers, that did not decode."""
@@ -717,10 +719,8 @@ class MetadataService:
 
     def _totals(self) -> dict[str, Any]:
         totals = dict(self.broker_totals())
-        return {
-            **totals,
-            "counters": {**totals.get("counters", {}), "dropped_metadata_messages": self._dropped_messages},
-        }
+        own = {"dropped_metadata_messages": self._dropped_messages, "refused_api_requests": self.refused_requests}
+        return {**totals, "counters": {**totals.get("counters", {}), **own}}
 
     async def _ask_status(self, broker: BrokerId, stream: StreamName) -> Sequence[Mapping[str, Any]]:
         partitions = (await self._ask(broker, {"stream": stream})).get("partitions")

@@ -166,6 +166,6 @@ def _check_name(name: str, what: str) -> str:
         raise TidelogError(
             Code.BAD_NAME,
             f"{what} {shown!r} is not 1 to {MAX_NAME_LENGTH} characters of A-Z, a-z, 0-9, '_' and '-';"
-            " choose such a name"
+            " choose such a name",
         )
     return name

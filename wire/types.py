@@ -110,7 +110,9 @@ class StreamConfig:
                 ) from None
         if key == "reply_acks":
             if text.lower() not in ("true", "false"):
-                raise TidelogError(Code.BAD_CONFIG, f"reply_acks={text!r} is neither 'true' nor 'false'; give one of them")
+                raise TidelogError(
+                    Code.BAD_CONFIG, f"reply_acks={text!r} is neither 'true' nor 'false'; give one of them"
+                )
             return text.lower() == "true"
         low, high = cls._LIMITS[key]
         try:
@@ -118,7 +120,9 @@ class StreamConfig:
         except ValueError:
             raise TidelogError(Code.BAD_CONFIG, f"{key}={text!r} is not a whole number from {low} to {high}") from None
         if not low <= number <= high:
-            raise TidelogError(Code.BAD_CONFIG, f"{key}={text!r} is outside {low} to {high}; give a number between them")
+            raise TidelogError(
+                Code.BAD_CONFIG, f"{key}={text!r} is outside {low} to {high}; give a number between them"
+            )
         return number
 
     def to_strings(self) -> dict[str, str]:

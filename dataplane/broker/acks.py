@@ -1,7 +1,8 @@
 """Answers to publishers, in the dialect in which each of them asked.
 
 Bare NATS requests get JSON (`stream`, `partition`, `offset`, and `seq` = offset + 1 as JetStream publishers know it),
-envelopes an Ack on their ackInbox, `.append` requests an AppendResponse. Each token is what one pending publish needs for that.
+envelopes an Ack on their ackInbox, `.append` requests an AppendResponse. Each token is what one pending publish needs
+for that.
 """
 
 from __future__ import annotations

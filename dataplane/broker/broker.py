@@ -1,7 +1,7 @@
 """A broker's data plane: it reconciles what metadata says with the replicas that are here.
 
-Metadata says what should be (`on_partitions`); this looks at what is and changes it. Nothing is led or followed before the
-registration of this life is applied, because only then do views arrive.
+Metadata says what should be (`on_partitions`); this looks at what is and changes it. Nothing is led or followed before
+the registration of this life is applied, because only then do views arrive.
 """
 
 from __future__ import annotations
@@ -31,8 +31,8 @@ HIGH_WATERMARK_CHECKPOINT_INTERVAL = 1.0
 
 
 async def open_replicas(data_dir: DataDir, executor: Executor) -> tuple[list[Replica], tuple[PartitionKey, ...]]:
-    """Open and recover every log in the data folder, before this broker registers. Returns the replicas, and the unsound
-    ones of them: they must be out of every ISR before anything is cut or served from them."""
+    """Open and recover every log in the data folder, before this broker registers. Returns the replicas, and the
+    unsound ones of them: they must be out of every ISR before anything is cut or served from them."""
     loop = asyncio.get_running_loop()
     replicas: list[Replica] = []
     unsound: list[PartitionKey] = []

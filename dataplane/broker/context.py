@@ -16,7 +16,8 @@ from wire.types import BrokerId, Incarnation, IsrChange, LeaderReport, Withdrawa
 
 
 class MetadataPort(Protocol):
-    """What the data plane asks of the metadata plane. All of it is fire and forget: outcomes are read from later views."""
+    """What the data plane asks of the metadata plane. All of it is fire and forget: outcomes are read from later
+    views."""
 
     def alter_isr(self, change: IsrChange) -> None: ...
     def report_leader(self, report: LeaderReport) -> None: ...
@@ -66,7 +67,9 @@ class BrokerContext:
     metadata: MetadataPort
     syncer: SyncScheduler
     executor: Executor
-    """For blocking work on logs: opening, truncating, cold reads."""
+    """For blocking work on logs that roles wait for: opening, cutting, a leader's first sync, checkpoints."""
+    readers: Executor
+    """For cold reads: however many there are, a change of role does not stand behind them."""
     loop: asyncio.AbstractEventLoop
     time_ns: Callable[[], int]
     counters: Counters = field(default_factory=Counters)

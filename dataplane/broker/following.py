@@ -77,7 +77,10 @@ class Following(Role):
             self._request_sync()
         self._schedule()
 
-    async def _let_go(self, reason: str) -> None:
+    def give_up_starting(self) -> None:
+        pass  # its start waits for nothing
+
+    async def _let_go(self, reason: str) -> None:  # noqa: ARG002 - nobody waits for a follower
         for inbox in (self._fetch_inbox, self._offset_inbox):
             if inbox is not None:
                 self.context.control.on_inbox(inbox, None)
@@ -91,7 +94,7 @@ class Following(Role):
         self.core.on_view(view)
         self._schedule()
 
-    def on_connection(self, connected: bool) -> None:
+    def on_connection(self, connected: bool) -> None:  # noqa: ARG002 - the core wants to know since when
         if not self.ended:
             self._run(self.core.on_connection(self.context.control.connected_since, self.context.now()))
             self._schedule()

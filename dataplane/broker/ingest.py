@@ -1,11 +1,12 @@
 """What any NATS client publishes to a stream's subject becomes records here, a received chunk at a time.
 
-Nothing is done per message while a run is uniform: lengths and payloads go into the open batch as columns. Only two kinds of
-message are looked at one by one: envelopes (they carry a key and an ack inbox), and what is too large. A message that
-begins with the envelope's magic and does not decode is dropped, counted and logged, never stored as a plain payload.
+Nothing is done per message while a run is uniform: lengths and payloads go into the open batch as columns. Only two
+kinds of message are looked at one by one: envelopes (they carry a key and an ack inbox), and what is too large. A
+message that begins with the envelope's magic and does not decode is dropped, counted and logged, never stored as a
+plain payload.
 
-The open batch is sealed when it is large enough, when a follower waits, or when the log is not syncing anyway: small batches
-are latency, large ones throughput.
+The open batch is sealed when it is large enough, when a follower waits, or when the log is not syncing anyway: small
+batches are latency, large ones throughput.
 """
 
 from __future__ import annotations
@@ -44,7 +45,7 @@ class Ingest(BulkHandler):
         wants_batch: Callable[[], bool],
         refuse: Callable[[bool], TidelogError | None],
         on_refused: Callable[[list[bytes | None], TidelogError, int], None],
-        on_corrupt: Callable[[str], None],
+        on_corrupt: Callable[[str, bytes | None], None],
         on_envelope_refused: Callable[[Message, TidelogError], None],
         time_ns: Callable[[], int],
         with_replies: bool,
@@ -167,7 +168,7 @@ class Ingest(BulkHandler):
     # ------------------------------------------------------------------ one by one
     def _one(self, payload: bytes, reply: bytes | None, header: bytes | None) -> None:
         if is_envelope(payload):
-            self._envelope(payload)
+            self._envelope(payload, reply)
             return
         size = len(payload) + len(header or b"")
         if size > self._max_record:
@@ -184,16 +185,17 @@ class Ingest(BulkHandler):
         self._builder.add_values([payload], [header])
         self._estimate += size + 2 * _PER_RECORD
 
-    def _envelope(self, payload: bytes) -> None:
+    def _envelope(self, payload: bytes, reply: bytes | None) -> None:
         try:
             message = decode_publish(payload)
         except CorruptData as e:
-            self._on_corrupt(str(e))
+            self._on_corrupt(str(e), reply)
             return
         key = message.key if message.HasField("key") else None
         value = message.value if message.HasField("value") else None
         if message.ackPolicy not in _POLICIES:
-            self._on_corrupt(f"the envelope asks for acknowledgement policy {message.ackPolicy}, unknown here")
+            reason = f"the envelope asks for acknowledgement policy {message.ackPolicy}, unknown here"
+            self._on_corrupt(reason, reply)
             return
         try:
             headers = encode_headers(dict(message.headers)) if message.headers else b""
@@ -235,7 +237,8 @@ class Ingest(BulkHandler):
     def _too_large(self, size: int) -> TidelogError:
         return TidelogError(
             Code.RECORD_TOO_LARGE,
-            f"a record of {size} bytes is above the limit of {self._max_record}; send smaller ones or raise max_record_bytes",
+            f"a record of {size} bytes is above the limit of {self._max_record};"
+            f" send smaller ones or raise max_record_bytes",
         )
 
     @staticmethod

@@ -1,7 +1,7 @@
 """Leading one partition: subscriptions in, `dataplane.replica.leader` in the middle, log and answers out.
 
-Subjects, all subscribed when leadership begins and given up when it ends (a killed process loses them at once, which is what
-lets others see its death as a 503):
+Subjects, all subscribed when leadership begins and given up when it ends (a killed process loses them at once, which is
+what lets others see its death as a 503):
 
     control connection   <ns>.<stream>.<p>.replicate   .offset
     ingest connection    the stream's subject          .append   .fetch
@@ -301,14 +301,21 @@ class Leading(Role):
         if self.view.config.reply_acks and error.code is not Code.NOT_LEADER:
             self._answers.bare_error(replies, error)
 
-    def _corrupt_envelope(self, reason: str) -> None:
+    def _corrupt_envelope(self, reason: str, reply: bytes | None) -> None:
         self.context.counters.dropped_corrupt_envelope += 1
         log.warning(
             "partition %s: dropped a corrupt envelope published to %s: %s", self.view.key, self.view.subject, reason
         )
+        if reply is not None and self.view.config.reply_acks and self._core is not None and not self.ended:
+            error = TidelogError(Code.CORRUPT_ENVELOPE, f"{reason}; the envelope was not stored, send it again")
+            self._answers.bare_error([reply], error)
 
     def _envelope_refused(self, message: EnvelopeMessage, error: TidelogError) -> None:
-        self.context.counters.dropped_refused += 1
+        counters = self.context.counters
+        if error.code is Code.RECORD_TOO_LARGE:
+            counters.dropped_too_large += 1
+        else:
+            counters.dropped_refused += 1
         log.warning("partition %s: dropped an envelope: %s", self.view.key, error)
         if error.code is Code.NOT_LEADER:
             return
@@ -391,7 +398,8 @@ class Leading(Role):
                 inbox,
                 TidelogError(
                     Code.INCORRECT_OFFSET,
-                    f"the last offset of {self.view.key} is {core.log_end_offset - 1}, not {request.expected_last_offset}",
+                    f"the last offset of {self.view.key} is {core.log_end_offset - 1},"
+                    f" not {request.expected_last_offset}",
                     {"last_offset": str(core.log_end_offset - 1)},
                 ),
             )
@@ -424,7 +432,7 @@ class Leading(Role):
         try:
             request.ParseFromString(message.data)
         except DecodeError as e:
-            self._bad_request(message, "replication", e)
+            self._bad_request(message, "replication", f"does not decode: {e}")
             return
         if not self._same_life(request.stream_incarnation, request.partition_incarnation):
             self._answers.error(
@@ -457,7 +465,7 @@ class Leading(Role):
         try:
             request.ParseFromString(message.data)
         except DecodeError as e:
-            self._bad_request(message, "offset", e)
+            self._bad_request(message, "offset", f"does not decode: {e}")
             return
         if not self._same_life(request.stream_incarnation, request.partition_incarnation):
             self._answers.error(message.reply, self._wrong_life())
@@ -487,12 +495,10 @@ class Leading(Role):
             Code.WRONG_INCARNATION, f"{self.view.key} was deleted and created again; refresh the metadata"
         )
 
-    def _bad_request(self, message: Message, kind: str, error: Exception) -> None:
+    def _bad_request(self, message: Message, kind: str, why: str) -> None:
         self.context.counters.bad_requests += 1
-        log.warning("partition %s: dropped a %s request that does not decode: %s", self.view.key, kind, error)
-        self._answers.error(
-            message.reply, TidelogError(Code.BAD_REQUEST, f"the {kind} request does not decode: {error}")
-        )
+        log.warning("partition %s: dropped a bad request: the %s request %s", self.view.key, kind, why)
+        self._answers.error(message.reply, TidelogError(Code.BAD_REQUEST, f"the {kind} request {why}"))
 
     # ------------------------------------------------------------------ consumers
     def _on_fetch(self, message: Message) -> None:
@@ -503,7 +509,7 @@ class Leading(Role):
         try:
             request.ParseFromString(message.data)
         except DecodeError as e:
-            self._bad_request(message, "fetch", e)
+            self._bad_request(message, "fetch", f"does not decode: {e}")
             return
         if (request.stream_incarnation or request.partition_incarnation) and not self._same_life(
             request.stream_incarnation, request.partition_incarnation
@@ -525,13 +531,11 @@ class Leading(Role):
             case "offset":
                 self._fetch_from(core, request, Offset(request.offset), message.reply, looked_up=False)
             case _:
-                self._answers.error(
-                    message.reply, TidelogError(Code.BAD_REQUEST, "the fetch request names no position")
-                )
+                self._bad_request(message, "fetch", "names no position")
         self._schedule()
 
     def _latest(self, core: Leader) -> Offset | TidelogError:
-        """Without a lease another broker may lead by now, and have told a later one: a client's latest never goes back."""
+        """Without a lease another broker may lead by now, and have told a later one; a client's never goes back."""
         if not self.context.metadata.lease_valid(self.context.now()):
             return TidelogError(
                 Code.UNAVAILABLE,
@@ -548,7 +552,7 @@ class Leading(Role):
             return
         try:
             found = await self.context.loop.run_in_executor(
-                self.context.executor, self.log.offset_for_timestamp, request.timestamp, latest
+                self.context.readers, self.log.offset_for_timestamp, request.timestamp, latest
             )
         except (LogDamaged, CorruptData, TidelogError) as e:
             self._read_failed(inbox, e)
@@ -689,7 +693,7 @@ class Leading(Role):
 
     async def _read_cold(self, offset: Offset, limit: int, end: Offset) -> bytes:
         return await self.context.loop.run_in_executor(
-            self.context.executor, lambda: self.log.read_from_disk(offset, max_bytes=limit, end_offset=end)
+            self.context.readers, lambda: self.log.read_from_disk(offset, max_bytes=limit, end_offset=end)
         )
 
     def _complete(self, token: object, error: TidelogError | None) -> None:

@@ -1,12 +1,13 @@
 """One replica of one partition on this broker: its log, and the role that it has in the present LeaderEpoch.
 
     closed ──open──> idle ──view──> Leading | Following ──view of another LeaderEpoch──> the next role
-             │                          └──a disk that fails, a broken rule──> failed: no role any more in this life of the
-             │                                                                  process; it withdraws
+             │                          └──a disk that fails, a broken rule──> failed: it withdraws, and has no role any
+             │                                                                 more in this life of the process
              └──damage found──> damaged ──a view without it in ISR and eligible──> repaired: cut, idle
 
-Views arrive at any time; the newest wins. A role ends completely, blocking work included, before the next one begins. First
-a damaged replica leaves the ISR (its registration names it), then it is cut, and copies from the leader what it lacks.
+Views arrive at any time; the newest wins. A role ends completely, blocking work included, before the next one begins.
+First a damaged replica leaves the ISR (its registration names it), then it is cut, and copies from the leader what it
+lacks.
 """
 
 from __future__ import annotations
@@ -64,7 +65,8 @@ class Replica:
 
     # ------------------------------------------------------------------ the log
     def open(self) -> RecoveryReport:
-        """Open and recover the log. Blocking; called in a thread. Raises LogDamaged when there is nothing to work with."""
+        """Open and recover the log. Blocking; called in a thread. Raises LogDamaged when there is nothing to work
+        with."""
         self._log, report = PartitionLog.open(self.directory, self._config)
         try:
             self._producers.rebuild(self._log.producer_batches(self._log.log_start_offset))
@@ -161,15 +163,28 @@ class Replica:
         if self.view is not None and view.epoch < self.view.epoch:
             return
         self.view = view
+        if self._log is not None:
+            self._configure(self._log, view)
         role = self.role
         if self._transition is not None:  # it looks at self.view again before it ends
             if role is not None and not self._fits(role, view, context):
                 role.give_up_starting()
             return
-        if role is not None and not role.ended and self._fits(role, view, context):
+        if role is not None and not role.ended and role.failed is None and self._fits(role, view, context):
             role.on_view(view)
-        elif not self._closing and (self.failed is None or self._may_be_repaired(view, context.broker)):
+        elif self._closing:
+            return
+        elif self.failure is None or self._may_be_repaired(view, context.broker):
             self._transition = context.loop.create_task(self._change_role(context))
+        elif context.broker in (*view.isr, *view.eligible):
+            # It withdrew while nobody counted on it, which changed nothing, and an expansion on its way took it in.
+            self._withdraw(self.failure, context)
+
+    @staticmethod
+    def _configure(partition_log: PartitionLog, view: PartitionView) -> None:
+        """Logs are opened at start, before anybody knows what their streams were told."""
+        if partition_log.config.segment_bytes != view.config.segment_bytes:
+            partition_log.config = replace(partition_log.config, segment_bytes=view.config.segment_bytes)
 
     @staticmethod
     def _fits(role: Role, view: PartitionView, context: BrokerContext) -> bool:
@@ -211,7 +226,6 @@ class Replica:
                     await self._end_role("it could not begin")
                     await asyncio.sleep(START_RETRY)
         except (LogDamaged, CorruptData) as e:
-            self._damaged = False
             self.fail(str(e), context)
         except Exception as e:
             log.exception("partition %s: cannot go on", self.key)
@@ -225,6 +239,7 @@ class Replica:
 
     def fail(self, reason: str, context: BrokerContext) -> None:
         """This replica cannot go on in this life of the process: it leaves the ISR."""
+        self._damaged = False
         if self.role is not None and not self.role.ended:
             self.role.fail(reason)
         elif self.failure is None:

@@ -51,6 +51,7 @@ class Role(ABC):
     @abstractmethod
     async def start(self) -> None: ...
 
+    @abstractmethod
     def give_up_starting(self) -> None:
         """Nobody wants this role any more: a `start` that waits for the connection returns now. `end` follows."""
 
@@ -127,14 +128,20 @@ class Role(ABC):
         try:
             step()
         except InvariantViolation as e:
-            log.error("partition %s: %s", self.view.key, e, exc_info=e)
-            self.fail(f"a rule is broken: {e}")
+            self._stop_on(e)
         except Exception:
             log.exception("partition %s met a bug", self.view.key)
 
+    def _stop_on(self, error: InvariantViolation) -> None:
+        log.error("partition %s: %s", self.view.key, error, exc_info=error)
+        self.fail(f"a rule is broken: {error}")
+
     def _handler(self, handle: MessageHandler) -> MessageHandler:
         def careful(message: Message) -> None:
-            self._carefully(lambda: handle(message))
+            try:
+                handle(message)
+            except InvariantViolation as e:
+                self._stop_on(e)  # any other bug is the transport's to log and to count
 
         return careful
 
@@ -156,7 +163,8 @@ class Role(ABC):
 
     # ------------------------------------------------------------------ syncing and failing
     def _request_sync(self) -> None:
-        """At most two are out: one that runs, and one that has not begun and covers all that was appended until it does."""
+        """At most two are out: one that runs, and one that has not begun and covers all that was appended until it
+        does."""
         if self._syncs_out < 2:
             self._syncs_out += 1
             self.context.syncer.request(self.log, self._sync_done)

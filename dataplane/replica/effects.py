@@ -1,7 +1,7 @@
 """What the state machines want done. The driver carries effects out in the order given.
 
-Order matters where durability does: `RequestSync` asks for an fdatasync whose completion comes back as `on_synced`; an end
-that must be durable before it is reported is reported only by the effects of that event.
+Order matters where durability does: `RequestSync` asks for an fdatasync whose completion comes back as `on_synced`; an
+end that must be durable before it is reported is reported only by the effects of that event.
 """
 
 from __future__ import annotations
@@ -55,7 +55,8 @@ class CompleteProduce:
 
 @dataclass(frozen=True, slots=True)
 class ServeConsumer:
-    """Answer a consumer with committed batches from `offset` on (none when `max_bytes` is 0), below `high_watermark`."""
+    """Answer a consumer with committed batches from `offset` on (none when `max_bytes` is 0), below
+    `high_watermark`."""
 
     token: object
     offset: Offset

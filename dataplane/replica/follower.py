@@ -7,16 +7,17 @@
                                                                    └─ empty ──> Idle ── idle wait over, notification,
                                                                                         second answer on the same inbox
 What always holds
-* Before the first fetch of a LeaderEpoch the log is reconciled with the leader over `.offset`, by leader epochs alone (KIP-101,
-  KIP-279). The log is never cut to the HW, and never without an answer: if the leader is silent, ask again.
+* Before the first fetch of a LeaderEpoch the log is reconciled with the leader over `.offset`, by leader epochs alone
+  (KIP-101, KIP-279). The log is never cut to the HW, and never without an answer: if the leader is silent, ask again.
 * The log is cut once, when the walk over the epochs has ended.
 * An answer is used only if it belongs to the newest data request, that request asked for our present LEO, it comes from
   the LeaderEpoch we expect, and its first offset is not below our LEO. Everything else is dropped.
 * The HW adopted is min(leader's HW, own LEO); it only grows, but for a truncation.
 * A durable end is reported only after the sync that covers it.
 
-Suspicion. A 503 means that nobody listens: grounds to report the leader NOW, if it has answered us in this epoch and our own
-connection is not fresh. Else only silence beyond `replica_max_leader_timeout` is. Reports are repeated while they hold.
+Suspicion. A 503 means that nobody listens: grounds to report the leader NOW, if it has answered us in this epoch and
+our own connection is not fresh. Else only silence beyond `replica_max_leader_timeout` is. Reports are repeated while
+they hold.
 """
 
 from __future__ import annotations
@@ -142,7 +143,8 @@ class Follower:
         self._fetch_timeout = settings.replica_fetch_timeout
         """Doubles with every fetch that is given up, so that slow answers come through; an answer ends that."""
         self._nobody_listens = False
-        """NATS answered the fetch that is out with 503: it is sent again soon, and no slow answer is to be waited for."""
+        """NATS answered the fetch that is out with 503: it is sent again soon, and no slow answer is to be waited
+        for."""
         self._reported_at = -math.inf
         self._ticked_at = now
 

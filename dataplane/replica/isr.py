@@ -3,11 +3,11 @@
     CommittedIsr ──propose expand──> PendingExpandIsr ──a view with a higher epoch──> CommittedIsr
          └────────propose shrink──> PendingShrinkIsr ──a view with a higher epoch──> CommittedIsr
 
-A proposal is a compare-and-set on the partition epoch. Whether it took effect is read from applied metadata only: a view with
-a higher epoch settles it either way. While it is pending its outcome is unknown, so:
+A proposal is a compare-and-set on the partition epoch. Whether it took effect is read from applied metadata only: a
+view with a higher epoch settles it either way. While it is pending its outcome is unknown, so:
 
-* the MAXIMAL ISR (committed plus proposed) is what must hold a record before it commits: nobody who may already count as in
-  sync may lack it;
+* the MAXIMAL ISR (committed plus proposed) is what must hold a record before it commits: nobody who may already count
+  as in sync may lack it;
 * the COMMITTED ISR is what is compared with min ISR: nobody who may not count yet helps to reach it.
 
 One proposal at a time. The ISR is never empty and always holds the leader.

@@ -1,7 +1,7 @@
 """The leader of one partition during one LeaderEpoch.
 
-It sequences (the driver stamps and appends, and says so with `on_appended`), answers followers, decides what is committed,
-keeps the ISR, and lets acknowledgements and consumers go.
+It sequences (the driver stamps and appends, and says so with `on_appended`), answers followers, decides what is
+committed, keeps the ISR, and lets acknowledgements and consumers go.
 
     follower                              leader
       │ fetch(offset, epoch, seq) ────────> │ progress: acknowledged end of that follower, grows only
@@ -12,13 +12,13 @@ keeps the ISR, and lets acknowledgements and consumers go.
       │ <──────── PartitionNotification     │     a notification (repeated until that follower fetches)
 
 What always holds
-* HW = min of the acknowledged ends over the MAXIMAL ISR; it never moves back, and never while the COMMITTED ISR is below min
-  ISR. It starts from this replica's own HW.
-* A replica's acknowledged end is what it has synced on `durable` streams, else what it has appended. The leader's own counts
-  in the same way.
+* HW = min of the acknowledged ends over the MAXIMAL ISR; it never moves back, and never while the COMMITTED ISR is
+  below min ISR. It starts from this replica's own HW.
+* A replica's acknowledged end is what it has synced on `durable` streams, else what it has appended. The leader's own
+  counts in the same way.
 * Progress of followers is known from fetches of THIS LeaderEpoch only, and per broker incarnation.
-* A follower is proposed for the ISR only when it has fetched in this epoch, holds everything to the HW, and everything to this
-  epoch's start; and only while no other proposal is out.
+* A follower is proposed for the ISR only when it has fetched in this epoch, holds everything to the HW, and everything
+  to this epoch's start; and only while no other proposal is out.
 * Nobody is told "latest" before HW >= the epoch's start: a new leader's HW lags behind what its predecessor committed.
 * Asked with a LeaderEpoch above its own, it says nothing (it is the zombie); with one below, FENCED with its own.
 * It never proposes to drop itself, and never judges anyone's lag by a time in which it was itself cut off or asleep.
@@ -90,7 +90,8 @@ class ConsumerFetch:
 
 @dataclass(slots=True)
 class _Follower:
-    """Progress of one follower in this LeaderEpoch. `acknowledged` and `log_end_offset` only grow within an incarnation."""
+    """Progress of one follower in this LeaderEpoch. `acknowledged` and `log_end_offset` only grow within an
+    incarnation."""
 
     incarnation: Incarnation = Incarnation(0)
     sequence: int = -1
@@ -177,7 +178,8 @@ class Leader:
         if not acks_all and not lease_valid:
             return TidelogError(
                 Code.UNAVAILABLE,
-                f"{self.broker} has not heard of a controller within its lease and may lead {view.key} no more; try again",
+                f"{self.broker} has not heard of a controller within its lease"
+                f" and may lead {view.key} no more; try again",
             )
         if self._uncommitted_bytes > self.settings.max_uncommitted_bytes:
             return TidelogError(
@@ -250,7 +252,8 @@ class Leader:
                     fetch.inbox,
                     TidelogError(
                         Code.STALE_EPOCH,
-                        f"{fetch.replica} fetched in life {fetch.incarnation}, and life {follower.incarnation} is known here",
+                        f"{fetch.replica} fetched in life {fetch.incarnation},"
+                        f" and life {follower.incarnation} is known here",
                     ),
                 )
             ]
@@ -384,8 +387,9 @@ class Leader:
             proposed = self.isr
             self.isr = CommittedIsr(frozenset(view.isr))
             if isinstance(proposed, PendingExpandIsr) and proposed.added not in self.isr.members:
-                if proposed.added in self._followers:
-                    self._followers[proposed.added].expand_not_before = now + self.settings.alter_isr_retry
+                refused = self._followers.get(proposed.added)
+                if refused is not None:
+                    refused.expand_not_before = now + self.settings.alter_isr_retry
             self._advance(now, out)
         return out
 
@@ -509,6 +513,7 @@ class Leader:
         if now - self._last_tick > max(settings.late_tick, self._tick_interval() + settings.late_tick):
             self._restart_lag_clocks(now)
         self._last_tick = now
+        self._advance(now, out)  # a leader without followers learns here what is committed: nobody's fetch tells it
         out.extend(self._pending.expire(now))
         out.extend(self._pending_here.expire(now))
         for replica, follower in self._followers.items():
@@ -579,7 +584,8 @@ class Leader:
 
     # ------------------------------------------------------------------ end of leadership
     def resign(self, reason: str) -> list[LeaderEffect]:
-        """Leadership of this epoch is over. Publishes that wait end as outcome unknown; consumers are sent elsewhere."""
+        """Leadership of this epoch is over. Publishes that wait end as outcome unknown; consumers are sent
+        elsewhere."""
         out: list[LeaderEffect] = [*self._pending.abandon(reason), *self._pending_here.abandon(reason)]
         error = TidelogError(Code.NOT_LEADER, reason)
         out.extend(RefuseConsumer(waiting.fetch.token, error) for waiting in self._consumers)
@@ -607,7 +613,8 @@ class Leader:
     def fenced(self, theirs: LeaderEpoch) -> TidelogError:
         return TidelogError(
             Code.FENCED_LEADER_EPOCH,
-            f"partition {self.view.key} is in LeaderEpoch {self.leader_epoch}, the request in {theirs}; refresh the metadata",
+            f"partition {self.view.key} is in LeaderEpoch {self.leader_epoch},"
+            f" the request in {theirs}; refresh the metadata",
             {"leader_epoch": str(self.leader_epoch), "leader": self.broker},
         )
 

@@ -1,8 +1,8 @@
 """Publishes that wait for their commit.
 
-A publish waits until the HW has passed its last record, or until its confirm timeout: then it ends with CONFIRM_TIMEOUT, which
-says that the outcome is unknown (it is in the log and may still commit). When leadership ends, all that wait end
-with OUTCOME_UNKNOWN, never as failed.
+A publish waits until the HW has passed its last record, or until its confirm timeout: then it ends with
+CONFIRM_TIMEOUT, which says that the outcome is unknown (it is in the log and may still commit). When leadership ends,
+all that wait end with OUTCOME_UNKNOWN, never as failed.
 """
 
 from __future__ import annotations
@@ -80,7 +80,8 @@ class PendingAcks:
             pending = heapq.heappop(self._by_deadline)[2]
             error = TidelogError(
                 Code.CONFIRM_TIMEOUT,
-                f"the record ending at offset {pending.end_offset} was not committed within the confirm timeout; it may still be",
+                f"the record ending at offset {pending.end_offset} was not committed"
+                f" within the confirm timeout; it may still be",
             )
             self._finish(pending, error, out)
         while self._by_offset and self._by_offset[0].done:

@@ -1,8 +1,9 @@
-"""What the log says about idempotent producers. A function of the log: rebuilt from batch headers, never kept beside it.
+"""What the log says about idempotent producers. A function of the log: rebuilt from batch headers, never kept beside
+it.
 
-Each producer numbers its records in a partition from 0. The table remembers the last batches of each, so that a batch sent
-again is recognised and answered with the offset of the original. A batch whose sequence does not follow the last one
-is refused, so that a lost batch cannot be overtaken by the one after it.
+Each producer numbers its records in a partition from 0. The table remembers the last batches of each, so that a batch
+sent again is recognised and answered with the offset of the original. A batch whose sequence does not follow the last
+one is refused, so that a lost batch cannot be overtaken by the one after it.
 """
 
 from __future__ import annotations
@@ -107,6 +108,7 @@ class ProducerTable:
 def _out_of_order(producer_id: int, sequence: int, expected: int) -> TidelogError:
     return TidelogError(
         Code.OUT_OF_ORDER_SEQUENCE,
-        f"producer {producer_id} sent sequence {sequence} where {expected} comes next; send the missing batches again first",
+        f"producer {producer_id} sent sequence {sequence} where {expected} comes next;"
+        f" send the missing batches again first",
         {"expected_sequence": str(expected)},
     )

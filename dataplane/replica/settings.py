@@ -34,12 +34,13 @@ class ReplicaSettings:
     confirm_timeout: float = 10.0
     """The longest that an acknowledged publish may wait by default."""
     push_to_waiters: bool = True
-    """A data waiter that fires sends the data itself as a second answer on the same inbox; the notification follows when
-    that brought no fetch within `notify_retry`. False: the notification alone."""
+    """A data waiter that fires sends the data itself as a second answer on the same inbox; the notification follows
+    when that brought no fetch within `notify_retry`. False: the notification alone."""
     fetch_max_bytes: int = 4 << 20
     """Most bytes of batches in one answer (one whole batch is always sent)."""
     max_uncommitted_bytes: int = 256 << 20
-    """Appended and not yet committed; above it publishes are refused with BACKPRESSURE (and plain ones dropped, counted)."""
+    """Appended and not yet committed; above it publishes are refused with BACKPRESSURE (and plain ones dropped,
+    counted)."""
     max_waiting_fetches: int = 10_000
     """Consumers' long polls per partition; above it they are refused with BACKPRESSURE."""
 

@@ -45,6 +45,7 @@ from wire.types import (
     LeaderReport,
     Offset,
     PartitionEpoch,
+    PartitionGone,
     PartitionKey,
     PartitionView,
     StreamConfig,
@@ -129,6 +130,7 @@ class Node:
             metadata=self.metadata,
             syncer=self.syncer,
             executor=self.executor,
+            readers=self.executor,
             loop=loop,
             time_ns=lambda: 1_000_000,
         )
@@ -472,6 +474,15 @@ async def test_a_damaged_replica_copies_from_the_leader_once_it_is_out_of_the_is
     finally:
         await again.close()
         await b.close()
+
+
+# ---------------------------------------------------------------- deleted streams
+async def test_a_deleted_stream_leaves_no_folder_though_its_log_has_failed(a: Node, client: NatsConnection) -> None:
+    role = await a.leads(view())
+    await publish(client)
+    role.log._failed("the disk refused a write")
+    a.broker.on_partitions([PartitionGone(KEY)])
+    await until(lambda: not role.log.directory.exists() and not a.broker._leaving)
 
 
 # ---------------------------------------------------------------- what is on disk

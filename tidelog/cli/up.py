@@ -17,7 +17,7 @@ if TYPE_CHECKING:
 
 
 @click.command()
-@click.option("--nodes", type=click.IntRange(1, 16), default=3, show_default=True, help="Brokers to run; the first 1, 3 or 5 of them vote in Raft.")
+@click.option("--nodes", default=3, show_default=True, help="Brokers to run; the first 1, 3 or 5 of them vote in Raft.")
 @click.option("--data-dir", type=click.Path(path_type=Path), required=True, help="Folder of the whole cluster.")
 @click.option(
     "--port",
@@ -51,28 +51,26 @@ def up(nodes: int, data_dir: Path, port: int, restart_after: float | None, as_js
     from wire.errors import TidelogError
 
     console = Console(stderr=True)
-    cluster = DevCluster(data_dir, nodes=nodes, port=port)
     stop = _Stop()
     try:
-        cluster.start()
-        with console.status("waiting for the brokers"):
-            cluster.wait_ready(on_wait=stop.check)
-        if as_json:
-            click.echo((data_dir / "cluster.json").read_text().strip())
-        else:
-            table = Table("broker", "pid", "data", title=f"Tidelog on {cluster.nats_url}")
-            for broker in cluster.broker_ids:
-                table.add_row(broker, str(cluster.pid(broker)), str(cluster.broker_dir(broker)))
-            console.print(table)
-            console.print("Ctrl-C stops the cluster.")
-        _watch(cluster, stop, restart_after, console.print)
+        with DevCluster(data_dir, nodes=nodes, port=port) as cluster:
+            try:
+                with console.status("waiting for the brokers"):
+                    cluster.wait_ready(on_wait=stop.check)
+                if as_json:
+                    click.echo((data_dir / "cluster.json").read_text().strip())
+                else:
+                    table = Table("broker", "pid", "data", title=f"Tidelog on {cluster.nats_url}")
+                    for broker in cluster.broker_ids:
+                        table.add_row(broker, str(cluster.pid(broker)), str(cluster.broker_dir(broker)))
+                    console.print(table)
+                    console.print("Ctrl-C stops the cluster.")
+                _watch(cluster, stop, restart_after, console.print)
+            except _Stopped:
+                console.print("stopping")
     except TidelogError as e:
         click.echo(f"tidelog up: {e}", err=True)
         sys.exit(1)
-    except _Stopped:
-        console.print("stopping")
-    finally:
-        cluster.stop()
 
 
 class _Stopped(Exception):

@@ -15,10 +15,10 @@ from dataclasses import replace
 from types import TracebackType
 from typing import Self
 
-from tidelog.client.errors import Closed, NoServer, WrongIncarnation
+from tidelog.client.errors import Closed, NoServer, OffsetOutOfRange, WrongIncarnation
 from tidelog.client.fetcher import Ask, Deliver, FetchSettings, Outcome, PartitionFetcher, Raise
 from tidelog.client.metadata import MetadataCache, StreamMetadata
-from tidelog.client.positions import Start, Stop, start_positions, stop_positions
+from tidelog.client.positions import Anchor, AtOffset, Position, Start, Stop, start_positions, stop_positions
 from tidelog.client.records import Batch, Record
 from wire.batch import RecordBatch
 from wire.errors import Code, TidelogError
@@ -173,7 +173,8 @@ class Consumer:
     async def start(self) -> None:
         """Look the positions up and begin to fetch. Iterating does this; call it to fix "new" and "latest" before.
 
-        Raises UnknownStream, BadRequest; NoServer when a partition has no leader to look a position up at.
+        Raises UnknownStream, BadRequest; OffsetOutOfRange for a start above all that is committed with a stop at
+        "latest"; NoServer when a partition has no leader to look a position up at.
         """
         self._check_open()
         if self._started:
@@ -212,8 +213,27 @@ class Consumer:
             if self._failure is not None:
                 raise self._failure from None
             raise
+        self._check_within(starts, stops)
         self._running = len(self._readers)
         self._tasks = [asyncio.create_task(self._fetch(p, r)) for p, r in self._readers.items()]
+
+    def _check_within(self, starts: Mapping[int, Position], stops: Mapping[int, Position]) -> None:
+        """An offset above everything committed is a slip where reading ends there. (Without a stop it is waited for.)"""
+        refusal: OffsetOutOfRange | None = None
+        for partition, reader in self._readers.items():
+            start, end = starts[partition], reader.fetcher.stop
+            if stops.get(partition) is not Anchor.LATEST or end is None or not isinstance(start, AtOffset):
+                return
+            if start.offset <= end:
+                return  # one offset for all partitions may be too much for some
+            refusal = refusal or OffsetOutOfRange(
+                Code.OFFSET_AHEAD,
+                f"offset {start.offset} of {reader.fetcher.name} is above the end of what is committed, {end}: "
+                f"start at {end} or below, or leave the stop out to wait for it",
+                {"end": str(end)},
+            )
+        if refusal is not None:
+            raise refusal
 
     def batches(self) -> AsyncIterator[Batch]:
         """Batches of columns instead of single records."""

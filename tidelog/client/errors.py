@@ -45,7 +45,7 @@ class BadRequest(TidelogError):
 
 
 class OffsetOutOfRange(TidelogError):
-    """The offset is below the start of the log: those records are gone."""
+    """The offset is below the start of the log: those records are gone. Or above its end, where reading is to end."""
 
 
 class LogTruncated(TidelogError):
@@ -122,6 +122,7 @@ _CLASSES: Mapping[Code, type[TidelogError]] = {
     Code.BAD_REPLICATION_FACTOR: BadReplicationFactor,
     Code.BAD_REQUEST: BadRequest,
     Code.OFFSET_BEFORE_LOG: OffsetOutOfRange,
+    Code.OFFSET_AHEAD: OffsetOutOfRange,
     Code.LOG_TRUNCATED: LogTruncated,
     Code.RECORD_TOO_LARGE: RecordTooLarge,
     Code.NOT_ENOUGH_REPLICAS: NotEnoughReplicas,

@@ -9,7 +9,8 @@
 | {partition: offset} | that offset each; reads exactly those partitions | that offset each |
 | datetime, AtTime(ns) | the first record at or after that time | the first record at or after that time |
 
-A start above the committed end waits for the log to grow; with a stop at or below it, there is nothing to read.
+A start above the committed end waits for the log to grow; with a stop at or below it, there is nothing to read. With
+the stop "latest" it is refused, when it is too much for every partition read.
 """
 
 from __future__ import annotations

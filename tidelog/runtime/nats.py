@@ -573,7 +573,16 @@ class _GuardedBulk:
 
 def _message(subject: bytes, reply: bytes | None, headers: bytes | None, payload: bytes) -> Message:
     fields, status = (None, None) if headers is None else decode_headers(headers)
-    return Message(subject.decode(), payload, None if reply is None else reply.decode(), fields, status)
+    return Message(subject.decode(), payload, None if reply is None else _address(reply), fields, status)
+
+
+def _address(reply: bytes) -> str | None:
+    """None for what nobody can be answered at: NATS passes on whatever a client calls its reply subject."""
+    try:
+        return _subject(reply.decode())
+    except ValueError as error:
+        log.debug("a reply subject that is none: %s", error)
+        return None
 
 
 def _subject(subject: str) -> str:

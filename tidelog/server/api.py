@@ -68,6 +68,7 @@ class Api:
             try:
                 return json.dumps(await endpoint(_parse(message.data))).encode(), None
             except TidelogError as error:
+                self._service.refused_requests += 1
                 _log.info("refused a request on %s: %s", message.subject, error)
                 return json.dumps({"error": error.to_json()}).encode(), error.to_headers()
 

@@ -141,7 +141,7 @@ def _peers(value: Any) -> dict[BrokerId, str]:
     else:
         items = value.split(",") if isinstance(value, str) else value
         if not isinstance(items, (list, tuple)):
-            raise _bad(f"raft_peers={value!r} is not of the form {{ ID = "HOST:PORT", … }}")
+            raise _bad(f"raft_peers={value!r} is no table of addresses; write {{ b2 = 'HOST:PORT' }}")
         pairs = []
         for item in items:
             name, sign, address = str(item).strip().partition("=")

@@ -217,7 +217,7 @@ class DevCluster:
         return self.data_dir / f"{broker}.toml"
 
     def _check_node_count(self) -> None:
-        present = len(list(self.data_dir.glob("b*.toml")))
+        present = len(list(self.data_dir.glob("b[0-9]*.toml")))
         if present not in (0, len(self.broker_ids)):
             raise TidelogError(
                 Code.BAD_CONFIG,

@@ -39,7 +39,9 @@ from wire.types import Incarnation
 log = logging.getLogger(__name__)
 
 LOG_THREADS = 4
-"""Threads for blocking work on logs (recovery, cold reads, truncation, checkpoints)."""
+"""Threads for blocking work on logs (recovery, truncation, checkpoints)."""
+READ_THREADS = 4
+"""Threads for cold reads, so that changes of role do not stand behind them."""
 SYNC_THREADS = 2
 REGISTRATION_TIMEOUT = 60.0
 """Seconds. Without a Raft majority nobody can register; saying so beats waiting for ever."""
@@ -118,6 +120,8 @@ class Node:
 
         executor = ThreadPoolExecutor(LOG_THREADS, "log")
         stack.callback(executor.shutdown)
+        readers = ThreadPoolExecutor(READ_THREADS, "read")
+        stack.callback(readers.shutdown)
         syncer = SyncScheduler(post=loop.call_soon_threadsafe, threads=SYNC_THREADS)
         stack.callback(syncer.close)
         subjects = Subjects(config.namespace)
@@ -153,6 +157,7 @@ class Node:
             metadata=metadata,
             syncer=syncer,
             executor=executor,
+            readers=readers,
             loop=loop,
             time_ns=time.time_ns,
         )

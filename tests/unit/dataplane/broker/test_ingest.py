@@ -36,7 +36,7 @@ class Partition:
             wants_batch=lambda: self.wants,
             refuse=lambda _acknowledged: self.refusal,
             on_refused=lambda replies, error, count: self.refused.append((replies, error.code, count)),
-            on_corrupt=self.corrupt.append,
+            on_corrupt=lambda reason, _: self.corrupt.append(reason),
             on_envelope_refused=lambda _message, error: self.refused_envelopes.append(error.code),
             time_ns=lambda: 5,
             with_replies=True,

@@ -20,6 +20,7 @@ from tidelog.client.errors import (
     WrongIncarnation,
 )
 from tidelog.client.positions import AtTime
+from wire.errors import Code
 
 Cluster = tuple[FakeTransport, FakeBroker, Client]
 
@@ -69,7 +70,7 @@ async def test_batches_are_columns(cluster: Cluster) -> None:
         ("latest", "latest", [99]),
         ("new", "latest", []),
         (97, "latest", [97, 98, 99]),
-        (500, "latest", []),
+        (100, "latest", []),
         ({0: 42}, {0: 44}, [42, 43]),
         (AtTime(41), AtTime(51), list(range(40, 50))),
         (datetime(1970, 1, 1, tzinfo=UTC), 3, [0, 1, 2]),
@@ -80,6 +81,15 @@ async def test_batches_are_columns(cluster: Cluster) -> None:
 async def test_starts_and_stops(cluster: Cluster, start: object, stop: object, expected: list[int]) -> None:
     _, _, client = cluster
     assert await numbers(client.consume("s", start=start, stop=stop)) == expected  # type: ignore[arg-type]
+
+
+async def test_an_offset_above_the_end_is_refused_where_reading_ends(cluster: Cluster) -> None:
+    _, broker, client = cluster
+    with pytest.raises(OffsetOutOfRange, match=r"offset 101 of s/0 is above .* 100: start at 100") as caught:
+        await numbers(client.consume("s", start=101, stop="latest"))
+    assert caught.value.code is Code.OFFSET_AHEAD
+    broker.seed("three", 1, [b"%d" % i for i in range(4)])
+    assert await numbers(client.consume("three", start=3, stop="latest")) == [3], "too much for some partitions only"
 
 
 async def test_partitions_are_merged_each_in_its_order(cluster: Cluster) -> None:

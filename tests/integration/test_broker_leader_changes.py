@@ -1,0 +1,138 @@
+"""Leadership goes round at random under acknowledged load: three brokers' data planes, and a controller played by the
+test.
+
+What must hold at the end: every acknowledged record lies at the offset that its acknowledgement named, on every
+replica, and the logs are equal byte for byte.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import json
+from dataclasses import replace
+from pathlib import Path
+from random import Random
+
+import pytest
+
+from dataplane.broker.replica import Replica
+from tests.integration.test_broker_roles import KEY, SUBJECT, Node, until, view
+from tidelog.runtime.nats import NatsConnection
+from tidelog.runtime.server import EmbeddedNatsServer
+from wire.batch import RecordBatch, iter_batches
+from wire.types import BrokerId, Durability, Incarnation, IsrChange, LeaderEpoch, Offset, PartitionEpoch
+
+BROKERS = tuple(BrokerId(name) for name in ("a", "b", "c"))
+
+
+class Controller:
+    """Applies ISR changes as compare-and-sets, moves the leadership within the ISR; views arrive in any order of
+    brokers."""
+
+    def __init__(self, nodes: dict[BrokerId, Node], durability: Durability, rng: Random) -> None:
+        self.nodes = nodes
+        self.rng = rng
+        self.view = replace(view(isr=BROKERS, min_isr=2, durability=durability), replicas=BROKERS)
+        for node in nodes.values():
+            node.metadata.alter_isr = self.alter_isr  # type: ignore[method-assign]
+
+    def deliver(self) -> None:
+        nodes = [*self.nodes.values()]
+        self.rng.shuffle(nodes)
+        for node in nodes:
+            delay = self.rng.choice((0.0, 0.0, 0.003, 0.03))
+            asyncio.get_running_loop().call_later(delay, node.broker.on_partitions, [self.view])
+
+    def alter_isr(self, change: IsrChange) -> None:
+        current = self.view
+        if (change.leader, change.leader_epoch, change.expected_epoch) == (
+            current.leader,
+            current.leader_epoch,
+            current.epoch,
+        ):
+            isr = tuple(broker for broker in BROKERS if broker in {member.broker for member in change.new_isr})
+            self.view = replace(current, isr=isr, epoch=PartitionEpoch(current.epoch + 1))
+            self.deliver()
+
+    def move(self) -> None:
+        """As after a failure: the old leader leaves the ISR, if two others remain."""
+        old = self.view
+        leader = self.rng.choice([broker for broker in old.isr if broker != old.leader] or [*old.isr])
+        isr = tuple(b for b in old.isr if b != old.leader or len(old.isr) < 3)
+        self.view = replace(
+            old,
+            leader=leader,
+            isr=isr,
+            epoch=PartitionEpoch(old.epoch + 1),
+            leader_epoch=LeaderEpoch(old.leader_epoch + 1),
+        )
+        self.deliver()
+
+
+def log_of(replica: Replica) -> bytes:
+    log = replica._log
+    assert log is not None
+    out, offset = b"", Offset(0)
+    while offset < log.log_end_offset:
+        block = log.read_from_disk(offset, max_bytes=1 << 20, end_offset=log.log_end_offset)
+        out += block
+        offset = [header for _, header in iter_batches(block)][-1].end_offset
+    return out
+
+
+@pytest.mark.parametrize("durability", [*Durability])
+async def test_no_acknowledged_record_is_lost_and_no_replica_diverges(
+    nats_server: EmbeddedNatsServer, tmp_path: Path, durability: Durability
+) -> None:
+    rng = Random(7)
+    nodes = {name: await Node(name, tmp_path / name).start(nats_server.url) for name in BROKERS}
+    for number, node in enumerate(nodes.values()):
+        node.broker.on_registered(Incarnation(10 + number))
+    client = await NatsConnection.connect(nats_server.url)
+    controller = Controller(nodes, durability, rng)
+    acked: dict[int, bytes] = {}
+    stop = asyncio.Event()
+
+    async def publisher(name: int) -> None:
+        number = 0
+        while not stop.is_set():
+            number += 1
+            payload = b"%d of %d " % (number, name) + b"." * (number % 50)
+            try:
+                answer = json.loads((await client.request(SUBJECT, payload, timeout=0.3)).data or b"{}")
+            except TimeoutError:
+                continue
+            if "offset" in answer:
+                assert answer["offset"] not in acked
+                acked[answer["offset"]] = payload
+            else:
+                await asyncio.sleep(0.005)
+
+    try:
+        controller.deliver()
+        publishers = [asyncio.create_task(publisher(name)) for name in range(8)]
+        for _ in range(30):
+            await asyncio.sleep(rng.uniform(0.0, 0.2))
+            controller.move()
+        before = len(acked)
+        await until(lambda: len(acked) > before + 20)
+        stop.set()
+        await asyncio.gather(*publishers)
+        replicas = [node.replica for node in nodes.values()]
+        await until(lambda: len({replica.log_end_offset for replica in replicas}) == 1)
+        await until(lambda: all(replica.high_watermark == replica.log_end_offset for replica in replicas))
+        logs = [log_of(replica) for replica in replicas]
+        assert logs[0] == logs[1] == logs[2]
+        stored: dict[int, bytes | None] = {}
+        for at, _ in iter_batches(logs[0]):
+            batch = RecordBatch.decode(logs[0], at)
+            stored.update(zip(batch.offsets.tolist(), batch.values, strict=True))
+        assert {offset: stored.get(offset) for offset in acked} == acked
+        print(f"\n{len(acked)} acknowledged, {len(stored)} stored, LeaderEpoch {controller.view.leader_epoch}")
+        assert not any(node.metadata.withdrawals for node in nodes.values())
+        assert KEY in nodes[BROKERS[0]].broker._replicas
+    finally:
+        stop.set()
+        await client.close()
+        for node in nodes.values():
+            await node.close()
