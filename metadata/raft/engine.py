@@ -243,9 +243,7 @@ class RaftEngine(SyncObj):  # type: ignore[misc] # PySyncObj ships no types
             commit_index=self.commit_index,
             applied_index=self._SyncObj__raftLastApplied,
             has_quorum=bool(self.hasQuorum),
-            connected=tuple(
-                sorted(node.address for node in self._SyncObj__otherNodes if self.isNodeConnected(node))
-            ),
+            connected=tuple(sorted(node.address for node in self._SyncObj__otherNodes if self.isNodeConnected(node))),
         )
 
     def _role(self) -> RaftRole:

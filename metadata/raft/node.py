@@ -233,8 +233,8 @@ class RaftNode:
         return status if self._loop is not None else replace(status, leader=None, has_quorum=False)
 
     def hand_over(self) -> bool:
-        """Give the leadership up to whomever the others elect; what was proposed here and is not committed has an unknown
-        outcome. False: this node does not lead, or nobody else could.
+        """Give the leadership up to whomever the others elect; what was proposed here and is not committed has an
+        unknown outcome. False: this node does not lead, or nobody else could.
         """
         handed = self._loop is not None and self._engine is not None and self._engine.hand_over()
         if handed:

@@ -142,9 +142,7 @@ async def _request(url: str, ledger: Ledger, stop: asyncio.Event, subject: str, 
         value = b"bare%d:%d:" % (number % 8, number)
         ledger.sent.add(value)
         try:
-            answer = await connection.request(
-                subject if partition == 0 else f"{subject}.{partition}", value, timeout=5
-            )
+            answer = await connection.request(subject if partition == 0 else f"{subject}.{partition}", value, timeout=5)
         except TimeoutError:
             ledger.unknown += 1
             return

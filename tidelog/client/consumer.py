@@ -218,7 +218,7 @@ class Consumer:
         self._tasks = [asyncio.create_task(self._fetch(p, r)) for p, r in self._readers.items()]
 
     def _check_within(self, starts: Mapping[int, Position], stops: Mapping[int, Position]) -> None:
-        """An offset above everything committed is a slip where reading ends there. (Without a stop it is waited for.)"""
+        """An offset above everything committed is a slip where reading ends there. (Without a stop it waits.)"""
         refusal: OffsetOutOfRange | None = None
         for partition, reader in self._readers.items():
             start, end = starts[partition], reader.fetcher.stop
