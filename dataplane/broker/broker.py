@@ -64,6 +64,8 @@ class Broker:
         self._notifications: Subscription | None = None
         self._checkpointer: asyncio.Task[None] | None = None
         self._leaving: set[asyncio.Task[None]] = set()
+        self._removing = asyncio.Lock()
+        """The data folder is one thread's at a time."""
         self._first_views = True
         self._closed = False
         for replica in replicas:
@@ -148,7 +150,10 @@ class Broker:
     async def _close_and_remove(self, replica: Replica) -> None:
         try:
             await replica.close(self.context, f"stream {replica.key.stream} was deleted or moved away")
-            await self.context.loop.run_in_executor(self.context.executor, self._data_dir.remove_partition, replica.key)
+            async with self._removing:
+                await self.context.loop.run_in_executor(
+                    self.context.executor, self._data_dir.remove_partition, replica.key
+                )
         except (OSError, DataDirError) as e:
             log.error("partition %s: its folder cannot be removed: %s", replica.key, e)
 

@@ -13,7 +13,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import Awaitable, Coroutine
+from collections.abc import Callable, Coroutine
 from dataclasses import dataclass
 from typing import Any
 
@@ -55,7 +55,7 @@ from wire.tidelog_pb2 import (
 from wire.tidelog_pb2 import (
     Message as EnvelopeMessage,
 )
-from wire.transport import Buffer, Message, Subscription
+from wire.transport import Buffer, Message, MessageHandler, Subscription, Transport
 from wire.types import BrokerId, Durability, Incarnation, LeaderEpoch, Offset, PartitionState, PartitionView
 
 log = logging.getLogger(__name__)
@@ -163,19 +163,19 @@ class Leading(Role):
         """Waits for the connections, however long they take."""
         context, subjects, key = self.context, self.context.subjects, self.view.key
 
-        async def hold(subscribing: Awaitable[Subscription]) -> None:
-            self._subscriptions.append(await subscribing)
+        async def hold(subscribe: Callable[[], Coroutine[Any, Any, Subscription]]) -> None:
+            self._subscriptions.append(await subscribe())
 
+        def told(transport: Transport, subject: str, handle: MessageHandler) -> Coroutine[Any, Any, None]:
+            return hold(lambda: transport.subscribe(subject, self._handler(handle)))
+
+        control, ingest = context.control, context.ingest
         await asyncio.gather(
-            hold(
-                context.control.subscribe(
-                    subjects.replicate(key.stream, key.partition), self._handler(self._on_replicate)
-                )
-            ),
-            hold(context.control.subscribe(subjects.offset(key.stream, key.partition), self._handler(self._on_offset))),
-            hold(context.ingest.subscribe_bulk(self.view.subject, self._ingest)),
-            hold(context.ingest.subscribe(subjects.append(key.stream, key.partition), self._handler(self._on_append))),
-            hold(context.ingest.subscribe(subjects.fetch(key.stream, key.partition), self._handler(self._on_fetch))),
+            told(control, subjects.replicate(key.stream, key.partition), self._on_replicate),
+            told(control, subjects.offset(key.stream, key.partition), self._on_offset),
+            hold(lambda: ingest.subscribe_bulk(self.view.subject, self._ingest)),
+            told(ingest, subjects.append(key.stream, key.partition), self._on_append),
+            told(ingest, subjects.fetch(key.stream, key.partition), self._on_fetch),
         )
 
     async def _let_go(self, reason: str) -> None:

@@ -9,6 +9,8 @@ from __future__ import annotations
 
 import asyncio
 import json
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
 from dataclasses import replace
 from pathlib import Path
 from random import Random
@@ -16,7 +18,7 @@ from random import Random
 import pytest
 
 from dataplane.broker.replica import Replica
-from tests.integration.test_broker_roles import KEY, SUBJECT, Node, until, view
+from tests.integration.test_broker_roles import SUBJECT, Node, until, view
 from tidelog.runtime.nats import NatsConnection
 from tidelog.runtime.server import EmbeddedNatsServer
 from wire.batch import RecordBatch, iter_batches
@@ -80,45 +82,41 @@ def log_of(replica: Replica) -> bytes:
     return out
 
 
-@pytest.mark.parametrize("durability", [*Durability])
-async def test_no_acknowledged_record_is_lost_and_no_replica_diverges(
-    nats_server: EmbeddedNatsServer, tmp_path: Path, durability: Durability
-) -> None:
-    rng = Random(7)
-    nodes = {name: await Node(name, tmp_path / name).start(nats_server.url) for name in BROKERS}
-    for number, node in enumerate(nodes.values()):
-        node.broker.on_registered(Incarnation(10 + number))
-    client = await NatsConnection.connect(nats_server.url)
-    controller = Controller(nodes, durability, rng)
-    acked: dict[int, bytes] = {}
-    stop = asyncio.Event()
+class Cluster:
+    """Three brokers under load: eight publishers that wait for each acknowledgement."""
 
-    async def publisher(name: int) -> None:
+    def __init__(self, nodes: dict[BrokerId, Node], client: NatsConnection, controller: Controller) -> None:
+        self.nodes = nodes
+        self.client = client
+        self.controller = controller
+        self.acked: dict[int, bytes] = {}
+        self._stop = asyncio.Event()
+        self._publishers = [asyncio.create_task(self._publish(name)) for name in range(8)]
+
+    async def _publish(self, name: int) -> None:
         number = 0
-        while not stop.is_set():
+        while not self._stop.is_set():
             number += 1
             payload = b"%d of %d " % (number, name) + b"." * (number % 50)
             try:
-                answer = json.loads((await client.request(SUBJECT, payload, timeout=0.3)).data or b"{}")
+                answer = json.loads((await self.client.request(SUBJECT, payload, timeout=0.3)).data or b"{}")
             except TimeoutError:
+                await asyncio.sleep(0.005)
                 continue
             if "offset" in answer:
-                assert answer["offset"] not in acked
-                acked[answer["offset"]] = payload
+                assert answer["offset"] not in self.acked, "one offset for two records"
+                self.acked[answer["offset"]] = payload
             else:
                 await asyncio.sleep(0.005)
 
-    try:
-        controller.deliver()
-        publishers = [asyncio.create_task(publisher(name)) for name in range(8)]
-        for _ in range(30):
-            await asyncio.sleep(rng.uniform(0.0, 0.2))
-            controller.move()
-        before = len(acked)
-        await until(lambda: len(acked) > before + 20)
-        stop.set()
-        await asyncio.gather(*publishers)
-        replicas = [node.replica for node in nodes.values()]
+    async def goes_on(self) -> None:
+        before = len(self.acked)
+        await until(lambda: len(self.acked) > before + 20)
+
+    async def check(self) -> None:
+        self._stop.set()
+        await asyncio.gather(*self._publishers)
+        replicas = [node.replica for node in self.nodes.values()]
         await until(lambda: len({replica.log_end_offset for replica in replicas}) == 1)
         await until(lambda: all(replica.high_watermark == replica.log_end_offset for replica in replicas))
         logs = [log_of(replica) for replica in replicas]
@@ -127,12 +125,55 @@ async def test_no_acknowledged_record_is_lost_and_no_replica_diverges(
         for at, _ in iter_batches(logs[0]):
             batch = RecordBatch.decode(logs[0], at)
             stored.update(zip(batch.offsets.tolist(), batch.values, strict=True))
-        assert {offset: stored.get(offset) for offset in acked} == acked
-        print(f"\n{len(acked)} acknowledged, {len(stored)} stored, LeaderEpoch {controller.view.leader_epoch}")
-        assert not any(node.metadata.withdrawals for node in nodes.values())
-        assert KEY in nodes[BROKERS[0]].broker._replicas
-    finally:
-        stop.set()
-        await client.close()
-        for node in nodes.values():
+        assert {offset: stored.get(offset) for offset in self.acked} == self.acked
+        assert not any(node.metadata.withdrawals for node in self.nodes.values())
+        print(
+            f"\n{len(self.acked)} acknowledged, {len(stored)} stored, {self.controller.view.leader_epoch} leaderships"
+        )
+
+    async def close(self) -> None:
+        self._stop.set()
+        await asyncio.gather(*self._publishers, return_exceptions=True)
+        await self.client.close()
+        for node in self.nodes.values():
             await node.close()
+
+
+@asynccontextmanager
+async def cluster(url: str, directory: Path, durability: Durability, rng: Random) -> AsyncIterator[Cluster]:
+    nodes = {name: await Node(name, directory / name).start(url) for name in BROKERS}
+    for number, node in enumerate(nodes.values()):
+        node.broker.on_registered(Incarnation(10 + number))
+    controller = Controller(nodes, durability, rng)
+    controller.deliver()
+    running = Cluster(nodes, await NatsConnection.connect(url), controller)
+    try:
+        yield running
+    finally:
+        await running.close()
+
+
+@pytest.mark.parametrize("durability", [*Durability])
+async def test_no_acknowledged_record_is_lost_and_no_replica_diverges(
+    nats_server: EmbeddedNatsServer, tmp_path: Path, durability: Durability
+) -> None:
+    rng = Random(7)
+    async with cluster(nats_server.url, tmp_path, durability, rng) as running:
+        for _ in range(30):
+            await asyncio.sleep(rng.uniform(0.0, 0.2))
+            running.controller.move()
+        await running.goes_on()
+        await running.check()
+
+
+async def test_a_nats_server_that_comes_and_goes_loses_nothing(nats_server: EmbeddedNatsServer, tmp_path: Path) -> None:
+    async with cluster(nats_server.url, tmp_path, Durability.DURABLE, Random(1)) as running:
+        for moved in (False, True, False):
+            await running.goes_on()
+            nats_server.stop()
+            await until(lambda: not any(node.control.is_connected for node in running.nodes.values()))
+            if moved:
+                running.controller.move()
+            nats_server.start()
+        await running.goes_on()
+        await running.check()

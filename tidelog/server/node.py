@@ -1,8 +1,8 @@
 """A broker's process: the one place where metadata, data plane, connections and clocks are put together.
 
 Order of a start:
-    data folder locked and judged -> NATS connected -> logs opened and recovered -> Raft joined -> registered (with
-    what this restart can prove) -> folder marked in use -> views arrive, replicas take their roles -> `ready` written
+    data folder locked and judged -> NATS connected -> not another cluster's folder -> logs opened and recovered ->
+    Raft joined -> registered (with what this restart can prove) -> folder marked in use -> views arrive, replicas take their roles -> `ready` written
 Order of an end: roles resign, logs are closed with their checkpoints, Raft leaves, the folder is marked clean, the
 lock goes.
 """
@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import json
 import logging
 import os
 import random
@@ -43,6 +44,8 @@ LOG_THREADS = 4
 READ_THREADS = 4
 """Threads for cold reads, so that changes of role do not stand behind them."""
 SYNC_THREADS = 2
+CLUSTER_CHECK_TIMEOUT = 1.0
+"""Seconds to wait for a controller's word on which cluster this is."""
 REGISTRATION_TIMEOUT = 60.0
 """Seconds. Without a Raft majority nobody can register; saying so beats waiting for ever."""
 
@@ -125,6 +128,7 @@ class Node:
         syncer = SyncScheduler(post=loop.call_soon_threadsafe, threads=SYNC_THREADS)
         stack.callback(syncer.close)
         subjects = Subjects(config.namespace)
+        await self._check_cluster(data_dir, control, subjects)
 
         replicas, unsound = await open_replicas(data_dir, executor)
         folder_same, page_cache_survived = data_dir.proof()
@@ -194,6 +198,22 @@ class Node:
             )
         ready.write_text(f"{os.getpid()}\n")
         log.info("%s serves: incarnation %d, data in %s", config.broker, context.incarnation, config.data_dir)
+
+    async def _check_cluster(self, data_dir: DataDir, control: NatsConnection, subjects: Subjects) -> None:
+        """Before this folder's Raft journal meets voters of another cluster than its own: two groups' logs can look alike.
+        Where nobody is the controller yet, registration is what tells."""
+        if data_dir.cluster_id is None:
+            return
+        try:
+            answer = await control.request(subjects.api("cluster.status"), b"{}", timeout=CLUSTER_CHECK_TIMEOUT)
+            found = json.loads(answer.data).get("cluster_id") if answer.status is None else None
+        except (TimeoutError, ValueError, AttributeError):
+            return
+        if found:
+            try:
+                data_dir.check_cluster(str(found))
+            except DataDirError as e:
+                raise TidelogError(Code.BAD_CONFIG, str(e)) from e
 
     def _on_registered(self, data_dir: DataDir, broker: Broker, cluster_id: str, incarnation: Incarnation) -> None:
         """The registration is applied: what it proved may be overwritten, and appends may begin."""

@@ -1,0 +1,533 @@
+"""What bad input gets: one sentence that names the thing and the remedy, and a broker that goes on.
+
+From the command line: on stderr, with a non-zero exit status. From the client: a typed exception. What a broker drops
+shows in a counter of `cluster status` and in a line of its log, and is never stored.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import shutil
+import socket
+import time
+from collections import Counter
+from collections.abc import AsyncIterator, Iterator
+from pathlib import Path
+from typing import Any
+
+import nats
+import pytest
+from nats.aio.client import Client as NatsClient
+
+import tidelog
+from tests.integration.command_line import assert_refused, assert_usage_error, tidelog_command
+from tests.integration.workload import wait_in_sync
+from tidelog.client.connection import Client
+from tidelog.runtime.server import EmbeddedNatsServer
+from tidelog.server.devcluster import DevCluster
+from wire.append import encode_append
+from wire.batch import BatchBuilder
+from wire.envelope import MAGIC, encode_publish
+from wire.replication import decode_header
+from wire.tidelog_pb2 import AppendRequest, FetchRequest, Message, ReplicationRequest
+from wire.types import LeaderEpoch, Offset
+
+STREAM = "orders"
+SMALL = "small"
+"""A stream that takes records of 1,000 bytes at most."""
+MAX_PAYLOAD = 8 << 20
+"""Of the cluster's NATS server, in bytes."""
+
+
+@pytest.fixture(scope="module")
+def cluster(tmp_path_factory: pytest.TempPathFactory) -> Iterator[DevCluster]:
+    with DevCluster(tmp_path_factory.mktemp("bad-input") / "cluster", nodes=3, port=0) as running:
+        running.wait_ready()
+        asyncio.run(_create_streams(running.nats_url))
+        pids = {broker: running.pid(broker) for broker in running.broker_ids}
+        yield running
+        assert {broker: running.pid(broker) for broker in running.broker_ids} == pids, "a broker has died"
+        asyncio.run(_still_serving(running.nats_url))
+        for broker in running.broker_ids:
+            log = running.log_file(broker).read_text(errors="replace")
+            assert "Traceback" not in log, f"{broker} logged an exception:\n{log[-3000:]}"
+
+
+async def _create_streams(url: str) -> None:
+    async with await tidelog.connect(url) as client:
+        await client.create_stream(STREAM, partitions=2, replication_factor=3)
+        await client.create_stream(SMALL, replication_factor=3, config={"max_record_bytes": 1000})
+    await wait_in_sync(url, STREAM)
+    await wait_in_sync(url, SMALL)
+
+
+async def _still_serving(url: str) -> None:
+    async with await tidelog.connect(url) as client, client.producer(STREAM) as producer:
+        for partition in (0, 1):
+            receipt = await producer.send(b"after all that", partition=partition)
+            found = [r.value async for r in client.consume(STREAM, start={partition: receipt.offset}, stop="latest")]
+            assert found == [b"after all that"]
+        await client.create_stream("after", replication_factor=3)
+        await client.delete_stream("after")
+
+
+@pytest.fixture
+async def client(cluster: DevCluster) -> AsyncIterator[Client]:
+    async with await tidelog.connect(cluster.nats_url) as connected:
+        yield connected
+
+
+@pytest.fixture
+async def bare(cluster: DevCluster) -> AsyncIterator[NatsClient]:
+    """A plain NATS client, of the stock package."""
+    connection = await nats.connect(cluster.nats_url)
+    yield connection
+    await connection.close()
+
+
+def run(cluster: DevCluster, *arguments: str, stdin: str = "") -> Any:
+    return tidelog_command(*arguments, "--server", cluster.nats_url, stdin=stdin)
+
+
+# ---- names, subjects, settings -------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    "arguments",
+    [
+        ["stream", "describe", "nowhere"],
+        ["stream", "delete", "nowhere"],
+        ["publish", "nowhere", "value"],
+        ["subscribe", "nowhere", "--stop", "latest"],
+    ],
+    ids=" ".join,
+)
+def test_an_unknown_stream_on_the_command_line(cluster: DevCluster, arguments: list[str]) -> None:
+    assert_refused(run(cluster, *arguments), "'nowhere' does not exist", "`tidelog stream list`")
+
+
+@pytest.mark.parametrize(
+    ("arguments", "words"),
+    [
+        (["a.b"], ["'a.b'", "A-Z, a-z, 0-9", "choose"]),
+        (["notify"], ["'notify' is reserved", "choose another"]),
+        (["x", "--subject", "a.*"], ["'a.*'", "wildcard", "one plain subject"]),
+        (["x", "--subject", "tidelog.>"], ["'tidelog.>'", "wildcard"]),
+        (["x", "--subject", "tidelog.x"], ["'tidelog.x'", "own namespace", "choose another"]),
+        (["x", "--subject", "_INBOX.x"], ["'_INBOX.x'", "answers", "choose another"]),
+        (["x", "--subject", "$SYS.x"], ["'$SYS.x'", "NATS server", "choose another"]),
+        (["x", "--subject", f"{STREAM}.1"], [f"{STREAM}.1", f"stream {STREAM}", "choose another"]),
+        ([STREAM], [STREAM, "exists", "choose another"]),
+        (["x", "--replication-factor", "4"], ["=4", "live brokers, 3", "b1, b2, b3", "ask for 3 at most"]),
+        (["x", "--config", "colour=red"], ["'colour'", "known", "min_isr"]),
+        (["x", "--config", "segment_bytes=1"], ["segment_bytes='1'", "4096", "give a number"]),
+        (["x", "--config", "durability=maybe"], ["'maybe'", "'durable'", "'accepted'"]),
+        (["x", "--config", "min_isr=4"], ["min_isr=4", "replication factor 3", "lower"]),
+        (["x", "--partitions", "100000"], ["100000", "10000"]),
+    ],
+    ids=lambda value: " ".join(value) if isinstance(value, list) else None,
+)
+def test_a_stream_that_cannot_be_created(cluster: DevCluster, arguments: list[str], words: list[str]) -> None:
+    assert_refused(run(cluster, "stream", "create", *arguments), *words)
+
+
+def test_flags_that_cannot_be(cluster: DevCluster) -> None:
+    create = ("stream", "create", "x")
+    assert_usage_error(run(cluster, *create, "--config", "colour"), "'colour' is not KEY=VALUE")
+    assert_usage_error(
+        run(cluster, *create, "--replication-factor", "0"), "--replication-factor", "0 is not in the range"
+    )
+    assert_usage_error(run(cluster, "publish", STREAM), "VALUE or --file")
+
+
+async def test_refusals_have_types(client: Client) -> None:
+    """The same, from the client."""
+    for call, expected in (
+        (client.describe("nowhere"), tidelog.UnknownStream),
+        (client.delete_stream("nowhere"), tidelog.UnknownStream),
+        (client.offsets("nowhere", "latest"), tidelog.UnknownStream),
+        (client.producer("nowhere").start(), tidelog.UnknownStream),
+        (client.producer("nowhere").send(b"v"), tidelog.UnknownStream),
+        (client.consume("nowhere").start(), tidelog.UnknownStream),
+        (client.create_stream("a b"), tidelog.BadName),
+        (client.create_stream("api"), tidelog.BadName),
+        (client.create_stream("x", subject=">"), tidelog.BadSubject),
+        (client.create_stream("x", subject="tidelog.notify.b1"), tidelog.BadSubject),
+        (client.create_stream("x", subject=f"{STREAM}.7"), tidelog.SubjectTaken),
+        (client.create_stream(STREAM), tidelog.StreamExists),
+        (client.create_stream("x", replication_factor=4), tidelog.BadReplicationFactor),
+        (client.create_stream("x", replication_factor=0), tidelog.BadReplicationFactor),
+        (client.create_stream("x", config={"colour": "red"}), tidelog.BadConfig),
+        (client.create_stream("x", config={"min_isr": 4}), tidelog.BadConfig),
+        (client.create_stream("x", partitions=0), tidelog.BadRequest),
+    ):
+        with pytest.raises(expected):
+            await call
+    with pytest.raises(tidelog.BadName):
+        client.producer("a.b")
+    with pytest.raises(tidelog.BadName):
+        client.consume("")
+    assert "x" not in {summary["name"] for summary in await client.streams()}
+
+
+# ---- positions -----------------------------------------------------------------------------------------------------
+
+
+async def test_offsets_out_of_range(cluster: DevCluster, client: Client, bare: NatsClient) -> None:
+    async with client.producer(STREAM) as producer:
+        end = (await producer.send(b"last", partition=0)).offset + 1
+
+    # Below: what is typed is refused at once; a broker says where its log begins.
+    assert_refused(run(cluster, "subscribe", STREAM, "--start", "-1"), "'-1' is no position", "an offset")
+    with pytest.raises(tidelog.BadRequest, match="offset -1 is outside 0"):
+        await client.consume(STREAM, start=-1).start()
+    below = FetchRequest(offset=-5, max_bytes=1000, max_wait_ms=10).SerializeToString()
+    answer = await bare.request(f"tidelog.{STREAM}.0.fetch", below)
+    assert answer.headers is not None
+    assert answer.headers["Tidelog-Error"] == "OFFSET_BEFORE_LOG"
+    assert answer.headers["Tidelog-Log-Start"] == "0"
+
+    # Above, where reading is to end: refused. Without a stop it waits for the log to grow.
+    above = ("subscribe", STREAM, "--partition", "0", "--start", str(end + 1), "--stop", "latest")
+    assert_refused(
+        run(cluster, *above), f"offset {end + 1} of {STREAM}/0", f"end of what is committed, {end}", "start at"
+    )
+    with pytest.raises(tidelog.OffsetOutOfRange):
+        await client.consume(STREAM, start={0: end + 1}, stop="latest").start()
+    assert [r async for r in client.consume(STREAM, start={0: end}, stop="latest")] == []
+    async with client.consume(STREAM, start={0: end + 1}) as consumer, client.producer(STREAM) as producer:
+        await producer.send_many([b"skipped", b"awaited"], partition=0)
+        assert (await anext(aiter(consumer))).value == b"awaited"
+
+    assert_refused(run(cluster, "subscribe", STREAM, "--partition", "7"), "no partition 7", "the stream has 0, 1")
+    assert_refused(run(cluster, "publish", STREAM, "v", "--partition", "7"), "no partition 7", "it has 0, 1")
+
+
+# ---- nobody there --------------------------------------------------------------------------------------------------
+
+
+@pytest.fixture
+def free_port() -> int:
+    with socket.socket() as free:
+        free.bind(("127.0.0.1", 0))
+        return int(free.getsockname()[1])
+
+
+async def test_no_nats_server(free_port: int, tmp_path: Path) -> None:
+    url = f"nats://127.0.0.1:{free_port}"
+    words = (f"no NATS server answers at {url}", "tidelog up")
+    for arguments in (["stream", "list"], ["publish", "s", "v"], ["subscribe", "s"], ["cluster", "status"]):
+        assert_refused(tidelog_command(*arguments, "--server", url), *words)
+    assert_refused(tidelog_command("server", "--id", "b1", "--nats", url, "--data-dir", str(tmp_path / "b1")), *words)
+    with pytest.raises(tidelog.NoServer, match=url):
+        await tidelog.connect(url)
+    assert_refused(tidelog_command("stream", "list", "--server", "http://127.0.0.1:80"), "http://", "nats://")
+
+
+async def test_nats_without_brokers(tmp_path: Path) -> None:
+    with EmbeddedNatsServer(store_dir=tmp_path) as server:
+        async with await tidelog.connect(server.url, api_timeout=0.5) as client:
+            for call in (client.streams(), client.producer("s").start(), client.consume("s").start()):
+                with pytest.raises(tidelog.NoServer, match=r"no Tidelog broker answers .*tidelog server"):
+                    await call
+        done = tidelog_command("stream", "list", "--server", server.url)
+        assert_refused(done, f"no Tidelog broker answers at {server.url}", "start `tidelog server`")
+
+
+# ---- ports and folders ---------------------------------------------------------------------------------------------
+
+
+def test_a_port_that_is_taken(cluster: DevCluster, tmp_path: Path) -> None:
+    port = cluster.nats_url.rsplit(":", 1)[1]
+    done = tidelog_command("up", "--port", port, "--data-dir", str(tmp_path / "up"))
+    assert_refused(done, f"port {port}", "taken", "choose another port")
+    again = tidelog_command("up", "--port", port, "--nodes", "1", "--data-dir", str(tmp_path / "up"))
+    assert_refused(again, f"port {port}"), "the first failure has not fixed the number of nodes"
+
+    raft = raft_address(cluster, "b1")
+    server = ("server", "--id", "z", "--nats", cluster.nats_url, "--data-dir", str(tmp_path / "z"))
+    done = tidelog_command(*server, "--raft-address", raft, "--namespace", "other")
+    assert_refused(done, raft, "cannot be bound", "another address")
+
+
+def raft_address(cluster: DevCluster, broker: str) -> str:
+    document = json.loads((cluster.data_dir / "cluster.json").read_text())
+    (address,) = [b["raft"] for b in document["brokers"] if b["id"] == broker]
+    return str(address)
+
+
+def test_a_folder_that_is_in_use(cluster: DevCluster) -> None:
+    done = tidelog_command("up", "--port", "0", "--data-dir", str(cluster.data_dir))
+    assert_refused(done, str(cluster.data_dir), "in use by process", "another folder")
+    config = str(cluster.data_dir / "b1.toml")
+    done = tidelog_command("server", "--config", config)
+    assert_refused(done, str(cluster.broker_dir("b1")), f"in use by process {cluster.pid('b1')}", "--data-dir")
+
+
+def test_a_folder_of_another_broker_or_cluster(cluster: DevCluster, tmp_path: Path) -> None:
+    """Folders of two clusters change places."""
+    with DevCluster(tmp_path / "theirs", nodes=1, port=0) as theirs:
+        theirs.wait_ready()
+        ours = tmp_path / "ours"
+        shutil.copytree(cluster.broker_dir("b1"), ours)
+        (ours / "lock").unlink()
+        nats_url, folder = theirs.nats_url, theirs.broker_dir("b1")
+        done = tidelog_command("server", "--id", "b1", "--nats", nats_url, "--data-dir", str(ours))
+        assert_refused(done, f"{ours} belongs to cluster", "but this is cluster", "--data-dir")
+        done = tidelog_command("server", "--id", "b2", "--nats", nats_url, "--data-dir", str(ours))
+        assert_refused(done, f"{ours} belongs to broker 'b1', not to 'b2'", "--id")
+    done = tidelog_command("server", "--id", "b1", "--nats", cluster.nats_url, "--data-dir", str(folder))
+    assert_refused(done, f"{folder} belongs to cluster", "--data-dir")
+
+
+def test_a_folder_that_cannot_be_made() -> None:
+    for arguments in (("up", "--port", "0", "--data-dir"), ("server", "--id", "b1", "--data-dir")):
+        assert_refused(tidelog_command(*arguments, "/proc/tidelog"), "/proc/tidelog")
+
+
+@pytest.mark.parametrize(
+    ("content", "words"),
+    [
+        ("x = = 3", ["not TOML"]),
+        ("colour = 1", ["'colour'", "known"]),
+        ("raft_peers = 3", ["raft_peers=3", "HOST:PORT"]),
+        ("[replica]\nreplica_max_lag_time = 'long'", ["[replica] replica_max_lag_time", "'long'", "a number"]),
+    ],
+)
+def test_a_configuration_file_that_cannot_be(tmp_path: Path, content: str, words: list[str]) -> None:
+    file = tmp_path / "broker.toml"
+    file.write_text(f'id = "b1"\ndata_dir = "b1"\n{content}\n')
+    assert_refused(tidelog_command("server", "--config", str(file)), *words)
+
+
+def test_flags_of_a_server_that_cannot_be(tmp_path: Path) -> None:
+    data = ("--data-dir", str(tmp_path / "b1"))
+    assert_refused(tidelog_command("server", *data), "no id", "--id")
+    assert_refused(tidelog_command("server", "--id", "b1", *data, "--raft-peer", "b2"), "'b2'", "ID=HOST:PORT")
+    assert_refused(tidelog_command("server", "--config", str(tmp_path / "no.toml")), "no.toml", "cannot be read")
+    assert_refused(tidelog_command("up", "--nodes", "17", *data), "17 nodes", "1 to 16")
+    assert_usage_error(tidelog_command("up", "--port", "70000", *data), "--port", "70000")
+
+
+# ---- what brokers drop ---------------------------------------------------------------------------------------------
+
+
+async def counters(client: Client) -> Counter[str]:
+    """Summed over the brokers."""
+    total: Counter[str] = Counter()
+    for broker in (await client.cluster_status())["brokers"]:
+        assert broker["counters"] is not None, f"{broker['id']} does not tell its counters"
+        total.update(broker["counters"])
+    return total
+
+
+async def wait_counted(client: Client, before: Counter[str], name: str, by: int) -> None:
+    deadline = time.monotonic() + 5
+    while (now := await counters(client))[name] < before[name] + by:
+        assert time.monotonic() < deadline, f"{name} went from {before[name]} to {now[name]}, not up by {by}"
+    assert now[name] == before[name] + by
+
+
+def log_lines(cluster: DevCluster, *words: str) -> list[str]:
+    lines = [line for b in cluster.broker_ids for line in cluster.log_file(b).read_text(errors="replace").splitlines()]
+    return [line for line in lines if all(word in line for word in words)]
+
+
+async def ends(client: Client, stream: str) -> dict[int, int]:
+    return await client.offsets(stream, "latest")
+
+
+async def test_records_above_the_limit(cluster: DevCluster, client: Client, bare: NatsClient) -> None:
+    before, stored = await counters(client), await ends(client, SMALL)
+    too_large = b"x" * 1001
+    async with client.producer(SMALL) as producer:
+        for send in (producer.send(too_large), producer.send_many([b"small", too_large])):
+            with pytest.raises(tidelog.RecordTooLarge, match=r"1001 bytes .* 1000, the stream's max_record_bytes"):
+                await send
+        with pytest.raises(tidelog.RecordTooLarge):
+            producer.send_nowait(b"x" * 600, key=b"k" * 401)
+    async with client.producer(STREAM) as producer:
+        with pytest.raises(tidelog.RecordTooLarge, match="1048576"):
+            await producer.send(b"x" * MAX_PAYLOAD)
+    done = run(cluster, "publish", SMALL, "x" * 1001)
+    assert_refused(done, "1001 bytes", "1000, the stream's max_record_bytes", "send smaller records or raise")
+    assert await counters(client) == before, "the client knows the limit, nothing was sent"
+
+    answer = await bare.request(SMALL, too_large)
+    error = json.loads(answer.data)["error"]
+    assert error["code"] == "RECORD_TOO_LARGE"
+    assert "1001 bytes" in error["message"]
+    assert "raise max_record_bytes" in error["message"]
+    assert answer.headers is not None
+    assert answer.headers["Tidelog-Error"] == "RECORD_TOO_LARGE"
+    await bare.publish(SMALL, too_large)
+    await bare.publish(SMALL, encode_publish(Message(value=too_large)))
+    await bare.flush()
+    await wait_counted(client, before, "dropped_too_large", by=3)
+    assert log_lines(cluster, f"{SMALL}/0", "dropped", "1001 bytes", "WARNING")
+    assert await ends(client, SMALL) == {0: stored[0]}, "nothing of it was stored"
+
+
+async def test_a_message_above_what_nats_takes(bare: NatsClient, cluster: DevCluster, client: Client) -> None:
+    """`max_record_bytes` may be above it; what the NATS server takes is the limit then."""
+    await client.create_stream("vast", replication_factor=3, config={"max_record_bytes": 4 * MAX_PAYLOAD})
+    async with client.producer("vast") as producer:
+        with pytest.raises(tidelog.RecordTooLarge, match="what the NATS server takes in one message"):
+            await producer.send(b"x" * MAX_PAYLOAD)
+        assert (await producer.send(b"x" * (MAX_PAYLOAD - 4096))).offset == 0
+    with pytest.raises(nats.errors.MaxPayloadError):
+        await bare.publish("vast", b"x" * (MAX_PAYLOAD + 1))
+    # One that NATS takes and that fits into no message to a follower.
+    answer = await bare.request("vast", b"x" * MAX_PAYLOAD)
+    assert json.loads(answer.data)["error"]["code"] == "RECORD_TOO_LARGE"
+    assert await ends(client, "vast") == {0: 1}
+    await client.delete_stream("vast")
+
+
+async def test_corrupt_envelopes(cluster: DevCluster, client: Client, bare: NatsClient) -> None:
+    before, stored = await counters(client), await ends(client, STREAM)
+    whole = encode_publish(Message(value=b"value", key=b"key"))
+    corrupt = {
+        "a flipped bit": whole[:-1] + bytes([whole[-1] ^ 1]),
+        "cut off": whole[:-3],
+        "the magic alone": MAGIC,
+        "an unknown version": whole[:4] + b"\x09" + whole[5:],
+        "no protobuf": encode_publish(Message(), crc=False) + b"\xff\xff",
+    }
+    for payload in corrupt.values():
+        await bare.publish(STREAM, payload)
+    answer = await bare.request(STREAM, corrupt["a flipped bit"])
+    error = json.loads(answer.data)["error"]
+    assert error["code"] == "CORRUPT_ENVELOPE"
+    assert "CRC" in error["message"]
+    assert "not stored, send it again" in error["message"]
+    await wait_counted(client, before, "dropped_corrupt_envelope", by=len(corrupt) + 1)
+    assert len(log_lines(cluster, f"{STREAM}/0", "dropped a corrupt envelope", "WARNING")) >= len(corrupt) + 1
+    assert await ends(client, STREAM) == stored, "never stored as if it were a plain payload"
+
+    answer = await bare.request(STREAM, b"plain")
+    assert json.loads(answer.data)["offset"] == stored[0]
+    status = run(cluster, "cluster", "status")
+    assert status.returncode == 0
+    assert f"corrupt_envelope {before['dropped_corrupt_envelope'] + len(corrupt) + 1}" in status.stdout
+
+
+async def test_corrupt_batches(cluster: DevCluster, client: Client, bare: NatsClient) -> None:
+    before, stored = await counters(client), await ends(client, STREAM)
+    builder = BatchBuilder()
+    builder.add_record(b"value", b"key")
+    batch = b"".join(map(bytes, builder.build(1).stamp(Offset(0), LeaderEpoch(1))[0]))
+    request = AppendRequest(acks=AppendRequest.ALL)
+    corrupt = [
+        b"",
+        b"\xff" * 50,
+        *(
+            b"".join(map(bytes, encode_append(request, [part])))
+            for part in (batch[:50], batch[:-1] + b"\x55", b"\x55" + batch[1:], batch + batch, b"")
+        ),
+    ]
+    for payload in corrupt:
+        answer = await bare.request(f"tidelog.{STREAM}.0.append", payload)
+        assert answer.headers is not None
+        assert answer.headers["Tidelog-Error"] == "CORRUPT_BATCH", payload
+        assert "send it again" in answer.headers["Tidelog-Message"]
+    await wait_counted(client, before, "dropped_corrupt_batch", by=len(corrupt))
+    assert len(log_lines(cluster, f"{STREAM}/0", "dropped a corrupt batch", "WARNING")) >= len(corrupt)
+    assert await ends(client, STREAM) == stored
+
+
+GARBAGE = (b"\0", b"\xff" * 50, b"{}", b"[1", bytes(range(256)))
+"""None of these is a protobuf message."""
+
+
+@pytest.mark.parametrize("what", ["replicate", "offset", "fetch"])
+async def test_garbage_on_the_subjects_of_a_partition(
+    cluster: DevCluster, client: Client, bare: NatsClient, what: str
+) -> None:
+    before = await counters(client)
+    for payload in GARBAGE:
+        answer = await bare.request(f"tidelog.{STREAM}.0.{what}", payload)
+        assert answer.headers is not None
+        assert answer.headers["Tidelog-Error"] == "BAD_REQUEST"
+        await bare.publish(f"tidelog.{STREAM}.0.{what}", payload)  # nobody to answer
+    counted = len(GARBAGE) * (1 if what == "fetch" else 2)  # a fetch without a reply subject is nothing at all
+    await wait_counted(client, before, "bad_requests", by=counted)
+    assert log_lines(cluster, f"{STREAM}/0", "dropped a bad request", "WARNING")
+
+
+async def test_a_stranger_is_no_replica(client: Client, bare: NatsClient) -> None:
+    """A request that decodes and cannot be: the answer is an error with the 16 bytes, and the ISR stays."""
+    isr = [p["isr"] for p in (await client.describe(STREAM))["partitions"]]
+    layout = await client.metadata(STREAM)
+    strange = ReplicationRequest(
+        replicaID="stranger",
+        leaderEpoch=layout.partitions[0].leader_epoch,
+        stream_incarnation=layout.incarnation,
+        partition_incarnation=layout.partitions[0].incarnation,
+        offset=1 << 40,
+    )
+    answer = await bare.request(f"tidelog.{STREAM}.0.replicate", strange.SerializeToString())
+    assert answer.headers is not None
+    assert answer.headers["Tidelog-Error"] == "STALE_EPOCH"
+    assert decode_header(answer.data)[0] == layout.partitions[0].leader_epoch
+    assert [p["isr"] for p in (await client.describe(STREAM))["partitions"]] == isr
+
+
+async def test_garbage_on_the_subjects_of_brokers(cluster: DevCluster, client: Client, bare: NatsClient) -> None:
+    before = await counters(client)
+    for payload in GARBAGE:
+        await bare.publish("tidelog.notify.b1", payload)
+        for what in ("probe.b2", "alter_isr", "report_leader", "withdraw"):
+            await bare.publish(f"tidelog.metadata.{what}", payload, reply=bare.new_inbox())
+    for payload in (b"", b"[]", b'{"stream": 3}'):
+        answer = await bare.request("tidelog.metadata.status.b3", payload)
+        assert json.loads(answer.data)["error"]["code"] == "BAD_REQUEST"
+    await wait_counted(client, before, "bad_requests", by=len(GARBAGE))
+    await wait_counted(client, before, "dropped_metadata_messages", by=4 * len(GARBAGE) + 3)
+    assert log_lines(cluster, "dropped a notification", "WARNING")
+    for what in ("probe.b2", "alter_isr", "report_leader", "withdraw", "status.b3"):
+        assert log_lines(cluster, "dropped a message", f"tidelog.metadata.{what}", "WARNING")
+
+
+async def test_garbage_on_the_api(cluster: DevCluster, client: Client, bare: NatsClient) -> None:
+    before = await counters(client)
+    calls = (
+        "stream.create",
+        "stream.delete",
+        "stream.describe",
+        "metadata",
+        "partition.unclean_elect",
+        "cluster.status",
+    )
+    for call in calls:
+        for payload in (b"\xff\xfe", b"[]", b"null", b"{"):
+            answer = await bare.request(f"tidelog.api.{call}", payload)
+            assert json.loads(answer.data)["error"]["code"] == "BAD_REQUEST"
+            assert answer.headers is not None
+            assert answer.headers["Tidelog-Error"] == "BAD_REQUEST"
+    answer = await bare.request("tidelog.api.stream.create", b'{"name": 3}')
+    assert "name is 3, not a text" in json.loads(answer.data)["error"]["message"]
+    await wait_counted(client, before, "refused_api_requests", by=4 * len(calls) + 1)
+    assert log_lines(cluster, "refused a request on tidelog.api.stream.create", "name is 3")
+
+
+async def test_reply_subjects_that_are_none(cluster: DevCluster, client: Client) -> None:
+    """NATS passes on whatever a client calls its reply subject; answers to those go nowhere, and nothing breaks."""
+    host, port = cluster.nats_url.removeprefix("nats://").split(":")
+    stored = await ends(client, STREAM)
+    subjects = (STREAM, f"tidelog.{STREAM}.0.fetch", f"tidelog.{STREAM}.0.append", "tidelog.metadata.probe.b1")
+    replies = (b"\xff\xfe", b"a\x01b", b"a..b", b">", b"x" * 3000)
+    reader, writer = await asyncio.open_connection(host, int(port))
+    await reader.readline()
+    writer.write(b'CONNECT {"verbose": false}\r\n')
+    for subject in (*subjects, "tidelog.api.stream.list"):
+        for reply in replies:
+            writer.write(b"PUB %b %b 2\r\n{}\r\n" % (subject.encode(), reply))
+    writer.write(b"PING\r\n")
+    while await reader.readline() != b"PONG\r\n":
+        pass
+    writer.close()
+    deadline = time.monotonic() + 5
+    while (await ends(client, STREAM))[0] != stored[0] + len(replies):
+        assert time.monotonic() < deadline, "plain records are stored, wherever their acknowledgements go"
