@@ -59,10 +59,12 @@ class FramedConnection:
         secret: bytes,
         acceptor_address: str,
         monotonic: Callable[[], float],
+        group: str = "",
         accepted: socket.socket | None = None,
     ) -> None:
         self._poller = poller
         self._secret = secret
+        self._group = group
         self._acceptor_address = acceptor_address
         self._monotonic = monotonic
         self._initiator = accepted is None
@@ -107,6 +109,7 @@ class FramedConnection:
             nonce=os.urandom(NONCE_BYTES),
             initiator=self._initiator,
             acceptor_address=self._acceptor_address,
+            group=self._group,
         )
 
     # -------------------------------------------------------------------------------- opening and closing

@@ -165,7 +165,12 @@ class RaftEngine(SyncObj):  # type: ignore[misc] # PySyncObj ships no types
         )
         self.poller = EpollPoller()
         transport = partial(
-            HardenedTransport, secret=config.secret, bind_host=bind_host, resolve=resolve, on_peer_lost=on_peer_lost
+            HardenedTransport,
+            secret=config.secret,
+            group=config.group,
+            bind_host=bind_host,
+            resolve=resolve,
+            on_peer_lost=on_peer_lost,
         )
         try:
             super().__init__(

@@ -6,9 +6,10 @@
     tag   = HMAC-SHA256(direction key, counter u64 | length u32 | body), the first 16 bytes
     key   = HMAC-SHA256(secret, label | direction | initiator's nonce | acceptor's nonce | acceptor's address)
 
-The initiator (who connects) says hello first. The acceptor answers with its hello and a first frame WELCOME, which
-proves that it knows the secret; only then does the initiator believe it is connected. The initiator's first frame says
-who it is.
+The initiator (who connects) says hello first. The acceptor answers with its hello and a first frame [WELCOME, its
+group], which proves that it knows the secret; only then does the initiator believe it is connected, and only if both
+are of one group: the logs of two groups can look alike, and those of one that meets the other are lost. Who is new does
+not know its group yet. The initiator's first frame says who it is.
 
     NEW --peer's hello--> GREETED --first frame that verifies--> OPEN        any fault: FrameError, and the connection
     is closed
@@ -65,12 +66,13 @@ class _State(Enum):
 class FrameSession:
     """One connection's authentication, for either side."""
 
-    def __init__(self, *, secret: bytes, nonce: bytes, initiator: bool, acceptor_address: str) -> None:
-        """`nonce`: NONCE_BYTES fresh random bytes."""
+    def __init__(self, *, secret: bytes, nonce: bytes, initiator: bool, acceptor_address: str, group: str = "") -> None:
+        """`nonce`: NONCE_BYTES fresh random bytes. `group`: empty while unknown."""
         self._secret = secret
         self._nonce = nonce
         self._initiator = initiator
         self._acceptor_address = acceptor_address
+        self._group = group
         self._state = _State.NEW
         self._buffer = bytearray()
         self._send_key = b""
@@ -110,7 +112,7 @@ class FrameSession:
         self._derive_keys(bytes(self._buffer[len(_HELLO_MAGIC) : _HELLO_BYTES]))
         del self._buffer[:_HELLO_BYTES]
         self._state = _State.GREETED
-        return b"" if self._initiator else self.hello() + self.seal(WELCOME)
+        return b"" if self._initiator else self.hello() + self.seal([WELCOME, self._group])
 
     def next_message(self) -> object | None:
         """The next verified message, or None when more bytes are needed. Raises FrameError."""
@@ -138,7 +140,20 @@ class FrameSession:
             raise FrameError(f"A verified frame does not hold msgpack ({error}).") from error
         if message is None:
             raise FrameError("A verified frame is empty.")
+        if self._initiator and self._received == 1:
+            self._check_welcome(message)
         return message
+
+    def _check_welcome(self, message: object) -> None:
+        match message:
+            case [str(welcome), str(group)] if welcome == WELCOME:
+                if group and self._group and group != self._group:
+                    raise FrameError(
+                        f"It is of cluster {group}, and this node's data folder belongs to cluster {self._group}; "
+                        "start each with a folder of its own cluster."
+                    )
+            case _:
+                raise FrameError("The peer's first frame is no welcome.")
 
     def _derive_keys(self, peer_nonce: bytes) -> None:
         initiator_nonce, acceptor_nonce = (self._nonce, peer_nonce) if self._initiator else (peer_nonce, self._nonce)

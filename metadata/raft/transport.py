@@ -122,6 +122,7 @@ class HardenedTransport(TCPTransport):  # type: ignore[misc] # PySyncObj ships n
         other_nodes: set[TCPNode],
         *,
         secret: bytes | None,
+        group: str,
         bind_host: str | None,
         resolve: Callable[[str], str | None],
         on_peer_lost: Callable[[str], None],
@@ -133,6 +134,7 @@ class HardenedTransport(TCPTransport):  # type: ignore[misc] # PySyncObj ships n
         """
         self._engine = engine
         self._secret = secret if secret is not None else DEVELOPMENT_SECRET
+        self._group = group
         self._bind_host = bind_host
         self._resolve = resolve
         self._on_peer_lost = on_peer_lost
@@ -312,6 +314,7 @@ class HardenedTransport(TCPTransport):  # type: ignore[misc] # PySyncObj ships n
             secret=self._secret,
             acceptor_address=self._selfNode.address,
             monotonic=self._engine.monotonic,
+            group=self._group,
             accepted=accepted,
         )
         self._onNewIncomingConnection(connection)
@@ -325,6 +328,7 @@ class HardenedTransport(TCPTransport):  # type: ignore[misc] # PySyncObj ships n
                 secret=self._secret,
                 acceptor_address=node.address,
                 monotonic=self._engine.monotonic,
+                group=self._group,
             )
             connection.setOnConnectedCallback(partial(self._onOutgoingConnected, connection))
             connection.setOnMessageReceivedCallback(partial(self._onMessageReceived, node))

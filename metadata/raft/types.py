@@ -104,6 +104,8 @@ class RaftConfig:
     """Holds journal, snapshot and lock; created when missing. Losing it loses this voter's votes."""
     secret: bytes | None
     """Shared by all nodes; authenticates every frame. None is allowed only when every address is a loopback one."""
+    group: str = ""
+    """Which group the directory belongs to, where it is known: nodes that know of different ones stay apart."""
     heartbeat_s: float = 0.1
     election_min_s: float = 0.4
     """A follower that heard nothing for a random time between election_min_s and election_max_s asks for votes."""

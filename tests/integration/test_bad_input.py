@@ -216,23 +216,27 @@ def free_port() -> int:
 
 async def test_no_nats_server(free_port: int, tmp_path: Path) -> None:
     url = f"nats://127.0.0.1:{free_port}"
-    words = (f"no NATS server answers at {url}", "tidelog up")
-    for arguments in (["stream", "list"], ["publish", "s", "v"], ["subscribe", "s"], ["cluster", "status"]):
-        assert_refused(tidelog_command(*arguments, "--server", url), *words)
-    assert_refused(tidelog_command("server", "--id", "b1", "--nats", url, "--data-dir", str(tmp_path / "b1")), *words)
+    commands = [["stream", "list"], ["publish", "s", "v"], ["subscribe", "s"], ["cluster", "status"]]
+    done = await asyncio.gather(
+        *(asyncio.to_thread(tidelog_command, *command, "--server", url) for command in commands),
+        asyncio.to_thread(tidelog_command, "server", "--id", "b1", "--nats", url, "--data-dir", str(tmp_path / "b1")),
+    )
+    for refused in done:
+        assert_refused(refused, f"no NATS server answers at {url}", "tidelog up")
     with pytest.raises(tidelog.NoServer, match=url):
         await tidelog.connect(url)
-    assert_refused(tidelog_command("stream", "list", "--server", "http://127.0.0.1:80"), "http://", "nats://")
+    with pytest.raises(tidelog.NoServer, match=r"http://127\.0\.0\.1:80 is no nats:// or tls:// URL"):
+        await tidelog.connect("http://127.0.0.1:80")
 
 
 async def test_nats_without_brokers(tmp_path: Path) -> None:
     with EmbeddedNatsServer(store_dir=tmp_path) as server:
+        command = asyncio.create_task(asyncio.to_thread(tidelog_command, "stream", "list", "--server", server.url))
         async with await tidelog.connect(server.url, api_timeout=0.5) as client:
             for call in (client.streams(), client.producer("s").start(), client.consume("s").start()):
                 with pytest.raises(tidelog.NoServer, match=r"no Tidelog broker answers .*tidelog server"):
                     await call
-        done = tidelog_command("stream", "list", "--server", server.url)
-        assert_refused(done, f"no Tidelog broker answers at {server.url}", "start `tidelog server`")
+        assert_refused(await command, f"no Tidelog broker answers at {server.url}", "start `tidelog server`")
 
 
 # ---- ports and folders ---------------------------------------------------------------------------------------------
@@ -243,7 +247,7 @@ def test_a_port_that_is_taken(cluster: DevCluster, tmp_path: Path) -> None:
     done = tidelog_command("up", "--port", port, "--data-dir", str(tmp_path / "up"))
     assert_refused(done, f"port {port}", "taken", "choose another port")
     again = tidelog_command("up", "--port", port, "--nodes", "1", "--data-dir", str(tmp_path / "up"))
-    assert_refused(again, f"port {port}"), "the first failure has not fixed the number of nodes"
+    assert_refused(again, f"port {port}")  # and not the number of nodes: the first failure has fixed nothing
 
     raft = raft_address(cluster, "b1")
     server = ("server", "--id", "z", "--nats", cluster.nats_url, "--data-dir", str(tmp_path / "z"))
@@ -266,19 +270,32 @@ def test_a_folder_that_is_in_use(cluster: DevCluster) -> None:
 
 
 def test_a_folder_of_another_broker_or_cluster(cluster: DevCluster, tmp_path: Path) -> None:
-    """Folders of two clusters change places."""
-    with DevCluster(tmp_path / "theirs", nodes=1, port=0) as theirs:
-        theirs.wait_ready()
-        ours = tmp_path / "ours"
-        shutil.copytree(cluster.broker_dir("b1"), ours)
-        (ours / "lock").unlink()
-        nats_url, folder = theirs.nats_url, theirs.broker_dir("b1")
-        done = tidelog_command("server", "--id", "b1", "--nats", nats_url, "--data-dir", str(ours))
-        assert_refused(done, f"{ours} belongs to cluster", "but this is cluster", "--data-dir")
-        done = tidelog_command("server", "--id", "b2", "--nats", nats_url, "--data-dir", str(ours))
-        assert_refused(done, f"{ours} belongs to broker 'b1', not to 'b2'", "--id")
-    done = tidelog_command("server", "--id", "b1", "--nats", cluster.nats_url, "--data-dir", str(folder))
-    assert_refused(done, f"{folder} belongs to cluster", "--data-dir")
+    """Folders of two clusters change places, while a cluster runs and while it stands still."""
+    ours, theirs = tmp_path / "ours", tmp_path / "theirs"
+    for broker in ("b1", "b3"):
+        shutil.copytree(cluster.broker_dir(broker), ours / broker)
+        (ours / broker / "lock").unlink()
+    other = DevCluster(theirs, nodes=3, port=0)
+    with other:
+        other.wait_ready()
+        server = ["server", "--nats", other.nats_url, "--data-dir", str(ours / "b1"), "--id"]
+        assert_refused(
+            tidelog_command(*server, "b1"), f"{ours / 'b1'} belongs to cluster", "this is cluster", "--data-dir"
+        )
+        assert_refused(tidelog_command(*server, "b2"), f"{ours / 'b1'} belongs to broker 'b1', not to 'b2'", "--id")
+    server = ["server", "--nats", cluster.nats_url, "--data-dir", str(theirs / "b1"), "--id"]
+    assert_refused(tidelog_command(*server, "b1"), f"{theirs / 'b1'} belongs to cluster", "--data-dir")
+
+    # Nobody is the controller yet, and the Raft journals of the two could pass for one another's.
+    (theirs / "b3").rename(theirs / "b3.own")
+    shutil.copytree(ours / "b3", theirs / "b3")
+    with other:
+        with pytest.raises(tidelog.TidelogError, match=r"b3 ended .*theirs/b3 belongs to cluster .*, but this is"):
+            other.wait_ready()
+        shutil.rmtree(theirs / "b3")
+        (theirs / "b3.own").rename(theirs / "b3")
+        other.start_broker("b3")
+        other.wait_ready()
 
 
 def test_a_folder_that_cannot_be_made() -> None:

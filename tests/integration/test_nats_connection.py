@@ -705,3 +705,16 @@ async def test_every_instance_of_a_service_gets_every_request(server: EmbeddedNa
     assert sorted(message.data for message in answers) == [b"0", b"1", b"2"]
     for connection in connections:
         await connection.close()
+
+
+async def test_close_ends_the_reconnecting_even_when_its_cancellation_is_lost(tmp_path: Path) -> None:
+    """`asyncio.wait_for` of Python 3.11 loses it when an attempt fails at the same moment; brokers hung then."""
+    with EmbeddedNatsServer(store_dir=tmp_path) as server:
+        connection = await NatsConnection.connect(server.url)
+    client = connection._client
+    await until(lambda: client._reconnection_task is not None)
+    reconnecting, client._reconnection_task = client._reconnection_task, None  # nats-py has nothing to cancel now
+    assert reconnecting is not None
+    await connection.close()
+    async with asyncio.timeout(5):
+        await asyncio.wait({reconnecting})

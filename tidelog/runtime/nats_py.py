@@ -135,6 +135,7 @@ class ChunkedClient(Client):
         super().__init__()
         self.parser = ChunkParser(self._control_line)
         self.on_writable = on_writable
+        self._is_shut = False
         self._on_down = on_down
         self._on_server_error = on_server_error
         self._write_marks = write_marks  # (high, low) of the outgoing buffer, in bytes
@@ -177,6 +178,7 @@ class ChunkedClient(Client):
 
     async def shut(self) -> None:
         """nats-py's `close`, also where `connect` failed before it had begun."""
+        self._is_shut = True
         if self._flush_queue is not None:
             await self.close()
 
@@ -272,6 +274,10 @@ class ChunkedClient(Client):
         await super()._process_op_err(e)
 
     async def _connect_to_server(self, s: Srv) -> None:
+        if self._is_shut:
+            # nats-py cancels its reconnecting once. `asyncio.wait_for` loses that (until Python 3.12) when an attempt
+            # fails at the same moment; the loop would go on for ever, and with it the process.
+            raise asyncio.CancelledError
         self.abort()  # an attempt that failed after the socket was open left it open
         s.last_attempt = time.monotonic()
         transport = self._transport = _TcpTransport()

@@ -2,7 +2,8 @@
 
 Order of a start:
     data folder locked and judged -> NATS connected -> not another cluster's folder -> logs opened and recovered ->
-    Raft joined -> registered (with what this restart can prove) -> folder marked in use -> views arrive, replicas take their roles -> `ready` written
+    Raft joined -> registered (with what this restart can prove) -> folder marked in use -> views arrive, replicas take
+    their roles -> `ready` written
 Order of an end: roles resign, logs are closed with their checkpoints, Raft leaves, the folder is marked clean, the
 lock goes.
 """
@@ -21,6 +22,7 @@ import time
 import uuid
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
+from functools import partial
 from typing import Any
 
 from dataplane.broker.broker import Broker, open_replicas
@@ -33,6 +35,7 @@ from metadata.service import MetadataService, Registration
 from tidelog.runtime.nats import NatsConnection, NatsUnavailable
 from tidelog.server.api import Api
 from tidelog.server.config import ServerConfig
+from tidelog.server.log_limit import LogLimit
 from wire.errors import Code, TidelogError
 from wire.subjects import Subjects
 from wire.types import Incarnation
@@ -46,6 +49,7 @@ READ_THREADS = 4
 SYNC_THREADS = 2
 CLUSTER_CHECK_TIMEOUT = 1.0
 """Seconds to wait for a controller's word on which cluster this is."""
+CLUSTER_CHECK_INTERVAL = 1.0
 REGISTRATION_TIMEOUT = 60.0
 """Seconds. Without a Raft majority nobody can register; saying so beats waiting for ever."""
 
@@ -57,6 +61,8 @@ def run(config: ServerConfig) -> int:
         format="%(asctime)s.%(msecs)03d %(levelname)s %(name)s: %(message)s",
         datefmt="%H:%M:%S",
     )
+    for handler in logging.getLogger().handlers:
+        handler.addFilter(LogLimit())
     return asyncio.run(_run(config))
 
 
@@ -135,7 +141,7 @@ class Node:
         metadata = MetadataService(
             broker_id=config.broker,
             life_id=uuid.uuid4().hex,
-            make_raft=self._make_raft,
+            make_raft=partial(self._make_raft, data_dir.cluster_id or ""),
             transport=control,
             subjects=subjects,
             settings=config.metadata,
@@ -183,9 +189,12 @@ class Node:
         except RaftError as e:
             raise TidelogError(Code.BAD_CONFIG, str(e)) from e
         registered = loop.create_task(metadata.wait_registered())
+        # Nodes of two clusters keep apart over Raft; who it is that keeps away, a controller tells once there is one.
+        checking = loop.create_task(self._check_cluster_for_ever(data_dir, control, subjects))
         await asyncio.wait(
             _any_of(registered, self.fatal), timeout=REGISTRATION_TIMEOUT, return_when=asyncio.FIRST_COMPLETED
         )
+        checking.cancel()
         if self.fatal.done():
             self.fatal.result()
         if not registered.done():
@@ -199,9 +208,17 @@ class Node:
         ready.write_text(f"{os.getpid()}\n")
         log.info("%s serves: incarnation %d, data in %s", config.broker, context.incarnation, config.data_dir)
 
+    async def _check_cluster_for_ever(self, data_dir: DataDir, control: NatsConnection, subjects: Subjects) -> None:
+        try:
+            while True:
+                await asyncio.sleep(CLUSTER_CHECK_INTERVAL)
+                await self._check_cluster(data_dir, control, subjects)
+        except TidelogError as e:
+            self._on_fatal(e)
+
     async def _check_cluster(self, data_dir: DataDir, control: NatsConnection, subjects: Subjects) -> None:
-        """Before this folder's Raft journal meets voters of another cluster than its own: two groups' logs can look alike.
-        Where nobody is the controller yet, registration is what tells."""
+        """Before this folder's Raft journal meets voters of another cluster: the logs of two groups can look alike.
+        Asks the controller; where there is none yet, nobody can tell."""
         if data_dir.cluster_id is None:
             return
         try:
@@ -237,6 +254,7 @@ class Node:
 
     def _make_raft(
         self,
+        cluster_id: str,
         state_machine: StateMachine,
         on_status: Callable[[RaftStatus], None],
         on_peer_lost: Callable[[str], None],
@@ -246,6 +264,7 @@ class Node:
             peers=tuple(self.config.raft_peers.values()),
             directory=self.config.data_dir / "raft",
             secret=self.config.raft_secret,
+            group=cluster_id,
         )
         return RaftNode(config, state_machine, on_status=on_status, on_peer_lost=on_peer_lost)
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import json
 from collections.abc import AsyncIterator, Callable, Mapping, Sequence
 from contextlib import asynccontextmanager
@@ -354,6 +355,21 @@ async def test_the_cluster_status_counts_and_carries_labels() -> None:
         assert (status["streams"], status["partitions"], status["offline_partitions"]) == (1, 3, 0)
         assert [broker["labels"] for broker in status["brokers"]] == [{"zone": "a"}, {"zone": "b"}, {"zone": "c"}]
         assert [broker["leaders"] for broker in status["brokers"]] == [1, 1, 1]
+
+
+async def test_the_cluster_status_tells_what_each_broker_dropped() -> None:
+    async with running("a", "b", "c") as world:
+        world.brokers["b"].service.broker_totals = lambda: {"failed": ["s/0"], "counters": {"dropped_too_large": 3}}
+        for subject in (SUBJECTS.probe(BrokerId("b")), SUBJECTS.broker_status(BrokerId("b"))):
+            with contextlib.suppress(TimeoutError):
+                await world.client.request(subject, b"\xff", timeout=0.05)
+        await world.client.request(SUBJECTS.api("stream.create"), b"{", timeout=5)
+        world.hub.lose = lambda subject: subject == SUBJECTS.broker_status(BrokerId("c"))
+        a, b, c = (await world.api("cluster.status"))["brokers"]
+        assert a["counters"] == {"dropped_metadata_messages": 0, "refused_api_requests": 1}
+        assert b["counters"] == {"dropped_too_large": 3, "dropped_metadata_messages": 2, "refused_api_requests": 0}
+        assert b["failed"] == ["s/0"]
+        assert (c["alive"], c["counters"], c["failed"]) == (True, None, None), "it did not answer"
 
 
 async def test_producer_ids_differ() -> None:

@@ -232,4 +232,4 @@ def test_an_acceptor_sends_nothing_to_who_has_not_said_hello(ends: Ends) -> None
         ends.poller.poll(1)
         stranger.settimeout(5)
         session.feed(stranger.recv(4096))
-        assert session.next_message() == "welcome"
+        assert session.next_message() == ["welcome", ""]

@@ -15,22 +15,34 @@ ADDRESS = "127.0.0.1:7001"
 
 
 def session(
-    *, initiator: bool, secret: bytes = SECRET, nonce: bytes | None = None, address: str = ADDRESS
+    *, initiator: bool, secret: bytes = SECRET, nonce: bytes | None = None, address: str = ADDRESS, group: str = ""
 ) -> FrameSession:
     fill = b"i" if initiator else b"a"
-    return FrameSession(secret=secret, nonce=nonce or fill * 16, initiator=initiator, acceptor_address=address)
+    return FrameSession(
+        secret=secret, nonce=nonce or fill * 16, initiator=initiator, acceptor_address=address, group=group
+    )
 
 
 def introduced(initiator: FrameSession, acceptor: FrameSession) -> tuple[FrameSession, FrameSession]:
     answer = acceptor.feed(initiator.hello())
     assert initiator.feed(answer) == b""
-    assert initiator.next_message() == WELCOME
+    assert initiator.next_message() == [WELCOME, acceptor._group]
     return initiator, acceptor
 
 
 @pytest.fixture
 def pair() -> tuple[FrameSession, FrameSession]:
     return introduced(session(initiator=True), session(initiator=False))
+
+
+@pytest.mark.parametrize("groups", [("", ""), ("a", "a"), ("", "a"), ("a", "")])
+def test_nodes_of_one_group_and_new_ones_meet(groups: tuple[str, str]) -> None:
+    introduced(session(initiator=True, group=groups[0]), session(initiator=False, group=groups[1]))
+
+
+def test_nodes_of_two_groups_stay_apart() -> None:
+    with pytest.raises(FrameError, match="of cluster b, and this node's data folder belongs to cluster a"):
+        introduced(session(initiator=True, group="a"), session(initiator=False, group="b"))
 
 
 def test_messages_arrive_whole_in_any_cut(pair: tuple[FrameSession, FrameSession]) -> None:

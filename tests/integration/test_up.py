@@ -1,0 +1,200 @@
+"""`tidelog up` as a process: what it leaves behind, and what a second start finds."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import os
+import signal
+import subprocess
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+import tidelog
+from tests.integration.command_line import assert_refused, start_tidelog, tidelog_command
+
+READY_TIMEOUT = 30.0
+STOP_TIMEOUT = 20.0
+"""Seconds; a stop is a matter of one or two on an idle machine."""
+RECORDS = 300
+
+
+class Up:
+    """One run of `tidelog up` on a folder."""
+
+    def __init__(self, folder: Path, process: subprocess.Popen[str]) -> None:
+        self.folder = folder
+        self.process = process
+
+    @property
+    def document(self) -> dict[str, Any]:
+        """The content of cluster.json."""
+        return dict(json.loads((self.folder / "cluster.json").read_text()))
+
+    @property
+    def url(self) -> str:
+        return str(self.document["nats_url"])
+
+    def wait_ready(self) -> dict[str, Any]:
+        """Returns what it prints once all brokers serve."""
+        assert self.process.stdout is not None
+        lines = []
+        while True:
+            line = self.process.stdout.readline()
+            assert line, f"it ended with status {self.process.wait(STOP_TIMEOUT)}: {self.said()}"
+            lines.append(line)
+            if line == "}\n":
+                return dict(json.loads("".join(lines)))
+
+    def said(self) -> str:
+        return self.folder.with_suffix(".err").read_text()
+
+    def processes(self) -> set[int]:
+        """Those that it started and that live."""
+        found = set()
+        for entry in Path("/proc").iterdir():
+            if not entry.name.isdigit():
+                continue
+            try:
+                command = (entry / "cmdline").read_bytes()
+                state = (entry / "stat").read_text().rpartition(")")[2].split()[0]
+            except OSError:
+                continue
+            if os.fsencode(self.folder) + b"/" in command and state != "Z":
+                found.add(int(entry.name))
+        return found
+
+    def interrupt(self) -> int:
+        """Ctrl-C; returns the exit status."""
+        self.process.send_signal(signal.SIGINT)
+        return self.process.wait(STOP_TIMEOUT)
+
+
+@contextmanager
+def up(folder: Path, *arguments: str) -> Iterator[Up]:
+    with folder.with_suffix(".err").open("w") as errors:
+        process = start_tidelog(
+            "up", "--port", "0", "--json", "--data-dir", str(folder), *arguments,
+            stdout=subprocess.PIPE, stderr=errors, start_new_session=True,
+        )  # fmt: skip
+    running = Up(folder, process)
+    try:
+        yield running
+    finally:
+        if process.poll() is None:
+            process.kill()
+        process.wait()
+        if process.stdout is not None:
+            process.stdout.close()
+        try:
+            wait_until(lambda: not running.processes(), "the end of all processes")
+        finally:
+            for pid in running.processes():
+                os.kill(pid, signal.SIGKILL)
+
+
+def wait_until(condition: Callable[[], object], what: str, timeout: float = STOP_TIMEOUT) -> None:
+    deadline = time.monotonic() + timeout
+    while not condition():
+        assert time.monotonic() < deadline, f"{what} did not come in {timeout:g} s"
+        time.sleep(0.02)
+
+
+async def publish(url: str, replication_factor: int) -> None:
+    async with await tidelog.connect(url) as client:
+        await client.create_stream("kept", partitions=2, replication_factor=replication_factor)
+        async with client.producer("kept") as producer:
+            await producer.send_many(
+                [b"%d" % i for i in range(RECORDS)], keys=[b"%d" % (i % 7) for i in range(RECORDS)]
+            )
+
+
+async def read_back(url: str) -> None:
+    async with await tidelog.connect(url, api_timeout=20) as client:
+        found = [int(record.value or b"-1") async for record in client.consume("kept", stop="latest")]
+    assert sorted(found) == list(range(RECORDS))
+
+
+def test_ctrl_c_stops_everything_and_a_second_start_recovers(tmp_path: Path) -> None:
+    folder = tmp_path / "cluster"
+    with up(folder) as first:
+        printed = first.wait_ready()
+        assert printed == first.document
+        assert [broker["id"] for broker in printed["brokers"]] == ["b1", "b2", "b3"]
+        for broker in printed["brokers"]:
+            assert sorted(broker) == ["config", "data_dir", "id", "pid", "raft"]
+            assert Path(broker["data_dir"]) == folder / broker["id"]
+            assert (folder / broker["id"] / "ready").read_text().strip() == str(broker["pid"])
+            assert Path(broker["config"]).is_file()
+        assert {broker["pid"] for broker in printed["brokers"]} < first.processes()
+        asyncio.run(publish(printed["nats_url"], 3))
+        assert first.interrupt() == 0, first.said()
+        assert first.processes() == set()
+        assert not (folder / "cluster.json").exists(), "it names processes that are gone"
+        for broker in ("b1", "b2", "b3"):
+            assert json.loads((folder / broker / "broker.json").read_text())["clean"] is True
+            assert "Traceback" not in (folder / f"{broker}.log").read_text()
+
+    wrong = tidelog_command("up", "--port", "0", "--nodes", "1", "--data-dir", str(folder))
+    assert_refused(wrong, str(folder), "made for 3 nodes, not 1", "--nodes 3")
+
+    with up(folder) as second:
+        again = second.wait_ready()
+        assert [b["raft"] for b in again["brokers"]] == [b["raft"] for b in printed["brokers"]]
+        asyncio.run(read_back(again["nats_url"]))
+        assert second.interrupt() == 0
+
+
+def test_kill_9_leaves_no_orphan_and_the_next_start_recovers(tmp_path: Path) -> None:
+    with up(tmp_path / "cluster") as first:
+        asyncio.run(publish(first.wait_ready()["nats_url"], 3))
+        assert len(first.processes()) == 4, "nats-server and three brokers"
+        first.process.kill()
+        first.process.wait()
+        wait_until(lambda: not first.processes(), "the end of the brokers and of nats-server")
+    with up(tmp_path / "cluster") as second:
+        asyncio.run(read_back(second.wait_ready()["nats_url"]))
+        assert second.interrupt() == 0
+
+
+def test_a_killed_broker_comes_back_after_the_time_that_was_asked_for(tmp_path: Path) -> None:
+    """With two nodes: one voter and one observer."""
+    with up(tmp_path / "cluster", "--nodes", "2", "--restart-after", "0.3") as running:
+        printed = running.wait_ready()
+        assert [broker["raft"] is not None for broker in printed["brokers"]] == [True, False]
+        asyncio.run(publish(printed["nats_url"], 2))
+        for index, broker in enumerate(printed["brokers"]):
+            killed_at = time.monotonic()
+            os.kill(broker["pid"], signal.SIGKILL)
+            ready = running.folder / broker["id"] / "ready"
+
+            def is_back(index: int = index, ready: Path = ready, before: int = broker["pid"]) -> bool:
+                pid = running.document["brokers"][index]["pid"]
+                return pid != before and ready.is_file() and ready.read_text().strip() == str(pid)
+
+            wait_until(is_back, f"the return of {broker['id']}")
+            assert time.monotonic() - killed_at >= 0.3
+            assert f"{broker['id']} ended with status -9" in running.said()
+        asyncio.run(read_back(printed["nats_url"]))
+        assert running.interrupt() == 0
+
+
+def test_without_it_a_killed_broker_stays_dead_until_it_is_started_by_hand(tmp_path: Path) -> None:
+    """With one node, by the command that `tidelog up --help` names."""
+    with up(tmp_path / "cluster", "--nodes", "1") as running:
+        (broker,) = running.wait_ready()["brokers"]
+        asyncio.run(publish(running.url, 1))
+        os.kill(broker["pid"], signal.SIGKILL)
+        wait_until(lambda: "b1 ended with status -9" in running.said(), "the word of the end of b1")
+        assert running.process.poll() is None
+        with (tmp_path / "by-hand.log").open("w") as log:
+            by_hand = start_tidelog("server", "--config", broker["config"], stderr=log)
+        try:
+            asyncio.run(read_back(running.url))
+        finally:
+            by_hand.terminate()
+            assert by_hand.wait(STOP_TIMEOUT) == 0
+        assert running.interrupt() == 0
