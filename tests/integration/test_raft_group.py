@@ -9,7 +9,7 @@ import socket
 from collections.abc import AsyncIterator, Callable
 from dataclasses import replace
 from pathlib import Path
-from typing import NoReturn
+from typing import Any, NoReturn
 
 import pytest
 
@@ -98,7 +98,7 @@ def standalone(tmp_path: Path, address: str | None = None) -> RaftConfig:
     return RaftConfig(address=address or free_addresses(1)[0], peers=(), directory=tmp_path / "raft", secret=None)
 
 
-def group(tmp_path: Path, *, secret: bytes | None = None, voters: int = 3, **settings: int) -> list[Member]:
+def group(tmp_path: Path, *, secret: bytes | None = None, voters: int = 3, **settings: Any) -> list[Member]:
     addresses = free_addresses(voters)
     return [
         Member(
