@@ -15,7 +15,7 @@ from dataclasses import replace
 from types import TracebackType
 from typing import Self
 
-from tidelog.client.errors import Closed, NoServer, OffsetOutOfRange, WrongIncarnation
+from tidelog.client.errors import Closed, NoServer, OffsetOutOfRange
 from tidelog.client.fetcher import Ask, Deliver, FetchSettings, Outcome, PartitionFetcher, Raise
 from tidelog.client.metadata import MetadataCache, StreamMetadata
 from tidelog.client.positions import Anchor, AtOffset, Position, Start, Stop, start_positions, stop_positions
@@ -298,19 +298,9 @@ class Consumer:
 
     async def _check_layout(self) -> None:
         """Whether the stream that is being read still exists."""
-        try:
-            now = await self._metadata.refresh(self.stream)
-        except TidelogError as error:
-            if not error.retriable:
-                self._fail(error)
-            return
-        if self._layout is not None and now.incarnation != self._layout.incarnation:
-            self._fail(
-                WrongIncarnation(
-                    Code.WRONG_INCARNATION,
-                    f"stream {self.stream!r} was deleted and created again while it was read; make a new consumer",
-                )
-            )
+        error = await self._metadata.why_over(self.stream, self._layout)
+        if error is not None:
+            self._fail(error)
 
     def _fail(self, error: TidelogError) -> None:
         self._failure = self._failure or error

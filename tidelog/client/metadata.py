@@ -13,8 +13,8 @@ from dataclasses import dataclass
 from typing import Any
 
 from tidelog.client.api import Api
-from tidelog.client.errors import typed
-from wire.errors import TidelogError
+from tidelog.client.errors import WrongIncarnation, typed
+from wire.errors import Code, TidelogError
 from wire.subjects import check_stream_name
 from wire.types import Incarnation, LeaderEpoch, StreamName
 
@@ -70,6 +70,19 @@ class MetadataCache:
         self._api = api
         self._known: dict[StreamName, StreamMetadata] = {}
         self._asking: dict[StreamName, asyncio.Task[StreamMetadata]] = {}
+
+    async def why_over(self, stream: StreamName, known: StreamMetadata | None) -> TidelogError | None:
+        """Asks anew. Why who works on the stream as `known` cannot go on; None when it can, or nobody says."""
+        try:
+            now = await self.refresh(stream)
+        except TidelogError as error:
+            return None if error.retriable else error
+        if known is None or now.incarnation == known.incarnation:
+            return None
+        return WrongIncarnation(
+            Code.WRONG_INCARNATION,
+            f"stream {stream!r} was deleted and created again; make a new producer or consumer",
+        )
 
     async def get(self, stream: str) -> StreamMetadata:
         """As last seen. Raises UnknownStream, BadName, NoServer."""

@@ -36,7 +36,7 @@ from tidelog.client.accumulator import (
     WantSession,
 )
 from tidelog.client.api import Api
-from tidelog.client.errors import BadRequest, BufferFull, Closed, RecordTooLarge, WrongIncarnation, typed
+from tidelog.client.errors import BadRequest, BufferFull, Closed, RecordTooLarge, typed
 from tidelog.client.metadata import MetadataCache, StreamMetadata
 from tidelog.client.partitioner import Partitioner
 from tidelog.client.records import BatchReceipt, Receipt
@@ -541,19 +541,9 @@ class Producer:
             return
 
     async def _check_layout(self) -> None:
-        try:
-            now = await self._metadata.refresh(self.stream)
-        except TidelogError as error:
-            if not error.retriable:
-                self._give_up(error)
-            return
-        if self._layout is not None and now.incarnation != self._layout.incarnation:
-            self._give_up(
-                WrongIncarnation(
-                    Code.WRONG_INCARNATION,
-                    f"stream {self.stream!r} was deleted and created again; make a new producer",
-                )
-            )
+        error = await self._metadata.why_over(self.stream, self._layout)
+        if error is not None:
+            self._give_up(error)
 
     def _give_up(self, error: TidelogError) -> None:
         self._fatal = error

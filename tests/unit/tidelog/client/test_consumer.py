@@ -198,7 +198,7 @@ async def test_a_stream_that_is_deleted_or_made_anew_ends_its_consumers(cluster:
         reading = asyncio.create_task(numbers(consumer))
         broker.kill()
         broker.streams["s"]["incarnation"] = 77
-        with pytest.raises(WrongIncarnation, match="make a new consumer"):
+        with pytest.raises(WrongIncarnation, match="make a new producer or consumer"):
             await reading
     broker.take_over()
     async with client.consume("three") as consumer:
