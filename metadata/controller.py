@@ -69,6 +69,7 @@ class Propose:
 class SendProbe:
     broker: BrokerId
     number: int
+    answered: int
     office: int
 
 
@@ -86,7 +87,7 @@ class CloseOffice:
 
 @dataclass(frozen=True, slots=True)
 class HandOver:
-    """Let another voter lead: this one seems cut off from the brokers."""
+    """Let another voter lead: this one seems cut off from the brokers. Say `on_hand_over_refused` if there is none."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -232,6 +233,13 @@ class ControllerCore:
     def on_no_responders(self, broker: BrokerId, number: int, now: float) -> list[Effect]:
         self._liveness.on_no_responders(broker, number, now)
         return [*self._count_witnesses(now), *self._decide(now)]
+
+    def on_hand_over_refused(self, now: float) -> list[Effect]:
+        """Nobody can take over. So this controller goes on like a new one, which believes its probes in the end: else
+        a standalone voter would never bury most of its observers."""
+        if self._phase is Phase.IN_OFFICE:
+            self._liveness.restart(now, self._connected_at)
+        return self._decide(now)
 
     def on_report(self, report: LeaderReport, now: float) -> list[Effect]:
         """A follower suspects its leader."""
@@ -411,7 +419,9 @@ class ControllerCore:
         if self._phase is not Phase.IN_OFFICE or not self._has_quorum:
             return []
         orders = self._liveness.tick(now, self._state.brokers, self._state.generation)
-        effects: list[Effect] = [SendProbe(order.broker, order.number, self._office) for order in orders]
+        effects: list[Effect] = [
+            SendProbe(order.broker, order.number, order.answered, self._office) for order in orders
+        ]
         verdict = self._liveness.verdict(now)
         if verdict.hand_over:
             if not self._handed_over:

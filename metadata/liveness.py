@@ -12,7 +12,8 @@ A fallen broker is dead, unless the fault may be the controller's own: its conne
 its own probes do not come back, its process stood still, or less than half of the live brokers answered since (as when
 the NATS server restarts and all fall at once). In the last case it waits; brokers that it had heard in this office make
 it hand the office over after `broker_silence_timeout`; when even a controller that never heard them sees them fallen
-for twice that time while its own probes come back, they are dead.
+for twice that time while its own probes come back, they are dead. A controller that has had no connection, or has not
+heard itself, for `broker_silence_timeout` hands the office over too.
 
 Pure: the caller sends the probes, and says what came back and what time it is.
 """
@@ -38,6 +39,8 @@ class ProbeOrder:
 
     broker: BrokerId
     number: int
+    answered: int
+    """The newest probe of this broker's life whose answer has come; 0: none yet."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -80,6 +83,7 @@ class Liveness:
         self._raft_peers: Collection[BrokerId] = ()
         self._began_at = -inf
         self._connected_at = inf
+        self._connection_changed_at = -inf
         self._own_heard_at = -inf
         self._own_sent_heard = -inf
         self._own_probe_at = -inf
@@ -106,6 +110,7 @@ class Liveness:
 
     def on_connection(self, connected: bool, now: float) -> None:
         self._connected_at = now if connected else inf
+        self._connection_changed_at = now
         self._trusted_since = inf
         self._own_probe_at = now
         self._mass_since = None
@@ -185,9 +190,9 @@ class Liveness:
         return orders
 
     def next_deadline(self) -> float:
-        """When `tick` has something to do; inf while not connected."""
+        """When `tick` has something to do, or `verdict` may say something else."""
         if self._connected_at == inf:
-            return inf
+            return self._last_tick + self._settings.heartbeat_interval_s
         return min(
             [self._own_probe_at, *(watch.probe_at for broker, watch in self._watches.items() if broker != self._self)]
         )
@@ -232,7 +237,8 @@ class Liveness:
         self._outstanding[self._number] = (broker, now)
         if len(self._outstanding) > MAX_OUTSTANDING:
             del self._outstanding[next(iter(self._outstanding))]
-        return ProbeOrder(broker, self._number)
+        watch = self._watches.get(broker)
+        return ProbeOrder(broker, self._number, 0 if watch is None else watch.answered)
 
     def _follow(self, brokers: Mapping[BrokerId, Broker], now: float) -> None:
         for broker in [*self._watches]:
@@ -272,9 +278,9 @@ class Liveness:
         return 2 * len(standing) >= len(self._watches)
 
     def _deaf(self, now: float) -> bool:
-        """Own probes have not come back for long, on a connection that seems to stand."""
-        since = max(self._own_heard_at, self._connected_at, self._began_at)
-        return self._connected_at < inf and now - since >= self._settings.broker_silence_timeout_s
+        """There has been no connection for long, or one that seems to stand and brings no own probes back."""
+        since = max(self._own_heard_at, self._connection_changed_at, self._began_at)
+        return now - since >= self._settings.broker_silence_timeout_s
 
     def _lives(self, brokers: list[BrokerId]) -> tuple[tuple[BrokerId, Incarnation], ...]:
         return tuple((broker, self._watches[broker].incarnation) for broker in brokers)

@@ -71,6 +71,8 @@ STATUS_TIMEOUT_S = 0.5
 """A broker that has not told the progress of its partitions by then is left out of a description."""
 READY_TIMEOUT_S = 3.0
 """A new stream's leaders are waited for so long; the stream exists either way."""
+MAX_ANSWERS = 64
+"""Answers to probes that may still extend the lease; the oldest are forgotten."""
 SHORTEST_PAUSE_S = 0.001
 
 
@@ -139,7 +141,8 @@ class MetadataService:
     - `broker_totals()`: what this broker tells operators of itself, as JSON: {"failed": [partition, …], "counters":
       {name: number}};
     - `on_office(open)`: this broker begins or ceases to serve as the controller;
-    - `on_fatal(error)`: the broker cannot take part: another cluster's folder, or another process under its id.
+    - `on_fatal(error)`: the broker cannot take part: another cluster's folder, another process under its id, or a
+      callback above that raised.
     """
 
     def __init__(
@@ -189,6 +192,10 @@ class MetadataService:
         self._changed = Changes()
         self._flush_scheduled = False
         self._probed_at = -inf
+        """When this broker answered the newest probe of which a controller told that it has the answer."""
+        self._probing_office = 0
+        self._answers: dict[int, float] = {}
+        """When probes of that office were answered, by number; oldest first."""
         self._labels: dict[BrokerId, Mapping[str, str]] = {}
         self._wishes = Wishes(
             state=self.state,
@@ -203,6 +210,8 @@ class MetadataService:
         self._office_open = False
         self._office_changed = asyncio.Event()
         self._subscriptions: list[Subscription] = []
+        self._desk: list[Subscription] = []
+        """The controller's."""
         self._tasks: set[asyncio.Task[None]] = set()
         self._proposals = 0
         self._timer: asyncio.TimerHandle | None = None
@@ -242,9 +251,10 @@ class MetadataService:
         await asyncio.gather(*self._tasks, return_exceptions=True)
         if self.on_office is not None:
             await self.on_office(False)
-        for subscription in self._subscriptions:
+        for subscription in (*self._subscriptions, *self._desk):
             await subscription.unsubscribe()
         self._subscriptions.clear()
+        self._desk.clear()
         await self._raft.close()
 
     # ---- what the broker and the data plane ask --------------------------------------------------------------------
@@ -271,7 +281,7 @@ class MetadataService:
         await self._registered.wait()
 
     def lease_valid(self, now: float) -> bool:
-        """Whether a controller's probe came within the leader lease."""
+        """Whether a controller has been heard, and has heard this broker, within the leader lease."""
         return now - self._probed_at <= self._settings.leader_lease_s
 
     def alter_isr(self, change: IsrChange) -> None:
@@ -387,7 +397,8 @@ class MetadataService:
     # ---- commands --------------------------------------------------------------------------------------------------
 
     async def _commit(self, command: pb.Command) -> Outcome:
-        """Applied once, however often it is sent. Raises TidelogError: UNAVAILABLE (not applied), OUTCOME_UNKNOWN."""
+        """Applied once, however often it is sent. Raises TidelogError: UNAVAILABLE (not applied), OUTCOME_UNKNOWN,
+        BAD_REQUEST (too large)."""
         data = self._sealed(command)
         deadline = self._monotonic() + self._settings.command_timeout_s
         code, trouble = Code.UNAVAILABLE, "no time was left"
@@ -398,6 +409,8 @@ class MetadataService:
                 trouble = str(error)
             except RaftOutcomeUnknown as error:
                 code, trouble = Code.OUTCOME_UNKNOWN, str(error)
+            except RaftError as error:
+                raise TidelogError(Code.BAD_REQUEST, str(error)) from error
             await asyncio.sleep(min(SHORTEST_PAUSE_S * 10, left))
         raise TidelogError(
             code, f"the metadata group did not answer in {self._settings.command_timeout_s} s: {trouble}"
@@ -435,10 +448,20 @@ class MetadataService:
         self._flush_scheduled = False
         if self._closed:
             return
-        if self._id in changes.brokers:
-            self._look_at_own_registration()
-        if self._incarnation is not None:
-            self._deliver((*changes.partitions, *changes.gone))
+        try:
+            if self._id in changes.brokers:
+                self._look_at_own_registration()
+            if self._incarnation is not None:
+                self._deliver((*changes.partitions, *changes.gone))
+        except Exception as error:  # noqa: BLE001 - a change comes once: without it the broker would stand still, unseen
+            _log.exception("broker %s cannot take over what has been applied", self._id)
+            self.on_fatal(
+                TidelogError(
+                    Code.INTERNAL,
+                    f"broker {self._id} cannot take over its registration or its partitions ({error}); see its log,"
+                    " then start it again",
+                )
+            )
         self._run(self._core.on_applied(changes, self._monotonic()))
         self._wishes.settle()
 
@@ -458,7 +481,8 @@ class MetadataService:
         elif own.life_id == self._life_id:
             _log.warning("broker %s finds itself declared dead and registers again", self._id)
             self._must_register.set()
-        elif own.alive and self._incarnation is not None:
+        elif self._incarnation is not None:
+            # Alive, or dead since: this process does not speak for the id any more.
             self._must_register.clear()
             self.on_fatal(
                 TidelogError(
@@ -491,6 +515,7 @@ class MetadataService:
                 outcome = await self._commit(self._registration_command())
             except TidelogError as error:
                 _log.warning("broker %s cannot register yet: %s", self._id, error)
+                await asyncio.sleep(self._settings.retry_interval_s)
                 continue
             if outcome.code is None:
                 own = self.state.brokers.get(self._id)
@@ -569,7 +594,8 @@ class MetadataService:
                     _log.error(
                         "controller %s hears nobody over NATS; check its connection to the NATS server", self._id
                     )
-                    self._raft.hand_over()
+                    if not self._raft.hand_over():
+                        self._run(self._core.on_hand_over_refused(self._monotonic()))
                 case Note(text):
                     _log.info("controller %s: %s", self._id, text)
         deadline = self._core.next_deadline()
@@ -595,7 +621,9 @@ class MetadataService:
         self._run(self._core.on_outcome(proposal.ticket, outcome, self._monotonic()))
 
     async def _probe(self, probe: SendProbe) -> None:
-        payload = pb.Probe(controller=self._id, office=probe.office, number=probe.number).SerializeToString()
+        payload = pb.Probe(
+            controller=self._id, office=probe.office, number=probe.number, answered=probe.answered
+        ).SerializeToString()
         try:
             answer = await self._transport.request(
                 self._subjects.probe(probe.broker), payload, timeout=self._settings.broker_silence_timeout_s
@@ -608,34 +636,49 @@ class MetadataService:
             self._run(self._core.on_no_responders(probe.broker, probe.number, now))
             return
         said = self._decode(pb.ProbeAnswer, answer)
-        if said is not None and said.broker == probe.broker and said.number == probe.number:
+        if said is None or said.broker != probe.broker or said.number != probe.number:
+            return
+        known = self.state.brokers.get(probe.broker)
+        # A process that is not registered (yet) says nothing of the life that is. Its own probes prove a controller's
+        # connection, whatever life is registered.
+        if probe.broker == self._id or (known is not None and known.life_id == said.life_id):
             self._labels[probe.broker] = dict(said.labels)
             self._run(self._core.on_probe_answer(probe.broker, probe.number, Generation(said.generation), now))
 
     async def _keep_office(self) -> None:
         """Listen as the controller while in office, and only then."""
-        desk: list[Subscription] = []
+        serves = False
         while True:
             await self._office_changed.wait()
             self._office_changed.clear()
-            if self._office_open and not desk:
-                handlers: tuple[tuple[str, MessageHandler], ...] = (
-                    (self._subjects.alter_isr(), self._on_alter_isr),
-                    (self._subjects.report_leader(), self._on_reports),
-                    (self._subjects.withdraw(), self._on_withdraw),
-                )
-                for subject, handler in handlers:
-                    desk.append(await self._transport.subscribe(subject, handler))
-                self._subscriptions.extend(desk)
-                if self.on_office is not None:
-                    await self.on_office(True)
-            elif not self._office_open and desk:
-                if self.on_office is not None:
-                    await self.on_office(False)
-                for subscription in desk:
-                    self._subscriptions.remove(subscription)
-                    await subscription.unsubscribe()
-                desk.clear()
+            try:
+                if self._office_open and not serves:
+                    await self._open_desk()
+                    serves = True
+                elif not self._office_open:
+                    serves = False
+                    await self._close_desk()
+            except Exception:  # noqa: BLE001 - a cluster without a listening controller would stand still
+                _log.exception("the office of controller %s cannot be opened or closed yet", self._id)
+                await asyncio.sleep(self._settings.retry_interval_s)
+                self._office_changed.set()
+
+    async def _open_desk(self) -> None:
+        handlers: tuple[tuple[str, MessageHandler], ...] = (
+            (self._subjects.alter_isr(), self._on_alter_isr),
+            (self._subjects.report_leader(), self._on_reports),
+            (self._subjects.withdraw(), self._on_withdraw),
+        )
+        for subject, handler in handlers[len(self._desk) :]:
+            self._desk.append(await self._transport.subscribe(subject, handler))
+        if self.on_office is not None:
+            await self.on_office(True)
+
+    async def _close_desk(self) -> None:
+        if self.on_office is not None:
+            await self.on_office(False)
+        while self._desk:
+            await self._desk.pop().unsubscribe()
 
     # A broker out of office is silent: the one in office hears the same messages.
 
@@ -683,9 +726,7 @@ class MetadataService:
         probe = self._decode(pb.Probe, message)
         if probe is None or message.reply is None:
             return
-        if probe.office >= self.state.office:
-            # A deposed controller's probe proves nothing about who may lead.
-            self._probed_at = self._monotonic()
+        self._extend_lease(probe)
         answer = pb.ProbeAnswer(
             broker=self._id,
             life_id=self._life_id,
@@ -695,6 +736,19 @@ class MetadataService:
             labels=dict(self._registration.labels),
         )
         self._transport.publish(message.reply, [answer.SerializeToString()])
+
+    def _extend_lease(self, probe: pb.Probe) -> None:
+        """The lease runs from an answer of this broker that the controller has received. The probe's own arrival proves
+        little: it may have lain unread while this process stood still. A deposed controller's proves nothing."""
+        if probe.office < max(self.state.office, self._probing_office):
+            return
+        if probe.office > self._probing_office:
+            self._probing_office = probe.office
+            self._answers.clear()
+        self._probed_at = max(self._probed_at, self._answers.get(probe.answered, -inf))
+        self._answers[probe.number] = self._monotonic()
+        while len(self._answers) > MAX_ANSWERS:
+            del self._answers[next(iter(self._answers))]
 
     def _on_status_request(self, message: Message) -> None:
         if message.reply is None:

@@ -22,11 +22,11 @@ from wire.subjects import Subjects
 from wire.transport import Transport
 from wire.types import Incarnation, IsrChange, LeaderReport, PartitionKey, Withdrawal
 
-ITEMS_PER_MESSAGE = 500
-"""More go into further messages."""
+MESSAGE_BYTES = 256 << 10
+"""More goes into further messages: each must fit into a NATS message, and into a Raft command."""
 LONGEST_PAUSE_S = 1.0
 
-_Item = TypeVar("_Item")
+_Item = TypeVar("_Item", pb.IsrAlteration, pb.WithdrawReplica, pb.LeaderReports.Report)
 
 
 @dataclass(slots=True)
@@ -129,24 +129,21 @@ class Wishes:
         self.settle()
         now, shortest = self._monotonic(), self._settings.retry_interval_s
         due_changes = [(change, repeat) for change, repeat in self._changes.values() if repeat.is_due(now)]
-        for part in _parts(due_changes):
-            message = pb.AlterIsrRequest(items=[_alteration(change) for change, _ in part])
-            self._transport.publish(self._subjects.alter_isr(), [message.SerializeToString()])
+        for altered in _parts([_alteration(change) for change, _ in due_changes]):
+            self._transport.publish(self._subjects.alter_isr(), [pb.AlterIsrRequest(items=altered).SerializeToString()])
         incarnation = self._incarnation()
         due_withdrawals = [(wish, repeat) for wish, repeat in self._withdrawals.values() if repeat.is_due(now)]
         if incarnation is not None:
-            for withdrawn in _parts(due_withdrawals):
-                items = [self._withdraw_replica(wish, incarnation) for wish, _ in withdrawn]
+            for withdrawn in _parts([self._withdraw_replica(wish, incarnation) for wish, _ in due_withdrawals]):
                 self._transport.publish(
-                    self._subjects.withdraw(), [pb.WithdrawRequest(items=items).SerializeToString()]
+                    self._subjects.withdraw(), [pb.WithdrawRequest(items=withdrawn).SerializeToString()]
                 )
         for _, repeat in (*due_changes, *due_withdrawals):
             repeat.sent(now, shortest)
         reports, self._reports = [*self._reports.values()], {}
-        for reported in _parts(reports):
+        for reported in _parts([_report(report) for report in reports]):
             self._transport.publish(
-                self._subjects.report_leader(),
-                [pb.LeaderReports(items=[_report(report) for report in reported]).SerializeToString()],
+                self._subjects.report_leader(), [pb.LeaderReports(items=reported).SerializeToString()]
             )
         times = [repeat.at for _, repeat in (*self._changes.values(), *self._withdrawals.values())]
         if times:
@@ -166,8 +163,16 @@ class Wishes:
 
 
 def _parts(items: Sequence[_Item]) -> Iterator[Sequence[_Item]]:
-    for start in range(0, len(items), ITEMS_PER_MESSAGE):
-        yield items[start : start + ITEMS_PER_MESSAGE]
+    part: list[_Item] = []
+    size = 0
+    for item in items:
+        if part and size + item.ByteSize() > MESSAGE_BYTES:
+            yield part
+            part, size = [], 0
+        part.append(item)
+        size += item.ByteSize()
+    if part:
+        yield part
 
 
 def _alteration(change: IsrChange) -> pb.IsrAlteration:

@@ -952,20 +952,24 @@ class Probe(_message.Message):
     CONTROLLER_FIELD_NUMBER: _builtins.int
     OFFICE_FIELD_NUMBER: _builtins.int
     NUMBER_FIELD_NUMBER: _builtins.int
+    ANSWERED_FIELD_NUMBER: _builtins.int
     controller: _builtins.str
     office: _builtins.int
     number: _builtins.int
     """grows; comes back in the answer"""
+    answered: _builtins.int
+    """the newest probe whose answer by this broker has arrived; 0: none yet"""
     def __init__(
         self,
         *,
         controller: _builtins.str = ...,
         office: _builtins.int = ...,
         number: _builtins.int = ...,
+        answered: _builtins.int = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["controller", b"controller", "number", b"number", "office", b"office"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["answered", b"answered", "controller", b"controller", "number", b"number", "office", b"office"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 

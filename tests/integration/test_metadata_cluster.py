@@ -65,6 +65,7 @@ class MetadataCluster:
                 try:
                     answer = await self.client.request(SUBJECTS.api(endpoint), json.dumps(body).encode(), timeout=0.2)
                 except TimeoutError:
+                    await asyncio.sleep(0.002)  # without a connection it is raised at once
                     continue
                 if answer.status == NO_RESPONDERS:
                     await asyncio.sleep(0.002)
@@ -166,6 +167,26 @@ async def test_an_observer_leads_and_its_death_is_found_by_probes(cluster: Metad
     assert voters == {"b1": True, "b2": True, "b3": True, "o1": False}
     await cluster.kill("o1")
     await cluster.moved_from("o1")
+
+
+async def test_a_long_loss_of_nats_kills_nobody(cluster: MetadataCluster, nats_server: EmbeddedNatsServer) -> None:
+    form = await cluster.api(
+        "stream.create", name="flights", subject="flights", partitions=3, replication_factor=3, config={}
+    )
+    before = (await cluster.api("cluster.status"))["brokers"]
+    nats_server.kill()
+    # Long enough for the office to go round: who has no connection hands it over.
+    await asyncio.sleep(6)
+    nats_server.start()
+    after = (await cluster.api("cluster.status"))["brokers"]
+    assert [(b["id"], b["alive"], b["incarnation"]) for b in after] == [
+        (b["id"], True, b["incarnation"]) for b in before
+    ]
+    await asyncio.sleep(3)
+    known = await cluster.api("metadata", stream="flights")
+    assert [(p["leader"], p["leader_epoch"]) for p in known["partitions"]] == [
+        (p["leader"], p["leader_epoch"]) for p in form["partitions"]
+    ]
 
 
 async def test_the_api_is_a_micro_service(cluster: MetadataCluster) -> None:

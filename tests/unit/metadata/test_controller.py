@@ -47,6 +47,7 @@ class Office:
         self.kinds: list[str] = []
         self.hold_proposals = False
         self.held: list[Propose] = []
+        self.successors = True
         self.perform(self.core.on_connection(True, 0.0))
 
     def perform(self, effects: Iterable[Effect]) -> None:
@@ -56,7 +57,7 @@ class Office:
                     self.held.append(effect)
                 case Propose():
                     self.commit(effect)
-                case SendProbe(broker, number, office):
+                case SendProbe(broker, number, _, office):
                     assert office == self.core.office
                     self.probe(broker, number)
                 case OpenOffice(office):
@@ -65,6 +66,8 @@ class Office:
                     self.story.append("close")
                 case HandOver():
                     self.story.append("hand over")
+                    if not self.successors:
+                        self.perform(self.core.on_hand_over_refused(self.now))
                 case Note(text):
                     assert text
 
@@ -286,6 +289,20 @@ def test_a_mass_fall_hands_the_office_over_once(office: Office) -> None:
     office.behaviour |= {"b": "refuses", "c": "refuses"}
     office.run(6)
     assert office.kinds == []
+    assert office.story == ["open 2", "hand over"]
+
+
+def test_a_controller_that_nobody_can_relieve_believes_its_probes_in_the_end(office: Office) -> None:
+    office.successors = False
+    office.behaviour |= {"b": "refuses", "c": "refuses"}
+    office.run(4 * SETTINGS.broker_silence_timeout_s)
+    assert office.kinds == ["brokers_dead"]
+    assert office.story == ["open 2", "hand over"]
+
+
+def test_a_controller_that_lost_nats_for_long_hands_over_once(office: Office) -> None:
+    office.perform(office.core.on_connection(False, office.now))
+    office.run(3 * SETTINGS.broker_silence_timeout_s)
     assert office.story == ["open 2", "hand over"]
 
 

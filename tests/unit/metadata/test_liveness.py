@@ -4,7 +4,6 @@ refuse (nobody listens) or are silent, in steps of a heartbeat or less."""
 from __future__ import annotations
 
 from dataclasses import replace
-from math import inf
 from typing import Literal
 
 import pytest
@@ -164,7 +163,7 @@ def test_a_nats_restart_is_not_mass_death() -> None:
     probes = Probes("a", "b", "c")
     probes.run(5)
     probes.liveness.on_connection(False, probes.now)
-    assert probes.liveness.next_deadline() == inf
+    assert probes.liveness.tick(probes.now, probes.brokers, Generation(probes.generation)) == []
     probes.now += 3
     probes.liveness.on_connection(True, probes.now)
     probes.behaviour |= {"b": "refuses", "c": "refuses"}
@@ -201,6 +200,24 @@ def test_a_controller_whose_own_probes_stay_out_hands_over() -> None:
     probes.run(5)
     probes.behaviour |= {"a": "silent", "b": "silent", "c": "silent"}
     assert probes.run(10) == Verdict(hand_over=True)
+
+
+def test_a_controller_without_a_connection_hands_over() -> None:
+    probes = Probes("a", "b", "c")
+    probes.run(5)
+    probes.liveness.on_connection(False, probes.now)
+    began = probes.now
+    assert probes.run(10) == Verdict(hand_over=True)
+    assert SETTINGS.broker_silence_timeout_s <= probes.now - began <= SETTINGS.broker_silence_timeout_s + 0.2
+
+
+def test_a_short_loss_of_the_connection_is_no_reason_to_hand_over() -> None:
+    probes = Probes("a", "b", "c")
+    probes.run(5)
+    probes.liveness.on_connection(False, probes.now)
+    assert probes.run(SETTINGS.broker_silence_timeout_s - 0.1) == Verdict()
+    probes.liveness.on_connection(True, probes.now)
+    assert probes.run(5) == Verdict()
 
 
 def test_a_process_that_stood_still_does_not_count_the_silence() -> None:

@@ -13,7 +13,16 @@ from typing import Any
 import pytest
 
 from metadata.model import Outcome
-from metadata.raft.types import RaftOutcomeUnknown, RaftRole, RaftStatus, RaftUnavailable, StateMachine
+from metadata.raft.types import (
+    CommandTooLarge,
+    RaftApplyFailed,
+    RaftError,
+    RaftOutcomeUnknown,
+    RaftRole,
+    RaftStatus,
+    RaftUnavailable,
+    StateMachine,
+)
 from metadata.service import MetadataService, Registration
 from metadata.settings import MetadataSettings
 from tidelog.server.api import Api
@@ -141,11 +150,14 @@ class Group:
         self.log: list[bytes] = []
         self.lose_outcomes = 0
         self.unavailable = 0
+        self.refusals: list[RaftError] = []
 
     def commit(self, command: bytes, by: Member) -> object:
         if self.unavailable:
             self.unavailable -= 1
             raise RaftUnavailable("no leader")
+        if self.refusals and pb.Command.FromString(command).HasField("register_broker"):
+            raise self.refusals.pop()
         self.log.append(command)
         result: object = None
         for member in self.members:
@@ -574,13 +586,122 @@ async def test_only_the_present_controller_extends_the_lease() -> None:
             ).SerializeToString(),
             world.group.members[0],
         )
-        old = pb.Probe(controller="a", office=1, number=1).SerializeToString()
-        service._on_probe(Message("probe", old, "_INBOX.x"))
+        office = service.state.office
+
+        def probe(office: int, number: int, answered: int) -> None:
+            said = pb.Probe(controller="a", office=office, number=number, answered=answered)
+            service._on_probe(Message("probe", said.SerializeToString(), "_INBOX.x"))
+
+        probe(office - 1, 1, 0)
+        probe(office - 1, 2, 1)
         assert not service.lease_valid(now())
-        new = pb.Probe(controller="a", office=service.state.office, number=2).SerializeToString()
-        service._on_probe(Message("probe", new, "_INBOX.x"))
+        probe(office, 2, 0)
+        probe(office, 3, 2)
         assert service.lease_valid(now())
         assert not service.lease_valid(now() + SETTINGS.leader_lease_s + 0.1)
+        service._probed_at = -1e9
+        probe(office + 1, 4, 0)
+        probe(office, 5, 3)
+        assert not service.lease_valid(now()), "a later office was heard of, though not applied here yet"
+
+
+async def test_probes_that_lay_unread_while_the_process_stood_still_do_not_extend_the_lease() -> None:
+    async with running("a", "b") as world:
+        service = world.brokers["b"].service
+        now = asyncio.get_running_loop().time
+        await until(lambda: service.lease_valid(now()))
+        world.hub.lose = lambda subject: subject.startswith("tidelog.metadata.probe")
+        unread = [
+            pb.Probe(controller="a", office=service.state.office, number=number, answered=1_000_000)
+            for number in range(1_000_001, 1_000_020)
+        ]
+        service._on_probe(
+            Message(
+                "probe",
+                pb.Probe(controller="a", office=service.state.office, number=1_000_000).SerializeToString(),
+                "_INBOX.x",
+            )
+        )
+        stood_still = 10 * SETTINGS.leader_lease_s
+        service._monotonic = lambda: now() + stood_still
+        for probe in unread:
+            service._on_probe(Message("probe", probe.SerializeToString(), "_INBOX.x"))
+        assert not service.lease_valid(now() + stood_still)
+        fresh = pb.Probe(controller="a", office=service.state.office, number=1_000_020, answered=1_000_019)
+        service._on_probe(Message("probe", fresh.SerializeToString(), "_INBOX.x"))
+        assert service.lease_valid(now() + stood_still)
+        service._monotonic = now
+
+
+async def test_answers_of_a_process_that_is_not_registered_do_not_keep_the_life_before_it_alive() -> None:
+    async with running("a", "b", "c") as world:
+        known = world.brokers["a"].service.state.brokers
+        await world.brokers["b"].kill()
+        stranger = HubTransport(world.hub)
+
+        def answer(message: Message) -> None:
+            number = pb.Probe.FromString(message.data).number
+            said = pb.ProbeAnswer(broker="b", life_id="b-2", number=number, generation=1)
+            assert message.reply is not None
+            stranger.publish(message.reply, [said.SerializeToString()])
+
+        await stranger.subscribe(SUBJECTS.probe(BrokerId("b")), answer)
+        await until(lambda: not known[BrokerId("b")].alive)
+
+
+async def test_a_process_whose_id_was_taken_ends_although_the_other_has_died_since() -> None:
+    async with running("a", "b") as world:
+        first, leader = world.brokers["b"], world.group.members[0]
+        state = world.brokers["a"].service.state
+        register = pb.RegisterBroker(broker="b", life_id="b-2", cluster_id=state.cluster_id)
+        world.group.commit(pb.Command(register_broker=register).SerializeToString(), leader)
+        life = pb.BrokerLife(broker="b", incarnation=state.brokers[BrokerId("b")].incarnation)
+        dead = pb.BrokersDead(office=state.office, brokers=[life])
+        world.group.commit(pb.Command(brokers_dead=dead).SerializeToString(), leader)
+        await until(lambda: first.fatal)
+        assert "another process" in first.fatal[0].message
+
+
+async def test_a_registration_that_raft_refuses_for_good_is_tried_again() -> None:
+    world = World()
+    world.group.refusals = [RaftApplyFailed("a bug"), CommandTooLarge("too large")]
+    broker = await world.start("a")
+    await asyncio.wait_for(broker.service.wait_registered(), 5)
+    await broker.service.close()
+
+
+@pytest.mark.parametrize("step", ["on_registered", "on_partitions"])
+async def test_a_broker_that_cannot_take_its_registration_or_its_partitions_over_ends(step: str) -> None:
+    async with running("a", "b", "c") as world:
+        await world.api("stream.create", **CREATE)
+        await world.brokers["c"].kill()
+        again = world.brokers["c"] = Broker(world, "c", life="2")
+
+        def fail(*_: object) -> None:
+            raise OSError("the disk is gone")
+
+        setattr(again.service, step, fail)
+        await again.service.start()
+        await until(lambda: again.fatal)
+        assert "the disk is gone" in again.fatal[0].message
+
+
+async def test_an_office_that_failed_to_open_is_opened_again() -> None:
+    world = World()
+    broker = Broker(world, "a")
+    serve, failures = broker.service.on_office, [OSError("no room"), OSError("no room")]
+    assert serve is not None
+
+    async def on_office(is_open: bool) -> None:
+        if is_open and failures:
+            raise failures.pop()
+        await serve(is_open)
+
+    broker.service.on_office = on_office
+    await broker.service.start()
+    assert (await world.api("cluster.status"))["controller"] == "a"
+    assert len(world.hub.handlers[SUBJECTS.alter_isr()]) == 1
+    await broker.service.close()
 
 
 @pytest.mark.parametrize("subject", [SUBJECTS.alter_isr(), SUBJECTS.report_leader(), SUBJECTS.withdraw()])

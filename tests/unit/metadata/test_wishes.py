@@ -1,0 +1,61 @@
+"""What leaves a broker for the controller: in messages that NATS and Raft take."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Sequence
+from typing import cast
+
+from metadata.settings import MetadataSettings
+from metadata.wishes import Wishes
+from tests.unit.metadata.cluster import Cluster
+from wire import metadata_pb2 as pb
+from wire.subjects import Subjects
+from wire.transport import Transport
+from wire.types import BrokerId, Incarnation, IsrChange, IsrMember
+
+MAX_PAYLOAD = 1 << 20
+
+
+class Wire:
+    def __init__(self) -> None:
+        self.messages: list[bytes] = []
+
+    def publish(self, subject: str, parts: Sequence[bytes]) -> bool:
+        data = b"".join(parts)
+        if len(data) > MAX_PAYLOAD:
+            raise ValueError(f"a message of {len(data)} bytes to {subject!r} is larger than max_payload")
+        self.messages.append(data)
+        return True
+
+
+async def test_many_large_wishes_go_out_in_messages_that_are_not_too_large() -> None:
+    brokers = [f"{number:02}-{'x' * 61}" for number in range(16)]
+    cluster = Cluster(*brokers)
+    cluster.create("s", [" ".join(brokers)] * 500)
+    wire = Wire()
+    wishes = Wishes(
+        state=cluster.state,
+        transport=cast(Transport, wire),
+        subjects=Subjects(),
+        settings=MetadataSettings(),
+        monotonic=lambda: 0.0,
+        incarnation=lambda: Incarnation(1),
+    )
+    for number in range(500):
+        partition = cluster.partition(number)
+        wishes.alter_isr(
+            IsrChange(
+                key=cluster.key(number),
+                leader=BrokerId(brokers[0]),
+                leader_epoch=partition.leader_epoch,
+                expected_epoch=partition.epoch,
+                new_isr=tuple(IsrMember(BrokerId(b), Incarnation(cluster.incarnation(b))) for b in brokers),
+                reason=f"lagging: {', '.join(brokers)}",
+            )
+        )
+    await asyncio.sleep(0)
+    await asyncio.sleep(0)
+    sent = [item for message in wire.messages for item in pb.AlterIsrRequest.FromString(message).items]
+    assert [item.partition.partition for item in sent] == [*range(500)]
+    wishes.close()
