@@ -565,6 +565,12 @@ class ClusterState:
                 Code.BAD_REQUEST,
                 f"broker {broker} is not a live replica of {key}; its replicas are {', '.join(partition.replicas)}",
             )
+        if partition.leader is not None and self.is_alive(partition.leader):
+            return self._refuse(
+                Code.BAD_REQUEST,
+                f"partition {key} is led by {partition.leader}: an unclean election would give up committed records; "
+                "it is for partitions that nobody can lead",
+            )
         self._store(key, election.unclean(partition, broker))
         return self._changed(Changes(partitions=(key,)))
 

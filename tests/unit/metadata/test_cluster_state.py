@@ -428,6 +428,14 @@ def test_an_unclean_election_needs_a_live_replica() -> None:
     assert cluster.unclean("c").code is Code.BAD_REQUEST
 
 
+def test_an_unclean_election_is_refused_while_somebody_leads() -> None:
+    cluster = Cluster("a", "b")
+    cluster.create(assignments=["a b"])
+    before = cluster.state.snapshot()
+    assert cluster.unclean("b").code is Code.BAD_REQUEST
+    assert unchanged(cluster, before)
+
+
 # ---- streams -------------------------------------------------------------------------------------------------------
 
 
