@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Any
 from dataplane.broker.broker import Broker, open_replicas
 from dataplane.broker.context import BrokerContext
 from dataplane.log.data_dir import DataDir
+from dataplane.log.errors import DataDirError
 from dataplane.log.group_commit import Syncable
 from dataplane.replica.settings import ReplicaSettings
 from metadata.raft.types import RaftStatus, StateMachine
@@ -22,7 +23,7 @@ from tests.simulation.messaging import Nats, SimConnection
 from tests.simulation.raft import RaftGroup, RaftMember
 from tests.simulation.world import Process, SimulatedCrash, World
 from tidelog.server.api import Api
-from wire.errors import TidelogError
+from wire.errors import Code, TidelogError
 from wire.subjects import Subjects
 from wire.types import BrokerId, Incarnation
 
@@ -120,7 +121,11 @@ class SimBroker:
             process.create_task(self._start(process))
 
     async def _start(self, process: Process) -> None:
-        data_dir = DataDir.open(DATA, self.id, files=self.disk)
+        try:
+            data_dir = DataDir.open(DATA, self.id, files=self.disk)
+        except DataDirError as error:
+            self._end_on(process, TidelogError(Code.BAD_CONFIG, str(error)))
+            return
         ingest = SimConnection(self.nats, process, f"{self.id}-{self.lives}-ingest")
         control = SimConnection(self.nats, process, f"{self.id}-{self.lives}-control")
         self._connections = [ingest, control]
@@ -168,20 +173,21 @@ class SimBroker:
 
         def on_registered(cluster_id: str, incarnation: Incarnation) -> None:
             nonlocal registered
-            data_dir.record(cluster_id, incarnation)
-            data_dir.mark_dirty()
+            try:
+                data_dir.record(cluster_id, incarnation)
+                data_dir.mark_dirty()
+            except DataDirError as error:
+                self._end_on(process, TidelogError(Code.BAD_CONFIG, str(error)))
+                return
             registered = True
             broker.on_registered(incarnation)
 
-        def on_fatal(error: TidelogError) -> None:
-            self.fatal = error
-            self.world.say(f"{self.id} cannot go on: {error}")
 
         metadata.on_partitions = broker.on_partitions
         metadata.on_registered = on_registered
         metadata.broker_status = broker.stream_status
         metadata.broker_totals = broker.status
-        metadata.on_fatal = on_fatal
+        metadata.on_fatal = lambda error: self._end_on(process, error)
         api = Api(metadata, control, self.subjects)
         metadata.on_office = api.on_office
         self.metadata, self.broker = metadata, broker
@@ -195,6 +201,13 @@ class SimBroker:
         self._closing = close
         await broker.start()
         await metadata.start()
+
+    def _end_on(self, process: Process, error: TidelogError) -> None:
+        """As `Node.fatal`: the process ends; whoever watches over it starts another."""
+        self.fatal = error
+        self.world.say(f"{self.id} cannot go on: {error}")
+        self.restart_after = 1.0
+        process.call_soon(self.kill)
 
     def _make_raft(
         self,
