@@ -146,7 +146,7 @@ class Cluster:
                 self.fragile.discard(name)
 
     def _is_back(self, broker: SimBroker) -> bool:
-        if broker.broker is None:
+        if broker.broker is None or broker.broker.status()["failed"] or broker.disk.failing_syncs or broker.disk.full:
             return False
         known = self.raft.truth.brokers.get(broker.id)
         if known is None or known.life_id != f"{broker.id}-{broker.lives}" or not known.alive:
