@@ -43,6 +43,8 @@ class Workload:
         self.sent = 0
         self.acknowledged = 0
         self.failed = 0
+        self.slowest = 0.0
+        """Of the answers since it was last set to 0, in seconds."""
         self.open = 0
         """Sent by who waits for an answer, and none came."""
         self.consumed: dict[tuple[int, int], int] = {}
@@ -96,7 +98,7 @@ class Workload:
             waiting = 0
             number = 0
 
-            def answered(value: bytes, future: asyncio.Future[Receipt], failed: asyncio.Event = failed) -> None:
+            def answered(value: bytes, sent_at: float, future: asyncio.Future[Receipt], failed: asyncio.Event = failed) -> None:
                 nonlocal waiting
                 waiting -= 1
                 self.open -= 1
@@ -108,6 +110,7 @@ class Workload:
                     return
                 receipt = future.result()
                 self.acknowledged += 1
+                self.slowest = max(self.slowest, self.world.now - sent_at)
                 if acks != "none":
                     self._acked(value, receipt.partition, receipt.offset, promised=acks == "all")
 
@@ -128,7 +131,7 @@ class Workload:
                     waiting += 1
                     self.sent += 1
                     self.open += 1
-                    future.add_done_callback(partial(answered, value))
+                    future.add_done_callback(partial(answered, value, self.world.now))
             if failed.is_set():
                 producer.abort(TidelogError(Code.UNAVAILABLE, "given up"))
 

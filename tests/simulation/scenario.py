@@ -14,6 +14,7 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 from random import Random
 
+from dataplane.replica.settings import ReplicaSettings
 from tests.simulation.broker import DATA, SimBroker
 from tests.simulation.clients import Workload
 from tests.simulation.faults import Fault, carry_out, draw
@@ -26,6 +27,8 @@ from wire.types import Durability, StreamName
 
 START_LIMIT = 30.0
 CALM_LIMIT = 60.0
+PROMPT = 0.5
+"""Seconds that an acknowledgement may take when nothing goes wrong: less than a follower sleeps."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -39,6 +42,7 @@ class Shape:
     segment_bytes: int
     duration: float
     rate: float
+    push_to_waiters: bool
 
     @classmethod
     def drawn(cls, rng: Random) -> Shape:
@@ -50,6 +54,7 @@ class Shape:
             segment_bytes=rng.choice((4096, 16384, 1 << 20)),
             duration=rng.choice((1.5, 3.0, 6.0)),
             rate=rng.choice((2.0, 5.0, 12.0)),
+            push_to_waiters=rng.random() < 0.6,
         )
 
 
@@ -90,6 +95,7 @@ class Cluster:
         self._processes: dict[str, SimBroker] = dict(self.brokers)
         for broker in self.brokers.values():
             broker.on_died = self._died
+            broker.replica_settings = ReplicaSettings(push_to_waiters=self.shape.push_to_waiters)
         self.clients = Workload(self.world, self.nats, self.invariants, self.subjects, "c", rate=self.shape.rate)
         self._lifts: list[Callable[[], object]] = []
 
@@ -268,11 +274,14 @@ class Cluster:
         clients, world = self.clients, self.world
         world.say("the last records")
         clients.stopped = False
+        clients.slowest = 0.0
         clients.spawn(lambda: clients.produce("all"))
         before = clients.acknowledged
         world.run_until(world.now + 20, lambda: clients.acknowledged >= before + 5)
         if clients.acknowledged < before + 5:
             world.broken("Liveness", f"only {clients.acknowledged - before} of the last records were acknowledged")
+        if clients.slowest > PROMPT:
+            world.broken("Promptness", f"one of the last records took {clients.slowest:.3f} s to be acknowledged")
         clients.stopped = True
 
     def _compare(self) -> None:
@@ -289,7 +298,7 @@ def run(seed: int, *, tell: bool = False, schedule: list[Fault] | None = None) -
     """One seed, from beginning to end. `schedule`: in place of the one that the seed gives."""
     began = time.perf_counter()
     world = World(seed, tell=tell)
-    with inhabited(world) as listener:
+    with inhabited(world):
         cluster = Cluster(world, schedule)
         broken: InvariantBroken | None = None
         try:
@@ -298,7 +307,7 @@ def run(seed: int, *, tell: bool = False, schedule: list[Fault] | None = None) -
             broken = error
     return Result(
         seed=seed,
-        broken=listener.broken or broken,
+        broken=broken,
         story=world.story,
         schedule=cluster.schedule,
         faults=cluster.faults,

@@ -70,6 +70,8 @@ class World:
         self.now = 0.0
         self.steps = 0
         self.story: list[str] = []
+        self.failure: InvariantBroken | None = None
+        """The first; whoever raises it may be a coroutine of which nobody hears."""
         self.tells = tell
         self.current: Process | None = None
         self.after_step: Callable[[Process], None] = lambda _: None
@@ -93,6 +95,8 @@ class World:
             self.now = when
             self.steps += 1
             action()
+            if self.failure is not None:
+                raise self.failure
             if done():
                 return True
         self.now = max(self.now, deadline)
@@ -107,7 +111,9 @@ class World:
 
     def broken(self, invariant: str, what: str) -> NoReturn:
         self.say(f"BROKEN {invariant}: {what}")
-        raise InvariantBroken(invariant, what)
+        if self.failure is None:
+            self.failure = InvariantBroken(invariant, what)
+        raise self.failure
 
 
 class Process(asyncio.AbstractEventLoop):
@@ -313,7 +319,6 @@ class _Listener(logging.Handler):
     def __init__(self, world: World) -> None:
         super().__init__(logging.DEBUG)
         self.world = world
-        self.broken: InvariantBroken | None = None
 
     def emit(self, record: logging.LogRecord) -> None:
         world = self.world
@@ -321,13 +326,13 @@ class _Listener(logging.Handler):
             return
         world.say(record.getMessage())
         error = record.exc_info[1] if record.exc_info else None
-        if error is not None and record.levelno >= logging.ERROR and self.broken is None:
-            self.broken = InvariantBroken("NoBugs", f"{world.current.name}: {record.getMessage()}: {error!r}")
-            world.say(f"BROKEN {self.broken}")
+        if error is not None and record.levelno >= logging.ERROR and world.failure is None:
+            world.failure = InvariantBroken("NoBugs", f"{world.current.name}: {record.getMessage()}: {error!r}")
+            world.say(f"BROKEN {world.failure}")
 
 
 @contextmanager
-def inhabited(world: World) -> Iterator[_Listener]:
+def inhabited(world: World) -> Iterator[None]:
     """For the time of a run: logs go to the world, the garbage collector waits."""
     listener = _Listener(world)
     root = logging.getLogger()
@@ -342,7 +347,7 @@ def inhabited(world: World) -> Iterator[_Listener]:
     hooks = sys.get_asyncgen_hooks()
     sys.set_asyncgen_hooks(firstiter=None, finalizer=lambda _: None)  # who dies closes nothing
     try:
-        yield listener
+        yield
     finally:
         time.time_ns = real_time_ns
         sys.set_asyncgen_hooks(*hooks)
