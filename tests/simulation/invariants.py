@@ -248,6 +248,9 @@ class Invariants:
             held = other.broker._replicas.get(replica.key) if other.broker is not None else None
             if held is None or held._log is None or held.failure is not None:
                 continue
+            known = self.raft.truth.brokers.get(member)
+            if not durable and (known is None or known.life_id != f"{other.id}-{other.lives}"):
+                continue  # what it acknowledged before it lost its power counts, and others hold it
             has = held._log.durable_end if durable else held._log.log_end_offset
             if has < end:
                 self.world.broken(
