@@ -8,7 +8,7 @@ the first one's replica is back, or, on a stream that acknowledges from the page
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from random import Random
 from typing import TYPE_CHECKING
 
@@ -37,6 +37,9 @@ class Fault:
             parts.append(f"({self.number})")
         return " ".join(part for part in parts if part)
 
+
+LEADER = "leader"
+"""In place of a broker: whoever leads the first partition when the fault strikes."""
 
 WEIGHTS: dict[str, float] = {
     "kill": 10,
@@ -79,7 +82,7 @@ def draw(rng: Random, brokers: tuple[str, ...], duration: float) -> list[Fault]:
             Fault(
                 at=at,
                 kind=kind,
-                broker=rng.choice(brokers),
+                broker=rng.choice((*brokers, LEADER, LEADER)),
                 lasts=rng.choice((0.02, 0.3, 1.0, 3.0)) * (0.5 + rng.random()),
                 detail=rng.choice(SURVIVALS) if kind.startswith("power") else "",
                 number=rng.randrange(1, 60) if kind in ("crash in a call", "bit flip") else rng.randrange(1, 4),
@@ -91,6 +94,8 @@ def draw(rng: Random, brokers: tuple[str, ...], duration: float) -> list[Fault]:
 
 def carry_out(fault: Fault, cluster: Cluster) -> None:
     """Does nothing where it cannot apply."""
+    if fault.broker == LEADER:
+        fault = replace(fault, broker=cluster.leader())
     cluster.world.say(f"FAULT {fault}")
     if _DO[fault.kind](fault, cluster):
         cluster.faults[fault.kind] = cluster.faults.get(fault.kind, 0) + 1

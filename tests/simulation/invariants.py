@@ -14,14 +14,18 @@ from typing import TYPE_CHECKING
 from dataplane.broker.following import Following
 from dataplane.broker.leading import Leading
 from dataplane.broker.replica import Replica
+from metadata.state import key_of
 from tests.simulation.broker import SimBroker
 from tests.simulation.world import World
+from wire import metadata_pb2 as pb
 from wire.batch import RecordBatch, iter_batches
 from wire.errors import InvariantViolation
 from wire.types import LeaderEpoch, Offset, PartitionEpoch, PartitionKey
 
 if TYPE_CHECKING:
-    from metadata.model import Outcome
+    from collections.abc import Callable
+
+    from metadata.model import Outcome, Partition
     from tests.simulation.raft import RaftGroup
 
 ALL = 1 << 60
@@ -150,7 +154,45 @@ class Invariants:
 
     # ---- the metadata group
 
-    def committed(self, outcome: Outcome) -> None:
+    def committing(self, command: bytes) -> Callable[[Outcome], None]:
+        """A command is about to be applied; what is returned is to be called with its outcome."""
+        truth = self.raft.truth
+        message = pb.Command.FromString(command)
+        office = truth.office
+        before = {key: partition for key, partition in truth.partitions()}
+        return lambda outcome: self._committed(message, office, before, outcome)
+
+    def _committed(
+        self, message: pb.Command, office: int, before: dict[PartitionKey, Partition], outcome: Outcome
+    ) -> None:
+        body = getattr(message, message.WhichOneof("body") or "", None)
+        if outcome.changes and getattr(body, "office", office) != office:
+            self.world.broken("OneOffice", f"a decision of office {body.office} took effect in office {office}")  # type: ignore[union-attr]
+        if outcome.changes and message.WhichOneof("body") == "alter_isr":
+            for item, code in zip(message.alter_isr.items, outcome.items, strict=False):
+                old = before.get(key_of(item.partition))
+                if code is None and old is not None and old.epoch != item.expected_epoch:
+                    self.world.broken("CompareAndSet", f"{key_of(item.partition)}: {item} took effect on {old}")
+        self._check_partitions(before, outcome)
+
+    def _check_joined(self, key: PartitionKey, old: Partition | None, new: Partition) -> None:
+        """IsrMembersHoldCommitted: who enters the ISR holds all that is committed."""
+        for member in new.isr:
+            if old is None or member in old.isr or member in old.eligible:
+                continue
+            broker = self.brokers[member]
+            replica = broker.broker._replicas.get(key) if broker.broker is not None else None
+            if replica is None or replica._log is None:
+                continue
+            end = self.history.history(key).end
+            if replica.log_end_offset < end:
+                self.world.broken(
+                    "IsrMembersHoldCommitted",
+                    f"{key}: {member} entered the ISR {','.join(new.isr)} with LEO {replica.log_end_offset},"
+                    f" committed is {end}",
+                )
+
+    def _check_partitions(self, olds: dict[PartitionKey, Partition], outcome: Outcome) -> None:
         """IsrNeverEmpty and what else a partition promises; epochs only grow."""
         truth = self.raft.truth
         for key in outcome.changes.partitions:
@@ -161,6 +203,7 @@ class Invariants:
                 partition.check(truth.streams[key.stream].min_isr)
             except InvariantViolation as error:
                 self.world.broken("IsrNeverEmpty" if not partition.isr else "PartitionState", str(error))
+            self._check_joined(key, olds.get(key), partition)
             before = self.epochs.get(key, (0, 0))
             if partition.epoch <= before[0] or partition.leader_epoch < before[1]:
                 self.world.broken("EpochsGrow", f"{key} went from {before} to {partition}")

@@ -31,7 +31,8 @@ class RaftGroup:
         self.voters = voters
         self.log: list[bytes] = []
         self.truth = ClusterState()
-        self.on_committed: Callable[[Outcome], None] = lambda _: None
+        self.on_commit: Callable[[bytes], Callable[[Outcome], None]] = lambda _: lambda _: None
+        """Called with a command before it is applied to `truth`; what it returns, with the outcome."""
         self.nodes: dict[str, RaftMember] = {}
         """Of live processes, by address."""
         self.cut: set[str] = set()
@@ -175,11 +176,12 @@ class RaftGroup:
 
     def _append(self, command: bytes) -> int:
         self.log.append(command)
+        committed = self.on_commit(command)
         outcome = self.truth.apply(command)
         index = len(self.log)
         if index % SNAPSHOT_EVERY == 0:
             self._snapshots.append((index, self.truth.snapshot()))
-        self.on_committed(outcome)
+        committed(outcome)
         for member in self.nodes.values():
             if self.reaches(member.address):
                 self._announce(member)

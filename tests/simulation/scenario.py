@@ -11,10 +11,11 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from random import Random
 
 from dataplane.replica.settings import ReplicaSettings
+from metadata.settings import MetadataSettings
 from tests.simulation.broker import DATA, SimBroker
 from tests.simulation.clients import Workload
 from tests.simulation.faults import Fault, carry_out, draw
@@ -30,6 +31,20 @@ CALM_LIMIT = 60.0
 PROMPT = 0.5
 """Seconds that an acknowledgement may take when nothing goes wrong: less than a follower sleeps."""
 
+QUICK = {
+    "replica_max_idle_wait": 0.6,
+    "replica_max_leader_timeout": 0.7,
+    "replica_max_lag_time": 1.2,
+    "replica_fetch_timeout": 0.15,
+    "liveness_grace": 0.2,
+    "offset_retry": 0.1,
+    "alter_isr_retry": 0.2,
+    "late_tick": 0.3,
+}
+QUICK_METADATA = MetadataSettings(
+    broker_silence_timeout_s=0.5, liveness_grace_s=0.2, witness_window_s=1.5, leader_lease_s=2.1
+)
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Shape:
@@ -43,6 +58,8 @@ class Shape:
     duration: float
     rate: float
     push_to_waiters: bool
+    quick: bool
+    """Timeouts a fraction of the usual ones: more happens in a simulated second."""
 
     @classmethod
     def drawn(cls, rng: Random) -> Shape:
@@ -55,6 +72,7 @@ class Shape:
             duration=rng.choice((1.5, 3.0, 6.0)),
             rate=rng.choice((2.0, 5.0, 12.0)),
             push_to_waiters=rng.random() < 0.6,
+            quick=rng.random() < 0.6,
         )
 
 
@@ -86,7 +104,7 @@ class Cluster:
         self.raft = RaftGroup(self.world, tuple(f"{name}:7400" for name in names))
         self.brokers = {name: SimBroker(self.world, self.nats, self.raft, name, self.subjects) for name in names}
         self.invariants = Invariants(self.world, self.raft, self.brokers)
-        self.raft.on_committed = self.invariants.committed
+        self.raft.on_commit = self.invariants.committing
         self.world.after_step = self._after_turn
         self.faults: dict[str, int] = {}
         self.is_calm = False
@@ -96,6 +114,9 @@ class Cluster:
         for broker in self.brokers.values():
             broker.on_died = self._died
             broker.replica_settings = ReplicaSettings(push_to_waiters=self.shape.push_to_waiters)
+            if self.shape.quick:
+                broker.replica_settings = replace(broker.replica_settings, **QUICK)
+                broker.metadata_settings = QUICK_METADATA
         self.clients = Workload(self.world, self.nats, self.invariants, self.subjects, "c", rate=self.shape.rate)
         self._lifts: list[Callable[[], object]] = []
 
@@ -170,6 +191,13 @@ class Cluster:
             broker.kill()
         if not broker.is_running:
             broker.start()
+
+    def leader(self) -> str:
+        """Of the first partition; any broker where there is none."""
+        for _, partition in self.raft.truth.partitions():
+            if partition.leader is not None:
+                return partition.leader
+        return self.world.rng.choice(sorted(self.brokers))
 
     def recreate(self) -> bool:
         return False
