@@ -37,7 +37,7 @@ async def open_replicas(data_dir: DataDir, executor: Executor) -> tuple[list[Rep
     replicas: list[Replica] = []
     unsound: list[PartitionKey] = []
     for key in data_dir.list_partitions():
-        replica = Replica(key, data_dir.partition_directory(key), LogConfig())
+        replica = Replica(key, data_dir.partition_directory(key), LogConfig(), files=data_dir.files)
         replicas.append(replica)
         try:
             report = await loop.run_in_executor(executor, replica.open)
@@ -122,7 +122,8 @@ class Broker:
         replica = self._replicas.get(view.key)
         if replica is None:
             config = LogConfig(segment_bytes=view.config.segment_bytes)
-            replica = Replica(view.key, self._data_dir.partition_directory(view.key), config)
+            data_dir = self._data_dir
+            replica = Replica(view.key, data_dir.partition_directory(view.key), config, files=data_dir.files)
             self._add(replica)
         try:
             replica.on_view(view, self.context)

@@ -8,7 +8,7 @@ from concurrent.futures import Executor
 from dataclasses import dataclass, field, fields
 from typing import Protocol
 
-from dataplane.log.group_commit import SyncScheduler
+from dataplane.log.group_commit import Syncer
 from dataplane.replica.settings import ReplicaSettings
 from wire.subjects import Subjects
 from wire.transport import Transport
@@ -65,7 +65,7 @@ class BrokerContext:
     subjects: Subjects
     settings: ReplicaSettings
     metadata: MetadataPort
-    syncer: SyncScheduler
+    syncer: Syncer
     executor: Executor
     """For blocking work on logs that roles wait for: opening, cutting, a leader's first sync, checkpoints."""
     readers: Executor

@@ -24,6 +24,7 @@ from dataplane.broker.following import Following
 from dataplane.broker.leading import Leading
 from dataplane.broker.role import Role
 from dataplane.log.errors import LogDamaged
+from dataplane.log.files import REAL_FILES, FileSystem
 from dataplane.log.partition_log import LogConfig, PartitionLog
 from dataplane.log.recovery import RecoveryReport
 from dataplane.replica.producers import ProducerTable
@@ -46,13 +47,16 @@ START_RETRY = 0.1
 
 
 class Replica:
-    def __init__(self, key: PartitionKey, directory: Path, config: LogConfig) -> None:
+    def __init__(
+        self, key: PartitionKey, directory: Path, config: LogConfig, *, files: FileSystem = REAL_FILES
+    ) -> None:
         self.key = key
         self.directory = directory
         self.failed: str | None = None
         self.view: PartitionView | None = None
         self.role: Role | None = None
         self._config = config
+        self._files = files
         self._damaged = False
         """What is here was found damaged when it was opened: it may be cut and written anew, out of the ISR."""
         self._log: PartitionLog | None = None
@@ -67,7 +71,7 @@ class Replica:
     def open(self) -> RecoveryReport:
         """Open and recover the log. Blocking; called in a thread. Raises LogDamaged when there is nothing to work
         with."""
-        self._log, report = PartitionLog.open(self.directory, self._config)
+        self._log, report = PartitionLog.open(self.directory, self._config, files=self._files)
         try:
             self._producers.rebuild(self._log.producer_batches(self._log.log_start_offset))
         except CorruptData as e:  # where recovery had no reason to look

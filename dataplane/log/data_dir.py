@@ -65,7 +65,7 @@ class DataDir:
     def __init__(self, path: Path, files: FileSystem, lock: int, identity: Identity, proof: Proof) -> None:
         """Use `open`."""
         self.path = path
-        self._files = files
+        self.files = files
         self._lock = lock
         self._identity = identity
         self._proof = proof
@@ -160,18 +160,18 @@ class DataDir:
         """
         if not self._recorded:
             raise InvariantViolation(f"{self.path}: marked dirty before this life's registration was recorded")
-        self._write(replace(self._identity, clean=False, boot_id=self._files.boot_id()))
+        self._write(replace(self._identity, clean=False, boot_id=self.files.boot_id()))
 
     def mark_clean(self) -> None:
         """After all logs were synced and closed."""
         self._write(replace(self._identity, clean=True))
 
     def _write(self, identity: Identity) -> None:
-        if identity == self._identity and _read_identity(self._files, self.path) == identity:
+        if identity == self._identity and _read_identity(self.files, self.path) == identity:
             return
         content = json.dumps(asdict(identity), indent=2) + "\n"
         try:
-            replace_file(self._files, self.path / IDENTITY_FILE, content.encode())
+            replace_file(self.files, self.path / IDENTITY_FILE, content.encode())
         except OSError as error:
             raise DataDirError(
                 f"{self.path / IDENTITY_FILE} cannot be written ({error.strerror or error}): "
@@ -189,12 +189,12 @@ class DataDir:
     def list_partitions(self) -> list[PartitionKey]:
         """Those with a folder, in order."""
         found = []
-        for stream in self._files.names(self.path):
+        for stream in self.files.names(self.path):
             stream_match = _STREAM_NAME.fullmatch(stream)
-            if stream_match is None or not self._files.is_directory(self.path / stream):
+            if stream_match is None or not self.files.is_directory(self.path / stream):
                 continue
             name, incarnation = StreamName(stream_match[1]), Incarnation(int(stream_match[2]))
-            matches = map(_PARTITION_NAME.fullmatch, self._files.names(self.path / stream))
+            matches = map(_PARTITION_NAME.fullmatch, self.files.names(self.path / stream))
             found += [PartitionKey(name, incarnation, int(m[1]), Incarnation(int(m[2]))) for m in matches if m]
         return sorted(found)
 
@@ -205,27 +205,27 @@ class DataDir:
         directory = self.partition_directory(key)
         removed = directory.with_name(directory.name + _REMOVED_SUFFIX)
         try:
-            if self._files.is_directory(directory):
-                self._files.rename(directory, removed)
-                self._files.sync_directory(directory.parent)
-            self._files.remove_tree(removed)
-            if self._files.is_directory(directory.parent) and not self._files.names(directory.parent):
-                self._files.remove_tree(directory.parent)
+            if self.files.is_directory(directory):
+                self.files.rename(directory, removed)
+                self.files.sync_directory(directory.parent)
+            self.files.remove_tree(removed)
+            if self.files.is_directory(directory.parent) and not self.files.names(directory.parent):
+                self.files.remove_tree(directory.parent)
         except OSError as error:
             raise DataDirError(
                 f"{directory} cannot be removed ({error.strerror or error}): check its rights"
             ) from error
 
     def _finish_removals(self) -> None:
-        for stream in self._files.names(self.path):
-            if _STREAM_NAME.fullmatch(stream) and self._files.is_directory(self.path / stream):
-                for name in self._files.names(self.path / stream):
+        for stream in self.files.names(self.path):
+            if _STREAM_NAME.fullmatch(stream) and self.files.is_directory(self.path / stream):
+                for name in self.files.names(self.path / stream):
                     if name.endswith(_REMOVED_SUFFIX):
-                        self._files.remove_tree(self.path / stream / name)
+                        self.files.remove_tree(self.path / stream / name)
 
     def close(self) -> None:
         """Lets go of the lock."""
-        self._files.close(self._lock)
+        self.files.close(self._lock)
 
 
 def _read_identity(files: FileSystem, path: Path) -> Identity | None:

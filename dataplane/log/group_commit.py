@@ -37,6 +37,12 @@ class Syncable(Protocol):
     def sync(self) -> Offset: ...
 
 
+class Syncer(Protocol):
+    """What a broker needs of a `SyncScheduler`."""
+
+    def request(self, log: Syncable, done: Done) -> None: ...
+
+
 class Post(Protocol):
     """Runs a function on the event loop, from any thread: `loop.call_soon_threadsafe`. RuntimeError: the loop is
     closed."""

@@ -16,6 +16,8 @@ Link:     UP     batches are sent.
 
 What holds:
 
+0. No batch begins while one that began `REMEMBERED_BATCHES` before it is unresolved, though all between them may be
+   acknowledged: a leader knows that many batches of a producer, and would refuse the repetition of an older one.
 1. The window is in sequence order, and a batch is sent only when every batch before it in the window has been sent
    since. So a leader sees a session's batches in order, and repetitions keep their sequence and their bytes.
 2. A success counts from any attempt. A refusal counts only from the newest attempt: NATS keeps the order of one
@@ -56,6 +58,8 @@ from wire.types import Acks
 MAX_SEQUENCE = (1 << 31) - 1
 """Sequence numbers are i32. Before they run out the partition goes on in a new session."""
 
+REMEMBERED_BATCHES = 5
+"""A leader tells a repetition from a new batch among so many last ones of a producer."""
 
 _CAUTIOUS_AFTER = 3
 """Setbacks in a row after which only the first batch of the window is sent."""
@@ -94,6 +98,7 @@ class PendingBatch:
         "headers",
         "keys",
         "last_error",
+        "place",
         "sent_at",
         "sent_epoch",
         "session",
@@ -111,6 +116,8 @@ class PendingBatch:
         self.headers: list[Mapping[str, bytes] | None] = []
         self.timestamps: list[int | None] = []
         self.claims: list[Claim] = []
+        self.place = 0
+        """How many batches of this partition began before it."""
         self.size = 0
         """Upper bound of the encoded size of the records, in bytes."""
         self.created_at = created_at
@@ -204,6 +211,7 @@ class PartitionAccumulator:
         self._session_sound = True
         self._session_wanted = False
         self._next_sequence = 0
+        self._begun = 0
         self._is_down = False
         self._down_since = 0.0
         self._hold_until = 0.0
@@ -322,6 +330,7 @@ class PartitionAccumulator:
             batch.session = self._session
             batch.base_sequence = self._next_sequence
             self._next_sequence += len(batch)
+        batch.place, self._begun = self._begun, self._begun + 1
         self._window.append(batch)
         return self._mark_sent(batch, now)
 
@@ -330,6 +339,8 @@ class PartitionAccumulator:
         """A batch that was never sent may go out."""
         if self._window and self._setbacks >= _CAUTIOUS_AFTER:
             return False
+        if self._idempotent and self._window and self._begun - self._window[0].place >= REMEMBERED_BATCHES:
+            return False  # answers to later ones have come, and the leader is about to forget the first
         return len(self._window) < self._settings.max_in_flight and self._has_session
 
     @property

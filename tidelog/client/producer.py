@@ -112,7 +112,8 @@ class Producer:
         self._max_record_why = ""
         self._buffered = 0
         self._waiting_for_room: deque[tuple[int, asyncio.Future[None]]] = deque()
-        self._dirty: set[_Pipe] = set()
+        self._dirty: dict[_Pipe, None] = {}
+        """In order, so that what is sent first is not a matter of addresses."""
         self._tasks: set[asyncio.Task[None]] = set()
         self._refresh_task: asyncio.Task[None] | None = None
         self._settled = asyncio.Event()
@@ -430,11 +431,11 @@ class Producer:
         """Send what the partition has gathered when the loop comes round."""
         if not self._dirty:
             self._loop.call_soon(self._pump_dirty)
-        self._dirty.add(pipe)
+        self._dirty[pipe] = None
         pipe.touched_at = self._loop.time()
 
     def _pump_dirty(self) -> None:
-        dirty, self._dirty = self._dirty, set()
+        dirty, self._dirty = self._dirty, {}
         for pipe in dirty:
             pipe.pump()
 

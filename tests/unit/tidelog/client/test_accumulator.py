@@ -100,6 +100,17 @@ class TestGathering:
         acc.on_acknowledged(first[0], 0, 1)
         assert len(sent(acc)) == 1
 
+    def test_no_batch_begins_that_would_make_the_leader_forget_an_unresolved_one(self) -> None:
+        """Found by simulation (seed 214): the answer to the first was lost, those to the later ones came."""
+        acc = core()
+        fill(acc, 8)
+        first, *later = sent(acc)
+        for batch in later:
+            acc.on_acknowledged(batch, batch.base_sequence, 1)
+        assert sent(acc) == []
+        acc.on_acknowledged(first, 0, 1)
+        assert len(sent(acc)) == 3
+
     def test_sequences_count_records(self) -> None:
         acc = core()
         fill(acc, 3, records=4)

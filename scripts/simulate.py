@@ -1,0 +1,221 @@
+"""Simulated clusters by the thousand: production code, one seed each, faults drawn from the seed.
+
+    scripts/simulate --seeds 2000              seeds 1 to 2000 on all cores, then a summary
+    scripts/simulate --minutes 60              as many as fit
+    scripts/simulate --seed 17                 one, with its story
+    scripts/simulate --seed 17 --shrink        the same with as few faults as still break it
+    scripts/simulate --mutants                 mistakes made on purpose: which invariant falls, after how many seeds
+
+A run that fails prints its seed, the commit, and the command that replays it. Exit status 1 when any run failed, or a
+mutant went unseen.
+"""
+
+from __future__ import annotations
+
+import argparse
+import gc
+import multiprocessing
+import multiprocessing.pool
+import os
+import subprocess
+import sys
+import time
+from collections import Counter
+from collections.abc import Iterable, Iterator
+from itertools import count
+from typing import NamedTuple
+
+from tests.simulation.faults import Fault
+from tests.simulation.mutants import MUTANTS
+from tests.simulation.scenario import Result, run
+
+MAX_FAILURES = 10
+"""A longer run ends after so many."""
+
+
+class Verdict(NamedTuple):
+    """What of a run goes from a worker to the parent."""
+
+    seed: int
+    broken: str | None
+    faults: dict[str, int]
+    simulated: float
+    steps: int
+    sent: int
+    acknowledged: int
+    committed_batches: int
+
+
+def judge(seed: int) -> Verdict:
+    result = run(seed)
+    if seed % 8 == 0:
+        gc.collect()  # what a world leaves behind is full of cycles
+    return Verdict(
+        seed,
+        str(result.broken) if result.broken is not None else None,
+        result.faults,
+        result.simulated,
+        result.steps,
+        result.sent,
+        result.acknowledged,
+        result.committed_batches,
+    )
+
+
+def commit() -> str:
+    try:
+        told = subprocess.run(
+            ["git", "describe", "--always", "--dirty"], capture_output=True, text=True, check=True, timeout=10
+        )
+    except (OSError, subprocess.SubprocessError):
+        return "unknown"
+    return told.stdout.strip()
+
+
+def seeds(first: int, number: int | None, deadline: float | None) -> Iterator[int]:
+    for seed in count(first) if number is None else range(first, first + number):
+        if deadline is not None and time.monotonic() >= deadline:
+            return
+        yield seed
+
+
+def run_many(first: int, number: int | None, minutes: float | None, jobs: int) -> int:
+    began = time.monotonic()
+    deadline = None if minutes is None else began + 60 * minutes
+    faults: Counter[str] = Counter()
+    failures: list[Verdict] = []
+    runs = steps = sent = acknowledged = batches = 0
+    simulated = 0.0
+    with multiprocessing.Pool(jobs) as pool:
+        for verdict in _judged(pool, seeds(first, number, deadline), jobs):
+            runs += 1
+            faults.update(verdict.faults)
+            simulated += verdict.simulated
+            steps += verdict.steps
+            sent += verdict.sent
+            acknowledged += verdict.acknowledged
+            batches += verdict.committed_batches
+            if verdict.broken is not None:
+                failures.append(verdict)
+                print(
+                    f"seed {verdict.seed} at commit {commit()} breaks {verdict.broken}\n"
+                    f"  replay: scripts/simulate --seed {verdict.seed}",
+                    flush=True,
+                )
+                if len(failures) >= MAX_FAILURES:
+                    break
+            if runs % 500 == 0:
+                print(f"{runs} seeds, {len(failures)} failed, {time.monotonic() - began:.0f} s", flush=True)
+    print(
+        f"\n{runs} seeds, {len(failures)} failed; {simulated / 3600:.2f} simulated hours in"
+        f" {time.monotonic() - began:.0f} s; {steps} steps; {sent} records sent, {acknowledged} acknowledged,"
+        f" {batches} batches committed\nfaults: "
+        + ", ".join(f"{kind} {times}" for kind, times in sorted(faults.items(), key=lambda found: -found[1]))
+    )
+    return 1 if failures else 0
+
+
+def _judged(pool: multiprocessing.pool.Pool, wanted: Iterable[int], jobs: int) -> Iterator[Verdict]:
+    """As `imap_unordered`, but asks for a seed when there is a worker for it."""
+    asked: list[multiprocessing.pool.AsyncResult[Verdict]] = []
+    rest = iter(wanted)
+    while True:
+        while len(asked) < 2 * jobs and (seed := next(rest, None)) is not None:
+            asked.append(pool.apply_async(judge, (seed,)))
+        if not asked:
+            return
+        asked[0].wait(0.02)
+        ready = [answer for answer in asked if answer.ready()]
+        for answer in ready:
+            asked.remove(answer)
+            yield answer.get()
+
+
+def run_one(seed: int, *, smallest: bool) -> int:
+    result = run(seed, tell=True)
+    if smallest and result.broken is not None:
+        schedule = shrink(result)
+        result = run(seed, tell=True, schedule=schedule)
+    print("\n".join(result.story))
+    print(f"\nfaults that were due: {len(result.schedule)}")
+    for fault in result.schedule:
+        print(f"  {fault}")
+    if result.broken is None:
+        print(f"seed {seed} holds: {result.acknowledged} records acknowledged in {result.simulated:.1f} simulated s")
+        return 0
+    print(f"seed {seed} at commit {commit()} breaks {result.broken}")
+    return 1
+
+
+def shrink(failed: Result) -> list[Fault]:
+    """A part of the schedule that breaks the same invariant: halves are left out, then quarters, then single faults."""
+    assert failed.broken is not None
+    wanted = failed.broken.invariant
+    schedule = failed.schedule
+    size = max(1, len(schedule) // 2)
+    while True:
+        at = 0
+        while at < len(schedule):
+            fewer = schedule[:at] + schedule[at + size :]
+            result = run(failed.seed, schedule=fewer)
+            if result.broken is not None and result.broken.invariant == wanted:
+                schedule = fewer
+            else:
+                at += size
+        if size == 1:
+            return schedule
+        size //= 2
+
+
+class Sight(NamedTuple):
+    mutant: int
+    invariant: str | None
+    seeds: int
+
+
+def hunt(order: tuple[int, int]) -> Sight:
+    number, budget = order
+    with MUTANTS[number].applied():
+        for tried in range(budget):
+            result = run(tried + 1)
+            if tried % 8 == 0:
+                gc.collect()
+            if result.broken is not None:
+                return Sight(number, result.broken.invariant, tried + 1)
+    return Sight(number, None, budget)
+
+
+def run_mutants(budget: int, jobs: int) -> int:
+    unseen = 0
+    width = max(len(mutant.name) for mutant in MUTANTS)
+    print(f"{'mutant':<{width}}  caught by                 after seeds")
+    with multiprocessing.Pool(jobs) as pool:
+        for sight in pool.imap(hunt, [(number, budget) for number in range(len(MUTANTS))]):
+            unseen += sight.invariant is None
+            name = MUTANTS[sight.mutant].name
+            print(f"{name:<{width}}  {sight.invariant or 'NOT CAUGHT':<24}  {sight.seeds}", flush=True)
+    print(f"{len(MUTANTS) - unseen} of {len(MUTANTS)} caught")
+    return 1 if unseen else 0
+
+
+def main() -> int:
+    parser = argparse.ArgumentParser(description="Run the production code in simulated worlds.")
+    parser.add_argument("--seeds", type=int, metavar="N", help="so many seeds")
+    parser.add_argument("--minutes", type=float, metavar="M", help="as many seeds as fit into M minutes")
+    parser.add_argument("--first", type=int, default=1, metavar="S", help="the first seed (default 1)")
+    parser.add_argument("--seed", type=int, metavar="S", help="one seed, with its story")
+    parser.add_argument("--shrink", action="store_true", help="with --seed: as few faults as still break it")
+    parser.add_argument("--mutants", action="store_true", help="mistakes made on purpose: are they seen?")
+    parser.add_argument("--budget", type=int, default=200, metavar="N", help="with --mutants: seeds for each (200)")
+    parser.add_argument("--jobs", type=int, default=os.cpu_count() or 1, metavar="N", help="processes (default: cores)")
+    given = parser.parse_args()
+    if given.seed is not None:
+        return run_one(given.seed, smallest=given.shrink)
+    if given.mutants:
+        return run_mutants(given.budget, given.jobs)
+    number = given.seeds if given.seeds is not None or given.minutes is not None else 200
+    return run_many(given.first, number, given.minutes, given.jobs)
+
+
+if __name__ == "__main__":
+    sys.exit(main())

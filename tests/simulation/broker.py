@@ -1,0 +1,254 @@
+"""One broker's machine: a disk that outlives the processes on it, and the process, put together as
+`tidelog.server.node.Node` does: the same parts in the same order, over simulated ports."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable
+from pathlib import Path
+from random import Random
+from typing import TYPE_CHECKING, Any
+
+from dataplane.broker.broker import Broker, open_replicas
+from dataplane.broker.context import BrokerContext
+from dataplane.log.data_dir import DataDir
+from dataplane.log.errors import DataDirError
+from dataplane.log.group_commit import Syncable
+from dataplane.replica.settings import ReplicaSettings
+from metadata.raft.types import RaftStatus, StateMachine
+from metadata.service import MetadataService, Registration
+from metadata.settings import MetadataSettings
+from tests.simulation.disk import SimDisk, Survival
+from tests.simulation.messaging import Nats, SimConnection
+from tests.simulation.raft import RaftGroup, RaftMember
+from tests.simulation.world import Process, SimulatedCrash, World
+from tidelog.server.api import Api
+from wire.errors import Code, TidelogError
+from wire.subjects import Subjects
+from wire.types import BrokerId, Incarnation
+
+if TYPE_CHECKING:
+    from dataplane.log.group_commit import Done
+
+DATA = Path("/data")
+
+
+class SimSyncer:
+    """`dataplane.log.group_commit.SyncScheduler`, its threads simulated: a log is synced by one of them at a time, and
+    a sync serves those who waited when it began."""
+
+    def __init__(self, process: Process) -> None:
+        self._process = process
+        self._waiting: dict[Syncable, list[Done]] = {}
+
+    def request(self, log: Syncable, done: Done) -> None:
+        waiting = self._waiting.get(log)
+        if waiting is not None:
+            waiting.append(done)
+            return
+        self._waiting[log] = [done]
+        self._begin(log)
+
+    def _begin(self, log: Syncable) -> None:
+        served: list[Done] = []
+
+        def work() -> Any:
+            served.extend(self._waiting[log])
+            self._waiting[log] = []
+            return log.sync()
+
+        def finished(result: Any, error: BaseException | None) -> None:
+            if self._waiting[log]:
+                self._begin(log)
+            else:
+                del self._waiting[log]
+            for done in served:
+                done(error if isinstance(error, Exception) else result)
+
+        self._process.in_thread(work, finished)
+
+
+class SimBroker:
+    def __init__(self, world: World, nats: Nats, raft: RaftGroup, broker_id: str, subjects: Subjects) -> None:
+        self.world = world
+        self.nats = nats
+        self.raft = raft
+        self.id = BrokerId(broker_id)
+        self.raft_address = f"{broker_id}:7400"
+        self.subjects = subjects
+        self.disk = SimDisk(crash=SimulatedCrash)
+        self.lives = 0
+        self.process: Process | None = None
+        self.broker: Broker | None = None
+        self.metadata: MetadataService | None = None
+        self.fatal: TidelogError | None = None
+        self.disk_delay = 0.0003
+        self.link_slowness = 1.0
+        self.wall_skew_ns = 0
+        self.metadata_settings = MetadataSettings()
+        self.replica_settings = ReplicaSettings()
+        self.on_died: Callable[[SimBroker], None] = lambda _: None
+        self.restart_after: float | None = None
+        """Set where a fault ends the process at a moment of its own: it is started again after so many seconds."""
+        self.power_goes_with_it = False
+        self._connections: list[SimConnection] = []
+        self._closing: Callable[[], Any] | None = None
+
+    @property
+    def is_running(self) -> bool:
+        return self.process is not None
+
+    @property
+    def connections(self) -> list[SimConnection]:
+        return self._connections if self.process is not None else []
+
+    # ---- life
+
+    def start(self) -> None:
+        if self.process is not None:
+            return
+        self.lives += 1
+        rng = self.world.rng
+        process = Process(
+            self.world, self.id, rate=1.0 + (rng.random() - 0.5) * 0.02, offset=rng.random() * 1000 * self.lives
+        )
+        process.disk_delay = self.disk_delay
+        process.wall_skew_ns = self.wall_skew_ns
+        process.on_crash = self.kill
+        self.process = process
+        self.world.say(f"{self.id} starts, life {self.lives}")
+        with process.running():
+            process.create_task(self._start(process))
+
+    async def _start(self, process: Process) -> None:
+        try:
+            data_dir = DataDir.open(DATA, self.id, files=self.disk)
+        except DataDirError as error:
+            self._end_on(process, TidelogError(Code.BAD_CONFIG, str(error)))
+            return
+        ingest = SimConnection(self.nats, process, f"{self.id}-{self.lives}-ingest")
+        control = SimConnection(self.nats, process, f"{self.id}-{self.lives}-control")
+        self._connections = [ingest, control]
+        for connection in self._connections:
+            connection.slowness = self.link_slowness
+        await ingest.connected()
+        await control.connected()
+        executor: Any = None
+        replicas, unsound = await open_replicas(data_dir, executor)
+        proof = data_dir.proof()
+        metadata = MetadataService(
+            broker_id=self.id,
+            life_id=f"{self.id}-{self.lives}",
+            make_raft=self._make_raft,
+            transport=control,
+            subjects=self.subjects,
+            settings=self.metadata_settings,
+            rng=Random(f"{self.world.seed}-{self.id}-{self.lives}"),
+            monotonic=process.time,
+            registration=Registration(
+                folder_same=proof.folder_same,
+                page_cache_survived=proof.page_cache_survived,
+                unsound=unsound,
+                last_incarnation=data_dir.last_incarnation or Incarnation(0),
+                cluster_id=data_dir.cluster_id or "",
+                raft_address=self.raft_address,
+            ),
+        )
+        context = BrokerContext(
+            broker=self.id,
+            incarnation=Incarnation(0),
+            ingest=ingest,
+            control=control,
+            subjects=self.subjects,
+            settings=self.replica_settings,
+            metadata=metadata,
+            syncer=SimSyncer(process),
+            executor=executor,
+            readers=executor,
+            loop=process,
+            time_ns=process.time_ns,
+        )
+        broker = Broker(context, data_dir, replicas)
+        registered = False
+
+        def on_registered(cluster_id: str, incarnation: Incarnation) -> None:
+            nonlocal registered
+            try:
+                data_dir.record(cluster_id, incarnation)
+                data_dir.mark_dirty()
+            except DataDirError as error:
+                self._end_on(process, TidelogError(Code.BAD_CONFIG, str(error)))
+                return
+            registered = True
+            broker.on_registered(incarnation)
+
+
+        metadata.on_partitions = broker.on_partitions
+        metadata.on_registered = on_registered
+        metadata.broker_status = broker.stream_status
+        metadata.broker_totals = broker.status
+        metadata.on_fatal = lambda error: self._end_on(process, error)
+        api = Api(metadata, control, self.subjects)
+        metadata.on_office = api.on_office
+        self.metadata, self.broker = metadata, broker
+
+        async def close() -> None:
+            await broker.close()
+            if registered and not broker.status()["failed"]:
+                data_dir.mark_clean()
+            await metadata.close()
+
+        self._closing = close
+        await broker.start()
+        await metadata.start()
+
+    def _end_on(self, process: Process, error: TidelogError) -> None:
+        """As `Node.fatal`: the process ends; whoever watches over it starts another."""
+        self.fatal = error
+        self.world.say(f"{self.id} cannot go on: {error}")
+        self.restart_after = 1.0
+        process.call_soon(self.kill)
+
+    def _make_raft(
+        self,
+        state_machine: StateMachine,
+        on_status: Callable[[RaftStatus], None],
+        on_peer_lost: Callable[[str], None],
+    ) -> RaftMember:
+        assert self.process is not None
+        return RaftMember(self.raft, self.process, self.raft_address, state_machine, on_status, on_peer_lost)
+
+    def kill(self) -> None:
+        """kill -9: what was written is in the page cache."""
+        process = self.process
+        if process is None:
+            return
+        process.kill()
+        self.process = self.broker = self.metadata = self._closing = None
+        self.world.say(f"{self.id} is dead")
+        self.disk.kill_process()
+        for connection in self._connections:
+            self.nats.process_died(connection)
+        self.raft.process_died(self.raft_address)
+        self.on_died(self)
+
+    def lose_power(self, how: Survival) -> None:
+        self.kill()
+        self.disk.lose_power(how, self.world.rng)
+
+    def stop(self) -> None:
+        """In order, as on SIGTERM."""
+        process, closing = self.process, self._closing
+        if process is None or closing is None:
+            self.kill()
+            return
+        self._closing = None
+
+        async def end() -> None:
+            try:
+                await asyncio.wait_for(closing(), 20)
+            finally:
+                self.kill()
+
+        with process.running():
+            process.create_task(end())

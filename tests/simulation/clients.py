@@ -1,0 +1,197 @@
+"""Who uses the cluster: the production client over the simulated NATS, and publishers who know nothing of Tidelog.
+
+Values say who wrote them and in which order: `<name>:<number>:<padding>`. Names begin with `i` (idempotent: once, in
+order), `l` (acks=leader), `n` (acks=none) or `b` (bare publishes).
+"""
+
+from __future__ import annotations
+
+import asyncio
+import json
+from collections.abc import Callable
+from functools import partial
+from random import Random
+from typing import Literal
+
+from tests.simulation.invariants import Acknowledged, Invariants
+from tests.simulation.messaging import Nats, SimConnection
+from tests.simulation.world import Process, World
+from tidelog.client.connection import Client
+from tidelog.client.records import Receipt
+from wire.batch import RecordBatch
+from wire.errors import Code, TidelogError
+from wire.subjects import Subjects, ingest_subject
+from wire.transport import Message
+
+MAX_WAITING = 64
+"""Records of one producer without an answer; it waits at that many."""
+
+
+class Workload:
+    """One client process with its producers and consumers of one stream."""
+
+    def __init__(
+        self, world: World, nats: Nats, invariants: Invariants, subjects: Subjects, name: str, *, rate: float
+    ) -> None:
+        """`rate`: records per second of each producer."""
+        self.world = world
+        self.invariants = invariants
+        self.process = Process(world, name)
+        self.rng = Random(f"{world.seed}-{name}")
+        self.rate = rate
+        self.stopped = False
+        self.sent = 0
+        self.acknowledged = 0
+        self.failed = 0
+        self.slowest = 0.0
+        """Of the answers since it was last set to 0, in seconds."""
+        self.open = 0
+        """Sent by who waits for an answer, and none came."""
+        self.consumed: dict[tuple[int, int], int] = {}
+        """(stream incarnation, partition) -> next offset of the consumer."""
+        self.incarnation = 0
+        self.partitions = 0
+        self.stream = ""
+        with self.process.running():
+            self.connection = SimConnection(nats, self.process, name)
+            self.client = Client(self.connection, subjects, server="nats://simulated", name=name)
+        self._names = 0
+
+    def spawn(self, work: Callable[[], object]) -> None:
+        with self.process.running():
+            self.process.create_task(self._guarded(work))
+
+    async def _guarded(self, work: Callable[[], object]) -> None:
+        await work()  # type: ignore[misc]
+
+    # ---- the stream
+
+    async def create(self, stream: str, *, partitions: int, replication_factor: int, config: dict[str, str]) -> None:
+        await self.connection.connected()
+        while True:
+            try:
+                made = await self.client.create_stream(
+                    stream, partitions=partitions, replication_factor=replication_factor, config=config
+                )
+                break
+            except TidelogError as error:
+                self.world.say(f"cannot create {stream}: {error}")
+                await asyncio.sleep(0.2)
+        self.incarnation = int(made["incarnation"])  # type: ignore[typeddict-item]
+        self.stream, self.partitions = stream, partitions
+
+    # ---- producers
+
+    async def produce(self, acks: Literal["all", "leader", "none"]) -> None:
+        """For ever, until `stopped`. A producer that fails is replaced by another, of another name."""
+        while not self.stopped:
+            self._names += 1
+            name = {"all": "i", "leader": "l", "none": "n"}[acks] + str(self._names)
+            failed = asyncio.Event()
+            producer = self.client.producer(self.stream, acks=acks, delivery_timeout_ms=60_000)
+            try:
+                await producer.start()
+            except TidelogError as error:
+                self.world.say(f"{name} cannot start: {error}")
+                await asyncio.sleep(0.2)
+                continue
+            waiting = 0
+            number = 0
+
+            def answered(value: bytes, sent_at: float, future: asyncio.Future[Receipt], failed: asyncio.Event = failed) -> None:
+                nonlocal waiting
+                waiting -= 1
+                self.open -= 1
+                error = future.exception()
+                if error is not None:
+                    self.failed += 1
+                    self.world.say(f"{value[:12]!r} failed: {error}")
+                    failed.set()
+                    return
+                receipt = future.result()
+                self.acknowledged += 1
+                self.slowest = max(self.slowest, self.world.now - sent_at)
+                if acks != "none":
+                    self._acked(value, receipt.partition, receipt.offset, promised=acks == "all")
+
+            while not self.stopped and not failed.is_set():
+                await asyncio.sleep(self.rng.expovariate(self.rate))
+                for _ in range(self.rng.choice((1, 1, 1, 3, 8))):
+                    if waiting >= MAX_WAITING:
+                        break
+                    number += 1
+                    value = self._value(name, number)
+                    partition = self.rng.randrange(self.partitions)
+                    try:
+                        future = producer.send_nowait(value, partition=partition)
+                    except TidelogError as error:
+                        self.world.say(f"{name} fails: {error}")
+                        failed.set()
+                        break
+                    waiting += 1
+                    self.sent += 1
+                    self.open += 1
+                    future.add_done_callback(partial(answered, value, self.world.now))
+            if failed.is_set():
+                producer.abort(TidelogError(Code.UNAVAILABLE, "given up"))
+
+    def _value(self, name: str, number: int) -> bytes:
+        padding = self.rng.choice((0, 10, 100, 100, 1500))
+        return b"%s:%d:%s" % (name.encode(), number, b"x" * padding)
+
+    def _acked(self, value: bytes, partition: int, offset: int, *, promised: bool) -> None:
+        self.world.say(f"acknowledged {value[:12].decode()} at {partition}/{offset}")
+        self.invariants.acked(
+            Acknowledged(self.stream, self.incarnation, partition, offset, value, self.process.name), promised=promised
+        )
+
+    async def publish(self) -> None:
+        """Bare publishes with a reply subject, as `nats request` makes them. Nobody repeats them."""
+        number = 0
+        self._names += 1
+        name = f"b{self._names}"
+        while not self.stopped:
+            await asyncio.sleep(self.rng.expovariate(self.rate))
+            number += 1
+            value = self._value(name, number)
+            partition = self.rng.randrange(self.partitions)
+            inbox = self.connection.new_inbox()
+            self.connection.on_inbox(inbox, partial(self._bare_answer, value, partition, inbox))
+            self.sent += 1
+            self.connection.publish(ingest_subject(self.stream, partition), [value], reply=inbox)
+
+    def _bare_answer(self, value: bytes, partition: int, inbox: str, message: Message) -> None:
+        if message.status is not None:
+            return
+        answer = json.loads(message.data)
+        if "offset" in answer:
+            self.connection.on_inbox(inbox, None)
+            self.acknowledged += 1
+            self._acked(value, partition, int(answer["offset"]), promised=True)
+
+    # ---- consumers
+
+    async def consume(self) -> None:
+        """From the beginning, for ever; after a failure from where it was."""
+        while True:
+            start = {p: self.consumed.get((self.incarnation, p), 0) for p in range(self.partitions)}
+            incarnation = self.incarnation
+            try:
+                async for batch in self.client.consume(self.stream, start=start).batches():
+                    if incarnation != self.incarnation:
+                        break
+                    self._got(incarnation, batch.partition, batch._columns)
+            except TidelogError as error:
+                self.world.say(f"the consumer fails: {error}")
+            await asyncio.sleep(0.1)
+
+    def _got(self, incarnation: int, partition: int, columns: RecordBatch) -> None:
+        offsets = columns.offsets
+        first, end = int(offsets[0]), int(offsets[-1]) + 1
+        expected = self.consumed.get((incarnation, partition), 0)
+        if first != expected:
+            self.world.broken(
+                "ConsumerOrder", f"{self.process.name} got {self.stream}/{partition} offset {first} after {expected}"
+            )
+        self.invariants.consumed(self.process.name, self.stream, incarnation, columns, partition)
+        self.consumed[incarnation, partition] = end

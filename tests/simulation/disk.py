@@ -1,0 +1,309 @@
+"""A disk in memory that loses what a real one may lose: `dataplane.log.files.FileSystem` with faults.
+
+Per file it knows what was synced and the changes since; per folder, the names that were synced and the changes since.
+
+    death of a process     its handles and locks are gone; everything written stays (the page cache)
+    loss of power          of what was not synced: nothing survives, everything, everything but half of the last write,
+                           or chance decides: of writes any subset, torn anywhere; of names a prefix
+
+Folders appear and move at once and durably: `make_directory` promises it, and only whole partitions are ever moved.
+
+A crash inside a system call: `crash_in(n)` counts the calls that change something; the n-th does its work, or not, and
+does not return.
+"""
+
+from __future__ import annotations
+
+import errno
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from random import Random
+from typing import Literal, TypeAlias
+
+from wire.transport import Buffer
+
+Change: TypeAlias = tuple[int, bytes | None]
+"""(position, bytes), or (length, None) for a change of length."""
+Survival: TypeAlias = Literal["nothing", "everything", "all but half of the last write", "random"]
+SURVIVALS: tuple[Survival, ...] = ("nothing", "everything", "all but half of the last write", "random")
+
+
+@dataclass(eq=False, slots=True)
+class DiskFile:
+    content: bytearray = field(default_factory=bytearray)
+    synced: bytearray = field(default_factory=bytearray)
+    pending: list[Change] = field(default_factory=list)
+    """Not synced yet."""
+
+    @staticmethod
+    def _apply(content: bytearray, position: int, data: bytes | None) -> None:
+        if data is None:
+            del content[position:]
+            content.extend(bytes(position - len(content)))
+        else:
+            if position > len(content):
+                content.extend(bytes(position - len(content)))
+            content[position : position + len(data)] = data
+
+    def change(self, position: int, data: bytes | None) -> None:
+        self.pending.append((position, data))
+        self._apply(self.content, position, data)
+
+    def sync(self) -> None:
+        for position, data in self.pending:
+            self._apply(self.synced, position, data)
+        self.pending.clear()
+
+    def crash(self, survives: Callable[[list[Change]], list[Change]]) -> None:
+        for position, data in survives(self.pending):
+            self._apply(self.synced, position, data)
+        self.pending.clear()
+        self.content = bytearray(self.synced)
+
+
+@dataclass(eq=False, slots=True)
+class _Folder:
+    now: dict[str, DiskFile] = field(default_factory=dict)
+    synced: dict[str, DiskFile] = field(default_factory=dict)
+    changes: list[tuple[str, DiskFile | None]] = field(default_factory=list)
+
+
+class SimDisk:
+    """See the module. `crash`: the exception that a call raises that power is lost in."""
+
+    def __init__(self, *, crash: type[BaseException]) -> None:
+        self._crash = crash
+        self.calls = 0
+        """That changed something."""
+        self.crash_at = -1
+        """The number of the call that power is lost in; -1: none."""
+        self.full = False
+        """Writes and new files fail with ENOSPC."""
+        self.failing_syncs = 0
+        """So many syncs of data fail with EIO."""
+        self._boot = 1
+        self._folders: dict[Path, _Folder] = {Path("/"): _Folder()}
+        self._open: dict[int, DiskFile] = {}
+        self._locked: dict[Path, int] = {}
+        self._next_handle = 3
+
+    # ---- faults
+
+    def crash_in(self, calls: int) -> None:
+        self.crash_at = self.calls + calls
+
+    def kill_process(self) -> None:
+        """The handles and locks of its process are gone."""
+        self._open.clear()
+        self._locked.clear()
+        self.crash_at = -1
+
+    def lose_power(self, how: Survival, rng: Random) -> None:
+        def torn(change: Change, where: float) -> Change:
+            position, data = change
+            return change if data is None else (position, data[: int(len(data) * where)])
+
+        def survives(pending: list[Change]) -> list[Change]:
+            if how == "nothing":
+                return []
+            if how == "everything":
+                return pending
+            if how == "all but half of the last write":
+                return [*pending[:-1], *(torn(change, 0.5) for change in pending[-1:])]
+            kept = [torn(change, rng.random()) if rng.random() < 0.3 else change for change in pending]
+            return [change for change in kept if rng.random() < 0.6]
+
+        for folder in self._folders.values():
+            changes = folder.changes
+            amount = {"nothing": 0, "random": rng.randint(0, len(changes))}.get(how, len(changes))
+            for name, file in changes[:amount]:
+                _rename(folder.synced, name, file)
+            changes.clear()
+            folder.now = dict(folder.synced)
+            for file in folder.now.values():
+                file.crash(survives)
+        self.kill_process()
+        self._boot += 1
+
+    def wipe(self) -> None:
+        """Another disk, empty."""
+        self.kill_process()
+        self._folders = {Path("/"): _Folder()}
+
+    def flip_bit(self, path: Path, position: int, bit: int) -> None:
+        """In a file at rest, on stable storage."""
+        file = self._file(path)
+        for content in (file.content, file.synced):
+            if position < len(content):
+                content[position] ^= 1 << bit
+
+    def files_below(self, path: Path) -> list[tuple[Path, int]]:
+        """(path, size), sorted."""
+        return sorted(
+            (folder / name, len(file.content))
+            for folder, names in self._folders.items()
+            if path in (folder, *folder.parents)
+            for name, file in names.now.items()
+        )
+
+    def _step(self) -> bool:
+        """True in the call that does not return."""
+        self.calls += 1
+        if 0 <= self.crash_at < self.calls - 1:
+            raise self._crash
+        return self.calls - 1 == self.crash_at
+
+    def _file(self, path: Path) -> DiskFile:
+        folder = self._folders.get(path.parent)
+        file = folder.now.get(path.name) if folder is not None else None
+        if file is None:
+            raise FileNotFoundError(errno.ENOENT, "No such file or directory", str(path))
+        return file
+
+    def _opened(self, handle: int) -> DiskFile:
+        file = self._open.get(handle)
+        if file is None:
+            raise OSError(errno.EBADF, f"handle {handle} is not open")
+        return file
+
+    def _check_room(self) -> None:
+        if self.full:
+            raise OSError(errno.ENOSPC, "No space left on device")
+
+    # ---- FileSystem
+
+    def open(self, path: Path, *, write: bool = False, create: bool = False) -> int:  # noqa: ARG002 - as the port
+        try:
+            file = self._file(path)
+        except FileNotFoundError:
+            if not create or path.parent not in self._folders:
+                raise
+            self._check_room()
+            crashes = self._step()
+            file = DiskFile()
+            self._change_name(path, file)
+            if crashes:
+                raise self._crash from None
+        self._next_handle += 1
+        self._open[self._next_handle] = file
+        return self._next_handle
+
+    def close(self, handle: int) -> None:
+        self._open.pop(handle, None)
+        self._locked = {path: by for path, by in self._locked.items() if by != handle}
+
+    def size(self, handle: int) -> int:
+        return len(self._opened(handle).content)
+
+    def write(self, handle: int, parts: Sequence[Buffer], position: int) -> None:
+        self._check_room()
+        self._change(handle, position, b"".join(parts))
+
+    def truncate(self, handle: int, size: int) -> None:
+        self._change(handle, size, None)
+
+    def preallocate(self, handle: int, position: int, size: int) -> None:
+        self._check_room()
+        self._change(handle, position + size, None)
+
+    def _change(self, handle: int, position: int, data: bytes | None) -> None:
+        crashes = self._step()
+        self._opened(handle).change(position, data)
+        if crashes:
+            raise self._crash
+
+    def read(self, handle: int, size: int, position: int) -> bytes:
+        return bytes(self._opened(handle).content[position : position + size])
+
+    def sync_data(self, handle: int) -> None:
+        if self._step():
+            raise self._crash
+        if self.failing_syncs:
+            self.failing_syncs -= 1
+            raise OSError(errno.EIO, "Input/output error")
+        self._opened(handle).sync()
+
+    def sync_all(self, handle: int) -> None:
+        self.sync_data(handle)
+
+    def names(self, directory: Path) -> list[str]:
+        folder = self._folders.get(directory)
+        if folder is None:
+            return []
+        return sorted({*folder.now, *(path.name for path in self._folders if path.parent == directory != path)})
+
+    def is_directory(self, path: Path) -> bool:
+        return path in self._folders
+
+    def make_directory(self, path: Path) -> None:
+        for directory in (*reversed(path.parents), path):
+            if directory not in self._folders:
+                if self._step():
+                    raise self._crash
+                self._folders[directory] = _Folder()
+
+    def sync_directory(self, path: Path) -> None:
+        if self._step():
+            raise self._crash
+        folder = self._folders[path]
+        folder.synced = dict(folder.now)
+        folder.changes.clear()
+
+    def rename(self, source: Path, target: Path) -> None:
+        if source in self._folders:
+            if self._step():
+                raise self._crash
+            for path in [path for path in self._folders if source in (path, *path.parents)]:
+                self._folders[target / path.relative_to(source)] = self._folders.pop(path)
+            return
+        crashes = self._step()
+        file = self._file(source)
+        if source.parent == target.parent:
+            # One change: a rename is atomic. The old name goes with the new one's coming.
+            name = f"{source.name}\0{target.name}"
+            folder = self._folders[source.parent]
+            folder.changes.append((name, file))
+            _rename(folder.now, name, file)
+        else:
+            self._change_name(target, file)
+            self._change_name(source, None)
+        if crashes:
+            raise self._crash
+
+    def remove(self, path: Path) -> None:
+        folder = self._folders.get(path.parent)
+        if folder is not None and path.name in folder.now:
+            crashes = self._step()
+            self._change_name(path, None)
+            if crashes:
+                raise self._crash
+
+    def _change_name(self, path: Path, file: DiskFile | None) -> None:
+        folder = self._folders[path.parent]
+        folder.changes.append((path.name, file))
+        _rename(folder.now, path.name, file)
+
+    def remove_tree(self, path: Path) -> None:
+        for directory in [directory for directory in self._folders if path in (directory, *directory.parents)]:
+            if self._step():
+                raise self._crash
+            del self._folders[directory]
+
+    def lock(self, path: Path) -> int | None:
+        if path in self._locked:
+            return None
+        handle = self.open(path, write=True, create=True)
+        self._locked[path] = handle
+        return handle
+
+    def boot_id(self) -> str:
+        return f"boot-{self._boot}"
+
+
+def _rename(names: dict[str, DiskFile], name: str, file: DiskFile | None) -> None:
+    source, _, target = name.partition("\0")
+    if file is None or target:
+        names.pop(source, None)
+    if file is not None:
+        names[target or source] = file

@@ -1,0 +1,365 @@
+"""What goes wrong, when, and for how long: drawn from the seed before the run begins, so that a schedule can be printed,
+replayed and made smaller.
+
+A fault that would go beyond what the stream's durability promises to survive is not carried out: two disks lost before
+the first one's replica is back, or, on a stream that acknowledges from the page cache, the power of two machines.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass, replace
+from random import Random
+from typing import TYPE_CHECKING
+
+from tests.simulation.disk import SURVIVALS, Survival
+from tests.simulation.messaging import Weather
+
+if TYPE_CHECKING:
+    from tests.simulation.scenario import Cluster
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Fault:
+    at: float
+    """Seconds after the faults begin."""
+    kind: str
+    broker: str = ""
+    lasts: float = 0.0
+    detail: str = ""
+    number: int = 0
+
+    def __str__(self) -> str:
+        parts = [f"at {self.at:.3f}", self.kind, self.broker, self.detail]
+        if self.lasts:
+            parts.append(f"for {self.lasts:.3f} s")
+        if self.number:
+            parts.append(f"({self.number})")
+        return " ".join(part for part in parts if part)
+
+
+LEADER = "leader"
+"""In place of a broker: whoever leads the first partition when the fault strikes."""
+
+WEIGHTS: dict[str, float] = {
+    "kill": 10,
+    "power": 8,
+    "stop": 3,
+    "crash in a call": 8,
+    "pause": 6,
+    "cut nats": 7,
+    "cut raft": 5,
+    "isolate": 6,
+    "lose connection": 5,
+    "nats restart": 4,
+    "raft election": 6,
+    "raft stalls": 4,
+    "bad weather": 6,
+    "slow disk": 4,
+    "slow link": 4,
+    "late applies": 5,
+    "clock jump": 2,
+    "wipe": 2,
+    "failing fsync": 2,
+    "full disk": 1,
+    "bit flip": 0,
+    "kill all": 2,
+    "power all": 3,
+    "recreate": 2,
+}
+
+
+def draw(rng: Random, brokers: tuple[str, ...], duration: float) -> list[Fault]:
+    """A schedule: some kinds of fault only, so that runs differ in character."""
+    kinds = [kind for kind in WEIGHTS if WEIGHTS[kind] and rng.random() < 0.5] or ["kill"]
+    weights = [WEIGHTS[kind] for kind in kinds]
+    pause = rng.choice((0.15, 0.4, 1.0, 2.5))
+    schedule = []
+    at = rng.random() * 0.3
+    while at < duration:
+        kind = rng.choices(kinds, weights)[0]
+        schedule.append(
+            Fault(
+                at=at,
+                kind=kind,
+                broker=rng.choice((*brokers, LEADER, LEADER)),
+                lasts=rng.choice((0.02, 0.3, 1.0, 3.0)) * (0.5 + rng.random()),
+                detail=rng.choice(SURVIVALS) if kind.startswith("power") else "",
+                number=rng.randrange(1, 60) if kind in ("crash in a call", "bit flip") else rng.randrange(1, 4),
+            )
+        )
+        at += rng.expovariate(1.0) * pause
+    return schedule
+
+
+def carry_out(fault: Fault, cluster: Cluster) -> None:
+    """Does nothing where it cannot apply."""
+    if fault.broker == LEADER:
+        fault = replace(fault, broker=cluster.leader())
+    cluster.world.say(f"FAULT {fault}")
+    if _DO[fault.kind](fault, cluster):
+        cluster.faults[fault.kind] = cluster.faults.get(fault.kind, 0) + 1
+
+
+def _kill(fault: Fault, cluster: Cluster) -> bool:
+    broker = cluster.brokers[fault.broker]
+    if not broker.is_running:
+        return False
+    broker.kill()
+    cluster.start_later(broker, fault.lasts)
+    return True
+
+
+def _power(fault: Fault, cluster: Cluster) -> bool:
+    broker = cluster.brokers[fault.broker]
+    if not cluster.may_lose_power(broker):
+        return False
+    broker.lose_power(_survival(fault.detail))
+    cluster.start_later(broker, fault.lasts)
+    return True
+
+
+def _survival(text: str) -> Survival:
+    return next(how for how in SURVIVALS if how == text)
+
+
+def _stop(fault: Fault, cluster: Cluster) -> bool:
+    broker = cluster.brokers[fault.broker]
+    if not broker.is_running:
+        return False
+    broker.restart_after = fault.lasts
+    broker.stop()
+    return True
+
+
+def _crash(fault: Fault, cluster: Cluster) -> bool:
+    broker = cluster.brokers[fault.broker]
+    if not broker.is_running:
+        return False
+    broker.disk.crash_in(fault.number)
+    broker.restart_after = fault.lasts
+    broker.power_goes_with_it = fault.lasts > 1.0
+    return True
+
+
+def _pause(fault: Fault, cluster: Cluster) -> bool:
+    broker = cluster.brokers[fault.broker]
+    process = broker.process
+    if process is None or process.paused:
+        return False
+    process.pause()
+    cluster.raft.check()
+    cluster.lift(fault.lasts, lambda: process.alive and process.resume())
+    return True
+
+
+def _cut_nats(fault: Fault, cluster: Cluster) -> bool:
+    broker = cluster.brokers[fault.broker]
+    up, down = fault.number != 2, fault.number != 3
+    which = broker.connections if fault.lasts > 0.3 else broker.connections[fault.number % 2 :][:1]
+    for connection in which:
+        cluster.nats.block(connection, up=up, down=down)
+    connections = list(which)
+    cluster.lift(fault.lasts * 2, lambda: [cluster.nats.unblock(connection) for connection in connections])
+    return bool(connections)
+
+
+def _cut_raft(fault: Fault, cluster: Cluster) -> bool:
+    address = cluster.brokers[fault.broker].raft_address
+    if address in cluster.raft.cut:
+        return False
+    cluster.raft.cut_off(address)
+    cluster.lift(fault.lasts * 2, lambda: cluster.raft.rejoin(address))
+    return True
+
+
+def _isolate(fault: Fault, cluster: Cluster) -> bool:
+    return _cut_nats(fault, cluster) | _cut_raft(fault, cluster)
+
+
+def _lose_connection(fault: Fault, cluster: Cluster) -> bool:
+    for connection in cluster.brokers[fault.broker].connections[fault.number % 2 :]:
+        cluster.nats.cut_off(connection)
+    return True
+
+
+def _nats_restart(fault: Fault, cluster: Cluster) -> bool:
+    cluster.nats.restart(fault.lasts)
+    return True
+
+
+def _election(_: Fault, cluster: Cluster) -> bool:
+    cluster.raft.depose()
+    return True
+
+
+def _raft_stalls(fault: Fault, cluster: Cluster) -> bool:
+    raft = cluster.raft
+    raft.commit_delay = 0.2
+    raft.lose_outcomes = 0.3
+
+    def over() -> None:
+        raft.commit_delay, raft.lose_outcomes = 0.0015, 0.0
+
+    cluster.lift(fault.lasts, over)
+    return True
+
+
+def _weather(fault: Fault, cluster: Cluster) -> bool:
+    rng = cluster.world.rng
+    cluster.nats.weather = Weather(
+        latency=rng.choice((0.0001, 0.001, 0.02)),
+        loss=rng.choice((0.0, 0.01, 0.2)),
+        duplication=rng.choice((0.0, 0.05, 0.3)),
+        in_order=rng.random() < 0.5,
+        any_order=rng.random() < 0.4,
+    )
+
+    def over() -> None:
+        cluster.nats.weather = Weather()
+
+    cluster.lift(fault.lasts * 2, over)
+    return True
+
+
+def _slow_disk(fault: Fault, cluster: Cluster) -> bool:
+    broker = cluster.brokers[fault.broker]
+    delay = (0.005, 0.05, 0.3)[fault.number - 1]
+
+    def now(delay: float) -> None:
+        broker.disk_delay = delay
+        if broker.process is not None:
+            broker.process.disk_delay = delay
+
+    now(delay)
+    cluster.lift(fault.lasts, lambda: now(0.0003))
+    return True
+
+
+def _slow_link(fault: Fault, cluster: Cluster) -> bool:
+    broker = cluster.brokers[fault.broker]
+    slowness = (10.0, 100.0, 1000.0)[fault.number - 1]
+
+    def now(slowness: float) -> None:
+        broker.link_slowness = slowness
+        for connection in broker.connections:
+            connection.slowness = slowness
+
+    now(slowness)
+    cluster.lift(fault.lasts, lambda: now(1.0))
+    return True
+
+
+def _late_applies(fault: Fault, cluster: Cluster) -> bool:
+    member = cluster.raft.nodes.get(cluster.brokers[fault.broker].raft_address)
+    if member is None:
+        return False
+    member.slowness = (50.0, 500.0, 2000.0)[fault.number - 1]
+    cluster.raft.snapshot_share = 0.5
+
+    def over() -> None:
+        member.slowness = 1.0
+
+    cluster.lift(fault.lasts, over)
+    return True
+
+
+def _clock_jump(fault: Fault, cluster: Cluster) -> bool:
+    broker = cluster.brokers[fault.broker]
+    broker.wall_skew_ns += (fault.number - 2) * 3_600_000_000_000
+    if broker.process is not None:
+        broker.process.wall_skew_ns = broker.wall_skew_ns
+    return True
+
+
+def _wipe(fault: Fault, cluster: Cluster) -> bool:
+    broker = cluster.brokers[fault.broker]
+    if not cluster.may_lose_disk(broker):
+        return False
+    broker.kill()
+    broker.disk.wipe()
+    cluster.start_later(broker, fault.lasts)
+    return True
+
+
+def _failing_fsync(fault: Fault, cluster: Cluster) -> bool:
+    broker = cluster.brokers[fault.broker]
+    if not broker.is_running or not cluster.may_lose_disk(broker):
+        return False
+    broker.disk.failing_syncs = 1
+    cluster.lift(fault.lasts + 3, lambda: cluster.restart_if_failed(broker))
+    return True
+
+
+def _full_disk(fault: Fault, cluster: Cluster) -> bool:
+    broker = cluster.brokers[fault.broker]
+    if not broker.is_running or not cluster.may_lose_disk(broker):
+        return False
+    broker.disk.full = True
+
+    def over() -> None:
+        broker.disk.full = False
+        cluster.restart_if_failed(broker)
+
+    cluster.lift(fault.lasts, over)
+    return True
+
+
+def _bit_flip(fault: Fault, cluster: Cluster) -> bool:
+    broker = cluster.brokers[fault.broker]
+    if not cluster.may_lose_disk(broker):
+        return False
+    files = [(path, size) for path, size in broker.disk.files_below(cluster.data) if path.suffix == ".log" and size]
+    if not files:
+        cluster.disk_is_sound(broker)
+        return False
+    path, size = files[fault.number % len(files)]
+    broker.kill()
+    broker.disk.flip_bit(path, cluster.world.rng.randrange(size), fault.number % 8)
+    cluster.start_later(broker, fault.lasts)
+    return True
+
+
+def _all(do: Callable[[Fault, Cluster], bool]) -> Callable[[Fault, Cluster], bool]:
+    def each(fault: Fault, cluster: Cluster) -> bool:
+        done = False
+        for number, name in enumerate(cluster.brokers):
+            done |= do(
+                Fault(at=fault.at, kind=fault.kind, broker=name, lasts=fault.lasts + number * 0.1, detail=fault.detail),
+                cluster,
+            )
+        return done
+
+    return each
+
+
+def _recreate(_: Fault, cluster: Cluster) -> bool:
+    return cluster.recreate()
+
+
+_DO: dict[str, Callable[[Fault, Cluster], bool]] = {
+    "kill": _kill,
+    "power": _power,
+    "stop": _stop,
+    "crash in a call": _crash,
+    "pause": _pause,
+    "cut nats": _cut_nats,
+    "cut raft": _cut_raft,
+    "isolate": _isolate,
+    "lose connection": _lose_connection,
+    "nats restart": _nats_restart,
+    "raft election": _election,
+    "raft stalls": _raft_stalls,
+    "bad weather": _weather,
+    "slow disk": _slow_disk,
+    "slow link": _slow_link,
+    "late applies": _late_applies,
+    "clock jump": _clock_jump,
+    "wipe": _wipe,
+    "failing fsync": _failing_fsync,
+    "full disk": _full_disk,
+    "bit flip": _bit_flip,
+    "kill all": _all(_kill),
+    "power all": _all(_power),
+    "recreate": _recreate,
+}

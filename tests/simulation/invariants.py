@@ -1,0 +1,384 @@
+"""What must always hold, each a class of its own, checked as it can change: after the turn of a broker in which its HW
+or its role moved, at every commit of the metadata group, at every acknowledgement, at every record that a consumer
+gets, and once more at the end.
+
+The oracle is `CommittedHistory`: the batches that some leader's high watermark has covered. Whatever is in it stays, at
+its offset, byte for byte, for ever and for everybody.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING
+
+from dataplane.broker.following import Following
+from dataplane.broker.leading import Leading
+from dataplane.broker.replica import Replica
+from metadata.state import key_of
+from tests.simulation.broker import SimBroker
+from tests.simulation.world import World
+from wire import metadata_pb2 as pb
+from wire.batch import RecordBatch, iter_batches
+from wire.errors import InvariantViolation
+from wire.types import LeaderEpoch, Offset, PartitionEpoch, PartitionKey
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+    from metadata.model import Outcome, Partition
+    from tests.simulation.raft import RaftGroup
+
+ALL = 1 << 60
+
+
+@dataclass(slots=True)
+class _History:
+    end: int = 0
+    batches: list[tuple[int, bytes]] = field(default_factory=list)
+    """(base offset, bytes), ascending."""
+    at: dict[int, bytes] = field(default_factory=dict)
+    told_by: dict[int, str] = field(default_factory=dict)
+
+
+@dataclass(frozen=True, slots=True)
+class Acknowledged:
+    """What a client was told."""
+
+    stream: str
+    stream_incarnation: int
+    partition: int
+    offset: int
+    value: bytes
+    by: str
+
+
+class CommittedHistory:
+    """NoTwoValuesAtOneOffset, LogMatching: what is below any HW is the same everywhere."""
+
+    def __init__(self, world: World) -> None:
+        self.world = world
+        self.of: dict[PartitionKey, _History] = {}
+        self.batches = 0
+
+    def history(self, key: PartitionKey) -> _History:
+        return self.of.setdefault(key, _History())
+
+    def covered(self, broker: SimBroker, replica: Replica, start: int, end: int, *, leads: bool) -> None:
+        """That replica's HW has come to `end`; what lies in [start, end) is committed."""
+        key = replica.key
+        history = self.history(key)
+        for base, data in batches_of(replica, start, end):
+            known = history.at.get(base)
+            if known is None:
+                if base < history.end:
+                    self.world.broken(
+                        "LogMatching", f"{key} on {broker.id} has a batch at {base}, inside what was committed otherwise"
+                    )
+                if not leads and base >= history.end:
+                    self.world.broken(
+                        "OnlyLeadersCommit",
+                        f"{key}: follower {broker.id} holds HW {end}, the committed log ends at {history.end}",
+                    )
+                history.at[base] = data
+                history.batches.append((base, data))
+                history.end = next(header.end_offset for _, header in iter_batches(data))
+                history.told_by[base] = broker.id
+                self.batches += 1
+            elif known != data:
+                self.world.broken(
+                    "LogMatching",
+                    f"{key} at offset {base}: {broker.id} has another batch than {history.told_by[base]} had committed"
+                    f" (epochs {_epoch(data)} and {_epoch(known)})",
+                )
+
+    def check_prefix(self, broker: SimBroker, replica: Replica, invariant: str, why: str) -> None:
+        """That replica holds all that is committed."""
+        history = self.history(replica.key)
+        if replica.log_end_offset < history.end:
+            self.world.broken(
+                invariant,
+                f"{replica.key} on {broker.id} ends at {replica.log_end_offset}, committed is {history.end} ({why})",
+            )
+        held = dict(batches_of(replica, 0, history.end))
+        for base, data in history.batches:
+            if held.get(base) != data:
+                self.world.broken(
+                    invariant, f"{replica.key} on {broker.id} lacks the committed batch at {base} ({why})"
+                )
+
+
+def _epoch(data: bytes) -> int:
+    return next(header.leader_epoch for _, header in iter_batches(data))
+
+
+def batches_of(replica: Replica, start: int, end: int) -> list[tuple[int, bytes]]:
+    log = replica._log
+    if log is None or end <= start:
+        return []
+    out: list[tuple[int, bytes]] = []
+    at = max(start, log.log_start_offset)
+    while at < end:
+        parts = log.read(Offset(at), max_bytes=ALL, end_offset=Offset(end))
+        data = (
+            b"".join(parts)
+            if parts is not None
+            else log.read_from_disk(Offset(at), max_bytes=1 << 20, end_offset=Offset(end))
+        )
+        if not data:
+            break
+        for position, header in iter_batches(data):
+            out.append((header.base_offset, data[position : position + header.size]))
+            at = header.end_offset
+    return out
+
+
+@dataclass(slots=True)
+class _Seen:
+    role: object = None
+    high_watermark: int = -1
+    complete: bool = False
+
+
+class Invariants:
+    """All of them together."""
+
+    def __init__(self, world: World, raft: RaftGroup, brokers: dict[str, SimBroker]) -> None:
+        self.world = world
+        self.raft = raft
+        self.brokers = brokers
+        self.history = CommittedHistory(world)
+        self.acknowledged: list[Acknowledged] = []
+        self.leaders: dict[tuple[PartitionKey, LeaderEpoch], tuple[str, int]] = {}
+        self.epochs: dict[PartitionKey, tuple[PartitionEpoch, LeaderEpoch]] = {}
+        self._seen: dict[tuple[str, int, PartitionKey], _Seen] = {}
+
+    # ---- the metadata group
+
+    def committing(self, command: bytes) -> Callable[[Outcome], None]:
+        """A command is about to be applied; what is returned is to be called with its outcome."""
+        truth = self.raft.truth
+        message = pb.Command.FromString(command)
+        office = truth.office
+        before = {key: partition for key, partition in truth.partitions()}
+        return lambda outcome: self._committed(message, office, before, outcome)
+
+    def _committed(
+        self, message: pb.Command, office: int, before: dict[PartitionKey, Partition], outcome: Outcome
+    ) -> None:
+        body = getattr(message, message.WhichOneof("body") or "", None)
+        if outcome.changes and getattr(body, "office", office) != office:
+            self.world.broken("OneOffice", f"a decision of office {body.office} took effect in office {office}")  # type: ignore[union-attr]
+        if outcome.changes and message.WhichOneof("body") == "alter_isr":
+            for item, code in zip(message.alter_isr.items, outcome.items, strict=False):
+                old = before.get(key_of(item.partition))
+                if code is None and old is not None and old.epoch != item.expected_epoch:
+                    self.world.broken("CompareAndSet", f"{key_of(item.partition)}: {item} took effect on {old}")
+        self._check_partitions(before, outcome)
+
+    def _check_joined(self, key: PartitionKey, old: Partition | None, new: Partition) -> None:
+        """IsrMembersHoldCommitted: who enters the ISR holds all that is committed."""
+        for member in new.isr:
+            if old is None or member in old.isr or member in old.eligible:
+                continue
+            broker = self.brokers[member]
+            replica = broker.broker._replicas.get(key) if broker.broker is not None else None
+            if replica is None or replica._log is None:
+                continue
+            end = self.history.history(key).end
+            if replica.log_end_offset < end:
+                self.world.broken(
+                    "IsrMembersHoldCommitted",
+                    f"{key}: {member} entered the ISR {','.join(new.isr)} with LEO {replica.log_end_offset},"
+                    f" committed is {end}",
+                )
+
+    def _check_partitions(self, olds: dict[PartitionKey, Partition], outcome: Outcome) -> None:
+        """IsrNeverEmpty and what else a partition promises; epochs only grow."""
+        truth = self.raft.truth
+        for key in outcome.changes.partitions:
+            partition = truth.partition(key)
+            if partition is None:
+                continue
+            try:
+                partition.check(truth.streams[key.stream].min_isr)
+            except InvariantViolation as error:
+                self.world.broken("IsrNeverEmpty" if not partition.isr else "PartitionState", str(error))
+            self._check_joined(key, olds.get(key), partition)
+            before = self.epochs.get(key, (0, 0))
+            if partition.epoch <= before[0] or partition.leader_epoch < before[1]:
+                self.world.broken("EpochsGrow", f"{key} went from {before} to {partition}")
+            self.epochs[key] = (partition.epoch, partition.leader_epoch)
+            if self.world.tells:
+                self.world.say(
+                    f"metadata: {key} leader {partition.leader} ISR {','.join(partition.isr)}"
+                    f" eligible {','.join(partition.eligible) or '-'} epoch {partition.epoch}"
+                    f" LeaderEpoch {partition.leader_epoch}"
+                )
+
+    # ---- a broker's turn
+
+    def after_turn(self, broker: SimBroker) -> None:
+        if broker.broker is None:
+            return
+        for replica in tuple(broker.broker._replicas.values()):
+            self._look(broker, replica)
+
+    def _look(self, broker: SimBroker, replica: Replica) -> None:
+        key = (broker.id, broker.lives, replica.key)
+        seen = self._seen.get(key)
+        if seen is None:
+            seen = self._seen[key] = _Seen()
+        role = replica.role
+        if role is None or role.ended or replica._log is None or role.failed is not None:
+            if role is not seen.role:
+                seen.role, seen.high_watermark, seen.complete = role, -1, False
+            return
+        if role is not seen.role:
+            seen.role, seen.high_watermark, seen.complete = role, -1, False
+        if isinstance(role, Leading):
+            core = role.core
+            if core is None:
+                return
+            if not seen.complete:
+                seen.complete = True
+                self._took_the_lead(broker, replica, role)
+            if core.high_watermark != seen.high_watermark:
+                self._moved(broker, replica, seen, core.high_watermark, leads=True)
+        elif isinstance(role, Following) and role.core.high_watermark != seen.high_watermark:
+            self._moved(broker, replica, seen, role.core.high_watermark, leads=False)
+
+    def _took_the_lead(self, broker: SimBroker, replica: Replica, role: Leading) -> None:
+        """SingleLeaderPerEpoch, and LeaderCompleteness: who leads holds all that was ever committed."""
+        epoch = role.leader_epoch
+        life = (broker.id, broker.lives)
+        known = self.leaders.setdefault((replica.key, epoch), life)
+        if known != life:
+            self.world.broken("SingleLeaderPerEpoch", f"{replica.key} epoch {epoch}: {known} and {life}")
+        truth = self.raft.truth.partition(replica.key)
+        if truth is not None and truth.leader_epoch == epoch:
+            self.history.check_prefix(broker, replica, "LeaderCompleteness", f"leads LeaderEpoch {epoch}")
+
+    def _moved(self, broker: SimBroker, replica: Replica, seen: _Seen, end: int, *, leads: bool) -> None:
+        before = seen.high_watermark
+        if end < before and leads:
+            self.world.broken(
+                "MonotonicHighWatermark", f"{replica.key} on leader {broker.id} went from {before} to {end}"
+            )
+        if leads and before >= 0:
+            view = replica.role.view if replica.role is not None else None
+            if view is not None and len(view.isr) < view.config.min_isr:
+                self.world.broken(
+                    "NoCommitBelowMinIsr",
+                    f"{replica.key}: {broker.id} moved the HW from {before} to {end} with ISR {','.join(view.isr)}",
+                )
+        start = max(before, 0)
+        if leads or end > start:
+            self.history.covered(broker, replica, start, end, leads=leads and before >= 0)
+        if leads and before >= 0:
+            self._check_holders(broker, replica, end)
+        seen.high_watermark = end
+
+    def _check_holders(self, broker: SimBroker, replica: Replica, end: int) -> None:
+        """CommittedIsHeldByIsr: at the moment of the commit every member of the ISR holds it, synced where that was
+        promised."""
+        role = replica.role
+        truth = self.raft.truth.partition(replica.key)
+        if truth is None or role is None or truth.leader_epoch != role.leader_epoch:
+            return
+        durable = role.view.config.durability.value == "durable"
+        for member in truth.isr:
+            other = self.brokers[member]
+            held = other.broker._replicas.get(replica.key) if other.broker is not None else None
+            if held is None or held._log is None or held.failure is not None:
+                continue
+            known = self.raft.truth.brokers.get(member)
+            if not durable and (known is None or known.life_id != f"{other.id}-{other.lives}"):
+                continue  # what it acknowledged before it lost its power counts, and others hold it
+            has = held._log.durable_end if durable else held._log.log_end_offset
+            if has < end:
+                self.world.broken(
+                    "CommittedIsHeldByIsr",
+                    f"{replica.key}: {broker.id} committed up to {end} in LeaderEpoch {role.leader_epoch},"
+                    f" ISR member {member} holds up to {has}",
+                )
+
+    # ---- clients
+
+    def acked(self, ack: Acknowledged, *, promised: bool) -> None:
+        """`promised`: as acks=all, which must survive. AckedIsCommitted: nothing is acknowledged before."""
+        if not promised:
+            return
+        self.acknowledged.append(ack)
+        for key, history in self.history.of.items():
+            if (key.stream, key.stream_incarnation, key.partition) == (
+                ack.stream,
+                ack.stream_incarnation,
+                ack.partition,
+            ):
+                if ack.offset >= history.end:
+                    self.world.broken(
+                        "AckedIsCommitted", f"{ack.by}: offset {ack.offset} of {key}, committed is {history.end}"
+                    )
+                return
+        self.world.broken("AckedIsCommitted", f"{ack} of a partition that has committed nothing")
+
+    def consumed(self, who: str, stream: str, incarnation: int, batch: RecordBatch, partition: int) -> None:
+        """ConsumersSeeOnlyCommitted, and the same value at one offset as everybody."""
+        for key, history in self.history.of.items():
+            if (key.stream, key.stream_incarnation, key.partition) != (stream, incarnation, partition):
+                continue
+            base = batch.header.base_offset
+            known = history.at.get(base)
+            if known is None or batch.header.end_offset > history.end:
+                self.world.broken(
+                    "ConsumersSeeOnlyCommitted", f"{who} got {key} offset {base}, committed is {history.end}"
+                )
+            committed = RecordBatch.decode(known)
+            first = int(batch.offsets[0]) - base if len(batch.offsets) else 0
+            if committed.values[first : first + len(batch.values)] != batch.values:
+                self.world.broken("ConsumersSeeOneValue", f"{who} got another value at {key} offset {base}")
+            return
+        self.world.broken("ConsumersSeeOnlyCommitted", f"{who} got {stream}/{partition}, which committed nothing")
+
+    # ---- the end
+
+    def at_the_end(self) -> None:
+        """All replicas hold the history; every acknowledged record is in it; producers' records are there once, in
+        order."""
+        records = self.records()
+        for ack in self.acknowledged:
+            found = records.get((ack.stream, ack.stream_incarnation, ack.partition))
+            if found is None:
+                continue  # the stream was deleted
+            if ack.offset >= len(found) or found[ack.offset] != ack.value:
+                there = found[ack.offset] if ack.offset < len(found) else None
+                self.world.broken(
+                    "NoAcknowledgedRecordLost", f"{ack.by}: {ack.value[:40]!r} at {ack}; there is {there!r:.60}"
+                )
+        for (stream, _, partition), values in records.items():
+            self._check_order(f"{stream}/{partition}", values)
+
+    def records(self) -> dict[tuple[str, int, int], list[bytes]]:
+        """(stream, incarnation, partition) -> the committed values, of streams that exist."""
+        out: dict[tuple[str, int, int], list[bytes]] = {}
+        for key, history in self.history.of.items():
+            if self.raft.truth.partition(key) is None:
+                continue
+            values: list[bytes] = []
+            for _, data in history.batches:
+                values += [value or b"" for value in RecordBatch.decode(data).values]
+            out[key.stream, key.stream_incarnation, key.partition] = values
+        return out
+
+    def _check_order(self, where: str, values: list[bytes]) -> None:
+        last: dict[bytes, int] = {}
+        for offset, value in enumerate(values):
+            name, number, *_ = value.split(b":")
+            if not name.startswith(b"i"):
+                continue  # only idempotent producers promise it
+            before = last.get(name, -1)
+            if int(number) == before:
+                self.world.broken("NoDuplicates", f"{where} offset {offset}: {value[:20]!r} twice")
+            if int(number) < before:
+                self.world.broken("ProducerOrder", f"{where} offset {offset}: {value[:20]!r} after number {before}")
+            last[name] = int(number)

@@ -1,0 +1,459 @@
+"""NATS as it is, and worse: one server, connections with their own way there and back, `wire.transport.Transport`.
+
+As NATS is: delivered at most once; what one connection sends to one subject arrives in order; 503 where nobody
+subscribes; a process that is killed loses its subscriptions at once; a server that restarts, or a consumer that is too
+slow, loses the connection and all that was on its way; who is disconnected sends nothing. A link that is cut holds what
+is sent over it, as TCP does: it comes late if the cut is short, and the connection is given up if it lasts.
+
+Worse, where a fault asks for it: messages lost, doubled, or overtaken by others.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import math
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+
+from tests.simulation.world import Process, World
+from tidelog.runtime.header_block import encode_headers
+from wire.transport import NO_RESPONDERS, Buffer, BulkHandler, Message, MessageHandler
+
+RECONNECT_WAIT = 0.05
+GIVES_UP_AFTER = 4.0
+"""Two pings of 2 s without an answer."""
+SERVER_GIVES_UP_AFTER = 8.0
+FLUSH_TIMEOUT = 10.0
+
+
+@dataclass(slots=True)
+class Weather:
+    """How messages travel now."""
+
+    latency: float = 0.0001
+    """Mean of one way, in seconds."""
+    loss: float = 0.0
+    duplication: float = 0.0
+    in_order: bool = True
+    """False: only per subject. As if every subject had a connection of its own."""
+    any_order: bool = False
+
+
+@dataclass(eq=False, slots=True)
+class _Session:
+    """One connection's life, as the server knows it."""
+
+    connection: SimConnection
+    number: int
+    open: bool = True
+    """At the server."""
+    up_at: float = 0.0
+    down_at: float = 0.0
+    subject_at: dict[str, float] = field(default_factory=dict)
+    held_up: list[Callable[[], None]] = field(default_factory=list)
+    held_down: list[Callable[[], None]] = field(default_factory=list)
+
+
+class Nats:
+    """The server and all links to it."""
+
+    def __init__(self, world: World) -> None:
+        self.world = world
+        self.rng = world.rng
+        self.is_up = True
+        self.weather = Weather()
+        self.connections: list[SimConnection] = []
+        self.delivered = 0
+        self._subscriptions: dict[str, dict[tuple[int, int], _Session]] = {}
+        self._inboxes: dict[str, _Session] = {}
+        self._session_number = 0
+
+    # ---- faults
+
+    def restart(self, downtime: float) -> None:
+        self.is_up = False
+        for connection in self.connections:
+            if connection.session is not None:
+                self._close(connection.session)
+                connection.lost()
+
+        def up() -> None:
+            self.is_up = True
+
+        self.world.after(downtime, up)
+
+    def cut_off(self, connection: SimConnection) -> None:
+        """As the server does with slow consumers."""
+        if connection.session is not None:
+            self._close(connection.session)
+            connection.lost()
+
+    def process_died(self, connection: SimConnection) -> None:
+        session, connection.session = connection.session, None
+        connection.closed = True
+        if session is not None:
+            self._up(session, lambda: self._close(session), "")
+
+    def block(self, connection: SimConnection, *, up: bool, down: bool) -> None:
+        connection.blocked_up, connection.blocked_down = up, down
+        session = connection.session
+        if session is None or not (up or down):
+            return
+
+        def client_gives_up() -> None:
+            if connection.session is session and (connection.blocked_up or connection.blocked_down):
+                connection.lost()
+
+        def server_gives_up() -> None:
+            if session.open and (connection.blocked_up or connection.blocked_down):
+                self._close(session)
+                if connection.session is session:
+                    connection.lost()
+
+        self.world.after(GIVES_UP_AFTER + self.rng.random() * 2, client_gives_up)
+        self.world.after(SERVER_GIVES_UP_AFTER + self.rng.random() * 2, server_gives_up)
+
+    def unblock(self, connection: SimConnection) -> None:
+        connection.blocked_up = connection.blocked_down = False
+        for session in connection.sessions:
+            held_up, session.held_up = session.held_up, []
+            held_down, session.held_down = session.held_down, []
+            for action in held_up:
+                self._up(session, action, "")
+            for action in held_down:
+                self._down(session, action, "")
+        connection.sessions = [s for s in connection.sessions if s is connection.session]
+
+    # ---- sessions
+
+    def open_session(self, connection: SimConnection) -> _Session | None:
+        if not self.is_up or connection.blocked_up or connection.blocked_down:
+            return None
+        self._session_number += 1
+        session = _Session(connection, self._session_number)
+        self._inboxes[connection.inbox] = session
+        return session
+
+    def _close(self, session: _Session) -> None:
+        if not session.open:
+            return
+        session.open = False
+        for subject in [s for s, entries in self._subscriptions.items() if any(e is session for e in entries.values())]:
+            entries = self._subscriptions[subject]
+            self._subscriptions[subject] = {key: e for key, e in entries.items() if e is not session}
+        if self._inboxes.get(session.connection.inbox) is session:
+            del self._inboxes[session.connection.inbox]
+
+    # ---- travel
+
+    def _arrival(self, session: _Session, last: float, subject: str) -> float:
+        weather = self.weather
+        when = self.world.now + self.rng.expovariate(1.0) * weather.latency * session.connection.slowness
+        if weather.any_order:
+            return when
+        if weather.in_order or not subject:
+            return max(when, last)
+        when = session.subject_at[subject] = max(when, session.subject_at.get(subject, 0.0))
+        return when
+
+    def _up(self, session: _Session, action: Callable[[], None], subject: str) -> None:
+        if session.connection.blocked_up:
+            session.held_up.append(action)
+            return
+        when = self._arrival(session, session.up_at, subject)
+        session.up_at = max(when, session.up_at)
+        self.world.at(when, action)
+
+    def _down(self, session: _Session, action: Callable[[], None], subject: str) -> None:
+        if session.connection.blocked_down:
+            session.held_down.append(action)
+            return
+        when = self._arrival(session, session.down_at, subject)
+        session.down_at = max(when, session.down_at)
+        self.world.at(when, action)
+
+    def send(
+        self, session: _Session, subject: str, data: bytes, reply: str | None, headers: Mapping[str, str] | None
+    ) -> None:
+        message = Message(subject, data, reply, dict(headers) if headers else None)
+        weather = self.weather
+        if weather.loss and self.rng.random() < weather.loss:
+            return
+        self._up(session, lambda: self._route(session, message), subject)
+        if weather.duplication and self.rng.random() < weather.duplication:
+            self._up(session, lambda: self._route(session, message), subject)
+
+    def _route(self, session: _Session, message: Message) -> None:
+        if not session.open or not self.is_up:
+            return
+        subject = message.subject
+        if subject.startswith("_INBOX."):
+            target = self._inboxes.get(subject[: subject.rindex(".") + 1])
+            if target is not None:
+                self._deliver(target, 0, message)
+                return
+            targets: list[tuple[tuple[int, int], _Session]] = []
+        else:
+            targets = list(self._subscriptions.get(subject, {}).items())
+        for (_, sid), found in targets:
+            self._deliver(found, sid, message)
+        if not targets and message.reply is not None:
+            self._deliver(session, 0, Message(message.reply, b"", status=NO_RESPONDERS))
+
+    def _deliver(self, session: _Session, sid: int, message: Message) -> None:
+        self.delivered += 1
+        connection = session.connection
+        self._down(
+            session, lambda: connection.process.call_soon(connection.arrived, session, sid, message), message.subject
+        )
+
+    def subscribe(self, session: _Session, subject: str, sid: int) -> None:
+        def known() -> None:
+            if session.open:
+                self._subscriptions.setdefault(subject, {})[session.number, sid] = session
+
+        self._up(session, known, "")
+
+    def unsubscribe(self, session: _Session, subject: str, sid: int) -> None:
+        self._up(session, lambda: self._forget(session, subject, sid), "")
+
+    def _forget(self, session: _Session, subject: str, sid: int) -> None:
+        self._subscriptions.get(subject, {}).pop((session.number, sid), None)
+
+    def ping(self, session: _Session, answered: Callable[[], None]) -> None:
+        def pong() -> None:
+            if session.open:
+                connection = session.connection
+                self._down(session, lambda: connection.process.call_soon(heard), "")
+
+        def heard() -> None:
+            if session.connection.session is session:
+                answered()
+
+        self._up(session, pong, "")
+
+
+class _Subscription:
+    def __init__(self, connection: SimConnection, sid: int, subject: str) -> None:
+        self._connection = connection
+        self._sid = sid
+        self._subject = subject
+
+    async def unsubscribe(self) -> None:
+        connection = self._connection
+        connection.handlers.pop(self._sid, None)
+        session = connection.session
+        if session is not None:
+            connection.nats.unsubscribe(session, self._subject, self._sid)
+            with contextlib.suppress(TimeoutError):
+                await connection.flush()
+
+
+class SimConnection:
+    """A `Transport`."""
+
+    max_payload = 1 << 20
+
+    def __init__(self, nats: Nats, process: Process, name: str) -> None:
+        self.nats = nats
+        self.process = process
+        self.name = name
+        self.inbox = f"_INBOX.{name}."
+        self.session: _Session | None = None
+        self.sessions: list[_Session] = []
+        """That a link may hold something for."""
+        self.closed = False
+        self.blocked_up = False
+        self.blocked_down = False
+        self.slowness = 1.0
+        self.handlers: dict[int, tuple[str, MessageHandler | BulkHandler]] = {}
+        self._sids = 0
+        self._inbox_count = 0
+        self._inbox_handlers: dict[str, MessageHandler] = {}
+        self._changed: list[Callable[[bool], None]] = []
+        self._since = math.inf
+        self._up = asyncio.Event()
+        self._waiting: dict[asyncio.Future[Message], None] = {}
+        self._flushes: dict[asyncio.Future[None], None] = {}
+        nats.connections.append(self)
+        self._connect()
+
+    # ---- the connection's life
+
+    def _connect(self) -> None:
+        if self.closed or not self.process.alive:
+            return
+        session = self.nats.open_session(self)
+        if session is None:
+            self.nats.world.after(RECONNECT_WAIT * (0.5 + self.nats.rng.random()), self._connect)
+            return
+        self.session = session
+        self.sessions.append(session)
+        for sid, (subject, _) in self.handlers.items():
+            self.nats.subscribe(session, subject, sid)
+        self.nats.ping(session, self._came_up)
+
+    def _came_up(self) -> None:
+        if self._up.is_set():
+            return
+        self._since = self.process.time()
+        self._up.set()
+        self._tell(True)
+
+    def lost(self) -> None:
+        """The socket is gone."""
+        session, self.session = self.session, None
+        if session is None:
+            return
+        if not (self.blocked_up or self.blocked_down):
+            self.sessions = [s for s in self.sessions if s is not session]
+        # What is on its way up still arrives, then the server hears of the end.
+        self.nats._up(session, lambda: self.nats._close(session), "")
+        self.nats.world.after(RECONNECT_WAIT * (0.5 + self.nats.rng.random()), self._connect)
+        self.process.call_soon(self._went_down)
+
+    def _went_down(self) -> None:
+        if not self._up.is_set():
+            return
+        self._up.clear()
+        self._since = math.inf
+        for waiting in (*self._waiting, *self._flushes):
+            if not waiting.done():
+                waiting.set_exception(TimeoutError("the connection to NATS was lost"))
+        self._tell(False)
+
+    def _tell(self, connected: bool) -> None:
+        for handler in tuple(self._changed):
+            handler(connected)
+
+    async def connected(self) -> None:
+        await self._up.wait()
+
+    async def close(self) -> None:
+        self.nats.process_died(self)
+
+    def arrived(self, session: _Session, sid: int, message: Message) -> None:
+        if session is not self.session:
+            return
+        if sid == 0:
+            handler = self._inbox_handlers.get(message.subject)
+            if handler is not None:
+                handler(message)
+            return
+        found = self.handlers.get(sid)
+        if found is None:
+            return
+        sink = found[1]
+        if callable(sink):
+            sink(message)
+        else:
+            reply = message.reply.encode() if message.reply is not None else None
+            block = encode_headers(message.headers) if message.headers else None
+            sink.on_messages([message.data], [reply], [block])
+            sink.chunk_done()
+
+    # ---- Transport
+
+    @property
+    def is_connected(self) -> bool:
+        return self._up.is_set()
+
+    @property
+    def connected_since(self) -> float:
+        return self._since
+
+    def publish(
+        self,
+        subject: str,
+        parts: Sequence[Buffer],
+        *,
+        reply: str | None = None,
+        headers: Mapping[str, str] | None = None,
+    ) -> bool:
+        data = b"".join(parts)
+        if len(data) > self.max_payload:
+            raise ValueError(f"a message of {len(data)} bytes is larger than max_payload={self.max_payload}")
+        if not self._up.is_set() or self.session is None:
+            return False
+        self.nats.send(self.session, subject, data, reply, headers)
+        return True
+
+    def publish_raw(self, lines: Sequence[Buffer]) -> bool:
+        if not self._up.is_set() or self.session is None:
+            return False
+        data = b"".join(lines)
+        at = 0
+        while at < len(data):
+            end = data.index(b"\r\n", at)
+            _, subject, size = data[at:end].split(b" ")
+            start = end + 2
+            at = start + int(size) + 2
+            self.nats.send(self.session, subject.decode(), data[start : at - 2], None, None)
+        return True
+
+    async def request(
+        self, subject: str, payload: Buffer, *, timeout: float, headers: Mapping[str, str] | None = None
+    ) -> Message:
+        answer: asyncio.Future[Message] = self.process.create_future()
+        inbox = self.new_inbox()
+        self.on_inbox(inbox, lambda message: None if answer.done() else answer.set_result(message))
+        self._waiting[answer] = None
+        try:
+            if not self.publish(subject, (payload,), reply=inbox, headers=headers):
+                raise TimeoutError(f"the request to {subject!r} was not sent")
+            async with asyncio.timeout(timeout):
+                return await answer
+        finally:
+            self.on_inbox(inbox, None)
+            self._waiting.pop(answer, None)
+
+    async def flush(self) -> None:
+        session = self.session
+        if session is None or not self._up.is_set():
+            raise TimeoutError("flush: there is no connection to NATS at the moment")
+        answered: asyncio.Future[None] = self.process.create_future()
+        self._flushes[answered] = None
+        try:
+            self.nats.ping(session, lambda: None if answered.done() else answered.set_result(None))
+            async with asyncio.timeout(FLUSH_TIMEOUT):
+                await answered
+        finally:
+            self._flushes.pop(answered, None)
+
+    async def subscribe(self, subject: str, handler: MessageHandler) -> _Subscription:
+        return await self._subscribe(subject, handler)
+
+    async def subscribe_bulk(self, subject: str, handler: BulkHandler) -> _Subscription:
+        return await self._subscribe(subject, handler)
+
+    async def _subscribe(self, subject: str, handler: MessageHandler | BulkHandler) -> _Subscription:
+        self._sids += 1
+        sid = self._sids
+        self.handlers[sid] = (subject, handler)
+        try:
+            while True:
+                await self._up.wait()
+                if self.session is not None:
+                    self.nats.subscribe(self.session, subject, sid)
+                with contextlib.suppress(TimeoutError):
+                    await self.flush()
+                    return _Subscription(self, sid, subject)
+        except BaseException:
+            self.handlers.pop(sid, None)
+            if self.session is not None and self._up.is_set():
+                self.nats.unsubscribe(self.session, subject, sid)
+            raise
+
+    def new_inbox(self) -> str:
+        self._inbox_count += 1
+        return f"{self.inbox}{self._inbox_count}"
+
+    def on_inbox(self, inbox: str, handler: MessageHandler | None) -> None:
+        if handler is None:
+            self._inbox_handlers.pop(inbox, None)
+        else:
+            self._inbox_handlers[inbox] = handler
+
+    def on_connection_change(self, handler: Callable[[bool], None]) -> None:
+        self._changed.append(handler)

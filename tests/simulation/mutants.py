@@ -1,0 +1,259 @@
+"""Mistakes made on purpose, one per hazard of the protocol: does the simulation see them?
+
+Each mutant patches the production code in memory. A mutant is caught when an invariant falls in one of the seeds.
+"""
+
+from __future__ import annotations
+
+import inspect
+import textwrap
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from typing import Any
+
+from dataplane.broker import leading, replica, role
+from dataplane.broker.broker import Broker
+from dataplane.log import partition_log
+from dataplane.log.data_dir import DataDir
+from dataplane.replica import epochs, follower, leader, producers
+from metadata import election, state
+from metadata.controller import ControllerCore
+
+
+@dataclass(frozen=True, slots=True)
+class Edit:
+    """Another text in place of one in a function's source."""
+
+    owner: Any
+    name: str
+    before: str
+    after: str
+
+
+@dataclass(frozen=True, slots=True)
+class Mutant:
+    name: str
+    edits: tuple[Edit, ...]
+
+    @contextmanager
+    def applied(self) -> Iterator[None]:
+        targets = {(id(edit.owner), edit.name): (edit.owner, edit.name) for edit in self.edits}
+        before = [(owner, name, inspect.getattr_static(owner, name)) for owner, name in targets.values()]
+        try:
+            for owner, name, found in before:
+                setattr(owner, name, self._changed(owner, name, found))
+            yield
+        finally:
+            for owner, name, found in before:
+                setattr(owner, name, found)
+
+    def _changed(self, owner: Any, name: str, found: Any) -> Any:
+        is_property = isinstance(found, property)
+        function = found.fget if is_property else found
+        source = textwrap.dedent(inspect.getsource(function))
+        for edit in self.edits:
+            if edit.owner is owner and edit.name == name:
+                if edit.before not in source:
+                    raise LookupError(f"{name} has no {edit.before!r} any more: bring mutant {self.name!r} up to date")
+                source = source.replace(edit.before, edit.after, 1)
+        made: dict[str, Any] = {}
+        exec(compile(source, f"<mutant of {name}>", "exec"), vars(inspect.getmodule(function)), made)
+        return made[name]
+
+
+def _mutant(name: str, *edits: tuple[Any, str, str, str]) -> Mutant:
+    return Mutant(name, tuple(Edit(*edit) for edit in edits))
+
+
+L, F = leader.Leader, follower.Follower
+
+MUTANTS: tuple[Mutant, ...] = (
+    _mutant(
+        "truncates to the HW, without asking the leader",
+        (F, "_reconcile", "    newest =", "    self.state = Truncating()\n    return [Truncate(self.high_watermark)]\n    newest ="),
+    ),
+    _mutant(
+        "does not truncate at a new LeaderEpoch",
+        (F, "start", "return self._reconcile(now)", "return self._fetch(now)"),
+    ),
+    _mutant(
+        "one round of .offset only (KIP-279)",
+        (F, "on_offset_answer", "return self._ask(mine[0], cut, now)", "cut = min(state.cut, answer.end)"),
+    ),
+    _mutant(
+        "fetches of another LeaderEpoch are served (KIP-320)",
+        (L, "on_fetch", "if fetch.leader_epoch > self.leader_epoch:", "if False:"),
+        (L, "on_fetch", "if fetch.leader_epoch < self.leader_epoch:", "if False:"),
+    ),
+    _mutant(
+        "answers of another LeaderEpoch are taken",
+        (F, "on_answer", "if answer.leader_epoch < self.leader_epoch:", "if False:"),
+    ),
+    _mutant(
+        "a restarted leader goes on with its LeaderEpoch",
+        (
+            election,
+            "after_registration",
+            "    if partition.leader == broker or",
+            "    if partition.leader == broker:\n        return kept\n    if partition.leader == broker or",
+        ),
+    ),
+    _mutant(
+        "the epoch entry is durable, the tail in front of it is not",
+        (partition_log.PartitionLog, "assign_epoch", "self._sync_locked()\n", "pass\n"),
+    ),
+    _mutant(
+        "expands to a follower below the HW",
+        (L, "_maybe_expand", "if follower.acknowledged < self.high_watermark or", "if False and"),
+    ),
+    _mutant(
+        "expands before the epoch's start is held",
+        (L, "_maybe_expand", "or follower.acknowledged < self.epoch_start", ""),
+    ),
+    _mutant(
+        "the incarnations in AlterIsr are not checked (KIP-903)",
+        (state.ClusterState, "_alter_one_isr", "if not (seen or unseen_yet) or not self.is_alive(member)", "if False"),
+    ),
+    _mutant(
+        "HW from the committed ISR, not the maximal one",
+        (L, "_advance", "for member in self.isr.maximal)", "for member in self.isr.members)"),
+    ),
+    _mutant(
+        "AlterIsr without compare-and-set",
+        (state.ClusterState, "_alter_one_isr", "if item.expected_epoch != partition.epoch:", "if False:"),
+        (
+            state.ClusterState,
+            "_alter_one_isr",
+            "if partition.leader != leader or item.leader_epoch != partition.leader_epoch:",
+            "if False:",
+        ),
+    ),
+    _mutant(
+        "a restart always proves everything",
+        (DataDir, "proof", "return self._proof", "return Proof(True, True)"),
+        (
+            state.ClusterState,
+            "_register_broker",
+            "and known is not None and command.last_incarnation == known.incarnation",
+            "",
+        ),
+    ),
+    _mutant(
+        "commits below min ISR",
+        (L, "_advance", "if len(self.isr.members) < self.view.config.min_isr:", "if False:"),
+    ),
+    _mutant(
+        "no eligible replicas (KIP-966)",
+        (election, "with_isr", "if len(isr) < min_isr:", "if False:"),
+    ),
+    _mutant(
+        "eligible replicas of any ISR size",
+        (election, "with_isr", "if len(isr) < min_isr:", "if True:"),
+    ),
+    _mutant(
+        "progress of earlier lives counts",
+        (L, "on_fetch", "if fetch.incarnation > follower.incarnation:", "if False:"),
+    ),
+    _mutant(
+        "late and repeated requests count",
+        (L, "on_fetch", "if fetch.sequence <= follower.sequence:", "if False:"),
+    ),
+    _mutant(
+        "answers to older requests are taken",
+        (F, "on_answer", "or answer.sequence != state.sequence", ""),
+        (F, "on_answer", "if state.offset != self.log_end_offset:", "if False:"),
+        (F, "on_answer", "answer.first_offset < self.log_end_offset", "False"),
+    ),
+    _mutant(
+        "any broker may elect without the office",
+        (state.ClusterState, "_not_in_office", "if office == self.office and office:", "if True:"),
+    ),
+    _mutant(
+        "latest before the HW has reached the epoch's start",
+        (L, "latest", "if self.high_watermark < self.epoch_start:", "if False:"),
+    ),
+    _mutant(
+        "a notification that crosses a fetch is forgotten, and none is repeated",
+        (F, "on_notification", "self._notified = True", "pass"),
+        (L, "tick", "out.append(Notify(replica))", "pass"),
+        (L, "_fire_waiter", "if self.settings.push_to_waiters:", "if True:\n        return\n    if self.settings.push_to_waiters:"),
+    ),
+    _mutant(
+        "the producer table survives a truncation",
+        (producers.ProducerTable, "rebuild", "self._producers.clear()", "pass"),
+    ),
+    _mutant(
+        "a duplicate is acknowledged before the original is committed",
+        (
+            leading.Leading,
+            "_append_batch",
+            "self._run(self._await(core, request, verdict.end_offset, response, inbox, now))",
+            "self._answers.append(AppendReply(inbox, response, False))",
+        ),
+    ),
+    _mutant(
+        "duplicates are appended again",
+        (producers.ProducerTable, "check", "if producer_id == NO_PRODUCER:", "if True:"),
+    ),
+    _mutant(
+        "acknowledges before the commit",
+        (L, "await_commit", "if end <= self.high_watermark:", "if True:"),
+    ),
+    _mutant(
+        "the leader-epoch file is not written",
+        (partition_log.PartitionLog, "_save_epochs", "if entries != self._saved_epochs:", "if False:"),
+    ),
+    _mutant(
+        "fsync is skipped",
+        (partition_log.PartitionLog, "_sync_locked", "self._files.sync_data(segment.handle)", "pass"),
+    ),
+    _mutant(
+        "a follower reports what it has not synced",
+        (F, "_reported_end", "self.durable_end if self._durable else None", "self.log_end_offset"),
+    ),
+    _mutant(
+        "the leader counts its own copy before it is synced",
+        (L, "_acknowledged", "self.durable_end if self._durable else self.log_end_offset", "self.log_end_offset"),
+    ),
+    _mutant(
+        "consumers are served beyond the HW",
+        (L, "_serve", "limit, self.high_watermark)", "limit, self.log_end_offset)"),
+        (L, "on_consumer_fetch", "if fetch.offset < self.high_watermark:", "if fetch.offset < self.log_end_offset:"),
+    ),
+    _mutant(
+        "a deleted stream's requests are taken for its successor's",
+        (leading.Leading, "_same_life", "return stream_incarnation ==", "return True or stream_incarnation =="),
+    ),
+    _mutant(
+        "a failed fsync is forgotten",
+        (role.Role, "_sync_done", "self.fail(f\"fdatasync failed: {result}\")", "pass"),
+        (partition_log.PartitionLog, "_failed", "self._failure =", "_ ="),
+    ),
+    _mutant(
+        "a torn tail is kept",
+        (replica.Replica, "open", "self._high_watermark = self._checkpointed = self._log.high_watermark",
+         "self._high_watermark = self._checkpointed = self._log.log_end_offset"),
+    ),
+    _mutant(
+        "acts before its own registration is applied",
+        (Broker, "on_partitions", "if not self.context.incarnation:", "if False:"),
+    ),
+    _mutant(
+        "an unclean leader: any live replica may lead",
+        (
+            election,
+            "candidates",
+            "for group in (partition.isr, partition.eligible):",
+            "for group in (partition.isr, partition.eligible, partition.replicas):",
+        ),
+    ),
+    _mutant(
+        "witnesses are never cleared",
+        (ControllerCore, "on_applied", "if suspicion is not None and (", "if suspicion is not None and False and ("),
+    ),
+    _mutant(
+        "epochs are not cut with the log",
+        (epochs.LeaderEpochCache, "truncate_from", "self._entries = kept", "pass"),
+    ),
+)

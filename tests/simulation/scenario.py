@@ -1,0 +1,348 @@
+"""One run: a cluster, its clients, a schedule of faults, then calm, in which everything must come right.
+
+    start     brokers register, the stream is made
+    faults    for some seconds, while producers write and consumers read
+    calm      all is healed and restarted, producers stop; until all replicas are in the ISR, everything sent is
+              answered and everything committed is read, within CALM_LIMIT simulated seconds
+    last      a few more records, acknowledged at once; then every log is compared with what was committed
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable
+from dataclasses import dataclass, field, replace
+from random import Random
+
+from dataplane.replica.settings import ReplicaSettings
+from metadata.settings import MetadataSettings
+from tests.simulation.broker import DATA, SimBroker
+from tests.simulation.clients import Workload
+from tests.simulation.faults import Fault, carry_out, draw
+from tests.simulation.invariants import Invariants
+from tests.simulation.messaging import Nats, Weather
+from tests.simulation.raft import RaftGroup
+from tests.simulation.world import InvariantBroken, Process, World, inhabited
+from wire.subjects import Subjects
+from wire.types import Durability, StreamName
+
+START_LIMIT = 30.0
+CALM_LIMIT = 60.0
+PROMPT = 0.5
+"""Seconds that an acknowledgement may take when nothing goes wrong: less than a follower sleeps."""
+
+QUICK = {
+    "replica_max_idle_wait": 0.6,
+    "replica_max_leader_timeout": 0.7,
+    "replica_max_lag_time": 1.2,
+    "replica_fetch_timeout": 0.15,
+    "liveness_grace": 0.2,
+    "offset_retry": 0.1,
+    "alter_isr_retry": 0.2,
+    "late_tick": 0.3,
+}
+QUICK_METADATA = MetadataSettings(
+    broker_silence_timeout_s=0.5, liveness_grace_s=0.2, witness_window_s=1.5, leader_lease_s=2.1
+)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Shape:
+    """What differs from run to run besides the faults."""
+
+    brokers: int
+    replication_factor: int
+    partitions: int
+    durability: Durability
+    segment_bytes: int
+    duration: float
+    rate: float
+    push_to_waiters: bool
+    quick: bool
+    """Timeouts a fraction of the usual ones: more happens in a simulated second."""
+
+    @classmethod
+    def drawn(cls, rng: Random) -> Shape:
+        return cls(
+            brokers=3,
+            replication_factor=3,
+            partitions=rng.choice((1, 1, 2)),
+            durability=Durability.ACCEPTED if rng.random() < 0.25 else Durability.DURABLE,
+            segment_bytes=rng.choice((4096, 16384, 1 << 20)),
+            duration=rng.choice((1.5, 3.0, 6.0)),
+            rate=rng.choice((2.0, 5.0, 12.0)),
+            push_to_waiters=rng.random() < 0.6,
+            quick=rng.random() < 0.6,
+        )
+
+
+@dataclass(slots=True)
+class Result:
+    seed: int
+    broken: InvariantBroken | None = None
+    story: list[str] = field(default_factory=list)
+    schedule: list[Fault] = field(default_factory=list)
+    faults: dict[str, int] = field(default_factory=dict)
+    simulated: float = 0.0
+    steps: int = 0
+    sent: int = 0
+    acknowledged: int = 0
+    committed_batches: int = 0
+    seconds: float = 0.0
+
+
+class Cluster:
+    def __init__(self, world: World, schedule: list[Fault] | None = None) -> None:
+        rng = Random(f"shape of {world.seed}")
+        self.shape = Shape.drawn(rng)
+        names = tuple(f"b{number + 1}" for number in range(self.shape.brokers))
+        self.schedule = draw(rng, names, self.shape.duration) if schedule is None else schedule
+        self.data = DATA
+        self.world = world
+        self.nats = Nats(self.world)
+        self.subjects = Subjects()
+        self.raft = RaftGroup(self.world, tuple(f"{name}:7400" for name in names))
+        self.brokers = {name: SimBroker(self.world, self.nats, self.raft, name, self.subjects) for name in names}
+        self.invariants = Invariants(self.world, self.raft, self.brokers)
+        self.raft.on_commit = self.invariants.committing
+        self.world.after_step = self._after_turn
+        self.faults: dict[str, int] = {}
+        self.is_calm = False
+        self.fragile: set[str] = set()
+        """Brokers that lost what their stream does not promise to survive twice, and are not back yet."""
+        self._processes: dict[str, SimBroker] = dict(self.brokers)
+        for broker in self.brokers.values():
+            broker.on_died = self._died
+            broker.replica_settings = ReplicaSettings(push_to_waiters=self.shape.push_to_waiters)
+            if self.shape.quick:
+                broker.replica_settings = replace(broker.replica_settings, **QUICK)
+                broker.metadata_settings = QUICK_METADATA
+        self.clients = Workload(self.world, self.nats, self.invariants, self.subjects, "c", rate=self.shape.rate)
+        self._lifts: list[Callable[[], object]] = []
+
+    def _after_turn(self, process: Process) -> None:
+        broker = self._processes.get(process.name)
+        if broker is not None and broker.process is process:
+            self.invariants.after_turn(broker)
+
+    def _died(self, broker: SimBroker) -> None:
+        if broker.restart_after is not None:
+            if broker.power_goes_with_it and self.may_lose_power(broker, dead=True):
+                broker.disk.lose_power("random", self.world.rng)
+            self.start_later(broker, broker.restart_after)
+        broker.restart_after = None
+        broker.power_goes_with_it = False
+
+    # ---- what faults need
+
+    def lift(self, after: float, action: Callable[[], object]) -> None:
+        """When a fault is over: then, or when the calm begins."""
+        done = False
+
+        def once() -> None:
+            nonlocal done
+            if not done:
+                done = True
+                action()
+
+        self._lifts.append(once)
+        self.world.after(after, once)
+
+    def start_later(self, broker: SimBroker, after: float) -> None:
+        self.lift(after, broker.start)
+
+    def may_lose_disk(self, broker: SimBroker) -> bool:
+        """One at a time: the one before must be back in every ISR."""
+        self._refresh_fragile()
+        if self.fragile - {broker.id}:
+            return False
+        self.fragile.add(broker.id)
+        return True
+
+    def may_lose_power(self, broker: SimBroker, *, dead: bool = False) -> bool:
+        if not dead and not broker.is_running:
+            return False
+        return self.shape.durability is Durability.DURABLE or self.may_lose_disk(broker)
+
+    def disk_is_sound(self, broker: SimBroker) -> None:
+        self.fragile.discard(broker.id)
+
+    def _refresh_fragile(self) -> None:
+        for name in [*self.fragile]:
+            if self._is_back(self.brokers[name]):
+                self.fragile.discard(name)
+
+    def _is_back(self, broker: SimBroker) -> bool:
+        if broker.broker is None or broker.broker.status()["failed"] or broker.disk.failing_syncs or broker.disk.full:
+            return False
+        known = self.raft.truth.brokers.get(broker.id)
+        if known is None or known.life_id != f"{broker.id}-{broker.lives}" or not known.alive:
+            return False
+        return all(
+            broker.id in partition.isr and not partition.is_withdrawn(broker.id)
+            for _, partition in self.raft.truth.partitions()
+            if broker.id in partition.replicas
+        )
+
+    def restart_if_failed(self, broker: SimBroker) -> None:
+        """As an operator does who sees a failed replica."""
+        broker.disk.failing_syncs = 0
+        if broker.broker is not None and broker.broker.status()["failed"]:
+            broker.kill()
+        if not broker.is_running:
+            broker.start()
+
+    def leader(self) -> str:
+        """Of the first partition; any broker where there is none."""
+        for _, partition in self.raft.truth.partitions():
+            if partition.leader is not None:
+                return partition.leader
+        return self.world.rng.choice(sorted(self.brokers))
+
+    def recreate(self) -> bool:
+        return False
+
+    # ---- the run
+
+    def run(self) -> None:
+        world, shape, clients = self.world, self.shape, self.clients
+        world.say(f"seed {world.seed}: {shape}")
+        for fault in self.schedule:
+            world.say(f"will be: {fault}")
+        for broker in self.brokers.values():
+            broker.start()
+        config = {"durability": shape.durability.value, "segment_bytes": str(shape.segment_bytes)}
+        clients.spawn(
+            lambda: clients.create(
+                "s", partitions=shape.partitions, replication_factor=shape.replication_factor, config=config
+            )
+        )
+        if not world.run_until(START_LIMIT, lambda: clients.incarnation != 0):
+            world.broken("Liveness", f"no stream after {START_LIMIT} s")
+        for acks in ("all", "all", "leader", "none"):
+            clients.spawn(lambda acks=acks: clients.produce(acks))  # type: ignore[misc]
+        clients.spawn(clients.publish)
+        clients.spawn(clients.consume)
+        for fault in self.schedule:
+            world.after(0.3 + fault.at, lambda fault=fault: self._strike(fault))  # type: ignore[misc]
+        world.run_until(world.now + 0.3 + shape.duration)
+        self._heal()
+        self._settle("after the faults")
+        self._write_more()
+        self._settle("after the last records")
+        self._compare()
+
+    def _strike(self, fault: Fault) -> None:
+        if not self.is_calm:
+            carry_out(fault, self)
+
+    def _heal(self) -> None:
+        world = self.world
+        self.is_calm = True
+        world.say("CALM")
+        self.clients.stopped = True
+        for broker in self.brokers.values():
+            broker.disk.crash_at = -1
+            broker.disk.full = False
+            broker.disk.failing_syncs = 0
+        lifts, self._lifts = self._lifts, []
+        for lift in lifts:
+            lift()
+        self.raft.snapshot_share = 0.1
+        self.nats.weather = Weather()
+        for broker in self.brokers.values():
+            self.lift(0, lambda broker=broker: self.restart_if_failed(broker))  # type: ignore[misc]
+
+    def _settle(self, when: str) -> None:
+        world = self.world
+        deadline = world.now + CALM_LIMIT
+        restart_at = world.now + 10
+        while world.now < deadline:
+            world.run_until(world.now + 0.25)
+            if self.unsettled() is None:
+                return
+            if world.now >= restart_at:
+                restart_at = world.now + 10
+                for broker in self.brokers.values():
+                    self.restart_if_failed(broker)
+        world.broken("Liveness", f"{when}, {CALM_LIMIT:.0f} s later: {self.unsettled()}")
+
+    def unsettled(self) -> str | None:
+        """What is not as it should be when nothing goes wrong."""
+        truth = self.raft.truth
+        for broker in self.brokers.values():
+            if broker.broker is None:
+                return f"{broker.id} does not run ({broker.fatal})"
+            if not truth.is_alive(broker.id):
+                return f"{broker.id} is not registered"
+        for key, partition in truth.partitions():
+            if partition.leader is None:
+                return f"{key} has no leader: {partition}"
+            if len(partition.isr) < len(partition.replicas):
+                return f"{key} has ISR {partition.isr}: {partition}"
+            ends = set()
+            for name in partition.replicas:
+                running = self.brokers[name].broker
+                replica = running._replicas.get(key) if running is not None else None
+                if replica is None:
+                    return f"{key} is not on {name}"
+                ends |= {replica.high_watermark, replica.log_end_offset}
+            if len(ends) > 1:
+                return f"{key} has ends {sorted(ends)}"
+        if self.clients.open:
+            return f"{self.clients.open} records have no answer"
+        for key, history in self.invariants.history.of.items():
+            if truth.partition(key) is not None:
+                read = self.clients.consumed.get((key.stream_incarnation, key.partition), 0)
+                if read < history.end:
+                    return f"the consumer of {key} is at {read}, committed is {history.end}"
+        return None
+
+    def _write_more(self) -> None:
+        clients, world = self.clients, self.world
+        world.say("the last records")
+        clients.stopped = False
+        clients.slowest = 0.0
+        clients.spawn(lambda: clients.produce("all"))
+        before = clients.acknowledged
+        world.run_until(world.now + 20, lambda: clients.acknowledged >= before + 5)
+        if clients.acknowledged < before + 5:
+            world.broken("Liveness", f"only {clients.acknowledged - before} of the last records were acknowledged")
+        if clients.slowest > PROMPT:
+            world.broken("Promptness", f"one of the last records took {clients.slowest:.3f} s to be acknowledged")
+        clients.stopped = True
+
+    def _compare(self) -> None:
+        for key, partition in self.raft.truth.partitions():
+            for name in partition.replicas:
+                broker = self.brokers[name]
+                assert broker.broker is not None
+                replica = broker.broker._replicas[key]
+                self.invariants.history.check_prefix(broker, replica, "ReplicasAgree", "at the end")
+        self.invariants.at_the_end()
+
+
+def run(seed: int, *, tell: bool = False, schedule: list[Fault] | None = None) -> Result:
+    """One seed, from beginning to end. `schedule`: in place of the one that the seed gives."""
+    began = time.perf_counter()
+    world = World(seed, tell=tell)
+    with inhabited(world):
+        cluster = Cluster(world, schedule)
+        broken: InvariantBroken | None = None
+        try:
+            cluster.run()
+        except InvariantBroken as error:
+            broken = error
+    return Result(
+        seed=seed,
+        broken=broken,
+        story=world.story,
+        schedule=cluster.schedule,
+        faults=cluster.faults,
+        simulated=world.now,
+        steps=world.steps,
+        sent=cluster.clients.sent,
+        acknowledged=cluster.clients.acknowledged,
+        committed_batches=cluster.invariants.history.batches,
+        seconds=time.perf_counter() - began,
+    )
