@@ -29,6 +29,9 @@ Generation = NewType("Generation", int)
 
 NO_PRODUCER = -1
 """producer_id of batches that no idempotent producer wrote."""
+REMEMBERED_BATCHES = 5
+"""A leader tells a repetition from a new batch among so many last ones of a producer, per partition; so a producer
+has no more of them unresolved."""
 
 
 def high_watermark_to_wire(high_watermark: Offset) -> int:

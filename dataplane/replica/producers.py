@@ -15,10 +15,8 @@ from typing import TypeAlias
 
 from wire.batch import BatchHeader
 from wire.errors import Code, TidelogError
-from wire.types import NO_PRODUCER, Offset
+from wire.types import NO_PRODUCER, REMEMBERED_BATCHES, Offset
 
-REMEMBERED_BATCHES = 5
-"""Per producer; clients keep at most this many batches of a partition in flight."""
 MAX_PRODUCERS = 20_000
 """Per partition. The producer that wrote longest ago is forgotten first, and must begin anew under a new id."""
 

@@ -53,13 +53,10 @@ from typing import Any, NamedTuple, TypeAlias
 
 from tidelog.client.errors import DeliveryTimeout, OutOfOrderSequence, typed
 from wire.errors import Code, TidelogError
-from wire.types import Acks
+from wire.types import REMEMBERED_BATCHES, Acks
 
 MAX_SEQUENCE = (1 << 31) - 1
 """Sequence numbers are i32. Before they run out the partition goes on in a new session."""
-
-REMEMBERED_BATCHES = 5
-"""A leader tells a repetition from a new batch among so many last ones of a producer."""
 
 _CAUTIOUS_AFTER = 3
 """Setbacks in a row after which only the first batch of the window is sent."""

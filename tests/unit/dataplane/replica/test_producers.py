@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-from dataplane.replica.producers import REMEMBERED_BATCHES, Duplicate, Fresh, ProducerTable, Rejected
+from dataplane.replica.producers import Duplicate, Fresh, ProducerTable, Rejected
 from wire.batch import BatchBuilder, BatchHeader
 from wire.errors import Code
-from wire.types import LeaderEpoch, Offset
+from wire.types import REMEMBERED_BATCHES, LeaderEpoch, Offset
 
 
 def header(base: int, sequence: int, count: int = 1, *, producer: int = 7, epoch: int = 0) -> BatchHeader:
