@@ -72,15 +72,24 @@ class Workload:
         await self.connection.connected()
         while True:
             try:
-                made = await self.client.create_stream(
+                await self.client.create_stream(
                     stream, partitions=partitions, replication_factor=replication_factor, config=config
                 )
                 break
             except TidelogError as error:
                 self.world.say(f"cannot create {stream}: {error}")
+                if error.code is Code.STREAM_EXISTS:
+                    break  # an attempt without an answer made it
                 await asyncio.sleep(0.2)
-        self.incarnation = int(made["incarnation"])  # type: ignore[typeddict-item]
+        while True:
+            try:
+                made = await self.client.metadata(stream)
+                break
+            except TidelogError as error:
+                self.world.say(f"cannot look at {stream}: {error}")
+                await asyncio.sleep(0.2)
         self.stream, self.partitions = stream, partitions
+        self.incarnation = made.incarnation
 
     def recreate(self) -> bool:
         """Delete the stream and make it again under its name."""
