@@ -11,7 +11,7 @@ import json
 from collections.abc import Callable
 from functools import partial
 from random import Random
-from typing import Literal
+from typing import Any, Literal
 
 from tests.simulation.invariants import Acknowledged, Invariants
 from tests.simulation.messaging import Nats, SimConnection
@@ -56,6 +56,7 @@ class Workload:
             self.connection = SimConnection(nats, self.process, name)
             self.client = Client(self.connection, subjects, server="nats://simulated", name=name)
         self._names = 0
+        self._made_with: dict[str, Any] = {}
 
     def spawn(self, work: Callable[[], object]) -> None:
         with self.process.running():
@@ -67,24 +68,59 @@ class Workload:
     # ---- the stream
 
     async def create(self, stream: str, *, partitions: int, replication_factor: int, config: dict[str, str]) -> None:
+        self._made_with = {"partitions": partitions, "replication_factor": replication_factor, "config": config}
         await self.connection.connected()
         while True:
             try:
-                made = await self.client.create_stream(
+                await self.client.create_stream(
                     stream, partitions=partitions, replication_factor=replication_factor, config=config
                 )
                 break
             except TidelogError as error:
                 self.world.say(f"cannot create {stream}: {error}")
+                if error.code is Code.STREAM_EXISTS:
+                    break  # an attempt without an answer made it
                 await asyncio.sleep(0.2)
-        self.incarnation = int(made["incarnation"])  # type: ignore[typeddict-item]
+        while True:
+            try:
+                made = await self.client.metadata(stream)
+                break
+            except TidelogError as error:
+                self.world.say(f"cannot look at {stream}: {error}")
+                await asyncio.sleep(0.2)
         self.stream, self.partitions = stream, partitions
+        self.incarnation = made.incarnation
+
+    def recreate(self) -> bool:
+        """Delete the stream and make it again under its name."""
+        if not self.incarnation:
+            return False
+        self.incarnation = 0
+        self.spawn(self._recreate)
+        return True
+
+    async def _recreate(self) -> None:
+        while True:
+            try:
+                await self.client.delete_stream(self.stream)
+                break
+            except TidelogError as error:
+                self.world.say(f"cannot delete {self.stream}: {error}")
+                if error.code is Code.UNKNOWN_STREAM:
+                    break
+                await asyncio.sleep(0.1)
+        self.world.say(f"{self.stream} is deleted")
+        await self.create(self.stream, **self._made_with)
 
     # ---- producers
 
     async def produce(self, acks: Literal["all", "leader", "none"]) -> None:
         """For ever, until `stopped`. A producer that fails is replaced by another, of another name."""
         while not self.stopped:
+            if not self.incarnation:
+                await asyncio.sleep(0.05)
+                continue
+            incarnation = self.incarnation
             self._names += 1
             name = {"all": "i", "leader": "l", "none": "n"}[acks] + str(self._names)
             failed = asyncio.Event()
@@ -98,7 +134,13 @@ class Workload:
             waiting = 0
             number = 0
 
-            def answered(value: bytes, sent_at: float, future: asyncio.Future[Receipt], failed: asyncio.Event = failed) -> None:
+            def answered(
+                value: bytes,
+                sent_at: float,
+                incarnation: int,
+                failed: asyncio.Event,
+                future: asyncio.Future[Receipt],
+            ) -> None:
                 nonlocal waiting
                 waiting -= 1
                 self.open -= 1
@@ -112,9 +154,9 @@ class Workload:
                 self.acknowledged += 1
                 self.slowest = max(self.slowest, self.world.now - sent_at)
                 if acks != "none":
-                    self._acked(value, receipt.partition, receipt.offset, promised=acks == "all")
+                    self._acked(value, incarnation, receipt.partition, receipt.offset, promised=acks == "all")
 
-            while not self.stopped and not failed.is_set():
+            while not self.stopped and not failed.is_set() and incarnation == self.incarnation:
                 await asyncio.sleep(self.rng.expovariate(self.rate))
                 for _ in range(self.rng.choice((1, 1, 1, 3, 8))):
                     if waiting >= MAX_WAITING:
@@ -131,18 +173,20 @@ class Workload:
                     waiting += 1
                     self.sent += 1
                     self.open += 1
-                    future.add_done_callback(partial(answered, value, self.world.now))
-            if failed.is_set():
+                    future.add_done_callback(partial(answered, value, self.world.now, incarnation, failed))
+            if failed.is_set() or incarnation != self.incarnation:
                 producer.abort(TidelogError(Code.UNAVAILABLE, "given up"))
 
     def _value(self, name: str, number: int) -> bytes:
         padding = self.rng.choice((0, 10, 100, 100, 1500))
         return b"%s:%d:%s" % (name.encode(), number, b"x" * padding)
 
-    def _acked(self, value: bytes, partition: int, offset: int, *, promised: bool) -> None:
+    def _acked(self, value: bytes, incarnation: int, partition: int, offset: int, *, promised: bool) -> None:
+        if incarnation != self.incarnation:
+            return  # of a stream that is gone
         self.world.say(f"acknowledged {value[:12].decode()} at {partition}/{offset}")
         self.invariants.acked(
-            Acknowledged(self.stream, self.incarnation, partition, offset, value, self.process.name), promised=promised
+            Acknowledged(self.stream, incarnation, partition, offset, value, self.process.name), promised=promised
         )
 
     async def publish(self) -> None:
@@ -152,28 +196,33 @@ class Workload:
         name = f"b{self._names}"
         while not self.stopped:
             await asyncio.sleep(self.rng.expovariate(self.rate))
+            if not self.incarnation:
+                continue  # nobody could say which stream an answer is of
             number += 1
             value = self._value(name, number)
             partition = self.rng.randrange(self.partitions)
             inbox = self.connection.new_inbox()
-            self.connection.on_inbox(inbox, partial(self._bare_answer, value, partition, inbox))
+            self.connection.on_inbox(inbox, partial(self._bare_answer, value, self.incarnation, partition, inbox))
             self.sent += 1
             self.connection.publish(ingest_subject(self.stream, partition), [value], reply=inbox)
 
-    def _bare_answer(self, value: bytes, partition: int, inbox: str, message: Message) -> None:
+    def _bare_answer(self, value: bytes, incarnation: int, partition: int, inbox: str, message: Message) -> None:
         if message.status is not None:
             return
         answer = json.loads(message.data)
         if "offset" in answer:
             self.connection.on_inbox(inbox, None)
             self.acknowledged += 1
-            self._acked(value, partition, int(answer["offset"]), promised=True)
+            self._acked(value, incarnation, partition, int(answer["offset"]), promised=True)
 
     # ---- consumers
 
     async def consume(self) -> None:
         """From the beginning, for ever; after a failure from where it was."""
         while True:
+            if not self.incarnation:
+                await asyncio.sleep(0.05)
+                continue
             start = {p: self.consumed.get((self.incarnation, p), 0) for p in range(self.partitions)}
             incarnation = self.incarnation
             try:

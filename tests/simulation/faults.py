@@ -63,6 +63,8 @@ WEIGHTS: dict[str, float] = {
     "failing fsync": 2,
     "full disk": 1,
     "bit flip": 0,
+    "zombie": 6,
+    "relay": 4,
     "kill all": 2,
     "power all": 3,
     "recreate": 2,
@@ -320,6 +322,34 @@ def _bit_flip(fault: Fault, cluster: Cluster) -> bool:
     return True
 
 
+def _zombie(fault: Fault, cluster: Cluster) -> bool:
+    """It sleeps, is deposed, wakes, and does not hear of it: NATS reaches it, Raft does not."""
+    broker = cluster.brokers[fault.broker]
+    process = broker.process
+    if process is None or process.paused or broker.raft_address in cluster.raft.cut:
+        return False
+    cluster.raft.cut_off(broker.raft_address)
+    process.pause()
+    sleeps = 0.4 + fault.lasts / 3
+    cluster.lift(sleeps, lambda: process.alive and process.resume())
+    cluster.lift(sleeps + 0.3 + fault.lasts, lambda: cluster.raft.rejoin(broker.raft_address))
+    return True
+
+
+def _relay(fault: Fault, cluster: Cluster) -> bool:
+    """One leader after the other dies, each soon back."""
+    for number in range(2 + fault.number):
+
+        def next_one() -> None:
+            leader = cluster.brokers[cluster.leader()]
+            if leader.is_running and not cluster.is_calm:
+                leader.kill()
+                cluster.start_later(leader, 0.02 + fault.lasts / 4)
+
+        cluster.world.after(number * (0.05 + fault.lasts / 6), next_one)
+    return True
+
+
 def _all(do: Callable[[Fault, Cluster], bool]) -> Callable[[Fault, Cluster], bool]:
     def each(fault: Fault, cluster: Cluster) -> bool:
         done = False
@@ -359,6 +389,8 @@ _DO: dict[str, Callable[[Fault, Cluster], bool]] = {
     "failing fsync": _failing_fsync,
     "full disk": _full_disk,
     "bit flip": _bit_flip,
+    "zombie": _zombie,
+    "relay": _relay,
     "kill all": _all(_kill),
     "power all": _all(_power),
     "recreate": _recreate,

@@ -58,6 +58,7 @@ class Shape:
     duration: float
     rate: float
     push_to_waiters: bool
+    min_isr: int
     quick: bool
     """Timeouts a fraction of the usual ones: more happens in a simulated second."""
 
@@ -73,6 +74,7 @@ class Shape:
             rate=rng.choice((2.0, 5.0, 12.0)),
             push_to_waiters=rng.random() < 0.6,
             quick=rng.random() < 0.6,
+            min_isr=rng.choice((1, 2, 2, 2, 2, 3)),
         )
 
 
@@ -153,6 +155,8 @@ class Cluster:
 
     def may_lose_disk(self, broker: SimBroker) -> bool:
         """One at a time: the one before must be back in every ISR."""
+        if self.shape.min_isr == 1:
+            return False
         self._refresh_fragile()
         if self.fragile - {broker.id}:
             return False
@@ -200,7 +204,7 @@ class Cluster:
         return self.world.rng.choice(sorted(self.brokers))
 
     def recreate(self) -> bool:
-        return False
+        return self.clients.recreate()
 
     # ---- the run
 
@@ -212,6 +216,7 @@ class Cluster:
         for broker in self.brokers.values():
             broker.start()
         config = {"durability": shape.durability.value, "segment_bytes": str(shape.segment_bytes)}
+        config["min_isr"] = str(shape.min_isr)
         clients.spawn(
             lambda: clients.create(
                 "s", partitions=shape.partitions, replication_factor=shape.replication_factor, config=config
@@ -270,6 +275,8 @@ class Cluster:
     def unsettled(self) -> str | None:
         """What is not as it should be when nothing goes wrong."""
         truth = self.raft.truth
+        if not self.clients.incarnation:
+            return "the stream is not created anew"
         for broker in self.brokers.values():
             if broker.broker is None:
                 return f"{broker.id} does not run ({broker.fatal})"
