@@ -36,7 +36,7 @@ class Workload:
         """`rate`: records per second of each producer."""
         self.world = world
         self.invariants = invariants
-        self.process = Process(world, name)
+        self.process = Process(world, name)  # type: ignore[abstract] # of an event loop, what the production code uses
         self.rng = Random(f"{world.seed}-{name}")
         self.rate = rate
         self.stopped = False
@@ -81,10 +81,10 @@ class Workload:
                 if error.code is Code.STREAM_EXISTS:
                     break  # an attempt without an answer made it
                 await asyncio.sleep(0.2)
-        while True:
+        made = None
+        while made is None:
             try:
                 made = await self.client.metadata(stream)
-                break
             except TidelogError as error:
                 self.world.say(f"cannot look at {stream}: {error}")
                 await asyncio.sleep(0.2)
@@ -156,7 +156,7 @@ class Workload:
                 if acks != "none":
                     self._acked(value, incarnation, receipt.partition, receipt.offset, promised=acks == "all")
 
-            while not self.stopped and not failed.is_set() and incarnation == self.incarnation:
+            while not (self.stopped or failed.is_set() or incarnation != self.incarnation):  # type: ignore[redundant-expr]
                 await asyncio.sleep(self.rng.expovariate(self.rate))
                 for _ in range(self.rng.choice((1, 1, 1, 3, 8))):
                     if waiting >= MAX_WAITING:

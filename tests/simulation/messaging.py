@@ -15,6 +15,7 @@ import contextlib
 import math
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
+from typing import Any
 
 from tests.simulation.world import Process, World
 from tidelog.runtime.header_block import encode_headers
@@ -51,8 +52,8 @@ class _Session:
     up_at: float = 0.0
     down_at: float = 0.0
     subject_at: dict[str, float] = field(default_factory=dict)
-    held_up: list[Callable[[], None]] = field(default_factory=list)
-    held_down: list[Callable[[], None]] = field(default_factory=list)
+    held_up: list[Callable[[], object]] = field(default_factory=list)
+    held_down: list[Callable[[], object]] = field(default_factory=list)
 
 
 class Nats:
@@ -157,7 +158,7 @@ class Nats:
         when = session.subject_at[subject] = max(when, session.subject_at.get(subject, 0.0))
         return when
 
-    def _up(self, session: _Session, action: Callable[[], None], subject: str) -> None:
+    def _up(self, session: _Session, action: Callable[[], object], subject: str) -> None:
         if session.connection.blocked_up:
             session.held_up.append(action)
             return
@@ -165,7 +166,7 @@ class Nats:
         session.up_at = max(when, session.up_at)
         self.world.at(when, action)
 
-    def _down(self, session: _Session, action: Callable[[], None], subject: str) -> None:
+    def _down(self, session: _Session, action: Callable[[], object], subject: str) -> None:
         if session.connection.blocked_down:
             session.held_down.append(action)
             return
@@ -221,7 +222,7 @@ class Nats:
     def _forget(self, session: _Session, subject: str, sid: int) -> None:
         self._subscriptions.get(subject, {}).pop((session.number, sid), None)
 
-    def ping(self, session: _Session, answered: Callable[[], None]) -> None:
+    def ping(self, session: _Session, answered: Callable[[], object]) -> None:
         def pong() -> None:
             if session.open:
                 connection = session.connection
@@ -318,7 +319,8 @@ class SimConnection:
             return
         self._up.clear()
         self._since = math.inf
-        for waiting in (*self._waiting, *self._flushes):
+        open_requests: list[asyncio.Future[Any]] = [*self._waiting, *self._flushes]
+        for waiting in open_requests:
             if not waiting.done():
                 waiting.set_exception(TimeoutError("the connection to NATS was lost"))
         self._tell(False)

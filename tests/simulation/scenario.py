@@ -1,10 +1,10 @@
 """One run: a cluster, its clients, a schedule of faults, then calm, in which everything must come right.
 
-    start     brokers register, the stream is made
-    faults    for some seconds, while producers write and consumers read
-    calm      all is healed and restarted, producers stop; until all replicas are in the ISR, everything sent is
-              answered and everything committed is read, within CALM_LIMIT simulated seconds
-    last      a few more records, acknowledged at once; then every log is compared with what was committed
+start     brokers register, the stream is made
+faults    for some seconds, while producers write and consumers read
+calm      all is healed and restarted, producers stop; until all replicas are in the ISR, everything sent is
+          answered and everything committed is read, within CALM_LIMIT simulated seconds
+last      a few more records, acknowledged at once; then every log is compared with what was committed
 """
 
 from __future__ import annotations
@@ -13,6 +13,7 @@ import time
 from collections.abc import Callable
 from dataclasses import dataclass, field, replace
 from random import Random
+from typing import Any
 
 from dataplane.replica.settings import ReplicaSettings
 from metadata.settings import MetadataSettings
@@ -24,14 +25,14 @@ from tests.simulation.messaging import Nats, Weather
 from tests.simulation.raft import RaftGroup
 from tests.simulation.world import InvariantBroken, Process, World, inhabited
 from wire.subjects import Subjects
-from wire.types import Durability, StreamName
+from wire.types import Durability
 
 START_LIMIT = 30.0
 CALM_LIMIT = 60.0
 PROMPT = 0.5
 """Seconds that an acknowledgement may take when nothing goes wrong: less than a follower sleeps."""
 
-QUICK = {
+QUICK: dict[str, Any] = {
     "replica_max_idle_wait": 0.6,
     "replica_max_leader_timeout": 0.7,
     "replica_max_lag_time": 1.2,

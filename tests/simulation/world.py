@@ -1,7 +1,8 @@
 """One simulated world: one thread, one seed, one clock that jumps to the next thing that happens.
 
     World        the clock, the queue of what happens when, the source of chance, the story
-    Process      one operating system process: an asyncio event loop over the world's clock. It can be killed (nothing of
+    Process      one operating system process: an asyncio event loop over the world's clock. It can be killed (nothing
+    of
                  it runs any more), paused and resumed (everything that was due runs late), and its clocks may be off
 
 Processes run one turn of their loop at a time, never two at once; which one runs first among those that have something
@@ -76,15 +77,15 @@ class World:
         self.current: Process | None = None
         self.after_step: Callable[[Process], None] = lambda _: None
         self.processes: list[Process] = []
-        self._queue: list[tuple[float, int, Callable[[], None]]] = []
+        self._queue: list[tuple[float, int, Callable[[], object]]] = []
         self._order = count()
 
     # ---- time
 
-    def at(self, when: float, action: Callable[[], None]) -> None:
+    def at(self, when: float, action: Callable[[], object]) -> None:
         heapq.heappush(self._queue, (max(when, self.now), next(self._order), action))
 
-    def after(self, delay: float, action: Callable[[], None]) -> None:
+    def after(self, delay: float, action: Callable[[], object]) -> None:
         heapq.heappush(self._queue, (self.now + delay, next(self._order), action))
 
     def run_until(self, deadline: float, done: Callable[[], bool] = lambda: False) -> bool:
@@ -124,7 +125,7 @@ class Process(asyncio.AbstractEventLoop):
         self.name = name
         self.alive = True
         self.paused = False
-        self.on_crash: Callable[[], None] = lambda: None
+        self.on_crash: Callable[[], object] = lambda: None
         self.wall_skew_ns = 0
         self.disk_delay = 0.0003
         """Mean of what work for a thread takes, in seconds."""
@@ -161,7 +162,7 @@ class Process(asyncio.AbstractEventLoop):
 
     # ---- what an event loop does
 
-    def call_soon(  # type: ignore[override]
+    def call_soon(
         self, callback: Callable[..., object], *args: object, context: contextvars.Context | None = None
     ) -> asyncio.Handle:
         handle = asyncio.Handle(callback, args, self, context)
@@ -170,14 +171,14 @@ class Process(asyncio.AbstractEventLoop):
             self._arrange()
         return handle
 
-    call_soon_threadsafe = call_soon  # type: ignore[assignment]
+    call_soon_threadsafe = call_soon
 
-    def call_later(  # type: ignore[override]
+    def call_later(
         self, delay: float, callback: Callable[..., object], *args: object, context: contextvars.Context | None = None
     ) -> asyncio.TimerHandle:
         return self.call_at(self.time() + delay, callback, *args, context=context)
 
-    def call_at(  # type: ignore[override]
+    def call_at(
         self, when: float, callback: Callable[..., object], *args: object, context: contextvars.Context | None = None
     ) -> asyncio.TimerHandle:
         handle = asyncio.TimerHandle(when, callback, args, self, context)
@@ -198,7 +199,7 @@ class Process(asyncio.AbstractEventLoop):
             due = world.now + world.rng.random() * 0.00005
         else:
             timers = self._timers
-            while timers and timers[0][2]._cancelled:  # type: ignore[attr-defined]
+            while timers and timers[0][2]._cancelled:
                 heapq.heappop(timers)
             if not timers:
                 return
@@ -206,6 +207,9 @@ class Process(asyncio.AbstractEventLoop):
         if due < self._wake_at:
             self._wake_at = due
             world.at(due, lambda: self._turn(due))
+
+    def _lives(self) -> bool:
+        return self.alive
 
     def _turn(self, due: float) -> None:
         if due != self._wake_at or not self.alive or self.paused:
@@ -215,16 +219,16 @@ class Process(asyncio.AbstractEventLoop):
         timers, ready = self._timers, self._ready
         while timers and timers[0][0] <= now:
             handle = heapq.heappop(timers)[2]
-            if not handle._cancelled:  # type: ignore[attr-defined]
+            if not handle._cancelled:
                 ready.append(handle)
         with self.running():
             for _ in range(len(ready)):
                 handle_now = ready.popleft()
-                if not self.alive:
+                if not self._lives():
                     break
-                if not handle_now._cancelled:  # type: ignore[attr-defined]
+                if not handle_now._cancelled:
                     handle_now._run()
-        if self.alive:
+        if self._lives():
             self.world.after_step(self)
 
     def end_of_the_world(self) -> None:
