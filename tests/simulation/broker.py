@@ -109,7 +109,7 @@ class SimBroker:
             return
         self.lives += 1
         rng = self.world.rng
-        process = Process(
+        process = Process.begun(
             self.world, self.id, rate=1.0 + (rng.random() - 0.5) * 0.02, offset=rng.random() * 1000 * self.lives
         )
         process.disk_delay = self.disk_delay
@@ -181,7 +181,6 @@ class SimBroker:
                 return
             registered = True
             broker.on_registered(incarnation)
-
 
         metadata.on_partitions = broker.on_partitions
         metadata.on_registered = on_registered

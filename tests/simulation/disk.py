@@ -173,7 +173,7 @@ class SimDisk:
 
     # ---- FileSystem
 
-    def open(self, path: Path, *, write: bool = False, create: bool = False) -> int:  # noqa: ARG002 - as the port
+    def open(self, path: Path, *, write: bool = False, create: bool = False) -> int:
         try:
             file = self._file(path)
         except FileNotFoundError:

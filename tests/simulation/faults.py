@@ -1,5 +1,5 @@
-"""What goes wrong, when, and for how long: drawn from the seed before the run begins, so that a schedule can be printed,
-replayed and made smaller.
+"""What goes wrong, when, and for how long: drawn from the seed before the run begins, so that a schedule can be
+printed, replayed and made smaller.
 
 A fault that would go beyond what the stream's durability promises to survive is not carried out: two disks lost before
 the first one's replica is back, or, on a stream that acknowledges from the page cache, the power of two machines.
@@ -151,7 +151,7 @@ def _pause(fault: Fault, cluster: Cluster) -> bool:
         return False
     process.pause()
     cluster.raft.check()
-    cluster.lift(fault.lasts, lambda: process.alive and process.resume())
+    cluster.lift(fault.lasts, process.resume)
     return True
 
 
@@ -162,7 +162,7 @@ def _cut_nats(fault: Fault, cluster: Cluster) -> bool:
     for connection in which:
         cluster.nats.block(connection, up=up, down=down)
     connections = list(which)
-    cluster.lift(fault.lasts * 2, lambda: [cluster.nats.unblock(connection) for connection in connections])
+    cluster.lift(fault.lasts * 2, lambda: cluster.nats.unblock(*connections))
     return bool(connections)
 
 
@@ -331,7 +331,7 @@ def _zombie(fault: Fault, cluster: Cluster) -> bool:
     cluster.raft.cut_off(broker.raft_address)
     process.pause()
     sleeps = 0.4 + fault.lasts / 3
-    cluster.lift(sleeps, lambda: process.alive and process.resume())
+    cluster.lift(sleeps, process.resume)
     cluster.lift(sleeps + 0.3 + fault.lasts, lambda: cluster.raft.rejoin(broker.raft_address))
     return True
 

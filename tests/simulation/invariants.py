@@ -72,7 +72,8 @@ class CommittedHistory:
             if known is None:
                 if base < history.end:
                     self.world.broken(
-                        "LogMatching", f"{key} on {broker.id} has a batch at {base}, inside what was committed otherwise"
+                        "LogMatching",
+                        f"{key} on {broker.id} has a batch at {base}, inside what was committed otherwise",
                     )
                 if not leads and base >= history.end:
                     self.world.broken(
@@ -159,7 +160,7 @@ class Invariants:
         truth = self.raft.truth
         message = pb.Command.FromString(command)
         office = truth.office
-        before = {key: partition for key, partition in truth.partitions()}
+        before = dict(truth.partitions())
         return lambda outcome: self._committed(message, office, before, outcome)
 
     def _committed(

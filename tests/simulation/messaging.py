@@ -15,6 +15,7 @@ import contextlib
 import math
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
+from typing import Any
 
 from tests.simulation.world import Process, World
 from tidelog.runtime.header_block import encode_headers
@@ -51,8 +52,8 @@ class _Session:
     up_at: float = 0.0
     down_at: float = 0.0
     subject_at: dict[str, float] = field(default_factory=dict)
-    held_up: list[Callable[[], None]] = field(default_factory=list)
-    held_down: list[Callable[[], None]] = field(default_factory=list)
+    held_up: list[Callable[[], object]] = field(default_factory=list)
+    held_down: list[Callable[[], object]] = field(default_factory=list)
 
 
 class Nats:
@@ -114,16 +115,17 @@ class Nats:
         self.world.after(GIVES_UP_AFTER + self.rng.random() * 2, client_gives_up)
         self.world.after(SERVER_GIVES_UP_AFTER + self.rng.random() * 2, server_gives_up)
 
-    def unblock(self, connection: SimConnection) -> None:
-        connection.blocked_up = connection.blocked_down = False
-        for session in connection.sessions:
-            held_up, session.held_up = session.held_up, []
-            held_down, session.held_down = session.held_down, []
-            for action in held_up:
-                self._up(session, action, "")
-            for action in held_down:
-                self._down(session, action, "")
-        connection.sessions = [s for s in connection.sessions if s is connection.session]
+    def unblock(self, *connections: SimConnection) -> None:
+        for connection in connections:
+            connection.blocked_up = connection.blocked_down = False
+            for session in connection.sessions:
+                held_up, session.held_up = session.held_up, []
+                held_down, session.held_down = session.held_down, []
+                for action in held_up:
+                    self._up(session, action, "")
+                for action in held_down:
+                    self._down(session, action, "")
+            connection.sessions = [s for s in connection.sessions if s is connection.session]
 
     # ---- sessions
 
@@ -157,7 +159,7 @@ class Nats:
         when = session.subject_at[subject] = max(when, session.subject_at.get(subject, 0.0))
         return when
 
-    def _up(self, session: _Session, action: Callable[[], None], subject: str) -> None:
+    def _up(self, session: _Session, action: Callable[[], object], subject: str) -> None:
         if session.connection.blocked_up:
             session.held_up.append(action)
             return
@@ -165,7 +167,7 @@ class Nats:
         session.up_at = max(when, session.up_at)
         self.world.at(when, action)
 
-    def _down(self, session: _Session, action: Callable[[], None], subject: str) -> None:
+    def _down(self, session: _Session, action: Callable[[], object], subject: str) -> None:
         if session.connection.blocked_down:
             session.held_down.append(action)
             return
@@ -274,8 +276,8 @@ class SimConnection:
         self._changed: list[Callable[[bool], None]] = []
         self._since = math.inf
         self._up = asyncio.Event()
-        self._waiting: dict[asyncio.Future[Message], None] = {}
-        self._flushes: dict[asyncio.Future[None], None] = {}
+        self._waiting: dict[asyncio.Future[Any], None] = {}
+        self._flushes: dict[asyncio.Future[Any], None] = {}
         nats.connections.append(self)
         self._connect()
 
@@ -318,7 +320,7 @@ class SimConnection:
             return
         self._up.clear()
         self._since = math.inf
-        for waiting in (*self._waiting, *self._flushes):
+        for waiting in [*self._waiting, *self._flushes]:
             if not waiting.done():
                 waiting.set_exception(TimeoutError("the connection to NATS was lost"))
         self._tell(False)

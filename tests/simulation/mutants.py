@@ -71,7 +71,12 @@ L, F = leader.Leader, follower.Follower
 MUTANTS: tuple[Mutant, ...] = (
     _mutant(
         "truncates to the HW, without asking the leader",
-        (F, "_reconcile", "    newest =", "    self.state = Truncating()\n    return [Truncate(self.high_watermark)]\n    newest ="),
+        (
+            F,
+            "_reconcile",
+            "    newest =",
+            "    self.state = Truncating()\n    return [Truncate(self.high_watermark)]\n    newest =",
+        ),
     ),
     _mutant(
         "does not truncate at a new LeaderEpoch",
@@ -177,7 +182,12 @@ MUTANTS: tuple[Mutant, ...] = (
         "a notification that crosses a fetch is forgotten, and none is repeated",
         (F, "on_notification", "self._notified = True", "pass"),
         (L, "tick", "out.append(Notify(replica))", "pass"),
-        (L, "_fire_waiter", "if self.settings.push_to_waiters:", "if True:\n        return\n    if self.settings.push_to_waiters:"),
+        (
+            L,
+            "_fire_waiter",
+            "if self.settings.push_to_waiters:",
+            "if True:\n        return\n    if self.settings.push_to_waiters:",
+        ),
     ),
     _mutant(
         "the producer table survives a truncation",
@@ -227,13 +237,17 @@ MUTANTS: tuple[Mutant, ...] = (
     ),
     _mutant(
         "a failed fsync is forgotten",
-        (role.Role, "_sync_done", "self.fail(f\"fdatasync failed: {result}\")", "pass"),
+        (role.Role, "_sync_done", 'self.fail(f"fdatasync failed: {result}")', "pass"),
         (partition_log.PartitionLog, "_failed", "self._failure =", "_ ="),
     ),
     _mutant(
         "a torn tail is kept",
-        (replica.Replica, "open", "self._high_watermark = self._checkpointed = self._log.high_watermark",
-         "self._high_watermark = self._checkpointed = self._log.log_end_offset"),
+        (
+            replica.Replica,
+            "open",
+            "self._high_watermark = self._checkpointed = self._log.high_watermark",
+            "self._high_watermark = self._checkpointed = self._log.log_end_offset",
+        ),
     ),
     _mutant(
         "acts before its own registration is applied",

@@ -152,7 +152,11 @@ class RaftGroup:
         term = node.term
 
         def arrived() -> None:
-            if target is None or target not in self.nodes or (target != node.address and not self._linked(node, target)):
+            if (
+                target is None
+                or target not in self.nodes
+                or (target != node.address and not self._linked(node, target))
+            ):
                 self._orphan(node, command, ended)
                 return
             when = max(self._last_commit, self.world.now + self.rng.expovariate(1.0) * self.commit_delay)
@@ -164,10 +168,13 @@ class RaftGroup:
     def _linked(self, node: RaftMember, target: str) -> bool:
         return self.reaches(node.address) and self.reaches(target)
 
-    def _commit(
-        self, node: RaftMember, target: str, term: int, command: bytes, ended: asyncio.Future[Outcome]
-    ) -> None:
-        if target != self.leader or term != self.term or not self.has_majority(target) or target not in self._standing():
+    def _commit(self, node: RaftMember, target: str, term: int, command: bytes, ended: asyncio.Future[Outcome]) -> None:
+        if (
+            target != self.leader
+            or term != self.term
+            or not self.has_majority(target)
+            or target not in self._standing()
+        ):
             self._orphan(node, command, ended)
             return
         index = self._append(command)

@@ -1,10 +1,10 @@
 """One run: a cluster, its clients, a schedule of faults, then calm, in which everything must come right.
 
-    start     brokers register, the stream is made
-    faults    for some seconds, while producers write and consumers read
-    calm      all is healed and restarted, producers stop; until all replicas are in the ISR, everything sent is
-              answered and everything committed is read, within CALM_LIMIT simulated seconds
-    last      a few more records, acknowledged at once; then every log is compared with what was committed
+start     brokers register, the stream is made
+faults    for some seconds, while producers write and consumers read
+calm      all is healed and restarted, producers stop; until all replicas are in the ISR, everything sent is
+          answered and everything committed is read, within CALM_LIMIT simulated seconds
+last      a few more records, acknowledged at once; then every log is compared with what was committed
 """
 
 from __future__ import annotations
@@ -24,23 +24,23 @@ from tests.simulation.messaging import Nats, Weather
 from tests.simulation.raft import RaftGroup
 from tests.simulation.world import InvariantBroken, Process, World, inhabited
 from wire.subjects import Subjects
-from wire.types import Durability, StreamName
+from wire.types import Durability
 
 START_LIMIT = 30.0
 CALM_LIMIT = 60.0
 PROMPT = 0.5
 """Seconds that an acknowledgement may take when nothing goes wrong: less than a follower sleeps."""
 
-QUICK = {
-    "replica_max_idle_wait": 0.6,
-    "replica_max_leader_timeout": 0.7,
-    "replica_max_lag_time": 1.2,
-    "replica_fetch_timeout": 0.15,
-    "liveness_grace": 0.2,
-    "offset_retry": 0.1,
-    "alter_isr_retry": 0.2,
-    "late_tick": 0.3,
-}
+QUICK = ReplicaSettings(
+    replica_max_idle_wait=0.6,
+    replica_max_leader_timeout=0.7,
+    replica_max_lag_time=1.2,
+    replica_fetch_timeout=0.15,
+    liveness_grace=0.2,
+    offset_retry=0.1,
+    alter_isr_retry=0.2,
+    late_tick=0.3,
+)
 QUICK_METADATA = MetadataSettings(
     broker_silence_timeout_s=0.5, liveness_grace_s=0.2, witness_window_s=1.5, leader_lease_s=2.1
 )
@@ -115,9 +115,9 @@ class Cluster:
         self._processes: dict[str, SimBroker] = dict(self.brokers)
         for broker in self.brokers.values():
             broker.on_died = self._died
-            broker.replica_settings = ReplicaSettings(push_to_waiters=self.shape.push_to_waiters)
+            usual = QUICK if self.shape.quick else ReplicaSettings()
+            broker.replica_settings = replace(usual, push_to_waiters=self.shape.push_to_waiters)
             if self.shape.quick:
-                broker.replica_settings = replace(broker.replica_settings, **QUICK)
                 broker.metadata_settings = QUICK_METADATA
         self.clients = Workload(self.world, self.nats, self.invariants, self.subjects, "c", rate=self.shape.rate)
         self._lifts: list[Callable[[], object]] = []

@@ -1,8 +1,8 @@
 """One simulated world: one thread, one seed, one clock that jumps to the next thing that happens.
 
     World        the clock, the queue of what happens when, the source of chance, the story
-    Process      one operating system process: an asyncio event loop over the world's clock. It can be killed (nothing of
-                 it runs any more), paused and resumed (everything that was due runs late), and its clocks may be off
+    Process      one operating system process: an asyncio event loop over the world's clock. It can be killed (nothing
+                 of it runs any more), paused and resumed (all that was due runs late), and its clocks may be off
 
 Processes run one turn of their loop at a time, never two at once; which one runs first among those that have something
 to do is chance, from the seed. Work for threads (`run_in_executor`) runs whole, at one moment between its call and its
@@ -76,15 +76,15 @@ class World:
         self.current: Process | None = None
         self.after_step: Callable[[Process], None] = lambda _: None
         self.processes: list[Process] = []
-        self._queue: list[tuple[float, int, Callable[[], None]]] = []
+        self._queue: list[tuple[float, int, Callable[[], object]]] = []
         self._order = count()
 
     # ---- time
 
-    def at(self, when: float, action: Callable[[], None]) -> None:
+    def at(self, when: float, action: Callable[[], object]) -> None:
         heapq.heappush(self._queue, (max(when, self.now), next(self._order), action))
 
-    def after(self, delay: float, action: Callable[[], None]) -> None:
+    def after(self, delay: float, action: Callable[[], object]) -> None:
         heapq.heappush(self._queue, (self.now + delay, next(self._order), action))
 
     def run_until(self, deadline: float, done: Callable[[], bool] = lambda: False) -> bool:
@@ -138,6 +138,11 @@ class Process(asyncio.AbstractEventLoop):
         """Kept to the end of the world: what the garbage collector would end otherwise, at a time of its own."""
         world.processes.append(self)
 
+    @classmethod
+    def begun(cls, world: World, name: str, *, rate: float = 1.0, offset: float = 0.0) -> Process:
+        """What a simulated program never asks of its loop (sockets, signals) is left abstract."""
+        return cls(world, name, rate=rate, offset=offset)
+
     # ---- the clocks
 
     def time(self) -> float:
@@ -151,6 +156,9 @@ class Process(asyncio.AbstractEventLoop):
     def kill(self) -> None:
         self.alive = False
 
+    def _may_run(self) -> bool:
+        return self.alive and not self.paused
+
     def pause(self) -> None:
         self.paused = True
 
@@ -161,7 +169,7 @@ class Process(asyncio.AbstractEventLoop):
 
     # ---- what an event loop does
 
-    def call_soon(  # type: ignore[override]
+    def call_soon(
         self, callback: Callable[..., object], *args: object, context: contextvars.Context | None = None
     ) -> asyncio.Handle:
         handle = asyncio.Handle(callback, args, self, context)
@@ -170,14 +178,14 @@ class Process(asyncio.AbstractEventLoop):
             self._arrange()
         return handle
 
-    call_soon_threadsafe = call_soon  # type: ignore[assignment]
+    call_soon_threadsafe = call_soon
 
-    def call_later(  # type: ignore[override]
+    def call_later(
         self, delay: float, callback: Callable[..., object], *args: object, context: contextvars.Context | None = None
     ) -> asyncio.TimerHandle:
         return self.call_at(self.time() + delay, callback, *args, context=context)
 
-    def call_at(  # type: ignore[override]
+    def call_at(
         self, when: float, callback: Callable[..., object], *args: object, context: contextvars.Context | None = None
     ) -> asyncio.TimerHandle:
         handle = asyncio.TimerHandle(when, callback, args, self, context)
@@ -191,14 +199,14 @@ class Process(asyncio.AbstractEventLoop):
 
     def _arrange(self) -> None:
         """Ask the world for the next turn."""
-        if not self.alive or self.paused:
+        if not self._may_run():
             return
         world = self.world
         if self._ready:
             due = world.now + world.rng.random() * 0.00005
         else:
             timers = self._timers
-            while timers and timers[0][2]._cancelled:  # type: ignore[attr-defined]
+            while timers and timers[0][2]._cancelled:
                 heapq.heappop(timers)
             if not timers:
                 return
@@ -208,21 +216,19 @@ class Process(asyncio.AbstractEventLoop):
             world.at(due, lambda: self._turn(due))
 
     def _turn(self, due: float) -> None:
-        if due != self._wake_at or not self.alive or self.paused:
+        if due != self._wake_at or not self._may_run():
             return
         self._wake_at = float("inf")
         now = self.time() + 1e-9
         timers, ready = self._timers, self._ready
         while timers and timers[0][0] <= now:
             handle = heapq.heappop(timers)[2]
-            if not handle._cancelled:  # type: ignore[attr-defined]
+            if not handle._cancelled:
                 ready.append(handle)
         with self.running():
             for _ in range(len(ready)):
                 handle_now = ready.popleft()
-                if not self.alive:
-                    break
-                if not handle_now._cancelled:  # type: ignore[attr-defined]
+                if not handle_now._cancelled and self._may_run():
                     handle_now._run()
         if self.alive:
             self.world.after_step(self)
