@@ -218,7 +218,7 @@ def _weather(fault: Fault, cluster: Cluster) -> bool:
     )
 
     def over() -> None:
-        cluster.nats.weather = Weather()
+        cluster.nats.weather = cluster.usual_weather()
 
     cluster.lift(fault.lasts * 2, over)
     return True
@@ -234,7 +234,7 @@ def _slow_disk(fault: Fault, cluster: Cluster) -> bool:
             broker.process.disk_delay = delay
 
     now(delay)
-    cluster.lift(fault.lasts, lambda: now(0.0003))
+    cluster.lift(fault.lasts, lambda: now(cluster.shape.disk_delay))
     return True
 
 
