@@ -109,7 +109,7 @@ class SimBroker:
             return
         self.lives += 1
         rng = self.world.rng
-        process = Process(  # type: ignore[abstract] # of an event loop, what the production code uses
+        process = Process.begun(
             self.world, self.id, rate=1.0 + (rng.random() - 0.5) * 0.02, offset=rng.random() * 1000 * self.lives
         )
         process.disk_delay = self.disk_delay

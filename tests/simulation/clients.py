@@ -36,7 +36,7 @@ class Workload:
         """`rate`: records per second of each producer."""
         self.world = world
         self.invariants = invariants
-        self.process = Process(world, name)  # type: ignore[abstract] # of an event loop, what the production code uses
+        self.process = Process.begun(world, name)
         self.rng = Random(f"{world.seed}-{name}")
         self.rate = rate
         self.stopped = False
@@ -84,12 +84,13 @@ class Workload:
         made = None
         while made is None:
             try:
-                made = await self.client.metadata(stream)
+                incarnation = (await self.client.metadata(stream)).incarnation
             except TidelogError as error:
                 self.world.say(f"cannot look at {stream}: {error}")
                 await asyncio.sleep(0.2)
-        self.stream, self.partitions = stream, partitions
-        self.incarnation = made.incarnation
+            else:
+                self.stream, self.partitions, self.incarnation = stream, partitions, incarnation
+                return
 
     def recreate(self) -> bool:
         """Delete the stream and make it again under its name."""
@@ -156,7 +157,7 @@ class Workload:
                 if acks != "none":
                     self._acked(value, incarnation, receipt.partition, receipt.offset, promised=acks == "all")
 
-            while not (self.stopped or failed.is_set() or incarnation != self.incarnation):  # type: ignore[redundant-expr]
+            while self._goes_on(incarnation) and not failed.is_set():
                 await asyncio.sleep(self.rng.expovariate(self.rate))
                 for _ in range(self.rng.choice((1, 1, 1, 3, 8))):
                     if waiting >= MAX_WAITING:
@@ -176,6 +177,9 @@ class Workload:
                     future.add_done_callback(partial(answered, value, self.world.now, incarnation, failed))
             if failed.is_set() or incarnation != self.incarnation:
                 producer.abort(TidelogError(Code.UNAVAILABLE, "given up"))
+
+    def _goes_on(self, incarnation: int) -> bool:
+        return not self.stopped and incarnation == self.incarnation
 
     def _value(self, name: str, number: int) -> bytes:
         padding = self.rng.choice((0, 10, 100, 100, 1500))

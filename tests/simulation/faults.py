@@ -151,7 +151,7 @@ def _pause(fault: Fault, cluster: Cluster) -> bool:
         return False
     process.pause()
     cluster.raft.check()
-    cluster.lift(fault.lasts, lambda: process.resume() if process.alive else None)
+    cluster.lift(fault.lasts, process.resume)
     return True
 
 
@@ -162,12 +162,7 @@ def _cut_nats(fault: Fault, cluster: Cluster) -> bool:
     for connection in which:
         cluster.nats.block(connection, up=up, down=down)
     connections = list(which)
-
-    def unblock() -> None:
-        for connection in connections:
-            cluster.nats.unblock(connection)
-
-    cluster.lift(fault.lasts * 2, unblock)
+    cluster.lift(fault.lasts * 2, lambda: cluster.nats.unblock(*connections))
     return bool(connections)
 
 
@@ -223,7 +218,7 @@ def _weather(fault: Fault, cluster: Cluster) -> bool:
     )
 
     def over() -> None:
-        cluster.nats.weather = Weather()
+        cluster.nats.weather = cluster.usual_weather()
 
     cluster.lift(fault.lasts * 2, over)
     return True
@@ -239,7 +234,7 @@ def _slow_disk(fault: Fault, cluster: Cluster) -> bool:
             broker.process.disk_delay = delay
 
     now(delay)
-    cluster.lift(fault.lasts, lambda: now(0.0003))
+    cluster.lift(fault.lasts, lambda: now(cluster.shape.disk_delay))
     return True
 
 
@@ -336,7 +331,7 @@ def _zombie(fault: Fault, cluster: Cluster) -> bool:
     cluster.raft.cut_off(broker.raft_address)
     process.pause()
     sleeps = 0.4 + fault.lasts / 3
-    cluster.lift(sleeps, lambda: process.resume() if process.alive else None)
+    cluster.lift(sleeps, process.resume)
     cluster.lift(sleeps + 0.3 + fault.lasts, lambda: cluster.raft.rejoin(broker.raft_address))
     return True
 

@@ -115,16 +115,17 @@ class Nats:
         self.world.after(GIVES_UP_AFTER + self.rng.random() * 2, client_gives_up)
         self.world.after(SERVER_GIVES_UP_AFTER + self.rng.random() * 2, server_gives_up)
 
-    def unblock(self, connection: SimConnection) -> None:
-        connection.blocked_up = connection.blocked_down = False
-        for session in connection.sessions:
-            held_up, session.held_up = session.held_up, []
-            held_down, session.held_down = session.held_down, []
-            for action in held_up:
-                self._up(session, action, "")
-            for action in held_down:
-                self._down(session, action, "")
-        connection.sessions = [s for s in connection.sessions if s is connection.session]
+    def unblock(self, *connections: SimConnection) -> None:
+        for connection in connections:
+            connection.blocked_up = connection.blocked_down = False
+            for session in connection.sessions:
+                held_up, session.held_up = session.held_up, []
+                held_down, session.held_down = session.held_down, []
+                for action in held_up:
+                    self._up(session, action, "")
+                for action in held_down:
+                    self._down(session, action, "")
+            connection.sessions = [s for s in connection.sessions if s is connection.session]
 
     # ---- sessions
 
@@ -275,8 +276,8 @@ class SimConnection:
         self._changed: list[Callable[[bool], None]] = []
         self._since = math.inf
         self._up = asyncio.Event()
-        self._waiting: dict[asyncio.Future[Message], None] = {}
-        self._flushes: dict[asyncio.Future[None], None] = {}
+        self._waiting: dict[asyncio.Future[Any], None] = {}
+        self._flushes: dict[asyncio.Future[Any], None] = {}
         nats.connections.append(self)
         self._connect()
 
@@ -319,8 +320,7 @@ class SimConnection:
             return
         self._up.clear()
         self._since = math.inf
-        open_requests: list[asyncio.Future[Any]] = [*self._waiting, *self._flushes]
-        for waiting in open_requests:
+        for waiting in [*self._waiting, *self._flushes]:
             if not waiting.done():
                 waiting.set_exception(TimeoutError("the connection to NATS was lost"))
         self._tell(False)

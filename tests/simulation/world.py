@@ -2,8 +2,7 @@
 
     World        the clock, the queue of what happens when, the source of chance, the story
     Process      one operating system process: an asyncio event loop over the world's clock. It can be killed (nothing
-    of
-                 it runs any more), paused and resumed (everything that was due runs late), and its clocks may be off
+                 of it runs any more), paused and resumed (all that was due runs late), and its clocks may be off
 
 Processes run one turn of their loop at a time, never two at once; which one runs first among those that have something
 to do is chance, from the seed. Work for threads (`run_in_executor`) runs whole, at one moment between its call and its
@@ -139,6 +138,11 @@ class Process(asyncio.AbstractEventLoop):
         """Kept to the end of the world: what the garbage collector would end otherwise, at a time of its own."""
         world.processes.append(self)
 
+    @classmethod
+    def begun(cls, world: World, name: str, *, rate: float = 1.0, offset: float = 0.0) -> Process:
+        """What a simulated program never asks of its loop (sockets, signals) is left abstract."""
+        return cls(world, name, rate=rate, offset=offset)
+
     # ---- the clocks
 
     def time(self) -> float:
@@ -151,6 +155,9 @@ class Process(asyncio.AbstractEventLoop):
 
     def kill(self) -> None:
         self.alive = False
+
+    def _may_run(self) -> bool:
+        return self.alive and not self.paused
 
     def pause(self) -> None:
         self.paused = True
@@ -192,7 +199,7 @@ class Process(asyncio.AbstractEventLoop):
 
     def _arrange(self) -> None:
         """Ask the world for the next turn."""
-        if not self.alive or self.paused:
+        if not self._may_run():
             return
         world = self.world
         if self._ready:
@@ -212,7 +219,7 @@ class Process(asyncio.AbstractEventLoop):
         return self.alive
 
     def _turn(self, due: float) -> None:
-        if due != self._wake_at or not self.alive or self.paused:
+        if due != self._wake_at or not self._may_run():
             return
         self._wake_at = float("inf")
         now = self.time() + 1e-9
@@ -224,9 +231,7 @@ class Process(asyncio.AbstractEventLoop):
         with self.running():
             for _ in range(len(ready)):
                 handle_now = ready.popleft()
-                if not self._lives():
-                    break
-                if not handle_now._cancelled:
+                if not handle_now._cancelled and self._may_run():
                     handle_now._run()
         if self._lives():
             self.world.after_step(self)

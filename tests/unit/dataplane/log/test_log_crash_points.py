@@ -1,8 +1,6 @@
 """Power is lost before each single system call of a workload that appends, rolls, syncs, checkpoints, cuts and drops.
 
-The disk below keeps, per file, what was synced and the operations since; per folder, the names that were synced and the
-changes since. A crash keeps of the rest nothing, everything (as a kill of the process does), everything but the second
-half of the last write, or a random choice: of writes any subset, in any order, torn anywhere; of names a prefix.
+The disk is the simulator's, which says what a crash keeps of what was not synced.
 
 After every crash: nothing that was reported durable is missing, nothing is there that was not written, epochs match the
 records, the log takes appends, and a second recovery changes nothing. After the death of the process alone nothing that
@@ -11,7 +9,6 @@ was appended is missing either.
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
 from pathlib import Path
 from random import Random
 from typing import TYPE_CHECKING
@@ -19,14 +16,12 @@ from typing import TYPE_CHECKING
 import pytest
 
 from dataplane.log.partition_log import LogConfig, PartitionLog
+from tests.simulation.disk import SimDisk, Survival
 from wire.batch import iter_batches
 from wire.types import LeaderEpoch, Offset
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Sequence
-
     from tests.unit.dataplane.log.conftest import Batches, Stamped
-    from wire.transport import Buffer
 
 HOME = Path("/log")
 CONFIG = LogConfig(segment_bytes=700, index_interval_bytes=200, tail_bytes=300)
@@ -37,194 +32,16 @@ class PowerLoss(BaseException):
     """Not an Exception: nothing in the log may catch it."""
 
 
-@dataclass(eq=False)
-class DiskFile:
-    content: bytearray = field(default_factory=bytearray)
-    synced: bytes = b""
-    pending: list[tuple[int, bytes | None]] = field(default_factory=list)
-    """(position, bytes), or (length, None) for a change of length; not synced yet."""
-
-    def apply(self, position: int, data: bytes | None) -> None:
-        if data is None:
-            del self.content[position:]
-            self.content.extend(bytes(position - len(self.content)))
-        else:
-            self.content.extend(bytes(max(0, position - len(self.content))))
-            self.content[position : position + len(data)] = data
-
-    def change(self, position: int, data: bytes | None) -> None:
-        self.pending.append((position, data))
-        self.apply(position, data)
-
-    def sync(self) -> None:
-        self.synced = bytes(self.content)
-        self.pending.clear()
-
-    def crash(self, survives: Callable[[list[tuple[int, bytes | None]]], list[tuple[int, bytes | None]]]) -> None:
-        kept = survives(self.pending)
-        self.content = bytearray(self.synced)
-        for position, data in kept:
-            self.apply(position, data)
-        self.sync()
-
-
-class CrashingDisk:
-    """A FileSystem in memory. `crash_at`: the number of the changing call that power is lost in."""
-
-    def __init__(self) -> None:
-        self.crash_at = -1
-        self.calls = 0
-        self.names_now: dict[Path, dict[str, DiskFile]] = {HOME.parent: {}}
-        self.names_synced: dict[Path, dict[str, DiskFile]] = {HOME.parent: {}}
-        self.name_changes: dict[Path, list[tuple[str, DiskFile | None]]] = {HOME.parent: []}
-        self.open_files: dict[int, DiskFile] = {}
-        self.next_handle = 3
-
-    # ---- the crash
-
-    def step(self) -> bool:
-        """True in the call that does not return."""
-        self.calls += 1
-        if 0 <= self.crash_at < self.calls - 1:
-            raise PowerLoss
-        return self.calls - 1 == self.crash_at
-
-    def lose_power(self, how: str, rng: Random) -> None:
-        def survives(pending: list[tuple[int, bytes | None]]) -> list[tuple[int, bytes | None]]:
-            if how == "nothing":
-                return []
-            if how == "everything":
-                return pending
-            if how == "all but half of the last write":
-                return [*pending[:-1], *(torn(change, 0.5) for change in pending[-1:])]
-            kept = [torn(change, rng.random()) if rng.random() < 0.3 else change for change in pending]
-            return [change for change in kept if rng.random() < 0.6]
-
-        def torn(change: tuple[int, bytes | None], where: float) -> tuple[int, bytes | None]:
-            position, data = change
-            return change if data is None else (position, data[: int(len(data) * where)])
-
-        for directory, changes in self.name_changes.items():
-            names = self.names_synced[directory]
-            count = {"nothing": 0, "random": rng.randint(0, len(changes))}.get(how, len(changes))
-            for name, file in changes[:count]:
-                _rename(names, name, file)
-            changes.clear()
-            self.names_now[directory] = dict(names)
-            for file in names.values():
-                file.crash(survives)
-        self.open_files.clear()
-        self.crash_at = -1
-
-    # ---- FileSystem
-
-    def open(self, path: Path, *, write: bool = False, create: bool = False) -> int:
-        file = self.names_now.get(path.parent, {}).get(path.name)
-        if file is None:
-            if not create:
-                raise FileNotFoundError(path)
-            crashes = self.step()
-            file = DiskFile()
-            self._change_name(path, file)
-            if crashes:
-                raise PowerLoss
-        self.next_handle += 1
-        self.open_files[self.next_handle] = file
-        return self.next_handle
-
-    def close(self, handle: int) -> None:
-        del self.open_files[handle]
-
-    def size(self, handle: int) -> int:
-        return len(self.open_files[handle].content)
-
-    def write(self, handle: int, parts: Sequence[Buffer], position: int) -> None:
-        self._change(handle, position, b"".join(parts))
-
-    def truncate(self, handle: int, size: int) -> None:
-        self._change(handle, size, None)
-
-    def preallocate(self, handle: int, position: int, size: int) -> None:
-        self._change(handle, position + size, None)
-
-    def _change(self, handle: int, position: int, data: bytes | None) -> None:
-        crashes = self.step()
-        self.open_files[handle].change(position, data)
-        if crashes:
-            raise PowerLoss
-
-    def read(self, handle: int, size: int, position: int) -> bytes:
-        return bytes(self.open_files[handle].content[position : position + size])
-
-    def sync_data(self, handle: int) -> None:
-        if self.step():
-            raise PowerLoss
-        self.open_files[handle].sync()
-
-    def sync_all(self, handle: int) -> None:
-        self.sync_data(handle)
-
-    def names(self, directory: Path) -> list[str]:
-        return sorted(self.names_now.get(directory, {}))
-
-    def is_directory(self, path: Path) -> bool:
-        return path in self.names_now
-
-    def make_directory(self, path: Path) -> None:
-        if path not in self.names_now:
-            if self.step():
-                raise PowerLoss
-            self.names_now[path], self.names_synced[path], self.name_changes[path] = {}, {}, []
-
-    def sync_directory(self, path: Path) -> None:
-        if self.step():
-            raise PowerLoss
-        self.names_synced[path] = dict(self.names_now[path])
-        self.name_changes[path].clear()
-
-    def rename(self, source: Path, target: Path) -> None:
-        assert source.parent == target.parent
-        crashes = self.step()
-        file = self.names_now[source.parent][source.name]
-        # One change: a rename is atomic. The old name goes with the new one's coming.
-        self.name_changes[source.parent].append((f"{source.name}\0{target.name}", file))
-        _rename(self.names_now[source.parent], f"{source.name}\0{target.name}", file)
-        if crashes:
-            raise PowerLoss
-
-    def remove(self, path: Path) -> None:
-        if path.name in self.names_now[path.parent]:
-            crashes = self.step()
-            self._change_name(path, None)
-            if crashes:
-                raise PowerLoss
-
-    def _change_name(self, path: Path, file: DiskFile | None) -> None:
-        self.name_changes[path.parent].append((path.name, file))
-        _rename(self.names_now[path.parent], path.name, file)
-
-    def remove_tree(self, path: Path) -> None:
-        raise NotImplementedError
-
-    def lock(self, path: Path) -> int | None:
-        raise NotImplementedError
-
-    def boot_id(self) -> str:
-        return "boot"
-
-
-def _rename(names: dict[str, DiskFile], name: str, file: DiskFile | None) -> None:
-    source, _, target = name.partition("\0")
-    if file is None or target:
-        names.pop(source, None)
-    if file is not None:
-        names[target or source] = file
+def make_disk(crash_at: int = -1) -> SimDisk:
+    disk = SimDisk(crash=PowerLoss)
+    disk.crash_at = crash_at
+    return disk
 
 
 class Workload:
     """Drives a log and knows what it must hold after a crash at any point."""
 
-    def __init__(self, disk: CrashingDisk, batches: Batches, config: LogConfig) -> None:
+    def __init__(self, disk: SimDisk, batches: Batches, config: LogConfig) -> None:
         self.disk = disk
         self.batches = batches
         self.config = config
@@ -350,7 +167,7 @@ class Workload:
 
     # ---- after the crash
 
-    def check(self, how: str) -> None:
+    def check(self, how: Survival) -> None:
         log, report = PartitionLog.open(HOME, self.config, files=self.disk)
         assert report.damaged is None
         assert how != "everything" or log.log_end_offset >= self.appended, "in the page cache and lost"
@@ -389,15 +206,14 @@ class Workload:
 
 @pytest.mark.parametrize("config", [CONFIG, PREALLOCATING], ids=["plain", "preallocating"])
 @pytest.mark.parametrize("how", ["nothing", "everything", "all but half of the last write", "random"])
-def test_power_loss_at_every_system_call(how: str, config: LogConfig, batches: Batches) -> None:
-    disk = CrashingDisk()
+def test_power_loss_at_every_system_call(how: Survival, config: LogConfig, batches: Batches) -> None:
+    disk = make_disk()
     Workload(disk, batches, config).run()
     calls = disk.calls
     assert calls > 200
     for crash_at in range(calls):
         for seed in range(2 if how == "random" else 1):
-            disk = CrashingDisk()
-            disk.crash_at = crash_at
+            disk = make_disk(crash_at)
             workload = Workload(disk, batches, config)
             with pytest.raises(PowerLoss):
                 workload.run()
@@ -409,11 +225,10 @@ def test_power_loss_at_every_system_call(how: str, config: LogConfig, batches: B
 
 
 @pytest.mark.parametrize("how", ["nothing", "everything", "random"])
-def test_power_loss_during_recovery_too(how: str, batches: Batches) -> None:
+def test_power_loss_during_recovery_too(how: Survival, batches: Batches) -> None:
     for crash_at in range(61, 400, 17):
         for second in range(40):
-            disk = CrashingDisk()
-            disk.crash_at = crash_at
+            disk = make_disk(crash_at)
             workload = Workload(disk, batches, CONFIG)
             with pytest.raises(PowerLoss):
                 workload.run()
