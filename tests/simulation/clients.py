@@ -81,8 +81,7 @@ class Workload:
                 if error.code is Code.STREAM_EXISTS:
                     break  # an attempt without an answer made it
                 await asyncio.sleep(0.2)
-        made = None
-        while made is None:
+        while True:
             try:
                 incarnation = (await self.client.metadata(stream)).incarnation
             except TidelogError as error:

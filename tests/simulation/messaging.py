@@ -223,7 +223,7 @@ class Nats:
     def _forget(self, session: _Session, subject: str, sid: int) -> None:
         self._subscriptions.get(subject, {}).pop((session.number, sid), None)
 
-    def ping(self, session: _Session, answered: Callable[[], object]) -> None:
+    def ping(self, session: _Session, answered: Callable[[], None]) -> None:
         def pong() -> None:
             if session.open:
                 connection = session.connection

@@ -13,7 +13,6 @@ import time
 from collections.abc import Callable
 from dataclasses import dataclass, field, replace
 from random import Random
-from typing import Any
 
 from dataplane.replica.settings import ReplicaSettings
 from metadata.settings import MetadataSettings

@@ -124,7 +124,7 @@ class Process(asyncio.AbstractEventLoop):
         self.name = name
         self.alive = True
         self.paused = False
-        self.on_crash: Callable[[], object] = lambda: None
+        self.on_crash: Callable[[], None] = lambda: None
         self.wall_skew_ns = 0
         self.disk_delay = 0.0003
         """Mean of what work for a thread takes, in seconds."""
@@ -215,9 +215,6 @@ class Process(asyncio.AbstractEventLoop):
             self._wake_at = due
             world.at(due, lambda: self._turn(due))
 
-    def _lives(self) -> bool:
-        return self.alive
-
     def _turn(self, due: float) -> None:
         if due != self._wake_at or not self._may_run():
             return
@@ -233,7 +230,7 @@ class Process(asyncio.AbstractEventLoop):
                 handle_now = ready.popleft()
                 if not handle_now._cancelled and self._may_run():
                     handle_now._run()
-        if self._lives():
+        if self.alive:
             self.world.after_step(self)
 
     def end_of_the_world(self) -> None:
