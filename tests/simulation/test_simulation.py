@@ -1,4 +1,4 @@
-"""The simulator against calm, and its mutants against the code of today. Thousands of seeds are run by scripts/simulate."""
+"""The simulator against calm, and its mutants against the code of today. scripts/simulate runs thousands of seeds."""
 
 from __future__ import annotations
 
