@@ -686,10 +686,15 @@ class _Pipe:
         self.run(self.core.on_acknowledged(batch, response.base_offset, response.leader_epoch))
 
     def _probe(self) -> None:
-        """A look-up of the log's start: the cheapest thing that only a leader answers, with its LeaderEpoch."""
-        self._drop_probe()
-        inbox = self._probe_inbox = self._transport.new_inbox()
-        self._transport.on_inbox(inbox, self._on_probe_answer)
+        """A look-up of the log's start: the cheapest thing that only a leader answers, with its LeaderEpoch.
+
+        All share an inbox: on a link that takes longer than the time between two of them, the answer to the newest one
+        would never come in time.
+        """
+        if self._probe_inbox is None:
+            self._probe_inbox = self._transport.new_inbox()
+            self._transport.on_inbox(self._probe_inbox, self._on_probe_answer)
+        inbox = self._probe_inbox
         request = FetchRequest(
             stream_incarnation=self._request.stream_incarnation,
             partition_incarnation=self._request.partition_incarnation,
