@@ -32,8 +32,8 @@ PROMPT = 0.5
 """Seconds that an acknowledgement may take when nothing goes wrong: less than a follower sleeps."""
 
 QUICK = ReplicaSettings(
-    replica_max_idle_wait=0.6,
-    replica_max_leader_timeout=0.7,
+    replica_max_idle_wait=0.3,
+    replica_max_leader_timeout=0.9,
     replica_max_lag_time=1.2,
     replica_fetch_timeout=0.15,
     liveness_grace=0.2,
