@@ -91,8 +91,9 @@ class Client:
         self._api = Api(transport, subjects, server=server, timeout=api_timeout)
         self._metadata = MetadataCache(self._api)
         self._admin = Admin(self._api, self._metadata, subjects)
-        self._producers: set[Producer] = set()
-        self._consumers: set[Consumer] = set()
+        self._producers: dict[Producer, None] = {}
+        """In the order in which they were made: that is the order in which they hear of a connection."""
+        self._consumers: dict[Consumer, None] = {}
         self._numbers = count(time.time_ns() % 1021)
         self._latest: dict[tuple[int, int], int] = {}
         """(stream incarnation, partition) -> the largest "latest" answered so far, which never goes back."""
@@ -217,9 +218,9 @@ class Client:
             compression=compression,
             client_id=f"{self._name}#{number}",
             spread=number,
-            on_closed=self._producers.discard,
+            on_closed=lambda closed: self._producers.pop(closed, None),
         )
-        self._producers.add(producer)
+        self._producers[producer] = None
         return producer
 
     def consume(
@@ -252,9 +253,9 @@ class Client:
             partitions=partitions,
             prefetch_bytes=prefetch_bytes,
             settings=FetchSettings(max_bytes=max_bytes),
-            on_closed=self._consumers.discard,
+            on_closed=lambda closed: self._consumers.pop(closed, None),
         )
-        self._consumers.add(consumer)
+        self._consumers[consumer] = None
         return consumer
 
     # Positions, for those who plan their reads themselves

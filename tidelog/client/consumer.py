@@ -124,7 +124,7 @@ class Consumer:
         partitions: Iterable[int] | None,
         prefetch_bytes: int,
         settings: FetchSettings,
-        on_closed: Callable[[Consumer], None],
+        on_closed: Callable[[Consumer], object],
     ) -> None:
         self.stream = stream
         self._transport = transport

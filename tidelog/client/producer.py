@@ -88,7 +88,7 @@ class Producer:
         compression: str | None,
         client_id: str,
         spread: int,
-        on_closed: Callable[[Producer], None],
+        on_closed: Callable[[Producer], object],
     ) -> None:
         if compression not in _COMPRESSION:
             raise BadRequest(Code.BAD_REQUEST, f"compression={compression!r} is none of None, 'lz4' and 'zstd'")
