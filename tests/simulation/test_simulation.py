@@ -1,11 +1,21 @@
-"""The simulator against calm, and its mutants against the code of today. scripts/simulate runs thousands of seeds."""
+"""The simulator holds its own promises: the same seed tells the same story, calm is calm, and a few seeds and mutants.
+
+Thousands of seeds, and all mutants, are run by scripts/simulate.
+"""
 
 from __future__ import annotations
+
+import os
+import subprocess
+import sys
+from pathlib import Path
 
 import pytest
 
 from tests.simulation.mutants import MUTANTS, Mutant
 from tests.simulation.scenario import run
+
+ROOT = Path(__file__).parents[2]
 
 
 def test_without_faults_everything_is_acknowledged() -> None:
@@ -15,6 +25,33 @@ def test_without_faults_everything_is_acknowledged() -> None:
     assert result.acknowledged == result.sent
 
 
+def test_the_same_seed_tells_the_same_story_whatever_the_hash_seed() -> None:
+    code = "import sys; from tests.simulation.scenario import run; print('\\n'.join(run(1, tell=True).story))"
+    stories = [
+        subprocess.run(
+            [sys.executable, "-c", code],
+            cwd=ROOT,
+            env={**os.environ, "PYTHONHASHSEED": hash_seed, "PYTHONPATH": str(ROOT)},
+            capture_output=True,
+            check=True,
+        ).stdout
+        for hash_seed in ("1", "2")
+    ]
+    assert stories[0] == stories[1]
+    assert stories[0].count(b"\n") > 100
+
+
+def test_telling_changes_nothing() -> None:
+    told, untold = run(11, tell=True), run(11)
+    assert (told.steps, told.acknowledged, told.simulated) == (untold.steps, untold.acknowledged, untold.simulated)
+
+
+@pytest.mark.parametrize("seed", range(1, 31))
+def test_a_seed_holds(seed: int) -> None:
+    result = run(seed)
+    assert result.broken is None, f"scripts/simulate --seed {seed}"
+
+
 @pytest.mark.parametrize("mutant", MUTANTS, ids=lambda mutant: mutant.name)
 def test_a_mutant_still_applies(mutant: Mutant) -> None:
     """Its texts are found in the code of today, and are there again afterwards."""
@@ -22,3 +59,19 @@ def test_a_mutant_still_applies(mutant: Mutant) -> None:
         pass
     with mutant.applied():
         pass
+
+
+@pytest.mark.parametrize(
+    ("name", "invariant"),
+    [
+        ("acknowledges before the commit", "AckedIsCommitted"),
+        ("commits below min ISR", "NoCommitBelowMinIsr"),
+        ("does not truncate at a new LeaderEpoch", "LogMatching"),
+    ],
+)
+def test_a_mutant_is_caught(name: str, invariant: str) -> None:
+    mutant = next(mutant for mutant in MUTANTS if mutant.name == name)
+    with mutant.applied():
+        found = next((broken for seed in range(1, 30) if (broken := run(seed).broken) is not None), None)
+    assert found is not None
+    assert found.invariant == invariant
