@@ -19,7 +19,6 @@ from dataplane.replica.effects import (
     SendOffsetRequest,
     SkipAhead,
     Truncate,
-    Withdraw,
 )
 from dataplane.replica.follower import FetchAnswer, Follower, OffsetAnswer
 from dataplane.replica.producers import ProducerTable
@@ -226,8 +225,6 @@ class Following(Role):
                 case ReportLeader(report):
                     self.context.counters.leader_reports += 1
                     self.context.metadata.report_leader(report)
-                case Withdraw(withdrawal):
-                    self.context.metadata.withdraw(withdrawal)
 
     def _send_fetch(self, effect: SendFetch) -> None:
         key = self.view.key

@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from typing import TypeAlias
 
 from wire.errors import TidelogError
-from wire.types import BrokerId, IsrChange, LeaderEpoch, LeaderReport, Offset, Withdrawal
+from wire.types import BrokerId, IsrChange, LeaderEpoch, LeaderReport, Offset
 
 
 # ---------------------------------------------------------------- leader
@@ -124,11 +124,6 @@ class ReportLeader:
     report: LeaderReport
 
 
-@dataclass(frozen=True, slots=True)
-class Withdraw:
-    withdrawal: Withdrawal
-
-
 # ---------------------------------------------------------------- both
 @dataclass(frozen=True, slots=True)
 class RequestSync:
@@ -147,5 +142,5 @@ LeaderEffect: TypeAlias = (
     | RequestSync
 )
 FollowerEffect: TypeAlias = (
-    SendFetch | SendOffsetRequest | Truncate | SkipAhead | AppendReplicated | ReportLeader | Withdraw | RequestSync
+    SendFetch | SendOffsetRequest | Truncate | SkipAhead | AppendReplicated | ReportLeader | RequestSync
 )

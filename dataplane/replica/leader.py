@@ -157,7 +157,6 @@ class Leader:
         self._last_tick = now
         self._uncommitted_bytes = 0
         self._uncommitted: list[tuple[Offset, int]] = []
-        self.out_of_date_fetches = 0
 
     # ------------------------------------------------------------------ admission
     def refuse_publish(self, *, acknowledged: bool, acks_all: bool, lease_valid: bool) -> TidelogError | None:
@@ -234,7 +233,6 @@ class Leader:
         if fetch.leader_epoch > self.leader_epoch:
             return []  # we are the zombie
         if fetch.leader_epoch < self.leader_epoch:
-            self.out_of_date_fetches += 1
             return [Refuse(fetch.inbox, self.fenced(fetch.leader_epoch))]
         follower = self._followers.get(fetch.replica)
         if follower is None:
@@ -593,10 +591,6 @@ class Leader:
         return out
 
     # ------------------------------------------------------------------ what others want to know
-    @property
-    def next_offset(self) -> Offset:
-        return self.log_end_offset
-
     @property
     def has_waiting_follower(self) -> bool:
         """Some follower would take a batch at once."""

@@ -119,10 +119,6 @@ class DevCluster:
             raise TidelogError(Code.UNAVAILABLE, "the development cluster is not running; start it first")
         return self._nats.url
 
-    @property
-    def nats_pid(self) -> int | None:
-        return self._nats.pid if self._nats is not None else None
-
     def nats_alive(self) -> bool:
         return self._nats is not None and self._nats.is_running
 
