@@ -194,7 +194,7 @@ class MetadataService:
         self._probed_at = -inf
         """When this broker answered the newest probe of which a controller told that it has the answer."""
         self._probing_office = 0
-        self._answers: dict[int, float] = {}
+        self._answers: dict[int, tuple[float, int]] = {}
         """When probes of that office were answered, by number; oldest first."""
         self._labels: dict[BrokerId, Mapping[str, str]] = {}
         self._wishes = Wishes(
@@ -622,7 +622,11 @@ class MetadataService:
 
     async def _probe(self, probe: SendProbe) -> None:
         payload = pb.Probe(
-            controller=self._id, office=probe.office, number=probe.number, answered=probe.answered
+            controller=self._id,
+            office=probe.office,
+            number=probe.number,
+            answered=probe.answered,
+            generation=self.state.generation,
         ).SerializeToString()
         try:
             answer = await self._transport.request(
@@ -739,14 +743,17 @@ class MetadataService:
 
     def _extend_lease(self, probe: pb.Probe) -> None:
         """The lease runs from an answer of this broker that the controller has received. The probe's own arrival proves
-        little: it may have lain unread while this process stood still. A deposed controller's proves nothing."""
+        little: it may have lain unread while this process stood still. A deposed controller's proves nothing. Nor does
+        one whose controller knew more than is applied here yet: it may know of another leader."""
         if probe.office < max(self.state.office, self._probing_office):
             return
         if probe.office > self._probing_office:
             self._probing_office = probe.office
             self._answers.clear()
-        self._probed_at = max(self._probed_at, self._answers.get(probe.answered, -inf))
-        self._answers[probe.number] = self._monotonic()
+        answered_at, generation = self._answers.get(probe.answered, (-inf, 0))
+        if self.state.generation >= generation:
+            self._probed_at = max(self._probed_at, answered_at)
+        self._answers[probe.number] = self._monotonic(), probe.generation
         while len(self._answers) > MAX_ANSWERS:
             del self._answers[next(iter(self._answers))]
 

@@ -953,12 +953,15 @@ class Probe(_message.Message):
     OFFICE_FIELD_NUMBER: _builtins.int
     NUMBER_FIELD_NUMBER: _builtins.int
     ANSWERED_FIELD_NUMBER: _builtins.int
+    GENERATION_FIELD_NUMBER: _builtins.int
     controller: _builtins.str
     office: _builtins.int
     number: _builtins.int
     """grows; comes back in the answer"""
     answered: _builtins.int
     """the newest probe whose answer by this broker has arrived; 0: none yet"""
+    generation: _builtins.int
+    """of the state applied at the controller"""
     def __init__(
         self,
         *,
@@ -966,10 +969,11 @@ class Probe(_message.Message):
         office: _builtins.int = ...,
         number: _builtins.int = ...,
         answered: _builtins.int = ...,
+        generation: _builtins.int = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["answered", b"answered", "controller", b"controller", "number", b"number", "office", b"office"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["answered", b"answered", "controller", b"controller", "generation", b"generation", "number", b"number", "office", b"office"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 

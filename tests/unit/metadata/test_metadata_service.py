@@ -605,6 +605,28 @@ async def test_only_the_present_controller_extends_the_lease() -> None:
         assert not service.lease_valid(now()), "a later office was heard of, though not applied here yet"
 
 
+async def test_the_lease_is_not_extended_by_a_controller_that_knows_more_than_is_applied_here() -> None:
+    async with running("a", "b") as world:
+        service = world.brokers["b"].service
+        now = asyncio.get_running_loop().time
+        await until(lambda: service.lease_valid(now()))
+        world.hub.lose = lambda subject: subject.startswith("tidelog.metadata.probe")
+        service._probed_at = -1e9
+
+        def probe(number: int, answered: int, generation: int) -> None:
+            said = pb.Probe(
+                controller="a", office=service.state.office, number=number, answered=answered, generation=generation
+            )
+            service._on_probe(Message("probe", said.SerializeToString(), "_INBOX.x"))
+
+        known = service.state.generation
+        probe(1_000_001, 0, known + 1)
+        probe(1_000_002, 1_000_001, known)
+        assert not service.lease_valid(now()), "another may lead in the generation that is not applied here"
+        probe(1_000_003, 1_000_002, known)
+        assert service.lease_valid(now())
+
+
 async def test_probes_that_lay_unread_while_the_process_stood_still_do_not_extend_the_lease() -> None:
     async with running("a", "b") as world:
         service = world.brokers["b"].service
