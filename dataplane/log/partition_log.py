@@ -158,6 +158,8 @@ class PartitionLog:
                 segment.open_for_writing()
         self._index_due = self._next_index_position()
         with self._io_lock:
+            for segment in self._segments:
+                segment.rewrite_doubtful()
             self._sync_locked()
             if self._vouched() != self._durable_end:
                 self._write_checkpoint(self._high_watermark, self._durable_end)

@@ -167,6 +167,7 @@ class Recovery:
         segment.size = segment.synced_size = start.position
         segment.max_timestamp = start.max_timestamp
         self.log_end_offset = Offset(start.offset)
+        synced = max(index.last.offset, self.checkpoint.recovery_point if self.checkpoint is not None else 0)
         with self.handles.borrow(segment.path) as handle:
             for position, header in walk(
                 self.files, handle, start.position, file_size, self.log_end_offset, verify=True
@@ -175,6 +176,8 @@ class Recovery:
                     segment.add_index_entry(self.log_end_offset, position)
                 if not self._batches or self._batches[-1][0] != header.leader_epoch:
                     self._batches.append((header.leader_epoch, header.base_offset))
+                if header.end_offset > synced and segment.doubtful_from is None:
+                    segment.doubtful_from = position
                 self.log_end_offset = header.end_offset
                 self.scanned_bytes += header.size
                 segment.size = position + header.size

@@ -28,6 +28,7 @@ if TYPE_CHECKING:
 LOG_SUFFIX = ".log"
 INDEX_SUFFIX = ".index"
 
+_REWRITE_BYTES = 1 << 20
 _REBUILT_INTERVAL = 64 << 10
 """Bytes between the entries of an index that is found again in the headers."""
 
@@ -45,6 +46,7 @@ class Segment:
         "_saved",
         "allocated",
         "base_offset",
+        "doubtful_from",
         "handle",
         "index_path",
         "max_timestamp",
@@ -64,6 +66,8 @@ class Segment:
         """Bytes of whole batches."""
         self.synced_size = 0
         """Invariant: <= size. Bytes known to be on stable storage."""
+        self.doubtful_from: int | None = None
+        """Bytes from here on were found at an open; nothing says that an earlier life of the process synced them."""
         self.allocated = size
         """Invariant: >= size. Length of the file."""
         self.name_synced = True
@@ -84,6 +88,18 @@ class Segment:
         if create:
             self.name_synced = False
             self._index = SparseIndex(self.base_offset)
+
+    def rewrite_doubtful(self) -> None:
+        """Writes what is doubtful once more, so that the next sync covers it. An fsync that failed in an earlier life
+        left pages in the cache that count as clean: they read well, no later fsync writes them, power takes them."""
+        if self.doubtful_from is None:
+            return
+        assert self.handle is not None
+        for position in range(self.doubtful_from, self.size, _REWRITE_BYTES):
+            content = self._files.read(self.handle, min(_REWRITE_BYTES, self.size - position), position)
+            self._files.write(self.handle, [content], position)
+        self.synced_size = min(self.synced_size, self.doubtful_from)
+        self.doubtful_from = None
 
     def finish(self, end_offset: int) -> None:
         """No more appends come, and everything is synced: gives back reserved room, completes the index, closes."""

@@ -138,6 +138,10 @@ class SimDisk:
             if position < len(content):
                 content[position] ^= 1 << bit
 
+    def synced(self, path: Path) -> bytearray:
+        """What of that file is on stable storage."""
+        return self._file(path).synced
+
     def files_below(self, path: Path) -> list[tuple[Path, int]]:
         """(path, size), sorted."""
         return sorted(
@@ -221,6 +225,8 @@ class SimDisk:
             raise self._crash
         if self.failing_syncs:
             self.failing_syncs -= 1
+            # As Linux does: what could not be written stays readable, counts as clean, and is never written again.
+            self._opened(handle).pending.clear()
             raise OSError(errno.EIO, "Input/output error")
         self._opened(handle).sync()
 

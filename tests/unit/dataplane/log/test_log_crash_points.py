@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING
 
 import pytest
 
+from dataplane.log.errors import LogDamaged
 from dataplane.log.partition_log import LogConfig, PartitionLog
 from tests.simulation.disk import SimDisk, Survival
 from wire.batch import iter_batches
@@ -241,3 +242,22 @@ def test_power_loss_during_recovery_too(how: Survival, batches: Batches) -> None
                 workload.check("random")
             else:
                 break
+
+
+def test_what_a_failed_fsync_left_in_the_page_cache_is_written_again_at_the_next_open(batches: Batches) -> None:
+    """Linux counts pages that could not be written as clean: they read well, and no later fsync writes them."""
+    disk = make_disk()
+    log, _ = PartitionLog.open(HOME, CONFIG, files=disk)
+    batches.fill(log, 9)
+    log.sync()
+    batches.fill(log, 30)
+    disk.failing_syncs = 1
+    with pytest.raises(LogDamaged):
+        log.sync()
+    disk.kill_process()
+    again, _ = PartitionLog.open(HOME, CONFIG, files=disk)
+    assert (again.log_end_offset, again.durable_end) == (30, 30)
+    disk.lose_power("nothing", Random(1))
+    last, report = PartitionLog.open(HOME, CONFIG, files=disk)
+    assert report.damaged is None
+    assert last.log_end_offset == 30
