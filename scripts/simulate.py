@@ -20,6 +20,7 @@ import os
 import subprocess
 import sys
 import time
+import traceback
 from collections import Counter
 from collections.abc import Iterable, Iterator
 from itertools import count
@@ -47,7 +48,11 @@ class Verdict(NamedTuple):
 
 
 def judge(seed: int) -> Verdict:
-    result = run(seed)
+    try:
+        result = run(seed)
+    except Exception as error:  # noqa: BLE001 - the simulator's own: the seed is to be named, and others go on
+        where = traceback.extract_tb(error.__traceback__)[-1]
+        return Verdict(seed, f"the simulator: {error!r} in {where.filename}:{where.lineno}", {}, 0.0, 0, 0, 0, 0)
     if seed % 8 == 0:
         gc.collect()  # what a world leaves behind is full of cycles
     return Verdict(

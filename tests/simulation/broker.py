@@ -25,7 +25,7 @@ from tests.simulation.world import Process, SimulatedCrash, World
 from tidelog.server.api import Api
 from wire.errors import Code, TidelogError
 from wire.subjects import Subjects
-from wire.types import BrokerId, Incarnation
+from wire.types import BrokerId, Incarnation, LeaderReport
 
 if TYPE_CHECKING:
     from dataplane.log.group_commit import Done
@@ -87,6 +87,7 @@ class SimBroker:
         self.wall_skew_ns = 0
         self.metadata_settings = MetadataSettings()
         self.replica_settings = ReplicaSettings()
+        self.on_report: Callable[[LeaderReport], None] = lambda _: None
         self.on_died: Callable[[SimBroker], None] = lambda _: None
         self.restart_after: float | None = None
         """Set where a fault ends the process at a moment of its own: it is started again after so many seconds."""
@@ -97,6 +98,13 @@ class SimBroker:
     @property
     def is_running(self) -> bool:
         return self.process is not None
+
+    @property
+    def is_reachable(self) -> bool:
+        """It serves, and its connections to NATS work, as far as they themselves know."""
+        return self._closing is not None and all(
+            c.is_connected and not (c.blocked_up or c.blocked_down or c.deaf_to) for c in self._connections
+        )
 
     @property
     def connections(self) -> list[SimConnection]:
@@ -182,6 +190,13 @@ class SimBroker:
             registered = True
             broker.on_registered(incarnation)
 
+        report = metadata.report_leader
+
+        def report_leader(said: LeaderReport) -> None:
+            self.on_report(said)
+            report(said)
+
+        metadata.report_leader = report_leader  # type: ignore[method-assign,assignment]
         metadata.on_partitions = broker.on_partitions
         metadata.on_registered = on_registered
         metadata.broker_status = broker.stream_status

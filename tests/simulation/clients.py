@@ -7,6 +7,7 @@ order), `l` (acks=leader), `n` (acks=none) or `b` (bare publishes).
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import json
 from collections.abc import Callable
 from functools import partial
@@ -45,6 +46,8 @@ class Workload:
         self.failed = 0
         self.slowest = 0.0
         """Of the answers since it was last set to 0, in seconds."""
+        self.burst_until = 0.0
+        """Until then producers are many times faster."""
         self.open = 0
         """Sent by who waits for an answer, and none came."""
         self.consumed: dict[tuple[int, int], int] = {}
@@ -112,6 +115,16 @@ class Workload:
         self.world.say(f"{self.stream} is deleted")
         await self.create(self.stream, **self._made_with)
 
+    def cut_off(self) -> Callable[[], object]:
+        """From NATS; how to mend it."""
+        nats, connection = self.connection.nats, self.connection
+        nats.block(connection, up=True, down=True)
+        return lambda: nats.unblock(connection)
+
+    def _pause(self) -> float:
+        rate = self.rate * 10 if self.world.now < self.burst_until else self.rate
+        return self.rng.expovariate(rate)
+
     # ---- producers
 
     async def produce(self, acks: Literal["all", "leader", "none"]) -> None:
@@ -157,7 +170,7 @@ class Workload:
                     self._acked(value, incarnation, receipt.partition, receipt.offset, promised=acks == "all")
 
             while self._goes_on(incarnation) and not failed.is_set():
-                await asyncio.sleep(self.rng.expovariate(self.rate))
+                await asyncio.sleep(self._pause())
                 for _ in range(self.rng.choice((1, 1, 1, 3, 8))):
                     if waiting >= MAX_WAITING:
                         break
@@ -193,12 +206,13 @@ class Workload:
         )
 
     async def publish(self) -> None:
-        """Bare publishes with a reply subject, as `nats request` makes them. Nobody repeats them."""
+        """Bare publishes with a reply subject, as `nats request` makes them. Half of them are sent again when no answer
+        comes, and may then be stored twice."""
         number = 0
         self._names += 1
         name = f"b{self._names}"
         while not self.stopped:
-            await asyncio.sleep(self.rng.expovariate(self.rate))
+            await asyncio.sleep(self._pause())
             if not self.incarnation:
                 continue  # nobody could say which stream an answer is of
             number += 1
@@ -207,6 +221,12 @@ class Workload:
             inbox = self.connection.new_inbox()
             self.connection.on_inbox(inbox, partial(self._bare_answer, value, self.incarnation, partition, inbox))
             self.sent += 1
+            self.connection.publish(ingest_subject(self.stream, partition), [value], reply=inbox)
+            if number % 2:
+                self.process.call_later(1.0, self._again, self.incarnation, partition, value, inbox)
+
+    def _again(self, incarnation: int, partition: int, value: bytes, inbox: str) -> None:
+        if self.connection.waits_on(inbox) and incarnation == self.incarnation and not self.stopped:
             self.connection.publish(ingest_subject(self.stream, partition), [value], reply=inbox)
 
     def _bare_answer(self, value: bytes, incarnation: int, partition: int, inbox: str, message: Message) -> None:
@@ -236,6 +256,52 @@ class Workload:
             except TidelogError as error:
                 self.world.say(f"the consumer fails: {error}")
             await asyncio.sleep(0.1)
+
+    async def ask_for_the_end(self) -> None:
+        """LatestCoversAcknowledged: whoever asks where the log ends hears of everything that was acknowledged before.
+        But from a leader that does not know that it is none any more: it may say so until its lease ends."""
+        while True:
+            await asyncio.sleep(self._pause())
+            incarnation = self.incarnation
+            if not incarnation:
+                continue
+            partition = self.rng.randrange(self.partitions)
+            acknowledged = self.invariants.acked_end(self.stream, incarnation, partition)
+            zombie = self.invariants.has_zombie(self.stream, partition)
+            consumer = self.client.consume(self.stream, start="new", partitions=[partition])
+            try:
+                await consumer.start()
+                end = consumer.positions[partition]
+            except TidelogError:
+                continue
+            finally:
+                await consumer.aclose()
+            if zombie or incarnation != self.incarnation or self.invariants.has_zombie(self.stream, partition):
+                continue
+            if end < acknowledged:
+                self.world.broken(
+                    "LatestCoversAcknowledged",
+                    f"{self.process.name} asked {self.stream}/{partition} for its end and got {end}, when records up to"
+                    f" {acknowledged} had been acknowledged",
+                )
+
+    async def feed_back(self) -> None:
+        """NoFeedback: no stream may store what the cluster says to itself."""
+        await self.connection.connected()
+        subject = self.rng.choice(
+            (
+                "tidelog.s.0.replicate",
+                "tidelog.>",
+                "tidelog.notify.b1",
+                "tidelog.api.metadata",
+                "_INBOX.x",
+                "$SYS.x",
+                ">",
+            )
+        )
+        with contextlib.suppress(TidelogError):
+            await self.client.create_stream(f"feedback-{self.process.name}", subject=subject)
+            self.world.broken("NoFeedback", f"a stream was made with subject {subject}")
 
     def _got(self, incarnation: int, partition: int, columns: RecordBatch) -> None:
         offsets = columns.offsets

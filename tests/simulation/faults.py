@@ -13,6 +13,7 @@ from random import Random
 from typing import TYPE_CHECKING
 
 from tests.simulation.disk import SURVIVALS, Survival
+from tests.simulation.dramas import DRAMAS, Stage
 from tests.simulation.messaging import Weather
 
 if TYPE_CHECKING:
@@ -71,8 +72,22 @@ WEIGHTS: dict[str, float] = {
 }
 
 
-def draw(rng: Random, brokers: tuple[str, ...], duration: float) -> list[Fault]:
+DRAMA_SHARE = 0.5
+ALONE_SHARE = 0.6
+"""Of the runs with a drama, those in which nothing else happens."""
+
+
+def draw_drama(rng: Random) -> str | None:
+    return rng.choice(sorted(DRAMAS)) if rng.random() < DRAMA_SHARE else None
+
+
+def draw(rng: Random, brokers: tuple[str, ...], duration: float, drama: str | None) -> list[Fault]:
     """A schedule: some kinds of fault only, so that runs differ in character."""
+    acts = []
+    if drama is not None:
+        acts.append(Fault(at=rng.random() * 0.5, kind="drama", detail=drama))
+        if rng.random() < ALONE_SHARE:
+            return acts
     kinds = [kind for kind in WEIGHTS if WEIGHTS[kind] and rng.random() < 0.5] or ["kill"]
     weights = [WEIGHTS[kind] for kind in kinds]
     pause = rng.choice((0.15, 0.4, 1.0, 2.5))
@@ -91,7 +106,7 @@ def draw(rng: Random, brokers: tuple[str, ...], duration: float) -> list[Fault]:
             )
         )
         at += rng.expovariate(1.0) * pause
-    return schedule
+    return [*acts, *schedule]
 
 
 def carry_out(fault: Fault, cluster: Cluster) -> None:
@@ -100,7 +115,8 @@ def carry_out(fault: Fault, cluster: Cluster) -> None:
         fault = replace(fault, broker=cluster.leader())
     cluster.world.say(f"FAULT {fault}")
     if _DO[fault.kind](fault, cluster):
-        cluster.faults[fault.kind] = cluster.faults.get(fault.kind, 0) + 1
+        kind = f"{fault.kind} {fault.detail}" if fault.kind == "drama" else fault.kind
+        cluster.faults[kind] = cluster.faults.get(kind, 0) + 1
 
 
 def _kill(fault: Fault, cluster: Cluster) -> bool:
@@ -278,8 +294,7 @@ def _wipe(fault: Fault, cluster: Cluster) -> bool:
     broker = cluster.brokers[fault.broker]
     if not cluster.may_lose_disk(broker):
         return False
-    broker.kill()
-    broker.disk.wipe()
+    cluster.wipe(broker)
     cluster.start_later(broker, fault.lasts)
     return True
 
@@ -363,6 +378,16 @@ def _all(do: Callable[[Fault, Cluster], bool]) -> Callable[[Fault, Cluster], boo
     return each
 
 
+def _drama(fault: Fault, cluster: Cluster) -> bool:
+    name = f"drama {fault.detail}, to its end"
+
+    def ended() -> None:
+        cluster.faults[name] = cluster.faults.get(name, 0) + 1
+
+    Stage(cluster).play(DRAMAS[fault.detail], ended)
+    return True
+
+
 def _recreate(_: Fault, cluster: Cluster) -> bool:
     return cluster.recreate()
 
@@ -394,4 +419,5 @@ _DO: dict[str, Callable[[Fault, Cluster], bool]] = {
     "kill all": _all(_kill),
     "power all": _all(_power),
     "recreate": _recreate,
+    "drama": _drama,
 }

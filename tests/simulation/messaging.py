@@ -115,6 +115,15 @@ class Nats:
         self.world.after(GIVES_UP_AFTER + self.rng.random() * 2, client_gives_up)
         self.world.after(SERVER_GIVES_UP_AFTER + self.rng.random() * 2, server_gives_up)
 
+    def deafen(self, connection: SimConnection, *endings: str) -> Callable[[], None]:
+        """Nothing on such subjects reaches it, and nobody hears of that. How to end it."""
+        connection.deaf_to = endings
+
+        def hears() -> None:
+            connection.deaf_to = ()
+
+        return hears
+
     def unblock(self, *connections: SimConnection) -> None:
         for connection in connections:
             connection.blocked_up = connection.blocked_down = False
@@ -206,6 +215,8 @@ class Nats:
     def _deliver(self, session: _Session, sid: int, message: Message) -> None:
         self.delivered += 1
         connection = session.connection
+        if connection.deaf_to and message.subject.endswith(connection.deaf_to):
+            return
         self._down(
             session, lambda: connection.process.call_soon(connection.arrived, session, sid, message), message.subject
         )
@@ -269,6 +280,7 @@ class SimConnection:
         self.blocked_up = False
         self.blocked_down = False
         self.slowness = 1.0
+        self.deaf_to: tuple[str, ...] = ()
         self.handlers: dict[int, tuple[str, MessageHandler | BulkHandler]] = {}
         self._sids = 0
         self._inbox_count = 0
@@ -450,6 +462,9 @@ class SimConnection:
     def new_inbox(self) -> str:
         self._inbox_count += 1
         return f"{self.inbox}{self._inbox_count}"
+
+    def waits_on(self, inbox: str) -> bool:
+        return inbox in self._inbox_handlers
 
     def on_inbox(self, inbox: str, handler: MessageHandler | None) -> None:
         if handler is None:

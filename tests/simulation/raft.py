@@ -30,6 +30,7 @@ class RaftGroup:
         self.rng = world.rng
         self.voters = voters
         self.log: list[bytes] = []
+        self._committed_at: list[float] = []
         self.truth = ClusterState()
         self.on_commit: Callable[[bytes], Callable[[Outcome], None]] = lambda _: lambda _: None
         """Called with a command before it is applied to `truth`; what it returns, with the outcome."""
@@ -46,6 +47,9 @@ class RaftGroup:
         """Share of commands whose proposer never hears of them."""
         self.snapshot_share = 0.0
         """How often a node that is behind gets a snapshot."""
+        self.holds: Callable[[bytes], bool] | None = None
+        """Commands for which it is true lie about, whoever leads, until `release_held`; nobody hears of them."""
+        self.held: list[bytes] = []
         self._snapshots: list[tuple[int, bytes]] = [(0, self.truth.snapshot())]
         self._electing = False
         self._last_commit = 0.0
@@ -57,6 +61,16 @@ class RaftGroup:
 
     def _standing(self) -> list[str]:
         return [a for a in self.voters if self.reaches(a) and not self.nodes[a].process.paused]
+
+    def is_behind(self, address: str) -> bool:
+        """It does not hear of what is committed, or did not a moment ago."""
+        node = self.nodes.get(address)
+        if node is None or address in self.cut or node.was_behind_at > self.world.now - 0.5:
+            return True
+        return node.applied < len(self.log) and self._committed_at[node.applied] < self.world.now - 0.1
+
+    def committed_at(self, index: int) -> float:
+        return self._committed_at[index]
 
     def has_majority(self, address: str) -> bool:
         """As things are, whatever the node knows."""
@@ -98,6 +112,9 @@ class RaftGroup:
         self.leader = address
         self.term += 1
         self.world.say(f"Raft: {address} leads term {self.term}")
+        # Whoever commits knows first what is committed.
+        self.nodes[address].slowness, self.nodes[address].hears_at = 1.0, self.world.now
+        self._announce(self.nodes[address])
         for node in self.nodes.values():
             if self.reaches(node.address):
                 self.world.after(self.rng.random() * 0.005, lambda node=node: node.hear(self.term, address))  # type: ignore[misc]
@@ -152,6 +169,10 @@ class RaftGroup:
         term = node.term
 
         def arrived() -> None:
+            if self.holds is not None and self.holds(command):
+                self.world.say("Raft: a command is held up")
+                self.held.append(command)
+                return
             if (
                 target is None
                 or target not in self.nodes
@@ -183,6 +204,7 @@ class RaftGroup:
 
     def _append(self, command: bytes) -> int:
         self.log.append(command)
+        self._committed_at.append(self.world.now)
         committed = self.on_commit(command)
         outcome = self.truth.apply(command)
         index = len(self.log)
@@ -220,6 +242,11 @@ class RaftGroup:
         self.world.say("Raft: a command of a deposed leader is committed late")
         self._append(command)
 
+    def release_held(self) -> None:
+        held, self.held = self.held, []
+        for command in held:
+            self._commit_late(command)
+
     def newest_snapshot(self, upto: int) -> tuple[int, bytes]:
         return next(found for found in reversed(self._snapshots) if found[0] <= upto)
 
@@ -249,6 +276,7 @@ class RaftMember:
         self.known_leader: str | None = None
         self.applied = 0
         self.hears_at = 0.0
+        self.was_behind_at = -inf
         self.slowness = 1.0
         self.waiting: dict[int, asyncio.Future[Outcome]] = {}
         self._on_status = on_status
@@ -358,6 +386,8 @@ class RaftMember:
             if at > self.applied:
                 self.machine.restore(snapshot)
                 self.applied = at
+        if self.applied < index and group.committed_at(self.applied) < group.world.now - 0.1:
+            self.was_behind_at = group.world.now
         while self.applied < index:
             outcome = self.machine.apply(group.log[self.applied])
             self.applied += 1

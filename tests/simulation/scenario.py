@@ -18,7 +18,8 @@ from dataplane.replica.settings import ReplicaSettings
 from metadata.settings import MetadataSettings
 from tests.simulation.broker import DATA, SimBroker
 from tests.simulation.clients import Workload
-from tests.simulation.faults import Fault, carry_out, draw
+from tests.simulation.dramas import CASTS
+from tests.simulation.faults import Fault, carry_out, draw, draw_drama
 from tests.simulation.invariants import Invariants
 from tests.simulation.messaging import Nats, Weather
 from tests.simulation.raft import RaftGroup
@@ -52,6 +53,7 @@ class Shape:
 
     brokers: int
     replication_factor: int
+    streams: int
     partitions: int
     durability: Durability
     segment_bytes: int
@@ -66,11 +68,15 @@ class Shape:
     quick: bool
     """Timeouts a fraction of the usual ones: more happens in a simulated second."""
 
+    fetch_max_bytes: int
+    """Of one answer to a follower: below a batch's size at times."""
+
     @classmethod
-    def drawn(cls, rng: Random) -> Shape:
-        return cls(
+    def drawn(cls, rng: Random, drama: str | None) -> Shape:
+        shape = cls(
             brokers=3,
             replication_factor=3,
+            streams=rng.choice((1, 1, 1, 2)),
             partitions=rng.choice((1, 1, 2)),
             durability=Durability.ACCEPTED if rng.random() < 0.25 else Durability.DURABLE,
             segment_bytes=rng.choice((4096, 16384, 1 << 20)),
@@ -81,7 +87,11 @@ class Shape:
             min_isr=rng.choice((1, 2, 2, 2, 2, 3)),
             latency=rng.choice((0.0001, 0.002, 0.015)),
             disk_delay=rng.choice((0.0003, 0.003, 0.015)),
+            fetch_max_bytes=rng.choice((1 << 20, 1 << 20, 4096, 256)),
         )
+        if drama is None:
+            return shape
+        return replace(shape, **({"duration": 6.0} | CASTS.get(drama, {})))
 
 
 @dataclass(slots=True)
@@ -102,9 +112,10 @@ class Result:
 class Cluster:
     def __init__(self, world: World, schedule: list[Fault] | None = None) -> None:
         rng = Random(f"shape of {world.seed}")
-        self.shape = Shape.drawn(rng)
+        drama = draw_drama(rng)
+        self.shape = Shape.drawn(rng, drama)
         names = tuple(f"b{number + 1}" for number in range(self.shape.brokers))
-        self.schedule = draw(rng, names, self.shape.duration) if schedule is None else schedule
+        self.schedule = draw(rng, names, self.shape.duration, drama) if schedule is None else schedule
         self.data = DATA
         self.world = world
         self.nats = Nats(self.world)
@@ -122,12 +133,20 @@ class Cluster:
         self._processes: dict[str, SimBroker] = dict(self.brokers)
         for broker in self.brokers.values():
             broker.on_died = self._died
+            broker.on_report = self.invariants.reported
             broker.disk_delay = self.shape.disk_delay
             usual = QUICK if self.shape.quick else ReplicaSettings()
-            broker.replica_settings = replace(usual, push_to_waiters=self.shape.push_to_waiters)
+            broker.replica_settings = replace(
+                usual, push_to_waiters=self.shape.push_to_waiters, fetch_max_bytes=self.shape.fetch_max_bytes
+            )
             if self.shape.quick:
                 broker.metadata_settings = QUICK_METADATA
-        self.clients = Workload(self.world, self.nats, self.invariants, self.subjects, "c", rate=self.shape.rate)
+        self.workloads = [
+            Workload(self.world, self.nats, self.invariants, self.subjects, name, rate=self.shape.rate)
+            for name in ("c", "d")[: self.shape.streams]
+        ]
+        self.clients = self.workloads[0]
+        """Of the stream that is made first."""
         self._lifts: list[Callable[[], object]] = []
 
     def _after_turn(self, process: Process) -> None:
@@ -173,6 +192,11 @@ class Cluster:
             return False
         self.fragile.add(broker.id)
         return True
+
+    def wipe(self, broker: SimBroker) -> None:
+        broker.kill()
+        broker.disk.wipe()
+        self.invariants.wiped(broker)
 
     def may_lose_power(self, broker: SimBroker, *, dead: bool = False) -> bool:
         if not dead and not broker.is_running:
@@ -228,17 +252,17 @@ class Cluster:
             broker.start()
         config = {"durability": shape.durability.value, "segment_bytes": str(shape.segment_bytes)}
         config["min_isr"] = str(shape.min_isr)
-        clients.spawn(
-            lambda: clients.create(
-                "s", partitions=shape.partitions, replication_factor=shape.replication_factor, config=config
-            )
-        )
-        if not world.run_until(START_LIMIT, lambda: clients.incarnation != 0):
-            world.broken("Liveness", f"no stream after {START_LIMIT} s")
+        self._create("s", clients, config)
+        clients.spawn(clients.feed_back)
         for acks in ("all", "all", "leader", "none"):
             clients.spawn(lambda acks=acks: clients.produce(acks))  # type: ignore[misc]
         clients.spawn(clients.publish)
         clients.spawn(clients.consume)
+        clients.spawn(clients.ask_for_the_end)
+        for other in self.workloads[1:]:
+            self._create("t", other, config)
+            other.spawn(lambda other=other: other.produce("all"))  # type: ignore[misc]
+            other.spawn(other.consume)
         for fault in self.schedule:
             world.after(0.3 + fault.at, lambda fault=fault: self._strike(fault))  # type: ignore[misc]
         world.run_until(world.now + 0.3 + shape.duration)
@@ -248,6 +272,16 @@ class Cluster:
         self._settle("after the last records")
         self._compare()
 
+    def _create(self, name: str, clients: Workload, config: dict[str, str]) -> None:
+        shape = self.shape
+        clients.spawn(
+            lambda: clients.create(
+                name, partitions=shape.partitions, replication_factor=shape.replication_factor, config=config
+            )
+        )
+        if not self.world.run_until(self.world.now + START_LIMIT, lambda: clients.incarnation != 0):
+            self.world.broken("Liveness", f"no stream after {START_LIMIT} s")
+
     def _strike(self, fault: Fault) -> None:
         if not self.is_calm:
             carry_out(fault, self)
@@ -256,7 +290,8 @@ class Cluster:
         world = self.world
         self.is_calm = True
         world.say("CALM")
-        self.clients.stopped = True
+        for clients in self.workloads:
+            clients.stopped = True
         for broker in self.brokers.values():
             broker.disk.crash_at = -1
             broker.disk.full = False
@@ -286,7 +321,7 @@ class Cluster:
     def unsettled(self) -> str | None:
         """What is not as it should be when nothing goes wrong."""
         truth = self.raft.truth
-        if not self.clients.incarnation:
+        if not all(clients.incarnation for clients in self.workloads):
             return "the stream is not created anew"
         for broker in self.brokers.values():
             if broker.broker is None:
@@ -307,11 +342,13 @@ class Cluster:
                 ends |= {replica.high_watermark, replica.log_end_offset}
             if len(ends) > 1:
                 return f"{key} has ends {sorted(ends)}"
-        if self.clients.open:
-            return f"{self.clients.open} records have no answer"
+        waiting = sum(clients.open for clients in self.workloads)
+        if waiting:
+            return f"{waiting} records have no answer"
+        consumed = {clients.stream: clients.consumed for clients in self.workloads}
         for key, history in self.invariants.history.of.items():
             if truth.partition(key) is not None:
-                read = self.clients.consumed.get((key.stream_incarnation, key.partition), 0)
+                read = consumed[key.stream].get((key.stream_incarnation, key.partition), 0)
                 if read < history.end:
                     return f"the consumer of {key} is at {read}, committed is {history.end}"
         return None
@@ -359,8 +396,8 @@ def run(seed: int, *, tell: bool = False, schedule: list[Fault] | None = None) -
         faults=cluster.faults,
         simulated=world.now,
         steps=world.steps,
-        sent=cluster.clients.sent,
-        acknowledged=cluster.clients.acknowledged,
+        sent=sum(clients.sent for clients in cluster.workloads),
+        acknowledged=sum(clients.acknowledged for clients in cluster.workloads),
         committed_batches=cluster.invariants.history.batches,
         seconds=time.perf_counter() - began,
     )

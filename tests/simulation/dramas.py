@@ -1,0 +1,553 @@
+"""Plots: sequences of faults, each timed by what has come of the one before, that lead to where one rule of the
+protocol alone holds the line. Chance comes there once in ten thousand runs; a drama comes there in every few.
+
+A drama is a generator. It yields how long to wait: seconds, or a condition with a limit. What it breaks is mended when
+the calm begins, whatever act it is in.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from random import Random
+from typing import TYPE_CHECKING, Any, NamedTuple, TypeAlias
+
+from dataplane.broker.following import Following
+from dataplane.broker.leading import Leading
+from tests.simulation.broker import SimBroker
+from wire import metadata_pb2 as pb
+from wire.types import PartitionKey
+
+if TYPE_CHECKING:
+    from metadata.model import Partition
+    from tests.simulation.scenario import Cluster
+
+POLL = 0.002
+"""Seconds between two looks at a condition."""
+LONG = 1000.0
+
+
+class Until(NamedTuple):
+    condition: Callable[[], object]
+    limit: float = 4.0
+    """Seconds; when they are over the drama is given up."""
+
+
+Drama: TypeAlias = "Callable[[Stage], Iterator[float | Until]]"
+
+
+class Stage:
+    """What a drama sees and does. Its scene is the first partition."""
+
+    def __init__(self, cluster: Cluster) -> None:
+        self.cluster = cluster
+        self.rng: Random = cluster.world.rng
+
+    def play(self, drama: Drama, on_end: Callable[[], object]) -> None:
+        """`on_end`: called when all acts have been played."""
+        self._on_end = on_end
+        self._go_on(drama(self))
+
+    def _go_on(self, acts: Iterator[float | Until]) -> None:
+        world = self.cluster.world
+        if self.cluster.is_calm:
+            return
+        wait = next(acts, None)
+        if wait is None:
+            world.say("the drama has ended")
+            self._on_end()
+        elif isinstance(wait, Until):
+            self._wait(acts, wait.condition, world.now + wait.limit)
+        else:
+            world.after(wait, lambda: self._go_on(acts))
+
+    def _wait(self, acts: Iterator[float | Until], condition: Callable[[], object], deadline: float) -> None:
+        world = self.cluster.world
+        if condition():
+            self._go_on(acts)
+        elif world.now >= deadline:
+            world.say("the drama is given up")
+        elif not self.cluster.is_calm:
+            world.after(POLL, lambda: self._wait(acts, condition, deadline))
+
+    # ---- what is to be seen
+
+    @property
+    def key(self) -> PartitionKey | None:
+        return next((key for key, _ in self.cluster.raft.truth.partitions() if key.stream == "s"), None)
+
+    @property
+    def partition(self) -> Partition | None:
+        key = self.key
+        return self.cluster.raft.truth.partition(key) if key is not None else None
+
+    @property
+    def isr(self) -> tuple[str, ...]:
+        return self.partition.isr if self.partition is not None else ()
+
+    @property
+    def replicas(self) -> tuple[str, ...]:
+        return self.partition.replicas if self.partition is not None else ()
+
+    @property
+    def leader(self) -> str | None:
+        return self.partition.leader if self.partition is not None else None
+
+    def broker(self, name: str) -> SimBroker:
+        return self.cluster.brokers[name]
+
+    def role(self, name: str) -> Any:
+        broker, key = self.broker(name).broker, self.key
+        replica = broker._replicas.get(key) if broker is not None and key is not None else None
+        return replica.role if replica is not None else None
+
+    def end(self, name: str) -> int:
+        """Its LEO; -1 where there is no replica that works."""
+        role = self.role(name)
+        return role.log.log_end_offset if role is not None and not role.ended else -1
+
+    def leads(self, name: str) -> bool:
+        """As it believes itself, and as is true."""
+        role = self.role(name)
+        return name == self.leader and isinstance(role, Leading) and role.core is not None and not role.ended
+
+    def follows(self, name: str) -> bool:
+        role, partition = self.role(name), self.partition
+        return isinstance(role, Following) and partition is not None and role.leader_epoch == partition.leader_epoch
+
+    def lives(self, name: str) -> bool:
+        """The present life of its process is registered."""
+        broker = self.broker(name)
+        known = self.cluster.raft.truth.brokers.get(broker.id)
+        return known is not None and known.alive and known.life_id == f"{broker.id}-{broker.lives}"
+
+    # ---- what can be done
+
+    def kill(self, name: str) -> None:
+        broker = self.broker(name)
+        broker.kill()
+        self.cluster.start_later(broker, LONG)
+
+    def power_off(self, name: str) -> bool:
+        broker = self.broker(name)
+        if not self.cluster.may_lose_power(broker):
+            return False
+        broker.lose_power("nothing")
+        self.cluster.start_later(broker, LONG)
+        return True
+
+    def wipe(self, name: str) -> bool:
+        broker = self.broker(name)
+        if not self.cluster.may_lose_disk(broker):
+            return False
+        self.cluster.wipe(broker)
+        self.cluster.start_later(broker, LONG)
+        return True
+
+    def start(self, name: str) -> None:
+        self.broker(name).start()
+
+    def cut(self, name: str, *, which: slice = slice(None)) -> Callable[[], object]:
+        """Its connections to NATS; how to mend them. `which`: the first is ingest, the second control."""
+        nats = self.cluster.nats
+        connections = list(self.broker(name).connections[which])
+        for connection in connections:
+            nats.block(connection, up=True, down=True)
+
+        def mend() -> None:
+            nats.unblock(*connections)
+
+        self.cluster.lift(LONG, mend)
+        return mend
+
+    def cut_off_clients(self) -> Callable[[], object]:
+        mend = self.cluster.clients.cut_off()
+        self.cluster.lift(LONG, mend)
+        return mend
+
+    def slow_applies(self, name: str, slowness: float) -> Callable[[], object]:
+        member = self.cluster.raft.nodes.get(self.broker(name).raft_address)
+
+        def over() -> None:
+            if member is not None:
+                member.slowness = 1.0
+
+        if member is not None:
+            member.slowness = slowness
+            self.cluster.lift(LONG, over)
+        return over
+
+    def hold_commands(self, which: Callable[[pb.Command], bool]) -> Callable[[], object]:
+        """Raft commands of that kind lie about until the returned function is called; then they are committed."""
+        raft = self.cluster.raft
+        raft.holds = lambda command: which(pb.Command.FromString(command))
+
+        def release() -> None:
+            raft.holds = None
+            raft.release_held()
+
+        self.cluster.lift(LONG, release)
+        return release
+
+    def flood(self, seconds: float) -> None:
+        """More is written than usually."""
+        self.cluster.clients.burst_until = self.cluster.world.now + seconds
+
+
+CONTROL = slice(1, 2)
+INGEST = slice(0, 1)
+
+
+def adds(name: str) -> Callable[[pb.Command], bool]:
+    """Is it an AlterIsr that adds that broker? (Shrinks never name more than the ISR.)"""
+
+    def judge(command: pb.Command) -> bool:
+        return command.WhichOneof("body") == "alter_isr" and any(
+            name in (member.broker for member in item.new_isr) for item in command.alter_isr.items
+        )
+
+    return judge
+
+
+def see_saw(stage: Stage) -> Iterator[float | Until]:
+    """KIP-279. Two replicas lead in turn, neither ever following the other: each ends with epochs that the other does
+    not know."""
+    rng = stage.rng
+    yield Until(lambda: stage.leader)
+    a = stage.leader
+    assert a is not None
+    b, c = rng.sample([name for name in stage.replicas if name != a], 2)
+    stage.kill(c)
+    yield Until(lambda: c not in stage.isr)
+    stage.kill(b)
+    yield Until(lambda: b not in stage.isr)
+    up, down = a, b
+    for _ in range(rng.choice((2, 3, 4))):
+        yield Until(lambda: stage.leads(up))  # noqa: B023 - looked at before the loop goes on
+        stage.flood(1.0)
+        end = stage.end(up)
+        yield Until(lambda: stage.end(up) > end, 3.0)  # noqa: B023
+        yield rng.random() * 0.1
+        stage.kill(up)
+        stage.start(down)
+        up, down = down, up
+    yield Until(lambda: stage.leads(up))
+    yield rng.random() * 0.3
+    stage.start(down)
+    yield rng.random() * 0.2
+    stage.start(c)
+
+
+def outsider(stage: Stage) -> Iterator[float | Until]:
+    """Only a replica that is not in sync is left."""
+    rng = stage.rng
+    yield Until(lambda: len(stage.isr) == 3)
+    out = rng.choice([name for name in stage.replicas if name != stage.leader])
+    mend = stage.cut(out)
+    yield Until(lambda: out not in stage.isr, 6.0)
+    stage.flood(0.5)
+    yield 0.2 + rng.random() * 0.3
+    for name in stage.isr:
+        stage.kill(name)
+    mend()
+    yield 0.5 + rng.random() * 2.0
+    for name in stage.replicas:
+        stage.start(name)
+
+
+def last_standing(stage: Stage) -> Iterator[float | Until]:
+    """The last member of the ISR loses its disk: whoever left the ISR below min ISR holds all that was committed."""
+    rng = stage.rng
+    yield Until(lambda: stage.leader and len(stage.isr) == 3)
+    last = stage.leader
+    assert last is not None
+    others = [name for name in stage.replicas if name != last]
+    for name in others:
+        stage.kill(name)
+    yield Until(lambda: stage.isr == (last,))
+    yield rng.random() * 0.5
+    if not stage.wipe(last):
+        return
+    yield rng.random() * 0.2
+    order = [last, *others] if rng.random() < 0.5 else [*others, last]
+    for name in order:
+        stage.start(name)
+        yield rng.random() * 0.3
+
+
+def stale_follower(stage: Stage) -> Iterator[float | Until]:
+    """KIP-320. A follower that has not heard of the new LeaderEpoch, and holds what the new leader does not, goes on
+    fetching in the old one."""
+    rng = stage.rng
+    yield Until(lambda: stage.leader and len(stage.isr) == 3)
+    old = stage.leader
+    assert old is not None
+    ahead, behind = rng.sample([name for name in stage.replicas if name != old], 2)
+    stage.slow_applies(ahead, 4000.0)
+    mend = stage.cut(behind, which=CONTROL)
+    stage.flood(2.0)
+    yield Until(lambda: stage.end(ahead) > stage.end(behind) >= 0, 0.5)
+    stage.kill(old)
+    mend()
+    yield Until(lambda: stage.leader not in (None, old))
+    yield 1.0 + rng.random()
+    stage.start(old)
+
+
+def late_expansion(stage: Stage) -> Iterator[float | Until]:
+    """KIP-903. The expansion of the ISR is applied after the replica that it names has lost its disk."""
+    rng = stage.rng
+    yield Until(lambda: stage.leader and len(stage.isr) == 3)
+    other = rng.choice([name for name in stage.replicas if name != stage.leader])
+    stage.kill(other)
+    yield Until(lambda: other not in stage.isr)
+    stage.flood(0.3)
+    yield 0.3
+    release = stage.hold_commands(adds(other))
+    stage.start(other)
+    yield Until(lambda: stage.cluster.raft.held)
+    if not stage.wipe(other):
+        release()
+        return
+    cut = stage.cut if rng.random() < 0.5 else None
+    stage.start(other)
+    yield Until(lambda: stage.lives(other))
+    release()
+    if cut is not None:
+        mend = cut(other)
+        yield rng.random() * 0.5
+        leader = stage.leader
+        if leader is not None:
+            stage.kill(leader)
+        mend()
+        yield 0.5
+        if leader is not None:
+            stage.start(leader)
+
+
+def unheard_expansion(stage: Stage) -> Iterator[float | Until]:
+    """The ISR has grown and its leader does not know: the new member counts already."""
+    rng = stage.rng
+    yield Until(lambda: stage.leader and len(stage.isr) == 3)
+    leader = stage.leader
+    assert leader is not None
+    other = rng.choice([name for name in stage.replicas if name != leader])
+    stage.kill(other)
+    yield Until(lambda: other not in stage.isr)
+    release = stage.hold_commands(adds(other))
+    stage.start(other)
+    yield Until(lambda: stage.cluster.raft.held)
+    mend = stage.cut(other)
+    if rng.random() < 0.7:
+        stage.slow_applies(leader, 4000.0)
+        release()
+    else:
+        yield rng.random() * 1.0  # longer than a proposal waits
+        release()
+    stage.flood(0.5)
+    yield 0.3 + rng.random() * 0.7
+    if rng.random() < 0.5:
+        stage.kill(leader)
+        mend()
+        yield 0.5
+        stage.start(leader)
+    else:
+        mend()
+
+
+def two_offices(stage: Stage) -> Iterator[float | Until]:
+    """What a deposed controller decided is committed in its successor's office."""
+    rng, raft = stage.rng, stage.cluster.raft
+    yield Until(lambda: stage.leader and raft.truth.controller)
+    controller = raft.truth.controller
+    victim = rng.choice([name for name in stage.cluster.brokers if name != controller])
+    release = stage.hold_commands(lambda command: command.WhichOneof("body") in ("brokers_dead", "elect_leaders"))
+    stage.kill(victim)
+    yield Until(lambda: raft.held)
+    office = raft.truth.office
+    raft.depose()
+    yield Until(lambda: raft.truth.office > office)
+    release()
+    yield rng.random()
+    stage.start(victim)
+
+
+def rolled_back_producer(stage: Stage) -> Iterator[float | Until]:
+    """A leader that cannot reach its followers appends, is deposed, follows, truncates, and leads again: what its
+    producers sent is not in its log any more."""
+    rng = stage.rng
+    yield Until(lambda: stage.leader and len(stage.isr) == 3)
+    old = stage.leader
+    assert old is not None
+    others = [name for name in stage.replicas if name != old]
+    mend = stage.cut(old, which=CONTROL)
+    stage.flood(0.3)
+    yield Until(lambda: stage.end(old) > 1 + max(stage.end(name) for name in others), 1.0)
+    back = stage.cut_off_clients()
+    yield Until(lambda: stage.leader not in (None, old))
+    mend()
+    new = stage.leader
+    assert new is not None
+    yield Until(lambda: stage.follows(old) and stage.end(old) <= stage.end(new))
+    yield rng.random() * 0.1
+    stage.kill(new)
+    yield Until(lambda: stage.leader not in (None, new))
+    if stage.leader != old and stage.leader is not None:
+        stage.kill(stage.leader)
+        yield Until(lambda: stage.leader == old)
+    back()
+    yield 1.0
+    for name in others:
+        stage.start(name)
+
+
+def recreated_unheard(stage: Stage) -> Iterator[float | Until]:
+    """A stream is deleted and made again under its name, and one replica does not hear of it: it goes on fetching,
+    under the same subjects and in the same LeaderEpoch."""
+    rng = stage.rng
+    yield Until(lambda: stage.leader and len(stage.isr) == 3)
+    yield Until(lambda: stage.end(stage.leader or "") >= 1)
+    unheard = rng.choice([name for name in stage.replicas if name != stage.leader])
+    stage.slow_applies(unheard, 3000.0)
+    before = stage.key
+    if not stage.cluster.recreate():
+        return
+    yield Until(lambda: stage.key is not None and stage.key != before)
+    stage.flood(1.5)
+    yield 1.5
+
+
+def long_zombie(stage: Stage) -> Iterator[float | Until]:
+    """A leader that Raft does not reach, and NATS does, beyond its lease."""
+    rng = stage.rng
+    yield Until(lambda: stage.leader)
+    old = stage.leader
+    assert old is not None
+    address = stage.broker(old).raft_address
+    raft = stage.cluster.raft
+    raft.cut_off(address)
+    stage.cluster.lift(LONG, lambda: raft.rejoin(address))
+    lease = stage.broker(old).metadata_settings.leader_lease_s
+    yield lease * (0.5 + rng.random() * 1.5)
+    stage.flood(0.5)
+    yield 0.5 + rng.random()
+    raft.rejoin(address)
+
+
+def power_at_takeover(stage: Stage) -> Iterator[float | Until]:
+    """Power goes at a new leader just as its LeaderEpoch has begun, its tail written and not synced."""
+    rng = stage.rng
+    yield Until(lambda: stage.leader and len(stage.isr) == 3)
+    old = stage.leader
+    assert old is not None
+    others = [name for name in stage.replicas if name != old]
+    for name in others:
+        process = stage.broker(name).process
+        if process is not None:
+            process.disk_delay = 0.05
+    stage.flood(1.0)
+    yield 0.1 + rng.random() * 0.2
+    stage.kill(old)
+    yield Until(lambda: any(stage.leads(name) for name in others))
+    yield rng.random() * 0.05
+    new = next((name for name in others if stage.leads(name)), None)
+    if new is None or not stage.power_off(new):
+        return
+    yield rng.random() * 0.3
+    stage.start(new)
+    stage.start(old)
+
+
+def slow_news(stage: Stage) -> Iterator[float | Until]:
+    """Leaders change while followers know only an old HW, and readers ask for the end."""
+    rng = stage.rng
+    yield Until(lambda: stage.leader and len(stage.isr) == 3)
+    for _ in range(3):
+        leader = stage.leader
+        if leader is None:
+            return
+        stage.flood(0.5)
+        yield 0.1 + rng.random() * 0.3
+        stage.kill(leader)
+        yield Until(lambda: stage.leader not in (None, leader))  # noqa: B023 - looked at before the loop goes on
+        yield rng.random() * 0.2
+        stage.start(leader)
+        yield Until(lambda: len(stage.isr) == 3)
+
+
+def sync_fails_then_power(stage: Stage) -> Iterator[float | Until]:
+    """An fsync fails, which drops what it should have written; then power goes."""
+    rng = stage.rng
+    yield Until(lambda: stage.leader and len(stage.isr) == 3)
+    name = rng.choice(stage.replicas)
+    broker = stage.broker(name)
+    if not stage.cluster.may_lose_disk(broker):
+        return
+    broker.disk.failing_syncs = 1
+    stage.flood(1.0)
+    yield Until(lambda: not broker.disk.failing_syncs, 2.0)
+    yield rng.random() * 0.3
+    if rng.random() < 0.3:
+        broker.kill()
+        broker.start()
+        yield Until(lambda: stage.lives(name))
+        yield Until(lambda: name in stage.isr, 6.0)
+        stage.flood(0.3)
+        yield 0.3
+    broker.lose_power("nothing")
+    stage.cluster.start_later(broker, 0.1)
+    for other in stage.replicas:
+        if other != name and rng.random() < 0.3:
+            stage.kill(other)
+            yield 0.3
+            stage.start(other)
+
+
+def witnesses(stage: Stage) -> Iterator[float | Until]:
+    """A leader that lives and answers the controller, but not its followers."""
+    rng = stage.rng
+    yield Until(lambda: stage.leader and len(stage.isr) == 3)
+    for _ in range(2):
+        leader = stage.leader
+        if leader is None:
+            return
+        role = stage.role(leader)
+        if not isinstance(role, Leading):
+            return
+        quiet = stage.cluster.nats.deafen(stage.broker(leader).connections[1], ".replicate", ".offset")
+        stage.cluster.lift(LONG, quiet)
+        yield Until(lambda: stage.leader not in (None, leader), 8.0)  # noqa: B023 - looked at before the loop goes on
+        quiet()
+        yield Until(lambda: len(stage.isr) == 3, 8.0)
+        yield rng.random()
+
+
+DRAMAS: dict[str, Drama] = {
+    drama.__name__.replace("_", " "): drama
+    for drama in (
+        see_saw,
+        outsider,
+        last_standing,
+        stale_follower,
+        late_expansion,
+        unheard_expansion,
+        two_offices,
+        rolled_back_producer,
+        recreated_unheard,
+        long_zombie,
+        power_at_takeover,
+        slow_news,
+        sync_fails_then_power,
+        witnesses,
+    )
+}
+
+CASTS: dict[str, dict[str, Any]] = {
+    "see saw": {"brokers": 5, "min_isr": 2},
+    "outsider": {"brokers": 5},
+    "last standing": {"brokers": 5, "min_isr": 2},
+    "late expansion": {"min_isr": 2},
+    "unheard expansion": {"min_isr": 2},
+    "rolled back producer": {"brokers": 5},
+    "recreated unheard": {"partitions": 1},
+}
+"""What of a run's shape a drama must have."""
