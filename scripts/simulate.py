@@ -23,12 +23,12 @@ import time
 import traceback
 from collections import Counter
 from collections.abc import Iterable, Iterator
-from itertools import count
+from itertools import count, islice
 from typing import NamedTuple
 
 from tests.simulation.faults import Fault
 from tests.simulation.mutants import MUTANTS
-from tests.simulation.scenario import Result, run
+from tests.simulation.scenario import Result, drama_of, run
 
 MAX_FAILURES = 10
 """A longer run ends after so many."""
@@ -180,13 +180,15 @@ class Sight(NamedTuple):
 
 def hunt(order: tuple[int, int]) -> Sight:
     number, budget = order
-    with MUTANTS[number].applied():
-        for tried in range(budget):
-            result = run(tried + 1)
+    mutant = MUTANTS[number]
+    seeds = (seed for seed in count(1) if mutant.drama is None or drama_of(seed) == mutant.drama)
+    with mutant.applied():
+        for tried, seed in enumerate(islice(seeds, budget), 1):
+            result = run(seed)
             if tried % 8 == 0:
                 gc.collect()
             if result.broken is not None:
-                return Sight(number, result.broken.invariant, tried + 1)
+                return Sight(number, result.broken.invariant, tried)
     return Sight(number, None, budget)
 
 

@@ -12,13 +12,16 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any
 
-from dataplane.broker import leading, replica, role
+from dataplane.broker import broker as broker_module
+from dataplane.broker import following, leading, replica, role
 from dataplane.broker.broker import Broker
-from dataplane.log import partition_log
+from dataplane.log import partition_log, segment, tail
 from dataplane.log.data_dir import DataDir
 from dataplane.replica import epochs, follower, leader, producers
 from metadata import election, state
 from metadata.controller import ControllerCore
+from metadata.service import MetadataService
+from wire import subjects
 
 
 @dataclass(frozen=True, slots=True)
@@ -35,6 +38,8 @@ class Edit:
 class Mutant:
     name: str
     edits: tuple[Edit, ...]
+    drama: str | None = None
+    """The one that leads to where only the broken rule holds: it is hunted in runs of that drama."""
 
     @contextmanager
     def applied(self) -> Iterator[None]:
@@ -62,8 +67,8 @@ class Mutant:
         return made[name]
 
 
-def _mutant(name: str, *edits: tuple[Any, str, str, str]) -> Mutant:
-    return Mutant(name, tuple(Edit(*edit) for edit in edits))
+def _mutant(name: str, *edits: tuple[Any, str, str, str], drama: str | None = None) -> Mutant:
+    return Mutant(name, tuple(Edit(*edit) for edit in edits), drama)
 
 
 L, F = leader.Leader, follower.Follower
@@ -85,15 +90,18 @@ MUTANTS: tuple[Mutant, ...] = (
     _mutant(
         "one round of .offset only (KIP-279)",
         (F, "on_offset_answer", "return self._ask(mine[0], cut, now)", "cut = min(state.cut, answer.end)"),
+        drama="see saw",
     ),
     _mutant(
-        "fetches of another LeaderEpoch are served (KIP-320)",
-        (L, "on_fetch", "if fetch.leader_epoch > self.leader_epoch:", "if False:"),
+        "fetches of an earlier LeaderEpoch are served (KIP-320)",
         (L, "on_fetch", "if fetch.leader_epoch < self.leader_epoch:", "if False:"),
+        drama="stale follower",
     ),
     _mutant(
-        "answers of another LeaderEpoch are taken",
+        "a zombie serves who knows better, and its answers are taken (KIP-320)",
+        (L, "on_fetch", "if fetch.leader_epoch > self.leader_epoch:", "if False:"),
         (F, "on_answer", "if answer.leader_epoch < self.leader_epoch:", "if False:"),
+        drama="long zombie",
     ),
     _mutant(
         "a restarted leader goes on with its LeaderEpoch",
@@ -107,6 +115,7 @@ MUTANTS: tuple[Mutant, ...] = (
     _mutant(
         "the epoch entry is durable, the tail in front of it is not",
         (partition_log.PartitionLog, "assign_epoch", "self._sync_locked()\n", "pass\n"),
+        drama="power at takeover",
     ),
     _mutant(
         "expands to a follower below the HW",
@@ -119,10 +128,22 @@ MUTANTS: tuple[Mutant, ...] = (
     _mutant(
         "the incarnations in AlterIsr are not checked (KIP-903)",
         (state.ClusterState, "_alter_one_isr", "if not (seen or unseen_yet) or not self.is_alive(member)", "if False"),
+        drama="late expansion",
     ),
     _mutant(
         "HW from the committed ISR, not the maximal one",
         (L, "_advance", "for member in self.isr.maximal)", "for member in self.isr.members)"),
+        drama="unheard expansion",
+    ),
+    _mutant(
+        "an ISR change without an answer counts as refused",
+        (
+            L,
+            "tick",
+            "PendingExpandIsr(state.members, state.added, state.change, now)",
+            "CommittedIsr(state.members)",
+        ),
+        drama="unheard expansion",
     ),
     _mutant(
         "AlterIsr without compare-and-set",
@@ -151,6 +172,7 @@ MUTANTS: tuple[Mutant, ...] = (
     _mutant(
         "no eligible replicas (KIP-966)",
         (election, "with_isr", "if len(isr) < min_isr:", "if False:"),
+        drama="last standing",
     ),
     _mutant(
         "eligible replicas of any ISR size",
@@ -161,22 +183,21 @@ MUTANTS: tuple[Mutant, ...] = (
         (L, "on_fetch", "if fetch.incarnation > follower.incarnation:", "if False:"),
     ),
     _mutant(
-        "late and repeated requests count",
-        (L, "on_fetch", "if fetch.sequence <= follower.sequence:", "if False:"),
-    ),
-    _mutant(
         "answers to older requests are taken",
         (F, "on_answer", "or answer.sequence != state.sequence", ""),
         (F, "on_answer", "if state.offset != self.log_end_offset:", "if False:"),
         (F, "on_answer", "answer.first_offset < self.log_end_offset", "False"),
+        (following.Following, "_send_fetch", "control.on_inbox(self._fetch_inbox, None)", "pass"),
     ),
     _mutant(
         "any broker may elect without the office",
         (state.ClusterState, "_not_in_office", "if office == self.office and office:", "if True:"),
+        drama="two offices",
     ),
     _mutant(
         "latest before the HW has reached the epoch's start",
         (L, "latest", "if self.high_watermark < self.epoch_start:", "if False:"),
+        drama="slow news",
     ),
     _mutant(
         "a notification that crosses a fetch is forgotten, and none is repeated",
@@ -191,7 +212,8 @@ MUTANTS: tuple[Mutant, ...] = (
     ),
     _mutant(
         "the producer table survives a truncation",
-        (producers.ProducerTable, "rebuild", "self._producers.clear()", "pass"),
+        (following.Following, "_truncate", "self.producers.rebuild(headers)", "pass"),
+        drama="rolled back producer",
     ),
     _mutant(
         "a duplicate is acknowledged before the original is committed",
@@ -211,8 +233,8 @@ MUTANTS: tuple[Mutant, ...] = (
         (L, "await_commit", "if end <= self.high_watermark:", "if True:"),
     ),
     _mutant(
-        "the leader-epoch file is not written",
-        (partition_log.PartitionLog, "_save_epochs", "if entries != self._saved_epochs:", "if False:"),
+        "the leader-epoch file is written once, and later epochs are not",
+        (partition_log.PartitionLog, "_save_epochs", "if entries != self._saved_epochs:", "if not self._saved_epochs:"),
     ),
     _mutant(
         "fsync is skipped",
@@ -234,11 +256,18 @@ MUTANTS: tuple[Mutant, ...] = (
     _mutant(
         "a deleted stream's requests are taken for its successor's",
         (leading.Leading, "_same_life", "return stream_incarnation ==", "return True or stream_incarnation =="),
+        drama="recreated unheard",
     ),
     _mutant(
         "a failed fsync is forgotten",
         (role.Role, "_sync_done", 'self.fail(f"fdatasync failed: {result}")', "pass"),
         (partition_log.PartitionLog, "_failed", "self._failure =", "_ ="),
+        drama="sync fails then power",
+    ),
+    _mutant(
+        "what a failed fsync left in the page cache counts as synced after a restart",
+        (segment.Segment, "rewrite_doubtful", "if self.doubtful_from is None:", "if True:"),
+        drama="sync fails then power",
     ),
     _mutant(
         "a torn tail is kept",
@@ -252,6 +281,7 @@ MUTANTS: tuple[Mutant, ...] = (
     _mutant(
         "acts before its own registration is applied",
         (Broker, "on_partitions", "if not self.context.incarnation:", "if False:"),
+        (MetadataService, "_on_applied", "if self._incarnation is not None:", "if True:"),
     ),
     _mutant(
         "an unclean leader: any live replica may lead",
@@ -261,13 +291,49 @@ MUTANTS: tuple[Mutant, ...] = (
             "for group in (partition.isr, partition.eligible):",
             "for group in (partition.isr, partition.eligible, partition.replicas):",
         ),
+        drama="outsider",
     ),
     _mutant(
         "witnesses are never cleared",
         (ControllerCore, "on_applied", "if suspicion is not None and (", "if suspicion is not None and False and ("),
+        drama="witnesses",
+    ),
+    _mutant(
+        "one witness is enough",
+        (ControllerCore, "_count_witnesses", "elif 2 * len(fresh) > len(partition.isr) - 1 and (", "elif ("),
+        drama="witnesses",
     ),
     _mutant(
         "epochs are not cut with the log",
         (epochs.LeaderEpochCache, "truncate_from", "self._entries = kept", "pass"),
+        (
+            epochs.LeaderEpochCache,
+            "assign",
+            "entries = tuple(entry for entry in entries if entry.start < start)",
+            "pass",
+        ),
+    ),
+    _mutant(
+        "the lease never ends",
+        (MetadataService, "lease_valid", "return now - self._probed_at <=", "return True or now - self._probed_at <="),
+        drama="long zombie",
+    ),
+    _mutant(
+        "probes of a controller that knows more extend the lease",
+        (MetadataService, "_extend_lease", "if self.state.generation >= generation:", "if True:"),
+        drama="stale follower",
+    ),
+    _mutant(
+        "an answer holds no batch that is larger than asked for",
+        (tail.Tail, "read", "(found and size > max_bytes)", "size > max_bytes"),
+    ),
+    _mutant(
+        "streams may store what the cluster says to itself",
+        (subjects, "check_subject", "if wrong is not None:", "if False:"),
+    ),
+    _mutant(
+        "a damaged replica repairs itself and says nothing",
+        (broker_module, "open_replicas", "unsound.append(key)", "pass"),
+        (replica.Replica, "_may_be_repaired", "return view.leader == broker or", "return True or"),
     ),
 )

@@ -109,9 +109,17 @@ class Result:
     seconds: float = 0.0
 
 
+def _rng_of_shape(seed: int) -> Random:
+    return Random(f"shape of {seed}")
+
+
+def drama_of(seed: int) -> str | None:
+    return draw_drama(_rng_of_shape(seed))
+
+
 class Cluster:
     def __init__(self, world: World, schedule: list[Fault] | None = None) -> None:
-        rng = Random(f"shape of {world.seed}")
+        rng = _rng_of_shape(world.seed)
         drama = draw_drama(rng)
         self.shape = Shape.drawn(rng, drama)
         names = tuple(f"b{number + 1}" for number in range(self.shape.brokers))
