@@ -21,6 +21,10 @@ from pathlib import Path
 from random import Random
 from typing import Literal, TypeAlias
 
+from dataplane.log.checkpoints import read_file, read_offsets
+from dataplane.log.index import decode_entries
+from wire.batch import iter_batches
+from wire.errors import CorruptData
 from wire.transport import Buffer
 
 Change: TypeAlias = tuple[int, bytes | None]
@@ -82,6 +86,8 @@ class SimDisk:
         """Writes and new files fail with ENOSPC."""
         self.failing_syncs = 0
         """So many syncs of data fail with EIO."""
+        self.has_failed = False
+        """Some call failed, or what is read is not what was written."""
         self._boot = 1
         self._folders: dict[Path, _Folder] = {Path("/"): _Folder()}
         self._open: dict[int, DiskFile] = {}
@@ -133,6 +139,7 @@ class SimDisk:
 
     def flip_bit(self, path: Path, position: int, bit: int) -> None:
         """In a file at rest, on stable storage."""
+        self.has_failed = True
         file = self._file(path)
         for content in (file.content, file.synced):
             if position < len(content):
@@ -173,6 +180,7 @@ class SimDisk:
 
     def _check_room(self) -> None:
         if self.full:
+            self.has_failed = True
             raise OSError(errno.ENOSPC, "No space left on device")
 
     # ---- FileSystem
@@ -227,6 +235,7 @@ class SimDisk:
             self.failing_syncs -= 1
             # As Linux does: what could not be written stays readable, counts as clean, and is never written again.
             self._opened(handle).pending.clear()
+            self.has_failed = True
             raise OSError(errno.EIO, "Input/output error")
         self._opened(handle).sync()
 
@@ -313,3 +322,25 @@ def _rename(names: dict[str, DiskFile], name: str, file: DiskFile | None) -> Non
         names.pop(source, None)
     if file is not None:
         names[target or source] = file
+
+
+def vouched_places(disk: SimDisk, data: Path) -> list[tuple[Path, int, int]]:
+    """(log file, position, end) of batches that a checkpoint vouches for, and that the next open will look at. Damage
+    before them is found when it is read; damage behind them cannot be told from the end that a crash leaves."""
+    places = []
+    for path, size in disk.files_below(data):
+        if path.suffix != ".log" or not size:
+            continue
+        checkpoint = read_offsets(disk, path.parent)
+        index = read_file(disk, path.with_suffix(".index")) or b""
+        start = max((entry.position for entry in decode_entries(index)), default=0)
+        handle = disk.open(path)
+        content = disk.read(handle, size, 0)
+        disk.close(handle)
+        try:
+            for position, header in iter_batches(content[start:]):
+                if checkpoint is not None and header.end_offset <= checkpoint.recovery_point:
+                    places.append((path, start + position, start + position + header.size))
+        except CorruptData:
+            continue
+    return places

@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple, TypeAlias
 from dataplane.broker.following import Following
 from dataplane.broker.leading import Leading
 from tests.simulation.broker import SimBroker
+from tests.simulation.disk import vouched_places
 from wire import metadata_pb2 as pb
 from wire.types import PartitionKey
 
@@ -485,14 +486,17 @@ def sync_fails_then_power(stage: Stage) -> Iterator[float | Until]:
     broker.disk.failing_syncs = 1
     stage.flood(1.0)
     yield Until(lambda: not broker.disk.failing_syncs, 2.0)
-    yield rng.random() * 0.3
-    if rng.random() < 0.3:
+    if rng.random() < 0.6:
+        # It is back before what it failed to sync is committed: that waits for another follower.
+        other = next(other for other in stage.replicas if other not in (name, stage.leader))
+        mend = stage.cut(other, which=CONTROL)
         broker.kill()
         broker.start()
         yield Until(lambda: stage.lives(name))
         yield Until(lambda: name in stage.isr, 6.0)
+        mend()
         stage.flood(0.3)
-        yield 0.3
+    yield rng.random() * 0.3
     broker.lose_power("nothing")
     stage.cluster.start_later(broker, 0.1)
     for other in stage.replicas:
@@ -500,6 +504,31 @@ def sync_fails_then_power(stage: Stage) -> Iterator[float | Until]:
             stage.kill(other)
             yield 0.3
             stage.start(other)
+
+
+def damage(stage: Stage) -> Iterator[float | Until]:
+    """A disk gives back something else than what it was given."""
+    rng = stage.rng
+    yield Until(lambda: stage.leader and len(stage.isr) == 3)
+    stage.flood(1.0)
+    yield 1.2 + rng.random()
+    victim = rng.choice(stage.replicas)
+    broker = stage.broker(victim)
+    key = stage.key
+    broker.kill()
+    stage.cluster.start_later(broker, LONG)
+    places = [place for place in vouched_places(broker.disk, stage.cluster.data) if key and key.stream in str(place[0])]
+    if places and stage.cluster.may_lose_disk(broker):
+        path, start, end = rng.choice(places)
+        broker.disk.flip_bit(path, rng.randrange(start, end), rng.randrange(8))
+    yield rng.random() * 0.2
+    others = [name for name in stage.replicas if name != victim]
+    if rng.random() < 0.5:
+        stage.kill(others[0])
+    stage.start(victim)
+    yield 0.5 + rng.random()
+    for name in others:
+        stage.start(name)
 
 
 def witnesses(stage: Stage) -> Iterator[float | Until]:
@@ -537,6 +566,7 @@ DRAMAS: dict[str, Drama] = {
         power_at_takeover,
         slow_news,
         sync_fails_then_power,
+        damage,
         witnesses,
     )
 }

@@ -9,17 +9,12 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass, replace
-from pathlib import Path
 from random import Random
 from typing import TYPE_CHECKING
 
-from dataplane.log.checkpoints import read_file, read_offsets
-from dataplane.log.index import decode_entries
-from tests.simulation.disk import SURVIVALS, SimDisk, Survival
+from tests.simulation.disk import SURVIVALS, Survival, vouched_places
 from tests.simulation.dramas import DRAMAS, Stage
 from tests.simulation.messaging import Weather
-from wire.batch import iter_batches
-from wire.errors import CorruptData
 
 if TYPE_CHECKING:
     from tests.simulation.scenario import Cluster
@@ -340,28 +335,6 @@ def _bit_flip(fault: Fault, cluster: Cluster) -> bool:
     broker.disk.flip_bit(path, cluster.world.rng.randrange(start, end), fault.number % 8)
     cluster.start_later(broker, fault.lasts)
     return True
-
-
-def vouched_places(disk: SimDisk, data: Path) -> list[tuple[Path, int, int]]:
-    """(log file, position, end) of batches that a checkpoint vouches for, and that the next open will look at. Damage
-    before them is found when it is read; damage behind them cannot be told from the end that a crash leaves."""
-    places = []
-    for path, size in disk.files_below(data):
-        if path.suffix != ".log" or not size:
-            continue
-        checkpoint = read_offsets(disk, path.parent)
-        index = read_file(disk, path.with_suffix(".index")) or b""
-        start = max((entry.position for entry in decode_entries(index)), default=0)
-        handle = disk.open(path)
-        content = disk.read(handle, size, 0)
-        disk.close(handle)
-        try:
-            for position, header in iter_batches(content[start:]):
-                if checkpoint is not None and header.end_offset <= checkpoint.recovery_point:
-                    places.append((path, start + position, start + position + header.size))
-        except CorruptData:
-            continue
-    return places
 
 
 def _zombie(fault: Fault, cluster: Cluster) -> bool:

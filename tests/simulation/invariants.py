@@ -150,6 +150,7 @@ class _Seen:
     complete: bool = False
     end: int = -1
     """Its LEO."""
+    failure: str | None = None
 
 
 class Invariants:
@@ -282,6 +283,9 @@ class Invariants:
         if seen is None:
             seen = self._seen[key] = _Seen()
         role = replica.role
+        if replica.failure is not None and replica.failure != seen.failure:
+            self._check_failure(broker, replica)
+            seen.failure = replica.failure
         if replica._log is not None:
             self._check_log(broker, replica, replica._log, seen)
         if role is None or role.ended or replica._log is None or role.failed is not None:
@@ -303,6 +307,13 @@ class Invariants:
                 self._moved(broker, replica, seen, core.high_watermark, leads=True)
         elif isinstance(role, Following) and role.core.high_watermark != seen.high_watermark:
             self._moved(broker, replica, seen, role.core.high_watermark, leads=False)
+
+    def _check_failure(self, broker: SimBroker, replica: Replica) -> None:
+        """OnlyDisksFailReplicas: a replica gives up because of its disk, and for no reason of our own making."""
+        # On an `accepted` stream the HW may be on the disk, and what it covers not.
+        durable = replica.view is not None and replica.view.config.durability is Durability.DURABLE
+        if durable and not broker.disk.has_failed:
+            self.world.broken("OnlyDisksFailReplicas", f"{replica.key} on {broker.id}: {replica.failure}")
 
     def _check_log(self, broker: SimBroker, replica: Replica, log: PartitionLog, seen: _Seen) -> None:
         key = replica.key

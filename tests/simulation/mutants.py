@@ -329,11 +329,12 @@ MUTANTS: tuple[Mutant, ...] = (
     ),
     _mutant(
         "streams may store what the cluster says to itself",
-        (subjects, "check_subject", "if wrong is not None:", "if False:"),
+        (subjects, "_subject_fault", "if not subject:", "return None\n    if not subject:"),
     ),
     _mutant(
         "a damaged replica repairs itself and says nothing",
         (broker_module, "open_replicas", "unsound.append(key)", "pass"),
         (replica.Replica, "_may_be_repaired", "return view.leader == broker or", "return True or"),
+        drama="damage",
     ),
 )
