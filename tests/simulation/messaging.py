@@ -163,7 +163,8 @@ class Nats:
 
     def _arrival(self, session: _Session, last: float, subject: str) -> float:
         weather, world = self.weather, self.world
-        when = world.now + world.chance_delay(weather.latency * session.connection.slowness)
+        delay = world.chance_delay(weather.latency * session.connection.slowness)
+        when = world.now + min(delay, GIVES_UP_AFTER)  # nothing travels longer, and in order behind it all else
         if weather.any_order:
             return when
         if weather.in_order or not subject:

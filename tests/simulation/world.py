@@ -136,6 +136,7 @@ class _Handle(asyncio.TimerHandle):
     __slots__ = ()
 
     _when: float
+    _repr: str | None
 
     def __init__(
         self, callback: Callable[..., object], args: Sequence[Any], context: contextvars.Context | None
@@ -144,6 +145,7 @@ class _Handle(asyncio.TimerHandle):
         self._args = args
         self._context = contextvars.copy_context() if context is None else context
         self._cancelled = False
+        self._repr = None
 
     def cancel(self) -> None:
         """It leaves the queue when it is due."""
