@@ -47,14 +47,19 @@ class Verdict(NamedTuple):
     committed_batches: int
 
 
+def settle_in() -> None:
+    """Of a worker: what it has by now stays, and the garbage collector need not look at it after every world."""
+    gc.collect()
+    gc.freeze()
+
+
 def judge(seed: int) -> Verdict:
     try:
         result = run(seed)
     except Exception as error:  # noqa: BLE001 - the simulator's own: the seed is to be named, and others go on
         where = traceback.extract_tb(error.__traceback__)[-1]
         return Verdict(seed, f"the simulator: {error!r} in {where.filename}:{where.lineno}", {}, 0.0, 0, 0, 0, 0)
-    if seed % 8 == 0:
-        gc.collect()  # what a world leaves behind is full of cycles
+    gc.collect()  # what a world leaves behind is full of cycles
     return Verdict(
         seed,
         str(result.broken) if result.broken is not None else None,
@@ -91,7 +96,7 @@ def run_many(first: int, number: int | None, minutes: float | None, jobs: int) -
     failures: list[Verdict] = []
     runs = steps = sent = acknowledged = batches = 0
     simulated = 0.0
-    with multiprocessing.Pool(jobs) as pool:
+    with multiprocessing.Pool(jobs, initializer=settle_in) as pool:
         for verdict in _judged(pool, seeds(first, number, deadline), jobs):
             runs += 1
             faults.update(verdict.faults)
@@ -185,8 +190,7 @@ def hunt(order: tuple[int, int]) -> Sight:
     with mutant.applied():
         for tried, seed in enumerate(islice(seeds, budget), 1):
             result = run(seed)
-            if tried % 8 == 0:
-                gc.collect()
+            gc.collect()
             if result.broken is not None:
                 return Sight(number, result.broken.invariant, tried)
     return Sight(number, None, budget)
@@ -196,7 +200,7 @@ def run_mutants(budget: int, jobs: int) -> int:
     unseen = 0
     width = max(len(mutant.name) for mutant in MUTANTS)
     print(f"{'mutant':<{width}}  caught by                 after seeds")
-    with multiprocessing.Pool(jobs) as pool:
+    with multiprocessing.Pool(jobs, initializer=settle_in) as pool:
         for sight in pool.imap(hunt, [(number, budget) for number in range(len(MUTANTS))]):
             unseen += sight.invariant is None
             name = MUTANTS[sight.mutant].name

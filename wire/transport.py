@@ -9,8 +9,7 @@ on).
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
-from typing import Protocol, TypeAlias
+from typing import NamedTuple, Protocol, TypeAlias
 
 Buffer: TypeAlias = bytes | bytearray | memoryview
 
@@ -18,8 +17,7 @@ NO_RESPONDERS = 503
 """Status of the message that NATS puts into the reply inbox of a request to a subject nobody listens on."""
 
 
-@dataclass(frozen=True, slots=True)
-class Message:
+class Message(NamedTuple):
     """One message as it arrived. `data` is the payload without the NATS header block; `status` is set on NATS status
     messages only."""
 

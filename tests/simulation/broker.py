@@ -1,31 +1,31 @@
-"""One broker's machine: a disk that outlives the processes on it, and the process, put together as
-`tidelog.server.node.Node` does: the same parts in the same order, over simulated ports."""
+"""One broker's machine: a disk that outlives the processes on it, and the process, whose parts are the ones of a
+node (`tidelog.server.assembly`), on simulated ground."""
 
 from __future__ import annotations
 
 import asyncio
 from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 from random import Random
 from typing import TYPE_CHECKING, Any
 
-from dataplane.broker.broker import Broker, open_replicas
-from dataplane.broker.context import BrokerContext
+from dataplane.broker.broker import Broker
 from dataplane.log.data_dir import DataDir
 from dataplane.log.errors import DataDirError
 from dataplane.log.group_commit import Syncable
 from dataplane.replica.settings import ReplicaSettings
 from metadata.raft.types import RaftStatus, StateMachine
-from metadata.service import MetadataService, Registration
+from metadata.service import MetadataService
 from metadata.settings import MetadataSettings
 from tests.simulation.disk import SimDisk, Survival
 from tests.simulation.messaging import Nats, SimConnection
 from tests.simulation.raft import RaftGroup, RaftMember
 from tests.simulation.world import Process, SimulatedCrash, World
-from tidelog.server.api import Api
+from tidelog.server.assembly import Assembly, Ground
 from wire.errors import Code, TidelogError
 from wire.subjects import Subjects
-from wire.types import BrokerId, Incarnation, LeaderReport
+from wire.types import BrokerId, LeaderReport
 
 if TYPE_CHECKING:
     from dataplane.log.group_commit import Done
@@ -141,55 +141,27 @@ class SimBroker:
             connection.slowness = self.link_slowness
         await ingest.connected()
         await control.connected()
-        executor: Any = None
-        replicas, unsound = await open_replicas(data_dir, executor)
-        proof = data_dir.proof()
-        metadata = MetadataService(
-            broker_id=self.id,
-            life_id=f"{self.id}-{self.lives}",
-            make_raft=self._make_raft,
-            transport=control,
-            subjects=self.subjects,
-            settings=self.metadata_settings,
-            rng=Random(f"{self.world.seed}-{self.id}-{self.lives}"),
-            monotonic=process.time,
-            registration=Registration(
-                folder_same=proof.folder_same,
-                page_cache_survived=proof.page_cache_survived,
-                unsound=unsound,
-                last_incarnation=data_dir.last_incarnation or Incarnation(0),
-                cluster_id=data_dir.cluster_id or "",
-                raft_address=self.raft_address,
-            ),
-        )
-        context = BrokerContext(
+        threads: Any = None
+        ground = Ground(
             broker=self.id,
-            incarnation=Incarnation(0),
+            life_id=f"{self.id}-{self.lives}",
+            data_dir=data_dir,
             ingest=ingest,
             control=control,
-            subjects=self.subjects,
-            settings=self.replica_settings,
-            metadata=metadata,
+            make_raft=self._make_raft,
+            raft_address=self.raft_address,
             syncer=SimSyncer(process),
-            executor=executor,
-            readers=executor,
+            executor=threads,
+            readers=threads,
             loop=process,
             time_ns=process.time_ns,
+            rng=Random(f"{self.world.seed}-{self.id}-{self.lives}"),
+            subjects=self.subjects,
+            metadata_settings=self.metadata_settings,
+            replica_settings=self.replica_settings,
         )
-        broker = Broker(context, data_dir, replicas)
-        registered = False
-
-        def on_registered(cluster_id: str, incarnation: Incarnation) -> None:
-            nonlocal registered
-            try:
-                data_dir.record(cluster_id, incarnation)
-                data_dir.mark_dirty()
-            except DataDirError as error:
-                self._end_on(process, TidelogError(Code.BAD_CONFIG, str(error)))
-                return
-            registered = True
-            broker.on_registered(incarnation)
-
+        assembly = await Assembly.open(ground, partial(self._end_on, process))
+        metadata = assembly.metadata
         report = metadata.report_leader
 
         def report_leader(said: LeaderReport) -> None:
@@ -197,24 +169,9 @@ class SimBroker:
             report(said)
 
         metadata.report_leader = report_leader  # type: ignore[method-assign,assignment]
-        metadata.on_partitions = broker.on_partitions
-        metadata.on_registered = on_registered
-        metadata.broker_status = broker.stream_status
-        metadata.broker_totals = broker.status
-        metadata.on_fatal = lambda error: self._end_on(process, error)
-        api = Api(metadata, control, self.subjects)
-        metadata.on_office = api.on_office
-        self.metadata, self.broker = metadata, broker
-
-        async def close() -> None:
-            await broker.close()
-            if registered and not broker.status()["failed"]:
-                data_dir.mark_clean()
-            await metadata.close()
-
-        self._closing = close
-        await broker.start()
-        await metadata.start()
+        self.metadata, self.broker = metadata, assembly.broker
+        self._closing = assembly.close
+        await assembly.start()
 
     def _end_on(self, process: Process, error: TidelogError) -> None:
         """As `Node.fatal`: the process ends; whoever watches over it starts another."""

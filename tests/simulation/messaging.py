@@ -15,7 +15,7 @@ import contextlib
 import math
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, TypeAlias
 
 from tests.simulation.world import Process, World
 from tidelog.runtime.header_block import encode_headers
@@ -26,6 +26,9 @@ GIVES_UP_AFTER = 4.0
 """Two pings of 2 s without an answer."""
 SERVER_GIVES_UP_AFTER = 8.0
 FLUSH_TIMEOUT = 10.0
+
+
+_Action: TypeAlias = tuple[Callable[..., object], tuple[Any, ...]]
 
 
 @dataclass(slots=True)
@@ -52,8 +55,8 @@ class _Session:
     up_at: float = 0.0
     down_at: float = 0.0
     subject_at: dict[str, float] = field(default_factory=dict)
-    held_up: list[Callable[[], object]] = field(default_factory=list)
-    held_down: list[Callable[[], object]] = field(default_factory=list)
+    held_up: list[_Action] = field(default_factory=list)
+    held_down: list[_Action] = field(default_factory=list)
 
 
 class Nats:
@@ -94,7 +97,7 @@ class Nats:
         session, connection.session = connection.session, None
         connection.closed = True
         if session is not None:
-            self._up(session, lambda: self._close(session), "")
+            self._up(session, "", self._close, session)
 
     def block(self, connection: SimConnection, *, up: bool, down: bool) -> None:
         connection.blocked_up, connection.blocked_down = up, down
@@ -130,10 +133,10 @@ class Nats:
             for session in connection.sessions:
                 held_up, session.held_up = session.held_up, []
                 held_down, session.held_down = session.held_down, []
-                for action in held_up:
-                    self._up(session, action, "")
-                for action in held_down:
-                    self._down(session, action, "")
+                for action, args in held_up:
+                    self._up(session, "", action, *args)
+                for action, args in held_down:
+                    self._down(session, "", action, *args)
             connection.sessions = [s for s in connection.sessions if s is connection.session]
 
     # ---- sessions
@@ -159,30 +162,37 @@ class Nats:
     # ---- travel
 
     def _arrival(self, session: _Session, last: float, subject: str) -> float:
-        weather = self.weather
-        when = self.world.now + self.rng.expovariate(1.0) * weather.latency * session.connection.slowness
+        weather, world = self.weather, self.world
+        delay = world.chance_delay(weather.latency * session.connection.slowness)
+        when = world.now + min(delay, GIVES_UP_AFTER)  # nothing travels longer, and in order behind it all else
         if weather.any_order:
             return when
         if weather.in_order or not subject:
-            return max(when, last)
+            return max(last, when)
         when = session.subject_at[subject] = max(when, session.subject_at.get(subject, 0.0))
         return when
 
-    def _up(self, session: _Session, action: Callable[[], object], subject: str) -> None:
+    def _up(self, session: _Session, subject: str, action: Callable[..., object], *args: Any) -> None:
+        """`subject`: what else of it must not be overtaken; empty: everything."""
         if session.connection.blocked_up:
-            session.held_up.append(action)
+            session.held_up.append((action, args))
             return
-        when = self._arrival(session, session.up_at, subject)
-        session.up_at = max(when, session.up_at)
-        self.world.at(when, action)
+        last = session.up_at
+        when = self._arrival(session, last, subject)
+        if when > last:
+            session.up_at = when
+        self.world.at(when, action, *args)
 
-    def _down(self, session: _Session, action: Callable[[], object], subject: str) -> None:
+    def _down(self, session: _Session, subject: str, action: Callable[..., object], *args: Any) -> None:
+        """`action` on the client's loop."""
         if session.connection.blocked_down:
-            session.held_down.append(action)
+            session.held_down.append((action, args))
             return
-        when = self._arrival(session, session.down_at, subject)
-        session.down_at = max(when, session.down_at)
-        self.world.at(when, action)
+        last = session.down_at
+        when = self._arrival(session, last, subject)
+        if when > last:
+            session.down_at = when
+        session.connection.process.arrives(when, action, *args)
 
     def send(
         self, session: _Session, subject: str, data: bytes, reply: str | None, headers: Mapping[str, str] | None
@@ -191,9 +201,9 @@ class Nats:
         weather = self.weather
         if weather.loss and self.rng.random() < weather.loss:
             return
-        self._up(session, lambda: self._route(session, message), subject)
+        self._up(session, subject, self._route, session, message)
         if weather.duplication and self.rng.random() < weather.duplication:
-            self._up(session, lambda: self._route(session, message), subject)
+            self._up(session, subject, self._route, session, message)
 
     def _route(self, session: _Session, message: Message) -> None:
         if not session.open or not self.is_up:
@@ -215,21 +225,18 @@ class Nats:
     def _deliver(self, session: _Session, sid: int, message: Message) -> None:
         self.delivered += 1
         connection = session.connection
-        if connection.deaf_to and message.subject.endswith(connection.deaf_to):
-            return
-        self._down(
-            session, lambda: connection.process.call_soon(connection.arrived, session, sid, message), message.subject
-        )
+        if not (connection.deaf_to and message.subject.endswith(connection.deaf_to)):
+            self._down(session, message.subject, connection.arrived, session, sid, message)
 
     def subscribe(self, session: _Session, subject: str, sid: int) -> None:
-        def known() -> None:
-            if session.open:
-                self._subscriptions.setdefault(subject, {})[session.number, sid] = session
+        self._up(session, "", self._remember, session, subject, sid)
 
-        self._up(session, known, "")
+    def _remember(self, session: _Session, subject: str, sid: int) -> None:
+        if session.open:
+            self._subscriptions.setdefault(subject, {})[session.number, sid] = session
 
     def unsubscribe(self, session: _Session, subject: str, sid: int) -> None:
-        self._up(session, lambda: self._forget(session, subject, sid), "")
+        self._up(session, "", self._forget, session, subject, sid)
 
     def _forget(self, session: _Session, subject: str, sid: int) -> None:
         self._subscriptions.get(subject, {}).pop((session.number, sid), None)
@@ -237,14 +244,13 @@ class Nats:
     def ping(self, session: _Session, answered: Callable[[], None]) -> None:
         def pong() -> None:
             if session.open:
-                connection = session.connection
-                self._down(session, lambda: connection.process.call_soon(heard), "")
+                self._down(session, "", heard)
 
         def heard() -> None:
             if session.connection.session is session:
                 answered()
 
-        self._up(session, pong, "")
+        self._up(session, "", pong)
 
 
 class _Subscription:
@@ -261,6 +267,11 @@ class _Subscription:
             connection.nats.unsubscribe(session, self._subject, self._sid)
             with contextlib.suppress(TimeoutError):
                 await connection.flush()
+
+
+def _time_out(answer: asyncio.Future[Any]) -> None:
+    if not answer.done():
+        answer.set_exception(TimeoutError())
 
 
 class SimConnection:
@@ -323,7 +334,7 @@ class SimConnection:
         if not (self.blocked_up or self.blocked_down):
             self.sessions = [s for s in self.sessions if s is not session]
         # What is on its way up still arrives, then the server hears of the end.
-        self.nats._up(session, lambda: self.nats._close(session), "")
+        self.nats._up(session, "", self.nats._close, session)
         self.nats.world.after(RECONNECT_WAIT * (0.5 + self.nats.rng.random()), self._connect)
         self.process.call_soon(self._went_down)
 
@@ -411,15 +422,21 @@ class SimConnection:
     ) -> Message:
         answer: asyncio.Future[Message] = self.process.create_future()
         inbox = self.new_inbox()
-        self.on_inbox(inbox, lambda message: None if answer.done() else answer.set_result(message))
+
+        def on_answer(message: Message) -> None:
+            if not answer.done():
+                answer.set_result(message)
+
+        self._inbox_handlers[inbox] = on_answer
         self._waiting[answer] = None
+        too_late = self.process.call_later(timeout, _time_out, answer)
         try:
             if not self.publish(subject, (payload,), reply=inbox, headers=headers):
                 raise TimeoutError(f"the request to {subject!r} was not sent")
-            async with asyncio.timeout(timeout):
-                return await answer
+            return await answer
         finally:
-            self.on_inbox(inbox, None)
+            too_late.cancel()
+            self._inbox_handlers.pop(inbox, None)
             self._waiting.pop(answer, None)
 
     async def flush(self) -> None:
@@ -427,12 +444,18 @@ class SimConnection:
         if session is None or not self._up.is_set():
             raise TimeoutError("flush: there is no connection to NATS at the moment")
         answered: asyncio.Future[None] = self.process.create_future()
+
+        def on_pong() -> None:
+            if not answered.done():
+                answered.set_result(None)
+
         self._flushes[answered] = None
+        too_late = self.process.call_later(FLUSH_TIMEOUT, _time_out, answered)
         try:
-            self.nats.ping(session, lambda: None if answered.done() else answered.set_result(None))
-            async with asyncio.timeout(FLUSH_TIMEOUT):
-                await answered
+            self.nats.ping(session, on_pong)
+            await answered
         finally:
+            too_late.cancel()
             self._flushes.pop(answered, None)
 
     async def subscribe(self, subject: str, handler: MessageHandler) -> _Subscription:

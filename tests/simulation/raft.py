@@ -117,7 +117,7 @@ class RaftGroup:
         self._announce(self.nodes[address])
         for node in self.nodes.values():
             if self.reaches(node.address):
-                self.world.after(self.rng.random() * 0.005, lambda node=node: node.hear(self.term, address))  # type: ignore[misc]
+                self.world.after(self.rng.random() * 0.005, lambda node=node: node.hear(self.term, address))
 
     # ---- faults
 
@@ -144,7 +144,7 @@ class RaftGroup:
         self.nodes.pop(address, None)
         for node in self.nodes.values():
             if self.reaches(node.address) and address not in self.cut:
-                self.world.after(0.0005 + self.rng.random() * 0.003, lambda node=node: node.lost_peer(address))  # type: ignore[misc]
+                self.world.after(0.0005 + self.rng.random() * 0.003, lambda node=node: node.lost_peer(address))
         self.check()
 
     def joined(self, node: RaftMember) -> None:

@@ -272,7 +272,7 @@ class Cluster:
             other.spawn(lambda other=other: other.produce("all"))  # type: ignore[misc]
             other.spawn(other.consume)
         for fault in self.schedule:
-            world.after(0.3 + fault.at, lambda fault=fault: self._strike(fault))  # type: ignore[misc]
+            world.after(0.3 + fault.at, lambda fault=fault: self._strike(fault))
         world.run_until(world.now + 0.3 + shape.duration)
         self._heal()
         self._settle("after the faults")

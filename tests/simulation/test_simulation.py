@@ -5,6 +5,7 @@ Thousands of seeds, and all mutants, are run by scripts/simulate.
 
 from __future__ import annotations
 
+import gc
 import os
 import subprocess
 import sys
@@ -14,6 +15,7 @@ import pytest
 
 from tests.simulation.mutants import MUTANTS, Mutant
 from tests.simulation.scenario import run
+from tests.simulation.world import InvariantBroken, Process, World, inhabited
 
 ROOT = Path(__file__).parents[2]
 
@@ -44,6 +46,55 @@ def test_the_same_seed_tells_the_same_story_whatever_the_hash_seed() -> None:
 def test_telling_changes_nothing() -> None:
     told, untold = run(11, tell=True), run(11)
     assert (told.steps, told.acknowledged, told.simulated) == (untold.steps, untold.acknowledged, untold.simulated)
+
+
+async def _forgotten() -> None:
+    """Nobody awaits it."""
+
+
+def test_a_coroutine_that_a_live_process_never_awaits_ends_the_run() -> None:
+    world = World(1)
+    process = Process.begun(world, "p")
+
+    async def work() -> None:
+        _forgotten()  # type: ignore[unused-coroutine]  # noqa: RUF100
+
+    with inhabited(world):
+        with process.running():
+            process.create_task(work())
+        with pytest.raises(InvariantBroken, match="_forgotten' was never awaited"):
+            world.run_until(1.0)
+
+
+@pytest.mark.filterwarnings("error")
+def test_what_a_killed_process_leaves_behind_is_not_heard_of() -> None:
+    def live_and_die() -> None:
+        world = World(1)
+        process = Process.begun(world, "p")
+
+        async def wait() -> None:
+            try:
+                await process.create_future()
+            finally:
+                process.create_task(_forgotten())
+
+        with inhabited(world):
+            with process.running():
+                process.create_task(wait())
+            world.run_until(1.0)
+            with process.running():
+                process.create_task(_forgotten())
+            process.kill()
+            world.run_until(2.0)
+
+    heard: list[object] = []
+    hook, sys.unraisablehook = sys.unraisablehook, heard.append
+    try:
+        live_and_die()
+        gc.collect()
+    finally:
+        sys.unraisablehook = hook
+    assert not heard
 
 
 @pytest.mark.parametrize("seed", range(1, 31))

@@ -16,14 +16,17 @@ from __future__ import annotations
 import asyncio
 import contextvars
 import gc
-import heapq
 import logging
 import sys
 import time
+import warnings
 from collections import deque
-from collections.abc import Callable, Coroutine, Iterator
-from contextlib import contextmanager
+from collections.abc import Callable, Coroutine, Iterator, Sequence
+from contextlib import contextmanager, suppress
+from functools import partial
+from heapq import heappop, heappush
 from itertools import count
+from math import inf, log
 from random import Random
 from typing import Any, NoReturn
 
@@ -32,6 +35,9 @@ EPOCH_NS = 1_700_000_000_000_000_000
 
 TIMER_LATENESS = 0.000002
 """As everywhere: a timer fires a little after its time."""
+
+WAKE_DELAY = 0.00005
+"""At most so long after it has something to do a process does it, in seconds."""
 
 
 class SimulatedCrash(KeyboardInterrupt):
@@ -76,31 +82,35 @@ class World:
         self.current: Process | None = None
         self.after_step: Callable[[Process], None] = lambda _: None
         self.processes: list[Process] = []
-        self._queue: list[tuple[float, int, Callable[[], object]]] = []
+        self._queue: list[tuple[float, int, Callable[..., object], tuple[Any, ...]]] = []
         self._order = count()
 
     # ---- time
 
-    def at(self, when: float, action: Callable[[], object]) -> None:
-        heapq.heappush(self._queue, (max(when, self.now), next(self._order), action))
+    def at(self, when: float, action: Callable[..., object], *args: Any) -> None:
+        """`when`: not before now."""
+        heappush(self._queue, (when, next(self._order), action, args))
 
-    def after(self, delay: float, action: Callable[[], object]) -> None:
-        heapq.heappush(self._queue, (self.now + delay, next(self._order), action))
+    def after(self, delay: float, action: Callable[..., object], *args: Any) -> None:
+        heappush(self._queue, (self.now + delay, next(self._order), action, args))
 
-    def run_until(self, deadline: float, done: Callable[[], bool] = lambda: False) -> bool:
+    def chance_delay(self, mean: float) -> float:
+        """Exponentially distributed."""
+        return -log(1.0 - self.rng.random()) * mean
+
+    def run_until(self, deadline: float, done: Callable[[], bool] | None = None) -> bool:
         """Until `done` (looked at after every event) or the deadline; whether it was `done`."""
         queue = self._queue
         while queue and queue[0][0] <= deadline:
-            when, _, action = heapq.heappop(queue)
-            self.now = when
+            self.now, _, action, args = heappop(queue)
             self.steps += 1
-            action()
+            action(*args)
             if self.failure is not None:
                 raise self.failure
-            if done():
+            if done is not None and done():
                 return True
         self.now = max(self.now, deadline)
-        return done()
+        return done is not None and done()
 
     # ---- story
 
@@ -110,10 +120,37 @@ class World:
             self.story.append(f"{self.now:10.6f} {who:<4} {text}")
 
     def broken(self, invariant: str, what: str) -> NoReturn:
+        raise self.fails(invariant, what)
+
+    def fails(self, invariant: str, what: str) -> InvariantBroken:
+        """As `broken`, for those who cannot raise: the run ends after this step."""
         self.say(f"BROKEN {invariant}: {what}")
         if self.failure is None:
             self.failure = InvariantBroken(invariant, what)
-        raise self.failure
+        return self.failure
+
+
+class _Handle(asyncio.TimerHandle):
+    """Of a callback, timed or not: without asyncio's debugging aids, since most of what a world does is call back."""
+
+    __slots__ = ()
+
+    _when: float
+    _repr: str | None
+
+    def __init__(
+        self, callback: Callable[..., object], args: Sequence[Any], context: contextvars.Context | None
+    ) -> None:
+        self._callback = callback
+        self._args = args
+        self._context = contextvars.copy_context() if context is None else context
+        self._cancelled = False
+        self._repr = None
+
+    def cancel(self) -> None:
+        """It leaves the queue when it is due."""
+        self._cancelled = True
+        self._callback = self._args = None  # type: ignore[assignment]
 
 
 class Process(asyncio.AbstractEventLoop):
@@ -130,9 +167,14 @@ class Process(asyncio.AbstractEventLoop):
         """Mean of what work for a thread takes, in seconds."""
         self._rate = rate
         self._offset = offset
-        self._ready: deque[asyncio.Handle] = deque()
-        self._timers: list[tuple[float, int, asyncio.TimerHandle]] = []
-        self._wake_at = float("inf")
+        self._ready: deque[_Handle] = deque()
+        self._timers: list[tuple[float, int, _Handle]] = []
+        self._arrivals: list[tuple[float, int, Callable[..., object], tuple[Any, ...]]] = []
+        """What comes in from outside, by the time at which it can be read."""
+        self._wake_at = inf
+        """When the next turn is due."""
+        self._wakes: list[float] = []
+        """What of it is in the world's queue, the latest first."""
         self._number = count()
         self.tasks: list[asyncio.Task[Any]] = []
         """Kept to the end of the world: what the garbage collector would end otherwise, at a time of its own."""
@@ -156,15 +198,12 @@ class Process(asyncio.AbstractEventLoop):
     def kill(self) -> None:
         self.alive = False
 
-    def _may_run(self) -> bool:
-        return self.alive and not self.paused
-
     def pause(self) -> None:
         self.paused = True
 
     def resume(self) -> None:
         self.paused = False
-        self._wake_at = float("inf")
+        self._wake_at = inf
         self._arrange()
 
     # ---- what an event loop does
@@ -172,9 +211,10 @@ class Process(asyncio.AbstractEventLoop):
     def call_soon(
         self, callback: Callable[..., object], *args: object, context: contextvars.Context | None = None
     ) -> asyncio.Handle:
-        handle = asyncio.Handle(callback, args, self, context)
-        self._ready.append(handle)
-        if self.world.current is not self:
+        handle = _Handle(callback, args, context)
+        ready = self._ready
+        ready.append(handle)
+        if len(ready) == 1 and self.world.current is not self:
             self._arrange()
         return handle
 
@@ -183,60 +223,112 @@ class Process(asyncio.AbstractEventLoop):
     def call_later(
         self, delay: float, callback: Callable[..., object], *args: object, context: contextvars.Context | None = None
     ) -> asyncio.TimerHandle:
-        return self.call_at(self.time() + delay, callback, *args, context=context)
+        return self._call_at(self.time() + delay, _Handle(callback, args, context))
 
     def call_at(
         self, when: float, callback: Callable[..., object], *args: object, context: contextvars.Context | None = None
     ) -> asyncio.TimerHandle:
-        handle = asyncio.TimerHandle(when, callback, args, self, context)
-        heapq.heappush(self._timers, (when, next(self._number), handle))
+        return self._call_at(when, _Handle(callback, args, context))
+
+    def _call_at(self, when: float, handle: _Handle) -> _Handle:
+        handle._when = when
+        heappush(self._timers, (when, next(self._number), handle))
         if self.world.current is not self:
             self._arrange()
         return handle
 
-    def _timer_handle_cancelled(self, handle: asyncio.TimerHandle) -> None:
-        pass  # found when it is due
+    def arrives(self, when: float, callback: Callable[..., object], *args: object) -> None:
+        """To be called when a socket can be read: in a turn at that time (the world's) or later."""
+        heappush(self._arrivals, (when, next(self._number), callback, args))
+        if when < self._wake_at and self.world.current is not self:
+            self._arrange()
 
     def _arrange(self) -> None:
         """Ask the world for the next turn."""
-        if not self._may_run():
+        if not self.alive or self.paused:
             return
         world = self.world
+        now = world.now
         if self._ready:
-            due = world.now + world.rng.random() * 0.00005
+            due = now + world.rng.random() * WAKE_DELAY
         else:
+            due = inf
             timers = self._timers
             while timers and timers[0][2]._cancelled:
-                heapq.heappop(timers)
-            if not timers:
-                return
-            due = max(world.now, (timers[0][0] - self._offset) / self._rate) + TIMER_LATENESS
+                heappop(timers)
+            if timers:
+                due = max(now, (timers[0][0] - self._offset) / self._rate) + TIMER_LATENESS
+            if self._arrivals and self._arrivals[0][0] < due:
+                due = max(now, self._arrivals[0][0]) + world.rng.random() * WAKE_DELAY
         if due < self._wake_at:
             self._wake_at = due
-            world.at(due, lambda: self._turn(due))
+            self._ask_to_wake()
 
-    def _turn(self, due: float) -> None:
-        if due != self._wake_at or not self._may_run():
+    def _ask_to_wake(self) -> None:
+        wakes = self._wakes
+        if not wakes or self._wake_at < wakes[-1]:
+            wakes.append(self._wake_at)
+            self.world.at(self._wake_at, self._wake)
+
+    def _wake(self) -> None:
+        self._wakes.pop()
+        if not self.alive or self.paused:
             return
-        self._wake_at = float("inf")
-        now = self.time() + 1e-9
-        timers, ready = self._timers, self._ready
+        if self.world.now >= self._wake_at:
+            self._turn()
+        elif self._wake_at < inf:
+            self._ask_to_wake()
+
+    def _turn(self) -> None:
+        self._wake_at = inf
+        world = self.world
+        timers, ready, arrivals = self._timers, self._ready, self._arrivals
+        arrived = None
+        while arrivals and arrivals[0][0] <= world.now:
+            _, _, callback, args = heappop(arrivals)
+            if arrived is None:
+                arrived = contextvars.copy_context()
+            ready.append(_Handle(callback, args, arrived))
+        now = world.now * self._rate + self._offset + 1e-9
         while timers and timers[0][0] <= now:
-            handle = heapq.heappop(timers)[2]
+            handle = heappop(timers)[2]
             if not handle._cancelled:
                 ready.append(handle)
-        with self.running():
+        world.current = self
+        asyncio._set_running_loop(self)
+        try:
             for _ in range(len(ready)):
-                handle_now = ready.popleft()
-                if not handle_now._cancelled and self._may_run():
-                    handle_now._run()
+                handle = ready.popleft()
+                if handle._cancelled:
+                    continue
+                try:
+                    handle._context.run(handle._callback, *handle._args)
+                except (SystemExit, KeyboardInterrupt):
+                    raise
+                except BaseException as error:  # noqa: BLE001 - as asyncio's loops do
+                    name = getattr(handle._callback, "__qualname__", type(handle._callback).__name__)
+                    self.call_exception_handler({"message": f"exception in callback {name}", "exception": error})
+                if not self.alive or self.paused:
+                    break
+        except SimulatedCrash:
+            self.on_crash()
+        finally:
+            asyncio._set_running_loop(None)
+            world.current = None
+            self._arrange()
         if self.alive:
-            self.world.after_step(self)
+            world.after_step(self)
 
     def end_of_the_world(self) -> None:
+        """What is left of the process goes unheard, at once, and not when the garbage collector comes to it."""
         self.alive = False
-        for task in self.tasks:
-            task._log_destroy_pending = False  # type: ignore[attr-defined]
+        with self.running():
+            for task in self.tasks:
+                task._log_destroy_pending = False  # type: ignore[attr-defined]
+                coroutine = task.get_coro()
+                if not task.done() and coroutine is not None:
+                    with suppress(BaseException):
+                        coroutine.close()
 
     @contextmanager
     def running(self) -> Iterator[None]:
@@ -275,7 +367,7 @@ class Process(asyncio.AbstractEventLoop):
             else:
                 future.set_exception(error)
 
-        self.in_thread(lambda: func(*args), finished)
+        self.in_thread(partial(func, *args), finished)
         return future
 
     def in_thread(self, work: Callable[[], Any], finished: Callable[[Any, BaseException | None], None]) -> None:
@@ -295,12 +387,9 @@ class Process(asyncio.AbstractEventLoop):
                 except Exception as e:  # noqa: BLE001 - goes to whoever waits for it
                     error = e
             if self.alive:
-                self.world.after(self._delay() / 4, lambda: self.call_soon(finished, result, error))
+                self.world.after(self.world.chance_delay(self.disk_delay / 4), self.call_soon, finished, result, error)
 
-        self.world.after(self._delay(), run)
-
-    def _delay(self) -> float:
-        return self.world.rng.expovariate(1.0) * self.disk_delay
+        self.world.after(self.world.chance_delay(self.disk_delay), run)
 
     def get_debug(self) -> bool:
         return False
@@ -313,10 +402,8 @@ class Process(asyncio.AbstractEventLoop):
 
     def call_exception_handler(self, context: dict[str, Any]) -> None:
         error = context.get("exception")
-        if isinstance(error, InvariantBroken):
-            raise error
-        if self.alive:
-            self.world.broken("NoBugs", f"{self.name}: {context.get('message')}: {error!r}")
+        if self.alive and not isinstance(error, InvariantBroken):
+            self.world.fails("NoBugs", f"{self.name}: {context.get('message')}: {error!r}")
 
 
 class _Listener(logging.Handler):
@@ -338,6 +425,23 @@ class _Listener(logging.Handler):
 
 
 @contextmanager
+def _warned_of_coroutines(world: World) -> Iterator[None]:
+    """A coroutine that a live process made and never awaited is a bug of its."""
+    with warnings.catch_warnings():
+        warnings.filterwarnings("always", "coroutine .* was never awaited", RuntimeWarning)
+        usual = warnings.showwarning
+
+        def show(message: Warning | str, category: type[Warning], *where: Any, **more: Any) -> None:
+            if "was never awaited" not in str(message):
+                usual(message, category, *where, **more)
+            elif world.current is not None and world.current.alive:
+                world.fails("NoBugs", f"{world.current.name}: {message}")
+
+        warnings.showwarning = show
+        yield
+
+
+@contextmanager
 def inhabited(world: World) -> Iterator[None]:
     """For the time of a run: logs go to the world, the garbage collector waits."""
     listener = _Listener(world)
@@ -353,12 +457,15 @@ def inhabited(world: World) -> Iterator[None]:
     hooks = sys.get_asyncgen_hooks()
     sys.set_asyncgen_hooks(firstiter=None, finalizer=lambda _: None)  # who dies closes nothing
     try:
-        yield
+        with _warned_of_coroutines(world):
+            try:
+                yield
+            finally:
+                for process in world.processes:
+                    process.end_of_the_world()
     finally:
         time.time_ns = real_time_ns
         sys.set_asyncgen_hooks(*hooks)
-        for process in world.processes:
-            process.end_of_the_world()
         root.setLevel(level)
         root.handlers[:] = handlers
         if collects:

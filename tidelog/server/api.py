@@ -9,6 +9,7 @@ from __future__ import annotations
 import json
 import logging
 from collections.abc import Awaitable, Callable, Mapping
+from functools import cache
 from importlib.metadata import version
 from typing import Any, TypeAlias, TypeVar
 
@@ -26,6 +27,9 @@ Request: TypeAlias = Mapping[str, Any]
 Endpoint: TypeAlias = Callable[[Request], Awaitable[Mapping[str, Any]]]
 
 _T = TypeVar("_T")
+
+_version = cache(version)
+"""Looked for on the disk, where it stays the same: once, not whenever an office begins."""
 
 
 class Api:
@@ -55,7 +59,7 @@ class Api:
             self._micro = Service(
                 self._transport,
                 "tidelog",
-                version("tidelog"),
+                _version("tidelog"),
                 "Durable, partitioned, replicated logs over NATS subjects",
                 {subject: self._serving(endpoint) for subject, endpoint in self._endpoints.items()},
             )

@@ -1,4 +1,4 @@
-"""A broker's process: the one place where metadata, data plane, connections and clocks are put together.
+"""A broker's process: the folder, the connections, the threads and the clocks that its `Assembly` stands on.
 
 Order of a start:
     data folder locked and judged -> NATS connected -> not another cluster's folder -> logs opened and recovered ->
@@ -25,20 +25,16 @@ from concurrent.futures import ThreadPoolExecutor
 from functools import partial
 from typing import Any
 
-from dataplane.broker.broker import Broker, open_replicas
-from dataplane.broker.context import BrokerContext
 from dataplane.log.data_dir import DataDir
 from dataplane.log.errors import DataDirError
 from dataplane.log.group_commit import SyncScheduler
 from metadata.raft import RaftConfig, RaftError, RaftNode, RaftStatus, StateMachine
-from metadata.service import MetadataService, Registration
 from tidelog.runtime.nats import NatsConnection, NatsUnavailable
-from tidelog.server.api import Api
+from tidelog.server.assembly import Assembly, Ground
 from tidelog.server.config import ServerConfig
 from tidelog.server.log_limit import LogLimit
 from wire.errors import Code, TidelogError
 from wire.subjects import Subjects
-from wire.types import Incarnation
 
 log = logging.getLogger(__name__)
 
@@ -102,7 +98,6 @@ class Node:
         """Fails when this broker cannot go on: another cluster's folder, another process under its id."""
         self._stack = contextlib.AsyncExitStack()
         self._raft_address = config.raft_address
-        self._registered = False
 
     async def start(self) -> None:
         """Returns when this broker serves. Raises TidelogError with one sentence for whatever stands in the way."""
@@ -136,59 +131,32 @@ class Node:
         subjects = Subjects(config.namespace)
         await self._check_cluster(data_dir, control, subjects)
 
-        replicas, unsound = await open_replicas(data_dir, executor)
-        folder_same, page_cache_survived = data_dir.proof()
-        metadata = MetadataService(
-            broker_id=config.broker,
-            life_id=uuid.uuid4().hex,
-            make_raft=partial(self._make_raft, data_dir.cluster_id or ""),
-            transport=control,
-            subjects=subjects,
-            settings=config.metadata,
-            rng=random.Random(),
-            monotonic=loop.time,
-            registration=Registration(
-                folder_same=folder_same,
-                page_cache_survived=page_cache_survived,
-                unsound=unsound,
-                last_incarnation=data_dir.last_incarnation or Incarnation(0),
-                cluster_id=data_dir.cluster_id or "",
-                labels={"host": socket.gethostname(), "pid": str(os.getpid())},
-                raft_address=self._raft_address or "",
-            ),
-        )
-        context = BrokerContext(
+        ground = Ground(
             broker=config.broker,
-            incarnation=Incarnation(0),
+            life_id=uuid.uuid4().hex,
+            data_dir=data_dir,
             ingest=ingest,
             control=control,
-            subjects=subjects,
-            settings=config.replica,
-            metadata=metadata,
+            make_raft=partial(self._make_raft, data_dir.cluster_id or ""),
+            raft_address=self._raft_address or "",
             syncer=syncer,
             executor=executor,
             readers=readers,
             loop=loop,
             time_ns=time.time_ns,
+            rng=random.Random(),
+            subjects=subjects,
+            metadata_settings=config.metadata,
+            replica_settings=config.replica,
+            labels={"host": socket.gethostname(), "pid": str(os.getpid())},
         )
-        broker = Broker(context, data_dir, replicas)
-        metadata.on_partitions = broker.on_partitions
-        metadata.on_registered = lambda cluster_id, incarnation: self._on_registered(
-            data_dir, broker, cluster_id, incarnation
-        )
-        metadata.broker_status = broker.stream_status
-        metadata.broker_totals = broker.status
-        metadata.on_fatal = self._on_fatal
-        api = Api(metadata, control, subjects)
-        metadata.on_office = api.on_office
-        stack.push_async_callback(metadata.close)
-        stack.push_async_callback(self._close_logs, broker, data_dir)
-        await broker.start()
+        assembly = await Assembly.open(ground, self._on_fatal)
+        stack.push_async_callback(assembly.close)
         try:
-            await metadata.start()
+            await assembly.start()
         except RaftError as e:
             raise TidelogError(Code.BAD_CONFIG, str(e)) from e
-        registered = loop.create_task(metadata.wait_registered())
+        registered = loop.create_task(assembly.metadata.wait_registered())
         # Nodes of two clusters keep apart over Raft; who it is that keeps away, a controller tells once there is one.
         checking = loop.create_task(self._check_cluster_for_ever(data_dir, control, subjects))
         await asyncio.wait(
@@ -206,7 +174,7 @@ class Node:
                 f" {self._raft_address or 'an observer'} and {others or 'nobody else'}; start the other voters",
             )
         ready.write_text(f"{os.getpid()}\n")
-        log.info("%s serves: incarnation %d, data in %s", config.broker, context.incarnation, config.data_dir)
+        log.info("%s serves: incarnation %d, data in %s", config.broker, assembly.incarnation, config.data_dir)
 
     async def _check_cluster_for_ever(self, data_dir: DataDir, control: NatsConnection, subjects: Subjects) -> None:
         try:
@@ -231,22 +199,6 @@ class Node:
                 data_dir.check_cluster(str(found))
             except DataDirError as e:
                 raise TidelogError(Code.BAD_CONFIG, str(e)) from e
-
-    def _on_registered(self, data_dir: DataDir, broker: Broker, cluster_id: str, incarnation: Incarnation) -> None:
-        """The registration is applied: what it proved may be overwritten, and appends may begin."""
-        try:
-            data_dir.record(cluster_id, incarnation)
-            data_dir.mark_dirty()
-        except DataDirError as e:
-            self._on_fatal(TidelogError(Code.BAD_CONFIG, str(e)))
-            return
-        self._registered = True
-        broker.on_registered(incarnation)
-
-    async def _close_logs(self, broker: Broker, data_dir: DataDir) -> None:
-        await broker.close()
-        if self._registered and not broker.status()["failed"]:
-            data_dir.mark_clean()
 
     def _on_fatal(self, error: TidelogError) -> None:
         if not self.fatal.done():

@@ -4,9 +4,8 @@ from __future__ import annotations
 
 import struct
 from collections.abc import Iterator
-from dataclasses import dataclass
 from enum import IntEnum
-from typing import TYPE_CHECKING, Final
+from typing import TYPE_CHECKING, Final, NamedTuple
 
 from crc32c import crc32c
 
@@ -37,8 +36,7 @@ class Compression(IntEnum):
     ZSTD = 2
 
 
-@dataclass(frozen=True, slots=True)
-class BatchHeader:
+class BatchHeader(NamedTuple):
     """The fixed header. Timestamps in ns since 1970. `attributes` and `columns` may have unknown bits."""
 
     base_offset: Offset

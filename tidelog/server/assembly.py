@@ -1,0 +1,152 @@
+"""A broker's parts and how they hang together: logs, data plane, metadata service, API.
+
+What they stand on (`Ground`: connections, Raft, threads, clocks) is the caller's, who also decides what becomes of the
+process: a node takes the real things, a simulator its own, and both run this.
+
+Order: logs opened -> metadata service and data plane made, each heard by the other -> started -> registered: the folder
+is marked in use, views arrive, replicas take their roles -> closed: roles resign, the folder is marked clean, Raft
+leaves.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable, Mapping
+from concurrent.futures import Executor
+from dataclasses import dataclass, field
+from random import Random
+
+from dataplane.broker.broker import Broker, open_replicas
+from dataplane.broker.context import BrokerContext
+from dataplane.log.data_dir import DataDir
+from dataplane.log.errors import DataDirError
+from dataplane.log.group_commit import Syncer
+from dataplane.replica.settings import ReplicaSettings
+from metadata.service import MetadataService, RaftFactory, Registration
+from metadata.settings import MetadataSettings
+from tidelog.server.api import Api
+from wire.errors import Code, TidelogError
+from wire.subjects import Subjects
+from wire.transport import Transport
+from wire.types import BrokerId, Incarnation
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Ground:
+    """What a broker stands on."""
+
+    broker: BrokerId
+    life_id: str
+    """Of this life of the process; no other has the same."""
+    data_dir: DataDir
+    """Open, and this process's own."""
+    ingest: Transport
+    control: Transport
+    make_raft: RaftFactory
+    raft_address: str
+    """Empty: an observer."""
+    syncer: Syncer
+    executor: Executor
+    readers: Executor
+    loop: asyncio.AbstractEventLoop
+    time_ns: Callable[[], int]
+    rng: Random
+    subjects: Subjects
+    metadata_settings: MetadataSettings
+    replica_settings: ReplicaSettings
+    labels: Mapping[str, str] = field(default_factory=dict)
+
+
+class Assembly:
+    """See the module. `on_fatal`: this broker cannot go on."""
+
+    def __init__(
+        self,
+        data_dir: DataDir,
+        metadata: MetadataService,
+        context: BrokerContext,
+        broker: Broker,
+        on_fatal: Callable[[TidelogError], None],
+    ) -> None:
+        self.metadata = metadata
+        self.broker = broker
+        self._data_dir = data_dir
+        self._context = context
+        self._on_fatal = on_fatal
+        self._registered = False
+        metadata.on_partitions = broker.on_partitions
+        metadata.on_registered = self._on_registered
+        metadata.broker_status = broker.stream_status
+        metadata.broker_totals = broker.status
+        metadata.on_fatal = on_fatal
+        metadata.on_office = Api(metadata, context.control, context.subjects).on_office
+
+    @classmethod
+    async def open(cls, ground: Ground, on_fatal: Callable[[TidelogError], None]) -> Assembly:
+        """Logs are opened and recovered; nobody hears of this broker yet."""
+        data_dir = ground.data_dir
+        replicas, unsound = await open_replicas(data_dir, ground.executor)
+        proof = data_dir.proof()
+        metadata = MetadataService(
+            broker_id=ground.broker,
+            life_id=ground.life_id,
+            make_raft=ground.make_raft,
+            transport=ground.control,
+            subjects=ground.subjects,
+            settings=ground.metadata_settings,
+            rng=ground.rng,
+            monotonic=ground.loop.time,
+            registration=Registration(
+                folder_same=proof.folder_same,
+                page_cache_survived=proof.page_cache_survived,
+                unsound=unsound,
+                last_incarnation=data_dir.last_incarnation or Incarnation(0),
+                cluster_id=data_dir.cluster_id or "",
+                labels=ground.labels,
+                raft_address=ground.raft_address,
+            ),
+        )
+        context = BrokerContext(
+            broker=ground.broker,
+            incarnation=Incarnation(0),
+            ingest=ground.ingest,
+            control=ground.control,
+            subjects=ground.subjects,
+            settings=ground.replica_settings,
+            metadata=metadata,
+            syncer=ground.syncer,
+            executor=ground.executor,
+            readers=ground.readers,
+            loop=ground.loop,
+            time_ns=ground.time_ns,
+        )
+        return cls(data_dir, metadata, context, Broker(context, data_dir, replicas), on_fatal)
+
+    @property
+    def incarnation(self) -> Incarnation:
+        """0 until this life is registered."""
+        return self._context.incarnation
+
+    async def start(self) -> None:
+        """Raises RaftError when the metadata group's journal cannot be used."""
+        await self.broker.start()
+        await self.metadata.start()
+
+    def _on_registered(self, cluster_id: str, incarnation: Incarnation) -> None:
+        """The registration is applied: what it proved may be overwritten, and appends may begin."""
+        try:
+            self._data_dir.record(cluster_id, incarnation)
+            self._data_dir.mark_dirty()
+        except DataDirError as e:
+            self._on_fatal(TidelogError(Code.BAD_CONFIG, str(e)))
+            return
+        self._registered = True
+        self.broker.on_registered(incarnation)
+
+    async def close(self) -> None:
+        try:
+            await self.broker.close()
+            if self._registered and not self.broker.status()["failed"]:
+                self._data_dir.mark_clean()
+        finally:
+            await self.metadata.close()
