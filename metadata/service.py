@@ -102,6 +102,8 @@ class Registration:
     page_cache_survived: bool
     unsound: tuple[PartitionKey, ...] = ()
     last_incarnation: Incarnation = Incarnation(0)
+    earlier_lives: tuple[str, ...] = ()
+    """Ids of lives since then, of which one may have been registered without hearing of it."""
     cluster_id: str = ""
     """Empty: a new folder."""
     labels: Mapping[str, str] = field(default_factory=dict)
@@ -537,6 +539,7 @@ class MetadataService:
                 life_id=self._life_id,
                 cluster_id=self.state.cluster_id if again else known.cluster_id,
                 last_incarnation=self._incarnation if self._incarnation is not None else known.last_incarnation,
+                earlier_lives=(self._life_id,) if again else known.earlier_lives,
                 # The same process lost nothing.
                 folder_same=again or known.folder_same,
                 page_cache_survived=again or known.page_cache_survived,

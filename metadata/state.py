@@ -325,8 +325,12 @@ class ClusterState:
         known = self._contents.brokers.get(broker)
         if known is not None and known.alive and known.life_id == command.life_id:
             return self._unchanged(value=known.incarnation)
-        # A folder that names another life than the last registered one is a copy of an earlier time.
-        folder_same = command.folder_same and known is not None and command.last_incarnation == known.incarnation
+        # A folder that does not know of the last registered life is a copy of an earlier time.
+        folder_same = (
+            command.folder_same
+            and known is not None
+            and (command.last_incarnation == known.incarnation or known.life_id in command.earlier_lives)
+        )
         cache_survived = folder_same and command.page_cache_survived
         unsound = {key_of(ref): "the replica's log is unsound" for ref in command.unsound}
         incarnation = Incarnation(self._next())

@@ -182,6 +182,7 @@ class RegisterBroker(_message.Message):
     PAGE_CACHE_SURVIVED_FIELD_NUMBER: _builtins.int
     UNSOUND_FIELD_NUMBER: _builtins.int
     RAFT_ADDRESS_FIELD_NUMBER: _builtins.int
+    EARLIER_LIVES_FIELD_NUMBER: _builtins.int
     broker: _builtins.str
     life_id: _builtins.str
     """one process run; the same living life registers once"""
@@ -197,6 +198,10 @@ class RegisterBroker(_message.Message):
     """empty: an observer"""
     @_builtins.property
     def unsound(self) -> _containers.RepeatedCompositeFieldContainer[Global___PartitionRef]: ...
+    @_builtins.property
+    def earlier_lives(self) -> _containers.RepeatedScalarFieldContainer[_builtins.str]:
+        """life ids that the folder knows of since last_incarnation"""
+
     def __init__(
         self,
         *,
@@ -208,10 +213,11 @@ class RegisterBroker(_message.Message):
         page_cache_survived: _builtins.bool = ...,
         unsound: _abc.Iterable[Global___PartitionRef] | None = ...,
         raft_address: _builtins.str = ...,
+        earlier_lives: _abc.Iterable[_builtins.str] | None = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["broker", b"broker", "cluster_id", b"cluster_id", "folder_same", b"folder_same", "last_incarnation", b"last_incarnation", "life_id", b"life_id", "page_cache_survived", b"page_cache_survived", "raft_address", b"raft_address", "unsound", b"unsound"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["broker", b"broker", "cluster_id", b"cluster_id", "earlier_lives", b"earlier_lives", "folder_same", b"folder_same", "last_incarnation", b"last_incarnation", "life_id", b"life_id", "page_cache_survived", b"page_cache_survived", "raft_address", b"raft_address", "unsound", b"unsound"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 

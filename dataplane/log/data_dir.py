@@ -5,10 +5,10 @@
     <data>/<stream>-<incarnation>/<partition>-<partition incarnation>/    one log each
 
 What the identity is for. Records that this broker reported are still there after a restart if the folder is the one it
-had (`folder_same`: it holds an incarnation, which the metadata compares with the last one registered), and, for records
-that were reported before they were synced, if the page cache was not lost in between (`page_cache_survived`): either
-the folder was left in order, with everything synced, or the operating system is still in the same boot. The clean
-marker is removed, durably, before the first append of a life.
+had (`folder_same`: it holds an incarnation, or the id of a life, which the metadata compares with the last one
+registered), and, for records that were reported before they were synced, if the page cache was not lost in between
+(`page_cache_survived`): either the folder was left in order, with everything synced, or the operating system is still
+in the same boot. The clean marker is removed, durably, before the first append of a life.
 """
 
 from __future__ import annotations
@@ -35,6 +35,8 @@ IDENTITY_FILE = "broker.json"
 _REMOVED_SUFFIX = ".removed"
 """Ends the name of a partition's folder that is being removed; one found at start is removed for good."""
 _VERSION = 1
+MAX_LIVES = 64
+"""A broker that was killed more often than that in a row while it registered comes back without its proof."""
 _STREAM_NAME = re.compile(r"(.+)-(\d+)")
 _PARTITION_NAME = re.compile(r"(\d+)-(\d+)")
 
@@ -55,6 +57,9 @@ class Identity:
     cluster_id: str | None = None
     last_incarnation: Incarnation | None = None
     """The last one that was registered from this folder."""
+    lives: tuple[str, ...] = ()
+    """Ids of the lives that began on this folder from the last recorded registration on, oldest first: one of them may
+    have been registered, and killed before it heard of that. It wrote nothing."""
     boot_id: str = ""
     clean: bool = False
 
@@ -132,6 +137,15 @@ class DataDir:
         """Of the last registration that was recorded."""
         return self._identity.last_incarnation
 
+    @property
+    def lives(self) -> tuple[str, ...]:
+        """Of whom one may be the last that was registered."""
+        return self._identity.lives
+
+    def begin_life(self, life_id: str) -> None:
+        """Before this life asks to be registered. Raises DataDirError."""
+        self._write(replace(self._identity, lives=(*self._identity.lives, life_id)[-MAX_LIVES:]))
+
     def proof(self) -> Proof:
         """Of the folder as it was found, whatever was recorded since."""
         return self._proof
@@ -139,7 +153,8 @@ class DataDir:
     def record(self, cluster_id: str, incarnation: Incarnation) -> None:
         """This broker was registered, durably. Raises DataDirError when the folder belongs to another cluster."""
         self.check_cluster(cluster_id)
-        self._write(replace(self._identity, cluster_id=cluster_id, last_incarnation=incarnation))
+        lives = self._identity.lives[-1:]  # it may be declared dead, and register once more
+        self._write(replace(self._identity, cluster_id=cluster_id, last_incarnation=incarnation, lives=lives))
         self._recorded = True
 
     def check_cluster(self, cluster_id: str) -> None:
@@ -239,6 +254,7 @@ def _read_identity(files: FileSystem, path: Path) -> Identity | None:
                 f"{path / IDENTITY_FILE} has version {values['version']}, this Tidelog reads version {_VERSION}: "
                 "start the version that wrote it"
             )
+        values["lives"] = tuple(values.get("lives", ()))  # folders of earlier versions have none
         return Identity(**{field.name: values[field.name] for field in fields(Identity)})
     except (ValueError, KeyError, TypeError) as error:
         raise DataDirError(

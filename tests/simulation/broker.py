@@ -87,6 +87,7 @@ class SimBroker:
         self.wall_skew_ns = 0
         self.metadata_settings = MetadataSettings()
         self.replica_settings = ReplicaSettings()
+        self.on_crash: Callable[[SimBroker], None] = lambda _: None
         self.on_report: Callable[[LeaderReport], None] = lambda _: None
         self.on_died: Callable[[SimBroker], None] = lambda _: None
         self.restart_after: float | None = None
@@ -101,9 +102,13 @@ class SimBroker:
 
     @property
     def is_reachable(self) -> bool:
-        """It serves, and its connections to NATS work, as far as they themselves know."""
-        return self._closing is not None and all(
-            c.is_connected and not (c.blocked_up or c.blocked_down or c.deaf_to) for c in self._connections
+        """It serves, and its connections to NATS work, as far as they themselves know, and have for a while."""
+        if self.process is None or self._closing is None:
+            return False
+        long_since = self.process.time() - 1.0
+        return all(
+            c.connected_since < long_since and not (c.blocked_up or c.blocked_down or c.deaf_to)
+            for c in self._connections
         )
 
     @property
@@ -122,7 +127,7 @@ class SimBroker:
         )
         process.disk_delay = self.disk_delay
         process.wall_skew_ns = self.wall_skew_ns
-        process.on_crash = self.kill
+        process.on_crash = self._crash
         self.process = process
         self.world.say(f"{self.id} starts, life {self.lives}")
         with process.running():
@@ -160,7 +165,11 @@ class SimBroker:
             metadata_settings=self.metadata_settings,
             replica_settings=self.replica_settings,
         )
-        assembly = await Assembly.open(ground, partial(self._end_on, process))
+        try:
+            assembly = await Assembly.open(ground, partial(self._end_on, process))
+        except TidelogError as error:
+            self._end_on(process, error)
+            return
         metadata = assembly.metadata
         report = metadata.report_leader
 
@@ -188,6 +197,11 @@ class SimBroker:
     ) -> RaftMember:
         assert self.process is not None
         return RaftMember(self.raft, self.process, self.raft_address, state_machine, on_status, on_peer_lost)
+
+    def _crash(self) -> None:
+        """In the middle of a system call: what was sent in the same turn is on its way."""
+        self.on_crash(self)
+        self.kill()
 
     def kill(self) -> None:
         """kill -9: what was written is in the page cache."""

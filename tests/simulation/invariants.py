@@ -210,7 +210,7 @@ class Invariants:
     def _check_elected(self, key: PartitionKey, olds: dict[PartitionKey, Partition]) -> None:
         """ElectionsHaveCause: a leader that lives falls by the word of most of its ISR, in its own LeaderEpoch."""
         old = olds.get(key)
-        if old is None or old.leader is None:
+        if old is None or old.leader is None or self.raft.is_late:
             return
         witnesses = self._reports.get((key, old.leader_epoch), set())
         leader = self.brokers[old.leader]

@@ -161,8 +161,8 @@ MUTANTS: tuple[Mutant, ...] = (
         (
             state.ClusterState,
             "_register_broker",
-            "and known is not None and command.last_incarnation == known.incarnation",
-            "",
+            "(command.last_incarnation == known.incarnation or known.life_id in command.earlier_lives)",
+            "True",
         ),
     ),
     _mutant(

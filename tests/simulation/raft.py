@@ -50,6 +50,8 @@ class RaftGroup:
         self.holds: Callable[[bytes], bool] | None = None
         """Commands for which it is true lie about, whoever leads, until `release_held`; nobody hears of them."""
         self.held: list[bytes] = []
+        self.is_late = False
+        """What is being applied was decided long ago."""
         self._snapshots: list[tuple[int, bytes]] = [(0, self.truth.snapshot())]
         self._electing = False
         self._last_commit = 0.0
@@ -240,7 +242,9 @@ class RaftGroup:
             self.world.after(0.2, lambda: self._commit_late(command))
             return
         self.world.say("Raft: a command of a deposed leader is committed late")
+        self.is_late = True
         self._append(command)
+        self.is_late = False
 
     def release_held(self) -> None:
         held, self.held = self.held, []

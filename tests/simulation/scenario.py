@@ -142,6 +142,7 @@ class Cluster:
         for broker in self.brokers.values():
             broker.on_died = self._died
             broker.on_report = self.invariants.reported
+            broker.on_crash = self.invariants.after_turn
             broker.disk_delay = self.shape.disk_delay
             usual = QUICK if self.shape.quick else ReplicaSettings()
             broker.replica_settings = replace(

@@ -83,8 +83,13 @@ class Assembly:
 
     @classmethod
     async def open(cls, ground: Ground, on_fatal: Callable[[TidelogError], None]) -> Assembly:
-        """Logs are opened and recovered; nobody hears of this broker yet."""
+        """Logs are opened and recovered; nobody hears of this broker yet. Raises TidelogError."""
         data_dir = ground.data_dir
+        earlier_lives = data_dir.lives
+        try:
+            await ground.loop.run_in_executor(ground.executor, data_dir.begin_life, ground.life_id)
+        except DataDirError as e:
+            raise TidelogError(Code.BAD_CONFIG, str(e)) from e
         replicas, unsound = await open_replicas(data_dir, ground.executor)
         proof = data_dir.proof()
         metadata = MetadataService(
@@ -101,6 +106,7 @@ class Assembly:
                 page_cache_survived=proof.page_cache_survived,
                 unsound=unsound,
                 last_incarnation=data_dir.last_incarnation or Incarnation(0),
+                earlier_lives=earlier_lives,
                 cluster_id=data_dir.cluster_id or "",
                 labels=ground.labels,
                 raft_address=ground.raft_address,

@@ -51,6 +51,7 @@ class Cluster:
         page_cache_survived: bool = True,
         unsound: Sequence[PartitionKey] = (),
         last_incarnation: int | None = None,
+        earlier_lives: Sequence[str] = (),
         cluster_id: str = CLUSTER_ID,
         same_life: bool = False,
     ) -> Outcome:
@@ -67,6 +68,7 @@ class Cluster:
                     life_id=f"{broker}-{self.lives[broker]}",
                     cluster_id=cluster_id,
                     last_incarnation=last_incarnation,
+                    earlier_lives=earlier_lives,
                     folder_same=folder_same,
                     page_cache_survived=page_cache_survived,
                     unsound=[ref_of(key) for key in unsound],

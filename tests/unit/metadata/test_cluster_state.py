@@ -134,6 +134,16 @@ def test_a_folder_restored_from_an_earlier_life_proves_nothing() -> None:
     assert cluster.partition().isr == ("a", "c")
 
 
+def test_a_folder_knows_a_life_that_was_killed_before_it_heard_of_its_registration() -> None:
+    cluster = Cluster("a", "b", "c")
+    cluster.create()
+    recorded = cluster.incarnation("b")
+    cluster.register("b", last_incarnation=recorded)
+    unheard = cluster.state.brokers[BrokerId("b")].life_id
+    cluster.register("b", last_incarnation=recorded, earlier_lives=["another", unheard])
+    assert cluster.partition().isr == ("a", "b", "c")
+
+
 def test_without_proof_the_last_member_gives_way_to_an_eligible_one() -> None:
     cluster = Cluster("a", "b", "c")
     cluster.create()

@@ -86,6 +86,21 @@ def test_another_clusters_folder_is_refused(tmp_path: Path) -> None:
     assert data_dir.last_incarnation == 5
 
 
+def test_a_folder_knows_the_lives_that_may_have_been_registered_since_the_last_that_was_recorded(
+    tmp_path: Path,
+) -> None:
+    for life, known in (("x", ()), ("y", ("x",)), ("z", ("x", "y"))):
+        data_dir = DataDir.open(tmp_path, B1)
+        assert data_dir.lives == known
+        data_dir.begin_life(life)
+        data_dir.close()
+    data_dir = DataDir.open(tmp_path, B1)
+    data_dir.begin_life("recorded")
+    data_dir.record("cluster-1", Incarnation(5))
+    data_dir.close()
+    assert DataDir.open(tmp_path, B1).lives == ("recorded",), "it may be declared dead, register again, and be killed"
+
+
 def test_a_folder_that_cannot_be_made_is_refused(tmp_path: Path) -> None:
     (tmp_path / "file").write_text("")
     with pytest.raises(DataDirError, match="--data-dir"):
