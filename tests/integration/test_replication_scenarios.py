@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import AsyncIterator, Iterator
+from contextlib import asynccontextmanager
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
@@ -26,13 +27,14 @@ from tests.integration.replicated_cluster import (
     three_brokers,
     until,
 )
+from tests.integration.test_broker_leader_changes import BROKERS, log_of
 from tests.integration.workload import Ledger, acked_load, check
 from tidelog.runtime.nats import NatsConnection
 from tidelog.runtime.server import EmbeddedNatsServer
 from tidelog.server.devcluster import DevCluster
 from wire.errors import Code
 from wire.transport import Message
-from wire.types import BrokerId, Incarnation
+from wire.types import BrokerId, Incarnation, PartitionView
 
 
 @pytest.fixture(scope="module")
@@ -253,8 +255,10 @@ async def test_what_was_not_committed_when_all_were_killed_is_committed_after_th
     cluster.kill(dead)
     await cluster.until_replica("restart", leader.broker, lambda r: dead not in r.isr, "the shrink of the ISR")
     assert await cluster.send("restart", *(b"%d" % i for i in range(5, 10)), acks="leader") == list(range(5, 10))
-    held = await cluster.until_replica("restart", alive, lambda r: r.log_end_offset == 10, "the replication")
-    assert held.high_watermark == 5
+    await cluster.until_replica("restart", alive, lambda r: r.log_end_offset == 10, "the replication")
+    held = await cluster.replica("restart", leader.broker)
+    assert held is not None
+    assert (held.high_watermark, held.log_end_offset) == (5, 10)
     cluster.kill(leader.broker, alive)
     cluster.start(dead, leader.broker, alive)
     await cluster.assert_identical("restart")
@@ -385,46 +389,118 @@ async def test_a_recreated_stream_keeps_its_new_records_on_a_broker_that_slept_a
     await until(only_the_new_one, "the end of the folders of the first life")
 
 
-# ---------------------------------------------------------------- idle followers
+# ---------------------------------------------------------------- brokers in this process, metadata played by the test
+A, B, C = BROKERS
+PATIENT = ReplicaSettings(
+    replica_max_idle_wait=60.0,
+    replica_max_leader_timeout=90.0,
+    replica_max_lag_time=120.0,
+    confirm_timeout=150.0,
+)
+"""A follower that sleeps learns nothing by itself."""
+
+
+class Nodes:
+    def __init__(self, url: str, directory: Path, settings: ReplicaSettings) -> None:
+        self.running: dict[BrokerId, roles.Node] = {}
+        self._url = url
+        self._directory = directory
+        self._settings = settings
+        self._incarnation = 10
+
+    async def start(self, name: BrokerId) -> roles.Node:
+        node = await roles.Node(name, self._directory / name).start(self._url, self._settings)
+        self._incarnation += 1
+        node.broker.on_registered(Incarnation(self._incarnation))
+        self.running[name] = node
+        return node
+
+    async def close(self, *names: BrokerId) -> None:
+        for name in names:
+            await self.running.pop(name).close()
+
+
+@asynccontextmanager
+async def three_nodes(url: str, directory: Path, settings: ReplicaSettings) -> AsyncIterator[Nodes]:
+    nodes = Nodes(url, directory, settings)
+    try:
+        for name in BROKERS:
+            await nodes.start(name)
+        yield nodes
+    finally:
+        await nodes.close(*nodes.running)
+
+
+def led_by(leader: BrokerId, leader_epoch: int, *isr: BrokerId) -> PartitionView:
+    """A view of the partition with three replicas."""
+    seen = roles.view(leader=leader, leader_epoch=leader_epoch, epoch=leader_epoch, isr=isr, min_isr=2)
+    return replace(seen, replicas=BROKERS)
+
+
+async def test_followers_with_stale_high_watermarks_that_lead_one_after_the_other_keep_what_was_committed(
+    nats_server: EmbeddedNatsServer, tmp_path: Path
+) -> None:
+    """One leads right after its restart and dies before it says a word to the other, which then leads. Had either cut
+    its log to what it knew to be committed, the second record would be gone."""
+    settings = replace(PATIENT, high_watermark_notify_delay=60.0)
+    client = await NatsConnection.connect(nats_server.url, name="publisher")
+    async with three_nodes(nats_server.url, tmp_path, settings) as nodes:
+        a, b, c = (nodes.running[name] for name in BROKERS)
+        first = led_by(A, 1, A, B, C)
+        await a.leads(first)
+        await b.follows(first)
+        await c.follows(first)
+        for offset in (0, 1):
+            assert (await roles.publish(client, timeout=LIMIT))["offset"] == offset
+        assert a.replica.high_watermark == 2
+        for follower in (b, c):
+            assert (follower.replica.high_watermark, follower.replica.log_end_offset) == (1, 2)
+
+        await nodes.close(A, B)
+        b = await nodes.start(B)
+        assert b.replica.high_watermark == 1
+        await b.leads(led_by(B, 2, B, C))
+        assert b.replica.log_end_offset == 2
+        await nodes.close(B)
+        await c.follows(led_by(B, 2, B, C))
+        await c.leads(led_by(C, 3, B, C))
+        assert c.replica.log_end_offset == 2
+
+        a, b = await nodes.start(A), await nodes.start(B)
+        for follower in (a, b):
+            await follower.follows(led_by(C, 3, B, C))
+        assert (await roles.publish(client, timeout=LIMIT))["offset"] == 2
+        assert c.replica.high_watermark == 3
+        await roles.until(lambda: a.replica.log_end_offset == b.replica.log_end_offset == 3, LIMIT)
+        assert log_of(a.replica) == log_of(b.replica) == log_of(c.replica)
+    await client.close()
+
+
 @pytest.mark.parametrize("push", [True, False], ids=["pushed", "notified"])
 async def test_idle_followers_have_a_new_record_long_before_they_would_ask(
     nats_server: EmbeddedNatsServer, tmp_path: Path, push: bool
 ) -> None:
     """And know that it is committed. With an idle wait of 60 s only the data waiter can have told them."""
-    settings = ReplicaSettings(
-        replica_max_idle_wait=60.0,
-        replica_max_leader_timeout=90.0,
-        replica_max_lag_time=120.0,
-        confirm_timeout=150.0,
-        push_to_waiters=push,
-    )
-    names = [BrokerId(name) for name in ("a", "b", "c")]
-    nodes = [await roles.Node(name, tmp_path / name).start(nats_server.url, settings) for name in names]
     client = await NatsConnection.connect(nats_server.url, name="publisher")
     notified: list[Message] = []
-    try:
-        for number, node in enumerate(nodes):
-            node.broker.on_registered(Incarnation(10 + number))
-        view = replace(roles.view(isr=tuple(names), min_isr=2), replicas=tuple(names))
-        await nodes[0].leads(view)
-        followers = [await node.follows(view) for node in nodes[1:]]
+    async with three_nodes(nats_server.url, tmp_path, replace(PATIENT, push_to_waiters=push)) as nodes:
+        view = led_by(A, 1, A, B, C)
+        await nodes.running[A].leads(view)
+        followers = [await nodes.running[name].follows(view) for name in (B, C)]
+        for name in (B, C):
+            await client.subscribe(roles.SUBJECTS.notify(name), notified.append)
 
         def all_idle() -> bool:
             return all(isinstance(follower.core.state, Idle) for follower in followers)
 
-        def knows(node: roles.Node, end: int) -> bool:
-            return node.replica.log_end_offset == node.replica.high_watermark == end
+        def all_know(end: int) -> bool:
+            return all(f.core.log_end_offset == f.core.high_watermark == end for f in followers)
 
-        for follower in followers:
-            await client.subscribe(roles.SUBJECTS.notify(follower.context.broker), notified.append)
         for end in (1, 2, 3):
             await roles.until(all_idle, LIMIT)
             assert (await roles.publish(client, timeout=LIMIT))["offset"] == end - 1
-            for node in nodes[1:]:
-                await roles.until(partial(knows, node, end), LIMIT)
+            await roles.until(partial(all_know, end), LIMIT)
         if not push:
-            await roles.until(lambda: {m.subject for m in notified} == {"tidelog.notify.b", "tidelog.notify.c"}, LIMIT)
-    finally:
-        await client.close()
-        for node in nodes:
-            await node.close()
+            told = {roles.SUBJECTS.notify(name) for name in (B, C)}
+            await roles.until(lambda: {message.subject for message in notified} == told, LIMIT)
+    await client.close()
