@@ -11,7 +11,7 @@ import json
 import os
 import signal
 import time
-from collections.abc import AsyncIterator, Awaitable, Callable, Iterator
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterator, Mapping
 from contextlib import asynccontextmanager, contextmanager
 from dataclasses import dataclass
 from pathlib import Path
@@ -26,17 +26,16 @@ from wire.types import BrokerId
 
 LIMIT = 30.0
 """Seconds that a test waits for anything: a loaded machine is slow, not wrong."""
-LAG_TIME = 2.5
 SETTINGS: dict[str, dict[str, Any]] = {
     "replica": {
         "replica_max_idle_wait": 0.5,
         "replica_max_leader_timeout": 1.5,
-        "replica_max_lag_time": LAG_TIME,
+        "replica_max_lag_time": 2.5,
         # Followers hear of a commit with their next fetch only: at a failover their high watermarks are behind.
         "high_watermark_notify_delay": 10.0,
     },
-    # A stopped broker is dropped by its leaders, for its lag, before the controller declares it dead.
-    "metadata": {"broker_silence_timeout_s": 6.0, "leader_lease_s": 8.0},
+    # A stopped broker is dropped by its leaders, for its lag, long before the controller declares it dead.
+    "metadata": {"broker_silence_timeout_s": 20.0, "leader_lease_s": 25.0},
 }
 UNCLEAN = "(unclean election)"
 """What a follower logs when it has to cut below its own high watermark."""
@@ -55,6 +54,8 @@ class Replica:
     log_end_offset: int
     isr: frozenset[str]
     """The committed ISR that a leader goes by; empty on followers."""
+    ends: Mapping[str, int]
+    """Where the logs of those of whom a leader has heard end; empty on followers."""
 
     @property
     def leads(self) -> bool:
@@ -150,6 +151,7 @@ class ReplicatedCluster:
                 high_watermark=said["high_watermark"] + 1,
                 log_end_offset=said["log_end_offset"] or 0,
                 isr=frozenset(member for member, known in progress.items() if known["in_sync"]),
+                ends={member: known["log_end_offset"] or 0 for member, known in progress.items()},
             )
         return None
 
