@@ -136,6 +136,8 @@ class MetadataService:
 
     Set before `start`:
     - `on_partitions(changes)`: partitions that this broker replicates, new or changed, and those it replicates no more;
+      the first call names all that it replicates, and comes when there are none, too: what else lies in its data
+      folder is of streams that were deleted while it was down;
     - `on_registered(cluster_id, incarnation)`: called before `on_partitions` in each new incarnation, to write both
       into the data folder;
     - `broker_status(stream)`: what this broker knows of its partitions, as JSON: {"partitions": [{"partition",
@@ -478,7 +480,7 @@ class MetadataService:
                 self._incarnation = own.incarnation
                 _log.info("broker %s is registered, incarnation %d", self._id, own.incarnation)
                 if first:
-                    self._deliver(self.state.keys_of(self._id))
+                    self._deliver(self.state.keys_of(self._id), first=True)
                     self._registered.set()
         elif own.life_id == self._life_id:
             _log.warning("broker %s finds itself declared dead and registers again", self._id)
@@ -493,7 +495,7 @@ class MetadataService:
                 )
             )
 
-    def _deliver(self, keys: Iterable[PartitionKey]) -> None:
+    def _deliver(self, keys: Iterable[PartitionKey], *, first: bool = False) -> None:
         changes: list[PartitionView | PartitionGone] = []
         for key in sorted({*keys}):
             view = self.state.view(key)
@@ -503,7 +505,7 @@ class MetadataService:
                     changes.append(view)
             elif self._delivered.pop(key, None) is not None:
                 changes.append(PartitionGone(key))
-        if changes:
+        if changes or first:
             self.on_partitions(changes)
 
     async def _keep_registered(self) -> None:

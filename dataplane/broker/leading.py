@@ -335,6 +335,9 @@ class Leading(Role):
             return
         try:
             request, buffer = decode_append(message.data)
+            if self._is_outlived(request.stream_incarnation, request.partition_incarnation):
+                return
+            self._check_life(request)
             if request.leader_epoch > self.leader_epoch:
                 return  # we are the zombie
             self._check_append(core, request)
@@ -354,13 +357,17 @@ class Leading(Role):
         self._append_batch(core, request, batch, message.reply)
         self._schedule()
 
-    def _check_append(self, core: Leader, request: AppendRequest) -> None:
-        """Raises TidelogError when the request may not be appended, whatever its batch holds."""
+    def _check_life(self, request: AppendRequest | FetchRequest) -> None:
+        """Clients may leave the incarnations out. Raises TidelogError(WRONG_INCARNATION)."""
         key = self.view.key
         if (request.stream_incarnation and request.stream_incarnation != key.stream_incarnation) or (
             request.partition_incarnation and request.partition_incarnation != key.partition_incarnation
         ):
             raise self._wrong_life()
+
+    def _check_append(self, core: Leader, request: AppendRequest) -> None:
+        """Raises TidelogError when the request may not be appended, whatever its batch holds."""
+        key = self.view.key
         if request.leader_epoch and request.leader_epoch < self.leader_epoch:
             raise core.fenced(LeaderEpoch(request.leader_epoch))
         if request.partitioning_version and request.partitioning_version != self.view.partitioning_version:
@@ -434,6 +441,8 @@ class Leading(Role):
         except DecodeError as e:
             self._bad_request(message, "replication", f"does not decode: {e}")
             return
+        if self._is_outlived(request.stream_incarnation, request.partition_incarnation):
+            return
         if not self._same_life(request.stream_incarnation, request.partition_incarnation):
             self._answers.error(
                 message.reply, self._wrong_life(), encode_header(self.leader_epoch, core.high_watermark)
@@ -467,6 +476,8 @@ class Leading(Role):
         except DecodeError as e:
             self._bad_request(message, "offset", f"does not decode: {e}")
             return
+        if self._is_outlived(request.stream_incarnation, request.partition_incarnation):
+            return
         if not self._same_life(request.stream_incarnation, request.partition_incarnation):
             self._answers.error(message.reply, self._wrong_life())
             return
@@ -490,6 +501,12 @@ class Leading(Role):
         key = self.view.key
         return stream_incarnation == key.stream_incarnation and partition_incarnation == key.partition_incarnation
 
+    def _is_outlived(self, stream_incarnation: int, partition_incarnation: int) -> bool:
+        """The stream was deleted and created again, and this leader of the deleted one has not heard of it yet. It
+        shares its subjects with the leader of the new one, whose answer it must not overtake with a refusal."""
+        key = self.view.key
+        return (stream_incarnation, partition_incarnation) > (key.stream_incarnation, key.partition_incarnation)
+
     def _wrong_life(self) -> TidelogError:
         return TidelogError(
             Code.WRONG_INCARNATION, f"{self.view.key} was deleted and created again; refresh the metadata"
@@ -511,10 +528,12 @@ class Leading(Role):
         except DecodeError as e:
             self._bad_request(message, "fetch", f"does not decode: {e}")
             return
-        if (request.stream_incarnation or request.partition_incarnation) and not self._same_life(
-            request.stream_incarnation, request.partition_incarnation
-        ):
-            self._answers.error(message.reply, self._wrong_life())
+        if self._is_outlived(request.stream_incarnation, request.partition_incarnation):
+            return
+        try:
+            self._check_life(request)
+        except TidelogError as e:
+            self._answers.error(message.reply, e)
             return
         position = request.WhichOneof("position")
         match position:

@@ -10,6 +10,7 @@ import asyncio
 import json
 from collections.abc import AsyncIterator, Callable
 from concurrent.futures import ThreadPoolExecutor
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -29,11 +30,18 @@ from dataplane.log.partition_log import LogConfig
 from dataplane.replica.settings import ReplicaSettings
 from tidelog.runtime.nats import NatsConnection
 from tidelog.runtime.server import EmbeddedNatsServer
+from wire.append import encode_append
 from wire.batch import BatchBuilder
 from wire.envelope import encode_publish
 from wire.errors import Code, TidelogError
 from wire.subjects import Subjects
-from wire.tidelog_pb2 import AckPolicy, FetchRequest
+from wire.tidelog_pb2 import (
+    AckPolicy,
+    AppendRequest,
+    FetchRequest,
+    LeaderEpochOffsetRequest,
+    ReplicationRequest,
+)
 from wire.tidelog_pb2 import Message as EnvelopeMessage
 from wire.transport import Message
 from wire.types import (
@@ -421,6 +429,76 @@ async def test_a_restarted_replica_keeps_to_the_segment_size_of_its_stream(
         assert role.log.config.segment_bytes == view().config.segment_bytes == 8192
     finally:
         await again.close()
+
+
+# ---------------------------------------------------------------- deleted and created again
+REQUESTS: dict[str, tuple[str, Callable[..., bytes]]] = {
+    "append": (
+        SUBJECTS.append(KEY.stream, 0),
+        lambda **life: b"".join(encode_append(AppendRequest(**life, leader_epoch=1), [one_record()])),
+    ),
+    "fetch": (
+        SUBJECTS.fetch(KEY.stream, 0),
+        lambda **life: FetchRequest(**life, offset=0).SerializeToString(),
+    ),
+    "replicate": (
+        SUBJECTS.replicate(KEY.stream, 0),
+        lambda **life: ReplicationRequest(**life, replicaID=B, leaderEpoch=1).SerializeToString(),
+    ),
+    "offset": (
+        SUBJECTS.offset(KEY.stream, 0),
+        lambda **life: LeaderEpochOffsetRequest(**life, leaderEpoch=1, current_leader_epoch=1).SerializeToString(),
+    ),
+}
+
+
+def one_record() -> bytes:
+    builder = BatchBuilder()
+    builder.add_record(b"v")
+    return b"".join(bytes(part) for part in builder.build(1).stamp(Offset(0), LeaderEpoch(0))[0])
+
+
+@pytest.mark.parametrize("kind", [*REQUESTS])
+async def test_the_leader_of_a_deleted_stream_is_silent_to_those_who_know_the_next_one(
+    a: Node, client: NatsConnection, kind: str
+) -> None:
+    """It woke up late and has not heard: its refusal would overtake the answer of the new leader."""
+    subject, encoded = REQUESTS[kind]
+    await a.leads(view())
+    heard: list[tuple[str, Message]] = []
+
+    def answered(name: str, message: Message) -> None:
+        heard.append((name, message))
+
+    lives = {
+        "next stream": {"stream_incarnation": 4, "partition_incarnation": 4},
+        "next partition": {"stream_incarnation": 3, "partition_incarnation": 5},
+        "earlier": {"stream_incarnation": 2, "partition_incarnation": 2},
+    }
+    for name, life in lives.items():
+        inbox = client.new_inbox()
+        client.on_inbox(inbox, partial(answered, name))
+        client.publish(subject, [encoded(**life)], reply=inbox)
+    await until(lambda: heard)  # requests on one subject are answered in order
+    ((name, answer),) = heard
+    assert name == "earlier"
+    error = TidelogError.from_headers(answer.headers)
+    assert error is not None
+    assert error.code is Code.WRONG_INCARNATION
+
+
+async def test_an_append_for_an_earlier_life_is_refused_whatever_its_leader_epoch(
+    a: Node, client: NatsConnection
+) -> None:
+    """LeaderEpochs begin anew with each life: that of a deleted stream may well be higher."""
+    await a.leads(view())
+    request = AppendRequest(stream_incarnation=2, partition_incarnation=2, leader_epoch=9)
+    answer = await client.request(
+        SUBJECTS.append(KEY.stream, 0), b"".join(encode_append(request, [one_record()])), timeout=3.0
+    )
+    error = TidelogError.from_headers(answer.headers)
+    assert error is not None
+    assert error.code is Code.WRONG_INCARNATION
 
 
 # ---------------------------------------------------------------- damage found at start

@@ -224,6 +224,7 @@ class Broker:
         self.recorded: list[tuple[str, Incarnation]] = []
         self.fatal: list[TidelogError] = []
         self.too_early = False
+        self.calls = 0
         self.service = MetadataService(
             broker_id=self.id,
             life_id=f"{name}-{life}",
@@ -246,6 +247,7 @@ class Broker:
 
     def _on_partitions(self, changes: Sequence[PartitionView | PartitionGone]) -> None:
         self.too_early = self.too_early or not self.recorded
+        self.calls += 1
         for change in changes:
             if isinstance(change, PartitionView):
                 self.views[change.key] = change
@@ -457,6 +459,18 @@ async def test_a_restarted_broker_acts_on_no_partition_before_its_registration()
         assert len(again.views) == 3
         assert not again.too_early
         assert all(view.leader != "c" for view in again.views.values())
+
+
+async def test_a_broker_whose_streams_were_deleted_while_it_was_down_is_told_that_it_has_none() -> None:
+    """Else their folders would stay: only what is not named in the first call is removed."""
+    async with running("a", "b", "c") as world:
+        await world.api("stream.create", **CREATE)
+        await world.brokers["c"].kill()
+        await world.api("stream.delete", name="s")
+        again = await world.start("c", life="2")
+        await asyncio.wait_for(again.service.wait_registered(), 5)
+        assert (again.calls, again.views, again.gone) == (1, {}, [])
+        assert not again.too_early
 
 
 async def test_a_registration_survives_lost_outcomes_and_a_missing_leader() -> None:
