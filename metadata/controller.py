@@ -39,6 +39,7 @@ from wire.types import (
     Generation,
     Incarnation,
     LeaderEpoch,
+    LeaderMove,
     LeaderReport,
     PartitionKey,
     StreamConfig,
@@ -351,23 +352,43 @@ class ControllerCore:
             raise unknown_stream(name)
         return pb.Command(delete_stream=pb.DeleteStream(office=self._office, name=name, incarnation=stream.incarnation))
 
+    def plan_move(self, name: str, partition: int, target: BrokerId) -> LeaderMove:
+        """What is to be asked of the leader, so that `target` can lead in its place.
+
+        Raises TidelogError: NOT_CONTROLLER, UNKNOWN_STREAM, BAD_REQUEST.
+        """
+        key, known = self._find(name, partition)
+        if target not in known.replicas:
+            wrong = f"{target} holds no replica of {key}; its replicas are {', '.join(known.replicas)}"
+        elif known.leader is None:
+            wrong = f"nobody leads {key}: start a broker of its ISR, {', '.join(known.isr)}"
+        elif known.leader == target:
+            wrong = f"{target} leads {key} already"
+        elif target not in self.live_brokers():
+            wrong = f"{target} is not alive; start it, and let it catch up"
+        elif target not in known.isr:
+            wrong = f"{target} is not in the ISR of {key}, {', '.join(known.isr)}; wait until it has caught up"
+        elif known.is_withdrawn(target):
+            wrong = f"the replica of {key} on {target} is unsound; repair its disk and restart it"
+        else:
+            return LeaderMove(key=key, leader=known.leader, leader_epoch=known.leader_epoch, target=target)
+        raise TidelogError(Code.BAD_REQUEST, wrong)
+
+    def carry_out(self, move: LeaderMove) -> pb.Command:
+        """The election that makes the target of a move the leader. Raises TidelogError: NOT_CONTROLLER."""
+        self._require_office()
+        item = pb.Election(partition=ref_of(move.key), leader_epoch=move.leader_epoch, target=move.target, planned=True)
+        return pb.Command(elect_leaders=pb.ElectLeaders(office=self._office, items=[item]))
+
     def unclean_elect(self, name: str, partition: int, broker: BrokerId) -> pb.Command:
         """Raises TidelogError: NOT_CONTROLLER, UNKNOWN_STREAM, BAD_REQUEST."""
-        self._require_office()
-        stream = self._state.streams.get(StreamName(name))
-        if stream is None:
-            raise unknown_stream(name)
-        known = stream.partitions.get(partition)
-        if known is None:
-            raise TidelogError(
-                Code.BAD_REQUEST, f"stream {name} has partitions 0 to {len(stream.partitions) - 1}, not {partition}"
-            )
+        key, known = self._find(name, partition)
+        wrong = self._state.why_not_unclean(key, known, broker)
+        if wrong is not None:
+            raise TidelogError(Code.BAD_REQUEST, wrong)
         return pb.Command(
             unclean_elect=pb.UncleanElect(
-                office=self._office,
-                partition=ref_of(stream.key(partition)),
-                leader_epoch=known.leader_epoch,
-                broker=broker,
+                office=self._office, partition=ref_of(key), leader_epoch=known.leader_epoch, broker=broker
             )
         )
 
@@ -376,6 +397,19 @@ class ControllerCore:
     def _require_office(self) -> None:
         if self._phase is not Phase.IN_OFFICE:
             raise TidelogError(Code.NOT_CONTROLLER, f"broker {self._id} is not the controller now; ask again")
+
+    def _find(self, name: str, number: int) -> tuple[PartitionKey, Partition]:
+        """For an operator's request. Raises TidelogError: NOT_CONTROLLER, UNKNOWN_STREAM, BAD_REQUEST."""
+        self._require_office()
+        stream = self._state.streams.get(StreamName(name))
+        if stream is None:
+            raise unknown_stream(name)
+        partition = stream.partitions.get(number)
+        if partition is None:
+            raise TidelogError(
+                Code.BAD_REQUEST, f"stream {name} has partitions 0 to {len(stream.partitions) - 1}, not {number}"
+            )
+        return stream.key(number), partition
 
     def _holds(self, office: int) -> bool:
         state = self._state

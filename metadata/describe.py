@@ -8,7 +8,7 @@ from typing import Any
 from metadata.controller import unknown_stream
 from metadata.model import Partition, Stream
 from metadata.state import ClusterState
-from wire.types import BrokerId, StreamName
+from wire.types import BrokerId, PartitionKey, StreamName
 
 Progress = Mapping[int, Mapping[str, Any]]
 """What leaders said of their partitions, by partition number: `log_start_offset`, `log_end_offset`, `high_watermark`
@@ -82,6 +82,66 @@ def _partition_form(number: int, partition: Partition, progress: Mapping[str, An
     }
 
 
+def partition_form(stream: Stream, number: int, progress: Mapping[str, Any]) -> dict[str, Any]:
+    """One of them, as `describe_form` has it; `progress`: what its leader said of it."""
+    return {"stream": stream.name, **_partition_form(number, stream.partitions[number], progress)}
+
+
+def loss_form(
+    state: ClusterState, key: PartitionKey, partition: Partition, chosen: BrokerId, held: Mapping[BrokerId, Any]
+) -> dict[str, Any]:
+    """What an unclean election of `chosen` gives up, as far as that is known. `held`: what live replicas said of their
+    logs: `log_start_offset`, `log_end_offset`, `high_watermark` (inclusive, -1 = none)."""
+    own = held.get(chosen, {})
+    others = [
+        {
+            "broker": replica,
+            "alive": state.is_alive(replica),
+            "standing": _standing(partition, replica),
+            "log_end_offset": held.get(replica, {}).get("log_end_offset"),
+        }
+        for replica in partition.replicas
+        if replica != chosen
+    ]
+    return {
+        "stream": key.stream,
+        "partition": key.partition,
+        "broker": chosen,
+        "standing": _standing(partition, chosen),
+        "log_start_offset": own.get("log_start_offset"),
+        "log_end_offset": own.get("log_end_offset"),
+        "high_watermark": own.get("high_watermark"),
+        "others": others,
+        "loss": _loss(chosen, own, others),
+    }
+
+
+def _standing(partition: Partition, replica: BrokerId) -> str:
+    if partition.is_withdrawn(replica):
+        return "withdrawn"
+    if replica in partition.isr:
+        return "isr"
+    return "eligible" if replica in partition.eligible else "out of sync"
+
+
+def _loss(chosen: BrokerId, own: Mapping[str, Any], others: Sequence[Mapping[str, Any]]) -> str:
+    named = ", ".join(
+        f"{other['broker']} ({other['standing']}, {'alive' if other['alive'] else 'dead'}"
+        + (f", log to offset {other['log_end_offset']})" if other["log_end_offset"] is not None else ")")
+        for other in others
+    )
+    end, known = own.get("log_end_offset"), own.get("high_watermark")
+    if end is None or known is None:
+        return f"{chosen} does not tell what it holds: records that only {named} hold are given up, however many"
+    text = f"records from offset {end} on, which only {named} may hold, are given up"
+    if known + 1 < end:
+        text += (
+            f"; of those from offset {known + 1} to {end - 1} {chosen} holds versions"
+            " that may differ from what was committed"
+        )
+    return text
+
+
 def metadata_form(state: ClusterState, stream: Stream) -> dict[str, Any]:
     """What a client needs to reach each partition."""
     return {
@@ -130,6 +190,7 @@ def cluster_form(
             }
             for _, broker in sorted(state.brokers.items())
         ],
+        "unclean_elections": state.unclean_elections,
         "streams": len(state.streams),
         "partitions": len(partitions),
         "offline_partitions": _count([partition.leader is None for partition in partitions]),

@@ -32,8 +32,17 @@ from metadata.controller import (
     Propose,
     SendProbe,
 )
-from metadata.describe import cluster_form, describe_form, find_stream, list_form, metadata_form
-from metadata.model import Changes, Outcome
+from metadata.describe import (
+    cluster_form,
+    describe_form,
+    find_stream,
+    list_form,
+    loss_form,
+    metadata_form,
+    partition_form,
+)
+from metadata.model import Changes, Outcome, Stream
+from metadata.moves import LeaderMoves
 from metadata.raft.types import RaftError, RaftOutcomeUnknown, RaftRole, RaftStatus, RaftUnavailable, StateMachine
 from metadata.settings import MetadataSettings
 from metadata.state import ClusterState, key_of, ref_of
@@ -44,10 +53,12 @@ from wire.subjects import Subjects
 from wire.transport import NO_RESPONDERS, Message, MessageHandler, Subscription, Transport
 from wire.types import (
     BrokerId,
+    DrainAnswer,
     Generation,
     Incarnation,
     IsrChange,
     LeaderEpoch,
+    LeaderMove,
     LeaderReport,
     PartitionEpoch,
     PartitionGone,
@@ -144,6 +155,8 @@ class MetadataService:
       "leader_epoch", "log_start_offset", "log_end_offset", "high_watermark", "replicas_progress"}]};
     - `broker_totals()`: what this broker tells operators of itself, as JSON: {"failed": [partition, …], "counters":
       {name: number}};
+    - `drain_leader(move, timeout, answer)`: get ready for a planned move of a leadership held here: stop sequencing,
+      call `answer(None)` when the target holds everything, `answer(error)` when it does not within `timeout` seconds;
     - `on_office(open)`: this broker begins or ceases to serve as the controller;
     - `on_fatal(error)`: the broker cannot take part: another cluster's folder, another process under its id, or a
       callback above that raised.
@@ -168,6 +181,7 @@ class MetadataService:
         self.on_registered: Callable[[str, Incarnation], None] = lambda _cluster_id, _incarnation: None
         self.broker_status: Callable[[StreamName], Mapping[str, Any]] = lambda _: {"partitions": []}
         self.broker_totals: Callable[[], Mapping[str, Any]] = dict
+        self.drain_leader: Callable[[LeaderMove, float, DrainAnswer], None] = self._lead_nothing
         self.on_office: Callable[[bool], Awaitable[None]] | None = None
         self.on_fatal: Callable[[TidelogError], None] = lambda error: _log.critical("%s", error)
         self._id = broker_id
@@ -209,6 +223,14 @@ class MetadataService:
             monotonic=monotonic,
             incarnation=lambda: self._incarnation,
         )
+        self._moves = LeaderMoves(
+            state=self.state,
+            core=self._core,
+            transport=transport,
+            subjects=subjects,
+            settings=settings,
+            commit=self._commit,
+        )
         self._producer_ids: list[int] = []
         self._producer_lock = asyncio.Lock()
         self._office_open = False
@@ -222,7 +244,6 @@ class MetadataService:
         self._closed = False
         self.refused_requests = 0
         """Of the JSON API, counted by whoever serves it."""
-        self._unclean_elections = 0
         self._dropped_messages = 0
         """Of brokers and controllers, that did not decode."""
 
@@ -233,6 +254,7 @@ class MetadataService:
         for subject, handler in (
             (self._subjects.probe(self._id), self._on_probe),
             (self._subjects.broker_status(self._id), self._on_status_request),
+            (self._subjects.drain(self._id), self._on_drain_request),
         ):
             self._subscriptions.append(await self._transport.subscribe(subject, handler))
         self._transport.on_connection_change(self._on_connection)
@@ -250,6 +272,7 @@ class MetadataService:
         if self._timer is not None:
             self._timer.cancel()
         self._wishes.close()
+        await self._moves.close()
         for task in [*self._tasks]:
             task.cancel()
         await asyncio.gather(*self._tasks, return_exceptions=True)
@@ -315,7 +338,7 @@ class MetadataService:
             "has_quorum": raft.has_quorum,
             "lease_valid": self.lease_valid(self._monotonic()),
             "open_wishes": len(self._wishes),
-            "unclean_elections": self._unclean_elections,
+            "unclean_elections": self.state.unclean_elections,
         }
 
     # ---- requests that the controller answers ----------------------------------------------------------------------
@@ -345,18 +368,38 @@ class MetadataService:
         """Raises TidelogError."""
         (await self._commit(self._core.delete_stream(name))).raise_for_refusal()
 
-    async def unclean_elect(self, name: str, partition: int, broker: str) -> dict[str, Any]:
-        """Let that replica lead though it may lack committed records. Returns the description. Raises TidelogError."""
-        command = self._core.unclean_elect(name, partition, BrokerId(broker))
-        _log.warning(
-            "an operator lets broker %s lead %s/%d: committed records that only others hold are given up",
-            broker,
-            name,
-            partition,
-        )
-        (await self._commit(command)).raise_for_refusal()
-        self._unclean_elections += 1
-        return await self.describe_stream(name)
+    async def move_leader(self, name: str, partition: int, broker: str) -> dict[str, Any]:
+        """Let that member of the ISR lead in place of the present leader, which stays in the ISR. Returns the
+        partition's description, after the new leader serves or READY_TIMEOUT_S. Raises TidelogError."""
+        await self._moves.move(name, partition, BrokerId(broker))
+        deadline = self._monotonic() + READY_TIMEOUT_S
+        while True:
+            stream = find_stream(self.state, name)
+            progress = await self._progress(stream, only=partition)
+            if progress or self._monotonic() >= deadline:
+                return partition_form(stream, partition, progress.get(partition, {}))
+            await asyncio.sleep(0.01)
+
+    async def unclean_elect(self, name: str, partition: int, broker: str, *, accept_loss: bool) -> dict[str, Any]:
+        """Let that replica lead though it may lack committed records. Returns what is given up; without `accept_loss`
+        nothing is changed. Raises TidelogError."""
+        chosen = BrokerId(broker)
+        command = self._core.unclean_elect(name, partition, chosen)
+        stream = find_stream(self.state, name)
+        key, known = stream.key(partition), stream.partitions[partition]
+        live = [replica for replica in known.replicas if self.state.is_alive(replica)]
+        answers = await asyncio.gather(*(self._ask_status(replica, stream.name) for replica in live))
+        held = {
+            replica: said
+            for replica, answer in zip(live, answers, strict=True)
+            for said in answer
+            if (said.get("partition"), said.get("incarnation")) == (partition, key.partition_incarnation)
+        }
+        form = loss_form(self.state, key, known, chosen, held)
+        if accept_loss:
+            _log.warning("an operator lets broker %s lead %s: %s", broker, key, form["loss"])
+            (await self._commit(command)).raise_for_refusal()
+        return {**form, "elected": accept_loss}
 
     def list_streams(self) -> dict[str, Any]:
         return list_form(self.state)
@@ -364,19 +407,24 @@ class MetadataService:
     async def describe_stream(self, name: str) -> dict[str, Any]:
         """Raises TidelogError(UNKNOWN_STREAM). Leaders that do not answer in STATUS_TIMEOUT_S leave nulls."""
         stream = find_stream(self.state, name)
-        leaders = sorted({p.leader for p in stream.partitions.values() if p.leader is not None})
+        return describe_form(stream, await self._progress(stream))
+
+    async def _progress(self, stream: Stream, *, only: int | None = None) -> dict[int, Mapping[str, Any]]:
+        """What leaders say of their partitions (`only`: of one), where they answer and lead by the state here too."""
+        wanted = {number: part for number, part in stream.partitions.items() if only in (None, number)}
+        leaders = sorted({part.leader for part in wanted.values() if part.leader is not None})
         answers = await asyncio.gather(*(self._ask_status(leader, stream.name) for leader in leaders))
         progress: dict[int, Mapping[str, Any]] = {}
         for leader, answer in zip(leaders, answers, strict=True):
             for said in answer:
-                partition = stream.partitions.get(said.get("partition", -1))
+                partition = wanted.get(said.get("partition", -1))
                 if (
                     partition is not None
                     and partition.leader == leader
                     and said.get("leader_epoch") == partition.leader_epoch
                 ):
                     progress[said["partition"]] = said
-        return describe_form(stream, progress)
+        return progress
 
     def stream_metadata(self, name: str) -> dict[str, Any]:
         """Raises TidelogError(UNKNOWN_STREAM)."""
@@ -782,6 +830,25 @@ class MetadataService:
                 self._drop(message, error)
                 form = {"error": error.to_json()}
         self._transport.publish(message.reply, [json.dumps(form).encode()])
+
+    def _lead_nothing(self, move: LeaderMove, _timeout: float, answer: DrainAnswer) -> None:
+        answer(TidelogError(Code.LEADER_NOT_MOVED, f"broker {self._id} leads no partition, nor {move.key}"))
+
+    def _on_drain_request(self, message: Message) -> None:
+        request, reply = self._decode(pb.DrainRequest, message), message.reply
+        if request is None or reply is None:
+            return
+        move = LeaderMove(
+            key=key_of(request.partition),
+            leader=self._id,
+            leader_epoch=LeaderEpoch(request.leader_epoch),
+            target=BrokerId(request.target),
+        )
+
+        def answer(error: TidelogError | None) -> None:
+            self._transport.publish(reply, [b""], headers=error.to_headers() if error is not None else None)
+
+        self.drain_leader(move, request.timeout_ms / 1000, answer)
 
     def _totals(self) -> dict[str, Any]:
         totals = dict(self.broker_totals())

@@ -31,6 +31,10 @@ class MetadataSettings:
     retry_interval_s: float = 0.1
     """Requests to the controller are repeated so often until applied state settles them."""
 
+    drain_timeout_s: float = 2.0
+    """In a planned move the leader stops sequencing for so long at most until the target holds everything, and as long
+    again for the change to come."""
+
     def __post_init__(self) -> None:
         for field in fields(self):
             value = getattr(self, field.name)

@@ -32,6 +32,8 @@ class Contents:
     streams: dict[StreamName, Stream]
     clients: dict[str, dict[int, Outcome]]
     """Recorded outcomes by sequence; least recently heard client first."""
+    unclean_elections: int
+    """How often an operator has accepted a loss, since the cluster began."""
 
     @classmethod
     def empty(cls) -> Contents:
@@ -46,6 +48,7 @@ class Contents:
             brokers={},
             streams={},
             clients={},
+            unclean_elections=0,
         )
 
 
@@ -95,6 +98,7 @@ def encode(contents: Contents) -> bytes:
             )
             for client, outcomes in contents.clients.items()
         ],
+        unclean_elections=contents.unclean_elections,
     )
     return snapshot.SerializeToString(deterministic=True)
 
@@ -147,6 +151,7 @@ def _contents_from_pb(snapshot: pb.Snapshot) -> Contents:
             }
             for client in snapshot.clients
         },
+        unclean_elections=snapshot.unclean_elections,
     )
 
 

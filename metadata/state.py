@@ -122,6 +122,11 @@ class ClusterState:
     def streams(self) -> Mapping[StreamName, Stream]:
         return self._contents.streams
 
+    @property
+    def unclean_elections(self) -> int:
+        """How often an operator has let a replica lead that may lack committed records."""
+        return self._contents.unclean_elections
+
     def is_alive(self, broker: BrokerId) -> bool:
         found = self._contents.brokers.get(broker)
         return found is not None and found.alive
@@ -564,19 +569,23 @@ class ClusterState:
                 Code.FENCED_LEADER_EPOCH,
                 f"partition {key} is at LeaderEpoch {partition.leader_epoch} by now; look again",
             )
-        if broker not in partition.replicas or not self.is_alive(broker):
-            return self._refuse(
-                Code.BAD_REQUEST,
-                f"broker {broker} is not a live replica of {key}; its replicas are {', '.join(partition.replicas)}",
-            )
-        if partition.leader is not None and self.is_alive(partition.leader):
-            return self._refuse(
-                Code.BAD_REQUEST,
-                f"partition {key} is led by {partition.leader}: an unclean election would give up committed records; "
-                "it is for partitions that nobody can lead",
-            )
+        wrong = self.why_not_unclean(key, partition, broker)
+        if wrong is not None:
+            return self._refuse(Code.BAD_REQUEST, wrong)
         self._store(key, election.unclean(partition, broker))
+        self._contents.unclean_elections += 1
         return self._changed(Changes(partitions=(key,)))
+
+    def why_not_unclean(self, key: PartitionKey, partition: Partition, broker: BrokerId) -> str | None:
+        """Why an operator may not let that replica lead whatever it lacks; None when that is possible."""
+        if broker not in partition.replicas or not self.is_alive(broker):
+            return f"broker {broker} is not a live replica of {key}; its replicas are {', '.join(partition.replicas)}"
+        if partition.leader is not None and self.is_alive(partition.leader):
+            return (
+                f"partition {key} is led by {partition.leader}: an unclean election would give up committed records; "
+                "it is for partitions that nobody can lead"
+            )
+        return None
 
     def _each_partition(
         self, items: Iterable[_Item], change: Callable[[_Item, Partition, int], tuple[Code | None, Partition]]

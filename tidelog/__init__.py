@@ -29,6 +29,7 @@ if TYPE_CHECKING:
     from tidelog.client.errors import CorruptBatch as CorruptBatch
     from tidelog.client.errors import CorruptEnvelope as CorruptEnvelope
     from tidelog.client.errors import DeliveryTimeout as DeliveryTimeout
+    from tidelog.client.errors import LeaderNotMoved as LeaderNotMoved
     from tidelog.client.errors import LogTruncated as LogTruncated
     from tidelog.client.errors import NoServer as NoServer
     from tidelog.client.errors import NoSpace as NoSpace
@@ -54,7 +55,7 @@ if TYPE_CHECKING:
 
 _ERRORS = (
     "BadConfig", "BadName", "BadReplicationFactor", "BadRequest", "BadSubject", "BufferFull", "Closed", "CorruptBatch",
-    "CorruptEnvelope", "DeliveryTimeout", "LogTruncated", "NoServer", "NoSpace", "NotEnoughReplicas",
+    "CorruptEnvelope", "DeliveryTimeout", "LeaderNotMoved", "LogTruncated", "NoServer", "NoSpace", "NotEnoughReplicas",
     "OffsetOutOfRange", "OutOfOrderSequence", "Paused", "ProducerFenced", "ReadOnly", "RecordTooLarge", "StreamExists",
     "SubjectTaken", "UnknownStream", "WrongIncarnation",
 )  # fmt: skip

@@ -61,6 +61,7 @@ class Code(Enum):
     BAD_REPLICATION_FACTOR = Entry(False, False)
     NOT_CONTROLLER = Entry(True, True)
     STALE_EPOCH = Entry(False, True)
+    LEADER_NOT_MOVED = Entry(False, True)
     UNAVAILABLE = Entry(True, True)
     INTERNAL = Entry(False, False)
 

@@ -631,6 +631,7 @@ class Snapshot(_message.Message):
     NAMES_FIELD_NUMBER: _builtins.int
     STREAMS_FIELD_NUMBER: _builtins.int
     CLIENTS_FIELD_NUMBER: _builtins.int
+    UNCLEAN_ELECTIONS_FIELD_NUMBER: _builtins.int
     version: _builtins.int
     """1"""
     generation: _builtins.int
@@ -639,6 +640,7 @@ class Snapshot(_message.Message):
     controller: _builtins.str
     controller_life_id: _builtins.str
     next_producer_id: _builtins.int
+    unclean_elections: _builtins.int
     @_builtins.property
     def cluster_config(self) -> _containers.ScalarMap[_builtins.str, _builtins.str]: ...
     @_builtins.property
@@ -672,10 +674,11 @@ class Snapshot(_message.Message):
         names: _abc.Iterable[_builtins.str] | None = ...,
         streams: _abc.Iterable[Global___StreamState] | None = ...,
         clients: _abc.Iterable[Global___ClientState] | None = ...,
+        unclean_elections: _builtins.int = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["brokers", b"brokers", "clients", b"clients", "cluster_config", b"cluster_config", "cluster_id", b"cluster_id", "controller", b"controller", "controller_life_id", b"controller_life_id", "generation", b"generation", "names", b"names", "next_producer_id", b"next_producer_id", "office", b"office", "streams", b"streams", "version", b"version"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["brokers", b"brokers", "clients", b"clients", "cluster_config", b"cluster_config", "cluster_id", b"cluster_id", "controller", b"controller", "controller_life_id", b"controller_life_id", "generation", b"generation", "names", b"names", "next_producer_id", b"next_producer_id", "office", b"office", "streams", b"streams", "unclean_elections", b"unclean_elections", "version", b"version"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
@@ -1133,3 +1136,37 @@ class WithdrawRequest(_message.Message):
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
 Global___WithdrawRequest: _TypeAlias = WithdrawRequest  # noqa: Y015
+
+@_typing.final
+class DrainRequest(_message.Message):
+    """The controller asks a leader to stop sequencing until `target` holds all of its log. The answer is empty, or an error in
+    its headers.
+    """
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    PARTITION_FIELD_NUMBER: _builtins.int
+    LEADER_EPOCH_FIELD_NUMBER: _builtins.int
+    TARGET_FIELD_NUMBER: _builtins.int
+    TIMEOUT_MS_FIELD_NUMBER: _builtins.int
+    leader_epoch: _builtins.int
+    target: _builtins.str
+    timeout_ms: _builtins.int
+    """for the target to catch up, and as long again for the change of leader to come"""
+    @_builtins.property
+    def partition(self) -> Global___PartitionRef: ...
+    def __init__(
+        self,
+        *,
+        partition: Global___PartitionRef | None = ...,
+        leader_epoch: _builtins.int = ...,
+        target: _builtins.str = ...,
+        timeout_ms: _builtins.int = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _typing.Literal["partition", b"partition"]  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["leader_epoch", b"leader_epoch", "partition", b"partition", "target", b"target", "timeout_ms", b"timeout_ms"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___DrainRequest: _TypeAlias = DrainRequest  # noqa: Y015

@@ -80,6 +80,10 @@ class Subjects:
         """The controller asks a broker for the progress of its replicas."""
         return f"{self.namespace}.metadata.status.{broker}"
 
+    def drain(self, broker: BrokerId) -> str:
+        """The controller asks a leader to get ready for a planned move of its leadership."""
+        return f"{self.namespace}.metadata.drain.{broker}"
+
     def api(self, name: str) -> str:
         """The JSON API; `name` is `stream.create`, `cluster.status`, …"""
         return f"{self.namespace}.api.{name}"

@@ -8,10 +8,10 @@ does.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, fields, replace
 from enum import Enum
-from typing import Any, ClassVar, NewType
+from typing import Any, ClassVar, NewType, TypeAlias
 
 from wire.errors import Code, TidelogError
 
@@ -206,6 +206,20 @@ class IsrChange:
     expected_epoch: PartitionEpoch
     new_isr: tuple[IsrMember, ...]
     reason: str
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class LeaderMove:
+    """An operator's wish that `target` lead in place of `leader`; compare-and-set on `leader_epoch`."""
+
+    key: PartitionKey
+    leader: BrokerId
+    leader_epoch: LeaderEpoch
+    target: BrokerId
+
+
+DrainAnswer: TypeAlias = Callable[[TidelogError | None], None]
+"""How a leader tells, once, that the target of a move holds everything (None), or why leadership is not handed over."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -16,13 +16,24 @@ from google.protobuf.message import DecodeError
 
 from dataplane.broker.context import BrokerContext
 from dataplane.broker.following import Following
+from dataplane.broker.leading import Leading
 from dataplane.broker.replica import Replica
 from dataplane.log.data_dir import DataDir
 from dataplane.log.errors import DataDirError, LogDamaged
 from dataplane.log.partition_log import LogConfig
+from wire.errors import Code, TidelogError
 from wire.tidelog_pb2 import PartitionNotification
 from wire.transport import Message, Subscription
-from wire.types import Incarnation, LeaderEpoch, PartitionGone, PartitionKey, PartitionView, StreamName
+from wire.types import (
+    DrainAnswer,
+    Incarnation,
+    LeaderEpoch,
+    LeaderMove,
+    PartitionGone,
+    PartitionKey,
+    PartitionView,
+    StreamName,
+)
 
 log = logging.getLogger(__name__)
 
@@ -117,6 +128,14 @@ class Broker:
             for key in [k for k in self._replicas if k not in known]:
                 log.info("partition %s is not this broker's any more", key)
                 self._leave(key)
+
+    def drain(self, move: LeaderMove, timeout: float, answer: DrainAnswer) -> None:
+        """Get ready for a planned move of a leadership held here."""
+        replica = self._replicas.get(move.key)
+        if replica is None or not isinstance(replica.role, Leading):
+            answer(TidelogError(Code.LEADER_NOT_MOVED, f"{self.context.broker} does not lead {move.key}; look again"))
+            return
+        replica.role.drain(move, timeout, answer)
 
     def _reconcile(self, view: PartitionView) -> None:
         replica = self._replicas.get(view.key)

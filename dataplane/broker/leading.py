@@ -26,6 +26,7 @@ from dataplane.broker.role import Role
 from dataplane.log.errors import LogDamaged
 from dataplane.log.partition_log import PartitionLog
 from dataplane.replica.effects import (
+    CompleteDrain,
     CompleteProduce,
     LeaderEffect,
     Notify,
@@ -56,7 +57,17 @@ from wire.tidelog_pb2 import (
     Message as EnvelopeMessage,
 )
 from wire.transport import Buffer, Message, MessageHandler, Subscription, Transport
-from wire.types import BrokerId, Durability, Incarnation, LeaderEpoch, Offset, PartitionState, PartitionView
+from wire.types import (
+    BrokerId,
+    DrainAnswer,
+    Durability,
+    Incarnation,
+    LeaderEpoch,
+    LeaderMove,
+    Offset,
+    PartitionState,
+    PartitionView,
+)
 
 log = logging.getLogger(__name__)
 
@@ -74,6 +85,14 @@ class _Reader:
 
     inbox: str
     looked_up: bool
+
+
+@dataclass(frozen=True, slots=True)
+class _Mover:
+    """Whoever asked this leader to drain."""
+
+    move: LeaderMove
+    answer: DrainAnswer
 
 
 class Leading(Role):
@@ -210,6 +229,30 @@ class Leading(Role):
     def on_connection(self, connected: bool) -> None:
         if self._core is not None:
             self._core.on_connection(connected, self.context.now())
+
+    def drain(self, move: LeaderMove, timeout: float, answer: DrainAnswer) -> None:
+        """Stop sequencing until the target of a planned move has everything; see `dataplane.replica.leader`."""
+        core = self._core
+        if self.ended or core is None or move.leader_epoch != self.leader_epoch:
+            answer(
+                TidelogError(
+                    Code.LEADER_NOT_MOVED,
+                    f"{self.context.broker} does not lead {self.view.key} in LeaderEpoch {move.leader_epoch} now;"
+                    " look again",
+                )
+            )
+            return
+        self._carefully(lambda: self._begin_drain(core, _Mover(move, answer), timeout))
+
+    def _begin_drain(self, core: Leader, mover: _Mover, timeout: float) -> None:
+        self._seal()  # what has come in was accepted
+        target = mover.move.target
+        log.info(
+            "partition %s: stops sequencing at offset %d, so that %s can lead",
+            self.view.key, core.log_end_offset, target,
+        )  # fmt: skip
+        self._run(core.drain(target, mover, timeout, self.context.now()))
+        self._schedule()
 
     def _tick(self) -> None:
         if self._core is not None:
@@ -666,6 +709,10 @@ class Leading(Role):
                         self.view.key, ",".join(m.broker for m in change.new_isr), change.reason,
                     )  # fmt: skip
                     self.context.metadata.alter_isr(change)
+                case CompleteDrain(token, error):
+                    assert isinstance(token, _Mover)
+                    log.info("partition %s: %s", self.view.key, error or f"{token.move.target} holds all of the log")
+                    token.answer(error)
                 case VerifyOwnCopy(offset, reason):
                     self._spawn(self._verify(offset, reason))
 

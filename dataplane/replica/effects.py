@@ -71,6 +71,14 @@ class RefuseConsumer:
 
 
 @dataclass(frozen=True, slots=True)
+class CompleteDrain:
+    """The target of a planned move holds the whole log (`error` None), or leadership stays or ends otherwise."""
+
+    token: object
+    error: TidelogError | None = None
+
+
+@dataclass(frozen=True, slots=True)
 class VerifyOwnCopy:
     """A follower refused what lies at `offset`: read it again; when our own copy is damaged, withdraw."""
 
@@ -138,6 +146,7 @@ LeaderEffect: TypeAlias = (
     | CompleteProduce
     | ServeConsumer
     | RefuseConsumer
+    | CompleteDrain
     | VerifyOwnCopy
     | RequestSync
 )

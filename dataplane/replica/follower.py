@@ -142,6 +142,9 @@ class Follower:
         self._suspected = False
         self._fetch_timeout = settings.replica_fetch_timeout
         """Doubles with every fetch that is given up, so that slow answers come through; an answer ends that."""
+        self._ask_wait = settings.no_leader_retry
+        """Doubles with every `.offset` request that is given up, to `offset_retry`. After a planned move the first one
+        is often lost: the old leader still listens, and is silent; the new one does not listen yet."""
         self._nobody_listens = False
         """NATS answered the fetch that is out with 503: it is sent again soon, and no slow answer is to be waited
         for."""
@@ -159,11 +162,12 @@ class Follower:
         newest = self._epochs.latest
         if newest is None or self.log_end_offset == self.log_start_offset:
             return self._fetch(now)
+        self._ask_wait = self.settings.no_leader_retry
         return self._ask(newest, self.log_end_offset, now)
 
     def _ask(self, epoch: LeaderEpoch, cut: Offset, now: float) -> list[FollowerEffect]:
         self._number += 1
-        self.state = Reconciling(epoch, cut, self._number, now + self.settings.offset_retry)
+        self.state = Reconciling(epoch, cut, self._number, now + self._ask_wait)
         return [SendOffsetRequest(epoch, self._number)]
 
     # ------------------------------------------------------------------ reconciliation
@@ -365,6 +369,7 @@ class Follower:
         out: list[FollowerEffect] = []
         match state:
             case Reconciling() if now >= state.ask_again_at:
+                self._ask_wait = min(2 * self._ask_wait, self.settings.offset_retry)
                 out += self._ask(state.asked, state.cut, now)
             case Fetching() if now >= state.unanswered_at:
                 if not self._nobody_listens:

@@ -22,6 +22,15 @@ What always holds
 * Nobody is told "latest" before HW >= the epoch's start: a new leader's HW lags behind what its predecessor committed.
 * Asked with a LeaderEpoch above its own, it says nothing (it is the zombie); with one below, FENCED with its own.
 * It never proposes to drop itself, and never judges anyone's lag by a time in which it was itself cut off or asleep.
+
+A planned move. Asked to drain, it sequences nothing more and goes on answering followers. When the target's LEO and
+acknowledged end, and the HW, are its own LEO, it says so, and waits for the LeaderEpoch in which the target leads: all
+that was published has its answer by then. Should the target not get so far, or that LeaderEpoch not come, it sequences
+again after a while. Nothing depends on its waiting: an election that comes later than that is one like any other.
+
+    sequencing ──drain──> draining ──target has all──> drained ──new LeaderEpoch──> resigned
+        ^                    │ timeout, the target       │ timeout, the target
+        └────────────────────┴──── left the ISR ─────────┘ left the ISR
 """
 
 from __future__ import annotations
@@ -32,6 +41,7 @@ from dataclasses import dataclass
 from typing import assert_never
 
 from dataplane.replica.effects import (
+    CompleteDrain,
     CompleteProduce,
     LeaderEffect,
     Notify,
@@ -117,6 +127,18 @@ class _WaitingConsumer:
     deadline: float
 
 
+@dataclass(slots=True)
+class _Drain:
+    """Nothing is sequenced, so that `target` can take over."""
+
+    target: BrokerId
+    token: object
+    timeout: float
+    deadline: float
+    is_done: bool = False
+    """The target has everything, and whoever asked knows it: another leader may have been elected by now."""
+
+
 class Leader:
     def __init__(
         self,
@@ -152,6 +174,7 @@ class Leader:
         self._pending = PendingAcks()
         self._pending_here = PendingAcks()
         self._consumers: list[_WaitingConsumer] = []
+        self._drain: _Drain | None = None
         self._high_watermark_at = now
         self._connected = True
         self._last_tick = now
@@ -168,6 +191,8 @@ class Leader:
             )
         if view.paused:
             return TidelogError(Code.PAUSED, f"partition {view.key} is paused; resume it first")
+        if self._drain is not None:
+            return self._refuse_while_draining(self._drain)
         if acknowledged and acks_all and len(self.isr.members) < view.config.min_isr:
             return TidelogError(
                 Code.NOT_ENOUGH_REPLICAS,
@@ -187,6 +212,12 @@ class Leader:
                 {"retry_after_ms": "50"},
             )
         return None
+
+    def _refuse_while_draining(self, drain: _Drain) -> TidelogError:
+        moving = f"the leadership of {self.view.key} is moving from {self.broker} to {drain.target}"
+        if drain.is_done:  # the new leader may be hearing the same publish: the answer is its
+            return TidelogError(Code.NOT_LEADER, f"{moving}; try again")
+        return TidelogError(Code.UNAVAILABLE, f"{moving}; nothing was stored, try again", {"retry_after_ms": "10"})
 
     # ------------------------------------------------------------------ appending
     def on_appended(self, end: Offset, size: int, now: float) -> list[LeaderEffect]:
@@ -212,6 +243,7 @@ class Leader:
             self.durable_end = durable_end
             out.extend(self._pending_here.commit(self._acknowledged(self.broker)))
             self._advance(now, out)
+            self._look_at_drain(now, out)
         return out
 
     def await_own_copy(self, end: Offset, token: object, timeout: float, now: float) -> list[LeaderEffect]:
@@ -278,6 +310,7 @@ class Leader:
         if fetch.refused_batch:
             out.append(VerifyOwnCopy(fetch.offset, fetch.refused_batch))
         self._advance(now, out)
+        self._look_at_drain(now, out)
         self._maybe_expand(fetch.replica, follower, now, out)
         if not fetch.progress_only:
             if fetch.offset < self.log_start_offset:
@@ -389,6 +422,7 @@ class Leader:
                 if refused is not None:
                     refused.expand_not_before = now + self.settings.alter_isr_retry
             self._advance(now, out)
+            self._look_at_drain(now, out)
         return out
 
     def _maybe_expand(self, replica: BrokerId, follower: _Follower, now: float, out: list[LeaderEffect]) -> None:
@@ -512,6 +546,7 @@ class Leader:
             self._restart_lag_clocks(now)
         self._last_tick = now
         self._advance(now, out)  # a leader without followers learns here what is committed: nobody's fetch tells it
+        self._look_at_drain(now, out)
         out.extend(self._pending.expire(now))
         out.extend(self._pending_here.expire(now))
         for replica, follower in self._followers.items():
@@ -576,9 +611,50 @@ class Leader:
                 due = min(due, self._high_watermark_at + self.settings.high_watermark_notify_delay)
         for waiting in self._consumers:
             due = min(due, waiting.deadline)
+        if self._drain is not None:
+            due = min(due, self._drain.deadline)
         if not isinstance(self.isr, CommittedIsr):
             due = min(due, self.isr.sent_at + self.settings.alter_isr_retry)
         return due
+
+    # ------------------------------------------------------------------ planned moves
+    def drain(self, target: BrokerId, token: object, timeout: float, now: float) -> list[LeaderEffect]:
+        """Sequence nothing more until `target` has everything, then complete `token`; see the module. `timeout`
+        bounds the way there, and again the wait for the new LeaderEpoch. A newer request replaces an older one."""
+        out: list[LeaderEffect] = []
+        if self._drain is not None:
+            self._end_drain(f"a later request names {target}", out)
+        self._drain = _Drain(target, token, timeout, now + timeout)
+        self._look_at_drain(now, out)
+        return out
+
+    def _look_at_drain(self, now: float, out: list[LeaderEffect]) -> None:
+        drain = self._drain
+        if drain is None:
+            return
+        follower = self._followers.get(drain.target)
+        if follower is None or drain.target not in self.isr.members:
+            self._end_drain(f"{drain.target} is not in its ISR, {', '.join(sorted(self.isr.members))}", out)
+            return
+        end = self.log_end_offset
+        if not drain.is_done and follower.log_end_offset == follower.acknowledged == self.high_watermark == end:
+            drain.is_done = True
+            drain.deadline = now + drain.timeout
+            out.append(CompleteDrain(drain.token))
+        elif now >= drain.deadline:
+            self._end_drain(
+                f"{drain.target} did not get to its end in {drain.timeout:g} s: the log ends at {end}, {drain.target}"
+                f" holds it to {max(0, follower.acknowledged)}, it is committed to {self.high_watermark}",
+                out,
+            )
+
+    def _end_drain(self, why: str, out: list[LeaderEffect]) -> None:
+        drain, self._drain = self._drain, None
+        if drain is not None and not drain.is_done:
+            error = TidelogError(
+                Code.LEADER_NOT_MOVED, f"{self.broker} did not hand {self.view.key} over to {drain.target}: {why}"
+            )
+            out.append(CompleteDrain(drain.token, error))
 
     # ------------------------------------------------------------------ end of leadership
     def resign(self, reason: str) -> list[LeaderEffect]:
@@ -588,6 +664,7 @@ class Leader:
         error = TidelogError(Code.NOT_LEADER, reason)
         out.extend(RefuseConsumer(waiting.fetch.token, error) for waiting in self._consumers)
         self._consumers = []
+        self._end_drain(reason, out)
         return out
 
     # ------------------------------------------------------------------ what others want to know

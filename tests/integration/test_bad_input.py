@@ -495,15 +495,15 @@ async def test_garbage_on_the_subjects_of_brokers(cluster: DevCluster, client: C
     before = await counters(client)
     for payload in GARBAGE:
         await bare.publish("tidelog.notify.b1", payload)
-        for what in ("probe.b2", "alter_isr", "report_leader", "withdraw"):
+        for what in ("probe.b2", "alter_isr", "report_leader", "withdraw", "drain.b2"):
             await bare.publish(f"tidelog.metadata.{what}", payload, reply=bare.new_inbox())
     for payload in (b"", b"[]", b'{"stream": 3}'):
         answer = await bare.request("tidelog.metadata.status.b3", payload)
         assert json.loads(answer.data)["error"]["code"] == "BAD_REQUEST"
     await wait_counted(client, before, "bad_requests", by=len(GARBAGE))
-    await wait_counted(client, before, "dropped_metadata_messages", by=4 * len(GARBAGE) + 3)
+    await wait_counted(client, before, "dropped_metadata_messages", by=5 * len(GARBAGE) + 3)
     assert log_lines(cluster, "dropped a notification", "WARNING")
-    for what in ("probe.b2", "alter_isr", "report_leader", "withdraw", "status.b3"):
+    for what in ("probe.b2", "alter_isr", "report_leader", "withdraw", "drain.b2", "status.b3"):
         assert log_lines(cluster, "dropped a message", f"tidelog.metadata.{what}", "WARNING")
 
 
@@ -514,6 +514,7 @@ async def test_garbage_on_the_api(cluster: DevCluster, client: Client, bare: Nat
         "stream.delete",
         "stream.describe",
         "metadata",
+        "partition.move_leader",
         "partition.unclean_elect",
         "cluster.status",
     )

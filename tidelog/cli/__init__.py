@@ -25,6 +25,7 @@ _COMMANDS = {
     "up": _Entry("tidelog.cli.up", "up", "Run a development cluster."),
     "server": _Entry("tidelog.cli.server", "server", "Run one broker."),
     "stream": _Entry("tidelog.cli.stream", "stream", "Create, list, describe and delete streams."),
+    "partition": _Entry("tidelog.cli.partition", "partition", "Move leaders, or elect one at a loss."),
     "publish": _Entry("tidelog.cli.publish", "publish", "Append records to a stream."),
     "subscribe": _Entry("tidelog.cli.subscribe", "subscribe", "Read a stream's committed records."),
     "cluster": _Entry("tidelog.cli.cluster", "cluster", "Show the state of the cluster."),

@@ -50,7 +50,8 @@ def _show(found: ClusterStatus) -> None:
     console().print(table)
     console().print(
         f"{found['streams']} streams, {found['partitions']} partitions: "
-        f"{found['offline_partitions']} offline, {found['under_replicated']} under-replicated  "
+        f"{found['offline_partitions']} offline, {found['under_replicated']} under-replicated, "
+        f"{found['unclean_elections']} unclean elections so far  "
         f"(cluster {found['cluster_id']}, generation {found['generation']})",
         highlight=False,
     )

@@ -12,6 +12,9 @@ from wire.errors import Code, TidelogError
 from wire.subjects import Subjects
 from wire.types import StreamConfig
 
+_MOVE_TIMEOUT = 15.0
+"""Of a move with all that it waits for, s: the drain, the election, the new leader."""
+
 
 class ReplicaProgress(TypedDict):
     log_end_offset: int | None
@@ -61,6 +64,29 @@ class BrokerStatus(TypedDict):
     """What it took in and what it dropped, since it started."""
 
 
+class OtherReplica(TypedDict):
+    broker: str
+    alive: bool
+    standing: str
+    """"isr", "eligible", "withdrawn" or "out of sync"."""
+    log_end_offset: int | None
+
+
+class UncleanElection(TypedDict):
+    stream: str
+    partition: int
+    broker: str
+    standing: str
+    elected: bool
+    log_start_offset: int | None
+    log_end_offset: int | None
+    """Of the replica that is chosen, as `high_watermark` (inclusive, -1 = none); None when it does not tell."""
+    high_watermark: int | None
+    others: list[OtherReplica]
+    loss: str
+    """What is given up, as a sentence."""
+
+
 class ClusterStatus(TypedDict):
     cluster_id: str
     controller: str | None
@@ -70,6 +96,7 @@ class ClusterStatus(TypedDict):
     partitions: int
     offline_partitions: int
     under_replicated: int
+    unclean_elections: int
 
 
 class Admin:
@@ -130,6 +157,25 @@ class Admin:
 
     async def describe(self, name: str) -> StreamDescription:
         return cast(StreamDescription, await self._api.call("stream.describe", {"name": stream_name(name)}))
+
+    async def move_leader(self, stream: str, partition: int, broker: str) -> PartitionDescription:
+        body = {"stream": stream_name(stream), "partition": partition, "broker": broker}
+        try:
+            moved = await self._api.call("partition.move_leader", body, timeout=_MOVE_TIMEOUT)
+        except TidelogError as error:
+            if error.code is not Code.BAD_REQUEST or REPEATED not in error.details:
+                raise
+            # An answer was lost on the way, so it may have been done.
+            partitions = (await self.describe(stream))["partitions"]
+            found = next((known for known in partitions if known["partition"] == partition), None)
+            if found is None or found["leader"] != broker:
+                raise
+            return found
+        return cast(PartitionDescription, moved)
+
+    async def elect_unclean(self, stream: str, partition: int, broker: str, *, accept_loss: bool) -> UncleanElection:
+        body = {"stream": stream_name(stream), "partition": partition, "broker": broker, "accept_loss": accept_loss}
+        return cast(UncleanElection, await self._api.call("partition.unclean_elect", body))
 
     async def cluster_status(self) -> ClusterStatus:
         return cast(ClusterStatus, await self._api.call("cluster.status", {}))

@@ -15,7 +15,14 @@ from types import TracebackType
 from typing import Literal, Protocol, Self, runtime_checkable
 
 from tidelog.client.accumulator import AccumulatorSettings
-from tidelog.client.admin import Admin, ClusterStatus, StreamDescription, StreamSummary
+from tidelog.client.admin import (
+    Admin,
+    ClusterStatus,
+    PartitionDescription,
+    StreamDescription,
+    StreamSummary,
+    UncleanElection,
+)
 from tidelog.client.api import Api
 from tidelog.client.consumer import ANSWER_OVERHEAD, Consumer, PartitionReader
 from tidelog.client.errors import BadConfig, BadRequest, Closed, NoServer, WrongIncarnation, typed
@@ -158,6 +165,27 @@ class Client:
         """Leaders, ISRs and offsets of a stream's partitions. Raises UnknownStream."""
         self._check_open()
         return await self._admin.describe(name)
+
+    async def move_leader(self, stream: str, partition: int, broker: str) -> PartitionDescription:
+        """Let `broker`, a live in-sync replica, lead that partition in place of its present leader, which stays in
+        sync. Nothing acknowledged is lost; producers wait for some ms. Returns when the new leader serves.
+
+        Raises UnknownStream, BadRequest (it cannot lead, or leads already), LeaderNotMoved (the old leader goes on, or
+        another one was elected meanwhile), NoServer.
+        """
+        self._check_open()
+        return await self._admin.move_leader(stream, partition, broker)
+
+    async def elect_unclean(
+        self, stream: str, partition: int, broker: str, *, accept_loss: bool = False
+    ) -> UncleanElection:
+        """What is lost if `broker` leads a partition that nobody can lead, though its replica may lack committed
+        records; with `accept_loss` it leads from now on. For when the replicas that hold them are gone for good.
+
+        Raises UnknownStream, BadRequest (somebody leads it, or `broker` is no live replica), NoServer.
+        """
+        self._check_open()
+        return await self._admin.elect_unclean(stream, partition, broker, accept_loss=accept_loss)
 
     async def cluster_status(self) -> ClusterStatus:
         self._check_open()

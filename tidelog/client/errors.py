@@ -60,6 +60,10 @@ class NotEnoughReplicas(TidelogError):
     """The in-sync replicas are fewer than the stream's `min_isr`; nothing was written."""
 
 
+class LeaderNotMoved(TidelogError):
+    """A planned move of a leader did not come about: the old leader goes on, or another one was elected meanwhile."""
+
+
 class NoSpace(TidelogError):
     """The leader's disk is full; nothing was written."""
 
@@ -126,6 +130,7 @@ _CLASSES: Mapping[Code, type[TidelogError]] = {
     Code.LOG_TRUNCATED: LogTruncated,
     Code.RECORD_TOO_LARGE: RecordTooLarge,
     Code.NOT_ENOUGH_REPLICAS: NotEnoughReplicas,
+    Code.LEADER_NOT_MOVED: LeaderNotMoved,
     Code.NO_SPACE: NoSpace,
     Code.CONFIRM_TIMEOUT: DeliveryTimeout,
     Code.OUTCOME_UNKNOWN: DeliveryTimeout,

@@ -46,6 +46,7 @@ class Api:
             subjects.api("metadata"): self._metadata,
             subjects.api("cluster.status"): self._cluster_status,
             subjects.api("producer.init"): self._producer_init,
+            subjects.api("partition.move_leader"): self._move_leader,
             subjects.api("partition.unclean_elect"): self._unclean_elect,
         }
         self._micro: Service | None = None
@@ -113,9 +114,17 @@ class Api:
     async def _producer_init(self, _: Request) -> Mapping[str, Any]:
         return await self._service.init_producer()
 
+    async def _move_leader(self, request: Request) -> Mapping[str, Any]:
+        return await self._service.move_leader(
+            _take(request, "stream", str), _take(request, "partition", int), _take(request, "broker", str)
+        )
+
     async def _unclean_elect(self, request: Request) -> Mapping[str, Any]:
         return await self._service.unclean_elect(
-            _take(request, "stream", str), _take(request, "partition", int), _take(request, "broker", str)
+            _take(request, "stream", str),
+            _take(request, "partition", int),
+            _take(request, "broker", str),
+            accept_loss=request.get("accept_loss") is True,
         )
 
 

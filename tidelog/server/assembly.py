@@ -78,6 +78,7 @@ class Assembly:
         metadata.on_registered = self._on_registered
         metadata.broker_status = broker.stream_status
         metadata.broker_totals = broker.status
+        metadata.drain_leader = broker.drain
         metadata.on_fatal = on_fatal
         metadata.on_office = Api(metadata, context.control, context.subjects).on_office
 

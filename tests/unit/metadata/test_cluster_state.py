@@ -368,6 +368,25 @@ def test_a_planned_move_goes_to_isr_members_only() -> None:
     assert cluster.elect(planned=True, target="c").items == (Code.NOT_ENOUGH_REPLICAS,)
 
 
+def test_a_planned_move_of_an_earlier_leader_epoch_changes_nothing() -> None:
+    """The leader that drained was deposed, or died, before the command arrived."""
+    cluster = Cluster("a", "b", "c")
+    cluster.create()
+    cluster.elect()
+    before = cluster.state.snapshot()
+    assert cluster.elect(planned=True, target="c", leader_epoch=1).items == (Code.FENCED_LEADER_EPOCH,)
+    assert unchanged(cluster, before)
+
+
+def test_a_planned_move_does_not_keep_a_leader_that_is_dead_by_then() -> None:
+    cluster = Cluster("a", "b", "c")
+    cluster.create()
+    epoch = cluster.partition().leader_epoch
+    cluster.die("a")
+    assert cluster.elect(planned=True, target="c", leader_epoch=epoch).items == (Code.FENCED_LEADER_EPOCH,)
+    assert cluster.shown() == "b | b c |  | @2"
+
+
 def test_an_election_decided_on_an_earlier_leader_epoch_changes_nothing() -> None:
     cluster = Cluster("a", "b", "c")
     cluster.create()
@@ -436,6 +455,21 @@ def test_an_unclean_election_needs_a_live_replica() -> None:
     cluster.die("a", "b")
     assert cluster.unclean("b").code is Code.BAD_REQUEST
     assert cluster.unclean("c").code is Code.BAD_REQUEST
+
+
+def test_unclean_elections_are_counted_in_the_state_and_its_snapshots() -> None:
+    cluster = Cluster("a", "b")
+    cluster.create(assignments=["a b"], config={"min_isr": "1"})
+    cluster.alter(cluster.alteration("a"))
+    cluster.die("a")
+    assert cluster.shown() == "- | a |  | @2"
+    assert cluster.unclean("a").code is Code.BAD_REQUEST
+    assert cluster.state.unclean_elections == 0
+    assert cluster.unclean("b").code is None
+    cluster.take_office("b")
+    copy = Cluster()
+    copy.state.restore(cluster.state.snapshot())
+    assert cluster.state.unclean_elections == copy.state.unclean_elections == 1
 
 
 def test_an_unclean_election_is_refused_while_somebody_leads() -> None:

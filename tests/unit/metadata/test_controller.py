@@ -373,9 +373,61 @@ def test_deleting_an_unknown_stream_is_refused(office: Office) -> None:
         office.core.delete_stream("nowhere")
 
 
-def test_an_unclean_election_names_a_partition_that_exists(office: Office) -> None:
+def test_a_planned_move_is_a_compare_and_set_on_the_leader_that_drained(office: Office) -> None:
+    move = office.core.plan_move("s", 0, BrokerId("c"))
+    assert (move.leader, move.leader_epoch, move.target) == ("b", 1, "c")
+    late = office.core.carry_out(move)
+    assert office.cluster.apply(office.core.carry_out(move)).items == (None,)
+    assert office.cluster.shown(0) == "c | b a c |  | @2", "the old leader stays in the ISR"
+    assert office.cluster.apply(late).items == (Code.FENCED_LEADER_EPOCH,)
+
+
+@pytest.mark.parametrize(
+    ("arguments", "code", "says"),
+    [
+        (("t", 0, "a"), Code.UNKNOWN_STREAM, "'t' does not exist"),
+        (("s", 7, "a"), Code.BAD_REQUEST, "0 to 1, not 7"),
+        (("s", 0, "x"), Code.BAD_REQUEST, "x holds no replica of s/0; its replicas are b, a, c"),
+        (("s", 0, "b"), Code.BAD_REQUEST, "b leads s/0 already"),
+    ],
+)
+def test_a_move_that_cannot_be_is_refused_in_a_sentence(
+    office: Office, arguments: tuple[str, int, str], code: Code, says: str
+) -> None:
+    name, number, target = arguments
+    with pytest.raises(TidelogError) as refused:
+        office.core.plan_move(name, number, BrokerId(target))
+    assert refused.value.code is code
+    assert says in refused.value.message
+
+
+def test_a_leadership_moves_to_live_members_of_the_isr_only(office: Office) -> None:
+    office.cluster.alter(office.cluster.alteration("a b"))
+    with pytest.raises(TidelogError, match="c is not in the ISR of s/0, b, a"):
+        office.core.plan_move("s", 0, BrokerId("c"))
+    office.behaviour["b"] = "refuses"
+    office.perform(office.core.on_peer_lost(BrokerId("b"), office.now))
+    with pytest.raises(TidelogError, match="b is not alive"):
+        office.core.plan_move("s", 1, BrokerId("b"))
+    office.cluster.die("a", "b")
+    with pytest.raises(TidelogError, match="nobody leads s/0"):
+        office.core.plan_move("s", 0, BrokerId("a"))
+
+
+def test_a_controller_out_of_office_moves_nothing(office: Office) -> None:
+    move = office.core.plan_move("s", 0, BrokerId("c"))
+    office.perform(office.core.on_raft(False, True, office.now))
+    for step in (lambda: office.core.plan_move("s", 0, BrokerId("c")), lambda: office.core.carry_out(move)):
+        with pytest.raises(TidelogError) as refused:
+            step()
+        assert refused.value.code is Code.NOT_CONTROLLER
+
+
+def test_an_unclean_election_is_refused_before_it_is_proposed(office: Office) -> None:
     with pytest.raises(TidelogError, match="0 to 1"):
         office.core.unclean_elect("s", 7, BrokerId("a"))
-    outcome = office.cluster.apply(office.core.unclean_elect("s", 0, BrokerId("c")))
-    assert outcome.code is Code.BAD_REQUEST, "somebody leads it"
-    assert "led by b" in outcome.message
+    with pytest.raises(TidelogError, match="led by b") as refused:
+        office.core.unclean_elect("s", 0, BrokerId("c"))
+    assert refused.value.code is Code.BAD_REQUEST
+    with pytest.raises(TidelogError, match="x is not a live replica"):
+        office.core.unclean_elect("s", 0, BrokerId("x"))

@@ -25,6 +25,7 @@ from metadata.raft.types import (
 )
 from metadata.service import MetadataService, Registration
 from metadata.settings import MetadataSettings
+from metadata.state import ref_of
 from tidelog.server.api import Api
 from wire import metadata_pb2 as pb
 from wire.errors import Code, TidelogError
@@ -32,9 +33,11 @@ from wire.subjects import Subjects
 from wire.transport import NO_RESPONDERS, BulkHandler, Message, MessageHandler, Subscription
 from wire.types import (
     BrokerId,
+    DrainAnswer,
     Incarnation,
     IsrChange,
     IsrMember,
+    LeaderMove,
     LeaderReport,
     PartitionGone,
     PartitionKey,
@@ -260,6 +263,7 @@ class Broker:
             "partitions": [
                 {
                     "partition": key.partition,
+                    "incarnation": key.partition_incarnation,
                     "leader_epoch": view.leader_epoch,
                     "log_start_offset": 0,
                     "log_end_offset": 7,
@@ -720,6 +724,170 @@ async def test_a_broker_that_cannot_take_its_registration_or_its_partitions_over
         await again.service.start()
         await until(lambda: again.fatal)
         assert "the disk is gone" in again.fatal[0].message
+
+
+class Drains:
+    """A leader's data plane: what it was asked, and `answer` to say how that ended."""
+
+    def __init__(self, broker: Broker) -> None:
+        self.asked: list[tuple[LeaderMove, float]] = []
+        self.answers: list[DrainAnswer] = []
+        broker.service.drain_leader = self._drain
+
+    def _drain(self, move: LeaderMove, timeout: float, answer: DrainAnswer) -> None:
+        self.asked.append((move, timeout))
+        self.answers.append(answer)
+
+
+@asynccontextmanager
+async def moving() -> AsyncIterator[tuple[World, Broker, Drains, str]]:
+    """A stream of one partition on three brokers: its leader, what that is asked, and who is to lead."""
+    async with running("a", "b", "c") as world:
+        await world.api("stream.create", **(CREATE | {"partitions": 1}))
+        await until(lambda: all(broker.views for broker in world.brokers.values()))
+        leader = world.brokers[str(world.view().leader)]
+        target = next(broker for broker in "cba" if broker != leader.id)
+        yield world, leader, Drains(leader), target
+
+
+async def test_a_leader_drains_before_the_target_of_a_move_is_elected() -> None:
+    async with moving() as (world, leader, drains, target):
+        before = world.view()
+        asking = asyncio.ensure_future(world.api("partition.move_leader", stream="s", partition=0, broker=target))
+        await until(lambda: drains.asked)
+        ((move, timeout),) = drains.asked
+        assert (move.key, move.leader_epoch, move.target) == (before.key, before.leader_epoch, target)
+        assert timeout == SETTINGS.drain_timeout_s
+        assert world.view() == before, "nothing is decided before the leader is ready"
+        drains.answers[0](None)
+        form = await asking
+        assert (form["stream"], form["leader"], form["leader_epoch"]) == ("s", target, before.leader_epoch + 1)
+        assert form["log_end_offset"] == 7, "the new leader serves"
+        assert world.view().isr == before.isr
+        assert leader.id in before.isr
+
+
+async def test_a_leader_that_cannot_hand_over_is_the_operators_error_and_nothing_changes() -> None:
+    async with moving() as (world, _, drains, target):
+        before, log = world.view(), len(world.group.log)
+        asking = asyncio.ensure_future(world.api("partition.move_leader", stream="s", partition=0, broker=target))
+        await until(lambda: drains.asked)
+        drains.answers[0](TidelogError(Code.LEADER_NOT_MOVED, "the target did not get to its end"))
+        with pytest.raises(TidelogError, match="did not get to its end") as refused:
+            await asking
+        assert refused.value.code is Code.LEADER_NOT_MOVED
+        assert (world.view(), len(world.group.log)) == (before, log)
+
+
+@pytest.mark.parametrize("silence", ["nobody listens", "no answer"])
+async def test_a_leader_that_says_nothing_is_not_waited_for_for_ever(
+    silence: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("metadata.moves.ANSWER_MARGIN_S", 0.1 - SETTINGS.drain_timeout_s)
+    async with moving() as (world, leader, _, target):
+        subject = SUBJECTS.drain(leader.id)
+        if silence == "nobody listens":
+            world.hub.handlers[subject].clear()
+        with pytest.raises(TidelogError, match=rf"its leader {leader.id} .*; {leader.id} leads it, in LeaderEpoch 1"):
+            await world.api("partition.move_leader", stream="s", partition=0, broker=target)
+
+
+async def test_a_failover_to_the_target_while_the_leader_drains_is_a_move_that_came_about() -> None:
+    async with moving() as (world, leader, drains, target):
+        asking = asyncio.ensure_future(world.api("partition.move_leader", stream="s", partition=0, broker=target))
+        await until(lambda: drains.asked)
+        state = world.brokers["a"].service.state
+        ref = ref_of(world.view().key)
+        election = pb.Election(partition=ref, leader_epoch=1, target=target)
+        command = pb.Command(elect_leaders=pb.ElectLeaders(office=state.office, items=[election]))
+        world.group.commit(command.SerializeToString(), world.group.members[0])
+        drains.answers[0](TidelogError(Code.LEADER_NOT_MOVED, f"{leader.id} leads no more"))
+        assert (await asking)["leader"] == target
+
+
+async def test_a_leader_that_was_deposed_while_it_drained_does_not_hand_over() -> None:
+    async with moving() as (world, leader, drains, target):
+        asking = asyncio.ensure_future(world.api("partition.move_leader", stream="s", partition=0, broker=target))
+        await until(lambda: drains.asked)
+        third = next(broker for broker in "abc" if broker not in (leader.id, target))
+        state = world.brokers["a"].service.state
+        election = pb.Election(partition=ref_of(world.view().key), leader_epoch=1, target=third)
+        command = pb.Command(elect_leaders=pb.ElectLeaders(office=state.office, items=[election]))
+        world.group.commit(command.SerializeToString(), world.group.members[0])
+        drains.answers[0](None)
+        with pytest.raises(TidelogError, match=f"the election of {target} was refused; {third} leads it") as refused:
+            await asking
+        assert refused.value.code is Code.LEADER_NOT_MOVED
+
+
+async def test_a_request_for_the_move_that_is_under_way_gets_its_outcome_and_another_one_is_refused() -> None:
+    async with moving() as (world, leader, drains, target):
+        body = {"stream": "s", "partition": 0, "broker": target}
+        asking = [asyncio.ensure_future(world.api("partition.move_leader", **body)) for _ in range(2)]
+        await until(lambda: drains.asked)
+        third = next(broker for broker in "abc" if broker not in (leader.id, target))
+        with pytest.raises(TidelogError, match=f"s/0 is moving to {target}; wait"):
+            await world.api("partition.move_leader", **(body | {"broker": third}))
+        drains.answers[0](None)
+        assert [form["leader"] for form in await asyncio.gather(*asking)] == [target, target]
+        assert len(drains.asked) == 1
+        Drains(world.brokers[target])
+        with pytest.raises(TidelogError, match=f"{target} leads s/0 already"):
+            await world.api("partition.move_leader", **body)
+
+
+async def test_a_move_whose_election_had_an_unknown_outcome_is_found_done() -> None:
+    async with moving() as (world, _, drains, target):
+        asking = asyncio.ensure_future(world.api("partition.move_leader", stream="s", partition=0, broker=target))
+        await until(lambda: drains.asked)
+        world.group.lose_outcomes = 1
+        drains.answers[0](None)
+        assert (await asking)["leader"] == target
+
+
+async def test_a_broker_without_a_data_plane_hands_nothing_over() -> None:
+    async with running("a", "b", "c") as world:
+        await world.api("stream.create", **(CREATE | {"partitions": 1}))
+        await until(lambda: world.brokers["a"].views)
+        target = next(broker for broker in "abc" if broker != world.view().leader)
+        with pytest.raises(TidelogError, match="leads no partition"):
+            await world.api("partition.move_leader", stream="s", partition=0, broker=target)
+
+
+async def test_an_unclean_election_says_what_it_gives_up_and_needs_the_word_to_be_done() -> None:
+    async with running("a", "b", "c") as world:
+        create = CREATE | {"partitions": 1, "config": {"min_isr": "1"}}
+        await world.api("stream.create", **create)
+        await until(lambda: all(broker.views for broker in world.brokers.values()))
+        view = world.view()
+        leader = world.brokers[str(view.leader)]
+        chosen = next(broker for broker in "abc" if broker != leader.id)
+        body = {"stream": "s", "partition": 0, "broker": chosen}
+        with pytest.raises(TidelogError, match=f"is led by {leader.id}"):
+            await world.api("partition.unclean_elect", **body)
+        leader.service.alter_isr(isr_change(view, (leader.id, leader.service.incarnation)))
+        await until(lambda: world.view().isr == (leader.id,))
+        leader.service.withdraw(
+            Withdrawal(key=view.key, broker=leader.id, expected_epoch=world.view().epoch, reason="bad CRC")
+        )
+        await until(lambda: world.view().leader is None)
+
+        def held(_: StreamName) -> Mapping[str, Any]:
+            said = {"log_start_offset": 0, "log_end_offset": 4, "high_watermark": 3}
+            return {"partitions": [{"partition": 0, "incarnation": view.key.partition_incarnation, **said}]}
+
+        world.brokers[chosen].service.broker_status = held
+        before = world.view()
+        told = await world.api("partition.unclean_elect", **body)
+        assert (told["elected"], told["log_end_offset"]) == (False, 4)
+        assert told["loss"].startswith("records from offset 4 on, which only ")
+        assert f"{leader.id} (withdrawn, alive)" in told["loss"]
+        assert (world.view(), world.brokers["a"].service.status()["unclean_elections"]) == (before, 0)
+        done = await world.api("partition.unclean_elect", accept_loss=True, **body)
+        assert done == {**told, "elected": True}
+        assert (world.view().leader, world.view().isr) == (chosen, (chosen,))
+        assert (await world.api("cluster.status"))["unclean_elections"] == 1
+        assert [b.service.status()["unclean_elections"] for b in world.brokers.values()] == [1, 1, 1]
 
 
 async def test_an_office_that_failed_to_open_is_opened_again() -> None:

@@ -32,6 +32,7 @@ def test_subjects_of_a_cluster() -> None:
     assert subjects.withdraw() == "ns.metadata.withdraw"
     assert subjects.probe(broker) == "ns.metadata.probe.b1"
     assert subjects.broker_status(broker) == "ns.metadata.status.b1"
+    assert subjects.drain(broker) == "ns.metadata.drain.b1"
     assert subjects.api("stream.create") == "ns.api.stream.create"
     assert Subjects().namespace == "tidelog"
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from itertools import pairwise
 from typing import Any
 
 import pytest
@@ -177,6 +178,19 @@ def test_without_an_answer_it_asks_again_and_cuts_nothing() -> None:
     effects = core.tick(0.3)
     assert asked(effects) == 4
     assert not [e for e in effects if isinstance(e, (Truncate, SkipAhead))]
+
+
+def test_it_asks_again_soon_at_first_then_less_often() -> None:
+    """After a planned move the old leader still listens, silent: an acknowledgement of the others waits for us."""
+    core = follower((4, 0), log_end=20)
+    core.start(0.0)
+    times, now = [], 0.0
+    for _ in range(6):
+        now = core.next_deadline()
+        assert asked(core.tick(now)) == 4
+        times.append(now)
+    pauses = [after - before for before, after in pairwise([0.0, *times])]
+    assert pauses == pytest.approx([0.02, 0.04, 0.08, 0.16, 0.2, 0.2])
 
 
 def test_an_answer_of_a_zombie_to_an_offset_request_is_dropped() -> None:

@@ -18,7 +18,13 @@ def invoke(*arguments: str, **environment: str) -> tuple[int, str, str]:
     return result.exit_code, result.stdout, result.stderr
 
 
-@pytest.mark.parametrize("command", [[], *([name] for name in _COMMANDS), ["stream", "create"], ["cluster", "status"]])
+@pytest.mark.parametrize(
+    "command",
+    [
+        [], *([name] for name in _COMMANDS), ["stream", "create"], ["cluster", "status"], ["partition", "move-leader"],
+        ["partition", "elect-unclean"],
+    ],
+)  # fmt: skip
 def test_every_command_has_help(command: list[str]) -> None:
     status, out, _ = invoke(*command, "--help")
     assert status == 0
@@ -29,7 +35,7 @@ def test_every_command_has_help(command: list[str]) -> None:
     "command",
     [
         ["stream", "create"], ["stream", "list"], ["stream", "describe"], ["stream", "delete"], ["publish"],
-        ["subscribe"], ["cluster", "status"],
+        ["subscribe"], ["cluster", "status"], ["partition", "move-leader"], ["partition", "elect-unclean"],
     ],
 )  # fmt: skip
 def test_every_command_of_a_cluster_takes_server_and_json(command: list[str]) -> None:

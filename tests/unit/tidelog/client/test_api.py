@@ -110,6 +110,41 @@ async def test_a_stream_that_our_own_lost_request_made_is_no_error(
     await client.delete_stream("n")
 
 
+async def test_a_move_that_our_own_lost_request_made_is_no_error(
+    cluster: Cluster, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    transport, _, client = cluster
+    monkeypatch.setattr("tidelog.client.api._ATTEMPT_TIMEOUT", 0.05)
+    seen = answer(transport, "partition.move_leader", {"partition": 0, "leader": "b2"})
+    assert (await client.move_leader("s", 0, "b2"))["leader"] == "b2"
+    assert seen == [{"stream": "s", "partition": 0, "broker": "b2"}]
+    answer(transport, "partition.move_leader", None, refusal(Code.BAD_REQUEST, "b2 leads s/0 already"))
+    answer(transport, "stream.describe", {"partitions": [{"partition": 0, "leader": "b2"}]})
+    assert (await client.move_leader("s", 0, "b2"))["leader"] == "b2"
+    answer(transport, "partition.move_leader", None, refusal(Code.BAD_REQUEST, "b3 is not in the ISR"))
+    with pytest.raises(BadRequest, match="b3 is not in the ISR"):
+        await client.move_leader("s", 0, "b3")
+    answer(transport, "partition.move_leader", refusal(Code.BAD_REQUEST, "b2 leads s/0 already"))
+    with pytest.raises(BadRequest, match="already"):
+        await client.move_leader("s", 0, "b2")
+
+
+async def test_a_move_that_does_not_come_about_is_not_asked_for_again(cluster: Cluster) -> None:
+    transport, _, client = cluster
+    seen = answer(transport, "partition.move_leader", refusal(Code.LEADER_NOT_MOVED, "b2 did not get to its end"))
+    with pytest.raises(tidelog.LeaderNotMoved, match="did not get to its end"):
+        await client.move_leader("s", 0, "b2")
+    assert len(seen) == 1
+
+
+async def test_a_loss_is_accepted_by_name_only(cluster: Cluster) -> None:
+    transport, _, client = cluster
+    seen = answer(transport, "partition.unclean_elect", {"elected": False})
+    await client.elect_unclean("s", 0, "b2")
+    await client.elect_unclean("s", 0, "b2", accept_loss=True)
+    assert [body["accept_loss"] for body in seen] == [False, True]
+
+
 async def test_what_cannot_be_is_refused_before_it_is_sent(cluster: Cluster) -> None:
     transport, _, client = cluster
     seen = answer(transport, "stream.create", {})

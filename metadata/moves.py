@@ -1,0 +1,142 @@
+"""Planned moves of leaders: an operator's request, carried out by the controller.
+
+    operator            controller                          leader
+      │ move_leader ──────> │ checks; drain(target) ──────────> │ sequences nothing more
+      │                     │                                   │ … the target holds everything, all is committed
+      │                     │ <────────────────────────── ready │
+      │                     │ ElectLeaders(planned, target), a compare-and-set on the LeaderEpoch
+      │ <────────── the new │                                   │ follows, and is in the ISR still
+      │              leader │
+
+Whatever happens on the way, the election decides: a leader that died, or lost its leadership otherwise, has another
+LeaderEpoch, and the compare-and-set fails. A leader that drained in vain sequences again by itself after
+`drain_timeout_s`. So nothing is remembered of a move that ended, and a new controller needs to know nothing of the old
+one's.
+
+One move per partition at a time. A request for the one that is under way, as a client repeats it, gets its outcome.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections.abc import Awaitable, Callable
+
+from metadata.controller import ControllerCore
+from metadata.model import Outcome
+from metadata.settings import MetadataSettings
+from metadata.state import ClusterState, ref_of
+from wire import metadata_pb2 as pb
+from wire.errors import Code, TidelogError
+from wire.subjects import Subjects
+from wire.transport import NO_RESPONDERS, Transport
+from wire.types import BrokerId, LeaderMove
+
+_log = logging.getLogger(__name__)
+
+ANSWER_MARGIN_S = 0.5
+"""For the leader's answer to travel, beyond the time that it may take to drain."""
+
+
+class LeaderMoves:
+    """See the module. `commit` raises TidelogError when a command's outcome cannot be had."""
+
+    def __init__(
+        self,
+        *,
+        state: ClusterState,
+        core: ControllerCore,
+        transport: Transport,
+        subjects: Subjects,
+        settings: MetadataSettings,
+        commit: Callable[[pb.Command], Awaitable[Outcome]],
+    ) -> None:
+        self._state = state
+        self._core = core
+        self._transport = transport
+        self._subjects = subjects
+        self._settings = settings
+        self._commit = commit
+        self._under_way: dict[tuple[str, int], tuple[LeaderMove, asyncio.Task[None]]] = {}
+        """By stream name and partition number."""
+
+    async def move(self, name: str, partition: int, target: BrokerId) -> None:
+        """Returns when `target` leads. Raises TidelogError: BAD_REQUEST (it cannot), LEADER_NOT_MOVED (it does not),
+        and those of a commit."""
+        known = self._under_way.get((name, partition))
+        if known is None:
+            move = self._core.plan_move(name, partition, target)
+            work = asyncio.get_running_loop().create_task(self._carry(move))
+            self._under_way[name, partition] = (move, work)
+            work.add_done_callback(lambda ended: self._ended(move, ended))
+        else:
+            move, work = known
+            if move.target != target:
+                raise TidelogError(
+                    Code.BAD_REQUEST, f"the leadership of {move.key} is moving to {move.target}; wait until that ends"
+                )
+        await asyncio.shield(work)
+
+    async def close(self) -> None:
+        tasks = [work for _, work in self._under_way.values()]
+        for work in tasks:
+            work.cancel()
+        await asyncio.gather(*tasks, return_exceptions=True)
+
+    def _ended(self, move: LeaderMove, work: asyncio.Task[None]) -> None:
+        del self._under_way[move.key.stream, move.key.partition]
+        if not work.cancelled() and (error := work.exception()) is not None:  # whoever asked may be gone
+            _log.info("the leadership of %s stays: %s", move.key, error)
+
+    async def _carry(self, move: LeaderMove) -> None:
+        _log.info("an operator moves the leadership of %s from %s to %s", move.key, move.leader, move.target)
+        try:
+            await self._drain(move)
+        except TidelogError:
+            if self._is_done(move):  # the leader died on the way, and its failover chose as the operator did
+                return
+            raise
+        outcome = await self._commit(self._core.carry_out(move))
+        outcome.raise_for_refusal()
+        # A repeated command tells its items by what they brought about.
+        if not (outcome.items == (None,) or self._is_done(move)):
+            raise self._not_moved(move, f"the election of {move.target} was refused")
+
+    def _is_done(self, move: LeaderMove) -> bool:
+        partition = self._state.partition(move.key)
+        return partition is not None and partition.leader == move.target
+
+    async def _drain(self, move: LeaderMove) -> None:
+        """Returns when the leader has handed everything to the target."""
+        timeout = self._settings.drain_timeout_s
+        request = pb.DrainRequest(
+            partition=ref_of(move.key),
+            leader_epoch=move.leader_epoch,
+            target=move.target,
+            timeout_ms=round(timeout * 1000),
+        )
+        try:
+            answer = await self._transport.request(
+                self._subjects.drain(move.leader), request.SerializeToString(), timeout=timeout + ANSWER_MARGIN_S
+            )
+        except TimeoutError:
+            raise self._not_moved(
+                move, f"its leader {move.leader} did not answer within {timeout + ANSWER_MARGIN_S:g} s"
+            ) from None
+        if answer.status == NO_RESPONDERS:
+            raise self._not_moved(move, f"its leader {move.leader} does not listen")
+        error = TidelogError.from_headers(answer.headers)
+        if error is not None:
+            raise error
+
+    def _not_moved(self, move: LeaderMove, why: str) -> TidelogError:
+        partition = self._state.partition(move.key)
+        if partition is None:
+            now = "it was deleted"
+        elif partition.leader is None:
+            now = "nobody leads it now"
+        else:
+            now = f"{partition.leader} leads it, in LeaderEpoch {partition.leader_epoch}"
+        return TidelogError(
+            Code.LEADER_NOT_MOVED, f"the leadership of {move.key} did not move to {move.target}: {why}; {now}"
+        )

@@ -1,0 +1,62 @@
+"""What an unclean election is said to give up."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from metadata.describe import loss_form
+from tests.unit.metadata.cluster import Cluster
+from wire.types import BrokerId
+
+
+def loss(cluster: Cluster, chosen: str, **held: dict[str, Any]) -> dict[str, Any]:
+    known = {BrokerId(replica): said for replica, said in held.items()}
+    return loss_form(cluster.state, cluster.key(), cluster.partition(), BrokerId(chosen), known)
+
+
+def three() -> Cluster:
+    """c is out of sync, b eligible, a was alone in the ISR; a and b are dead."""
+    cluster = Cluster("a", "b", "c")
+    cluster.create(config={"min_isr": "2"})
+    cluster.alter(cluster.alteration("a b"))
+    cluster.alter(cluster.alteration("a"))
+    cluster.die("a", "b")
+    assert cluster.shown() == "- | a | b | @2"
+    return cluster
+
+
+def test_it_names_who_may_hold_more_and_from_which_offset_on() -> None:
+    form = loss(three(), "c", c={"log_start_offset": 2, "log_end_offset": 10, "high_watermark": 9})
+    assert form["others"] == [
+        {"broker": "a", "alive": False, "standing": "isr", "log_end_offset": None},
+        {"broker": "b", "alive": False, "standing": "eligible", "log_end_offset": None},
+    ]
+    assert (form["standing"], form["log_start_offset"], form["log_end_offset"]) == ("out of sync", 2, 10)
+    assert (
+        form["loss"] == "records from offset 10 on, which only a (isr, dead), b (eligible, dead) may hold, are given up"
+    )
+
+
+def test_what_the_chosen_replica_may_hold_in_another_version_is_said() -> None:
+    form = loss(three(), "c", c={"log_end_offset": 10, "high_watermark": 6})
+    assert form["loss"].endswith(
+        "; of those from offset 7 to 9 c holds versions that may differ from what was committed"
+    )
+
+
+def test_a_live_replica_that_reaches_further_shows() -> None:
+    cluster = Cluster("a", "b")
+    cluster.create(assignments=["a b"])
+    cluster.alter(cluster.alteration("a"))
+    cluster.withdraw("a")
+    form = loss(
+        cluster, "b", a={"log_end_offset": 12, "high_watermark": 11}, b={"log_end_offset": 3, "high_watermark": 2}
+    )
+    assert "only a (withdrawn, alive, log to offset 12) may hold" in form["loss"]
+
+
+def test_a_replica_that_does_not_tell_what_it_holds_may_lose_anything() -> None:
+    form = loss(three(), "c")
+    assert form["log_end_offset"] is None
+    assert form["loss"].startswith("c does not tell what it holds")
+    assert "a (isr, dead), b (eligible, dead)" in form["loss"]

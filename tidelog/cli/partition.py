@@ -1,0 +1,91 @@
+"""`tidelog partition`: who leads a partition, by an operator's word."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+import click
+
+from tidelog.cli.session import cluster_options, fail, print_json, run
+
+if TYPE_CHECKING:
+    from tidelog.client.connection import Client
+
+_PARTITION = click.IntRange(min=0)
+
+
+@click.group()
+def partition() -> None:
+    """Move the leader of a partition, or elect one at a loss.
+
+    `tidelog stream describe STREAM` shows who leads each partition and which replicas are in sync.
+    """
+
+
+@partition.command(name="move-leader")
+@click.argument("stream")
+@click.argument("number", type=_PARTITION, metavar="PARTITION")
+@click.argument("broker")
+@cluster_options
+def move_leader(stream: str, number: int, broker: str, server: str, namespace: str, as_json: bool) -> None:
+    """Let BROKER lead in place of the present leader. Nothing acknowledged is lost.
+
+    BROKER must be alive and in sync. The present leader takes no records until BROKER has all of its log, some
+    milliseconds as a rule, then BROKER is elected; the old leader stays in sync. Meanwhile acknowledged publishes are
+    refused as retriable, which Tidelog producers repeat by themselves; plain publishes are dropped and counted, as at
+    any change of leader.
+
+    If BROKER does not get there in 2 s, nothing changes, and the command says so and exits with status 1.
+
+    \b
+    Example, before b1 is stopped for maintenance:
+      tidelog partition move-leader flights 0 b2
+    """
+
+    async def work(client: Client) -> None:
+        found = await client.move_leader(stream, number, broker)
+        if as_json:
+            print_json(found)
+        else:
+            click.echo(
+                f"{broker} leads {stream}/{number} now, in LeaderEpoch {found['leader_epoch']};"
+                f" in sync: {', '.join(found['isr'])}"
+            )
+
+    run(server, namespace, work)
+
+
+@partition.command(name="elect-unclean")
+@click.argument("stream")
+@click.argument("number", type=_PARTITION, metavar="PARTITION")
+@click.argument("broker")
+@click.option("--accept-loss", is_flag=True, help="Do it. Without this, only say what is given up, and exit with 1.")
+@cluster_options
+def elect_unclean(
+    stream: str, number: int, broker: str, accept_loss: bool, server: str, namespace: str, as_json: bool
+) -> None:
+    """Let BROKER lead a partition that nobody can lead, AT THE LOSS OF COMMITTED RECORDS.
+
+    A partition is offline when no in-sync or eligible replica of it is alive and sound. Start one of those brokers
+    instead whenever that is possible: then nothing is lost. This command is for when their disks are gone.
+
+    BROKER must be alive and hold a replica. It becomes the only in-sync replica with the log that it has; the others
+    cut theirs to it when they return. Consumers that had read further are told (LOG_TRUNCATED). Streams with min_isr
+    above 1 take acknowledged publishes again when enough replicas have caught up with BROKER.
+
+    Without --accept-loss nothing changes. The number of such elections is in `tidelog cluster status`.
+    """
+
+    async def work(client: Client) -> None:
+        found = await client.elect_unclean(stream, number, broker, accept_loss=accept_loss)
+        if as_json:
+            print_json(found)
+        if not found["elected"]:
+            fail(
+                f"nothing was changed. If {broker} leads {stream}/{number}: {found['loss']}."
+                " Start one of the others if you can; add --accept-loss if you cannot"
+            )
+        if not as_json:
+            click.echo(f"{broker} leads {stream}/{number} now: {found['loss']}")
+
+    run(server, namespace, work)
