@@ -10,6 +10,12 @@ import pytest
 from tidelog.runtime.server import EmbeddedNatsServer
 
 
+def pytest_addoption(parser: pytest.Parser) -> None:
+    parser.addoption(
+        "--rewrite", action="store_true", help="write down what the transcripts of tests/testdata print now"
+    )
+
+
 @pytest.fixture
 def nats_server(tmp_path: Path) -> Iterator[EmbeddedNatsServer]:
     """A real nats-server on a free loopback port, alone for one test; `.url` is where it listens."""

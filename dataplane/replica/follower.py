@@ -180,7 +180,8 @@ class Follower:
         ):
             return []
         if answer.error is not None or answer.leader_epoch > self.leader_epoch:
-            self._pause(now)  # metadata will tell us of the newer epoch
+            # Metadata will tell us of the newer epoch. Until then we ask again: nothing is fetched unreconciled.
+            self.state = Reconciling(state.asked, state.cut, state.number, now + self.settings.offset_retry)
             return []
         self._good(now)
         mine = self._epochs.end_offset_for(answer.epoch, self.log_end_offset) if answer.epoch else None
@@ -365,6 +366,8 @@ class Follower:
 
     def tick(self, now: float) -> list[FollowerEffect]:
         state = self.state
+        if now - self.next_deadline() > self.settings.late_tick:
+            self._last_good = now  # we slept: the silence may be our own
         self._ticked_at = now
         out: list[FollowerEffect] = []
         match state:

@@ -109,7 +109,9 @@ class _Follower:
     """-1: it has not fetched in this epoch."""
     acknowledged: Offset = Offset(-1)
     last_fetch_at: float = -math.inf
-    end_at_last_fetch: Offset = Offset(0)
+    mark: Offset = Offset(0)
+    """The LEO of the time of an earlier fetch, `marked_at`: once it is reached, the follower had caught up then."""
+    marked_at: float = -math.inf
     caught_up_at: float = 0.0
     waiter_inbox: str | None = None
     waiter_max_bytes: int = 0
@@ -326,12 +328,14 @@ class Leader:
         follower.log_end_offset = max(follower.log_end_offset, fetch.offset)
         follower.acknowledged = max(follower.acknowledged, acknowledged)
         # Judged by what is acknowledged, not by what was fetched: a follower whose disk hangs holds up every commit.
+        # The mark stands until it is reached: on a busy stream a sync is never through before the next fetch leaves.
         if acknowledged >= self.log_end_offset:
             follower.caught_up_at = now
-        elif acknowledged >= follower.end_at_last_fetch and follower.last_fetch_at > -math.inf:
-            follower.caught_up_at = max(follower.caught_up_at, follower.last_fetch_at)
+        elif acknowledged >= follower.mark:
+            follower.caught_up_at = max(follower.caught_up_at, follower.marked_at)
+        if acknowledged >= follower.mark:
+            follower.mark, follower.marked_at = self.log_end_offset, now
         follower.last_fetch_at = now
-        follower.end_at_last_fetch = self.log_end_offset
         if not fetch.progress_only:
             follower.notified_at = None
             follower.waiter_inbox = None

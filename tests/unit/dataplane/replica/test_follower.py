@@ -207,6 +207,17 @@ def test_an_answer_to_an_older_offset_request_is_dropped() -> None:
     assert ends(core, 4, 3, number=1) == []
 
 
+def test_an_offset_request_that_is_refused_is_repeated_before_anything_is_fetched() -> None:
+    """As by the leader of a deleted stream of this name, who has not heard of it and shares the subject."""
+    core = follower((4, 0), log_end=20)
+    core.start(0.0)
+    error = TidelogError(Code.WRONG_INCARNATION, "deleted and created again")
+    assert core.on_offset_answer(OffsetAnswer(number=1, leader_epoch=LeaderEpoch(5), error=error), 0.1) == []
+    assert isinstance(core.state, Reconciling)
+    assert not any(isinstance(effect, SendFetch) for effect in core.tick(1.0))
+    assert isinstance(core.state, Reconciling)
+
+
 def test_a_truncation_takes_the_high_watermark_along() -> None:
     core = follower((4, 0), log_end=20, high_watermark=18)
     core.start(0.0)
@@ -410,10 +421,21 @@ def test_no_responders_right_after_our_own_reconnect_is_no_suspicion() -> None:
 def test_silence_is_suspicion_after_the_leader_timeout_and_reports_repeat() -> None:
     core = follower()
     core.start(0.0)
-    assert reports(core.tick(2.9)) == []
+    for tenth in range(30):
+        assert reports(core.tick(tenth / 10)) == []
     assert len(reports(core.tick(3.0))) == 1
     assert reports(core.tick(3.1)) == []
     assert len(reports(core.tick(3.25))) == 1
+
+
+def test_a_follower_that_slept_does_not_take_its_own_silence_for_the_leaders() -> None:
+    core = follower()
+    core.start(0.0)
+    answer(core, now=0.1)
+    assert reports(core.tick(60.0)) == [], "answers may lie unread"
+    for tenth in range(30):
+        assert reports(core.tick(60.0 + tenth / 10)) == []
+    assert len(reports(core.tick(63.0))) == 1, "the leader is silent indeed"
 
 
 def test_a_good_answer_ends_the_suspicion() -> None:

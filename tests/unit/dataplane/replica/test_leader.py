@@ -550,3 +550,20 @@ def test_waiting_consumers_are_bounded() -> None:
 def test_a_refused_batch_makes_the_leader_look_at_its_own_copy() -> None:
     driver = Driver(log_end=5)
     assert of(VerifyOwnCopy, driver.fetch(B, 2, refused="bad CRC")) == [VerifyOwnCopy(Offset(2), "bad CRC")]
+
+
+def test_a_member_that_syncs_one_round_behind_a_steady_stream_stays_in_sync() -> None:
+    """It fetches on before its sync is through, so its reports never hold what was there at its last fetch."""
+    driver = Driver(view(isr=(A, B)))
+    fetched = synced = 0
+    now = 0.0
+    while now < 3 * SETTINGS.replica_max_lag_time:
+        now += 0.005
+        driver.append(10, now=now)
+        driver.fetch(B, fetched, durable=synced, now=now)
+        driver.append(10, now=now)
+        synced = fetched
+        driver.fetch(B, fetched, durable=synced, now=now, progress_only=True)
+        fetched = driver.leader.log_end_offset
+        assert not of(ProposeIsr, driver.leader.tick(now)), f"dropped after {now} s, {fetched - synced} records behind"
+    assert driver.leader.high_watermark >= fetched - 40

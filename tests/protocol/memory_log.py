@@ -1,0 +1,125 @@
+"""A partition's log in memory: what `dataplane.log` promises, without disk."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+
+from dataplane.replica.epochs import EpochEntry, LeaderEpochCache
+from wire.batch import BatchBuilder, BatchHeader
+from wire.errors import InvariantViolation
+from wire.types import NO_PRODUCER, LeaderEpoch, Offset
+
+RECORD_BYTES = 100
+"""What one record counts for where bytes are counted."""
+
+
+@dataclass(frozen=True, slots=True)
+class Batch:
+    """Records are told apart by their values."""
+
+    base: Offset
+    epoch: LeaderEpoch
+    values: str
+    """One character per record."""
+    producer: int = NO_PRODUCER
+    producer_epoch: int = 0
+    sequence: int = -1
+
+    @property
+    def end(self) -> Offset:
+        return Offset(self.base + len(self.values))
+
+    def header(self) -> BatchHeader:
+        builder = BatchBuilder()
+        builder.add_values([value.encode() for value in self.values])
+        built = builder.build(
+            1, producer_id=self.producer, producer_epoch=self.producer_epoch, base_sequence=self.sequence
+        )
+        return built.stamp(self.base, self.epoch)[1]
+
+
+class MemoryLog:
+    """`durable_end` is what survives a loss of power; everything survives a killed process."""
+
+    def __init__(self) -> None:
+        self.start = Offset(0)
+        self.batches: list[Batch] = []
+        self.durable_end = Offset(0)
+        self.epochs = LeaderEpochCache()
+        self.cuts = 0
+        """Truncations so far: a sync that began before one says nothing about what was written after it."""
+
+    @property
+    def end(self) -> Offset:
+        return self.batches[-1].end if self.batches else self.start
+
+    def append(self, batch: Batch) -> None:
+        latest = self.epochs.latest
+        if batch.base < self.end or (self.batches and batch.epoch < self.batches[-1].epoch):
+            raise InvariantViolation(f"{batch} does not continue a log that ends at {self.end} in epoch {latest}")
+        if batch.epoch != latest:
+            self.epochs.assign(batch.epoch, batch.base)
+        self.batches.append(batch)
+
+    def assign_epoch(self, epoch: LeaderEpoch) -> None:
+        """A new leader's first act: the tail is synced, then the epoch."""
+        self.durable_end = self.end
+        self.epochs.assign(epoch, self.end)
+
+    def read(self, offset: Offset, max_bytes: int) -> tuple[Batch, ...]:
+        """Whole batches from `offset` on, at least one."""
+        found: list[Batch] = []
+        size = 0
+        for batch in self.batches:
+            if batch.end <= offset:
+                continue
+            size += RECORD_BYTES * len(batch.values)
+            if found and size > max_bytes:
+                break
+            found.append(batch)
+        return tuple(found)
+
+    def truncate(self, offset: Offset) -> Offset:
+        """A cut inside a batch takes the whole batch. The new end."""
+        self.batches = [batch for batch in self.batches if batch.end <= offset]
+        self.durable_end = self.end
+        self.epochs.truncate_from(self.end)
+        self.cuts += 1
+        return self.end
+
+    def drop(self, start: Offset) -> None:
+        self.start, self.batches, self.durable_end = start, [], start
+        self.epochs.clear()
+        self.cuts += 1
+
+    def lose_power(self) -> None:
+        self.batches = [batch for batch in self.batches if batch.end <= self.durable_end]
+        self.recover()
+
+    def recover(self) -> None:
+        """Opened again: the epochs are what the file and the batches together say."""
+        self.durable_end = self.end
+        self.cuts += 1
+        self.epochs = LeaderEpochCache.rebuilt(
+            self.epochs.entries, [(batch.epoch, batch.base) for batch in self.batches], self.start, self.end
+        )
+
+    def records(self) -> Iterator[tuple[Offset, LeaderEpoch, str]]:
+        for batch in self.batches:
+            for number, value in enumerate(batch.values):
+                yield Offset(batch.base + number), batch.epoch, value
+
+    def preset(self, runs: Sequence[tuple[int, str]], start: int = 0) -> None:
+        """(epoch, values) in order, a batch for each record."""
+        self.start = self.durable_end = Offset(start)
+        for epoch, values in runs:
+            if not values:  # a leader that had not written yet
+                self.epochs.assign(LeaderEpoch(epoch), self.end)
+            for value in values:
+                self.append(Batch(self.end, LeaderEpoch(epoch), value))
+        self.durable_end = self.end
+
+
+def entries_shown(entries: Sequence[EpochEntry]) -> str:
+    return " ".join(f"{entry.epoch}@{entry.start}" for entry in entries)

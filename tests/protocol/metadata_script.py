@@ -1,0 +1,343 @@
+"""The commands of `tests/testdata/metadata`: the cluster state, and the controller that decides about it.
+
+    cluster a b c [controller=a]           brokers that have registered; a has held the first office
+    create s "b a c" "c b a" [min_isr=2] [durability=accepted]     a partition for each placement, its leader first
+    delete s
+    register b [life=same] [folder=other|old] [cache=lost] [unsound=N,…]
+    die b c [life=N] [office=N]
+    alter N ISR [leader=x] [e=N] [p=N] [lives=b:N,…]       a leader's ISR change; ISR is `a,b` …
+    elect N [to=x] [planned] [e=N] [office=N]
+    withdraw b N [p=N] | unclean b N
+    office b [expected=N]                  another controller takes office
+    partitions                             every partition
+
+With the controller's core, whose probes are answered as told:
+
+    raft leads|follows [minority]          what its Raft node says
+    peers b c                              voters with a live Raft connection
+    probes b answers|refuses|silent [behind]       how b's probe subject behaves from now on
+    connection lost|made                   the controller's NATS connection
+    peer-lost b                            b's Raft connection closes
+    report b N [e=N] [p=N]                 b reports the leader of partition N
+    hold | release                         proposals are kept back; committed in order
+    successors none                        nobody can take over
+    wait S                                 time passes
+    probing S                              as `wait`, and says how many probes went to whom
+
+`p4` is a partition epoch, `e2` a LeaderEpoch, `b/7` life 7 of broker b.
+"""
+
+from __future__ import annotations
+
+import shlex
+from collections import Counter
+from collections.abc import Callable, Iterable, Sequence
+from random import Random
+
+from metadata.controller import CloseOffice, ControllerCore, Effect, HandOver, Note, OpenOffice, Propose, SendProbe
+from metadata.model import Outcome, Partition
+from metadata.settings import MetadataSettings
+from tests.datadriven import Command, ScriptError
+from tests.unit.metadata.cluster import Cluster
+from wire import metadata_pb2 as pb
+from wire.types import BrokerId, Generation, LeaderEpoch, LeaderReport, PartitionEpoch, PartitionKey
+
+
+class MetadataScript:
+    def __init__(self) -> None:
+        self._lines: list[str] = []
+        self._now = 100.0
+        self._behaviour: dict[str, str] = {}
+        self._probed: Counter[str] = Counter()
+        self._held: list[Propose] | None = None
+        self._successors = True
+        self._cluster: Cluster | None = None
+        self._core: ControllerCore | None = None
+        self._commands: dict[str, Callable[[Command], None]] = {
+            "cluster": self._begin,
+            "create": self._create,
+            "delete": self._delete,
+            "register": self._register,
+            "die": self._die,
+            "alter": self._alter,
+            "elect": self._elect,
+            "withdraw": self._withdraw,
+            "unclean": self._unclean,
+            "office": self._office,
+            "partitions": self._partitions,
+            "raft": self._raft,
+            "peers": self._peers,
+            "probes": self._probes,
+            "connection": self._connection,
+            "peer-lost": self._peer_lost,
+            "report": self._report,
+            "hold": self._hold,
+            "release": self._release,
+            "successors": self._no_successors,
+            "wait": self._wait,
+            "probing": self._probing,
+        }
+
+    def __call__(self, command: Command) -> Sequence[str]:
+        self._lines = []
+        carry_out = self._commands.get(command.name)
+        if carry_out is None:
+            raise ScriptError(f"unknown command; known: {', '.join(self._commands)}")
+        carry_out(command)
+        return self._lines
+
+    @property
+    def cluster(self) -> Cluster:
+        if self._cluster is None:
+            raise ScriptError("the first command is `cluster`")
+        return self._cluster
+
+    @property
+    def core(self) -> ControllerCore:
+        if self._core is None:
+            raise ScriptError("the first command is `cluster`")
+        return self._core
+
+    # ---- the state -------------------------------------------------------------------------------------------------
+
+    def _begin(self, command: Command) -> None:
+        self._cluster = Cluster(*command.words)
+        controller = command.options.get("controller", command.words[0])
+        self._core = ControllerCore(
+            BrokerId(controller),
+            f"{controller}-life",
+            self._cluster.state,
+            MetadataSettings(),
+            Random(1),
+            namespace="tidelog",
+            new_cluster_id="new",
+        )
+        self._behaviour = dict.fromkeys(command.words, "answers")
+        self._perform(self._core.on_connection(True, 0.0))
+
+    def _key(self, number: int) -> PartitionKey:
+        return [key for key, _ in self.cluster.state.partitions()][number]
+
+    def _partition(self, number: int) -> Partition:
+        found = self.cluster.state.partition(self._key(number))
+        assert found is not None
+        return found
+
+    def _shown(self, key: PartitionKey) -> str:
+        partition = self.cluster.state.partition(key)
+        if partition is None:
+            return f"{key} gone"
+        eligible = f" eligible {','.join(partition.eligible)}" if partition.eligible else ""
+        withdrawn = "".join(f" withdrawn {entry.replica}" for entry in partition.withdrawn)
+        return (
+            f"{key} p{partition.epoch} e{partition.leader_epoch} leader {partition.leader or '-'}"
+            f" ISR {','.join(partition.isr)}{eligible}{withdrawn}"
+        )
+
+    def _ended(self, outcome: Outcome) -> None:
+        """How a command ended, and what it changed."""
+        codes = [code.name if code is not None else "done" for code in outcome.items]
+        if outcome.code is not None:
+            codes = [outcome.code.name]
+        value = f" value {outcome.value}" if outcome.value else ""
+        self._lines.append(f"{', '.join(codes) or 'done'}{value}")
+        changes = outcome.changes
+        self._lines += [f"  {self._shown(key)}" for key in (*changes.partitions, *changes.gone)]
+        if outcome.changes and self._core is not None:
+            self._perform(self._core.on_applied(outcome.changes, self._now))
+
+    def _create(self, command: Command) -> None:
+        command.check_options("min_isr", "durability")
+        words = [word for word in shlex.split(command.line)[1:] if "=" not in word]
+        self._ended(self.cluster.create(words[0], words[1:], config=command.options))
+
+    def _delete(self, command: Command) -> None:
+        self._ended(self.cluster.delete(command.words[0]))
+
+    def _register(self, command: Command) -> None:
+        command.check_options("life", "folder", "cache", "unsound")
+        options = command.options
+        name = command.words[0]
+        self._behaviour.setdefault(name, "answers")
+        outcome = self.cluster.register(
+            name,
+            folder_same=options.get("folder") != "other",
+            last_incarnation=1 if options.get("folder") == "old" else None,
+            page_cache_survived=options.get("cache") != "lost",
+            same_life=options.get("life") == "same",
+            unsound=[self._key(int(number)) for number in options.get("unsound", "").split(",") if number],
+        )
+        self._ended(outcome)
+
+    @staticmethod
+    def _number(command: Command, key: str) -> int | None:
+        return int(command.options[key]) if key in command.options else None
+
+    def _die(self, command: Command) -> None:
+        command.check_options("life", "office")
+        outcome = self.cluster.die(
+            *command.words, office=self._number(command, "office"), incarnation=self._number(command, "life")
+        )
+        self._ended(outcome)
+
+    def _alter(self, command: Command) -> None:
+        command.check_options("leader", "e", "p", "lives")
+        lives = dict(entry.split(":") for entry in command.options.get("lives", "").split(",") if entry)
+        item = self.cluster.alteration(
+            command.words[1].replace(",", " "),
+            number=int(command.words[0]),
+            leader=command.options.get("leader"),
+            leader_epoch=self._number(command, "e"),
+            expected_epoch=self._number(command, "p"),
+            incarnations={broker: int(life) for broker, life in lives.items()},
+        )
+        self._ended(self.cluster.alter(item))
+
+    def _elect(self, command: Command) -> None:
+        command.check_options("to", "e", "office")
+        outcome = self.cluster.elect(
+            int(command.words[0]),
+            target=command.options.get("to", ""),
+            planned="planned" in command.words,
+            leader_epoch=self._number(command, "e"),
+            office=self._number(command, "office"),
+        )
+        self._ended(outcome)
+
+    def _withdraw(self, command: Command) -> None:
+        command.check_options("p")
+        outcome = self.cluster.withdraw(
+            command.words[0], number=int(command.words[1]), expected_epoch=self._number(command, "p")
+        )
+        self._ended(outcome)
+
+    def _unclean(self, command: Command) -> None:
+        self._ended(self.cluster.unclean(command.words[0], int(command.words[1])))
+
+    def _office(self, command: Command) -> None:
+        command.check_options("expected")
+        self._ended(self.cluster.take_office(command.words[0], self._number(command, "expected")))
+
+    def _partitions(self, command: Command) -> None:
+        self._lines += [self._shown(key) for key, _ in self.cluster.state.partitions()] or ["none"]
+
+    # ---- the controller --------------------------------------------------------------------------------------------
+
+    def _perform(self, effects: Iterable[Effect]) -> None:
+        for effect in effects:
+            match effect:
+                case Propose():
+                    self._lines.append(f"  propose {self._command_shown(effect.command)}")
+                    if self._held is None:
+                        self._commit(effect)
+                    else:
+                        self._held.append(effect)
+                case SendProbe(broker, number, _, _):
+                    self._probed[broker] += 1
+                    self._probe(broker, number)
+                case OpenOffice(office):
+                    self._lines.append(f"  open office {office}")
+                case CloseOffice():
+                    self._lines.append("  close the office")
+                case HandOver():
+                    self._lines.append("  hand over")
+                    if not self._successors:
+                        self._perform(self.core.on_hand_over_refused(self._now))
+                case Note(text):
+                    self._lines.append(f"  note: {text}")
+
+    def _commit(self, proposal: Propose) -> None:
+        outcome = self.cluster.apply(proposal.command)
+        self._ended(outcome)
+        self._perform(self.core.on_outcome(proposal.ticket, outcome, self._now))
+
+    def _probe(self, broker: BrokerId, number: int) -> None:
+        match self._behaviour[broker]:
+            case "answers":
+                generation = Generation(self.cluster.state.generation)
+                self._perform(self.core.on_probe_answer(broker, number, generation, self._now))
+            case "behind":
+                self._perform(self.core.on_probe_answer(broker, number, Generation(1), self._now))
+            case "refuses":
+                self._perform(self.core.on_no_responders(broker, number, self._now))
+            case _:
+                pass
+
+    @staticmethod
+    def _command_shown(command: pb.Command) -> str:
+        match command.WhichOneof("body"):
+            case "take_office":
+                return f"office {command.take_office.expected_office + 1} of {command.take_office.controller}"
+            case "brokers_dead":
+                dead = " ".join(f"{life.broker}/{life.incarnation}" for life in command.brokers_dead.brokers)
+                return f"dead {dead} (office {command.brokers_dead.office})"
+            case "elect_leaders":
+                items = command.elect_leaders.items
+                moved = " ".join(
+                    f"{item.partition.stream}/{item.partition.partition}@e{item.leader_epoch}" for item in items
+                )
+                return f"elect {moved} (office {command.elect_leaders.office})"
+            case kind:
+                return str(kind)
+
+    def _raft(self, command: Command) -> None:
+        self._perform(self.core.on_raft("leads" in command.words, "minority" not in command.words, self._now))
+
+    def _peers(self, command: Command) -> None:
+        self.core.on_raft_peers([BrokerId(name) for name in command.words])
+
+    def _probes(self, command: Command) -> None:
+        *brokers, how = command.words
+        if how not in ("answers", "refuses", "silent", "behind"):
+            raise ScriptError(f"a probe is not answered with {how}")
+        self._behaviour.update(dict.fromkeys(brokers, how))
+
+    def _connection(self, command: Command) -> None:
+        self._perform(self.core.on_connection(command.words == ("made",), self._now))
+
+    def _peer_lost(self, command: Command) -> None:
+        self._perform(self.core.on_peer_lost(BrokerId(command.words[0]), self._now))
+
+    def _report(self, command: Command) -> None:
+        command.check_options("e", "p")
+        number = int(command.words[1])
+        partition = self._partition(number)
+        assert partition.leader is not None
+        report = LeaderReport(
+            key=self._key(number),
+            replica=BrokerId(command.words[0]),
+            leader=partition.leader,
+            epoch=PartitionEpoch(int(command.options.get("p", partition.epoch))),
+            leader_epoch=LeaderEpoch(int(command.options.get("e", partition.leader_epoch))),
+        )
+        self._perform(self.core.on_report(report, self._now))
+
+    def _hold(self, command: Command) -> None:
+        self._held = []
+
+    def _release(self, command: Command) -> None:
+        held, self._held = self._held or [], None
+        for proposal in held:
+            self._lines.append(f"  commit {self._command_shown(proposal.command)}")
+            self._commit(proposal)
+
+    def _no_successors(self, command: Command) -> None:
+        self._successors = command.words != ("none",)
+
+    def _wait(self, command: Command) -> None:
+        began = self._now
+        end = began + float(command.words[0])
+        while self.core.next_deadline() <= end:
+            self._now = max(self._now + 0.001, self.core.next_deadline())
+            before, self._lines = self._lines, []
+            self._perform(self.core.tick(self._now))
+            if self._lines:
+                before.append(f"after {self._now - began:.3f}".rstrip("0").rstrip(".") + " s")
+            self._lines = before + self._lines
+        self._now = max(self._now, end)
+
+    def _probing(self, command: Command) -> None:
+        self._probed.clear()
+        self._wait(command)
+        probed = " ".join(f"{broker}:{count}" for broker, count in sorted(self._probed.items()))
+        self._lines.append(f"probes {probed or 'none'}")

@@ -1,0 +1,31 @@
+"""Every file of `tests/testdata` tells what the protocol does in one situation, and is carried out here.
+
+`pytest tests/protocol --rewrite` writes down what is printed now. Read the difference against DESIGN.md: a transcript
+that records a bug is worse than none.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+from tests import datadriven
+from tests.protocol.metadata_script import MetadataScript
+from tests.protocol.replication_script import ReplicationScript
+
+TESTDATA = Path(__file__).parent.parent / "testdata"
+AREAS: dict[str, Callable[[], datadriven.Handler]] = {
+    "metadata": MetadataScript,
+    "replication": ReplicationScript,
+}
+
+
+def _transcripts() -> list[Path]:
+    return sorted(path.relative_to(TESTDATA) for path in TESTDATA.rglob("*.txt"))
+
+
+@pytest.mark.parametrize("name", _transcripts(), ids=str)
+def test_transcript(name: Path, request: pytest.FixtureRequest) -> None:
+    datadriven.run(TESTDATA / name, AREAS[name.parts[0]](), rewrite=bool(request.config.getoption("--rewrite")))
