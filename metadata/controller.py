@@ -502,7 +502,8 @@ class ControllerCore:
                 if now - at <= self._settings.witness_window_s and partition is not None and broker in partition.isr
             }
             suspicion.witnesses = fresh
-            if partition is None or not fresh:
+            # The state may be ahead of what `on_applied` has told of.
+            if partition is None or partition.leader_epoch != suspicion.leader_epoch or not fresh:
                 del self._suspicions[key]
                 continue
             if self._liveness.is_refused(suspicion.leader) and self._liveness.is_trusted(now):

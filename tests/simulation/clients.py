@@ -125,6 +125,22 @@ class Workload:
         rate = self.rate * 10 if self.world.now < self.burst_until else self.rate
         return self.rng.expovariate(rate)
 
+    def move_leader(self) -> bool:
+        """Ask for another leader of some partition."""
+        if not self.incarnation:
+            return False
+        partition = self.rng.randrange(self.partitions)
+        target = self.rng.choice(sorted(self.invariants.brokers))
+        self.spawn(lambda: self._move_leader(partition, target))
+        return True
+
+    async def _move_leader(self, partition: int, target: str) -> None:
+        try:
+            await self.client.move_leader(self.stream, partition, target)
+            self.world.say(f"{self.stream}/{partition} was moved to {target}")
+        except TidelogError as error:
+            self.world.say(f"{self.stream}/{partition} was not moved to {target}: {error}")
+
     # ---- producers
 
     async def produce(self, acks: Literal["all", "leader", "none"]) -> None:

@@ -69,6 +69,7 @@ WEIGHTS: dict[str, float] = {
     "kill all": 2,
     "power all": 3,
     "recreate": 2,
+    "move leader": 5,
 }
 
 
@@ -392,6 +393,11 @@ def _recreate(_: Fault, cluster: Cluster) -> bool:
     return cluster.recreate()
 
 
+def _move_leader(_: Fault, cluster: Cluster) -> bool:
+    """As an operator asks for it; it may come to nothing."""
+    return cluster.clients.move_leader()
+
+
 _DO: dict[str, Callable[[Fault, Cluster], bool]] = {
     "kill": _kill,
     "power": _power,
@@ -419,5 +425,6 @@ _DO: dict[str, Callable[[Fault, Cluster], bool]] = {
     "kill all": _all(_kill),
     "power all": _all(_power),
     "recreate": _recreate,
+    "move leader": _move_leader,
     "drama": _drama,
 }

@@ -254,6 +254,15 @@ def test_witnesses_count_within_the_window_only(office: Office) -> None:
     assert office.kinds == []
 
 
+def test_reports_of_a_leader_do_not_depose_the_next_one_whose_election_has_just_been_applied(office: Office) -> None:
+    office.behaviour["b"] = "silent"
+    office.report("c")
+    office.cluster.elect(0, planned=True, target="a")  # applied; the core has not been told yet
+    office.behaviour["b"] = "refuses"
+    office.run(SETTINGS.probe_timeout_s)
+    assert "elect_leaders" not in office.kinds
+
+
 def test_a_new_leader_epoch_clears_the_witnesses(office: Office) -> None:
     office.report("c")
     changes = office.cluster.elect(0, planned=True, target="a").changes
