@@ -54,23 +54,6 @@ class CompleteProduce:
 
 
 @dataclass(frozen=True, slots=True)
-class ServeConsumer:
-    """Answer a consumer with committed batches from `offset` on (none when `max_bytes` is 0), below
-    `high_watermark`."""
-
-    token: object
-    offset: Offset
-    max_bytes: int
-    high_watermark: Offset
-
-
-@dataclass(frozen=True, slots=True)
-class RefuseConsumer:
-    token: object
-    error: TidelogError
-
-
-@dataclass(frozen=True, slots=True)
 class VerifyOwnCopy:
     """A follower refused what lies at `offset`: read it again; when our own copy is damaged, withdraw."""
 
@@ -126,6 +109,23 @@ class ReportLeader:
 
 # ---------------------------------------------------------------- both
 @dataclass(frozen=True, slots=True)
+class ServeConsumer:
+    """Answer a consumer with committed batches from `offset` on (none when `max_bytes` is 0), below
+    `high_watermark`."""
+
+    token: object
+    offset: Offset
+    max_bytes: int
+    high_watermark: Offset
+
+
+@dataclass(frozen=True, slots=True)
+class RefuseConsumer:
+    token: object
+    error: TidelogError
+
+
+@dataclass(frozen=True, slots=True)
 class RequestSync:
     """fdatasync what was appended; completion: `on_synced`."""
 
@@ -142,5 +142,13 @@ LeaderEffect: TypeAlias = (
     | RequestSync
 )
 FollowerEffect: TypeAlias = (
-    SendFetch | SendOffsetRequest | Truncate | SkipAhead | AppendReplicated | ReportLeader | RequestSync
+    SendFetch
+    | SendOffsetRequest
+    | Truncate
+    | SkipAhead
+    | AppendReplicated
+    | ReportLeader
+    | ServeConsumer
+    | RefuseConsumer
+    | RequestSync
 )
