@@ -110,9 +110,7 @@ def refusal(effects: list[FollowerEffect]) -> TidelogError:
 
 def served(effects: list[FollowerEffect]) -> list[tuple[object, int, int]]:
     """(token, offset, HW), of those that got records."""
-    return [
-        (e.token, e.offset, e.high_watermark) for e in effects if isinstance(e, ServeConsumer) and e.max_bytes > 0
-    ]
+    return [(e.token, e.offset, e.high_watermark) for e in effects if isinstance(e, ServeConsumer) and e.max_bytes > 0]
 
 
 # ---------------------------------------------------------------- what is served
@@ -237,9 +235,7 @@ def test_a_refused_fetch_is_no_good_fetch() -> None:
     state = core.state
     assert isinstance(state, Fetching)
     error = TidelogError(Code.BACKPRESSURE, "later", {"retry_after_ms": "10"})
-    core.on_answer(
-        FetchAnswer(sequence=state.sequence, leader_epoch=EPOCH, high_watermark=Offset(0), error=error), 0.0
-    )
+    core.on_answer(FetchAnswer(sequence=state.sequence, leader_epoch=EPOCH, high_watermark=Offset(0), error=error), 0.0)
     assert refusal(core.on_consumer_fetch(consumer(0), 0.0)).code is Code.UNAVAILABLE
 
 
