@@ -308,6 +308,8 @@ class Following(ReadableRole):
 
     async def _truncate(self, offset: Offset) -> None:
         await self._finish_cold_reads()
+        if self.ended:
+            return
         before = self.log.log_end_offset
         if offset < self.core.high_watermark:
             log.error(
@@ -332,6 +334,8 @@ class Following(ReadableRole):
 
     async def _skip_ahead(self, log_start: Offset) -> None:
         await self._finish_cold_reads()
+        if self.ended:
+            return
         before = self.log.log_end_offset
         try:
             await self.context.loop.run_in_executor(self.context.executor, self.log.drop_all, log_start)

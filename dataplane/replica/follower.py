@@ -146,8 +146,10 @@ class Follower:
         self._suspected = False
         self._fetch_timeout = settings.replica_fetch_timeout
         """Doubles with every fetch that is given up, so that slow answers come through; an answer ends that."""
+        self._offset_timeout = settings.offset_retry
+        """The same for `.offset`."""
         self._nobody_listens = False
-        """NATS answered the fetch that is out with 503: it is sent again soon, and no slow answer is to be waited
+        """NATS answered the request that is out with 503: it is sent again soon, and no slow answer is to be waited
         for."""
         self._reported_at = -math.inf
         self._ticked_at = now
@@ -170,7 +172,8 @@ class Follower:
 
     def _ask(self, epoch: LeaderEpoch, cut: Offset, now: float) -> list[FollowerEffect]:
         self._number += 1
-        self.state = Reconciling(epoch, cut, self._number, now + self.settings.offset_retry)
+        self._nobody_listens = False
+        self.state = Reconciling(epoch, cut, self._number, now + self._offset_timeout)
         return [SendOffsetRequest(epoch, self._number)]
 
     # ------------------------------------------------------------------ reconciliation
@@ -182,6 +185,7 @@ class Follower:
             or answer.leader_epoch < self.leader_epoch
         ):
             return []
+        self._offset_timeout = self.settings.offset_retry
         if answer.error is not None or answer.leader_epoch > self.leader_epoch:
             self._pause(now)  # metadata will tell us of the newer epoch
             return []
@@ -359,10 +363,10 @@ class Follower:
         if self._answered and now - self._connected_since >= self.settings.liveness_grace:
             self._suspected = True
         state = self.state
+        self._nobody_listens = True
         if isinstance(state, Reconciling):
             self.state = Reconciling(state.asked, state.cut, state.number, now + self.settings.no_leader_retry)
         elif isinstance(state, (Fetching, Idle)):
-            self._nobody_listens = True
             self.state = Fetching(state.sequence, state.offset, now + self.settings.no_leader_retry)
         return self._maybe_report(now)
 
@@ -413,6 +417,8 @@ class Follower:
         out: list[FollowerEffect] = []
         match state:
             case Reconciling() if now >= state.ask_again_at:
+                if not self._nobody_listens:
+                    self._offset_timeout = min(2 * self._offset_timeout, self.settings.replica_max_leader_timeout)
                 out += self._ask(state.asked, state.cut, now)
             case Fetching() if now >= state.unanswered_at:
                 if not self._nobody_listens:
