@@ -126,7 +126,7 @@ async def test_only_the_leader_looks_positions_up(a: Node, b: Node, client: Nats
 
 async def test_requests_of_another_life_or_of_none_are_refused(a: Node, b: Node, client: NatsConnection) -> None:
     await in_sync(a, b, 1, client)
-    wrong = await ask(client, B, offset=0, stream_incarnation=99, partition_incarnation=99)
+    wrong = await ask(client, B, offset=0, stream_incarnation=1, partition_incarnation=1)
     assert refusal(wrong).code is Code.WRONG_INCARNATION
     garbage = await client.request(SUBJECTS.fetch_from(KEY.stream, 0, B), b"\xff\xff", timeout=10)
     assert refusal(garbage).code is Code.BAD_REQUEST
