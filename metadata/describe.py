@@ -157,6 +157,7 @@ def metadata_form(state: ClusterState, stream: Stream) -> dict[str, Any]:
                 "partition": number,
                 "incarnation": partition.incarnation,
                 "leader": partition.leader,
+                "isr": list(partition.isr),
                 "leader_epoch": partition.leader_epoch,
                 "epoch": partition.epoch,
                 "state": partition.state.value,

@@ -3,6 +3,7 @@
 A cluster owns everything below its namespace, `<ns>.>`:
 
     <ns>.<stream>.<partition>.replicate | offset | append | fetch
+    <ns>.<stream>.<partition>.fetch.<broker>
     <ns>.notify.<broker>
     <ns>.metadata.<what>[.<broker>]
     <ns>.api.<what>
@@ -53,8 +54,12 @@ class Subjects:
         return f"{self.namespace}.{stream}.{partition}.append"
 
     def fetch(self, stream: StreamName, partition: int) -> str:
-        """Clients read committed batches."""
+        """Clients read committed batches at the leader, and ask it for positions."""
         return f"{self.namespace}.{stream}.{partition}.fetch"
+
+    def fetch_from(self, stream: StreamName, partition: int, broker: BrokerId) -> str:
+        """Clients read committed batches at that replica, whatever its role."""
+        return f"{self.namespace}.{stream}.{partition}.fetch.{broker}"
 
     def notify(self, broker: BrokerId) -> str:
         """Leaders tell an idle follower that there are records."""

@@ -1,4 +1,5 @@
-"""Following one partition: `dataplane.replica.follower` in the middle, requests out, batches into the log."""
+"""Following one partition: `dataplane.replica.follower` in the middle, requests out, batches into the log and out of it
+to consumers."""
 
 from __future__ import annotations
 
@@ -7,33 +8,36 @@ import logging
 from google.protobuf.message import DecodeError
 
 from dataplane.broker.context import BrokerContext
-from dataplane.broker.role import Role
+from dataplane.broker.reading import ReadableRole
 from dataplane.log.errors import LogDamaged
 from dataplane.log.partition_log import PartitionLog
+from dataplane.replica.consumers import ConsumerFetch
 from dataplane.replica.effects import (
     AppendReplicated,
     FollowerEffect,
+    RefuseConsumer,
     ReportLeader,
     RequestSync,
     SendFetch,
     SendOffsetRequest,
+    ServeConsumer,
     SkipAhead,
     Truncate,
 )
 from dataplane.replica.follower import FetchAnswer, Follower, OffsetAnswer
 from dataplane.replica.producers import ProducerTable
 from wire.batch import BatchHeader, iter_batches, verify_body
-from wire.errors import CorruptData, InvariantViolation, TidelogError
+from wire.errors import Code, CorruptData, InvariantViolation, TidelogError
 from wire.replication import HEADER_SIZE as REPLICATION_HEADER_SIZE
 from wire.replication import decode_header
-from wire.tidelog_pb2 import LeaderEpochOffsetRequest, LeaderEpochOffsetResponse, ReplicationRequest
+from wire.tidelog_pb2 import FetchRequest, LeaderEpochOffsetRequest, LeaderEpochOffsetResponse, ReplicationRequest
 from wire.transport import NO_RESPONDERS, Message
 from wire.types import Durability, LeaderEpoch, Offset, PartitionView
 
 log = logging.getLogger(__name__)
 
 
-class Following(Role):
+class Following(ReadableRole):
     def __init__(
         self,
         context: BrokerContext,
@@ -79,7 +83,8 @@ class Following(Role):
     def give_up_starting(self) -> None:
         pass  # its start waits for nothing
 
-    async def _let_go(self, reason: str) -> None:  # noqa: ARG002 - nobody waits for a follower
+    async def _let_go(self, reason: str) -> None:
+        self._run(self.core.resign(reason))
         for inbox in (self._fetch_inbox, self._offset_inbox):
             if inbox is not None:
                 self.context.control.on_inbox(inbox, None)
@@ -90,7 +95,7 @@ class Following(Role):
 
     def on_view(self, view: PartitionView) -> None:
         self.view = view
-        self.core.on_view(view)
+        self._run(self.core.on_view(view, self.context.now()))
         self._schedule()
 
     def on_connection(self, connected: bool) -> None:  # noqa: ARG002 - the core wants to know since when
@@ -115,6 +120,18 @@ class Following(Role):
 
     def _on_synced(self, durable_end: Offset) -> None:
         self._run(self.core.on_synced(durable_end))
+
+    # ------------------------------------------------------------------ consumers
+    def _look_up(self, position: str, request: FetchRequest, inbox: str) -> None:  # noqa: ARG002 - none is known here
+        error = TidelogError(
+            Code.NOT_LEADER,
+            f"{self.context.broker} does not lead {self.view.key} and cannot look {position!r} up; ask the leader",
+            {"leader": self.view.leader or ""},
+        )
+        self._answers.error(inbox, error)
+
+    def _on_consumer_fetch(self, fetch: ConsumerFetch) -> None:
+        self._run(self.core.on_consumer_fetch(fetch, self.context.now()))
 
     # ------------------------------------------------------------------ answers
     def _on_fetch_answer(self, sequence: int, message: Message) -> None:
@@ -225,6 +242,10 @@ class Following(Role):
                 case ReportLeader(report):
                     self.context.counters.leader_reports += 1
                     self.context.metadata.report_leader(report)
+                case ServeConsumer():
+                    self._serve(effect)
+                case RefuseConsumer():
+                    self._refuse_reader(effect)
 
     def _send_fetch(self, effect: SendFetch) -> None:
         key = self.view.key
@@ -286,6 +307,9 @@ class Following(Role):
         self._run(self.core.on_appended(self.log.log_end_offset, high_watermark, self.context.now()))
 
     async def _truncate(self, offset: Offset) -> None:
+        await self._finish_cold_reads()
+        if self.ended:
+            return
         before = self.log.log_end_offset
         if offset < self.core.high_watermark:
             log.error(
@@ -309,6 +333,9 @@ class Following(Role):
             self._schedule()
 
     async def _skip_ahead(self, log_start: Offset) -> None:
+        await self._finish_cold_reads()
+        if self.ended:
+            return
         before = self.log.log_end_offset
         try:
             await self.context.loop.run_in_executor(self.context.executor, self.log.drop_all, log_start)

@@ -19,12 +19,13 @@ from typing import Any
 
 from google.protobuf.message import DecodeError
 
-from dataplane.broker.acks import Answers, AppendReply, BareReplies, EnvelopeReply
+from dataplane.broker.acks import AppendReply, BareReplies, EnvelopeReply
 from dataplane.broker.context import BrokerContext
 from dataplane.broker.ingest import SEAL_BYTES, Ingest, bare_tokens, envelope_tokens, envelope_waits_for_all
-from dataplane.broker.role import Role
+from dataplane.broker.reading import ReadableRole
 from dataplane.log.errors import LogDamaged
 from dataplane.log.partition_log import PartitionLog
+from dataplane.replica.consumers import ConsumerFetch
 from dataplane.replica.effects import (
     CompleteDrain,
     CompleteProduce,
@@ -38,8 +39,9 @@ from dataplane.replica.effects import (
     ServeConsumer,
     VerifyOwnCopy,
 )
-from dataplane.replica.leader import ConsumerFetch, FollowerFetch, Leader
+from dataplane.replica.leader import FollowerFetch, Leader
 from dataplane.replica.producers import Duplicate, ProducerTable, Rejected
+from dataplane.replica.refusals import fenced
 from wire.append import decode_append
 from wire.batch import HEADER_SIZE, EncodedBatch, iter_batches, verify_body
 from wire.errors import Code, CorruptData, TidelogError
@@ -56,7 +58,7 @@ from wire.tidelog_pb2 import (
 from wire.tidelog_pb2 import (
     Message as EnvelopeMessage,
 )
-from wire.transport import Buffer, Message, MessageHandler, Subscription, Transport
+from wire.transport import Message, MessageHandler, Subscription, Transport
 from wire.types import (
     BrokerId,
     DrainAnswer,
@@ -71,21 +73,6 @@ from wire.types import (
 
 log = logging.getLogger(__name__)
 
-ANSWER_OVERHEAD = 1024
-"""Room in a message for the 16-byte header, NATS headers and an append preamble."""
-MAX_COLD_READS = 64
-"""Consumers of one partition that wait for the disk; one more is refused with BACKPRESSURE."""
-LOG_START_HEADER = "Tidelog-Log-Start"
-OFFSET_HEADER = "Tidelog-Offset"
-
-
-@dataclass(frozen=True, slots=True)
-class _Reader:
-    """A consumer that waits for its answer."""
-
-    inbox: str
-    looked_up: bool
-
 
 @dataclass(frozen=True, slots=True)
 class _Mover:
@@ -95,7 +82,7 @@ class _Mover:
     answer: DrainAnswer
 
 
-class Leading(Role):
+class Leading(ReadableRole):
     def __init__(
         self,
         context: BrokerContext,
@@ -108,14 +95,11 @@ class Leading(Role):
         self._initial_high_watermark = high_watermark
         self._core: Leader | None = None
         self._subscriptions: list[Subscription] = []
-        self._answers = Answers(context.control, view.key, view.subject)
         self._durable = view.config.durability is Durability.DURABLE
         self._syncing = False
         self._starting: asyncio.Task[None] | None = None
         self._unwanted = False
-        self._cold_reads = 0
-        limit = min(context.ingest.max_payload, context.control.max_payload) - ANSWER_OVERHEAD
-        self._max_batch = limit
+        limit = self._max_batch
         self._max_record = min(view.config.max_record_bytes, limit - HEADER_SIZE - 64)
         self._confirm_timeout = view.config.confirm_timeout_ms / 1000
         self._ingest = Ingest(
@@ -400,19 +384,11 @@ class Leading(Role):
         self._append_batch(core, request, batch, message.reply)
         self._schedule()
 
-    def _check_life(self, request: AppendRequest | FetchRequest) -> None:
-        """Clients may leave the incarnations out. Raises TidelogError(WRONG_INCARNATION)."""
-        key = self.view.key
-        if (request.stream_incarnation and request.stream_incarnation != key.stream_incarnation) or (
-            request.partition_incarnation and request.partition_incarnation != key.partition_incarnation
-        ):
-            raise self._wrong_life()
-
     def _check_append(self, core: Leader, request: AppendRequest) -> None:
         """Raises TidelogError when the request may not be appended, whatever its batch holds."""
         key = self.view.key
         if request.leader_epoch and request.leader_epoch < self.leader_epoch:
-            raise core.fenced(LeaderEpoch(request.leader_epoch))
+            raise fenced(self.view, LeaderEpoch(request.leader_epoch))
         if request.partitioning_version and request.partitioning_version != self.view.partitioning_version:
             raise TidelogError(
                 Code.STALE_PARTITIONING,
@@ -540,61 +516,33 @@ class Leading(Role):
         if message.reply:
             self.context.control.publish(message.reply, [response.SerializeToString()])
 
-    def _same_life(self, stream_incarnation: int, partition_incarnation: int) -> bool:
-        key = self.view.key
-        return stream_incarnation == key.stream_incarnation and partition_incarnation == key.partition_incarnation
-
-    def _is_outlived(self, stream_incarnation: int, partition_incarnation: int) -> bool:
-        """The stream was deleted and created again, and this leader of the deleted one has not heard of it yet. It
-        shares its subjects with the leader of the new one, whose answer it must not overtake with a refusal."""
-        key = self.view.key
-        return (stream_incarnation, partition_incarnation) > (key.stream_incarnation, key.partition_incarnation)
-
-    def _wrong_life(self) -> TidelogError:
-        return TidelogError(
-            Code.WRONG_INCARNATION, f"{self.view.key} was deleted and created again; refresh the metadata"
-        )
-
-    def _bad_request(self, message: Message, kind: str, why: str) -> None:
-        self.context.counters.bad_requests += 1
-        log.warning("partition %s: dropped a bad request: the %s request %s", self.view.key, kind, why)
-        self._answers.error(message.reply, TidelogError(Code.BAD_REQUEST, f"the {kind} request {why}"))
-
     # ------------------------------------------------------------------ consumers
-    def _on_fetch(self, message: Message) -> None:
+    def on_read(self, message: Message) -> None:
+        if self._core is not None:
+            super().on_read(message)
+            return
+        error = TidelogError(Code.UNAVAILABLE, f"{self.context.broker} is about to lead {self.view.key}; try again")
+        self._answers.error(message.reply, error)
+
+    def _look_up(self, position: str, request: FetchRequest, inbox: str) -> None:
         core = self._core
-        if self.ended or core is None or not message.reply:
+        if core is None:
             return
-        request = FetchRequest()
-        try:
-            request.ParseFromString(message.data)
-        except DecodeError as e:
-            self._bad_request(message, "fetch", f"does not decode: {e}")
-            return
-        if self._is_outlived(request.stream_incarnation, request.partition_incarnation):
-            return
-        try:
-            self._check_life(request)
-        except TidelogError as e:
-            self._answers.error(message.reply, e)
-            return
-        position = request.WhichOneof("position")
         match position:
             case "earliest":
-                self._fetch_from(core, request, core.log_start_offset, message.reply, looked_up=True)
+                self._fetch_from(request, core.log_start_offset, inbox, looked_up=True)
             case "latest":
                 latest = self._latest(core)
                 if isinstance(latest, TidelogError):
-                    self._answers.error(message.reply, latest)
+                    self._answers.error(inbox, latest)
                 else:
-                    self._fetch_from(core, request, latest, message.reply, looked_up=True)
-            case "timestamp":
-                self._read_for_consumer(message.reply, self._fetch_from_time(core, request, message.reply))
-            case "offset":
-                self._fetch_from(core, request, Offset(request.offset), message.reply, looked_up=False)
+                    self._fetch_from(request, latest, inbox, looked_up=True)
             case _:
-                self._bad_request(message, "fetch", "names no position")
-        self._schedule()
+                self._read_for_consumer(inbox, self._fetch_from_time(core, request, inbox))
+
+    def _on_consumer_fetch(self, fetch: ConsumerFetch) -> None:
+        if self._core is not None:
+            self._run(self._core.on_consumer_fetch(fetch, self.context.now()))
 
     def _latest(self, core: Leader) -> Offset | TidelogError:
         """Without a lease another broker may lead by now, and have told a later one; a client's never goes back."""
@@ -620,66 +568,8 @@ class Leading(Role):
             self._read_failed(inbox, e)
             return
         if not self.ended:
-            self._fetch_from(core, request, found if found is not None else latest, inbox, looked_up=True)
+            self._fetch_from(request, found if found is not None else latest, inbox, looked_up=True)
             self._schedule()
-
-    def _fetch_from(self, core: Leader, request: FetchRequest, offset: Offset, inbox: str, *, looked_up: bool) -> None:
-        reader = _Reader(inbox, looked_up)
-        if request.max_bytes == 0:
-            self._answer_reader(reader, offset, core.high_watermark, [])
-            return
-        fetch = ConsumerFetch(
-            offset=offset,
-            leader_epoch=LeaderEpoch(request.leader_epoch),
-            max_bytes=request.max_bytes,
-            max_wait=request.max_wait_ms / 1000,
-            last_record_epoch=LeaderEpoch(request.last_record_epoch),
-            token=reader,
-        )
-        self._run(core.on_consumer_fetch(fetch, self.context.now()))
-
-    def _answer_reader(self, reader: _Reader, offset: Offset, high_watermark: Offset, parts: list[Buffer]) -> None:
-        headers = {LOG_START_HEADER: str(self.log.log_start_offset)}
-        if reader.looked_up:
-            headers[OFFSET_HEADER] = str(offset)
-        sent = self.context.ingest.publish(
-            reader.inbox, [encode_header(self.leader_epoch, high_watermark), *parts], headers=headers
-        )
-        if not sent:
-            log.debug("partition %s: an answer to a consumer was dropped, the outgoing buffer is full", self.view.key)
-
-    def _read_for_consumer(self, inbox: str, reading: Coroutine[Any, Any, None]) -> None:
-        if self._cold_reads >= MAX_COLD_READS:
-            reading.close()
-            self._answers.error(
-                inbox,
-                TidelogError(
-                    Code.BACKPRESSURE,
-                    f"{self._cold_reads} consumers of {self.view.key} wait for the disk already; try again",
-                    {"retry_after_ms": "100"},
-                ),
-            )
-            return
-        self._cold_reads += 1
-        self._spawn(self._counted(reading))
-
-    async def _counted(self, reading: Coroutine[Any, Any, None]) -> None:
-        try:
-            await reading
-        finally:
-            self._cold_reads -= 1
-
-    def _read_failed(self, inbox: str, error: LogDamaged | CorruptData | TidelogError) -> None:
-        if isinstance(error, TidelogError):
-            self._answers.error(inbox, error)
-            return
-        log.error("partition %s: a read failed: %s", self.view.key, error)
-        # Not INTERNAL, which no client repeats: a sound replica is about to lead.
-        self._answers.error(
-            inbox, TidelogError(Code.UNAVAILABLE, f"{self.view.key} cannot be read on {self.context.broker}: {error}")
-        )
-        if isinstance(error, CorruptData):
-            self.fail(f"the log is damaged: {error}")
 
     # ------------------------------------------------------------------ effects
     def _run(self, effects: list[LeaderEffect]) -> None:
@@ -691,15 +581,13 @@ class Leading(Role):
                     self._request_sync()
                 case CompleteProduce(token, error):
                     self._complete(token, error)
-                case ServeConsumer(token, offset, max_bytes, high_watermark):
-                    assert isinstance(token, _Reader)
-                    self._serve(token, offset, max_bytes, high_watermark)
+                case ServeConsumer():
+                    self._serve(effect)
                 case Refuse(inbox, error):
                     header = encode_header(self.leader_epoch, self.high_watermark)
                     self._answers.error(inbox, error, header)
-                case RefuseConsumer(token, error):
-                    assert isinstance(token, _Reader)
-                    self._answers.error(token.inbox, error)
+                case RefuseConsumer():
+                    self._refuse_reader(effect)
                 case Notify(replica):
                     self._notify(replica)
                 case ProposeIsr(change):
@@ -736,31 +624,6 @@ class Leading(Role):
             return
         if not self.ended:
             self.context.control.publish(effect.inbox, [encode_header(self.leader_epoch, effect.high_watermark), data])
-
-    def _serve(self, reader: _Reader, offset: Offset, max_bytes: int, high_watermark: Offset) -> None:
-        if max_bytes == 0:
-            self._answer_reader(reader, offset, high_watermark, [])
-            return
-        limit = min(max_bytes, self._max_batch)
-        parts = self.log.read(offset, max_bytes=limit, end_offset=high_watermark)
-        if parts is not None:
-            self._answer_reader(reader, offset, high_watermark, parts)
-        else:
-            self._read_for_consumer(reader.inbox, self._serve_cold(reader, offset, limit, high_watermark))
-
-    async def _serve_cold(self, reader: _Reader, offset: Offset, limit: int, high_watermark: Offset) -> None:
-        try:
-            data = await self._read_cold(offset, limit, high_watermark)
-        except (LogDamaged, CorruptData, TidelogError) as e:
-            self._read_failed(reader.inbox, e)
-            return
-        if not self.ended:
-            self._answer_reader(reader, offset, high_watermark, [data])
-
-    async def _read_cold(self, offset: Offset, limit: int, end: Offset) -> bytes:
-        return await self.context.loop.run_in_executor(
-            self.context.readers, lambda: self.log.read_from_disk(offset, max_bytes=limit, end_offset=end)
-        )
 
     def _complete(self, token: object, error: TidelogError | None) -> None:
         lease = self.context.metadata.lease_valid(self.context.now())

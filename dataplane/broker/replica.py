@@ -28,7 +28,8 @@ from dataplane.log.files import REAL_FILES, FileSystem
 from dataplane.log.partition_log import LogConfig, PartitionLog
 from dataplane.log.recovery import RecoveryReport
 from dataplane.replica.producers import ProducerTable
-from wire.errors import CorruptData
+from wire.errors import Code, CorruptData, TidelogError
+from wire.transport import Message, Subscription
 from wire.types import (
     BrokerId,
     Durability,
@@ -65,6 +66,8 @@ class Replica:
         self._checkpointed = Offset(-1)
         self._sequence = 0
         self._transition: asyncio.Task[None] | None = None
+        self._listening: asyncio.Task[Subscription] | None = None
+        """To consumers, from the first role on, through all of them: a change of role waits for no subscription."""
         self._closing = False
 
     # ------------------------------------------------------------------ the log
@@ -223,6 +226,7 @@ class Replica:
                         self._withdraw(report.damaged, context)
                 if self._is_overtaken(view):
                     continue
+                self._listen(context)
                 try:
                     await self._begin_role(view, context)
                 except (OSError, TimeoutError, ConnectionError) as e:
@@ -276,6 +280,39 @@ class Replica:
         self.failed = self.failed or role.failed
         self.role = None
 
+    # ------------------------------------------------------------------ consumers
+    def _listen(self, context: BrokerContext) -> None:
+        """The subscription waits for the connection, however long that takes."""
+        if self._listening is None:
+            subject = context.subjects.fetch_from(self.key.stream, self.key.partition, context.broker)
+            self._listening = context.loop.create_task(
+                context.ingest.subscribe(subject, lambda message: self._on_read(message, context))
+            )
+
+    def _on_read(self, message: Message, context: BrokerContext) -> None:
+        role = self.role
+        if role is not None and not role.ended:
+            role.on_read(message)
+        elif message.reply:
+            error = TidelogError(
+                Code.UNAVAILABLE, f"{context.broker} has no part in {self.key} at the moment; read from another replica"
+            )
+            context.control.publish(message.reply, [b""], headers=error.to_headers())
+
+    async def _stop_listening(self) -> None:
+        listening, self._listening = self._listening, None
+        if listening is None:
+            return
+        listening.cancel()
+        await asyncio.wait({listening})
+        if listening.cancelled():
+            return
+        error = listening.exception()
+        if error is not None:
+            log.error("partition %s: could not listen to consumers: %r", self.key, error)
+            return
+        await listening.result().unsubscribe()
+
     def on_connection(self, connected: bool) -> None:
         if self.role is not None and not self.role.ended:
             self.role.on_connection(connected)
@@ -288,6 +325,7 @@ class Replica:
                 self.role.give_up_starting()
             await asyncio.wait({self._transition})
         await self._end_role(reason)
+        await self._stop_listening()
         partition_log, self._log = self._log, None
         if partition_log is None:
             return

@@ -62,6 +62,10 @@ class Role(ABC):
     @abstractmethod
     def on_connection(self, connected: bool) -> None: ...
 
+    @abstractmethod
+    def on_read(self, message: Message) -> None:
+        """A consumer's request to this replica."""
+
     async def end(self, reason: str) -> None:
         """Returns when all is let go and all work is done, whoever began the end."""
         await asyncio.shield(self._end_soon(reason))
@@ -146,11 +150,12 @@ class Role(ABC):
         return careful
 
     # ------------------------------------------------------------------ work that takes a while
-    def _spawn(self, work: Coroutine[Any, Any, None]) -> None:
+    def _spawn(self, work: Coroutine[Any, Any, None]) -> asyncio.Task[None]:
         """Work that touches the log off the loop. The next role begins when all of it is done."""
         task = self.context.loop.create_task(work)
         self._work.add(task)
         task.add_done_callback(self._work_done)
+        return task
 
     def _work_done(self, task: asyncio.Task[None]) -> None:
         self._work.discard(task)

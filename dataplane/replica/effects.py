@@ -54,23 +54,6 @@ class CompleteProduce:
 
 
 @dataclass(frozen=True, slots=True)
-class ServeConsumer:
-    """Answer a consumer with committed batches from `offset` on (none when `max_bytes` is 0), below
-    `high_watermark`."""
-
-    token: object
-    offset: Offset
-    max_bytes: int
-    high_watermark: Offset
-
-
-@dataclass(frozen=True, slots=True)
-class RefuseConsumer:
-    token: object
-    error: TidelogError
-
-
-@dataclass(frozen=True, slots=True)
 class CompleteDrain:
     """The target of a planned move holds the whole log (`error` None), or leadership stays or ends otherwise."""
 
@@ -134,6 +117,23 @@ class ReportLeader:
 
 # ---------------------------------------------------------------- both
 @dataclass(frozen=True, slots=True)
+class ServeConsumer:
+    """Answer a consumer with committed batches from `offset` on (none when `max_bytes` is 0), below
+    `high_watermark`."""
+
+    token: object
+    offset: Offset
+    max_bytes: int
+    high_watermark: Offset
+
+
+@dataclass(frozen=True, slots=True)
+class RefuseConsumer:
+    token: object
+    error: TidelogError
+
+
+@dataclass(frozen=True, slots=True)
 class RequestSync:
     """fdatasync what was appended; completion: `on_synced`."""
 
@@ -151,5 +151,13 @@ LeaderEffect: TypeAlias = (
     | RequestSync
 )
 FollowerEffect: TypeAlias = (
-    SendFetch | SendOffsetRequest | Truncate | SkipAhead | AppendReplicated | ReportLeader | RequestSync
+    SendFetch
+    | SendOffsetRequest
+    | Truncate
+    | SkipAhead
+    | AppendReplicated
+    | ReportLeader
+    | ServeConsumer
+    | RefuseConsumer
+    | RequestSync
 )

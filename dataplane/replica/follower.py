@@ -14,6 +14,9 @@ What always holds
   the LeaderEpoch we expect, and its first offset is not below our LEO. Everything else is dropped.
 * The HW adopted is min(leader's HW, own LEO); it only grows, but for a truncation.
 * A durable end is reported only after the sync that covers it.
+* Consumers are served, below this replica's HW, only by a member of the ISR that is fetching, and whose last good fetch
+  in this LeaderEpoch is fresh: what it serves is committed whenever that was, but who has lost the leader would keep
+  its consumers waiting for records that others have.
 
 Suspicion. A 503 means that nobody listens: grounds to report the leader NOW, if it has answered us in this epoch and
 our own connection is not fresh. Else only silence beyond `replica_max_leader_timeout` is. Reports are repeated while
@@ -26,6 +29,7 @@ import math
 from dataclasses import dataclass
 from typing import TypeAlias
 
+from dataplane.replica.consumers import ConsumerFetch, Consumers, Readable
 from dataplane.replica.effects import (
     AppendReplicated,
     FollowerEffect,
@@ -143,13 +147,16 @@ class Follower:
         self._fetch_timeout = settings.replica_fetch_timeout
         """Doubles with every fetch that is given up, so that slow answers come through; an answer ends that."""
         self._ask_wait = settings.no_leader_retry
-        """Doubles with every `.offset` request that is given up, to `offset_retry`. After a planned move the first one
-        is often lost: the old leader still listens, and is silent; the new one does not listen yet."""
+        """The same for `.offset`. It begins low: after a planned move the first request is often lost, because the old
+        leader still listens, and is silent, and the new one does not listen yet."""
         self._nobody_listens = False
-        """NATS answered the fetch that is out with 503: it is sent again soon, and no slow answer is to be waited
+        """NATS answered the request that is out with 503: it is sent again soon, and no slow answer is to be waited
         for."""
         self._reported_at = -math.inf
         self._ticked_at = now
+        self._consumers = Consumers(epochs, settings, leads=False)
+        self._fetched_at = -math.inf
+        """Of the last good answer to a fetch in this LeaderEpoch, and since the log was cut."""
 
     # ------------------------------------------------------------------ begin
     def start(self, now: float) -> list[FollowerEffect]:
@@ -163,10 +170,11 @@ class Follower:
         if newest is None or self.log_end_offset == self.log_start_offset:
             return self._fetch(now)
         self._ask_wait = self.settings.no_leader_retry
-        return self._ask(newest, self.log_end_offset, now)
+        return [*self._ask(newest, self.log_end_offset, now), *self._refuse_waiting(now)]
 
     def _ask(self, epoch: LeaderEpoch, cut: Offset, now: float) -> list[FollowerEffect]:
         self._number += 1
+        self._nobody_listens = False
         self.state = Reconciling(epoch, cut, self._number, now + self._ask_wait)
         return [SendOffsetRequest(epoch, self._number)]
 
@@ -203,6 +211,7 @@ class Follower:
         self.log_start_offset = log_start
         self.log_end_offset = self.durable_end = log_end
         self.high_watermark = max(min(self.high_watermark, log_end), log_start)
+        self._fetched_at = -math.inf
         return self._fetch(now)
 
     # ------------------------------------------------------------------ fetching
@@ -233,21 +242,22 @@ class Follower:
         if answer.first_offset is not None and answer.first_offset < self.log_end_offset:
             return []
         self._good(now)
+        self._fetched_at = now
         if answer.first_offset is not None:
             return [AppendReplicated(answer.high_watermark)]
-        self._adopt(answer.high_watermark)
+        served = self._adopt(answer.high_watermark)
         if isinstance(state, Idle) or self._notified:
-            return self._fetch(now)
+            return [*self._fetch(now), *served]
         self.state = Idle(state.sequence, state.offset, now + self.settings.replica_max_idle_wait)
-        return []
+        return served
 
     def on_appended(self, log_end: Offset, high_watermark: Offset, now: float) -> list[FollowerEffect]:
         """The batches of the answer are in the log (page cache). Fetch on at once; the sync goes on beside it."""
         if log_end <= self.log_end_offset:
             raise InvariantViolation(f"{self.view.key}: appended up to {log_end} at LEO {self.log_end_offset}")
         self.log_end_offset = log_end
-        self._adopt(high_watermark)
-        return [*self._fetch(now), RequestSync()]
+        served = self._adopt(high_watermark)
+        return [*self._fetch(now), RequestSync(), *served]
 
     def on_bad_answer(self, sequence: int, reason: str, now: float) -> list[FollowerEffect]:
         """What came does not decode: nothing is taken of it, and the leader is told."""
@@ -274,8 +284,9 @@ class Follower:
         self._notified = True
         return []
 
-    def _adopt(self, high_watermark: Offset) -> None:
+    def _adopt(self, high_watermark: Offset) -> list[FollowerEffect]:
         self.high_watermark = max(self.high_watermark, min(high_watermark, self.log_end_offset))
+        return [*self._consumers.on_high_watermark(self.high_watermark)]
 
     def _on_error(self, error: TidelogError, now: float) -> list[FollowerEffect]:
         match error.code:
@@ -284,7 +295,7 @@ class Follower:
                 if self.log_end_offset == self.log_start_offset:
                     # Nothing to reconcile by; it began where an earlier leader's log began. Begin where any log does.
                     self.state = Truncating()
-                    return [SkipAhead(Offset(0))]
+                    return [SkipAhead(Offset(0)), *self._refuse_waiting(now)]
                 return self._reconcile(now)
             case Code.OFFSET_BEFORE_LOG:
                 log_start = Offset(int(error.details.get("log_start", "-1")))
@@ -292,7 +303,7 @@ class Follower:
                     return self._reconcile(now)
                 self._good(now)
                 self.state = Truncating()
-                return [SkipAhead(log_start)]
+                return [SkipAhead(log_start), *self._refuse_waiting(now)]
             case Code.BACKPRESSURE:
                 self._good(now)
                 wait = int(error.details.get("retry_after_ms", "50")) / 1000
@@ -306,6 +317,43 @@ class Follower:
         """Somebody knows better than we do: wait for metadata, ask again in a while."""
         self.state = Idle(self._sequence, self.log_end_offset, now + self.settings.offset_retry)
 
+    # ------------------------------------------------------------------ consumers
+    def on_consumer_fetch(self, fetch: ConsumerFetch, now: float) -> list[FollowerEffect]:
+        """Committed batches from `fetch.offset` on, now or when this replica knows of some."""
+        readable = Readable(
+            view=self.view,
+            log_start_offset=self.log_start_offset,
+            log_end_offset=self.log_end_offset,
+            high_watermark=self.high_watermark,
+            refusal=self._refuse_reads(now),
+        )
+        return [*self._consumers.on_fetch(fetch, readable, now)]
+
+    def _refuse_reads(self, now: float) -> TidelogError | None:
+        """Why consumers should go elsewhere; None while they are served here."""
+        if self.broker not in self.view.isr:
+            why = "is not in sync"
+        elif not isinstance(self.state, (Fetching, Idle)):
+            why = "is finding out where its log and the leader's part"
+        elif self._fetched_at == -math.inf:
+            why = f"has not fetched in LeaderEpoch {self.leader_epoch} yet"
+        elif now - self._fetched_at >= self.settings.follower_read_max_age:
+            why = f"has not heard from its leader for {now - self._fetched_at:.1f} s"
+        else:
+            return None
+        return TidelogError(
+            Code.UNAVAILABLE, f"the replica of {self.view.key} on {self.broker} {why}; read from another one"
+        )
+
+    def _refuse_waiting(self, now: float) -> list[FollowerEffect]:
+        """Those who wait are sent elsewhere, if this replica serves nobody any more."""
+        error = self._refuse_reads(now)
+        return [] if error is None else [*self._consumers.refuse_all(error)]
+
+    def resign(self, reason: str) -> list[FollowerEffect]:
+        """This role is over: consumers that wait are sent elsewhere."""
+        return [*self._consumers.refuse_all(TidelogError(Code.UNAVAILABLE, f"{reason}; read from another replica"))]
+
     # ------------------------------------------------------------------ suspicion
     def _good(self, now: float) -> None:
         self._last_good = now
@@ -317,10 +365,10 @@ class Follower:
         if self._answered and now - self._connected_since >= self.settings.liveness_grace:
             self._suspected = True
         state = self.state
+        self._nobody_listens = True
         if isinstance(state, Reconciling):
             self.state = Reconciling(state.asked, state.cut, state.number, now + self.settings.no_leader_retry)
         elif isinstance(state, (Fetching, Idle)):
-            self._nobody_listens = True
             self.state = Fetching(state.sequence, state.offset, now + self.settings.no_leader_retry)
         return self._maybe_report(now)
 
@@ -355,7 +403,7 @@ class Follower:
         return [] if isinstance(self.state, (Truncating, Leaderless)) else self._reconcile(now)
 
     # ------------------------------------------------------------------ views and time
-    def on_view(self, view: PartitionView) -> None:
+    def on_view(self, view: PartitionView, now: float) -> list[FollowerEffect]:
         """Newer metadata of the same LeaderEpoch."""
         if view.leader_epoch != self.leader_epoch:
             raise InvariantViolation(
@@ -363,6 +411,7 @@ class Follower:
             )
         if view.epoch >= self.view.epoch:
             self.view = view
+        return self._refuse_waiting(now)
 
     def tick(self, now: float) -> list[FollowerEffect]:
         state = self.state
@@ -372,7 +421,8 @@ class Follower:
         out: list[FollowerEffect] = []
         match state:
             case Reconciling() if now >= state.ask_again_at:
-                self._ask_wait = min(2 * self._ask_wait, self.settings.offset_retry)
+                if not self._nobody_listens:
+                    self._ask_wait = min(2 * self._ask_wait, self.settings.replica_max_leader_timeout)
                 out += self._ask(state.asked, state.cut, now)
             case Fetching() if now >= state.unanswered_at:
                 if not self._nobody_listens:
@@ -384,6 +434,8 @@ class Follower:
                 pass
         if not isinstance(state, (Leaderless, Truncating)) and self._connected_since < math.inf:
             out += self._maybe_report(now)
+        out += self._refuse_waiting(now)
+        out += self._consumers.expire(now, self.high_watermark)
         return out
 
     def next_deadline(self) -> float:
@@ -399,4 +451,6 @@ class Follower:
                 return math.inf
         suspicion = 0.0 if self._suspected else self._last_good + self.settings.replica_max_leader_timeout
         earliest = max(self._reported_at, self._ticked_at) + self.settings.report_interval
-        return min(due, max(suspicion, earliest))
+        due = min(due, max(suspicion, earliest))
+        expiry = self._consumers.next_deadline()
+        return due if expiry == math.inf else min(due, expiry, self._fetched_at + self.settings.follower_read_max_age)

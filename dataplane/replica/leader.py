@@ -40,6 +40,7 @@ from collections.abc import Collection
 from dataclasses import dataclass
 from typing import assert_never
 
+from dataplane.replica.consumers import ConsumerFetch, Consumers, Readable
 from dataplane.replica.effects import (
     CompleteDrain,
     CompleteProduce,
@@ -47,15 +48,14 @@ from dataplane.replica.effects import (
     Notify,
     ProposeIsr,
     Refuse,
-    RefuseConsumer,
     RequestSync,
     Respond,
-    ServeConsumer,
     VerifyOwnCopy,
 )
 from dataplane.replica.epochs import LeaderEpochCache
 from dataplane.replica.isr import CommittedIsr, IsrState, PendingExpandIsr, PendingShrinkIsr
 from dataplane.replica.pending import PendingAcks
+from dataplane.replica.refusals import before_log, fenced
 from dataplane.replica.settings import ReplicaSettings
 from wire.errors import Code, InvariantViolation, TidelogError
 from wire.types import (
@@ -86,18 +86,6 @@ class FollowerFetch:
     refused_batch: str = ""
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class ConsumerFetch:
-    """A FetchRequest for a known offset, decoded."""
-
-    offset: Offset
-    leader_epoch: LeaderEpoch
-    max_bytes: int
-    max_wait: float
-    last_record_epoch: LeaderEpoch
-    token: object
-
-
 @dataclass(slots=True)
 class _Follower:
     """Progress of one follower in this LeaderEpoch. `acknowledged` and `log_end_offset` only grow within an
@@ -121,12 +109,6 @@ class _Follower:
     told_high_watermark: Offset = Offset(0)
     expand_not_before: float = -math.inf
     """After a refusal (its life is over, it is declared dead) it is not proposed again at once."""
-
-
-@dataclass(slots=True)
-class _WaitingConsumer:
-    fetch: ConsumerFetch
-    deadline: float
 
 
 @dataclass(slots=True)
@@ -175,8 +157,8 @@ class Leader:
         self._followers = {r: _Follower(caught_up_at=now) for r in view.replicas if r != broker}
         self._pending = PendingAcks()
         self._pending_here = PendingAcks()
-        self._consumers: list[_WaitingConsumer] = []
         self._drain: _Drain | None = None
+        self._consumers = Consumers(epochs, settings, leads=True)
         self._high_watermark_at = now
         self._connected = True
         self._last_tick = now
@@ -267,7 +249,7 @@ class Leader:
         if fetch.leader_epoch > self.leader_epoch:
             return []  # we are the zombie
         if fetch.leader_epoch < self.leader_epoch:
-            return [Refuse(fetch.inbox, self.fenced(fetch.leader_epoch))]
+            return [Refuse(fetch.inbox, fenced(self.view, fetch.leader_epoch))]
         follower = self._followers.get(fetch.replica)
         if follower is None:
             return [
@@ -316,7 +298,7 @@ class Leader:
         self._maybe_expand(fetch.replica, follower, now, out)
         if not fetch.progress_only:
             if fetch.offset < self.log_start_offset:
-                out.append(Refuse(fetch.inbox, self.before_log(fetch.offset)))
+                out.append(Refuse(fetch.inbox, before_log(self.view.key, self.log_start_offset, fetch.offset)))
                 return out
             self._answer(fetch, follower, out)
         return out
@@ -388,14 +370,7 @@ class Leader:
             done += 1
         del self._uncommitted[:done]
         out.extend(self._pending.commit(end))
-        if self._consumers:
-            still: list[_WaitingConsumer] = []
-            for waiting in self._consumers:
-                if waiting.fetch.offset < end:
-                    out.append(self._serve(waiting.fetch))
-                else:
-                    still.append(waiting)
-            self._consumers = still
+        out.extend(self._consumers.on_high_watermark(end))
 
     # ------------------------------------------------------------------ ISR
     def on_view(self, view: PartitionView, now: float) -> list[LeaderEffect]:
@@ -467,48 +442,13 @@ class Leader:
     # ------------------------------------------------------------------ consumers
     def on_consumer_fetch(self, fetch: ConsumerFetch, now: float) -> list[LeaderEffect]:
         """Committed batches from `fetch.offset` on, now or when there are some."""
-        if fetch.leader_epoch > self.leader_epoch:
-            return []
-        if fetch.leader_epoch and fetch.leader_epoch < self.leader_epoch:
-            return [RefuseConsumer(fetch.token, self.fenced(fetch.leader_epoch))]
-        if fetch.offset < self.log_start_offset:
-            return [RefuseConsumer(fetch.token, self.before_log(fetch.offset))]
-        if fetch.last_record_epoch:
-            found = self._epochs.end_offset_for(fetch.last_record_epoch, self.log_end_offset)
-            end = found[1] if found is not None else self.log_start_offset
-            if end < fetch.offset:
-                return [
-                    RefuseConsumer(
-                        fetch.token,
-                        TidelogError(
-                            Code.LOG_TRUNCATED,
-                            f"the log of {self.view.key} was cut at offset {end} below the position {fetch.offset}"
-                            " (unclean election); decide where to go on",
-                            {"offset": str(end)},
-                        ),
-                    )
-                ]
-        if fetch.offset < self.high_watermark:
-            return [self._serve(fetch)]
-        if fetch.max_wait <= 0:
-            return [ServeConsumer(fetch.token, fetch.offset, 0, self.high_watermark)]
-        if len(self._consumers) >= self.settings.max_waiting_fetches:
-            return [
-                RefuseConsumer(
-                    fetch.token,
-                    TidelogError(
-                        Code.BACKPRESSURE,
-                        f"{len(self._consumers)} consumers wait at partition {self.view.key} already; try again",
-                        {"retry_after_ms": "500"},
-                    ),
-                )
-            ]
-        self._consumers.append(_WaitingConsumer(fetch, now + fetch.max_wait))
-        return []
-
-    def _serve(self, fetch: ConsumerFetch) -> ServeConsumer:
-        limit = min(fetch.max_bytes, self.settings.fetch_max_bytes)
-        return ServeConsumer(fetch.token, fetch.offset, limit, self.high_watermark)
+        readable = Readable(
+            view=self.view,
+            log_start_offset=self.log_start_offset,
+            log_end_offset=self.log_end_offset,
+            high_watermark=self.high_watermark,
+        )
+        return [*self._consumers.on_fetch(fetch, readable, now)]
 
     def latest(self) -> Offset | TidelogError:
         """The offset that the next record to be committed will have, or why that is not known yet."""
@@ -528,7 +468,7 @@ class Leader:
         if current > self.leader_epoch:
             return None
         if current < self.leader_epoch:
-            return self.fenced(current)
+            return fenced(self.view, current)
         found = self._epochs.end_offset_for(asked, self.log_end_offset)
         return found if found is not None else (LeaderEpoch(0), self.log_start_offset)
 
@@ -565,14 +505,7 @@ class Leader:
                 and now - self._high_watermark_at >= settings.high_watermark_notify_delay
             ):
                 self._fire_waiter(replica, follower, now, out)
-        if self._consumers:
-            still: list[_WaitingConsumer] = []
-            for waiting in self._consumers:
-                if waiting.deadline <= now:
-                    out.append(ServeConsumer(waiting.fetch.token, waiting.fetch.offset, 0, self.high_watermark))
-                else:
-                    still.append(waiting)
-            self._consumers = still
+        out.extend(self._consumers.expire(now, self.high_watermark))
         state = self.isr
         match state:
             case CommittedIsr():
@@ -613,8 +546,7 @@ class Leader:
                 due = min(due, follower.notified_at + self.settings.notify_retry)
             elif follower.waiter_inbox is not None and follower.told_high_watermark < self.high_watermark:
                 due = min(due, self._high_watermark_at + self.settings.high_watermark_notify_delay)
-        for waiting in self._consumers:
-            due = min(due, waiting.deadline)
+        due = min(due, self._consumers.next_deadline())
         if self._drain is not None:
             due = min(due, self._drain.deadline)
         if not isinstance(self.isr, CommittedIsr):
@@ -665,9 +597,7 @@ class Leader:
         """Leadership of this epoch is over. Publishes that wait end as outcome unknown; consumers are sent
         elsewhere."""
         out: list[LeaderEffect] = [*self._pending.abandon(reason), *self._pending_here.abandon(reason)]
-        error = TidelogError(Code.NOT_LEADER, reason)
-        out.extend(RefuseConsumer(waiting.fetch.token, error) for waiting in self._consumers)
-        self._consumers = []
+        out.extend(self._consumers.refuse_all(TidelogError(Code.NOT_LEADER, reason)))
         self._end_drain(reason, out)
         return out
 
@@ -684,18 +614,3 @@ class Leader:
             end = follower.log_end_offset if follower.log_end_offset >= 0 else None
             out[replica] = (end, replica in self.isr.members)
         return out
-
-    def fenced(self, theirs: LeaderEpoch) -> TidelogError:
-        return TidelogError(
-            Code.FENCED_LEADER_EPOCH,
-            f"partition {self.view.key} is in LeaderEpoch {self.leader_epoch},"
-            f" the request in {theirs}; refresh the metadata",
-            {"leader_epoch": str(self.leader_epoch), "leader": self.broker},
-        )
-
-    def before_log(self, offset: Offset) -> TidelogError:
-        return TidelogError(
-            Code.OFFSET_BEFORE_LOG,
-            f"offset {offset} of {self.view.key} is below the log start {self.log_start_offset}; start there",
-            {"log_start": str(self.log_start_offset)},
-        )

@@ -43,6 +43,8 @@ class ReplicaSettings:
     counted)."""
     max_waiting_fetches: int = 10_000
     """Consumers' long polls per partition; above it they are refused with BACKPRESSURE."""
+    follower_read_max_age: float = 3.0
+    """A follower serves consumers while its last good fetch in this LeaderEpoch is not older than this."""
 
     def __post_init__(self) -> None:
         if not self.replica_max_idle_wait < self.replica_max_leader_timeout:
@@ -54,4 +56,10 @@ class ReplicaSettings:
             raise ValueError(
                 f"2 x replica_max_idle_wait ({self.replica_max_idle_wait} s) <= replica_max_lag_time"
                 f" ({self.replica_max_lag_time} s) < confirm_timeout ({self.confirm_timeout} s) does not hold"
+            )
+        if not self.replica_max_idle_wait + self.replica_fetch_timeout <= self.follower_read_max_age:
+            raise ValueError(
+                f"replica_max_idle_wait ({self.replica_max_idle_wait} s) + replica_fetch_timeout"
+                f" ({self.replica_fetch_timeout} s) <= follower_read_max_age ({self.follower_read_max_age} s)"
+                " does not hold: an idle follower would refuse consumers between two fetches"
             )

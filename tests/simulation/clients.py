@@ -258,6 +258,7 @@ class Workload:
 
     async def consume(self) -> None:
         """From the beginning, for ever; after a failure from where it was."""
+        read_from: Literal["leader", "follower"] = "follower" if self.world.seed % 2 == 0 else "leader"
         while True:
             if not self.incarnation:
                 await asyncio.sleep(0.05)
@@ -265,7 +266,7 @@ class Workload:
             start = {p: self.consumed.get((self.incarnation, p), 0) for p in range(self.partitions)}
             incarnation = self.incarnation
             try:
-                async for batch in self.client.consume(self.stream, start=start).batches():
+                async for batch in self.client.consume(self.stream, start=start, read_from=read_from).batches():
                     if incarnation != self.incarnation:
                         break
                     self._got(incarnation, batch.partition, batch._columns)

@@ -13,11 +13,11 @@ from dataclasses import dataclass
 from typing import Any
 
 from dataplane.broker import broker as broker_module
-from dataplane.broker import following, leading, replica, role
+from dataplane.broker import following, leading, reading, replica, role
 from dataplane.broker.broker import Broker
 from dataplane.log import partition_log, segment, tail
 from dataplane.log.data_dir import DataDir
-from dataplane.replica import epochs, follower, leader, producers
+from dataplane.replica import consumers, epochs, follower, leader, producers
 from metadata import election, state
 from metadata.controller import ControllerCore
 from metadata.service import MetadataService
@@ -250,12 +250,12 @@ MUTANTS: tuple[Mutant, ...] = (
     ),
     _mutant(
         "consumers are served beyond the HW",
-        (L, "_serve", "limit, self.high_watermark)", "limit, self.log_end_offset)"),
-        (L, "on_consumer_fetch", "if fetch.offset < self.high_watermark:", "if fetch.offset < self.log_end_offset:"),
+        (consumers.Consumers, "on_fetch", "fetch.offset < log.high_watermark", "fetch.offset < log.log_end_offset"),
+        (consumers.Consumers, "on_fetch", "_serve(fetch, log.high_watermark)", "_serve(fetch, log.log_end_offset)"),
     ),
     _mutant(
         "a deleted stream's requests are taken for its successor's",
-        (leading.Leading, "_same_life", "return stream_incarnation ==", "return True or stream_incarnation =="),
+        (reading.ReadableRole, "_same_life", "return stream_incarnation ==", "return True or stream_incarnation =="),
         drama="recreated unheard",
     ),
     _mutant(

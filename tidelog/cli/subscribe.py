@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import sys
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Literal
 
 import click
 
@@ -36,6 +36,13 @@ _POSITION = "[{words}|OFFSET|TIMESTAMP]"
 @click.option(
     "--partition", "partitions", type=click.IntRange(min=0), multiple=True, help="Read only this one; repeatable."
 )
+@click.option(
+    "--read-from",
+    type=click.Choice(["leader", "follower"]),
+    default="leader",
+    show_default=True,
+    help="follower: in-sync followers, which takes load off the leader; the leader while none serves.",
+)
 @click.option("--limit", type=click.IntRange(min=1), help="End after so many records.")
 @cluster_options
 def subscribe(
@@ -43,6 +50,7 @@ def subscribe(
     start: str,
     stop: str | None,
     partitions: tuple[int, ...],
+    read_from: Literal["leader", "follower"],
     limit: int | None,
     server: str,
     namespace: str,
@@ -63,7 +71,9 @@ def subscribe(
 
         left = limit
         out = sys.stdout.buffer
-        async with client.consume(stream, start=start, stop=stop, partitions=partitions or None) as consumer:
+        async with client.consume(
+            stream, start=start, stop=stop, partitions=partitions or None, read_from=read_from
+        ) as consumer:
             async for batch in consumer.batches():
                 for record in batch.records():
                     out.write(show(record) + b"\n")

@@ -24,7 +24,7 @@ from tidelog.client.admin import (
     UncleanElection,
 )
 from tidelog.client.api import Api
-from tidelog.client.consumer import ANSWER_OVERHEAD, Consumer, PartitionReader
+from tidelog.client.consumer import ANSWER_OVERHEAD, Consumer, PartitionReader, ReadFrom
 from tidelog.client.errors import BadConfig, BadRequest, Closed, NoServer, WrongIncarnation, typed
 from tidelog.client.fetcher import FetchSettings, PartitionFetcher
 from tidelog.client.metadata import MetadataCache, StreamMetadata, stream_name
@@ -260,6 +260,7 @@ class Client:
         partitions: Iterable[int] | None = None,
         max_bytes: int = 1 << 20,
         prefetch_bytes: int = 16 << 20,
+        read_from: Literal["leader", "follower"] = "leader",
     ) -> Consumer:
         """A consumer of committed records: `async for record in …`, or `async for batch in ….batches()`.
 
@@ -267,8 +268,14 @@ class Client:
         "earliest", "latest" (as a start the newest record, as a stop the end of what is committed now), "new", an
         offset, {partition: offset}, a datetime or AtTime(ns). `max_bytes` bounds one answer, `prefetch_bytes` what is
         fetched ahead of the caller. Records of a partition come in offset order; partitions come as they answer.
+        `read_from`: "leader", or "follower" = from an in-sync follower, which takes load off the leader and may be some
+        milliseconds behind it; while none serves, from the leader. The records are the same.
         """
         self._check_open()
+        try:
+            source = ReadFrom(read_from)
+        except ValueError:
+            raise BadRequest(Code.BAD_REQUEST, f"read_from={read_from!r} is none of 'leader' and 'follower'") from None
         _check_range("max_bytes", max_bytes, 1, 1 << 30)
         _check_range("prefetch_bytes", prefetch_bytes, 1, 1 << 40)
         consumer = Consumer(
@@ -281,6 +288,8 @@ class Client:
             partitions=partitions,
             prefetch_bytes=prefetch_bytes,
             settings=FetchSettings(max_bytes=max_bytes),
+            read_from=source,
+            spread=next(self._numbers),
             on_closed=lambda closed: self._consumers.pop(closed, None),
         )
         self._consumers[consumer] = None
@@ -355,8 +364,14 @@ class Client:
             partition_incarnation=known.incarnation,
             leader_epoch=known.leader_epoch,
         )
-        subject = self._subjects.fetch(layout.name, partition)
-        return PartitionReader(fetcher, self._transport, subject, lambda: self._metadata.forget(layout.name))
+        return PartitionReader(
+            fetcher,
+            self._transport,
+            self._subjects,
+            layout.name,
+            partition,
+            lambda: self._metadata.forget(layout.name),
+        )
 
     # Inside
 

@@ -12,6 +12,7 @@ from collections import deque
 from collections.abc import AsyncGenerator, AsyncIterator, Callable, Iterable, Mapping
 from contextlib import aclosing
 from dataclasses import replace
+from enum import Enum
 from types import TracebackType
 from typing import Self
 
@@ -20,6 +21,7 @@ from tidelog.client.fetcher import Ask, Deliver, FetchSettings, Outcome, Partiti
 from tidelog.client.metadata import MetadataCache, StreamMetadata
 from tidelog.client.positions import Anchor, AtOffset, Position, Start, Stop, start_positions, stop_positions
 from tidelog.client.records import Batch, Record
+from tidelog.client.sources import FollowerSources
 from wire.batch import RecordBatch
 from wire.errors import Code, TidelogError
 from wire.subjects import Subjects
@@ -35,6 +37,14 @@ LOOK_UP_TIMEOUT = 10.0
 """Seconds that looking up a start or a stop may take."""
 
 
+class ReadFrom(Enum):
+    """Where records come from; positions are always the leader's to tell."""
+
+    LEADER = "leader"
+    FOLLOWER = "follower"
+    """In-sync followers, the leader while none serves."""
+
+
 class PartitionReader:
     """Carries out a fetcher's requests."""
 
@@ -42,13 +52,18 @@ class PartitionReader:
         self,
         fetcher: PartitionFetcher,
         transport: Transport,
-        subject: str,
+        subjects: Subjects,
+        stream: StreamName,
+        partition: int,
         refresh: Callable[[], None],
         clock_ns: Callable[[], int] = time.time_ns,
     ) -> None:
         self.fetcher = fetcher
         self._transport = transport
-        self._subject = subject
+        self._subjects = subjects
+        self._stream = stream
+        self._partition = partition
+        self._leader_subject = subjects.fetch(stream, partition)
         self._refresh = refresh
         self._clock_ns = clock_ns
 
@@ -76,7 +91,10 @@ class PartitionReader:
         return ()
 
     async def _step(self) -> tuple[RecordBatch, ...]:
-        outcome = await self._exchange(self.fetcher.next_request(self._clock_ns()))
+        followers, now_ns = self.fetcher.followers, self._clock_ns()
+        if followers is not None and followers.is_out_of_date(now_ns):
+            self._refresh()
+        outcome = await self._exchange(self.fetcher.next_request(now_ns))
         match outcome:
             case Deliver(batches):
                 return batches
@@ -90,11 +108,14 @@ class PartitionReader:
                 return ()
 
     async def _exchange(self, ask: Ask) -> Outcome:
+        subject = self._leader_subject
+        if ask.source is not None:
+            subject = self._subjects.fetch_from(self._stream, self._partition, ask.source)
         try:
-            message = await self._transport.request(self._subject, ask.request.SerializeToString(), timeout=ask.timeout)
+            message = await self._transport.request(subject, ask.request.SerializeToString(), timeout=ask.timeout)
         except TimeoutError:
             if not self._transport.is_connected:
-                return self.fetcher.on_no_responders()
+                return self.fetcher.on_disconnected()
             return self.fetcher.on_timeout()
         if message.status == NO_RESPONDERS:
             return self.fetcher.on_no_responders()
@@ -124,8 +145,11 @@ class Consumer:
         partitions: Iterable[int] | None,
         prefetch_bytes: int,
         settings: FetchSettings,
+        read_from: ReadFrom,
+        spread: int,
         on_closed: Callable[[Consumer], object],
     ) -> None:
+        """`spread` differs from consumer to consumer: they read from different followers."""
         self.stream = stream
         self._transport = transport
         self._subjects = subjects
@@ -135,6 +159,8 @@ class Consumer:
         self._partitions = None if partitions is None else tuple(partitions)
         self._prefetch_bytes = prefetch_bytes
         self._settings = settings
+        self._read_from = read_from
+        self._spread = spread
         self._on_closed = on_closed
         self._layout: StreamMetadata | None = None
         self._readers: dict[int, PartitionReader] = {}
@@ -194,17 +220,23 @@ class Consumer:
         share = max(self._prefetch_bytes // (AHEAD * len(starts)), MIN_ANSWER_BYTES)
         settings = replace(self._settings, max_bytes=min(self._settings.max_bytes, share, room))
         for partition, position in starts.items():
+            known = layout.partitions[partition]
+            followers = None
+            if self._read_from is ReadFrom.FOLLOWER:
+                followers = FollowerSources(known.in_sync_followers, self._spread + partition)
             fetcher = PartitionFetcher(
                 f"{self.stream}/{partition}",
                 position,
                 stops.get(partition),
                 settings,
                 stream_incarnation=layout.incarnation,
-                partition_incarnation=layout.partitions[partition].incarnation,
-                leader_epoch=layout.partitions[partition].leader_epoch,
+                partition_incarnation=known.incarnation,
+                leader_epoch=known.leader_epoch,
+                followers=followers,
             )
-            subject = self._subjects.fetch(self.stream, partition)
-            self._readers[partition] = PartitionReader(fetcher, self._transport, subject, self._refresh)
+            self._readers[partition] = PartitionReader(
+                fetcher, self._transport, self._subjects, self.stream, partition, self._refresh
+            )
             self._room[partition] = asyncio.Semaphore(AHEAD)
         self._tasks = [asyncio.create_task(reader.resolve()) for reader in self._readers.values()]
         try:
@@ -297,10 +329,18 @@ class Consumer:
             self._refresh_task = asyncio.create_task(self._check_layout())
 
     async def _check_layout(self) -> None:
-        """Whether the stream that is being read still exists."""
+        """Whether the stream that is being read still exists, and who is in sync."""
         error = await self._metadata.why_over(self.stream, self._layout)
         if error is not None:
             self._fail(error)
+            return
+        layout = self._metadata.last_seen(self.stream)
+        if layout is None:
+            return
+        for partition, reader in self._readers.items():
+            followers = reader.fetcher.followers
+            if followers is not None and partition in layout.partitions:
+                followers.know(layout.partitions[partition].in_sync_followers)
 
     def _fail(self, error: TidelogError) -> None:
         self._failure = self._failure or error

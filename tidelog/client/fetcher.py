@@ -14,7 +14,10 @@ Rules:
 3. What passes (no leader at the moment, an older epoch, back-pressure, a lost answer) is asked again after a growing
    wait; what does not pass is raised: the position below the log's start, a cut log, a deleted stream, bytes that do
    not decode.
-4. A stop at a time that lies ahead is looked up once that time has come. "latest" as a stop is what is committed when
+4. Starts and stops are looked up at the leader. Records may come from followers (`FollowerSources`): all that is below
+   any replica's HW is committed. A follower that does not give an answer, for whatever reason, is left for another
+   replica, with the position unchanged; what the leader refuses is final.
+5. A stop at a time that lies ahead is looked up once that time has come. "latest" as a stop is what is committed when
    the consumer begins, and a start behind it means that there is nothing to read.
 
 Pure: `now` is monotonic seconds, `clock_ns` the wall clock in ns since 1970.
@@ -28,11 +31,12 @@ from typing import TypeAlias
 
 from tidelog.client.errors import CorruptBatch, OffsetOutOfRange, typed
 from tidelog.client.positions import Anchor, AtOffset, AtTime, Position
+from tidelog.client.sources import FollowerSources
 from wire.batch import RecordBatch, iter_batches
 from wire.errors import Code, CorruptData, TidelogError
 from wire.replication import HEADER_SIZE, decode_header
 from wire.tidelog_pb2 import FetchRequest
-from wire.types import Offset
+from wire.types import BrokerId, Offset
 
 LOG_START_HEADER = "Tidelog-Log-Start"
 OFFSET_HEADER = "Tidelog-Offset"
@@ -59,6 +63,8 @@ class Ask:
 
     request: FetchRequest
     timeout: float
+    source: BrokerId | None = None
+    """The replica to ask; None: the leader, whoever that is."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -99,7 +105,9 @@ class PartitionFetcher:
         stream_incarnation: int = 0,
         partition_incarnation: int = 0,
         leader_epoch: int = 0,
+        followers: FollowerSources | None = None,
     ) -> None:
+        """`followers`: read from them."""
         self.name = name
         """stream/partition, for sentences."""
         self.position: int | None = start.offset if isinstance(start, AtOffset) else None
@@ -116,6 +124,10 @@ class PartitionFetcher:
         self._setbacks = 0
         self._lost = 0
         self._asked: str = ""
+        self._asked_at = 0
+        self._source: BrokerId | None = None
+        """Who was asked last; None: the leader."""
+        self.followers = followers
 
     @property
     def is_resolved(self) -> bool:
@@ -128,6 +140,8 @@ class PartitionFetcher:
 
     def next_request(self, clock_ns: int) -> Ask:
         """What to ask now. Not to be called when done."""
+        self._asked_at = clock_ns
+        self._source = None
         request = FetchRequest(
             stream_incarnation=self._stream_incarnation,
             partition_incarnation=self._partition_incarnation,
@@ -152,20 +166,22 @@ class PartitionFetcher:
         request.max_bytes = self._settings.max_bytes
         request.max_wait_ms = max(int(wait * 1000), 1)
         request.last_record_epoch = self._last_record_epoch
-        return Ask(request, wait + self._grace)
+        if self.followers is not None:
+            self._source = self.followers.choose(clock_ns)
+        return Ask(request, wait + self._grace, self._source)
 
     def on_answer(self, body: bytes, headers: Mapping[str, str] | None) -> Outcome:
-        """The leader's answer, not one that carries an error."""
+        """An answer, not one that carries an error."""
         try:
             leader_epoch, _ = decode_header(body)
             if leader_epoch < self.leader_epoch:
-                return Wait(self._back_off())
+                return self._leave_source() or Wait(self._back_off())
             self.leader_epoch = leader_epoch
             if self._asked != "records":
                 return self._looked_up(headers or {})
             outcome = self._read(body)
         except CorruptData as error:
-            return Raise(
+            return self._leave_source() or Raise(
                 CorruptBatch(
                     Code.CORRUPT_BATCH,
                     f"{self.name} at offset {self.position}: what the leader sent does not decode: {error}; "
@@ -177,13 +193,16 @@ class PartitionFetcher:
         return outcome
 
     def on_error(self, error: TidelogError) -> Outcome:
-        """The leader refused."""
+        """Who was asked refused."""
         epoch = error.details.get("leader_epoch", "")
         if epoch.isascii() and epoch.isdigit():
             self.leader_epoch = max(self.leader_epoch, int(epoch))
         if error.code is Code.FENCED_LEADER_EPOCH and self._setbacks == 0:
             self._setbacks = 1
             return Wait(0.0)
+        elsewhere = self._leave_source()
+        if elsewhere is not None:
+            return elsewhere
         if error.code is Code.OFFSET_BEFORE_LOG:
             return self._before_log(error)
         if error.code is Code.LOG_TRUNCATED:
@@ -205,14 +224,31 @@ class PartitionFetcher:
         return Wait(max(self._back_off(), at_least), error.code.refresh_metadata)
 
     def on_no_responders(self) -> Outcome:
-        """Nobody leads at the moment."""
+        """Nobody leads at the moment, or the follower is not there."""
+        elsewhere = self._leave_source()
+        if elsewhere is not None:
+            return elsewhere
         wait = self._back_off()
         return Wait(wait, refresh=self._setbacks % 16 == 0)
 
+    def on_disconnected(self) -> Outcome:
+        """Our own connection is down, which says nothing of who was asked."""
+        return Wait(self._back_off())
+
     def on_timeout(self) -> Outcome:
         """No answer: it was lost, or who was asked was killed. Asking again finds out which, at once."""
+        elsewhere = self._leave_source()
+        if elsewhere is not None:
+            return elsewhere
         self._lost += 1
         return Wait(0.0, refresh=self._lost % 4 == 0)
+
+    def _leave_source(self) -> Wait | None:
+        """When it was a follower that was asked: the next request goes to another replica, at once."""
+        if self._source is None or self.followers is None:
+            return None
+        self.followers.rest(self._source, self._asked_at)
+        return Wait(0.0, refresh=True)
 
     def _looked_up(self, headers: Mapping[str, str]) -> Outcome:
         text = headers.get(OFFSET_HEADER, "")
@@ -232,22 +268,24 @@ class PartitionFetcher:
         return Wait(0.0)
 
     def _read(self, body: bytes) -> Outcome:
+        """All of it, or, when something does not decode, nothing."""
         batches: list[RecordBatch] = []
+        assert self.position is not None
+        position, epoch, stop = self.position, self._last_record_epoch, self.stop
         for at, header in iter_batches(body, HEADER_SIZE):
-            assert self.position is not None
-            if self.is_done:
+            if stop is not None and position >= stop:
                 break
-            if header.end_offset <= self.position:
+            if header.end_offset <= position:
                 continue
             batch = RecordBatch.decode(body, at)
             end = header.end_offset
-            if header.base_offset < self.position or (self.stop is not None and end > self.stop):
-                end = end if self.stop is None else Offset(min(end, self.stop))
-                batch = batch.slice(Offset(self.position), end)
-            self.position = end
-            self._last_record_epoch = header.leader_epoch
+            if header.base_offset < position or (stop is not None and end > stop):
+                end = end if stop is None else Offset(min(end, stop))
+                batch = batch.slice(Offset(position), end)
+            position, epoch = end, header.leader_epoch
             if len(batch):
                 batches.append(batch)
+        self.position, self._last_record_epoch = position, epoch
         return Deliver(tuple(batches)) if batches else Wait(0.0)
 
     def _before_log(self, error: TidelogError) -> Outcome:

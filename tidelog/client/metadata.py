@@ -16,15 +16,20 @@ from tidelog.client.api import Api
 from tidelog.client.errors import WrongIncarnation, typed
 from wire.errors import Code, TidelogError
 from wire.subjects import check_stream_name
-from wire.types import Incarnation, LeaderEpoch, StreamName
+from wire.types import BrokerId, Incarnation, LeaderEpoch, StreamName
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PartitionMetadata:
     partition: int
     incarnation: Incarnation
-    leader: str | None
+    leader: BrokerId | None
+    isr: tuple[BrokerId, ...]
     leader_epoch: LeaderEpoch
+
+    @property
+    def in_sync_followers(self) -> tuple[BrokerId, ...]:
+        return tuple(replica for replica in self.isr if replica != self.leader)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -58,6 +63,7 @@ class StreamMetadata:
                     partition=int(p["partition"]),
                     incarnation=Incarnation(p["incarnation"]),
                     leader=p.get("leader"),
+                    isr=tuple(p.get("isr") or ()),
                     leader_epoch=LeaderEpoch(p.get("leader_epoch") or 0),
                 )
                 for p in partitions
@@ -83,6 +89,9 @@ class MetadataCache:
             Code.WRONG_INCARNATION,
             f"stream {stream!r} was deleted and created again; make a new producer or consumer",
         )
+
+    def last_seen(self, stream: StreamName) -> StreamMetadata | None:
+        return self._known.get(stream)
 
     async def get(self, stream: str) -> StreamMetadata:
         """As last seen. Raises UnknownStream, BadName, NoServer."""

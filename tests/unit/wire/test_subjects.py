@@ -26,6 +26,7 @@ def test_subjects_of_a_cluster() -> None:
     assert subjects.offset(stream, 2) == "ns.flights.2.offset"
     assert subjects.append(stream, 2) == "ns.flights.2.append"
     assert subjects.fetch(stream, 2) == "ns.flights.2.fetch"
+    assert subjects.fetch_from(stream, 2, BrokerId("b1")) == "ns.flights.2.fetch.b1"
     assert subjects.notify(broker) == "ns.notify.b1"
     assert subjects.alter_isr() == "ns.metadata.alter_isr"
     assert subjects.report_leader() == "ns.metadata.report_leader"

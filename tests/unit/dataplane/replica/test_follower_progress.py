@@ -122,3 +122,36 @@ def test_an_answer_makes_the_leader_quick_again() -> None:
     assert isinstance(again, Fetching)
     assert again.sequence > state.sequence
     assert again.unanswered_at == pytest.approx(10.5)
+
+
+def test_an_offset_answer_that_is_slow_to_come_is_waited_for_longer_each_time() -> None:
+    """Each question has its own inbox: asked anew sooner than an answer takes, none would ever be heard."""
+    core = follower(log_end=10)
+    core.start(0.0)
+    now, round_trip, asked = 0.0, 1.0, 0
+    while isinstance(core.state, Reconciling):
+        asked += 1
+        assert asked < 10
+        number, due = core.state.number, core.state.ask_again_at
+        if due - now > round_trip:
+            answer = OffsetAnswer(number=number, leader_epoch=EPOCH, epoch=EPOCH, end=Offset(10))
+            core.on_offset_answer(answer, now + round_trip)
+        else:
+            now = due
+            core.tick(now)
+    assert isinstance(core.state, Fetching)
+
+
+def test_an_offset_answer_makes_the_follower_ask_quickly_again_and_503_keeps_it_quick() -> None:
+    core = follower(log_end=10)
+    core.start(0.0)
+    core.tick(0.2)
+    agree(core, 0.3)
+    core.on_connection(0.0, 1.0)
+    for i in range(10):
+        state = core.state
+        assert isinstance(state, Reconciling)
+        now = 1.0 + i / 10
+        assert state.ask_again_at == pytest.approx(now + ReplicaSettings().offset_retry)
+        core.on_no_responders(now)
+        core.tick(now + 0.1)

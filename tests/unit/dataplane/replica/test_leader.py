@@ -7,6 +7,7 @@ from typing import TypeVar
 
 import pytest
 
+from dataplane.replica.consumers import ConsumerFetch
 from dataplane.replica.effects import (
     CompleteProduce,
     LeaderEffect,
@@ -20,7 +21,7 @@ from dataplane.replica.effects import (
 )
 from dataplane.replica.epochs import EpochEntry, LeaderEpochCache
 from dataplane.replica.isr import CommittedIsr, PendingExpandIsr, PendingShrinkIsr
-from dataplane.replica.leader import ConsumerFetch, FollowerFetch, Leader
+from dataplane.replica.leader import FollowerFetch, Leader
 from dataplane.replica.settings import ReplicaSettings
 from wire.errors import Code, InvariantViolation, TidelogError
 from wire.types import (

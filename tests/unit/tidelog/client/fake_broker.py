@@ -2,7 +2,8 @@
 
 `FakeTransport` delivers through `loop.call_soon`, in order, and answers 503 where nobody listens. `FakeBroker` leads
 every partition of every stream it has; `kill` takes its subscriptions away, `swallow` makes it a process that was
-killed with a message in hand.
+killed with a message in hand. Followers have the leader's log; they serve, refuse, keep silent or are
+gone.
 """
 
 from __future__ import annotations
@@ -24,7 +25,7 @@ from wire.replication import encode_header
 from wire.subjects import Subjects
 from wire.tidelog_pb2 import AppendRequest, AppendResponse, FetchRequest
 from wire.transport import NO_RESPONDERS, Buffer, BulkHandler, Message, MessageHandler, Subscription
-from wire.types import LeaderEpoch, Offset, StreamName
+from wire.types import BrokerId, LeaderEpoch, Offset, StreamName
 
 
 class FakeTransport:
@@ -154,6 +155,11 @@ class FakeBroker:
         self.appends: list[tuple[AppendRequest, BatchHeader]] = []
         self.fetches: list[FetchRequest] = []
         self.corrupt = False
+        self.followers: dict[str, TidelogError | None] = {}
+        """In sync, each with what it refuses with; None: it serves."""
+        self.silent: set[str] = set()
+        self.asked: list[str | None] = []
+        """Who was asked for records or positions; None: the leader."""
         self.producers_made = 0
         self._waiting: list[tuple[tuple[str, int], FetchRequest, str, asyncio.TimerHandle]] = []
         self._api: dict[str, Callable[[dict[str, Any]], dict[str, Any]]] = {
@@ -175,7 +181,14 @@ class FakeBroker:
             "config": config,
             "generation": 1,
             "partitions": [
-                {"partition": p, "incarnation": 20 + p, "leader": "b1", "leader_epoch": 1, "state": "active"}
+                {
+                    "partition": p,
+                    "incarnation": 20 + p,
+                    "leader": "b1",
+                    "isr": ["b1", *self.followers],
+                    "leader_epoch": 1,
+                    "state": "active",
+                }
                 for p in range(partitions)
             ],
         }
@@ -206,6 +219,9 @@ class FakeBroker:
             fetch = self.subjects.fetch(StreamName(name), partition)
             self.transport.listen(append, partial(self._on_append, key) if self.alive else None)
             self.transport.listen(fetch, partial(self._on_fetch, key) if self.alive else None)
+            for follower in self.followers:
+                subject = self.subjects.fetch_from(StreamName(name), partition, BrokerId(follower))
+                self.transport.listen(subject, partial(self._on_follower_fetch, follower, key))
 
     # The API
 
@@ -281,7 +297,27 @@ class FakeBroker:
             self._answer(key, entry[1], entry[1].offset, entry[2])
         return base
 
+    def gone(self, follower: str) -> None:
+        """It was killed; the metadata does not say so yet."""
+        for name, stream in self.streams.items():
+            for partition in range(len(stream["partitions"])):
+                self.transport.listen(self.subjects.fetch_from(StreamName(name), partition, BrokerId(follower)), None)
+
+    def _on_follower_fetch(self, follower: str, key: tuple[str, int], message: Message) -> None:
+        self.asked.append(follower)
+        if follower in self.silent:
+            return
+        error = self.followers[follower]
+        if error is not None:
+            self._refuse(message.reply, error)
+        else:
+            self._take_fetch(key, message)
+
     def _on_fetch(self, key: tuple[str, int], message: Message) -> None:
+        self.asked.append(None)
+        self._take_fetch(key, message)
+
+    def _take_fetch(self, key: tuple[str, int], message: Message) -> None:
         request = FetchRequest.FromString(message.data)
         self.fetches.append(request)
         assert message.reply is not None

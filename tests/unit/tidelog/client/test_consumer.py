@@ -20,7 +20,7 @@ from tidelog.client.errors import (
     WrongIncarnation,
 )
 from tidelog.client.positions import AtTime
-from wire.errors import Code
+from wire.errors import Code, TidelogError
 
 Cluster = tuple[FakeTransport, FakeBroker, Client]
 
@@ -258,3 +258,83 @@ async def test_a_range_is_fetched_exactly(cluster: Cluster) -> None:
     with pytest.raises(BadRequest, match="no partition 9"):
         async for _ in client.fetch_batches("s", 9, 0, 1):
             pass
+
+
+# ---------------------------------------------------------------- reading from followers
+@pytest.fixture
+async def replicated() -> Cluster:
+    transport, broker, client = make()
+    broker.followers = {"b2": None, "b3": None}
+    broker.create("s", 1)
+    for base in range(0, 100, 10):
+        broker.seed("s", 0, [b"%d" % (base + i) for i in range(10)])
+    return transport, broker, client
+
+
+def of_followers(broker: FakeBroker) -> set[str]:
+    return {asked for asked in broker.asked if asked is not None}
+
+
+async def test_records_come_from_a_follower_and_positions_from_the_leader(replicated: Cluster) -> None:
+    _, broker, client = replicated
+    assert await numbers(client.consume("s", stop="latest", read_from="follower")) == list(range(100))
+    assert broker.asked[:2] == [None, None], "the start and the stop"
+    (follower,) = set(broker.asked[2:])
+    assert follower in ("b2", "b3")
+
+
+async def test_consumers_are_spread_over_the_followers(replicated: Cluster) -> None:
+    _, broker, client = replicated
+    for _ in range(2):
+        await numbers(client.consume("s", stop="latest", read_from="follower"))
+    assert of_followers(broker) == {"b2", "b3"}
+
+
+async def test_the_leader_is_read_by_default(replicated: Cluster) -> None:
+    _, broker, client = replicated
+    assert await numbers(client.consume("s", stop="latest")) == list(range(100))
+    assert of_followers(broker) == set()
+
+
+@pytest.mark.parametrize("end", ["refuses", "is gone", "is silent"])
+async def test_reading_goes_on_without_a_gap_when_followers_fail(replicated: Cluster, end: str) -> None:
+    _, broker, client = replicated
+    seen: list[int] = []
+    async with client.consume("s", stop="latest", read_from="follower", max_bytes=1, prefetch_bytes=1) as consumer:
+        async for record in consumer:
+            seen.append(record.offset)
+            if record.offset not in (30, 60):
+                continue
+            follower = [asked for asked in broker.asked if asked is not None][-1]
+            if end == "refuses":
+                broker.followers[follower] = TidelogError(Code.UNAVAILABLE, "is not in sync")
+            elif end == "is gone":
+                broker.gone(follower)
+            else:
+                broker.silent.add(follower)
+    assert seen == list(range(100))
+    assert of_followers(broker) == {"b2", "b3"}
+    assert broker.asked[-1] is None, "the leader at last"
+
+
+async def test_a_follower_that_comes_into_sync_is_read_from(
+    replicated: Cluster, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    _, broker, client = replicated
+    monkeypatch.setattr("tidelog.client.sources.REST_NS", 0)
+    (partition,) = broker.streams["s"]["partitions"]
+    partition["isr"] = ["b1"]
+    async with client.consume("s", stop=101, read_from="follower") as consumer:
+        reading = asyncio.create_task(numbers(consumer))
+        partition["isr"] = ["b1", "b2"]
+        async with asyncio.timeout(10):
+            while "b2" not in broker.asked:  # noqa: ASYNC110 - a list is no event
+                await asyncio.sleep(0.01)
+        broker.seed("s", 0, [b"100"])
+        assert await reading == list(range(101))
+
+
+async def test_a_slip_in_read_from_is_named(replicated: Cluster) -> None:
+    _, _, client = replicated
+    with pytest.raises(BadRequest, match="read_from='isr' is none of 'leader' and 'follower'"):
+        client.consume("s", read_from="isr")  # type: ignore[arg-type]

@@ -7,10 +7,11 @@ import pytest
 from tidelog.client.errors import CorruptBatch, LogTruncated, OffsetOutOfRange, UnknownStream
 from tidelog.client.fetcher import Deliver, FetchSettings, PartitionFetcher, Raise, Wait
 from tidelog.client.positions import Anchor, AtOffset, AtTime, Position
+from tidelog.client.sources import REST_NS, FollowerSources
 from wire.batch import BatchBuilder, control_batch
 from wire.errors import Code, TidelogError
 from wire.replication import encode_header
-from wire.types import LeaderEpoch, Offset
+from wire.types import BrokerId, LeaderEpoch, Offset
 
 NOW = 1_000
 
@@ -205,3 +206,118 @@ class TestRefusals:
             assert isinstance(f.on_timeout(), Wait)
         assert timeouts == sorted(timeouts)
         assert timeouts[-1] <= 5.5
+
+
+B, C = BrokerId("b"), BrokerId("c")
+
+
+def reading_from_followers(start: Position | None = None, stop: Position | None = None) -> PartitionFetcher:
+    """Of b and c, in that order; from offset 0 unless said otherwise."""
+    followers = FollowerSources((B, C), 0)
+    return PartitionFetcher("s/0", start or AtOffset(0), stop, FetchSettings(), leader_epoch=1, followers=followers)
+
+
+class TestFollowers:
+    def test_positions_are_looked_up_at_the_leader_and_records_read_from_a_follower(self) -> None:
+        f = reading_from_followers(Anchor.EARLIEST, Anchor.LATEST)
+        assert f.next_request(NOW).source is None
+        f.on_answer(answer(), looked_up(9))
+        assert f.next_request(NOW).source is None
+        f.on_answer(answer(), looked_up(0))
+        assert f.next_request(NOW).source == B
+        assert offsets(f.on_answer(answer(batch(0, 3)), None)) == [0, 1, 2]
+        assert f.next_request(NOW).source == B
+
+    def test_by_default_the_leader_is_asked(self) -> None:
+        assert fetcher(AtOffset(0)).next_request(NOW).source is None
+
+    @pytest.mark.parametrize(
+        "code",
+        [
+            Code.UNAVAILABLE,
+            Code.NOT_LEADER,
+            Code.BACKPRESSURE,
+            Code.OFFSET_BEFORE_LOG,
+            Code.LOG_TRUNCATED,
+            Code.WRONG_INCARNATION,
+            Code.INTERNAL,
+        ],
+    )
+    def test_whatever_a_follower_refuses_with_another_replica_is_asked_at_once(self, code: Code) -> None:
+        f = reading_from_followers()
+        f.next_request(NOW)
+        f.on_answer(answer(batch(0, 3)), None)
+        for expected in (B, C):
+            assert f.next_request(NOW).source == expected
+            assert f.on_error(TidelogError(code, "no")) == Wait(0.0, refresh=True)
+            assert f.position == 3
+        last = f.next_request(NOW)
+        assert (last.source, last.request.offset) == (None, 3)
+
+    @pytest.mark.parametrize("code", [Code.OFFSET_BEFORE_LOG, Code.LOG_TRUNCATED, Code.WRONG_INCARNATION])
+    def test_what_the_leader_refuses_is_final(self, code: Code) -> None:
+        f = reading_from_followers()
+        for _ in range(2):
+            f.next_request(NOW)
+            f.on_no_responders()
+        assert f.next_request(NOW).source is None
+        assert raised(f.on_error(TidelogError(code, "no"))).code is code
+
+    def test_a_follower_that_is_gone_or_silent_is_left_for_another(self) -> None:
+        f = reading_from_followers()
+        assert f.next_request(NOW).source == B
+        assert f.on_no_responders() == Wait(0.0, refresh=True)
+        first = f.next_request(NOW)
+        assert first.source == C
+        assert f.on_timeout() == Wait(0.0, refresh=True)
+        last = f.next_request(NOW)
+        assert (last.source, last.timeout) == (None, first.timeout)
+
+    def test_the_leader_is_waited_for_as_ever(self) -> None:
+        f = reading_from_followers()
+        for _ in range(2):
+            f.next_request(NOW)
+            f.on_no_responders()
+        f.next_request(NOW)
+        outcome = f.on_no_responders()
+        assert isinstance(outcome, Wait)
+        assert outcome.seconds > 0
+
+    def test_followers_are_tried_again_after_a_while(self) -> None:
+        f = reading_from_followers()
+        for _ in range(2):
+            f.next_request(NOW)
+            f.on_timeout()
+        assert f.next_request(NOW).source is None
+        assert f.next_request(NOW + REST_NS).source == B
+
+    def test_a_lost_connection_of_our_own_is_no_followers_fault(self) -> None:
+        f = reading_from_followers()
+        f.next_request(NOW)
+        assert isinstance(f.on_disconnected(), Wait)
+        assert f.next_request(NOW).source == B
+
+    def test_a_follower_in_a_newer_epoch_is_asked_again_with_it(self) -> None:
+        f = reading_from_followers()
+        f.next_request(NOW)
+        f.on_error(TidelogError(Code.FENCED_LEADER_EPOCH, "fenced", {"leader_epoch": "3"}))
+        ask = f.next_request(NOW)
+        assert (ask.source, ask.request.leader_epoch) == (B, 3)
+
+    def test_an_answer_of_an_older_epoch_is_not_taken(self) -> None:
+        f = reading_from_followers()
+        f.leader_epoch = 5
+        f.next_request(NOW)
+        assert f.on_answer(answer(batch(0, 3), epoch=4), None) == Wait(0.0, refresh=True)
+        assert f.position == 0
+        assert f.next_request(NOW).source == C
+
+    def test_of_an_answer_that_does_not_decode_nothing_is_taken_and_another_replica_asked(self) -> None:
+        f = reading_from_followers()
+        f.next_request(NOW)
+        body = bytearray(answer(batch(0, 3), batch(3, 3)))
+        body[-1] ^= 1
+        assert f.on_answer(bytes(body), None) == Wait(0.0, refresh=True)
+        ask = f.next_request(NOW)
+        assert (ask.source, ask.request.offset, ask.request.last_record_epoch) == (C, 0, 0)
+        assert offsets(f.on_answer(answer(batch(0, 3), batch(3, 3)), None)) == [0, 1, 2, 3, 4, 5]

@@ -1,0 +1,218 @@
+"""What consumers read of a replica, whoever leads: requests in, batches below the HW out.
+
+Requests come on `<ns>.<stream>.<p>.fetch.<broker>`, which each replica listens on whatever its role, and at the leader
+on `<ns>.<stream>.<p>.fetch` as well. Batches that are not in memory are read from disk in the readers' threads.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from abc import abstractmethod
+from collections.abc import Coroutine
+from dataclasses import dataclass
+from typing import Any
+
+from google.protobuf.message import DecodeError
+
+from dataplane.broker.acks import Answers
+from dataplane.broker.context import BrokerContext
+from dataplane.broker.role import Role
+from dataplane.log.errors import LogDamaged
+from dataplane.log.partition_log import PartitionLog
+from dataplane.replica.consumers import ConsumerFetch
+from dataplane.replica.effects import RefuseConsumer, ServeConsumer
+from dataplane.replica.producers import ProducerTable
+from wire.errors import Code, CorruptData, TidelogError
+from wire.replication import encode_header
+from wire.tidelog_pb2 import AppendRequest, FetchRequest
+from wire.transport import Buffer, Message
+from wire.types import LeaderEpoch, Offset, PartitionView
+
+log = logging.getLogger(__name__)
+
+ANSWER_OVERHEAD = 1024
+"""Room in a message for the 16-byte header, NATS headers and an append preamble."""
+MAX_COLD_READS = 64
+"""Consumers of one partition that wait for the disk; one more is refused with BACKPRESSURE."""
+LOG_START_HEADER = "Tidelog-Log-Start"
+OFFSET_HEADER = "Tidelog-Offset"
+
+
+@dataclass(frozen=True, slots=True)
+class _Reader:
+    """A consumer that waits for its answer."""
+
+    inbox: str
+    looked_up: bool
+
+
+class ReadableRole(Role):
+    """A role in which consumers are served."""
+
+    def __init__(
+        self, context: BrokerContext, view: PartitionView, partition_log: PartitionLog, producers: ProducerTable
+    ) -> None:
+        super().__init__(context, view, partition_log, producers)
+        self._answers = Answers(context.control, view.key, view.subject)
+        self._max_batch = min(context.ingest.max_payload, context.control.max_payload) - ANSWER_OVERHEAD
+        self._cold_reads: set[asyncio.Task[None]] = set()
+
+    # ------------------------------------------------------------------ requests
+    def on_read(self, message: Message) -> None:
+        """A consumer's request to this replica."""
+        self._carefully(lambda: self._on_fetch(message))
+
+    def _on_fetch(self, message: Message) -> None:
+        if self.ended or not message.reply:
+            return
+        request = FetchRequest()
+        try:
+            request.ParseFromString(message.data)
+        except DecodeError as e:
+            self._bad_request(message, "fetch", f"does not decode: {e}")
+            return
+        if self._is_outlived(request.stream_incarnation, request.partition_incarnation):
+            return
+        try:
+            self._check_life(request)
+        except TidelogError as e:
+            self._answers.error(message.reply, e)
+            return
+        match request.WhichOneof("position"):
+            case "offset":
+                self._fetch_from(request, Offset(request.offset), message.reply, looked_up=False)
+            case None:
+                self._bad_request(message, "fetch", "names no position")
+            case position:
+                self._look_up(position, request, message.reply)
+        self._schedule()
+
+    @abstractmethod
+    def _look_up(self, position: str, request: FetchRequest, inbox: str) -> None:
+        """The request begins at "earliest", "latest" or a "timestamp"."""
+
+    @abstractmethod
+    def _on_consumer_fetch(self, fetch: ConsumerFetch) -> None:
+        """Serve it now or later."""
+
+    def _fetch_from(self, request: FetchRequest, offset: Offset, inbox: str, *, looked_up: bool) -> None:
+        reader = _Reader(inbox, looked_up)
+        if request.max_bytes == 0:
+            self._answer_reader(reader, offset, self.high_watermark, [])
+            return
+        self._on_consumer_fetch(
+            ConsumerFetch(
+                offset=offset,
+                leader_epoch=LeaderEpoch(request.leader_epoch),
+                max_bytes=request.max_bytes,
+                max_wait=request.max_wait_ms / 1000,
+                last_record_epoch=LeaderEpoch(request.last_record_epoch),
+                token=reader,
+            )
+        )
+
+    def _same_life(self, stream_incarnation: int, partition_incarnation: int) -> bool:
+        key = self.view.key
+        return stream_incarnation == key.stream_incarnation and partition_incarnation == key.partition_incarnation
+
+    def _is_outlived(self, stream_incarnation: int, partition_incarnation: int) -> bool:
+        """The stream was deleted and created again, and this replica of the deleted one has not heard of it yet. It
+        shares its subjects with those of the new one, whose answer it must not overtake with a refusal."""
+        key = self.view.key
+        return (stream_incarnation, partition_incarnation) > (key.stream_incarnation, key.partition_incarnation)
+
+    def _check_life(self, request: AppendRequest | FetchRequest) -> None:
+        """Clients may leave the incarnations out. Raises TidelogError(WRONG_INCARNATION)."""
+        key = self.view.key
+        if (request.stream_incarnation and request.stream_incarnation != key.stream_incarnation) or (
+            request.partition_incarnation and request.partition_incarnation != key.partition_incarnation
+        ):
+            raise self._wrong_life()
+
+    def _wrong_life(self) -> TidelogError:
+        return TidelogError(
+            Code.WRONG_INCARNATION, f"{self.view.key} was deleted and created again; refresh the metadata"
+        )
+
+    def _bad_request(self, message: Message, kind: str, why: str) -> None:
+        self.context.counters.bad_requests += 1
+        log.warning("partition %s: dropped a bad request: the %s request %s", self.view.key, kind, why)
+        self._answers.error(message.reply, TidelogError(Code.BAD_REQUEST, f"the {kind} request {why}"))
+
+    # ------------------------------------------------------------------ answers
+    def _refuse_reader(self, effect: RefuseConsumer) -> None:
+        assert isinstance(effect.token, _Reader)
+        self._answers.error(effect.token.inbox, effect.error)
+
+    def _serve(self, effect: ServeConsumer) -> None:
+        reader = effect.token
+        assert isinstance(reader, _Reader)
+        if effect.max_bytes == 0:
+            self._answer_reader(reader, effect.offset, effect.high_watermark, [])
+            return
+        limit = min(effect.max_bytes, self._max_batch)
+        parts = self.log.read(effect.offset, max_bytes=limit, end_offset=effect.high_watermark)
+        if parts is not None:
+            self._answer_reader(reader, effect.offset, effect.high_watermark, parts)
+        else:
+            cold = self._serve_cold(reader, effect.offset, limit, effect.high_watermark)
+            self._read_for_consumer(reader.inbox, cold)
+
+    async def _serve_cold(self, reader: _Reader, offset: Offset, limit: int, high_watermark: Offset) -> None:
+        try:
+            data = await self._read_cold(offset, limit, high_watermark)
+        except (LogDamaged, CorruptData, TidelogError) as e:
+            self._read_failed(reader.inbox, e)
+            return
+        if not self.ended:
+            self._answer_reader(reader, offset, high_watermark, [data])
+
+    def _answer_reader(self, reader: _Reader, offset: Offset, high_watermark: Offset, parts: list[Buffer]) -> None:
+        headers = {LOG_START_HEADER: str(self.log.log_start_offset)}
+        if reader.looked_up:
+            headers[OFFSET_HEADER] = str(offset)
+        sent = self.context.ingest.publish(
+            reader.inbox, [encode_header(self.leader_epoch, high_watermark), *parts], headers=headers
+        )
+        if not sent:
+            log.debug("partition %s: an answer to a consumer was dropped, the outgoing buffer is full", self.view.key)
+
+    # ------------------------------------------------------------------ the disk
+    async def _read_cold(self, offset: Offset, limit: int, end: Offset) -> bytes:
+        return await self.context.loop.run_in_executor(
+            self.context.readers, lambda: self.log.read_from_disk(offset, max_bytes=limit, end_offset=end)
+        )
+
+    def _read_for_consumer(self, inbox: str, reading: Coroutine[Any, Any, None]) -> None:
+        if len(self._cold_reads) >= MAX_COLD_READS:
+            reading.close()
+            self._answers.error(
+                inbox,
+                TidelogError(
+                    Code.BACKPRESSURE,
+                    f"{len(self._cold_reads)} consumers of {self.view.key} wait for the disk already; try again",
+                    {"retry_after_ms": "100"},
+                ),
+            )
+            return
+        task = self._spawn(reading)
+        self._cold_reads.add(task)
+        task.add_done_callback(self._cold_reads.discard)
+
+    async def _finish_cold_reads(self) -> None:
+        """Before something is cut: what is written in its place may not be committed."""
+        if self._cold_reads:
+            await asyncio.wait(set(self._cold_reads))
+
+    def _read_failed(self, inbox: str, error: LogDamaged | CorruptData | TidelogError) -> None:
+        if isinstance(error, TidelogError):
+            self._answers.error(inbox, error)
+            return
+        log.error("partition %s: a read failed: %s", self.view.key, error)
+        # Not INTERNAL, which no client repeats: a sound replica is about to lead.
+        self._answers.error(
+            inbox, TidelogError(Code.UNAVAILABLE, f"{self.view.key} cannot be read on {self.context.broker}: {error}")
+        )
+        if isinstance(error, CorruptData):
+            self.fail(f"the log is damaged: {error}")

@@ -1,0 +1,146 @@
+"""Consumers of one partition at one replica: who is served, who waits, who is refused. The leader and its followers
+follow the same rules:
+
+* Only what lies below THIS replica's HW is served. Everything below any HW is committed, so it is the same everywhere
+  and stays.
+* A position at or above the HW waits, and is answered with nothing when its time is up. `max_waiting_fetches` may wait;
+  one more is refused with BACKPRESSURE.
+* Asked with a LeaderEpoch above its own, a replica says nothing; with one below, FENCED. A position below its log is
+  OFFSET_BEFORE_LOG.
+* When the epoch of the consumer's last record ended below its position, that record was cut away: LOG_TRUNCATED. The
+  leader's log is the one that counts, so there an epoch also ends where the log does. A follower's log may just not be
+  that long yet: there only a later epoch ends an earlier one.
+"""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+from typing import TypeAlias
+
+from dataplane.replica.effects import RefuseConsumer, ServeConsumer
+from dataplane.replica.epochs import LeaderEpochCache
+from dataplane.replica.refusals import before_log, fenced
+from dataplane.replica.settings import ReplicaSettings
+from wire.errors import Code, TidelogError
+from wire.types import LeaderEpoch, Offset, PartitionView
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ConsumerFetch:
+    """A FetchRequest for a known offset, decoded."""
+
+    offset: Offset
+    leader_epoch: LeaderEpoch
+    """0: of any."""
+    max_bytes: int
+    max_wait: float
+    last_record_epoch: LeaderEpoch
+    token: object
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Readable:
+    """What a replica has to read, as of now."""
+
+    view: PartitionView
+    log_start_offset: Offset
+    log_end_offset: Offset
+    high_watermark: Offset
+    refusal: TidelogError | None = None
+    """Why nothing of it may be read at the moment."""
+
+
+@dataclass(frozen=True, slots=True)
+class _Waiting:
+    fetch: ConsumerFetch
+    deadline: float
+
+
+ConsumerEffect: TypeAlias = ServeConsumer | RefuseConsumer
+
+
+class Consumers:
+    def __init__(self, epochs: LeaderEpochCache, settings: ReplicaSettings, *, leads: bool) -> None:
+        self._epochs = epochs
+        self._settings = settings
+        self._leads = leads
+        self._waiting: list[_Waiting] = []
+        self._due = math.inf
+        """No deadline of those who wait is earlier."""
+
+    def on_fetch(self, fetch: ConsumerFetch, log: Readable, now: float) -> list[ConsumerEffect]:
+        """Committed batches from `fetch.offset` on, now or when there are some."""
+        if fetch.leader_epoch > log.view.leader_epoch:
+            return []
+        error = self._refuse(fetch, log)
+        if error is not None:
+            return [RefuseConsumer(fetch.token, error)]
+        if fetch.offset < log.high_watermark:
+            return [self._serve(fetch, log.high_watermark)]
+        if fetch.max_wait <= 0:
+            return [ServeConsumer(fetch.token, fetch.offset, 0, log.high_watermark)]
+        if len(self._waiting) >= self._settings.max_waiting_fetches:
+            error = TidelogError(
+                Code.BACKPRESSURE,
+                f"{len(self._waiting)} consumers wait at partition {log.view.key} already; try again",
+                {"retry_after_ms": "500"},
+            )
+            return [RefuseConsumer(fetch.token, error)]
+        waiting = _Waiting(fetch, now + fetch.max_wait)
+        self._waiting.append(waiting)
+        self._due = min(self._due, waiting.deadline)
+        return []
+
+    def _refuse(self, fetch: ConsumerFetch, log: Readable) -> TidelogError | None:
+        view = log.view
+        if fetch.leader_epoch and fetch.leader_epoch < view.leader_epoch:
+            return fenced(view, fetch.leader_epoch)
+        if log.refusal is not None:
+            return log.refusal
+        if fetch.offset < log.log_start_offset:
+            return before_log(view.key, log.log_start_offset, fetch.offset)
+        if fetch.last_record_epoch:
+            found = self._epochs.end_offset_for(fetch.last_record_epoch, log.log_end_offset)
+            end = found[1] if found is not None else log.log_start_offset
+            if end < fetch.offset and (self._leads or end < log.log_end_offset):
+                return TidelogError(
+                    Code.LOG_TRUNCATED,
+                    f"the log of {view.key} was cut at offset {end} below the position {fetch.offset}"
+                    " (unclean election); decide where to go on",
+                    {"offset": str(end)},
+                )
+        return None
+
+    def _serve(self, fetch: ConsumerFetch, high_watermark: Offset) -> ServeConsumer:
+        limit = min(fetch.max_bytes, self._settings.fetch_max_bytes)
+        return ServeConsumer(fetch.token, fetch.offset, limit, high_watermark)
+
+    def on_high_watermark(self, high_watermark: Offset) -> list[ConsumerEffect]:
+        """It has moved up."""
+        if not self._waiting:
+            return []
+        served = [w for w in self._waiting if w.fetch.offset < high_watermark]
+        if served:
+            self._keep([w for w in self._waiting if w.fetch.offset >= high_watermark])
+        return [self._serve(waiting.fetch, high_watermark) for waiting in served]
+
+    def expire(self, now: float, high_watermark: Offset) -> list[ConsumerEffect]:
+        """Those whose time is up get an answer without records."""
+        if now < self._due:
+            return []
+        over = [w for w in self._waiting if w.deadline <= now]
+        self._keep([w for w in self._waiting if w.deadline > now])
+        return [ServeConsumer(w.fetch.token, w.fetch.offset, 0, high_watermark) for w in over]
+
+    def refuse_all(self, error: TidelogError) -> list[ConsumerEffect]:
+        over, self._waiting, self._due = self._waiting, [], math.inf
+        return [RefuseConsumer(waiting.fetch.token, error) for waiting in over]
+
+    def _keep(self, waiting: list[_Waiting]) -> None:
+        self._waiting = waiting
+        self._due = min((w.deadline for w in waiting), default=math.inf)
+
+    def next_deadline(self) -> float:
+        """inf: nobody waits."""
+        return self._due

@@ -1,0 +1,331 @@
+"""Consumers at a follower: served what is committed while it is in sync and fetching, else sent elsewhere."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import pytest
+
+from dataplane.replica.consumers import ConsumerFetch
+from dataplane.replica.effects import FollowerEffect, RefuseConsumer, SendFetch, ServeConsumer, SkipAhead, Truncate
+from dataplane.replica.epochs import EpochEntry, LeaderEpochCache
+from dataplane.replica.follower import FetchAnswer, Fetching, Follower, Idle, OffsetAnswer, Reconciling
+from dataplane.replica.settings import ReplicaSettings
+from wire.errors import Code, TidelogError
+from wire.types import (
+    BrokerId,
+    Incarnation,
+    LeaderEpoch,
+    Offset,
+    PartitionEpoch,
+    PartitionKey,
+    PartitionView,
+    StreamConfig,
+    StreamName,
+)
+
+A, B = BrokerId("a"), BrokerId("b")
+EPOCH = LeaderEpoch(5)
+MAX_AGE = ReplicaSettings().follower_read_max_age
+VIEW = PartitionView(
+    key=PartitionKey(StreamName("s"), Incarnation(1), 0, Incarnation(1)),
+    subject="s",
+    config=StreamConfig(min_isr=1),
+    replicas=(A, B),
+    leader=A,
+    isr=(A, B),
+    eligible=(),
+    epoch=PartitionEpoch(1),
+    leader_epoch=EPOCH,
+)
+
+
+def follower(
+    *entries: tuple[int, int],
+    log_end: int = 0,
+    high_watermark: int = 0,
+    log_start: int = 0,
+    view: PartitionView = VIEW,
+    settings: ReplicaSettings | None = None,
+) -> Follower:
+    """Follower B, not started. `entries`: (epoch, start)."""
+    return Follower(
+        view=view,
+        broker=B,
+        log_start_offset=Offset(log_start),
+        log_end_offset=Offset(log_end),
+        durable_end=Offset(log_end),
+        high_watermark=Offset(high_watermark),
+        epochs=LeaderEpochCache([EpochEntry(LeaderEpoch(e), Offset(s)) for e, s in entries]),
+        settings=settings or ReplicaSettings(),
+        first_sequence=0,
+        connected_since=-100.0,
+        now=0.0,
+    )
+
+
+def reconciled(core: Follower, now: float = 0.0) -> None:
+    """The leader has the same log."""
+    state = core.state
+    assert isinstance(state, Reconciling)
+    core.on_offset_answer(
+        OffsetAnswer(number=state.number, leader_epoch=EPOCH, epoch=state.asked, end=core.log_end_offset), now
+    )
+    assert isinstance(core.state, Fetching)
+
+
+def caught_up(core: Follower, *, hw: int, now: float = 0.0) -> list[FollowerEffect]:
+    """A good answer without batches."""
+    state = core.state
+    assert isinstance(state, (Fetching, Idle))
+    return core.on_answer(
+        FetchAnswer(sequence=state.sequence, leader_epoch=EPOCH, high_watermark=Offset(hw), first_offset=None), now
+    )
+
+
+def serving(*, log_end: int = 10, high_watermark: int = 8, settings: ReplicaSettings | None = None) -> Follower:
+    """Follower B with everything of epoch 5 up to `log_end`, idle since 0.0."""
+    core = follower((5, 0), log_end=log_end, settings=settings)
+    core.start(0.0)
+    reconciled(core)
+    caught_up(core, hw=high_watermark)
+    return core
+
+
+def consumer(offset: int, *, wait: float = 1.0, leader_epoch: int = 5, last_epoch: int = 0) -> ConsumerFetch:
+    return ConsumerFetch(
+        offset=Offset(offset),
+        leader_epoch=LeaderEpoch(leader_epoch),
+        max_bytes=1 << 20,
+        max_wait=wait,
+        last_record_epoch=LeaderEpoch(last_epoch),
+        token=f"at {offset}",
+    )
+
+
+def refusal(effects: list[FollowerEffect]) -> TidelogError:
+    (refused,) = [e for e in effects if isinstance(e, RefuseConsumer)]
+    return refused.error
+
+
+def served(effects: list[FollowerEffect]) -> list[tuple[object, int, int]]:
+    """(token, offset, HW), of those that got records."""
+    return [(e.token, e.offset, e.high_watermark) for e in effects if isinstance(e, ServeConsumer) and e.max_bytes > 0]
+
+
+# ---------------------------------------------------------------- what is served
+def test_what_is_below_its_own_high_watermark_is_served_and_no_more() -> None:
+    core = serving(log_end=10, high_watermark=8)
+    assert served(core.on_consumer_fetch(consumer(0), 0.0)) == [("at 0", 0, 8)]
+    assert core.on_consumer_fetch(consumer(8), 0.0) == [], "it waits"
+
+
+def test_a_high_watermark_above_its_log_end_is_not_believed() -> None:
+    core = serving(log_end=10, high_watermark=99)
+    assert served(core.on_consumer_fetch(consumer(0), 0.0)) == [("at 0", 0, 10)]
+
+
+@pytest.mark.parametrize("leader_epoch", [0, 5])
+def test_the_present_leader_epoch_or_none_is_served(leader_epoch: int) -> None:
+    assert served(serving().on_consumer_fetch(consumer(0, leader_epoch=leader_epoch), 0.0))
+
+
+def test_an_older_leader_epoch_is_fenced_and_a_newer_one_met_with_silence() -> None:
+    core = serving()
+    error = refusal(core.on_consumer_fetch(consumer(0, leader_epoch=4), 0.0))
+    assert (error.code, error.details["leader_epoch"]) == (Code.FENCED_LEADER_EPOCH, "5")
+    assert core.on_consumer_fetch(consumer(0, leader_epoch=6), 0.0) == []
+
+
+def test_a_position_below_its_log_is_refused() -> None:
+    core = follower((5, 4), log_start=4, log_end=10)
+    core.start(0.0)
+    reconciled(core)
+    caught_up(core, hw=10)
+    assert refusal(core.on_consumer_fetch(consumer(3), 0.0)).code is Code.OFFSET_BEFORE_LOG
+
+
+# ---------------------------------------------------------------- logs that were cut
+def test_a_consumer_whose_last_record_was_cut_away_is_told() -> None:
+    core = follower((3, 0), (5, 6), log_end=10)
+    core.start(0.0)
+    reconciled(core)
+    caught_up(core, hw=10)
+    error = refusal(core.on_consumer_fetch(consumer(8, last_epoch=3), 0.0))
+    assert (error.code, error.details["offset"]) == (Code.LOG_TRUNCATED, "6")
+    assert served(core.on_consumer_fetch(consumer(6, last_epoch=3), 0.0))
+
+
+@pytest.mark.parametrize("last_epoch", [3, 4, 5])
+def test_a_log_that_is_not_that_long_yet_is_not_taken_for_one_that_was_cut(last_epoch: int) -> None:
+    """The consumer comes from a replica that is ahead of this one."""
+    core = follower((3, 0), log_end=10)
+    core.start(0.0)
+    reconciled(core)
+    caught_up(core, hw=10)
+    assert core.on_consumer_fetch(consumer(12, last_epoch=last_epoch), 0.0) == []
+
+
+def test_an_empty_log_is_not_taken_for_one_that_was_cut() -> None:
+    core = follower()
+    core.start(0.0)
+    caught_up(core, hw=0)
+    assert core.on_consumer_fetch(consumer(12, last_epoch=5), 0.0) == []
+
+
+# ---------------------------------------------------------------- waiting
+def test_those_who_wait_are_served_when_its_high_watermark_moves() -> None:
+    core = serving(log_end=10, high_watermark=8)
+    core.on_consumer_fetch(consumer(8), 0.0)
+    core.on_consumer_fetch(consumer(10), 0.0)
+    assert served(caught_up(core, hw=10)) == [("at 8", 8, 10)]
+    answer = FetchAnswer(
+        sequence=core.state.sequence if isinstance(core.state, (Fetching, Idle)) else -1,
+        leader_epoch=EPOCH,
+        high_watermark=Offset(12),
+        first_offset=Offset(10),
+    )
+    core.on_answer(answer, 0.1)
+    assert served(core.on_appended(Offset(12), Offset(12), 0.1)) == [("at 10", 10, 12)]
+
+
+def test_replication_goes_before_consumers() -> None:
+    core = serving(log_end=10, high_watermark=10)
+    core.on_consumer_fetch(consumer(10), 0.0)
+    effects = core.on_appended(Offset(12), Offset(12), 0.1)
+    assert isinstance(effects[0], SendFetch)
+    assert isinstance(effects[-1], ServeConsumer)
+
+
+def test_a_wait_ends_with_an_empty_answer() -> None:
+    core = serving()
+    core.on_consumer_fetch(consumer(8, wait=0.5), 0.0)
+    assert core.next_deadline() == 0.5
+    (effect,) = core.tick(0.5)
+    assert effect == ServeConsumer("at 8", Offset(8), 0, Offset(8))
+
+
+def test_who_does_not_want_to_wait_is_answered_at_once() -> None:
+    assert serving().on_consumer_fetch(consumer(8, wait=0.0), 0.0) == [ServeConsumer("at 8", Offset(8), 0, Offset(8))]
+
+
+def test_waiting_consumers_are_bounded() -> None:
+    core = serving(settings=ReplicaSettings(max_waiting_fetches=1))
+    core.on_consumer_fetch(consumer(8), 0.0)
+    assert refusal(core.on_consumer_fetch(consumer(9), 0.0)).code is Code.BACKPRESSURE
+
+
+# ---------------------------------------------------------------- when it serves nobody
+def test_nobody_is_served_before_the_first_fetch_of_the_leader_epoch() -> None:
+    """Its HW of an earlier epoch is checked by nobody yet."""
+    core = follower((5, 0), log_end=10, high_watermark=10)
+    core.start(0.0)
+    assert "part" in refusal(core.on_consumer_fetch(consumer(0), 0.0)).message
+    reconciled(core)
+    error = refusal(core.on_consumer_fetch(consumer(0), 0.0))
+    assert (error.code, error.retriable) == (Code.UNAVAILABLE, True)
+    assert "has not fetched in LeaderEpoch 5" in error.message
+    caught_up(core, hw=10)
+    assert served(core.on_consumer_fetch(consumer(0), 0.0))
+
+
+def test_a_refused_fetch_is_no_good_fetch() -> None:
+    core = follower()
+    core.start(0.0)
+    state = core.state
+    assert isinstance(state, Fetching)
+    error = TidelogError(Code.BACKPRESSURE, "later", {"retry_after_ms": "10"})
+    core.on_answer(FetchAnswer(sequence=state.sequence, leader_epoch=EPOCH, high_watermark=Offset(0), error=error), 0.0)
+    assert refusal(core.on_consumer_fetch(consumer(0), 0.0)).code is Code.UNAVAILABLE
+
+
+def test_nobody_is_served_when_the_last_good_fetch_is_too_old() -> None:
+    """A process that was stopped and goes on: no timer of its own had a chance."""
+    core = serving()
+    assert served(core.on_consumer_fetch(consumer(0), MAX_AGE - 0.1))
+    error = refusal(core.on_consumer_fetch(consumer(0), MAX_AGE))
+    assert (error.code, error.retriable) == (Code.UNAVAILABLE, True)
+    assert "3.0 s" in error.message
+
+
+def test_those_who_wait_are_sent_elsewhere_when_it_loses_the_leader() -> None:
+    core = serving()
+    core.on_consumer_fetch(consumer(8, wait=60.0), 0.0)
+    core.tick(2.0)  # fetches, and nobody answers
+    sent_away = core.tick(2.5)
+    assert refusal(sent_away).code is Code.UNAVAILABLE
+    assert core.next_deadline() < 10.0, "nobody waits any more"
+
+
+def test_a_fetch_that_is_slow_to_come_is_waited_for_no_longer_than_the_age_allows() -> None:
+    core = serving(settings=ReplicaSettings(replica_fetch_timeout=1.0))
+    core.on_consumer_fetch(consumer(8, wait=60.0), 0.0)
+    core.tick(2.0)
+    assert core.next_deadline() == MAX_AGE
+    assert refusal(core.tick(MAX_AGE)).code is Code.UNAVAILABLE
+
+
+def test_a_replica_out_of_the_isr_serves_nobody() -> None:
+    """It may lag however far."""
+    core = serving()
+    core.on_consumer_fetch(consumer(8), 0.0)
+    out = replace(VIEW, isr=(A,), epoch=PartitionEpoch(2))
+    assert "not in sync" in refusal(core.on_view(out, 0.0)).message
+    assert "not in sync" in refusal(core.on_consumer_fetch(consumer(0), 0.0)).message
+    core.on_view(replace(VIEW, epoch=PartitionEpoch(3)), 0.0)
+    assert served(core.on_consumer_fetch(consumer(0), 0.0))
+
+
+def test_nobody_is_served_while_the_log_is_cut_and_before_the_next_fetch() -> None:
+    core = serving(log_end=10, high_watermark=10)
+    core.on_consumer_fetch(consumer(10), 0.0)
+    state = core.state
+    assert isinstance(state, Idle)
+    error = TidelogError(Code.OFFSET_AHEAD, "ahead")
+    sent_away = core.on_answer(
+        FetchAnswer(sequence=state.sequence, leader_epoch=EPOCH, high_watermark=Offset(0), error=error), 0.0
+    )
+    assert refusal(sent_away).code is Code.UNAVAILABLE
+    asking = core.state
+    assert isinstance(asking, Reconciling)
+    cut = core.on_offset_answer(OffsetAnswer(number=asking.number, leader_epoch=EPOCH, epoch=EPOCH, end=Offset(4)), 0.0)
+    assert cut == [Truncate(Offset(4))]
+    assert refusal(core.on_consumer_fetch(consumer(0), 0.0)).code is Code.UNAVAILABLE
+    core.on_truncated(Offset(0), Offset(4), 0.0)
+    assert refusal(core.on_consumer_fetch(consumer(0), 0.0)).code is Code.UNAVAILABLE
+    caught_up(core, hw=2)
+    assert served(core.on_consumer_fetch(consumer(0), 0.0)) == [("at 0", 0, 4)], "HW = min(HW, LEO), it was committed"
+
+
+def test_those_who_wait_are_sent_elsewhere_when_the_log_is_dropped() -> None:
+    core = serving(log_end=10, high_watermark=10)
+    core.on_consumer_fetch(consumer(10), 0.0)
+    state = core.state
+    assert isinstance(state, Idle)
+    error = TidelogError(Code.OFFSET_BEFORE_LOG, "gone", {"log_start": "50"})
+    effects = core.on_answer(
+        FetchAnswer(sequence=state.sequence, leader_epoch=EPOCH, high_watermark=Offset(0), error=error), 0.0
+    )
+    assert effects[0] == SkipAhead(Offset(50))
+    assert refusal(effects).code is Code.UNAVAILABLE
+
+
+def test_a_partition_without_a_leader_serves_nobody() -> None:
+    core = follower((5, 0), log_end=10, high_watermark=10, view=replace(VIEW, leader=None))
+    core.start(0.0)
+    assert refusal(core.on_consumer_fetch(consumer(0), 0.0)).code is Code.UNAVAILABLE
+
+
+def test_those_who_wait_are_sent_elsewhere_at_the_end_of_the_role() -> None:
+    core = serving()
+    core.on_consumer_fetch(consumer(8), 0.0)
+    core.on_consumer_fetch(consumer(9), 0.0)
+    ended = core.resign("LeaderEpoch 6 has begun")
+    assert [e.token for e in ended if isinstance(e, RefuseConsumer)] == ["at 8", "at 9"]
+    assert core.resign("again") == []
+
+
+# ---------------------------------------------------------------- the setting
+def test_an_idle_follower_must_not_be_stale_between_two_fetches() -> None:
+    with pytest.raises(ValueError, match=r"follower_read_max_age \(2.4 s\)"):
+        ReplicaSettings(follower_read_max_age=2.4)

@@ -1,0 +1,51 @@
+"""Which replica of a partition a consumer reads from: an in-sync follower while one serves it, else the leader.
+
+A follower that refuses, is not there or does not answer is left alone for `REST_NS`. When all of them rest, the leader
+is asked, until one has rested; only what the leader says is final. Consumers begin at different followers (`spread`).
+
+Pure: `clock_ns` is the wall clock, ns since 1970.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from wire.types import BrokerId
+
+REST_NS = 5_000_000_000
+
+
+class FollowerSources:
+    def __init__(self, followers: Sequence[BrokerId], spread: int) -> None:
+        self._spread = spread
+        self._followers: tuple[BrokerId, ...] = ()
+        self._rests_until: dict[BrokerId, int] = {}
+        self._known_at: int | None = None
+        self.know(followers)
+
+    def know(self, followers: Sequence[BrokerId]) -> None:
+        """As of the newest metadata."""
+        first = self._spread % len(followers) if followers else 0
+        self._followers = (*followers[first:], *followers[:first])
+        self._rests_until = {f: until for f, until in self._rests_until.items() if f in followers}
+
+    def choose(self, clock_ns: int) -> BrokerId | None:
+        """Whom to ask now; None: the leader."""
+        for follower in self._followers:
+            if not clock_ns < self._rests_until.get(follower, 0) <= clock_ns + REST_NS:  # the clock may be set back
+                return follower
+        return None
+
+    def rest(self, follower: BrokerId, clock_ns: int) -> None:
+        """It did not serve us."""
+        self._rests_until[follower] = clock_ns + REST_NS
+
+    def is_out_of_date(self, clock_ns: int) -> bool:
+        """While the leader is read for want of followers: who is in sync should be asked anew. True once in a while."""
+        if self._known_at is None or self._followers:
+            self._known_at = clock_ns
+            return False
+        if 0 <= clock_ns - self._known_at < REST_NS:
+            return False
+        self._known_at = clock_ns
+        return True
