@@ -22,6 +22,7 @@ from typing import TypeAlias
 
 from dataplane.replica.effects import (
     AppendReplicated,
+    CompleteDrain,
     CompleteProduce,
     FollowerEffect,
     LeaderEffect,
@@ -391,7 +392,7 @@ class PartitionWorld:
                     self._send(broker.name, META, change)
                 case RequestSync():
                     self._request_sync(broker)
-                case CompleteProduce() | ServeConsumer() | RefuseConsumer() | VerifyOwnCopy():
+                case CompleteProduce() | CompleteDrain() | ServeConsumer() | RefuseConsumer() | VerifyOwnCopy():
                     pass
         for watch in self._watched:
             watch(broker)
