@@ -328,6 +328,8 @@ SEEN = (
 @pytest.mark.parametrize("name", SEEN)
 def test_the_machine_sees_a_broken_rule(name: str) -> None:
     (mutant,) = (known for known in MUTANTS if known.name == name)
-    searched = settings(TestPartition.settings, derandomize=True, database=None, phases=[Phase.generate])
+    searched = settings(
+        TestPartition.settings, max_examples=2000, derandomize=True, database=None, phases=[Phase.generate]
+    )
     with mutant.applied(), pytest.raises(AssertionError, match=r"is in sync and lacks|committed on|another history"):
         run_state_machine_as_test(PartitionMachine, settings=settings(searched, report_multiple_bugs=False))

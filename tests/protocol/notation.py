@@ -75,7 +75,7 @@ def effect_shown(effect: Told) -> str:
         case CompleteProduce(token, error):
             return f"ack {token}" if error is None else f"end {token} {error_shown(error)}"
         case CompleteDrain(token, error):
-            return f"drained {token}" if error is None else f"end {token} {error_shown(error)}"
+            return f"drained {token}" if error is None else f"end drain {token} {error_shown(error)}"
         case ServeConsumer(token, offset, max_bytes, high_watermark):
             return f"serve {token} " + (f"[{offset},{high_watermark})" if max_bytes else f"empty HW={high_watermark}")
         case RefuseConsumer(token, error):

@@ -322,7 +322,7 @@ class PartitionWorld:
             if isinstance(role, Leader):
                 self._lead(broker, role.on_view(view, self.now))
             else:
-                role.on_view(view)
+                self._follow(broker, role.on_view(view, self.now))
             return
         self.end_role(broker, f"LeaderEpoch {view.leader_epoch} has begun")
         self._roles += 1
@@ -392,7 +392,7 @@ class PartitionWorld:
                     self._send(broker.name, META, change)
                 case RequestSync():
                     self._request_sync(broker)
-                case CompleteDrain() | CompleteProduce() | ServeConsumer() | RefuseConsumer() | VerifyOwnCopy():
+                case CompleteProduce() | CompleteDrain() | ServeConsumer() | RefuseConsumer() | VerifyOwnCopy():
                     pass
         for watch in self._watched:
             watch(broker)
@@ -438,6 +438,8 @@ class PartitionWorld:
                         broker.log.append(batch)
                         broker.producers.record(batch.header())
                     self._follow(broker, follower.on_appended(broker.log.end, high_watermark, self.now))
+                case ServeConsumer() | RefuseConsumer():
+                    pass
                 case RequestSync():
                     self._request_sync(broker)
                 case Truncate(offset):

@@ -17,6 +17,7 @@
     sleep S                                time passes; nobody's timer fires before its end
     tick a …                               these look at the time
     die b … | elect [to=c] [planned] | withdraw b | unclean b      decisions of the controller
+    drain a to=b [timeout=S]               a planned move: a sequences nothing more until b has everything
     isr a,b                                the ISR is changed behind the leader's back
     kill b [power] | restart b [proof=no]  restart: a new life, registered
     disconnect b | reconnect b             its NATS connection
@@ -34,7 +35,8 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from dataclasses import fields, replace
 
-from dataplane.replica.leader import ConsumerFetch, FollowerFetch
+from dataplane.replica.consumers import ConsumerFetch
+from dataplane.replica.leader import FollowerFetch
 from dataplane.replica.producers import Duplicate, Rejected
 from dataplane.replica.settings import ReplicaSettings
 from tests.datadriven import Command, ScriptError
@@ -74,6 +76,7 @@ class ReplicationScript:
             "die": self._die,
             "elect": self._elect,
             "withdraw": self._withdraw,
+            "drain": self._drain,
             "unclean": self._unclean,
             "isr": self._isr,
             "kill": self._kill,
@@ -346,6 +349,15 @@ class ReplicationScript:
     def _elect(self, command: Command) -> None:
         outcome = self.world.cluster.elect(target=command.options.get("to", ""), planned="planned" in command.words)
         self._decided(outcome.items[0].name if outcome.items[0] else None)
+
+    def _drain(self, command: Command) -> None:
+        command.check_options("to", "timeout")
+        name, target = command.words[0], BrokerId(command.options["to"])
+        leader = self.world.brokers[name].leading
+        if leader is None:
+            raise ScriptError(f"{name} does not lead")
+        timeout = float(command.options.get("timeout", "5"))
+        self.world.lead_effects(name, leader.drain(target, f"move to {target}", timeout, self.world.now))
 
     def _withdraw(self, command: Command) -> None:
         outcome = self.world.cluster.withdraw(command.words[0])
