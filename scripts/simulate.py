@@ -30,6 +30,8 @@ from tests.simulation.faults import Fault
 from tests.simulation.mutants import MUTANTS
 from tests.simulation.scenario import Result, drama_of, run
 
+MAX_SHRUNK = 3
+"""Of that many failures the faults that matter are looked for."""
 MAX_FAILURES = 10
 """A longer run ends after so many."""
 
@@ -116,6 +118,8 @@ def run_many(first: int, number: int | None, minutes: float | None, jobs: int) -
                     break
             if runs % 500 == 0:
                 print(f"{runs} seeds, {len(failures)} failed, {time.monotonic() - began:.0f} s", flush=True)
+    for verdict in failures[:MAX_SHRUNK]:
+        print_smallest(verdict.seed)
     print(
         f"\n{runs} seeds, {len(failures)} failed; {simulated / 3600:.2f} simulated hours in"
         f" {time.monotonic() - began:.0f} s; {steps} steps; {sent} records sent, {acknowledged} acknowledged,"
@@ -141,6 +145,16 @@ def _judged(pool: multiprocessing.pool.Pool, wanted: Iterable[int], jobs: int) -
             yield answer.get()
 
 
+def print_smallest(seed: int) -> None:
+    result = run(seed)
+    if result.broken is None:
+        return
+    schedule = shrink(result)
+    print(f"seed {seed}: {len(schedule)} of its {len(result.schedule)} faults break {result.broken.invariant}:")
+    for fault in schedule:
+        print(f"  {fault}", flush=True)
+
+
 def run_one(seed: int, *, smallest: bool) -> int:
     result = run(seed, tell=True)
     if smallest and result.broken is not None:
@@ -163,7 +177,7 @@ def shrink(failed: Result) -> list[Fault]:
     wanted = failed.broken.invariant
     schedule = failed.schedule
     size = max(1, len(schedule) // 2)
-    while True:
+    while schedule:
         at = 0
         while at < len(schedule):
             fewer = schedule[:at] + schedule[at + size :]
@@ -173,8 +187,9 @@ def shrink(failed: Result) -> list[Fault]:
             else:
                 at += size
         if size == 1:
-            return schedule
+            break
         size //= 2
+    return schedule
 
 
 class Sight(NamedTuple):

@@ -43,8 +43,8 @@ class Stage:
         self.cluster = cluster
         self.rng: Random = cluster.world.rng
 
-    def play(self, drama: Drama, on_end: Callable[[], object]) -> None:
-        """`on_end`: called when all acts have been played."""
+    def play(self, drama: Drama, on_end: Callable[[bool], object]) -> None:
+        """`on_end`: called when it is over; True when all acts have been played."""
         self._on_end = on_end
         self._go_on(drama(self))
 
@@ -55,7 +55,7 @@ class Stage:
         wait = next(acts, None)
         if wait is None:
             world.say("the drama has ended")
-            self._on_end()
+            self._on_end(True)
         elif isinstance(wait, Until):
             self._wait(acts, wait.condition, world.now + wait.limit)
         else:
@@ -67,6 +67,7 @@ class Stage:
             self._go_on(acts)
         elif world.now >= deadline:
             world.say("the drama is given up")
+            self._on_end(False)
         elif not self.cluster.is_calm:
             world.after(POLL, lambda: self._wait(acts, condition, deadline))
 
@@ -479,7 +480,9 @@ def sync_fails_then_power(stage: Stage) -> Iterator[float | Until]:
     """An fsync fails, which drops what it should have written; then power goes."""
     rng = stage.rng
     yield Until(lambda: stage.leader and len(stage.isr) == 3)
-    name = rng.choice(stage.replicas)
+    replicas = stage.replicas
+    name = rng.choice(replicas)
+    other = rng.choice([other for other in replicas if other not in (name, stage.leader)])
     broker = stage.broker(name)
     if not stage.cluster.may_lose_disk(broker):
         return
@@ -488,7 +491,6 @@ def sync_fails_then_power(stage: Stage) -> Iterator[float | Until]:
     yield Until(lambda: not broker.disk.failing_syncs, 2.0)
     if rng.random() < 0.6:
         # It is back before what it failed to sync is committed: that waits for another follower.
-        other = next(other for other in stage.replicas if other not in (name, stage.leader))
         mend = stage.cut(other, which=CONTROL)
         broker.kill()
         broker.start()
@@ -499,7 +501,7 @@ def sync_fails_then_power(stage: Stage) -> Iterator[float | Until]:
     yield rng.random() * 0.3
     broker.lose_power("nothing")
     stage.cluster.start_later(broker, 0.1)
-    for other in stage.replicas:
+    for other in replicas:
         if other != name and rng.random() < 0.3:
             stage.kill(other)
             yield 0.3
@@ -510,11 +512,11 @@ def damage(stage: Stage) -> Iterator[float | Until]:
     """A disk gives back something else than what it was given."""
     rng = stage.rng
     yield Until(lambda: stage.leader and len(stage.isr) == 3)
+    replicas, key = stage.replicas, stage.key
+    victim = rng.choice(replicas)
+    broker = stage.broker(victim)
     stage.flood(1.0)
     yield 1.2 + rng.random()
-    victim = rng.choice(stage.replicas)
-    broker = stage.broker(victim)
-    key = stage.key
     broker.kill()
     stage.cluster.start_later(broker, LONG)
     places = [place for place in vouched_places(broker.disk, stage.cluster.data) if key and key.stream in str(place[0])]
@@ -522,7 +524,7 @@ def damage(stage: Stage) -> Iterator[float | Until]:
         path, start, end = rng.choice(places)
         broker.disk.flip_bit(path, rng.randrange(start, end), rng.randrange(8))
     yield rng.random() * 0.2
-    others = [name for name in stage.replicas if name != victim]
+    others = [name for name in replicas if name != victim]
     if rng.random() < 0.5:
         stage.kill(others[0])
     stage.start(victim)

@@ -382,8 +382,10 @@ def _all(do: Callable[[Fault, Cluster], bool]) -> Callable[[Fault, Cluster], boo
 def _drama(fault: Fault, cluster: Cluster) -> bool:
     name = f"drama {fault.detail}, to its end"
 
-    def ended() -> None:
-        cluster.faults[name] = cluster.faults.get(name, 0) + 1
+    def ended(to_its_end: bool) -> None:
+        cluster.drama_is_over = True
+        if to_its_end:
+            cluster.faults[name] = cluster.faults.get(name, 0) + 1
 
     Stage(cluster).play(DRAMAS[fault.detail], ended)
     return True

@@ -136,6 +136,7 @@ class Cluster:
         self.world.after_step = self._after_turn
         self.faults: dict[str, int] = {}
         self.is_calm = False
+        self.drama_is_over = False
         self.fragile: set[str] = set()
         """Brokers that lost what their stream does not promise to survive twice, and are not back yet."""
         self._processes: dict[str, SimBroker] = dict(self.brokers)
@@ -274,7 +275,9 @@ class Cluster:
             other.spawn(other.consume)
         for fault in self.schedule:
             world.after(0.3 + fault.at, lambda fault=fault: self._strike(fault))
-        world.run_until(world.now + 0.3 + shape.duration)
+        is_all = len(self.schedule) == 1
+        if world.run_until(world.now + 0.3 + shape.duration, lambda: is_all and self.drama_is_over):
+            world.run_until(world.now + 0.3)
         self._heal()
         self._settle("after the faults")
         self._write_more()
