@@ -533,6 +533,16 @@ def damage(stage: Stage) -> Iterator[float | Until]:
         stage.start(name)
 
 
+def nats_restarts(stage: Stage) -> Iterator[float | Until]:
+    """Everybody is silent for as long as it takes to be called dead, and nobody is."""
+    rng = stage.rng
+    yield Until(lambda: stage.leader and len(stage.isr) == 3)
+    for _ in range(2):
+        broker = next(iter(stage.cluster.brokers.values()))
+        stage.cluster.nats.restart(broker.metadata_settings.broker_silence_timeout_s * 1.5)
+        yield 1.0 + rng.random() * 3
+
+
 def witnesses(stage: Stage) -> Iterator[float | Until]:
     """A leader that lives and answers the controller, but not its followers."""
     rng = stage.rng
@@ -569,6 +579,7 @@ DRAMAS: dict[str, Drama] = {
         slow_news,
         sync_fails_then_power,
         damage,
+        nats_restarts,
         witnesses,
     )
 }

@@ -184,10 +184,11 @@ class Invariants:
         message = pb.Command.FromString(command)
         office = truth.office
         before = dict(truth.partitions())
-        return lambda outcome: self._committed(message, office, before, outcome)
+        alive = sum(broker.alive for broker in truth.brokers.values())
+        return lambda outcome: self._committed(message, office, before, alive, outcome)
 
     def _committed(
-        self, message: pb.Command, office: int, before: dict[PartitionKey, Partition], outcome: Outcome
+        self, message: pb.Command, office: int, before: dict[PartitionKey, Partition], alive: int, outcome: Outcome
     ) -> None:
         body = getattr(message, message.WhichOneof("body") or "", None)
         if outcome.changes and getattr(body, "office", office) != office:
@@ -201,7 +202,22 @@ class Invariants:
             for election, code in zip(message.elect_leaders.items, outcome.items, strict=False):
                 if code is None and not election.planned:
                     self._check_elected(key_of(election.partition), before)
+        if outcome.changes and message.WhichOneof("body") == "brokers_dead":
+            self._check_buried([life.broker for life in message.brokers_dead.brokers], alive)
         self._check_partitions(before, outcome)
+
+    def _check_buried(self, dead: list[str], alive: int) -> None:
+        """NoMassDeath: most brokers do not die at once; whoever sees that has lost its own sight."""
+        living = [
+            name
+            for name in dead
+            if (process := self.brokers[name].process) is not None
+            and not process.paused
+            and self._has_begun(self.brokers[name])
+            and self.raft.reaches(self.brokers[name].raft_address)
+        ]
+        if 2 * len(living) > alive:
+            self.world.broken("NoMassDeath", f"{', '.join(living)} are called dead in one command, and live")
 
     def reported(self, report: LeaderReport) -> None:
         """A follower's word to the controller."""

@@ -12,7 +12,6 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any
 
-from dataplane.broker import broker as broker_module
 from dataplane.broker import following, leading, reading, replica, role
 from dataplane.broker.broker import Broker
 from dataplane.log import partition_log, segment, tail
@@ -20,7 +19,9 @@ from dataplane.log.data_dir import DataDir
 from dataplane.replica import consumers, epochs, follower, leader, producers
 from metadata import election, state
 from metadata.controller import ControllerCore
+from metadata.liveness import Liveness
 from metadata.service import MetadataService
+from tidelog.server import assembly
 from wire import subjects
 
 
@@ -296,12 +297,30 @@ MUTANTS: tuple[Mutant, ...] = (
     _mutant(
         "witnesses are never cleared",
         (ControllerCore, "on_applied", "if suspicion is not None and (", "if suspicion is not None and False and ("),
+        (
+            ControllerCore,
+            "_count_witnesses",
+            "if partition is None or partition.leader_epoch != suspicion.leader_epoch or not fresh:",
+            "if partition is None or not fresh:",
+        ),
         drama="witnesses",
     ),
     _mutant(
         "one witness is enough",
         (ControllerCore, "_count_witnesses", "elif 2 * len(fresh) > len(partition.isr) - 1 and (", "elif ("),
         drama="witnesses",
+    ),
+    _mutant(
+        "a restart of NATS is taken for the death of everybody",
+        (
+            Liveness,
+            "is_trusted",
+            "return (",
+            "return True or (",
+        ),
+        (Liveness, "_fallen", "broker == self._self or broker in self._raft_peers", "broker == self._self"),
+        (Liveness, "_most_stand", "return 2 * len(standing) >=", "return True or 2 * len(standing) >="),
+        drama="nats restarts",
     ),
     _mutant(
         "epochs are not cut with the log",
@@ -333,7 +352,12 @@ MUTANTS: tuple[Mutant, ...] = (
     ),
     _mutant(
         "a damaged replica repairs itself and says nothing",
-        (broker_module, "open_replicas", "unsound.append(key)", "pass"),
+        (
+            assembly,
+            "open_replicas",
+            "if report.damaged is not None:\n            unsound.append(key)",
+            "if report.damaged is not None:\n            pass",
+        ),
         (replica.Replica, "_may_be_repaired", "return view.leader == broker or", "return True or"),
         drama="damage",
     ),

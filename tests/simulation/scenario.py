@@ -10,6 +10,7 @@ last      a few more records, acknowledged at once; then every log is compared w
 from __future__ import annotations
 
 import time
+import traceback
 from collections.abc import Callable
 from dataclasses import dataclass, field, replace
 from random import Random
@@ -400,6 +401,9 @@ def run(seed: int, *, tell: bool = False, schedule: list[Fault] | None = None) -
             cluster.run()
         except InvariantBroken as error:
             broken = error
+        except Exception as error:  # noqa: BLE001 - a bug of the simulator: the seed is to be named, and others go on
+            where = traceback.extract_tb(error.__traceback__)[-1]
+            broken = InvariantBroken("Simulator", f"{error!r} in {where.filename}:{where.lineno}")
     return Result(
         seed=seed,
         broken=broken,
