@@ -4,6 +4,7 @@ node (`tidelog.server.assembly`), on simulated ground."""
 from __future__ import annotations
 
 import asyncio
+import math
 from collections.abc import Callable
 from functools import partial
 from pathlib import Path
@@ -19,7 +20,7 @@ from metadata.raft.types import RaftStatus, StateMachine
 from metadata.service import MetadataService
 from metadata.settings import MetadataSettings
 from tests.simulation.disk import SimDisk, Survival
-from tests.simulation.messaging import Nats, SimConnection
+from tests.simulation.messaging import GIVES_UP_AFTER, Nats, SimConnection
 from tests.simulation.raft import RaftGroup, RaftMember
 from tests.simulation.world import Process, SimulatedCrash, World
 from tidelog.server.assembly import Assembly, Ground
@@ -84,6 +85,7 @@ class SimBroker:
         self.fatal: TidelogError | None = None
         self.disk_delay = 0.0003
         self.link_slowness = 1.0
+        self.link_changed_at = -math.inf
         self.wall_skew_ns = 0
         self.metadata_settings = MetadataSettings()
         self.replica_settings = ReplicaSettings()
@@ -105,6 +107,8 @@ class SimBroker:
         """It serves, and its connections to NATS work, as far as they themselves know, and have for a while."""
         if self.process is None or self._closing is None:
             return False
+        if self.link_slowness > 1 or self.link_changed_at > self.world.now - GIVES_UP_AFTER - 1:
+            return False  # what was sent then may be on its way
         long_since = self.process.time() - 1.0
         return all(
             c.connected_since < long_since and not (c.blocked_up or c.blocked_down or c.deaf_to)

@@ -261,6 +261,7 @@ def _slow_link(fault: Fault, cluster: Cluster) -> bool:
 
     def now(slowness: float) -> None:
         broker.link_slowness = slowness
+        broker.link_changed_at = cluster.world.now
         for connection in broker.connections:
             connection.slowness = slowness
 
