@@ -70,7 +70,10 @@ class Workload:
 
     # ---- the stream
 
-    async def create(self, stream: str, *, partitions: int, replication_factor: int, config: dict[str, str]) -> None:
+    async def create(
+        self, stream: str, *, partitions: int, replication_factor: int, config: dict[str, str], after: int = 0
+    ) -> None:
+        """`after`: the incarnation that was deleted."""
         self._made_with = {"partitions": partitions, "replication_factor": replication_factor, "config": config}
         await self.connection.connected()
         while True:
@@ -90,6 +93,9 @@ class Workload:
             except TidelogError as error:
                 self.world.say(f"cannot look at {stream}: {error}")
                 await asyncio.sleep(0.2)
+                continue
+            if incarnation == after:
+                await asyncio.sleep(0.2)  # a deposed controller's word
             else:
                 self.stream, self.partitions, self.incarnation = stream, partitions, incarnation
                 return
@@ -98,11 +104,11 @@ class Workload:
         """Delete the stream and make it again under its name."""
         if not self.incarnation:
             return False
-        self.incarnation = 0
-        self.spawn(self._recreate)
+        before, self.incarnation = self.incarnation, 0
+        self.spawn(lambda: self._recreate(before))
         return True
 
-    async def _recreate(self) -> None:
+    async def _recreate(self, before: int) -> None:
         while True:
             try:
                 await self.client.delete_stream(self.stream)
@@ -113,7 +119,7 @@ class Workload:
                     break
                 await asyncio.sleep(0.1)
         self.world.say(f"{self.stream} is deleted")
-        await self.create(self.stream, **self._made_with)
+        await self.create(self.stream, **self._made_with, after=before)
 
     def cut_off(self) -> Callable[[], object]:
         """From NATS; how to mend it."""

@@ -114,8 +114,7 @@ class RaftGroup:
         self.leader = address
         self.term += 1
         self.world.say(f"Raft: {address} leads term {self.term}")
-        # Whoever commits knows first what is committed.
-        self.nodes[address].slowness, self.nodes[address].hears_at = 1.0, self.world.now
+        self.nodes[address].hears_at = self.world.now
         self._announce(self.nodes[address])
         for node in self.nodes.values():
             if self.reaches(node.address):
@@ -221,7 +220,8 @@ class RaftGroup:
     def _announce(self, member: RaftMember) -> None:
         """It hears, some time later, of all that is committed now."""
         index = len(self.log)
-        when = max(member.hears_at, self.world.now + self.rng.expovariate(1.0) * self.apply_delay * member.slowness)
+        slowness = 1.0 if member.address == self.leader else member.slowness  # whoever commits knows first
+        when = max(member.hears_at, self.world.now + self.rng.expovariate(1.0) * self.apply_delay * slowness)
         member.hears_at = when
 
         def heard() -> None:
