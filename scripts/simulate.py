@@ -6,6 +6,7 @@
     scripts/simulate --seed 17 --shrink        the same with as few faults as still break it
     scripts/simulate --mutants                 mistakes made on purpose: which invariant falls, after how many seeds
 
+With --json the summary, or the table of mutants, is one JSON object on stdout; what is said on the way goes to stderr.
 A run that fails prints its seed, the commit, and the command that replays it. Exit status 1 when any run failed, or a
 mutant went unseen.
 """
@@ -14,6 +15,7 @@ from __future__ import annotations
 
 import argparse
 import gc
+import json
 import multiprocessing
 import multiprocessing.pool
 import os
@@ -86,7 +88,12 @@ def seeds(first: int, number: int | None, deadline: float | None) -> Iterator[in
         yield seed
 
 
-def run_many(first: int, number: int | None, minutes: float | None, jobs: int) -> int:
+def tell(text: str, *, as_json: bool) -> None:
+    """On the way."""
+    print(text, file=sys.stderr if as_json else sys.stdout, flush=True)
+
+
+def run_many(first: int, number: int | None, minutes: float | None, jobs: int, *, as_json: bool) -> int:
     began = time.monotonic()
     deadline = None if minutes is None else began + 60 * minutes
     faults: Counter[str] = Counter()
@@ -104,17 +111,32 @@ def run_many(first: int, number: int | None, minutes: float | None, jobs: int) -
             batches += verdict.committed_batches
             if verdict.broken is not None:
                 failures.append(verdict)
-                print(
+                tell(
                     f"seed {verdict.seed} at commit {commit()} breaks {verdict.broken}\n"
                     f"  replay: scripts/simulate --seed {verdict.seed}",
-                    flush=True,
+                    as_json=as_json,
                 )
                 if len(failures) >= MAX_FAILURES:
                     break
             if runs % 500 == 0:
-                print(f"{runs} seeds, {len(failures)} failed, {time.monotonic() - began:.0f} s", flush=True)
+                tell(f"{runs} seeds, {len(failures)} failed, {time.monotonic() - began:.0f} s", as_json=as_json)
     for verdict in failures[:MAX_SHRUNK]:
-        print_smallest(verdict.seed)
+        tell_smallest(verdict.seed, as_json=as_json)
+    if as_json:
+        summary = {
+            "commit": commit(),
+            "seeds": runs,
+            "failed": {verdict.seed: verdict.broken for verdict in failures},
+            "simulated_hours": round(simulated / 3600, 3),
+            "seconds": round(time.monotonic() - began, 1),
+            "steps": steps,
+            "records_sent": sent,
+            "records_acknowledged": acknowledged,
+            "batches_committed": batches,
+            "faults": faults,
+        }
+        print(json.dumps(summary))
+        return 1 if failures else 0
     print(
         f"\n{runs} seeds, {len(failures)} failed; {simulated / 3600:.2f} simulated hours in"
         f" {time.monotonic() - began:.0f} s; {steps} steps; {sent} records sent, {acknowledged} acknowledged,"
@@ -140,14 +162,13 @@ def _judged(pool: multiprocessing.pool.Pool, wanted: Iterable[int], jobs: int) -
             yield answer.get()
 
 
-def print_smallest(seed: int) -> None:
+def tell_smallest(seed: int, *, as_json: bool) -> None:
     result = run(seed)
     if result.broken is None:
         return
     schedule = shrink(result)
-    print(f"seed {seed}: {len(schedule)} of its {len(result.schedule)} faults break {result.broken.invariant}:")
-    for fault in schedule:
-        print(f"  {fault}", flush=True)
+    what = f"seed {seed}: {len(schedule)} of its {len(result.schedule)} faults break {result.broken.invariant}:"
+    tell("\n  ".join([what, *map(str, schedule)]), as_json=as_json)
 
 
 def run_one(seed: int, *, smallest: bool) -> int:
@@ -206,16 +227,20 @@ def hunt(order: tuple[int, int]) -> Sight:
     return Sight(number, None, budget)
 
 
-def run_mutants(budget: int, jobs: int) -> int:
+def run_mutants(budget: int, jobs: int, *, as_json: bool) -> int:
     unseen = 0
     width = max(len(mutant.name) for mutant in MUTANTS)
-    print(f"{'mutant':<{width}}  caught by                 after seeds")
+    tell(f"{'mutant':<{width}}  caught by                 after seeds", as_json=as_json)
+    sights = []
     with multiprocessing.Pool(jobs, initializer=settle_in) as pool:
         for sight in pool.imap(hunt, [(number, budget) for number in range(len(MUTANTS))]):
             unseen += sight.invariant is None
             name = MUTANTS[sight.mutant].name
-            print(f"{name:<{width}}  {sight.invariant or 'NOT CAUGHT':<24}  {sight.seeds}", flush=True)
-    print(f"{len(MUTANTS) - unseen} of {len(MUTANTS)} caught")
+            sights.append({"mutant": name, "caught_by": sight.invariant, "seeds": sight.seeds})
+            tell(f"{name:<{width}}  {sight.invariant or 'NOT CAUGHT':<24}  {sight.seeds}", as_json=as_json)
+    tell(f"{len(MUTANTS) - unseen} of {len(MUTANTS)} caught", as_json=as_json)
+    if as_json:
+        print(json.dumps({"commit": commit(), "mutants": sights}))
     return 1 if unseen else 0
 
 
@@ -229,13 +254,14 @@ def main() -> int:
     parser.add_argument("--mutants", action="store_true", help="mistakes made on purpose: are they seen?")
     parser.add_argument("--budget", type=int, default=200, metavar="N", help="with --mutants: seeds for each (200)")
     parser.add_argument("--jobs", type=int, default=os.cpu_count() or 1, metavar="N", help="processes (default: cores)")
+    parser.add_argument("--json", action="store_true", help="the summary, or the mutants, as JSON")
     given = parser.parse_args()
     if given.seed is not None:
         return run_one(given.seed, smallest=given.shrink)
     if given.mutants:
-        return run_mutants(given.budget, given.jobs)
+        return run_mutants(given.budget, given.jobs, as_json=given.json)
     number = given.seeds if given.seeds is not None or given.minutes is not None else 200
-    return run_many(given.first, number, given.minutes, given.jobs)
+    return run_many(given.first, number, given.minutes, given.jobs, as_json=given.json)
 
 
 if __name__ == "__main__":

@@ -13,6 +13,7 @@ from pathlib import Path
 
 import pytest
 
+from scripts.simulate import shrink
 from tests.simulation.mutants import MUTANTS, Mutant
 from tests.simulation.scenario import run
 from tests.simulation.world import InvariantBroken, Process, World, inhabited
@@ -129,3 +130,15 @@ def test_a_mutant_is_caught(name: str, invariants: set[str]) -> None:
         found = next((broken for seed in range(1, 30) if (broken := run(seed).broken) is not None), None)
     assert found is not None
     assert found.invariant in invariants
+
+
+def test_a_failure_is_made_small() -> None:
+    mutant = next(mutant for mutant in MUTANTS if mutant.name == "a restarted leader goes on with its LeaderEpoch")
+    with mutant.applied():
+        failed = next(result for seed in range(1, 30) if (result := run(seed)).broken and len(result.schedule) > 3)
+        assert failed.broken is not None
+        smallest = shrink(failed)
+        again = run(failed.seed, schedule=smallest)
+    assert 0 < len(smallest) <= 3
+    assert again.broken is not None
+    assert again.broken.invariant == failed.broken.invariant
