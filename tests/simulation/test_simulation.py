@@ -118,10 +118,8 @@ def test_a_mutant_still_applies(mutant: Mutant) -> None:
     [
         ("acknowledges before the commit", {"AckedIsCommitted"}),
         ("commits below min ISR", {"NoCommitBelowMinIsr"}),
-        (
-            "does not truncate at a new LeaderEpoch",
-            {"LogMatching", "CommittedIsHeldByIsr", "CommittedIsNotCut", "Liveness"},
-        ),
+        ("fsync is skipped", {"CommittedIsHeldByIsr", "SyncedStays", "Liveness"}),
+        ("truncates to the HW, without asking the leader", {"CommittedIsNotCut", "LeaderCompleteness"}),
     ],
 )
 def test_a_mutant_is_caught(name: str, invariants: set[str]) -> None:
