@@ -12,6 +12,7 @@ from typing import Any
 
 import pytest
 
+from metadata.controller import ControllerCore, Effect
 from metadata.model import Outcome
 from metadata.raft.types import (
     CommandTooLarge,
@@ -905,6 +906,38 @@ async def test_an_office_that_failed_to_open_is_opened_again() -> None:
     await broker.service.start()
     assert (await world.api("cluster.status"))["controller"] == "a"
     assert len(world.hub.handlers[SUBJECTS.alter_isr()]) == 1
+    await broker.service.close()
+
+
+async def test_a_controller_that_meets_a_bug_goes_on(monkeypatch: pytest.MonkeyPatch) -> None:
+    async with running("a", "b", "c") as world:
+        tick, failures = ControllerCore.tick, [ValueError("a bug"), ValueError("a bug")]
+
+        def failing(core: ControllerCore, now: float) -> list[Effect]:
+            if failures:
+                raise failures.pop()
+            return tick(core, now)
+
+        # Probes whose answers would wake the controller come no more, so that its timer alone does.
+        world.hub.lose = lambda subject: bool(failures) and ".probe" in subject
+        monkeypatch.setattr(ControllerCore, "tick", failing)
+        await until(lambda: not failures)
+        world.hub.seen.clear()
+        await until(lambda: SUBJECTS.probe(BrokerId("b")) in world.hub.seen)
+
+
+async def test_an_office_whose_command_met_a_bug_is_asked_for_again(monkeypatch: pytest.MonkeyPatch) -> None:
+    commit, failures = Group.commit, [ValueError("a bug")]
+
+    def failing(group: Group, command: bytes, by: Member) -> object:
+        if failures and pb.Command.FromString(command).HasField("take_office"):
+            raise failures.pop()
+        return commit(group, command, by)
+
+    monkeypatch.setattr(Group, "commit", failing)
+    world = World()
+    broker = await world.start("a")
+    await until(lambda: broker.service.in_office)
     await broker.service.close()
 
 
