@@ -589,7 +589,8 @@ class MetadataService:
                 life_id=self._life_id,
                 cluster_id=self.state.cluster_id if again else known.cluster_id,
                 last_incarnation=self._incarnation if self._incarnation is not None else known.last_incarnation,
-                earlier_lives=(self._life_id,) if again else known.earlier_lives,
+                # It may be registered and dead already, without having heard of it.
+                earlier_lives=(*(() if again else known.earlier_lives), self._life_id),
                 # The same process lost nothing.
                 folder_same=again or known.folder_same,
                 page_cache_survived=again or known.page_cache_survived,

@@ -437,6 +437,39 @@ async def test_a_broker_that_finds_itself_declared_dead_registers_again_with_pro
         assert world.brokers["b"].fatal == []
 
 
+async def test_a_broker_declared_dead_before_it_heard_of_its_registration_keeps_its_proof(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    async with running("a", "b", "c") as world:
+        await world.api("stream.create", **(CREATE | {"partitions": 1, "config": {"min_isr": "3"}}))
+        await until(lambda: world.brokers["c"].views)
+        _, incarnation = world.brokers["c"].recorded[-1]
+        await world.brokers["c"].kill()
+        await until(lambda: BrokerId("c") in world.view().eligible)
+        commit = Group.commit
+        buried: list[object] = []
+
+        def burying(group: Group, command: bytes, by: Member) -> object:
+            result = commit(group, command, by)
+            message = pb.Command.FromString(command)
+            if message.HasField("register_broker") and not buried:
+                state = world.brokers["a"].service.state
+                life = pb.BrokerLife(broker="c", incarnation=state.brokers[BrokerId("c")].incarnation)
+                dead = pb.Command(brokers_dead=pb.BrokersDead(office=state.office, brokers=[life]))
+                buried.append(commit(group, dead.SerializeToString(), by))
+            return result
+
+        monkeypatch.setattr(Group, "commit", burying)
+        returned = await world.start(
+            "c",
+            Registration(folder_same=True, page_cache_survived=True, last_incarnation=incarnation, raft_address="c:1"),
+            life="2",
+        )
+        await asyncio.wait_for(returned.service.wait_registered(), 5)
+        assert buried
+        assert BrokerId("c") in world.view(by="c").eligible
+
+
 async def test_a_second_process_under_the_same_id_ends_the_first() -> None:
     async with running("a", "b") as world:
         first = world.brokers["b"]
