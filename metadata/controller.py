@@ -19,7 +19,7 @@ office clear them.
 
 from __future__ import annotations
 
-from collections.abc import Collection, Mapping
+from collections.abc import Collection, Iterable, Mapping
 from dataclasses import dataclass, field
 from enum import Enum
 from math import inf
@@ -48,6 +48,9 @@ from wire.types import (
 
 DECISION_RETRY_S = 0.5
 """A decision that has not shown in the state by then is taken anew."""
+
+MAX_ELECTIONS = 1000
+"""In one command, which must not be too large for Raft; more go into further ones."""
 
 DEFAULT_REPLICATION_FACTOR = 3
 
@@ -147,6 +150,8 @@ class ControllerCore:
         self._electing: dict[PartitionKey, tuple[LeaderEpoch, float]] = {}
         self._burying: dict[tuple[BrokerId, Incarnation], float] = {}
         self._handed_over = False
+        self._cut_off: dict[BrokerId, float] = {}
+        """Those of whom the log tells; when what they lead is looked at again."""
 
     @property
     def phase(self) -> Phase:
@@ -242,8 +247,14 @@ class ControllerCore:
             self._liveness.restart(now, self._connected_at)
         return self._decide(now)
 
-    def on_report(self, report: LeaderReport, now: float) -> list[Effect]:
-        """A follower suspects its leader."""
+    def on_reports(self, reports: Iterable[LeaderReport], now: float) -> list[Effect]:
+        """A follower suspects its leaders. A failed broker's partitions come in their thousands: only theirs are
+        counted."""
+        suspected = [report.key for report in reports if self._suspect(report, now)]
+        return [*self._count_witnesses(now, suspected), *self._decide(now)]
+
+    def _suspect(self, report: LeaderReport, now: float) -> bool:
+        """Whether the report counts."""
         partition = self._state.partition(report.key)
         if (
             self._phase is not Phase.IN_OFFICE
@@ -255,7 +266,7 @@ class ControllerCore:
             or report.replica not in partition.isr
             or report.replica == partition.leader
         ):
-            return []
+            return False
         suspicion = self._suspicions.get(report.key)
         if suspicion is None or suspicion.leader_epoch != partition.leader_epoch:
             suspicion = _Suspicion(partition.leader, partition.leader_epoch, now)
@@ -263,7 +274,7 @@ class ControllerCore:
         if report.replica not in suspicion.witnesses:
             self._liveness.suspect(partition.leader, now)
         suspicion.witnesses[report.replica] = now
-        return [*self._count_witnesses(now), *self._decide(now)]
+        return True
 
     def tick(self, now: float) -> list[Effect]:
         """To be called at `next_deadline`, and at any other time."""
@@ -426,6 +437,7 @@ class ControllerCore:
         self._suspicions.clear()
         self._electing.clear()
         self._burying.clear()
+        self._cut_off.clear()
         if was is not Phase.IN_OFFICE:
             return []
         return [Note(f"left office {self._office}"), CloseOffice()]
@@ -470,6 +482,29 @@ class ControllerCore:
                 now,
                 f"broker {broker} lags behind the metadata by more than its lease",
             )
+        effects += self._relieve(verdict.cut_off, now)
+        return effects
+
+    def _relieve(self, cut_off: tuple[BrokerId, ...], now: float) -> list[Effect]:
+        """What they lead moves to whoever can lead it: an eligible replica, where no other ISR member can report."""
+        known, self._cut_off = self._cut_off, {}
+        effects: list[Effect] = []
+        for broker in cut_off:
+            self._cut_off[broker] = known.get(broker, -inf)
+            if broker not in known:
+                effects.append(
+                    Note(
+                        f"broker {broker} takes part in the metadata group, but nobody hears it over NATS; check its"
+                        " connection to the NATS server"
+                    )
+                )
+            if self._cut_off[broker] <= now:
+                self._cut_off[broker] = now + DECISION_RETRY_S
+                effects += self._elect(
+                    [(key, part) for key, part in self._state.partitions() if part.leader == broker],
+                    now,
+                    f"broker {broker} is cut off from NATS",
+                )
         return effects
 
     def _bury(self, dead: tuple[tuple[BrokerId, Incarnation], ...], now: float) -> list[Effect]:
@@ -488,13 +523,14 @@ class ControllerCore:
         names = ", ".join(f"{broker} (incarnation {incarnation})" for broker, incarnation in due)
         return [Note(f"dead: {names}"), self._propose(command)]
 
-    def _count_witnesses(self, now: float) -> list[Effect]:
-        """Elect where the leader's probe, or enough witnesses, say so."""
+    def _count_witnesses(self, now: float, keys: Collection[PartitionKey] | None = None) -> list[Effect]:
+        """Elect where the leader's probe, or enough witnesses, say so. `keys`: look only at these suspicions."""
         if self._phase is not Phase.IN_OFFICE:
             return []
         refused: list[tuple[PartitionKey, Partition]] = []
         outvoted: list[tuple[PartitionKey, Partition]] = []
-        for key, suspicion in [*self._suspicions.items()]:
+        for key in [*self._suspicions] if keys is None else dict.fromkeys(keys):
+            suspicion = self._suspicions[key]
             partition = self._state.partition(key)
             fresh = {
                 broker: at
@@ -534,7 +570,14 @@ class ControllerCore:
         named = ", ".join(f"{item.partition.stream}/{item.partition.partition}" for item in items[:5])
         return [
             Note(f"moving the leadership of {len(items)} partitions ({named}{', …' if len(items) > 5 else ''}): {why}"),
-            self._propose(pb.Command(elect_leaders=pb.ElectLeaders(office=self._office, items=items))),
+            *(
+                self._propose(
+                    pb.Command(
+                        elect_leaders=pb.ElectLeaders(office=self._office, items=items[first : first + MAX_ELECTIONS])
+                    )
+                )
+                for first in range(0, len(items), MAX_ELECTIONS)
+            ),
         ]
 
 

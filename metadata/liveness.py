@@ -15,6 +15,9 @@ it hand the office over after `broker_silence_timeout`; when even a controller t
 for twice that time while its own probes come back, they are dead. A controller that has had no connection, or has not
 heard itself, for `broker_silence_timeout` hands the office over too.
 
+A voter that keeps its Raft connection and has not been heard for `leader_lease` is not dead, but cut off from NATS: it
+can serve nobody, and its lease has ended.
+
 Pure: the caller sends the probes, and says what came back and what time it is.
 """
 
@@ -48,6 +51,8 @@ class Verdict:
     dead: tuple[tuple[BrokerId, Incarnation], ...] = ()
     behind: tuple[BrokerId, ...] = ()
     """They answer, but have not applied what is `leader_lease` old."""
+    cut_off: tuple[BrokerId, ...] = ()
+    """Voters whose Raft connection stands, but that have answered no probe for `leader_lease`."""
     hand_over: bool = False
     """The fault is probably this controller's own."""
 
@@ -221,7 +226,8 @@ class Liveness:
         behind = tuple(broker for broker in sorted(self._watches) if broker not in fallen and self._behind(broker, now))
         if all(self._most_stand(broker, now) for broker in fallen):
             self._mass_since = None
-            return Verdict(dead=self._lives(fallen), behind=behind)
+            cut_off = tuple(broker for broker in sorted(self._watches) if self._cut_off(broker, now))
+            return Verdict(dead=self._lives(fallen), behind=behind, cut_off=cut_off)
         if self._mass_since is None:
             self._mass_since = now
         lasted = now - self._mass_since
@@ -267,8 +273,19 @@ class Liveness:
             return False
         if watch.confirmed and watch.refused_at is not None:
             return self._own_sent_heard >= watch.refused_at
-        silent_since = max(watch.heard_at, watch.since, self._trusted_since)
-        return now - silent_since >= self._settings.broker_silence_timeout_s
+        return self._silent_for(watch, now) >= self._settings.broker_silence_timeout_s
+
+    def _cut_off(self, broker: BrokerId, now: float) -> bool:
+        return (
+            broker != self._self
+            and broker in self._raft_peers
+            and self._silent_for(self._watches[broker], now) >= self._settings.leader_lease_s
+            and self._most_stand(broker, now)
+        )
+
+    def _silent_for(self, watch: _Watch, now: float) -> float:
+        """Only while what the probes say was believed."""
+        return now - max(watch.heard_at, watch.since, self._trusted_since)
 
     def _most_stand(self, fallen: BrokerId, now: float) -> bool:
         """Whether at least half of the live brokers, this one included, were heard since `fallen` was not."""

@@ -589,7 +589,8 @@ class MetadataService:
                 life_id=self._life_id,
                 cluster_id=self.state.cluster_id if again else known.cluster_id,
                 last_incarnation=self._incarnation if self._incarnation is not None else known.last_incarnation,
-                earlier_lives=(self._life_id,) if again else known.earlier_lives,
+                # It may be registered and dead already, without having heard of it.
+                earlier_lives=(*(() if again else known.earlier_lives), self._life_id),
                 # The same process lost nothing.
                 folder_same=again or known.folder_same,
                 page_cache_survived=again or known.page_cache_survived,
@@ -618,8 +619,12 @@ class MetadataService:
 
     def _on_timer(self) -> None:
         self._timer = None
-        self._say_raft_peers()
-        self._run(self._core.tick(self._monotonic()))
+        try:
+            self._say_raft_peers()
+            self._run(self._core.tick(self._monotonic()))
+        except Exception:  # noqa: BLE001 - nothing else wakes the controller: it would stand still, unseen
+            _log.exception("controller %s met a bug; it goes on", self._id)
+            self._wake_in(self._settings.retry_interval_s)
 
     def _say_raft_peers(self) -> None:
         connected = self._raft.status().connected
@@ -651,13 +656,14 @@ class MetadataService:
                         self._run(self._core.on_hand_over_refused(self._monotonic()))
                 case Note(text):
                     _log.info("controller %s: %s", self._id, text)
-        deadline = self._core.next_deadline()
+        self._wake_in(max(SHORTEST_PAUSE_S, self._core.next_deadline() - self._monotonic()))
+
+    def _wake_in(self, pause_s: float) -> None:
         if self._timer is not None:
             self._timer.cancel()
             self._timer = None
-        if deadline < inf and not self._closed:
-            pause = max(SHORTEST_PAUSE_S, deadline - self._monotonic())
-            self._timer = asyncio.get_running_loop().call_later(pause, self._on_timer)
+        if pause_s < inf and not self._closed:
+            self._timer = asyncio.get_running_loop().call_later(pause_s, self._on_timer)
 
     async def _carry(self, proposal: Propose) -> None:
         outcome: Outcome | None = None
@@ -667,6 +673,8 @@ class MetadataService:
                 outcome = await self._propose(_encode(proposal.command), self._settings.command_timeout_s)
             except RaftError as error:
                 _log.info("controller %s: a decision has no known outcome: %s", self._id, error)
+            except Exception:  # noqa: BLE001 - a controller that waits for its office's outcome would wait for ever
+                _log.exception("controller %s met a bug; a decision has no known outcome", self._id)
             finally:
                 self._proposals -= 1
         if outcome is not None and outcome.code is not None:
@@ -751,19 +759,19 @@ class MetadataService:
 
     def _on_reports(self, message: Message) -> None:
         reports = self._decode(pb.LeaderReports, message)
-        for report in reports.items if reports is not None else ():
-            self._run(
-                self._core.on_report(
-                    LeaderReport(
-                        key=key_of(report.partition),
-                        replica=BrokerId(report.replica),
-                        leader=BrokerId(report.leader),
-                        epoch=PartitionEpoch(report.epoch),
-                        leader_epoch=LeaderEpoch(report.leader_epoch),
-                    ),
-                    self._monotonic(),
-                )
+        if reports is None:
+            return
+        said = [
+            LeaderReport(
+                key=key_of(report.partition),
+                replica=BrokerId(report.replica),
+                leader=BrokerId(report.leader),
+                epoch=PartitionEpoch(report.epoch),
+                leader_epoch=LeaderEpoch(report.leader_epoch),
             )
+            for report in reports.items
+        ]
+        self._run(self._core.on_reports(said, self._monotonic()))
 
     async def _forward(self, command: pb.Command) -> None:
         """Others' compare-and-sets. Tried once: whoever asked repeats it until it is over."""

@@ -310,7 +310,7 @@ class MetadataScript:
             epoch=PartitionEpoch(int(command.options.get("p", partition.epoch))),
             leader_epoch=LeaderEpoch(int(command.options.get("e", partition.leader_epoch))),
         )
-        self._perform(self.core.on_report(report, self._now))
+        self._perform(self.core.on_reports([report], self._now))
 
     def _hold(self, command: Command) -> None:
         self._held = []

@@ -20,11 +20,14 @@ from metadata.controller import (
     Propose,
     SendProbe,
 )
+from metadata.model import Partition
+from metadata.raft.types import MAX_COMMAND_BYTES
 from metadata.settings import MetadataSettings
+from metadata.state import ClusterState
 from tests.unit.metadata.cluster import Cluster
 from wire import metadata_pb2 as pb
 from wire.errors import Code, TidelogError
-from wire.types import BrokerId, Generation, LeaderReport
+from wire.types import BrokerId, Generation, LeaderEpoch, LeaderReport, PartitionKey, StreamName
 
 SETTINGS = MetadataSettings()
 
@@ -45,6 +48,7 @@ class Office:
         self.now = 100.0
         self.story: list[str] = []
         self.kinds: list[str] = []
+        self.notes: list[str] = []
         self.hold_proposals = False
         self.held: list[Propose] = []
         self.successors = True
@@ -69,7 +73,7 @@ class Office:
                     if not self.successors:
                         self.perform(self.core.on_hand_over_refused(self.now))
                 case Note(text):
-                    assert text
+                    self.notes.append(text)
 
     def commit(self, proposal: Propose) -> None:
         kind = proposal.command.WhichOneof("body")
@@ -106,7 +110,7 @@ class Office:
             "epoch": partition.epoch,
             "leader_epoch": partition.leader_epoch,
         }
-        self.perform(self.core.on_report(LeaderReport(**(report | different)), self.now))
+        self.perform(self.core.on_reports([LeaderReport(**(report | different))], self.now))
 
 
 @pytest.fixture
@@ -292,6 +296,84 @@ def test_a_decision_on_its_way_is_not_repeated_before_its_time_and_lost_ones_are
     office.run(0.5)
     assert "brokers_dead" in office.kinds
     assert not office.cluster.state.is_alive(BrokerId("b"))
+
+
+def test_a_report_costs_the_same_however_many_partitions_have_failed(
+    office: Office, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    looked_at: list[PartitionKey] = []
+    find = ClusterState.partition
+
+    def counted(state: ClusterState, key: PartitionKey) -> Partition | None:
+        looked_at.append(key)
+        return find(state, key)
+
+    office.cluster.create("many", ["b a c"] * 200)
+    office.behaviour["b"] = "silent"
+    stream = office.cluster.state.streams[StreamName("many")]
+    reports = [
+        LeaderReport(
+            key=stream.key(number),
+            replica=BrokerId(witness),
+            leader=BrokerId("b"),
+            epoch=partition.epoch,
+            leader_epoch=partition.leader_epoch,
+        )
+        for number, partition in stream.partitions.items()
+        for witness in "ac"
+    ]
+    monkeypatch.setattr(ClusterState, "partition", counted)
+    for first in range(0, len(reports), 50):
+        office.perform(office.core.on_reports(reports[first : first + 50], office.now))
+    assert len(looked_at) < 5 * len(reports)
+    office.run(SETTINGS.probe_timeout_s + 0.1)
+    assert office.kinds == ["elect_leaders"]
+    assert all(partition.leader != "b" for partition in stream.partitions.values())
+
+
+def test_elections_of_any_number_of_partitions_fit_into_raft_commands(office: Office) -> None:
+    name = "n" * 200
+    for part in range(2):
+        office.cluster.create(f"{name}-{part}", ["b a c"] * 3000)
+    office.hold_proposals = True
+    office.behaviour["b"] = "refuses"
+    office.perform(
+        office.core.on_reports(
+            [
+                LeaderReport(
+                    key=key, replica=BrokerId("c"), leader=BrokerId("b"), epoch=p.epoch, leader_epoch=LeaderEpoch(1)
+                )
+                for key, p in office.cluster.state.partitions()
+                if p.leader == "b"
+            ],
+            office.now,
+        )
+    )
+    sizes = [proposal.command.ByteSize() for proposal in office.held]
+    assert len(sizes) > 1
+    assert max(sizes) < MAX_COMMAND_BYTES
+
+
+def test_what_a_voter_cut_off_from_nats_leads_alone_moves_to_an_eligible_replica(office: Office) -> None:
+    office.cluster.alter(office.cluster.alteration("b"))
+    assert office.cluster.shown(0) == "b | b | a c | @1"
+    office.run(0.3)
+    office.core.on_raft_peers([BrokerId("b"), BrokerId("c")])
+    office.behaviour["b"] = "refuses"
+    office.run(SETTINGS.broker_silence_timeout_s + 0.5)
+    assert office.kinds == []
+    office.run(SETTINGS.leader_lease_s)
+    assert office.kinds == ["elect_leaders"]
+    assert office.cluster.shown(0) == "a | a | b c | @2"
+
+
+def test_it_says_once_that_a_voter_is_cut_off_from_nats(office: Office) -> None:
+    office.core.on_raft_peers([BrokerId("b"), BrokerId("c")])
+    office.cluster.elect(0, planned=True, target="a")
+    office.behaviour["b"] = "silent"
+    office.run(3 * SETTINGS.leader_lease_s)
+    assert sum("check its connection to the NATS server" in note for note in office.notes) == 1
+    assert office.kinds == []
 
 
 def test_a_mass_fall_hands_the_office_over_once(office: Office) -> None:

@@ -142,6 +142,28 @@ def test_a_voter_with_a_live_raft_connection_is_not_dead() -> None:
     assert probes.run(0.2) == probes.dead(B)
 
 
+@pytest.mark.parametrize("behaviour", ["refuses", "silent"])
+def test_a_voter_that_is_heard_over_raft_alone_is_cut_off_after_a_lease(behaviour: Behaviour) -> None:
+    probes = Probes("a", "b", "c")
+    probes.liveness.on_raft_peers([B, C])
+    probes.run(5)
+    probes.behaviour["b"] = behaviour
+    began = probes.now
+    assert probes.run(10) == Verdict(cut_off=(B,))
+    assert probes.now - began == pytest.approx(SETTINGS.leader_lease_s, abs=0.2)
+    probes.behaviour["b"] = "answers"
+    probes.now += SETTINGS.heartbeat_interval_s
+    assert probes.run(10) == Verdict()
+
+
+def test_voters_are_not_cut_off_while_the_controllers_own_probes_stay_out() -> None:
+    probes = Probes("a", "b", "c")
+    probes.liveness.on_raft_peers([B, C])
+    probes.run(5)
+    probes.behaviour |= {"a": "silent", "b": "silent"}
+    assert probes.run(10).cut_off == ()
+
+
 def test_refusals_count_only_while_own_probes_come_back() -> None:
     probes = Probes("a", "b", "c")
     probes.run(5)

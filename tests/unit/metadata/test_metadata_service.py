@@ -12,6 +12,7 @@ from typing import Any
 
 import pytest
 
+from metadata.controller import ControllerCore, Effect
 from metadata.model import Outcome
 from metadata.raft.types import (
     CommandTooLarge,
@@ -434,6 +435,39 @@ async def test_a_broker_that_finds_itself_declared_dead_registers_again_with_pro
         await until(lambda: service.incarnation is not None and service.incarnation > first)
         assert [incarnation for _, incarnation in world.brokers["b"].recorded] == [first, service.incarnation]
         assert world.brokers["b"].fatal == []
+
+
+async def test_a_broker_declared_dead_before_it_heard_of_its_registration_keeps_its_proof(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    async with running("a", "b", "c") as world:
+        await world.api("stream.create", **(CREATE | {"partitions": 1, "config": {"min_isr": "3"}}))
+        await until(lambda: world.brokers["c"].views)
+        _, incarnation = world.brokers["c"].recorded[-1]
+        await world.brokers["c"].kill()
+        await until(lambda: BrokerId("c") in world.view().eligible)
+        commit = Group.commit
+        buried: list[object] = []
+
+        def burying(group: Group, command: bytes, by: Member) -> object:
+            result = commit(group, command, by)
+            message = pb.Command.FromString(command)
+            if message.HasField("register_broker") and not buried:
+                state = world.brokers["a"].service.state
+                life = pb.BrokerLife(broker="c", incarnation=state.brokers[BrokerId("c")].incarnation)
+                dead = pb.Command(brokers_dead=pb.BrokersDead(office=state.office, brokers=[life]))
+                buried.append(commit(group, dead.SerializeToString(), by))
+            return result
+
+        monkeypatch.setattr(Group, "commit", burying)
+        returned = await world.start(
+            "c",
+            Registration(folder_same=True, page_cache_survived=True, last_incarnation=incarnation, raft_address="c:1"),
+            life="2",
+        )
+        await asyncio.wait_for(returned.service.wait_registered(), 5)
+        assert buried
+        assert BrokerId("c") in world.view(by="c").eligible
 
 
 async def test_a_second_process_under_the_same_id_ends_the_first() -> None:
@@ -905,6 +939,38 @@ async def test_an_office_that_failed_to_open_is_opened_again() -> None:
     await broker.service.start()
     assert (await world.api("cluster.status"))["controller"] == "a"
     assert len(world.hub.handlers[SUBJECTS.alter_isr()]) == 1
+    await broker.service.close()
+
+
+async def test_a_controller_that_meets_a_bug_goes_on(monkeypatch: pytest.MonkeyPatch) -> None:
+    async with running("a", "b", "c") as world:
+        tick, failures = ControllerCore.tick, [ValueError("a bug"), ValueError("a bug")]
+
+        def failing(core: ControllerCore, now: float) -> list[Effect]:
+            if failures:
+                raise failures.pop()
+            return tick(core, now)
+
+        # Probes whose answers would wake the controller come no more, so that its timer alone does.
+        world.hub.lose = lambda subject: bool(failures) and ".probe" in subject
+        monkeypatch.setattr(ControllerCore, "tick", failing)
+        await until(lambda: not failures)
+        world.hub.seen.clear()
+        await until(lambda: SUBJECTS.probe(BrokerId("b")) in world.hub.seen)
+
+
+async def test_an_office_whose_command_met_a_bug_is_asked_for_again(monkeypatch: pytest.MonkeyPatch) -> None:
+    commit, failures = Group.commit, [ValueError("a bug")]
+
+    def failing(group: Group, command: bytes, by: Member) -> object:
+        if failures and pb.Command.FromString(command).HasField("take_office"):
+            raise failures.pop()
+        return commit(group, command, by)
+
+    monkeypatch.setattr(Group, "commit", failing)
+    world = World()
+    broker = await world.start("a")
+    await until(lambda: broker.service.in_office)
     await broker.service.close()
 
 
