@@ -93,7 +93,7 @@ class ReadableRole(Role):
         """The request begins at "earliest", "latest" or a "timestamp"."""
 
     @abstractmethod
-    def _on_consumer_fetch(self, fetch: ConsumerFetch) -> None:
+    def _on_consumer_fetch(self, fetch: ConsumerFetch, inbox: str) -> None:
         """Serve it now or later."""
 
     def _fetch_from(self, request: FetchRequest, offset: Offset, inbox: str, *, looked_up: bool) -> None:
@@ -109,7 +109,8 @@ class ReadableRole(Role):
                 max_wait=request.max_wait_ms / 1000,
                 last_record_epoch=LeaderEpoch(request.last_record_epoch),
                 token=reader,
-            )
+            ),
+            inbox,
         )
 
     def _same_life(self, stream_incarnation: int, partition_incarnation: int) -> bool:

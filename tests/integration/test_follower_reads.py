@@ -183,6 +183,18 @@ async def test_a_follower_whose_leader_is_silent_sends_its_consumers_elsewhere(
         await asyncio.wait_for(b.close(), 20)
 
 
+async def test_a_follower_without_a_lease_sends_its_consumers_elsewhere(
+    a: Node, b: Node, client: NatsConnection
+) -> None:
+    """Cut off together with its leader it would hear that nothing is new for ever, while others commit."""
+    await in_sync(a, b, 1, client)
+    b.metadata.lease = False
+    error = refusal(await ask(client, B, offset=0))
+    assert (error.code, "lease" in str(error)) == (Code.UNAVAILABLE, True)
+    b.metadata.lease = True
+    assert len((await ask(client, B, offset=0)).data) > HEADER_SIZE
+
+
 async def test_a_change_of_role_waits_for_no_subscription_of_consumers(
     nats_server: EmbeddedNatsServer, tmp_path: Path, a: Node, client: NatsConnection
 ) -> None:
