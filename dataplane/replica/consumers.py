@@ -9,7 +9,8 @@ follow the same rules:
   OFFSET_BEFORE_LOG.
 * When the epoch of the consumer's last record ended below its position, that record was cut away: LOG_TRUNCATED. The
   leader's log is the one that counts, so there an epoch also ends where the log does. A follower's log may just not be
-  that long yet: there only a later epoch ends an earlier one.
+  that long yet: there only a later epoch ends an earlier one. It may come while the consumer waits, so who waited is
+  judged once more before it is served.
 """
 
 from __future__ import annotations
@@ -116,14 +117,21 @@ class Consumers:
         limit = min(fetch.max_bytes, self._settings.fetch_max_bytes)
         return ServeConsumer(fetch.token, fetch.offset, limit, high_watermark)
 
-    def on_high_watermark(self, high_watermark: Offset) -> list[ConsumerEffect]:
+    def on_high_watermark(self, log: Readable) -> list[ConsumerEffect]:
         """It has moved up."""
-        if not self._waiting:
+        over = [w.fetch for w in self._waiting if w.fetch.offset < log.high_watermark]
+        if not over:
             return []
-        served = [w for w in self._waiting if w.fetch.offset < high_watermark]
-        if served:
-            self._keep([w for w in self._waiting if w.fetch.offset >= high_watermark])
-        return [self._serve(waiting.fetch, high_watermark) for waiting in served]
+        self._keep([w for w in self._waiting if w.fetch.offset >= log.high_watermark])
+        out: list[ConsumerEffect] = []
+        for fetch in over:
+            error = self._refuse(fetch, log)
+            out.append(self._serve(fetch, log.high_watermark) if error is None else RefuseConsumer(fetch.token, error))
+        return out
+
+    @property
+    def is_anybody_waiting(self) -> bool:
+        return bool(self._waiting)
 
     def expire(self, now: float, high_watermark: Offset) -> list[ConsumerEffect]:
         """Those whose time is up get an answer without records."""

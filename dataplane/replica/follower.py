@@ -149,6 +149,11 @@ class Follower:
         self._ask_wait = settings.no_leader_retry
         """The same for `.offset`. It begins low: after a planned move the first request is often lost, because the old
         leader still listens, and is silent, and the new one does not listen yet."""
+        self._refused_batch = ""
+        """Why the last answer was refused; the next fetch tells the leader."""
+        self._bad_wait = 0.0
+        """How long to wait before asking anew for what was refused: at first not at all, then longer each time; a good
+        answer ends that."""
         self._nobody_listens = False
         """NATS answered the request that is out with 503: it is sent again soon, and no slow answer is to be waited
         for."""
@@ -215,12 +220,13 @@ class Follower:
         return self._fetch(now)
 
     # ------------------------------------------------------------------ fetching
-    def _fetch(self, now: float, refused_batch: str = "") -> list[FollowerEffect]:
+    def _fetch(self, now: float) -> list[FollowerEffect]:
         self._sequence += 1
         self._notified = False
         self._nobody_listens = False
         self.state = Fetching(self._sequence, self.log_end_offset, now + self._fetch_timeout)
-        return [SendFetch(self._sequence, self.log_end_offset, self._reported_end(), False, refused_batch)]
+        refused, self._refused_batch = self._refused_batch, ""
+        return [SendFetch(self._sequence, self.log_end_offset, self._reported_end(), False, refused)]
 
     def _reported_end(self) -> Offset | None:
         return self.durable_end if self._durable else None
@@ -243,9 +249,10 @@ class Follower:
             return []
         self._good(now)
         self._fetched_at = now
+        self._bad_wait = 0.0
         if answer.first_offset is not None:
             return [AppendReplicated(answer.high_watermark)]
-        served = self._adopt(answer.high_watermark)
+        served = self._adopt(answer.high_watermark, now)
         if isinstance(state, Idle) or self._notified:
             return [*self._fetch(now), *served]
         self.state = Idle(state.sequence, state.offset, now + self.settings.replica_max_idle_wait)
@@ -256,15 +263,23 @@ class Follower:
         if log_end <= self.log_end_offset:
             raise InvariantViolation(f"{self.view.key}: appended up to {log_end} at LEO {self.log_end_offset}")
         self.log_end_offset = log_end
-        served = self._adopt(high_watermark)
+        served = self._adopt(high_watermark, now)
         return [*self._fetch(now), RequestSync(), *served]
 
     def on_bad_answer(self, sequence: int, reason: str, now: float) -> list[FollowerEffect]:
-        """What came does not decode: nothing is taken of it, and the leader is told."""
+        """What came does not decode: nothing is taken of it, and the leader is told. It verifies its copy each time, so
+        the same once more is asked for ever more slowly."""
         state = self.state
         if not isinstance(state, (Fetching, Idle)) or sequence != state.sequence:
             return []
-        return self._fetch(now, refused_batch=reason)
+        self._refused_batch = reason
+        wait, settings = self._bad_wait, self.settings
+        self._bad_wait = min(max(2 * wait, settings.offset_retry), settings.replica_max_idle_wait)
+        if wait == 0.0:
+            return self._fetch(now)
+        self._fetch_timeout = settings.replica_fetch_timeout
+        self.state = Idle(state.sequence, state.offset, now + wait)
+        return []
 
     def on_synced(self, durable_end: Offset) -> list[FollowerEffect]:
         if durable_end <= self.durable_end:
@@ -279,14 +294,14 @@ class Follower:
         """New data at the leader. While a fetch is out it is remembered: an empty answer may have crossed it."""
         if leader_epoch != self.leader_epoch:
             return []
-        if isinstance(self.state, Idle):
+        if isinstance(self.state, Idle) and not self._refused_batch:
             return self._fetch(now)
         self._notified = True
         return []
 
-    def _adopt(self, high_watermark: Offset) -> list[FollowerEffect]:
+    def _adopt(self, high_watermark: Offset, now: float) -> list[FollowerEffect]:
         self.high_watermark = max(self.high_watermark, min(high_watermark, self.log_end_offset))
-        return [*self._consumers.on_high_watermark(self.high_watermark)]
+        return [*self._consumers.on_high_watermark(self._readable(now))] if self._consumers.is_anybody_waiting else []
 
     def _on_error(self, error: TidelogError, now: float) -> list[FollowerEffect]:
         match error.code:
@@ -320,14 +335,16 @@ class Follower:
     # ------------------------------------------------------------------ consumers
     def on_consumer_fetch(self, fetch: ConsumerFetch, now: float) -> list[FollowerEffect]:
         """Committed batches from `fetch.offset` on, now or when this replica knows of some."""
-        readable = Readable(
+        return [*self._consumers.on_fetch(fetch, self._readable(now), now)]
+
+    def _readable(self, now: float) -> Readable:
+        return Readable(
             view=self.view,
             log_start_offset=self.log_start_offset,
             log_end_offset=self.log_end_offset,
             high_watermark=self.high_watermark,
             refusal=self._refuse_reads(now),
         )
-        return [*self._consumers.on_fetch(fetch, readable, now)]
 
     def _refuse_reads(self, now: float) -> TidelogError | None:
         """Why consumers should go elsewhere; None while they are served here."""
@@ -337,7 +354,7 @@ class Follower:
             why = "is finding out where its log and the leader's part"
         elif self._fetched_at == -math.inf:
             why = f"has not fetched in LeaderEpoch {self.leader_epoch} yet"
-        elif now - self._fetched_at >= self.settings.follower_read_max_age:
+        elif now >= self._fetched_at + self.settings.follower_read_max_age:
             why = f"has not heard from its leader for {now - self._fetched_at:.1f} s"
         else:
             return None

@@ -18,7 +18,8 @@ What always holds
   counts in the same way.
 * Progress of followers is known from fetches of THIS LeaderEpoch only, and per broker incarnation.
 * A follower is proposed for the ISR only when it has fetched in this epoch, holds everything to the HW, and everything
-  to this epoch's start; and only while no other proposal is out.
+  to this epoch's start; and only while no other proposal is out. When one is settled those who fetched meanwhile are
+  looked at again. Who leaves the ISR has to fetch anew: it may have left because its disk failed.
 * Nobody is told "latest" before HW >= the epoch's start: a new leader's HW lags behind what its predecessor committed.
 * Asked with a LeaderEpoch above its own, it says nothing (it is the zombie); with one below, FENCED with its own.
 * It never proposes to drop itself, and never judges anyone's lag by a time in which it was itself cut off or asleep.
@@ -107,6 +108,8 @@ class _Follower:
     notified_at: float | None = None
     """Set from the waiter's firing until the follower fetches."""
     told_high_watermark: Offset = Offset(0)
+    outside_fetch_at: float = -math.inf
+    """Of the last fetch since it is not in the ISR."""
     expand_not_before: float = -math.inf
     """After a refusal (its life is over, it is declared dead) it is not proposed again at once."""
 
@@ -295,6 +298,8 @@ class Leader:
             out.append(VerifyOwnCopy(fetch.offset, fetch.refused_batch))
         self._advance(now, out)
         self._look_at_drain(now, out)
+        if fetch.replica not in self.isr.members:
+            follower.outside_fetch_at = now
         self._maybe_expand(fetch.replica, follower, now, out)
         if not fetch.progress_only:
             if fetch.offset < self.log_start_offset:
@@ -370,7 +375,8 @@ class Leader:
             done += 1
         del self._uncommitted[:done]
         out.extend(self._pending.commit(end))
-        out.extend(self._consumers.on_high_watermark(end))
+        if self._consumers.is_anybody_waiting:
+            out.extend(self._consumers.on_high_watermark(self._readable()))
 
     # ------------------------------------------------------------------ ISR
     def on_view(self, view: PartitionView, now: float) -> list[LeaderEffect]:
@@ -394,6 +400,9 @@ class Leader:
             for member in frozenset(view.isr) - self.isr.members:
                 if member in self._followers:
                     self._followers[member].caught_up_at = max(self._followers[member].caught_up_at, now)
+            for member in frozenset(view.isr) ^ self.isr.members:
+                if member in self._followers:
+                    self._followers[member].outside_fetch_at = -math.inf
             proposed = self.isr
             self.isr = CommittedIsr(frozenset(view.isr))
             if isinstance(proposed, PendingExpandIsr) and proposed.added not in self.isr.members:
@@ -402,18 +411,30 @@ class Leader:
                     refused.expand_not_before = now + self.settings.alter_isr_retry
             self._advance(now, out)
             self._look_at_drain(now, out)
+            self._expand_by_any(now, out)
         return out
 
+    def _expand_by_any(self, now: float, out: list[LeaderEffect]) -> None:
+        for replica, follower in self._followers.items():
+            self._maybe_expand(replica, follower, now, out)
+
     def _maybe_expand(self, replica: BrokerId, follower: _Follower, now: float, out: list[LeaderEffect]) -> None:
-        if not isinstance(self.isr, CommittedIsr) or replica in self.isr.members:
-            return
-        if now < follower.expand_not_before or now - follower.caught_up_at > self.settings.replica_max_lag_time:
+        if now < follower.expand_not_before or not self._wants_in(replica, follower, now):
             return
         if follower.acknowledged < self.high_watermark or follower.acknowledged < self.epoch_start:
             return  # all that predecessors committed lies below the epoch's start
         change = self._change(self.isr.members | {replica}, f"{replica} has caught up")
         self.isr = PendingExpandIsr(self.isr.members, replica, change, now)
         out.append(ProposeIsr(change))
+
+    def _wants_in(self, replica: BrokerId, follower: _Follower, now: float) -> bool:
+        settings = self.settings
+        return (
+            isinstance(self.isr, CommittedIsr)
+            and replica not in self.isr.members
+            and now - follower.outside_fetch_at <= settings.replica_max_idle_wait + settings.replica_fetch_timeout
+            and now - follower.caught_up_at <= settings.replica_max_lag_time
+        )
 
     def _propose_shrink(self, lagging: Collection[BrokerId], now: float, out: list[LeaderEffect]) -> None:
         change = self._change(self.isr.members - set(lagging), f"lagging: {', '.join(sorted(lagging))}")
@@ -442,13 +463,15 @@ class Leader:
     # ------------------------------------------------------------------ consumers
     def on_consumer_fetch(self, fetch: ConsumerFetch, now: float) -> list[LeaderEffect]:
         """Committed batches from `fetch.offset` on, now or when there are some."""
-        readable = Readable(
+        return [*self._consumers.on_fetch(fetch, self._readable(), now)]
+
+    def _readable(self) -> Readable:
+        return Readable(
             view=self.view,
             log_start_offset=self.log_start_offset,
             log_end_offset=self.log_end_offset,
             high_watermark=self.high_watermark,
         )
-        return [*self._consumers.on_fetch(fetch, readable, now)]
 
     def latest(self) -> Offset | TidelogError:
         """The offset that the next record to be committed will have, or why that is not known yet."""
@@ -520,6 +543,8 @@ class Leader:
                 ]
                 if lagging and self._connected:
                     self._propose_shrink(lagging, now, out)
+                else:
+                    self._expand_by_any(now, out)
             case PendingExpandIsr(sent_at=sent_at) | PendingShrinkIsr(sent_at=sent_at):
                 if now - sent_at >= settings.alter_isr_retry:
                     self.isr = (
@@ -541,7 +566,9 @@ class Leader:
         for pending in (self._pending.next_deadline(), self._pending_here.next_deadline()):
             if pending is not None:
                 due = min(due, pending)
-        for follower in self._followers.values():
+        for replica, follower in self._followers.items():
+            if follower.expand_not_before > self._last_tick and self._wants_in(replica, follower, self._last_tick):
+                due = min(due, follower.expand_not_before)
             if follower.notified_at is not None:
                 due = min(due, follower.notified_at + self.settings.notify_retry)
             elif follower.waiter_inbox is not None and follower.told_high_watermark < self.high_watermark:

@@ -24,7 +24,7 @@ class ReplicaSettings:
     report_interval: float = 0.2
     """A suspicion is reported again at this interval."""
     offset_retry: float = 0.2
-    """An unanswered `.offset` request is repeated at this interval, sooner at first."""
+    """Refused by who knows better, a follower asks again after this long; it also paces what is refused by itself."""
     no_leader_retry: float = 0.02
     """After a 503 that is no ground for suspicion, ask again after this long."""
     alter_isr_retry: float = 0.5

@@ -190,7 +190,7 @@ def test_it_asks_again_soon_at_first_then_less_often() -> None:
         assert asked(core.tick(now)) == 4
         times.append(now)
     pauses = [after - before for before, after in pairwise([0.0, *times])]
-    assert pauses == pytest.approx([0.02, 0.04, 0.08, 0.16, 0.2, 0.2])
+    assert pauses == pytest.approx([0.02, 0.04, 0.08, 0.16, 0.32, 0.64])
 
 
 def test_an_answer_of_a_zombie_to_an_offset_request_is_dropped() -> None:
@@ -297,6 +297,32 @@ def test_a_batch_that_does_not_decode_is_refused_and_the_leader_told() -> None:
     request = fetched(core.start(0.0))
     again = fetched(core.on_bad_answer(request.sequence, "bad CRC", 0.0))
     assert (again.refused_batch, again.offset) == ("bad CRC", 0)
+
+
+def test_what_is_bad_again_and_again_is_asked_for_ever_more_slowly_and_the_leader_told_each_time() -> None:
+    core = follower()
+    settings = core.settings
+    request = fetched(core.start(0.0))
+    now, waits = 0.0, []
+    for number in range(7):
+        effects = core.on_bad_answer(request.sequence, f"bad CRC {number}", now)
+        asked_at = now
+        if not effects:
+            state = core.state
+            assert isinstance(state, Idle)
+            asked_at = state.until
+            assert core.on_notification(core.leader_epoch, now) == [], "nor does a notification make it ask sooner"
+            assert not [e for e in core.tick(asked_at - 0.01) if isinstance(e, SendFetch)]
+            effects = core.tick(asked_at)
+        request = fetched(effects)
+        assert (request.refused_batch, request.offset) == (f"bad CRC {number}", 0)
+        waits.append(round(asked_at - now, 6))
+        now = asked_at
+    assert waits == [0.0, 0.2, 0.4, 0.8, 1.6, settings.replica_max_idle_wait, settings.replica_max_idle_wait]
+    assert answer(core, first=0, now=now), "the pause is over with a good answer"
+    request = fetched(core.on_appended(Offset(5), Offset(0), now))
+    assert request.refused_batch == ""
+    assert fetched(core.on_bad_answer(request.sequence, "bad CRC", now)).refused_batch == "bad CRC"
 
 
 # ---------------------------------------------------------------- idling

@@ -152,6 +152,6 @@ def test_an_offset_answer_makes_the_follower_ask_quickly_again_and_503_keeps_it_
         state = core.state
         assert isinstance(state, Reconciling)
         now = 1.0 + i / 10
-        assert state.ask_again_at == pytest.approx(now + ReplicaSettings().offset_retry)
+        assert state.ask_again_at == pytest.approx(now + ReplicaSettings().no_leader_retry)
         core.on_no_responders(now)
         core.tick(now + 0.1)

@@ -47,6 +47,7 @@ def follower(
     log_start: int = 0,
     view: PartitionView = VIEW,
     settings: ReplicaSettings | None = None,
+    epochs: LeaderEpochCache | None = None,
 ) -> Follower:
     """Follower B, not started. `entries`: (epoch, start)."""
     return Follower(
@@ -56,7 +57,7 @@ def follower(
         log_end_offset=Offset(log_end),
         durable_end=Offset(log_end),
         high_watermark=Offset(high_watermark),
-        epochs=LeaderEpochCache([EpochEntry(LeaderEpoch(e), Offset(s)) for e, s in entries]),
+        epochs=epochs or LeaderEpochCache([EpochEntry(LeaderEpoch(e), Offset(s)) for e, s in entries]),
         settings=settings or ReplicaSettings(),
         first_sequence=0,
         connected_since=-100.0,
@@ -154,6 +155,22 @@ def test_a_consumer_whose_last_record_was_cut_away_is_told() -> None:
     error = refusal(core.on_consumer_fetch(consumer(8, last_epoch=3), 0.0))
     assert (error.code, error.details["offset"]) == (Code.LOG_TRUNCATED, "6")
     assert served(core.on_consumer_fetch(consumer(6, last_epoch=3), 0.0))
+
+
+def test_a_consumer_that_waits_is_told_of_the_cut_when_the_log_shows_it() -> None:
+    """It read up to 100 in epoch 4; an unclean election cut the log at 90, and epoch 5 goes on from there."""
+    epochs = LeaderEpochCache([EpochEntry(LeaderEpoch(3), Offset(0))])
+    core = follower(log_end=90, epochs=epochs)
+    core.start(0.0)
+    reconciled(core)
+    caught_up(core, hw=90)
+    assert core.on_consumer_fetch(consumer(100, last_epoch=4), 0.0) == [], "the log may just not be that long yet"
+    caught_up(core, hw=90)
+    epochs.assign(EPOCH, Offset(90))
+    effects = core.on_appended(Offset(110), Offset(110), 0.1)
+    assert served(effects) == [], "the records from 90 to 100 are others than it read"
+    error = refusal(effects)
+    assert (error.code, error.details["offset"]) == (Code.LOG_TRUNCATED, "90")
 
 
 @pytest.mark.parametrize("last_epoch", [3, 4, 5])

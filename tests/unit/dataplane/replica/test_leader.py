@@ -396,6 +396,40 @@ def test_an_unknown_outcome_is_asked_again_and_settled_by_applied_state_only() -
     assert driver.leader.isr.members == {A, B, C}
 
 
+def test_a_follower_that_fetched_while_another_proposal_was_out_is_looked_at_when_that_is_settled() -> None:
+    driver = Driver(view(isr=(A,)))
+    driver.fetch(B, 0)
+    assert not of(ProposeIsr, driver.fetch(C, 0)), "one proposal at a time"
+    (proposal,) = of(ProposeIsr, driver.leader.on_view(view(isr=(A, B), epoch=2), 0.1))
+    assert {m.broker for m in proposal.change.new_isr} == {A, B, C}
+
+
+def test_a_refused_expansion_is_repeated_without_another_fetch() -> None:
+    driver = Driver(view(isr=(A, B)))
+    driver.fetch(C, 0)
+    assert not of(ProposeIsr, driver.leader.on_view(view(isr=(A, B), epoch=2), 0.1))
+    due = driver.leader.next_deadline()
+    assert due == 0.1 + SETTINGS.alter_isr_retry
+    assert of(ProposeIsr, driver.leader.tick(due))
+
+
+def test_a_follower_that_is_silent_is_not_proposed_again() -> None:
+    driver = Driver(view(isr=(A, B)))
+    driver.fetch(C, 0)
+    driver.fetch(B, 0, now=3.0)
+    assert not of(ProposeIsr, driver.leader.on_view(view(isr=(A, B), epoch=2), 3.0))
+    assert not of(ProposeIsr, driver.leader.tick(4.0))
+
+
+def test_who_has_just_left_the_isr_is_proposed_only_once_it_has_fetched_anew() -> None:
+    driver = Driver(view(isr=(A, B)))
+    driver.fetch(C, 0)
+    driver.leader.on_view(view(epoch=2), 0.1)
+    assert not of(ProposeIsr, driver.leader.on_view(view(isr=(A, B), epoch=3), 0.2)), "its disk may have failed"
+    assert not of(ProposeIsr, driver.leader.tick(1.0))
+    assert of(ProposeIsr, driver.fetch(C, 0, now=1.1))
+
+
 def test_a_refused_expansion_is_not_repeated_at_once() -> None:
     driver = Driver(view(isr=(A, B)))
     driver.fetch(C, 0)
