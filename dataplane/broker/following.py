@@ -130,16 +130,7 @@ class Following(ReadableRole):
         )
         self._answers.error(inbox, error)
 
-    def _on_consumer_fetch(self, fetch: ConsumerFetch, inbox: str) -> None:
-        if not self.context.metadata.lease_valid(self.context.now()):
-            # The leader that is known here, and fresh, may be cut off as well: nothing new would come for ever.
-            error = TidelogError(
-                Code.UNAVAILABLE,
-                f"{self.context.broker} has not heard of a controller within its lease and may follow a leader of"
-                f" {self.view.key} that is none any more; read from another replica",
-            )
-            self._answers.error(inbox, error)
-            return
+    def _on_consumer_fetch(self, fetch: ConsumerFetch) -> None:
         self._run(self.core.on_consumer_fetch(fetch, self.context.now()))
 
     # ------------------------------------------------------------------ answers

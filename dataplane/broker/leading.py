@@ -540,7 +540,7 @@ class Leading(ReadableRole):
             case _:
                 self._read_for_consumer(inbox, self._fetch_from_time(core, request, inbox))
 
-    def _on_consumer_fetch(self, fetch: ConsumerFetch, inbox: str) -> None:  # noqa: ARG002 - the core answers
+    def _on_consumer_fetch(self, fetch: ConsumerFetch) -> None:
         if self._core is not None:
             self._run(self._core.on_consumer_fetch(fetch, self.context.now()))
 

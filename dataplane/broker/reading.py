@@ -61,6 +61,16 @@ class ReadableRole(Role):
     # ------------------------------------------------------------------ requests
     def on_read(self, message: Message) -> None:
         """A consumer's request to this replica."""
+        if not self.context.metadata.lease_valid(self.context.now()):
+            # Nobody else answers it. A leader that was deposed, and those who follow it still, would tell the consumer
+            # for ever that nothing is new.
+            error = TidelogError(
+                Code.UNAVAILABLE,
+                f"{self.context.broker} has not heard of a controller within its lease, and {self.view.key} may have"
+                " another leader than it knows; read from another replica",
+            )
+            self._answers.error(message.reply, error)
+            return
         self._carefully(lambda: self._on_fetch(message))
 
     def _on_fetch(self, message: Message) -> None:
@@ -93,7 +103,7 @@ class ReadableRole(Role):
         """The request begins at "earliest", "latest" or a "timestamp"."""
 
     @abstractmethod
-    def _on_consumer_fetch(self, fetch: ConsumerFetch, inbox: str) -> None:
+    def _on_consumer_fetch(self, fetch: ConsumerFetch) -> None:
         """Serve it now or later."""
 
     def _fetch_from(self, request: FetchRequest, offset: Offset, inbox: str, *, looked_up: bool) -> None:
@@ -109,8 +119,7 @@ class ReadableRole(Role):
                 max_wait=request.max_wait_ms / 1000,
                 last_record_epoch=LeaderEpoch(request.last_record_epoch),
                 token=reader,
-            ),
-            inbox,
+            )
         )
 
     def _same_life(self, stream_incarnation: int, partition_incarnation: int) -> bool:

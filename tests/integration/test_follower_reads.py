@@ -183,16 +183,15 @@ async def test_a_follower_whose_leader_is_silent_sends_its_consumers_elsewhere(
         await asyncio.wait_for(b.close(), 20)
 
 
-async def test_a_follower_without_a_lease_sends_its_consumers_elsewhere(
-    a: Node, b: Node, client: NatsConnection
-) -> None:
-    """Cut off together with its leader it would hear that nothing is new for ever, while others commit."""
+async def test_a_replica_without_a_lease_sends_consumers_elsewhere(a: Node, b: Node, client: NatsConnection) -> None:
+    """A deposed leader and its last follower would tell them for ever that nothing is new, while others commit."""
     await in_sync(a, b, 1, client)
-    b.metadata.lease = False
-    error = refusal(await ask(client, B, offset=0))
-    assert (error.code, "lease" in str(error)) == (Code.UNAVAILABLE, True)
-    b.metadata.lease = True
-    assert len((await ask(client, B, offset=0)).data) > HEADER_SIZE
+    for name, node in ((A, a), (B, b)):
+        node.metadata.lease = False
+        error = refusal(await ask(client, name, offset=0))
+        assert (error.code, "lease" in str(error)) == (Code.UNAVAILABLE, True)
+        node.metadata.lease = True
+        assert len((await ask(client, name, offset=0)).data) > HEADER_SIZE
 
 
 async def test_a_change_of_role_waits_for_no_subscription_of_consumers(
