@@ -249,7 +249,7 @@ class Follower:
             return []
         self._good(now)
         self._fetched_at = now
-        self._bad_wait = 0.0
+        self._bad_wait, self._refused_batch = 0.0, ""
         if answer.first_offset is not None:
             return [AppendReplicated(answer.high_watermark)]
         served = self._adopt(answer.high_watermark, now)

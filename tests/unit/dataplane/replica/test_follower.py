@@ -325,6 +325,16 @@ def test_what_is_bad_again_and_again_is_asked_for_ever_more_slowly_and_the_leade
     assert fetched(core.on_bad_answer(request.sequence, "bad CRC", now)).refused_batch == "bad CRC"
 
 
+def test_a_good_answer_that_comes_while_it_paces_itself_is_used_and_nothing_is_refused_any_more() -> None:
+    core = follower()
+    request = fetched(core.start(0.0))
+    again = fetched(core.on_bad_answer(request.sequence, "bad CRC", 0.0))
+    assert core.on_bad_answer(again.sequence, "bad CRC", 0.0) == []
+    assert isinstance(core.state, Idle)
+    assert answer(core, first=0) == [AppendReplicated(Offset(0))], "a second answer on the same inbox"
+    assert fetched(core.on_appended(Offset(5), Offset(0), 0.0)).refused_batch == ""
+
+
 # ---------------------------------------------------------------- idling
 def test_an_empty_answer_makes_it_sleep_for_the_idle_wait() -> None:
     core = follower()
