@@ -26,7 +26,8 @@ class ReplicaSettings:
     offset_retry: float = 0.2
     """Refused by who knows better, a follower asks again after this long; it also paces what is refused by itself."""
     no_leader_retry: float = 0.02
-    """After a 503 that is no ground for suspicion, ask again after this long."""
+    """After a 503 ask again after this long. An unanswered `.offset` request is repeated first after this long, then
+    after twice as long each time, up to `replica_max_leader_timeout`."""
     alter_isr_retry: float = 0.5
     """An ISR change whose outcome is not known is sent again after this long."""
     late_tick: float = 1.0
