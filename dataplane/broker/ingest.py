@@ -106,11 +106,14 @@ class Ingest(BulkHandler):
         largest = max(map(len, payloads))
         with_headers = headers.count(None) != len(headers)
         if largest > self._max_record or with_headers or any(map(is_envelope, payloads)):
-            for payload, reply, header in zip(payloads, replies, headers, strict=True):
-                self._one(payload, reply, header)
+            self._each(payloads, replies, headers)
             return
-        acknowledged = self._with_replies and replies.count(None) != len(replies)
+        plain = replies.count(None) if self._with_replies else len(replies)
+        acknowledged = plain < len(replies)
         error = self._refuse(acknowledged)
+        if 0 < plain < len(replies) and (error is None) != (self._refuse(False) is None):
+            self._each(payloads, replies, headers)  # one kind of them is taken
+            return
         if error is not None:
             self._drop(replies, error, len(payloads))
             return
@@ -166,6 +169,10 @@ class Ingest(BulkHandler):
         self._estimate += size
 
     # ------------------------------------------------------------------ one by one
+    def _each(self, payloads: list[bytes], replies: list[bytes | None], headers: list[bytes | None]) -> None:
+        for payload, reply, header in zip(payloads, replies, headers, strict=True):
+            self._one(payload, reply, header)
+
     def _one(self, payload: bytes, reply: bytes | None, header: bytes | None) -> None:
         if is_envelope(payload):
             self._envelope(payload, reply)

@@ -20,6 +20,8 @@ class Partition:
 
     max_batch: int = 100_000
     refusal: TidelogError | None = None
+    refuses: tuple[bool, ...] = (True, False)
+    """Of what the refusal is: of acknowledged publishes, of others."""
     wants: bool = True
     batches: list[RecordBatch] = field(default_factory=list)
     replies: list[tuple[int, list[bytes | None]]] = field(default_factory=list)
@@ -34,7 +36,7 @@ class Partition:
             max_batch_bytes=self.max_batch,
             seal=self.seal,
             wants_batch=lambda: self.wants,
-            refuse=lambda _acknowledged: self.refusal,
+            refuse=lambda acknowledged: self.refusal if acknowledged in self.refuses else None,
             on_refused=lambda replies, error, count: self.refused.append((replies, error.code, count)),
             on_corrupt=lambda reason, _: self.corrupt.append(reason),
             on_envelope_refused=lambda _message, error: self.refused_envelopes.append(error.code),
@@ -153,6 +155,20 @@ def test_a_refusal_stores_nothing_and_reaches_whoever_asked() -> None:
     assert partition.batches == []
     assert partition.refused == [([b"r1", b"r2"], Code.NOT_ENOUGH_REPLICAS, 2)]
     assert partition.refused_envelopes == [Code.NOT_ENOUGH_REPLICAS]
+
+
+def test_what_is_refused_to_one_kind_of_publish_is_no_matter_of_the_other_in_the_same_chunk() -> None:
+    """Below min ISR only acknowledged publishes are refused; without a lease only the others."""
+    below = Partition(refusal=TidelogError(Code.NOT_ENOUGH_REPLICAS, "no"), refuses=(True,))
+    leaseless = Partition(refusal=TidelogError(Code.UNAVAILABLE, "no"), refuses=(False,))
+    for partition in (below, leaseless):
+        partition.ingest.on_messages([b"plain", b"asks", b"too"], [None, b"reply", None], [None] * 3)
+        partition.ingest.chunk_done()
+    assert below.values == [b"plain", b"too"]
+    assert below.refused == [([b"reply"], Code.NOT_ENOUGH_REPLICAS, 1)]
+    assert leaseless.values == [b"asks"]
+    assert leaseless.replies == [(0, [b"reply"])]
+    assert leaseless.refused == [([None], Code.UNAVAILABLE, 1)] * 2
 
 
 def test_while_nobody_wants_a_batch_it_grows_until_it_is_large() -> None:
