@@ -399,6 +399,7 @@ PATIENT = ReplicaSettings(
     replica_max_leader_timeout=90.0,
     replica_max_lag_time=120.0,
     confirm_timeout=150.0,
+    follower_read_max_age=90.0,
 )
 """A follower that sleeps learns nothing by itself."""
 
