@@ -338,6 +338,8 @@ class ClusterState:
         )
         cache_survived = folder_same and command.page_cache_survived
         unsound = {key_of(ref): "the replica's log is unsound" for ref in command.unsound}
+        # Then what was committed is not there: were it to lead as the last member, the others would be cut to its log.
+        other_folder = None if folder_same else f"the data folder of {broker} is not the one of its last life"
         incarnation = Incarnation(self._next())
         self._contents.brokers[broker] = Broker(
             id=broker,
@@ -355,7 +357,7 @@ class ClusterState:
                     led=self._led,
                     min_isr=stream.min_isr,
                     proven=folder_same if stream.durable else cache_survived,
-                    unsound=unsound.get(key),
+                    unsound=unsound.get(key, other_folder),
                 )
                 if broker in partition.replicas
                 else partition

@@ -120,7 +120,7 @@ class DataDir:
         proof = Proof(folder_same=False, page_cache_survived=False)
         if found is not None:
             same_boot = found.boot_id != "" and found.boot_id == boot_id
-            proof = Proof(found.last_incarnation is not None, found.clean or same_boot)
+            proof = Proof(found.last_incarnation is not None or found.lives != (), found.clean or same_boot)
         data_dir = cls(path, files, lock, found or Identity(_VERSION, broker_id), proof)
         if found is None:
             data_dir._write(data_dir._identity)

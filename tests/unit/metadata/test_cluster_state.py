@@ -158,6 +158,17 @@ def test_without_proof_the_last_member_gives_way_to_an_eligible_one() -> None:
     assert cluster.shown() == "b | b |  | @3"
 
 
+def test_the_very_last_member_with_another_folder_waits_for_an_operator() -> None:
+    """It holds nothing of what was committed: were it to lead, the others would be cut to its log."""
+    cluster = Cluster("a", "b")
+    cluster.create(assignments=["a b"], config={"min_isr": "1"})
+    cluster.die("b")
+    cluster.register("b", folder_same=False)
+    cluster.register("a", folder_same=False)
+    assert cluster.partition().leader is None
+    assert [entry.replica for entry in cluster.partition().withdrawn] == ["a"]
+
+
 def test_without_proof_the_very_last_member_leads_again() -> None:
     cluster = Cluster("a", "b")
     cluster.create(assignments=["a b"], config=ACCEPTED)
