@@ -18,6 +18,8 @@ from tests.simulation.invariants import Acknowledged, Invariants
 from tests.simulation.messaging import Nats, SimConnection
 from tests.simulation.world import Process, World
 from tidelog.client.connection import Client
+from tidelog.client.consumer import Consumer
+from tidelog.client.producer import Producer
 from tidelog.client.records import Receipt
 from wire.batch import RecordBatch
 from wire.errors import Code, TidelogError
@@ -166,6 +168,10 @@ class Workload:
                 self.world.say(f"{name} cannot start: {error}")
                 await asyncio.sleep(0.2)
                 continue
+            if not self._is_of(producer, incarnation):
+                producer.abort(TidelogError(Code.UNAVAILABLE, "of a stream that is deleted"))
+                await asyncio.sleep(0.2)
+                continue
             waiting = 0
             number = 0
 
@@ -212,6 +218,11 @@ class Workload:
             if failed.is_set() or incarnation != self.incarnation:
                 producer.abort(TidelogError(Code.UNAVAILABLE, "given up"))
 
+    @staticmethod
+    def _is_of(user: Producer | Consumer, incarnation: int) -> bool:
+        """A deposed controller may have told it of the stream that was deleted."""
+        return user._layout is not None and user._layout.incarnation == incarnation
+
     def _goes_on(self, incarnation: int) -> bool:
         return not self.stopped and incarnation == self.incarnation
 
@@ -241,7 +252,11 @@ class Workload:
             value = self._value(name, number)
             partition = self.rng.randrange(self.partitions)
             inbox = self.connection.new_inbox()
-            self.connection.on_inbox(inbox, partial(self._bare_answer, value, self.incarnation, partition, inbox))
+            # It names no incarnation: the leader of a deleted stream that has not heard of that stores it too.
+            zombie = self.invariants.has_zombie(self.stream, partition)
+            self.connection.on_inbox(
+                inbox, partial(self._bare_answer, value, self.incarnation, partition, inbox, not zombie)
+            )
             self.sent += 1
             self.connection.publish(ingest_subject(self.stream, partition), [value], reply=inbox)
             if number % 2:
@@ -251,14 +266,17 @@ class Workload:
         if self.connection.waits_on(inbox) and incarnation == self.incarnation and not self.stopped:
             self.connection.publish(ingest_subject(self.stream, partition), [value], reply=inbox)
 
-    def _bare_answer(self, value: bytes, incarnation: int, partition: int, inbox: str, message: Message) -> None:
+    def _bare_answer(
+        self, value: bytes, incarnation: int, partition: int, inbox: str, promised: bool, message: Message
+    ) -> None:
         if message.status is not None:
             return
         answer = json.loads(message.data)
         if "offset" in answer:
             self.connection.on_inbox(inbox, None)
             self.acknowledged += 1
-            self._acked(value, incarnation, partition, int(answer["offset"]), promised=True)
+            if promised:
+                self._acked(value, incarnation, partition, int(answer["offset"]), promised=True)
 
     # ---- consumers
 
@@ -271,13 +289,17 @@ class Workload:
                 continue
             start = {p: self.consumed.get((self.incarnation, p), 0) for p in range(self.partitions)}
             incarnation = self.incarnation
+            consumer = self.client.consume(self.stream, start=start, read_from=read_from)
             try:
-                async for batch in self.client.consume(self.stream, start=start, read_from=read_from).batches():
-                    if incarnation != self.incarnation:
+                await consumer.start()
+                async for batch in consumer.batches():
+                    if incarnation != self.incarnation or not self._is_of(consumer, incarnation):
                         break
                     self._got(incarnation, batch.partition, batch._columns)
             except TidelogError as error:
                 self.world.say(f"the consumer fails: {error}")
+            finally:
+                await consumer.aclose()
             await asyncio.sleep(0.1)
 
     async def ask_for_the_end(self) -> None:
@@ -299,7 +321,12 @@ class Workload:
                 continue
             finally:
                 await consumer.aclose()
-            if zombie or incarnation != self.incarnation or self.invariants.has_zombie(self.stream, partition):
+            if (
+                zombie
+                or incarnation != self.incarnation
+                or not self._is_of(consumer, incarnation)
+                or self.invariants.has_zombie(self.stream, partition)
+            ):
                 continue
             if end < acknowledged:
                 self.world.broken(

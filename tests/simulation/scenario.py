@@ -90,6 +90,8 @@ class Shape:
             disk_delay=rng.choice((0.0003, 0.003, 0.015)),
             fetch_max_bytes=rng.choice((1 << 20, 1 << 20, 4096, 256)),
         )
+        if shape.latency > 0.001:  # a batch a round trip, and each takes long: nobody would catch up in time
+            shape = replace(shape, fetch_max_bytes=1 << 20)
         if drama is None:
             return shape
         return replace(shape, **({"duration": 6.0} | CASTS.get(drama, {})))
