@@ -1,0 +1,185 @@
+"""What an invariant is: a class that overrides the hooks of the moments at which what it promises can be lost.
+
+When it falls it raises `InvariantBroken` with the name of its class, and the run ends.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, NoReturn
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping
+
+    from dataplane.broker.leading import Leading
+    from dataplane.broker.replica import Replica
+    from dataplane.log.partition_log import PartitionLog
+    from metadata.model import Outcome, Partition
+    from tests.simulation.broker import SimBroker
+    from tests.simulation.invariants.history import CommittedHistory, History
+    from tests.simulation.raft import RaftGroup
+    from tests.simulation.world import World
+    from wire import metadata_pb2 as pb
+    from wire.batch import RecordBatch
+    from wire.types import LeaderReport, PartitionKey
+
+
+@dataclass(frozen=True, slots=True)
+class Acknowledged:
+    """What a client was told."""
+
+    stream: str
+    stream_incarnation: int
+    partition: int
+    offset: int
+    value: bytes
+    by: str
+
+
+@dataclass(frozen=True, slots=True)
+class Commit:
+    """A command that the metadata group has applied."""
+
+    message: pb.Command
+    office: int
+    """As the three below: before it was applied."""
+    before: Mapping[PartitionKey, Partition]
+    alive: int
+    """Brokers that were registered as alive."""
+    outcome: Outcome
+
+    @property
+    def kind(self) -> str | None:
+        return self.message.WhichOneof("body")
+
+
+@dataclass(frozen=True, slots=True)
+class Move:
+    """The HW of a replica moved, or is seen for the first time in this role."""
+
+    broker: SimBroker
+    replica: Replica
+    before: int
+    """-1: for the first time."""
+    end: int
+    leads: bool
+
+    @property
+    def start(self) -> int:
+        """Of what it covers now and did not before."""
+        return max(self.before, 0)
+
+    @property
+    def commits(self) -> bool:
+        """A leader's first HW is what it knew as a follower: it commits nothing yet."""
+        return self.leads and self.before >= 0
+
+
+@dataclass(frozen=True, slots=True)
+class Numbered:
+    """A record of an idempotent producer, as it is stored in the end."""
+
+    where: str
+    offset: int
+    value: bytes
+    number: int
+    """The producer's own, ascending from 0."""
+    before: int
+    """The number of the record of this producer that is stored before; -1: none."""
+
+
+@dataclass(frozen=True, slots=True)
+class Scene:
+    """What all invariants look at."""
+
+    world: World
+    raft: RaftGroup
+    brokers: dict[str, SimBroker]
+    history: CommittedHistory
+
+    def has_begun(self, broker: SimBroker) -> bool:
+        """It opened its logs in this life, and the metadata group knows of some registration of it."""
+        known = self.raft.truth.brokers.get(broker.id)
+        return known is not None and known.life_id == f"{broker.id}-{broker.lives}"
+
+    def relied_on(self, broker: SimBroker, replica: Replica) -> Partition | None:
+        """The partition, where others count on this replica: it is in the ISR or eligible, and sound."""
+        truth = self.raft.truth.partition(replica.key)
+        if truth is None or broker.id not in (*truth.isr, *truth.eligible):
+            return None
+        return None if truth.is_withdrawn(broker.id) or replica.failure is not None else truth
+
+
+class Invariant:
+    def __init__(self, scene: Scene) -> None:
+        self.scene = scene
+        self.world = scene.world
+        self.raft = scene.raft
+        self.brokers = scene.brokers
+        self.history = scene.history
+        self.name = type(self).__name__
+
+    def broken(self, what: str) -> NoReturn:
+        self.world.broken(self.name, what)
+
+    # ---- the metadata group
+
+    def on_commit(self, commit: Commit) -> None:
+        """A command was applied."""
+
+    def on_partition(self, key: PartitionKey, old: Partition | None, new: Partition) -> None:
+        """It changed a partition, or made it."""
+
+    def on_report(self, report: LeaderReport) -> None:
+        """A follower's word to the controller."""
+
+    # ---- a replica, after a turn of its broker
+
+    def on_failure(self, broker: SimBroker, replica: Replica) -> None:
+        """It gave up, for a reason not seen before."""
+
+    def on_open(self, broker: SimBroker, replica: Replica, end: int) -> None:
+        """Its log was opened in this life of the broker, with this LEO."""
+
+    def on_cut(self, broker: SimBroker, replica: Replica, before: int, end: int) -> None:
+        """Its LEO went back."""
+
+    def on_log(self, broker: SimBroker, replica: Replica, log: PartitionLog, end: int) -> None:
+        """Its log is open; after every turn."""
+
+    def on_wipe(self, broker: SimBroker) -> None:
+        """The broker's disk is another, empty one."""
+
+    def on_role(self, broker: SimBroker, replica: Replica) -> None:
+        """It has a role that it had not."""
+
+    def on_leading(self, broker: SimBroker, role: Leading) -> None:
+        """It leads, or is about to; after every turn."""
+
+    def on_lead(self, broker: SimBroker, replica: Replica, role: Leading) -> None:
+        """It took the lead."""
+
+    def on_high_watermark(self, move: Move) -> None:
+        """Its HW is another; what it covers is not in the history yet."""
+
+    def on_covered(self, move: Move, history: History, base: int, data: bytes) -> None:
+        """For every batch that the HW covers now and did not; it is not in the history yet, unless it was before."""
+
+    def on_committed(self, move: Move) -> None:
+        """A leader's HW moved; what it covers is in the history."""
+
+    # ---- clients
+
+    def on_acked(self, ack: Acknowledged, *, promised: bool) -> None:
+        """A record was acknowledged. `promised`: as acks=all, which must survive."""
+
+    def on_consumed(self, who: str, where: str, history: History | None, batch: RecordBatch) -> None:
+        """A consumer got a batch. `history`: None where nothing was ever committed."""
+
+    # ---- the end
+
+    def at_the_end(self, records: Mapping[tuple[str, int, int], list[bytes]]) -> None:
+        """`records`: (stream, incarnation, partition) -> the committed values, of streams that exist."""
+
+    def on_numbered(self, record: Numbered) -> None:
+        """For every record of an idempotent producer that is stored in the end."""

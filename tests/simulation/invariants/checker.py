@@ -1,0 +1,317 @@
+"""All of them together: sees what happens and calls whoever has a hook for it, in the order of `INVARIANTS`."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+from dataplane.broker.following import Following
+from dataplane.broker.leading import Leading
+from tests.simulation.invariants.base import Acknowledged, Commit, Invariant, Move, Numbered, Scene
+from tests.simulation.invariants.clients import (
+    AckedIsCommitted,
+    ConsumersSeeOneValue,
+    ConsumersSeeOnlyCommitted,
+    NoAcknowledgedRecordLost,
+    NoDuplicates,
+    ProducerOrder,
+)
+from tests.simulation.invariants.commits import (
+    CommittedIsHeldByIsr,
+    LogMatching,
+    MonotonicHighWatermark,
+    NoCommitBelowMinIsr,
+    OnlyLeadersCommit,
+)
+from tests.simulation.invariants.history import CommittedHistory, batches_of
+from tests.simulation.invariants.metadata import (
+    CompareAndSet,
+    ElectionsHaveCause,
+    EpochsGrow,
+    IsrNeverEmpty,
+    NoMassDeath,
+    OneOffice,
+    PartitionState,
+)
+from tests.simulation.invariants.replicas import (
+    CommittedIsNotCut,
+    EpochBehindSyncedTail,
+    IsrMembersHoldCommitted,
+    LeaderCompleteness,
+    LeaseEnds,
+    OnlyDisksFailReplicas,
+    OnlyTheRegisteredAct,
+    SingleLeaderPerEpoch,
+    SyncedStays,
+)
+from wire import metadata_pb2 as pb
+from wire.batch import RecordBatch
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+    from dataplane.broker.replica import Replica
+    from dataplane.log.partition_log import PartitionLog
+    from metadata.model import Outcome
+    from tests.simulation.broker import SimBroker
+    from tests.simulation.raft import RaftGroup
+    from tests.simulation.world import World
+    from wire.types import LeaderReport, PartitionKey
+
+INVARIANTS: tuple[type[Invariant], ...] = (
+    OneOffice,
+    CompareAndSet,
+    ElectionsHaveCause,
+    NoMassDeath,
+    IsrNeverEmpty,
+    PartitionState,
+    OnlyDisksFailReplicas,
+    SyncedStays,
+    IsrMembersHoldCommitted,
+    CommittedIsNotCut,
+    EpochsGrow,
+    OnlyTheRegisteredAct,
+    LeaseEnds,
+    SingleLeaderPerEpoch,
+    EpochBehindSyncedTail,
+    LeaderCompleteness,
+    MonotonicHighWatermark,
+    NoCommitBelowMinIsr,
+    LogMatching,
+    OnlyLeadersCommit,
+    CommittedIsHeldByIsr,
+    NoAcknowledgedRecordLost,
+    AckedIsCommitted,
+    ConsumersSeeOnlyCommitted,
+    ConsumersSeeOneValue,
+    NoDuplicates,
+    ProducerOrder,
+)
+"""The first that falls is the one that is named."""
+
+
+@dataclass(slots=True)
+class _Seen:
+    """Of a replica, in one life of its broker, when last looked at."""
+
+    role: object = None
+    high_watermark: int = -1
+    has_led: bool = False
+    """In this role."""
+    end: int = -1
+    """Its LEO."""
+    failure: str | None = None
+
+    def takes(self, role: object) -> None:
+        self.role, self.high_watermark, self.has_led = role, -1, False
+
+
+class Invariants:
+    def __init__(self, world: World, raft: RaftGroup, brokers: dict[str, SimBroker]) -> None:
+        self.world = world
+        self.raft = raft
+        self.brokers = brokers
+        self.history = CommittedHistory(world)
+        scene = Scene(world, raft, brokers, self.history)
+        self._all = tuple(invariant(scene) for invariant in INVARIANTS)
+        self._on_commit = self._that_override("on_commit")
+        self._on_partition = self._that_override("on_partition")
+        self._on_report = self._that_override("on_report")
+        self._on_failure = self._that_override("on_failure")
+        self._on_open = self._that_override("on_open")
+        self._on_cut = self._that_override("on_cut")
+        self._on_log = self._that_override("on_log")
+        self._on_wipe = self._that_override("on_wipe")
+        self._on_role = self._that_override("on_role")
+        self._on_leading = self._that_override("on_leading")
+        self._on_lead = self._that_override("on_lead")
+        self._on_high_watermark = self._that_override("on_high_watermark")
+        self._on_covered = self._that_override("on_covered")
+        self._on_committed = self._that_override("on_committed")
+        self._on_acked = self._that_override("on_acked")
+        self._on_consumed = self._that_override("on_consumed")
+        self._at_the_end = self._that_override("at_the_end")
+        self._on_numbered = self._that_override("on_numbered")
+        self._seen: dict[tuple[str, int, PartitionKey], _Seen] = {}
+        self._acked_ends: dict[tuple[str, int, int], int] = {}
+
+    def _that_override(self, hook: str) -> tuple[Invariant, ...]:
+        nothing = getattr(Invariant, hook)
+        return tuple(invariant for invariant in self._all if getattr(type(invariant), hook) is not nothing)
+
+    # ---- the metadata group
+
+    def committing(self, command: bytes) -> Callable[[Outcome], None]:
+        """A command is about to be applied; what is returned is to be called with its outcome."""
+        truth = self.raft.truth
+        message = pb.Command.FromString(command)
+        office = truth.office
+        before = dict(truth.partitions())
+        alive = sum(broker.alive for broker in truth.brokers.values())
+        return lambda outcome: self._committed(Commit(message, office, before, alive, outcome))
+
+    def _committed(self, commit: Commit) -> None:
+        for invariant in self._on_commit:
+            invariant.on_commit(commit)
+        for key in commit.outcome.changes.partitions:
+            partition = self.raft.truth.partition(key)
+            if partition is None:
+                continue
+            for invariant in self._on_partition:
+                invariant.on_partition(key, commit.before.get(key), partition)
+            if self.world.tells:
+                self.world.say(
+                    f"metadata: {key} leader {partition.leader} ISR {','.join(partition.isr)}"
+                    f" eligible {','.join(partition.eligible) or '-'} epoch {partition.epoch}"
+                    f" LeaderEpoch {partition.leader_epoch}"
+                )
+
+    def reported(self, report: LeaderReport) -> None:
+        """A follower's word to the controller."""
+        for invariant in self._on_report:
+            invariant.on_report(report)
+
+    # ---- a broker's turn
+
+    def after_turn(self, broker: SimBroker) -> None:
+        if broker.broker is None:
+            return
+        for replica in tuple(broker.broker._replicas.values()):
+            self._look(broker, replica)
+
+    def _look(self, broker: SimBroker, replica: Replica) -> None:
+        place = (broker.id, broker.lives, replica.key)
+        seen = self._seen.get(place)
+        if seen is None:
+            seen = self._seen[place] = _Seen()
+        role = replica.role
+        log = replica._log
+        if replica.failure is not None and replica.failure != seen.failure:
+            for invariant in self._on_failure:
+                invariant.on_failure(broker, replica)
+            seen.failure = replica.failure
+        if log is not None:
+            self._look_at_log(broker, replica, log, seen)
+        if role is None or role.ended or log is None or role.failed is not None:
+            if role is not seen.role:
+                seen.takes(role)
+            return
+        if role is not seen.role:
+            seen.takes(role)
+            for invariant in self._on_role:
+                invariant.on_role(broker, replica)
+        if isinstance(role, Leading):
+            core = role.core
+            for invariant in self._on_leading:
+                invariant.on_leading(broker, role)
+            if core is None:
+                return
+            if not seen.has_led:
+                seen.has_led = True
+                for invariant in self._on_lead:
+                    invariant.on_lead(broker, replica, role)
+            if core.high_watermark != seen.high_watermark:
+                self._moved(Move(broker, replica, seen.high_watermark, core.high_watermark, leads=True))
+                seen.high_watermark = core.high_watermark
+        elif isinstance(role, Following) and role.core.high_watermark != seen.high_watermark:
+            self._moved(Move(broker, replica, seen.high_watermark, role.core.high_watermark, leads=False))
+            seen.high_watermark = role.core.high_watermark
+
+    def _look_at_log(self, broker: SimBroker, replica: Replica, log: PartitionLog, seen: _Seen) -> None:
+        end = log.log_end_offset
+        if seen.end == -1:
+            for invariant in self._on_open:
+                invariant.on_open(broker, replica, end)
+        elif end < seen.end:
+            for invariant in self._on_cut:
+                invariant.on_cut(broker, replica, seen.end, end)
+        seen.end = end
+        for invariant in self._on_log:
+            invariant.on_log(broker, replica, log, end)
+
+    def _moved(self, move: Move) -> None:
+        for invariant in self._on_high_watermark:
+            invariant.on_high_watermark(move)
+        if move.leads or move.end > move.start:
+            history = self.history.history(move.replica.key)
+            for base, data in batches_of(move.replica, move.start, move.end):
+                for invariant in self._on_covered:
+                    invariant.on_covered(move, history, base, data)
+                if base not in history.at:
+                    history.add(base, data, move.broker.id)
+        if move.commits:
+            for invariant in self._on_committed:
+                invariant.on_committed(move)
+
+    def wiped(self, broker: SimBroker) -> None:
+        """Its disk is another, empty one."""
+        for invariant in self._on_wipe:
+            invariant.on_wipe(broker)
+
+    def has_zombie(self, stream: str, partition: int) -> bool:
+        """Somebody believes that it leads, and another was elected."""
+        for broker in self.brokers.values():
+            for replica in broker.broker._replicas.values() if broker.broker is not None else ():
+                key = replica.key
+                truth = self.raft.truth.partition(key)
+                role = replica.role
+                if (
+                    (key.stream, key.partition) == (stream, partition)
+                    and isinstance(role, Leading)
+                    and (truth is None or role.leader_epoch != truth.leader_epoch)
+                ):
+                    return True
+        return False
+
+    # ---- clients
+
+    def acked(self, ack: Acknowledged, *, promised: bool) -> None:
+        """`promised`: as acks=all, which must survive."""
+        if promised:
+            named = ack.stream, ack.stream_incarnation, ack.partition
+            self._acked_ends[named] = max(self._acked_ends.get(named, 0), ack.offset + 1)
+        for invariant in self._on_acked:
+            invariant.on_acked(ack, promised=promised)
+
+    def acked_end(self, stream: str, incarnation: int, partition: int) -> int:
+        """What a client was told, with acks=all, to be stored: its end."""
+        return self._acked_ends.get((stream, incarnation, partition), 0)
+
+    def consumed(self, who: str, stream: str, incarnation: int, batch: RecordBatch, partition: int) -> None:
+        known = self.history.named(stream, incarnation, partition)
+        history = known[1] if known is not None else None
+        for invariant in self._on_consumed:
+            invariant.on_consumed(who, f"{stream}/{partition}", history, batch)
+
+    # ---- the end
+
+    def at_the_end(self) -> None:
+        """Every acknowledged record is in the history; producers' records are there once, in order."""
+        records = self.records()
+        for invariant in self._at_the_end:
+            invariant.at_the_end(records)
+        for (stream, _, partition), values in records.items():
+            self._look_at_order(f"{stream}/{partition}", values)
+
+    def records(self) -> dict[tuple[str, int, int], list[bytes]]:
+        """(stream, incarnation, partition) -> the committed values, of streams that exist."""
+        out: dict[tuple[str, int, int], list[bytes]] = {}
+        for key, history in self.history.of.items():
+            if self.raft.truth.partition(key) is None:
+                continue
+            values: list[bytes] = []
+            for _, data in history.batches:
+                values += [value or b"" for value in RecordBatch.decode(data).values]
+            out[key.stream, key.stream_incarnation, key.partition] = values
+        return out
+
+    def _look_at_order(self, where: str, values: list[bytes]) -> None:
+        last: dict[bytes, int] = {}
+        for offset, value in enumerate(values):
+            name, number, *_ = value.split(b":")
+            if not name.startswith(b"i"):
+                continue  # only idempotent producers promise it
+            record = Numbered(where, offset, value, number=int(number), before=last.get(name, -1))
+            for invariant in self._on_numbered:
+                invariant.on_numbered(record)
+            last[name] = record.number

@@ -1,0 +1,120 @@
+"""What clients are promised: producers of what was acknowledged, consumers of what they get."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from tests.simulation.invariants.base import Acknowledged, Invariant, Numbered, Scene
+from tests.simulation.invariants.history import value_at
+from wire.batch import RecordBatch
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping
+
+    from tests.simulation.invariants.history import History
+    from wire.types import LeaderEpoch, PartitionKey
+
+
+class NoAcknowledgedRecordLost(Invariant):
+    """To producers: what was acknowledged with acks=all is stored in the end, at its offset; with acks=leader, where
+    the LeaderEpoch is the same.
+    """
+
+    def __init__(self, scene: Scene) -> None:
+        super().__init__(scene)
+        self._by_all: list[Acknowledged] = []
+        self._by_leader: list[tuple[Acknowledged, PartitionKey, LeaderEpoch]] = []
+
+    def on_acked(self, ack: Acknowledged, *, promised: bool) -> None:
+        if promised:
+            self._by_all.append(ack)
+            return
+        key = self._key(ack)
+        truth = self.raft.truth.partition(key) if key is not None else None
+        if key is not None and truth is not None and truth.leader is not None:
+            broker = self.brokers[truth.leader].broker
+            replica = broker._replicas.get(key) if broker is not None else None
+            # An answer may come late, in a LeaderEpoch that has cut what it tells of.
+            if replica is not None and value_at(replica, ack.offset) == ack.value:
+                self._by_leader.append((ack, key, truth.leader_epoch))
+
+    def _key(self, ack: Acknowledged) -> PartitionKey | None:
+        named = ack.stream, ack.stream_incarnation, ack.partition
+        return next(
+            (
+                key
+                for key, _ in self.raft.truth.partitions()
+                if (key.stream, key.stream_incarnation, key.partition) == named
+            ),
+            None,
+        )
+
+    def at_the_end(self, records: Mapping[tuple[str, int, int], list[bytes]]) -> None:
+        for ack in self._by_all:
+            found = records.get((ack.stream, ack.stream_incarnation, ack.partition))
+            if found is None:
+                continue  # the stream was deleted
+            if ack.offset >= len(found) or found[ack.offset] != ack.value:
+                there = found[ack.offset] if ack.offset < len(found) else None
+                self.broken(f"{ack.by}: {ack.value[:40]!r} at {ack}; there is {there!r:.60}")
+        for ack, key, leader_epoch in self._by_leader:
+            truth = self.raft.truth.partition(key)
+            if truth is None or truth.leader_epoch != leader_epoch:
+                continue  # acks=leader promises nothing beyond
+            found = records.get((key.stream, key.stream_incarnation, key.partition), [])
+            if ack.offset >= len(found) or found[ack.offset] != ack.value:
+                self.broken(f"{ack.by}: {ack.value[:40]!r} at {ack} in the same LeaderEpoch")
+
+
+class AckedIsCommitted(Invariant):
+    """To producers: acks=all says that a record is committed, and nothing is acknowledged before."""
+
+    def on_acked(self, ack: Acknowledged, *, promised: bool) -> None:
+        if not promised:
+            return
+        known = self.history.named(ack.stream, ack.stream_incarnation, ack.partition)
+        if known is None:
+            self.broken(f"{ack} of a partition that has committed nothing")
+        key, history = known
+        if ack.offset >= history.end:
+            self.broken(f"{ack.by}: offset {ack.offset} of {key}, committed is {history.end}")
+
+
+class ConsumersSeeOnlyCommitted(Invariant):
+    """To consumers: what they get is committed."""
+
+    def on_consumed(self, who: str, where: str, history: History | None, batch: RecordBatch) -> None:
+        if history is None:
+            self.broken(f"{who} got {where}, which committed nothing")
+        base = batch.header.base_offset
+        if base not in history.at or batch.header.end_offset > history.end:
+            self.broken(f"{who} got {where} offset {base}, committed is {history.end}")
+
+
+class ConsumersSeeOneValue(Invariant):
+    """To consumers: at one offset all of them get the same value, for ever."""
+
+    def on_consumed(self, who: str, where: str, history: History | None, batch: RecordBatch) -> None:
+        if history is None:
+            return
+        base = batch.header.base_offset
+        committed = RecordBatch.decode(history.at[base])
+        first = int(batch.offsets[0]) - base if len(batch.offsets) else 0
+        if committed.values[first : first + len(batch.values)] != batch.values:
+            self.broken(f"{who} got another value at {where} offset {base}")
+
+
+class NoDuplicates(Invariant):
+    """To idempotent producers: a record that was sent again is stored once."""
+
+    def on_numbered(self, record: Numbered) -> None:
+        if record.number == record.before:
+            self.broken(f"{record.where} offset {record.offset}: {record.value[:20]!r} twice")
+
+
+class ProducerOrder(Invariant):
+    """To idempotent producers: records are stored in the order in which they were sent."""
+
+    def on_numbered(self, record: Numbered) -> None:
+        if record.number < record.before:
+            self.broken(f"{record.where} offset {record.offset}: {record.value[:20]!r} after number {record.before}")

@@ -1,0 +1,100 @@
+"""The oracle: the batches that some leader's high watermark has covered. Whatever is in it stays, at its offset, byte
+for byte, for ever and for everybody.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING
+
+from wire.batch import RecordBatch, iter_batches
+from wire.types import Offset
+
+if TYPE_CHECKING:
+    from dataplane.broker.replica import Replica
+    from tests.simulation.broker import SimBroker
+    from tests.simulation.world import World
+    from wire.types import PartitionKey
+
+ALL = 1 << 60
+
+
+@dataclass(slots=True)
+class History:
+    """Of one partition."""
+
+    end: int = 0
+    batches: list[tuple[int, bytes]] = field(default_factory=list)
+    """(base offset, bytes), ascending."""
+    at: dict[int, bytes] = field(default_factory=dict)
+    told_by: dict[int, str] = field(default_factory=dict)
+    """Base offset -> the broker whose HW covered it first."""
+
+    def add(self, base: int, data: bytes, broker: str) -> None:
+        self.at[base] = data
+        self.batches.append((base, data))
+        self.end = next(header.end_offset for _, header in iter_batches(data))
+        self.told_by[base] = broker
+
+
+class CommittedHistory:
+    def __init__(self, world: World) -> None:
+        self.world = world
+        self.of: dict[PartitionKey, History] = {}
+
+    @property
+    def batches(self) -> int:
+        return sum(len(history.batches) for history in self.of.values())
+
+    def history(self, key: PartitionKey) -> History:
+        return self.of.setdefault(key, History())
+
+    def named(self, stream: str, incarnation: int, partition: int) -> tuple[PartitionKey, History] | None:
+        """As clients name a partition."""
+        for key, history in self.of.items():
+            if (key.stream, key.stream_incarnation, key.partition) == (stream, incarnation, partition):
+                return key, history
+        return None
+
+    def check_prefix(self, broker: SimBroker, replica: Replica, invariant: str, why: str) -> None:
+        """That replica holds all that is committed."""
+        history = self.history(replica.key)
+        if replica.log_end_offset < history.end:
+            self.world.broken(
+                invariant,
+                f"{replica.key} on {broker.id} ends at {replica.log_end_offset}, committed is {history.end} ({why})",
+            )
+        held = dict(batches_of(replica, 0, history.end))
+        for base, data in history.batches:
+            if held.get(base) != data:
+                self.world.broken(
+                    invariant, f"{replica.key} on {broker.id} lacks the committed batch at {base} ({why})"
+                )
+
+
+def batches_of(replica: Replica, start: int, end: int) -> list[tuple[int, bytes]]:
+    """(base offset, bytes) of what the replica's log holds in [start, end)."""
+    log = replica._log
+    if log is None or end <= start:
+        return []
+    out: list[tuple[int, bytes]] = []
+    at = max(start, log.log_start_offset)
+    while at < end:
+        parts = log.read(Offset(at), max_bytes=ALL, end_offset=Offset(end))
+        data = (
+            b"".join(parts)
+            if parts is not None
+            else log.read_from_disk(Offset(at), max_bytes=1 << 20, end_offset=Offset(end))
+        )
+        if not data:
+            break
+        for position, header in iter_batches(data):
+            out.append((header.base_offset, data[position : position + header.size]))
+            at = header.end_offset
+    return out
+
+
+def value_at(replica: Replica, offset: int) -> bytes | None:
+    for base, data in batches_of(replica, offset, offset + 1):
+        return RecordBatch.decode(data).values[offset - base]
+    return None

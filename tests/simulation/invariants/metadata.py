@@ -1,0 +1,121 @@
+"""What the metadata group promises to brokers: about commands, checked as each is applied."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from metadata.state import key_of
+from tests.simulation.invariants.base import Commit, Invariant, Scene
+from wire.errors import InvariantViolation
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping
+
+    from metadata.model import Partition
+    from wire.types import LeaderEpoch, LeaderReport, PartitionEpoch, PartitionKey
+
+
+class OneOffice(Invariant):
+    """To everybody: a controller that another has followed decides nothing any more."""
+
+    def on_commit(self, commit: Commit) -> None:
+        body = getattr(commit.message, commit.kind or "", None)
+        if commit.outcome.changes and getattr(body, "office", commit.office) != commit.office:
+            self.broken(f"a decision of office {body.office} took effect in office {commit.office}")  # type: ignore[union-attr]
+
+
+class CompareAndSet(Invariant):
+    """To leaders: an AlterIsr that was asked for in another PartitionEpoch takes no effect."""
+
+    def on_commit(self, commit: Commit) -> None:
+        if not commit.outcome.changes or commit.kind != "alter_isr":
+            return
+        for item, code in zip(commit.message.alter_isr.items, commit.outcome.items, strict=False):
+            old = commit.before.get(key_of(item.partition))
+            if code is None and old is not None and old.epoch != item.expected_epoch:
+                self.broken(f"{key_of(item.partition)}: {item} took effect on {old}")
+
+
+class ElectionsHaveCause(Invariant):
+    """To leaders: one that lives falls by the word of most of its ISR, in its own LeaderEpoch."""
+
+    def __init__(self, scene: Scene) -> None:
+        super().__init__(scene)
+        self._reports: dict[tuple[PartitionKey, LeaderEpoch], set[str]] = {}
+
+    def on_report(self, report: LeaderReport) -> None:
+        self._reports.setdefault((report.key, report.leader_epoch), set()).add(report.replica)
+
+    def on_commit(self, commit: Commit) -> None:
+        if not commit.outcome.changes or commit.kind != "elect_leaders":
+            return
+        for election, code in zip(commit.message.elect_leaders.items, commit.outcome.items, strict=False):
+            if code is None and not election.planned:
+                self._check(key_of(election.partition), commit.before)
+
+    def _check(self, key: PartitionKey, olds: Mapping[PartitionKey, Partition]) -> None:
+        old = olds.get(key)
+        if old is None or old.leader is None or self.raft.is_late:
+            return
+        witnesses = self._reports.get((key, old.leader_epoch), set())
+        leader = self.brokers[old.leader]
+        is_there = leader.process is not None and not leader.process.paused and leader.is_reachable
+        is_there = is_there and self.scene.has_begun(leader)
+        if self.raft.is_behind(leader.raft_address):
+            return  # by its own word, in its answers to probes
+        needed = (len(old.isr) - 1) // 2 + 1 if is_there else 1
+        if len(witnesses) < needed:
+            self.broken(
+                f"{key}: {old.leader} lost LeaderEpoch {old.leader_epoch} by the word of"
+                f" {', '.join(sorted(witnesses)) or 'nobody'}; its ISR is {','.join(old.isr)}"
+            )
+
+
+class NoMassDeath(Invariant):
+    """To brokers: most of them do not die at once; whoever sees that has lost its own sight."""
+
+    def on_commit(self, commit: Commit) -> None:
+        if not commit.outcome.changes or commit.kind != "brokers_dead":
+            return
+        living = [
+            life.broker
+            for life in commit.message.brokers_dead.brokers
+            if (process := self.brokers[life.broker].process) is not None
+            and not process.paused
+            and self.scene.has_begun(self.brokers[life.broker])
+            and self.raft.reaches(self.brokers[life.broker].raft_address)
+        ]
+        if 2 * len(living) > commit.alive:
+            self.broken(f"{', '.join(living)} are called dead in one command, and live")
+
+
+class IsrNeverEmpty(Invariant):
+    """To clients: somebody holds all that is committed, and may lead."""
+
+    def on_partition(self, key: PartitionKey, old: Partition | None, new: Partition) -> None:
+        if not new.isr:
+            self.broken(f"{key}: {new}")
+
+
+class PartitionState(Invariant):
+    """To brokers: what else a partition always is, by `Partition.check`."""
+
+    def on_partition(self, key: PartitionKey, old: Partition | None, new: Partition) -> None:
+        try:
+            new.check(self.raft.truth.streams[key.stream].min_isr)
+        except InvariantViolation as error:
+            self.broken(str(error))
+
+
+class EpochsGrow(Invariant):
+    """To whoever compares them: every change has a higher PartitionEpoch, and no LeaderEpoch comes back."""
+
+    def __init__(self, scene: Scene) -> None:
+        super().__init__(scene)
+        self._epochs: dict[PartitionKey, tuple[PartitionEpoch, LeaderEpoch]] = {}
+
+    def on_partition(self, key: PartitionKey, old: Partition | None, new: Partition) -> None:
+        before = self._epochs.get(key, (0, 0))
+        if new.epoch <= before[0] or new.leader_epoch < before[1]:
+            self.broken(f"{key} went from {before} to {new}")
+        self._epochs[key] = (new.epoch, new.leader_epoch)

@@ -1,0 +1,177 @@
+"""What brokers promise to each other of a replica: when it may act, what its log holds, who may lead."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from dataplane.broker.following import Following
+from dataplane.replica.follower import Truncating
+from tests.simulation.invariants.base import Invariant, Scene
+from wire.types import Durability, LeaderEpoch
+
+if TYPE_CHECKING:
+    from dataplane.broker.leading import Leading
+    from dataplane.broker.replica import Replica
+    from dataplane.log.partition_log import PartitionLog
+    from metadata.model import Partition
+    from tests.simulation.broker import SimBroker
+    from wire.types import PartitionKey
+
+LEASE_SLACK = 0.5
+"""Seconds: probes on their way when a leader was deposed, and clocks that differ."""
+
+
+def _is_durable(replica: Replica) -> bool:
+    return replica.view is not None and replica.view.config.durability is Durability.DURABLE
+
+
+class OnlyDisksFailReplicas(Invariant):
+    """To operators: a replica gives up because of its disk, and for no reason of our own making."""
+
+    def on_failure(self, broker: SimBroker, replica: Replica) -> None:
+        # On an `accepted` stream the HW may be on the disk, and what it covers not.
+        if _is_durable(replica) and not broker.disk.has_failed:
+            self.broken(f"{replica.key} on {broker.id}: {replica.failure}")
+
+
+class SyncedStays(Invariant):
+    """To leaders: what a replica of a `durable` stream said to be on its disk is there when its log is opened again."""
+
+    def __init__(self, scene: Scene) -> None:
+        super().__init__(scene)
+        self._synced: dict[tuple[str, PartitionKey], int] = {}
+
+    def on_open(self, broker: SimBroker, replica: Replica, end: int) -> None:
+        promised = self._synced.get((broker.id, replica.key), 0)
+        # A replica that says that it is damaged may end before.
+        if end < promised and replica.failure is None:
+            self.broken(f"{replica.key} on {broker.id} opens with LEO {end}, up to {promised} was said to be synced")
+
+    def on_log(self, broker: SimBroker, replica: Replica, log: PartitionLog, end: int) -> None:
+        place = broker.id, replica.key
+        if isinstance(replica.role, Following) and isinstance(replica.role.core.state, Truncating):
+            self._synced[place] = 0  # how far it is being cut is not to be seen from outside
+        elif _is_durable(replica):
+            promised = self._synced.get(place, 0)
+            if promised != (now := max(min(promised, end), log.durable_end)):
+                self._synced[place] = now
+
+    def on_wipe(self, broker: SimBroker) -> None:
+        for place in [place for place in self._synced if place[0] == broker.id]:
+            del self._synced[place]
+
+
+class IsrMembersHoldCommitted(Invariant):
+    """To clients: who enters the ISR, and may be elected from then on, holds all that is committed."""
+
+    def __init__(self, scene: Scene) -> None:
+        super().__init__(scene)
+        self._joined_blind: dict[tuple[str, int, PartitionKey], int] = {}
+        """Who joined an ISR with its log not open yet -> what was committed then."""
+
+    def on_partition(self, key: PartitionKey, old: Partition | None, new: Partition) -> None:
+        for member in new.isr:
+            if old is None or member in old.isr or member in old.eligible:
+                continue
+            broker = self.brokers[member]
+            replica = broker.broker._replicas.get(key) if broker.broker is not None else None
+            end = self.history.history(key).end
+            if replica is None or replica._log is None:
+                self._joined_blind[member, broker.lives, key] = end
+                continue
+            if replica.log_end_offset < end:
+                self.broken(
+                    f"{key}: {member} entered the ISR {','.join(new.isr)} with LEO {replica.log_end_offset},"
+                    f" committed is {end}"
+                )
+
+    def on_open(self, broker: SimBroker, replica: Replica, end: int) -> None:
+        blind = self._joined_blind.pop((broker.id, broker.lives, replica.key), 0)
+        if end >= blind:
+            return
+        truth = self.scene.relied_on(broker, replica)
+        if truth is not None and broker.id in truth.isr:
+            self.broken(f"{replica.key}: {broker.id} joined the ISR with LEO {end}, committed was {blind}")
+
+
+class CommittedIsNotCut(Invariant):
+    """To clients: nobody on whom others count gives up what is committed."""
+
+    def on_cut(self, broker: SimBroker, replica: Replica, before: int, end: int) -> None:
+        committed = self.history.history(replica.key).end
+        if end >= min(committed, before):
+            return
+        truth = self.scene.relied_on(broker, replica)
+        if truth is not None:
+            self.broken(
+                f"{replica.key}: {broker.id} cut its log from {before} to {end}, committed is {committed}, and it is in"
+                f" ISR {','.join(truth.isr)} or eligible"
+            )
+
+
+class OnlyTheRegisteredAct(Invariant):
+    """To the metadata group: no role begins before the registration of this life is applied."""
+
+    def on_role(self, broker: SimBroker, replica: Replica) -> None:
+        if not self.scene.has_begun(broker):
+            known = self.raft.truth.brokers.get(broker.id)
+            self.broken(f"{replica.key}: {broker.id} acts in life {broker.lives}, registered is {known}")
+
+
+class LeaseEnds(Invariant):
+    """To readers at a leader: some time after another was elected, one that does not know does know that much."""
+
+    def __init__(self, scene: Scene) -> None:
+        super().__init__(scene)
+        self._deposed: dict[tuple[PartitionKey, LeaderEpoch], float] = {}
+        """When a LeaderEpoch was over, in truth."""
+
+    def on_partition(self, key: PartitionKey, old: Partition | None, new: Partition) -> None:
+        if old is not None and new.leader_epoch > old.leader_epoch:
+            self._deposed[key, old.leader_epoch] = self.world.now
+
+    def on_leading(self, broker: SimBroker, role: Leading) -> None:
+        deposed_at = self._deposed.get((role.view.key, role.leader_epoch))
+        if deposed_at is None or broker.process is None or broker.metadata is None:
+            return
+        late = self.world.now - deposed_at - broker.metadata_settings.leader_lease_s - LEASE_SLACK
+        if late > 0 and broker.metadata.lease_valid(broker.process.time()):
+            self.broken(
+                f"{role.view.key}: {broker.id} believes in its lease of LeaderEpoch {role.leader_epoch},"
+                f" {self.world.now - deposed_at:.2f} s after that was over"
+            )
+
+
+class SingleLeaderPerEpoch(Invariant):
+    """To followers: in one LeaderEpoch one life of one broker leads."""
+
+    def __init__(self, scene: Scene) -> None:
+        super().__init__(scene)
+        self._leaders: dict[tuple[PartitionKey, LeaderEpoch], tuple[str, int]] = {}
+
+    def on_lead(self, broker: SimBroker, replica: Replica, role: Leading) -> None:
+        life = (broker.id, broker.lives)
+        known = self._leaders.setdefault((replica.key, role.leader_epoch), life)
+        if known != life:
+            self.broken(f"{replica.key} epoch {role.leader_epoch}: {known} and {life}")
+
+
+class EpochBehindSyncedTail(Invariant):
+    """To followers: a LeaderEpoch begins where the log is synced, so that no crash moves its beginning."""
+
+    def on_lead(self, broker: SimBroker, replica: Replica, role: Leading) -> None:
+        assert role.core is not None
+        if role.log.durable_end < role.core.epoch_start:
+            self.broken(
+                f"{replica.key} on {broker.id}: LeaderEpoch {role.leader_epoch} begins at {role.core.epoch_start},"
+                f" the log is synced up to {role.log.durable_end}"
+            )
+
+
+class LeaderCompleteness(Invariant):
+    """To clients: who leads holds all that was ever committed."""
+
+    def on_lead(self, broker: SimBroker, replica: Replica, role: Leading) -> None:
+        truth = self.raft.truth.partition(replica.key)
+        if truth is not None and truth.leader_epoch == role.leader_epoch:
+            self.history.check_prefix(broker, replica, self.name, f"leads LeaderEpoch {role.leader_epoch}")
