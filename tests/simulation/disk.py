@@ -328,9 +328,8 @@ def vouched_places(disk: SimDisk, data: Path) -> list[tuple[Path, int, int]]:
     """(log file, position, end) of batches that a checkpoint vouches for, and that the next open will look at. Damage
     before them is found when it is read; damage behind them cannot be told from the end that a crash leaves."""
     places = []
-    for path, size in disk.files_below(data):
-        if path.suffix != ".log" or not size:
-            continue
+    newest = {path.parent: (path, size) for path, size in disk.files_below(data) if path.suffix == ".log"}
+    for path, size in newest.values():
         checkpoint = read_offsets(disk, path.parent)
         index = read_file(disk, path.with_suffix(".index")) or b""
         start = max((entry.position for entry in decode_entries(index)), default=0)

@@ -61,10 +61,9 @@ class ElectionsHaveCause(Invariant):
         leader = self.brokers[old.leader]
         is_there = leader.process is not None and not leader.process.paused and leader.is_reachable
         is_there = is_there and self.scene.has_begun(leader)
-        if self.raft.is_behind(leader.raft_address):
-            return  # by its own word, in its answers to probes
-        needed = (len(old.isr) - 1) // 2 + 1 if is_there else 1
-        if len(witnesses) < needed:
+        if not is_there or self.raft.is_behind(leader.raft_address):
+            return  # the controller's own probes say so
+        if 2 * len(witnesses) <= len(old.isr) - 1:
             self.broken(
                 f"{key}: {old.leader} lost LeaderEpoch {old.leader_epoch} by the word of"
                 f" {', '.join(sorted(witnesses)) or 'nobody'}; its ISR is {','.join(old.isr)}"
