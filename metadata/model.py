@@ -45,6 +45,9 @@ class Broker:
     alive: bool
     raft_address: str
     """Empty: an observer, which does not vote."""
+    earlier_lives: tuple[str, ...] = ()
+    """Ids of lives that are over, as far as remembered, oldest first: a registration of theirs that comes late counts
+    for nothing."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -78,6 +78,7 @@ def encode(contents: Contents) -> bytes:
                 incarnation=broker.incarnation,
                 alive=broker.alive,
                 raft_address=broker.raft_address,
+                earlier_lives=broker.earlier_lives,
             )
             for _, broker in sorted(contents.brokers.items())
         ],
@@ -136,6 +137,7 @@ def _contents_from_pb(snapshot: pb.Snapshot) -> Contents:
                 incarnation=Incarnation(broker.incarnation),
                 alive=broker.alive,
                 raft_address=broker.raft_address,
+                earlier_lives=tuple(broker.earlier_lives),
             )
             for broker in snapshot.brokers
         },

@@ -52,6 +52,8 @@ from wire.types import (
 
 MAX_CLIENTS = 1024
 """Clients whose outcomes are kept; the one not heard for the most commands is forgotten."""
+MAX_EARLIER_LIVES = 64
+"""Ids of lives that are over, kept per broker."""
 OUTCOMES_PER_CLIENT = 64
 """Outcomes kept per client; a sequence number that is older than all of them is refused."""
 
@@ -81,6 +83,12 @@ def key_of(ref: pb.PartitionRef) -> PartitionKey:
         ref.partition,
         Incarnation(ref.partition_incarnation),
     )
+
+
+def _lives_before(command: pb.RegisterBroker, known: Broker | None) -> tuple[str, ...]:
+    """What is over when that life has begun."""
+    over = [*command.earlier_lives] if known is None else [*known.earlier_lives, known.life_id, *command.earlier_lives]
+    return tuple(life for life in dict.fromkeys(over) if life != command.life_id)[-MAX_EARLIER_LIVES:]
 
 
 class ClusterState:
@@ -330,6 +338,11 @@ class ClusterState:
         known = self._contents.brokers.get(broker)
         if known is not None and known.alive and known.life_id == command.life_id:
             return self._unchanged(value=known.incarnation)
+        if known is not None and command.life_id in known.earlier_lives:
+            return self._refuse(
+                Code.WRONG_INCARNATION,
+                f"this life of broker {broker} is over: a later one has registered; start the broker again",
+            )
         # A folder that does not know of the last registered life is a copy of an earlier time.
         folder_same = (
             command.folder_same
@@ -347,6 +360,7 @@ class ClusterState:
             incarnation=incarnation,
             alive=True,
             raft_address=command.raft_address,
+            earlier_lives=_lives_before(command, known),
         )
         changed = self._sweep(
             lambda key, partition, stream: (

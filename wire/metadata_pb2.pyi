@@ -693,11 +693,16 @@ class BrokerState(_message.Message):
     INCARNATION_FIELD_NUMBER: _builtins.int
     ALIVE_FIELD_NUMBER: _builtins.int
     RAFT_ADDRESS_FIELD_NUMBER: _builtins.int
+    EARLIER_LIVES_FIELD_NUMBER: _builtins.int
     id: _builtins.str
     life_id: _builtins.str
     incarnation: _builtins.int
     alive: _builtins.bool
     raft_address: _builtins.str
+    @_builtins.property
+    def earlier_lives(self) -> _containers.RepeatedScalarFieldContainer[_builtins.str]:
+        """ids of lives that are over, oldest first"""
+
     def __init__(
         self,
         *,
@@ -706,10 +711,11 @@ class BrokerState(_message.Message):
         incarnation: _builtins.int = ...,
         alive: _builtins.bool = ...,
         raft_address: _builtins.str = ...,
+        earlier_lives: _abc.Iterable[_builtins.str] | None = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["alive", b"alive", "id", b"id", "incarnation", b"incarnation", "life_id", b"life_id", "raft_address", b"raft_address"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["alive", b"alive", "earlier_lives", b"earlier_lives", "id", b"id", "incarnation", b"incarnation", "life_id", b"life_id", "raft_address", b"raft_address"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 

@@ -52,6 +52,7 @@ class Cluster:
         unsound: Sequence[PartitionKey] = (),
         last_incarnation: int | None = None,
         earlier_lives: Sequence[str] = (),
+        life_id: str = "",
         cluster_id: str = CLUSTER_ID,
         same_life: bool = False,
     ) -> Outcome:
@@ -65,7 +66,7 @@ class Cluster:
             pb.Command(
                 register_broker=pb.RegisterBroker(
                     broker=broker,
-                    life_id=f"{broker}-{self.lives[broker]}",
+                    life_id=life_id or f"{broker}-{self.lives[broker]}",
                     cluster_id=cluster_id,
                     last_incarnation=last_incarnation,
                     earlier_lives=earlier_lives,

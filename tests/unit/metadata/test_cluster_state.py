@@ -158,6 +158,24 @@ def test_without_proof_the_last_member_gives_way_to_an_eligible_one() -> None:
     assert cluster.shown() == "b | b |  | @3"
 
 
+def test_a_registration_of_a_life_that_is_over_counts_for_nothing_when_it_comes_late() -> None:
+    cluster = Cluster("a", "b")
+    cluster.create(assignments=["a b"], config={"min_isr": "1"})
+    cluster.die("b")
+    first = cluster.incarnation("a")
+    cluster.register("a", life_id="second")
+    cluster.register("a", life_id="fourth", earlier_lives=["third"])
+    before = cluster.state.snapshot()
+    for late in ("second", "third"):
+        outcome = cluster.register("a", life_id=late, last_incarnation=first)
+        assert outcome.code is Code.WRONG_INCARNATION
+        assert not outcome.changes
+    assert cluster.state.snapshot() == before
+    restored = ClusterState()
+    restored.restore(before)
+    assert restored.brokers[BrokerId("a")].earlier_lives[-2:] == ("second", "third")
+
+
 def test_the_very_last_member_with_another_folder_waits_for_an_operator() -> None:
     """It holds nothing of what was committed: were it to lead, the others would be cut to its log."""
     cluster = Cluster("a", "b")
