@@ -195,6 +195,9 @@ class Invariants:
         if role is None or role.ended or log is None or role.failed is not None:
             if role is not seen.role:
                 seen.takes(role)
+            elif isinstance(role, Leading) and role.core is not None and log is not None and seen.has_led:
+                # It fell in the turn in which it committed, and said so.
+                self._led_to(broker, replica, seen, role.core.high_watermark)
             return
         if role is not seen.role:
             seen.takes(role)
@@ -210,9 +213,7 @@ class Invariants:
                 seen.has_led = True
                 for invariant in self._on_lead:
                     invariant.on_lead(broker, replica, role)
-            if core.high_watermark != seen.high_watermark:
-                self._moved(Move(broker, replica, seen.high_watermark, core.high_watermark, leads=True))
-                seen.high_watermark = core.high_watermark
+            self._led_to(broker, replica, seen, core.high_watermark)
         elif isinstance(role, Following) and role.core.high_watermark != seen.high_watermark:
             self._moved(Move(broker, replica, seen.high_watermark, role.core.high_watermark, leads=False))
             seen.high_watermark = role.core.high_watermark
@@ -228,6 +229,11 @@ class Invariants:
         seen.end = end
         for invariant in self._on_log:
             invariant.on_log(broker, replica, log, end)
+
+    def _led_to(self, broker: SimBroker, replica: Replica, seen: _Seen, high_watermark: int) -> None:
+        if high_watermark != seen.high_watermark:
+            self._moved(Move(broker, replica, seen.high_watermark, high_watermark, leads=True))
+            seen.high_watermark = high_watermark
 
     def _moved(self, move: Move) -> None:
         for invariant in self._on_high_watermark:
