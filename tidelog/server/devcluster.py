@@ -1,7 +1,7 @@
 """A development cluster on this machine: a real nats-server and N brokers, each a process of its own.
 
-    DIR/cluster.json     while it runs: nats_url, and each broker's id, pid, data_dir, raft address, config file;
-                         rewritten when a pid changes
+    DIR/cluster.json     once all brokers serve, until it stops: nats_url, and each broker's id, pid, data_dir, raft
+                         address, config file; rewritten when a pid changes
     DIR/raft-secret      made at the first start
     DIR/b1.toml b1.log   configuration and log of broker b1
     DIR/b1/              its data
@@ -79,7 +79,6 @@ class DevCluster:
             self._write_configs()
             for broker in self.broker_ids:
                 self._spawn(broker)
-            self._write_cluster_file()
         except BaseException:
             self.stop()
             raise
@@ -173,6 +172,7 @@ class DevCluster:
                 if on_wait is not None:
                     on_wait()
                 time.sleep(0.02)
+        self._write_cluster_file()  # whoever waits for it may begin
 
     def is_ready(self, broker: str) -> bool:
         try:
