@@ -19,6 +19,7 @@ import json
 import multiprocessing
 import multiprocessing.pool
 import os
+import signal
 import subprocess
 import sys
 import time
@@ -257,6 +258,7 @@ def main() -> int:
     parser.add_argument("--json", action="store_true", help="the summary, or the mutants, as JSON")
     given = parser.parse_args()
     if given.seed is not None:
+        signal.signal(signal.SIGPIPE, signal.SIG_DFL)  # a story is read with head and less
         return run_one(given.seed, smallest=given.shrink)
     if given.mutants:
         return run_mutants(given.budget, given.jobs, as_json=given.json)

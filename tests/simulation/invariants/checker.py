@@ -232,6 +232,8 @@ class Invariants:
 
     def _led_to(self, broker: SimBroker, replica: Replica, seen: _Seen, high_watermark: int) -> None:
         if high_watermark != seen.high_watermark:
+            if self.world.tells:
+                self.world.say(f"{broker.id} commits {replica.key} up to {high_watermark}")
             self._moved(Move(broker, replica, seen.high_watermark, high_watermark, leads=True))
             seen.high_watermark = high_watermark
 

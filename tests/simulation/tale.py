@@ -1,0 +1,97 @@
+"""What a message says, for the story of a run: requests and answers of the data plane, and what brokers want of the
+controller. Probes and requests of the API are left out: they are many, and say little."""
+
+from __future__ import annotations
+
+from google.protobuf.message import DecodeError
+
+from wire import metadata_pb2 as meta
+from wire import tidelog_pb2 as pb
+from wire.append import decode_append
+from wire.batch import iter_batches
+from wire.errors import CorruptData, TidelogError
+from wire.replication import HEADER_SIZE, decode_header
+from wire.transport import NO_RESPONDERS, Message
+
+MAX_INBOXES = 20_000
+
+
+class Tale:
+    def __init__(self) -> None:
+        self._asked: dict[str, str] = {}
+        """Inbox -> the subject on which the answer to it was asked for."""
+
+    def sent(self, message: Message) -> None:
+        if message.reply is not None and not message.subject.startswith("tidelog.metadata."):
+            self._asked[message.reply] = message.subject
+            if len(self._asked) > MAX_INBOXES:
+                del self._asked[next(iter(self._asked))]
+
+    def of(self, message: Message) -> str | None:
+        """None: not worth telling."""
+        asked = self._asked.get(message.subject)
+        try:
+            return _request(message) if asked is None else _answer(asked, message)
+        except (CorruptData, DecodeError):
+            return f"{asked or message.subject}: {len(message.data)} bytes that do not decode"
+
+
+def _request(message: Message) -> str | None:
+    subject, data = message.subject, message.data
+    what: str | None = None
+    if subject.endswith(".replicate"):
+        fetch = pb.ReplicationRequest.FromString(data)
+        synced = f", synced to {fetch.durable_offset}" if fetch.HasField("durable_offset") else ""
+        kind = "reports" if fetch.progress_only else "fetches from"
+        what = f"{fetch.replicaID} {kind} {fetch.offset} in e{fetch.leaderEpoch} #{fetch.sequence}{synced}"
+    elif subject.endswith(".offset"):
+        asks = pb.LeaderEpochOffsetRequest.FromString(data)
+        what = f"{asks.replica_id} asks where e{asks.leaderEpoch} ends, in e{asks.current_leader_epoch}"
+    elif subject.endswith(".append"):
+        append, batch = decode_append(data)
+        records = ", ".join(
+            f"{header.record_count} records"
+            + (f" of producer {header.producer_id} from #{header.base_sequence}" if header.producer_id >= 0 else "")
+            for _, header in iter_batches(batch)
+        )
+        what = f"append of {records} in e{append.leader_epoch}, acks {pb.AppendRequest.Acks.Name(append.acks)}"
+    elif ".notify." in subject:
+        notified = pb.PartitionNotification.FromString(data)
+        what = f"new data in {notified.stream}/{notified.partition} e{notified.leader_epoch}"
+    elif subject.endswith("alter_isr"):
+        what = "; ".join(
+            f"{item.leader} wants ISR {','.join(life.broker for life in item.new_isr)} at p{item.expected_epoch}"
+            for item in meta.AlterIsrRequest.FromString(data).items
+        )
+    elif subject.endswith("report_leader"):
+        what = "; ".join(
+            f"{item.replica} reports {item.leader}, e{item.leader_epoch} of"
+            f" {item.partition.stream}/{item.partition.partition}"
+            for item in meta.LeaderReports.FromString(data).items
+        )
+    return None if what is None else f"<- {subject.removeprefix('tidelog.')}: {what}"
+
+
+def _answer(asked: str, message: Message) -> str | None:
+    where = f"<- answer on {asked.removeprefix('tidelog.')}:"
+    if message.status == NO_RESPONDERS:
+        return f"{where} nobody listens"
+    error = TidelogError.from_headers(message.headers)
+    if error is not None:
+        return f"{where} {error.code.name}"
+    if asked.endswith(".offset"):
+        end = pb.LeaderEpochOffsetResponse.FromString(message.data)
+        return f"{where} e{end.leader_epoch} ends at {end.endOffset}, in e{end.current_leader_epoch}"
+    if asked.endswith(".append"):
+        done = pb.AppendResponse.FromString(message.data)
+        return f"{where} at {done.base_offset} in e{done.leader_epoch}{', a duplicate' if done.duplicate else ''}"
+    if asked.endswith(".replicate") or ".fetch" in asked:
+        epoch, high_watermark = decode_header(message.data)
+        return f"{where} e{epoch} HW {high_watermark} {_batches(memoryview(message.data)[HEADER_SIZE:])}"
+    return None
+
+
+def _batches(data: memoryview) -> str:
+    """`[3,5)e1`: records 3 and 4, of LeaderEpoch 1."""
+    found = [f"[{header.base_offset},{header.end_offset})e{header.leader_epoch}" for _, header in iter_batches(data)]
+    return " ".join(found) or "empty"
