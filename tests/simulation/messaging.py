@@ -95,6 +95,14 @@ class Nats:
             self._close(connection.session)
             connection.lost()
 
+    def cut_off_crawling(self) -> None:
+        """Connections on which something is still on its way from slow times: it would hold up all that comes after."""
+        late = self.world.now + 0.5
+        for connection in self.connections:
+            session = connection.session
+            if session is not None and max(session.up_at, session.down_at) > late:
+                self.cut_off(connection)
+
     def process_died(self, connection: SimConnection) -> None:
         session, connection.session = connection.session, None
         connection.closed = True

@@ -316,6 +316,7 @@ class Cluster:
             lift()
         self.raft.snapshot_share = 0.1
         self.nats.weather = self.usual_weather()
+        self.nats.cut_off_crawling()
         for broker in self.brokers.values():
             self.lift(0, lambda broker=broker: self.restart_if_failed(broker))  # type: ignore[misc]
 
