@@ -33,6 +33,8 @@ from typing import Any, NoReturn
 EPOCH_NS = 1_700_000_000_000_000_000
 """Wall clock time at which every world begins."""
 
+MAX_STEPS = 2_000_000
+"""A hundred times what a run takes."""
 TIMER_LATENESS = 0.000002
 """As everywhere: a timer fires a little after its time."""
 
@@ -104,6 +106,8 @@ class World:
         while queue and queue[0][0] <= deadline:
             self.now, _, action, args = heappop(queue)
             self.steps += 1
+            if self.steps > MAX_STEPS:
+                self.broken("NoProgress", f"{MAX_STEPS} steps, and the run is at {self.now:.6f} s")
             action(*args)
             if self.failure is not None:
                 raise self.failure
