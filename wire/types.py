@@ -56,6 +56,15 @@ class Durability(Enum):
     """A replica reports an offset once it is in the page cache."""
 
 
+class OnUnderCapacity(Enum):
+    """What a broker does with a replica when its disk is full."""
+
+    WITHDRAW = "withdraw"
+    """It takes no more records, and gives leadership and ISR membership to those who have room."""
+    EVICT_OLDEST = "evict_oldest"
+    """Retention runs early, within its limits."""
+
+
 class PartitionState(Enum):
     ACTIVE = "active"
     DRAINING = "draining"
@@ -77,15 +86,53 @@ class StreamConfig:
         default=1 << 20, metadata={"help": "largest record (key + value + headers), in bytes"}
     )
     segment_bytes: int = field(default=256 << 20, metadata={"help": "a log segment is rolled at this size, in bytes"})
+    segment_max_age_ms: int = field(
+        default=7 * 24 * 3_600_000,
+        metadata={"help": "a log segment is rolled when its first record is this old; 0 = never for its age"},
+    )
     confirm_timeout_ms: int = field(
         default=10_000, metadata={"help": "an acknowledged publish waits at most this long for its commit"}
     )
+    retention_max_age_ms: int = field(
+        default=0, metadata={"help": "segments whose newest record is older are removed; 0 = kept whatever their age"}
+    )
+    retention_max_bytes: int = field(
+        default=0,
+        metadata={"help": "per partition: the oldest segments beyond so many bytes are removed; 0 = no limit"},
+    )
+    retention_max_messages: int = field(
+        default=0, metadata={"help": "per partition: the oldest segments beyond so many records go; 0 = no limit"}
+    )
+    compact: bool = field(default=False, metadata={"help": "keep the newest record of each key, at its offset"})
+    tombstone_retention_ms: int = field(
+        default=24 * 3_600_000,
+        metadata={"help": "of a compacted stream: a key without a value is remembered this long after its record"},
+    )
+    on_under_capacity: OnUnderCapacity = field(
+        default=OnUnderCapacity.WITHDRAW,
+        metadata={
+            "help": "a full disk: withdraw (give leadership away, refuse publishes) or evict_oldest (early retention)"
+        },
+    )
+    encryption: bool = field(default=False, metadata={"help": "batches lie encrypted on disk (AES-256-GCM)"})
 
     _LIMITS: ClassVar[Mapping[str, tuple[int, int]]] = {
         "min_isr": (0, 16),
         "max_record_bytes": (1, 64 << 20),
         "segment_bytes": (4096, 1 << 30),
+        "segment_max_age_ms": (0, 1 << 52),
         "confirm_timeout_ms": (1, 3_600_000),
+        "retention_max_age_ms": (0, 1 << 52),
+        "retention_max_bytes": (0, 1 << 60),
+        "retention_max_messages": (0, 1 << 60),
+        "tombstone_retention_ms": (0, 1 << 52),
+    }
+    _CHOICES: ClassVar[Mapping[str, Mapping[str, Any]]] = {
+        "durability": {choice.value: choice for choice in Durability},
+        "on_under_capacity": {choice.value: choice for choice in OnUnderCapacity},
+        "reply_acks": {"true": True, "false": False},
+        "compact": {"true": True, "false": False},
+        "encryption": {"true": True, "false": False},
     }
 
     @classmethod
@@ -104,19 +151,13 @@ class StreamConfig:
 
     @classmethod
     def _parse(cls, key: str, text: str) -> Any:
-        if key == "durability":
-            try:
-                return Durability(text)
-            except ValueError:
+        choices = cls._CHOICES.get(key)
+        if choices is not None:
+            if text.lower() not in choices:
                 raise TidelogError(
-                    Code.BAD_CONFIG, f"durability={text!r} is neither 'durable' nor 'accepted'; give one of them"
-                ) from None
-        if key == "reply_acks":
-            if text.lower() not in ("true", "false"):
-                raise TidelogError(
-                    Code.BAD_CONFIG, f"reply_acks={text!r} is neither 'true' nor 'false'; give one of them"
+                    Code.BAD_CONFIG, f"{key}={text!r} is neither {' nor '.join(map(repr, choices))}; give one of them"
                 )
-            return text.lower() == "true"
+            return choices[text.lower()]
         low, high = cls._LIMITS[key]
         try:
             number = int(text)
