@@ -455,9 +455,9 @@ class SimConnection:
             self._waiting.pop(answer, None)
 
     async def flush(self) -> None:
-        session = self.session
-        if session is None or not self._up.is_set():
+        if not self._up.is_set():
             raise TimeoutError("flush: there is no connection to NATS at the moment")
+        session = self.session
         answered: asyncio.Future[None] = self.process.create_future()
 
         def on_pong() -> None:
@@ -467,7 +467,8 @@ class SimConnection:
         self._flushes[answered] = None
         too_late = self.process.call_later(FLUSH_TIMEOUT, _time_out, answered)
         try:
-            self.nats.ping(session, on_pong)
+            if session is not None:  # else it was lost, and this process hears of it in a later turn
+                self.nats.ping(session, on_pong)
             await answered
         finally:
             too_late.cancel()

@@ -104,6 +104,10 @@ def test_a_seed_holds(seed: int) -> None:
     assert result.broken is None, f"scripts/simulate --seed {seed}"
 
 
+def test_who_subscribes_in_the_turn_in_which_the_connection_is_lost_waits_for_the_next_one() -> None:
+    assert run(224443).broken is None  # it once turned for ever
+
+
 @pytest.mark.parametrize("mutant", MUTANTS, ids=lambda mutant: mutant.name)
 def test_a_mutant_still_applies(mutant: Mutant) -> None:
     """Its texts are found in the code of today, and are there again afterwards."""
