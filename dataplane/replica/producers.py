@@ -95,8 +95,9 @@ class ProducerTable:
         known = self._producers.get(producer_id)
         if known is None or header.producer_epoch > known.epoch:
             known = self._producers[producer_id] = _Producer(header.producer_epoch, 0)
-        known.next_sequence = header.base_sequence + header.record_count
-        known.batches.append((header.base_sequence, header.record_count, header.base_offset, header.end_offset))
+        # As many as it was sent with: compaction may have taken records since.
+        known.next_sequence = header.base_sequence + header.offset_count
+        known.batches.append((header.base_sequence, header.offset_count, header.base_offset, header.end_offset))
         del known.batches[:-REMEMBERED_BATCHES]
         self._producers.move_to_end(producer_id)
         if len(self._producers) > MAX_PRODUCERS:

@@ -13,7 +13,7 @@ begins at a multiple of 8 and is padded with zeros to the next one.
     24  u32 columns           which sections the body has, see below
     28  u32 body_crc          CRC-32C of the body as stored
     32  u32 record_count
-    36  u32 offset_span       offsets that the batch covers where it has holes (OFFSET_DELTA); 0 = record_count
+    36  u32 offset_span       offsets that the batch covers where compaction left fewer records; 0 = record_count
     40  i64 first_timestamp   smallest, in ns since 1970
     48  i64 last_timestamp    largest
     56  i64 producer_id       -1 = none
@@ -50,7 +50,8 @@ from __future__ import annotations
 
 from wire.batch.builder import BatchBuilder
 from wire.batch.columns import Column
-from wire.batch.control import ControlRecord, control_batch, decode_control
+from wire.batch.compacting import PLAIN_BODIES, BodyCodec, CompactableBatch, PlainBodies, emptied
+from wire.batch.control import ControlRecord, ControlType, control_batch, decode_control
 from wire.batch.encoded import EncodedBatch
 from wire.batch.header import (
     HEADER_SIZE,
@@ -71,16 +72,22 @@ __all__ = [
     "MAGIC",
     "MAX_BODY_BYTES",
     "MAX_RECORDS",
+    "PLAIN_BODIES",
     "BatchBuilder",
     "BatchHeader",
+    "BodyCodec",
     "Column",
+    "CompactableBatch",
     "Compression",
     "ControlRecord",
+    "ControlType",
     "EncodedBatch",
+    "PlainBodies",
     "RecordBatch",
     "control_batch",
     "decode_control",
     "decode_headers",
+    "emptied",
     "encode_headers",
     "iter_batches",
     "parse_header",

@@ -45,7 +45,7 @@ class Column(IntEnum):
     VALUE_VALIDITY = 64
 
 
-_KNOWN_COLUMNS: Final = int(sum(Column))
+KNOWN_COLUMNS: Final = int(sum(Column))
 
 
 @dataclass(frozen=True, slots=True)
@@ -140,7 +140,7 @@ class _SectionReader:
         deltas = self.int32(self.count, Column.OFFSET_DELTA)
         if int(deltas[0]) < 0 or bool((deltas[1:] <= deltas[:-1]).any()):
             raise CorruptData(f"{self.header}: column OFFSET_DELTA does not grow")
-        if int(deltas[-1]) + 1 != (self.header.offset_span or self.count):
+        if int(deltas[-1]) >= self.header.offset_count:
             raise CorruptData(f"{self.header}: column OFFSET_DELTA ends at {int(deltas[-1])}")
         return deltas
 
@@ -157,7 +157,7 @@ class _SectionReader:
 def parse_columns(body: memoryview, header: BatchHeader) -> Columns:
     """Views of an uncompressed body's columns. Raises CorruptData for whatever a reader could stumble on."""
     present = header.columns
-    if unknown := present & ~_KNOWN_COLUMNS:
+    if unknown := present & ~KNOWN_COLUMNS:
         raise CorruptData(
             f"{header}: unknown column bit {unknown & -unknown:#x}, of a newer version; upgrade to read this batch"
         )

@@ -1,9 +1,11 @@
-"""Control batches: they take one offset and hold no record, but something for the replicas or for later readers."""
+"""Control batches: they hold no record, but something for the replicas or for later readers. They take one offset;
+those of type EMPTIED take the offsets of the batch that they stand for."""
 
 from __future__ import annotations
 
 import struct
 from dataclasses import dataclass
+from enum import IntEnum
 from typing import TYPE_CHECKING
 
 from wire.batch.columns import padded
@@ -16,6 +18,14 @@ if TYPE_CHECKING:
     from wire.transport import Buffer
 
 _CONTROL = struct.Struct("<HHI")
+
+
+class ControlType(IntEnum):
+    """Numbers are never used again. Readers pass over all types."""
+
+    EMPTIED = 1
+    """Stands for a batch that compaction has left no record of: its range of offsets, epoch and producer. No
+    payload."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -102,10 +102,7 @@ def seal(
     base_sequence: int,
 ) -> EncodedBatch:
     """A batch whose body is `parts`, its length and CRC filled in."""
-    length = crc = 0
-    for part in parts:
-        length += len(part)
-        crc = crc32c(part, crc)
+    length, crc = length_and_crc(parts)
     header = BatchHeader(
         base_offset=Offset(0),
         leader_epoch=LeaderEpoch(0),
@@ -122,3 +119,12 @@ def seal(
         base_sequence=base_sequence,
     )
     return EncodedBatch(header, parts)
+
+
+def length_and_crc(parts: list[Buffer]) -> tuple[int, int]:
+    """Of the body that `parts` make."""
+    length = crc = 0
+    for part in parts:
+        length += len(part)
+        crc = crc32c(part, crc)
+    return length, crc

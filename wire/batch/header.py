@@ -56,6 +56,12 @@ class BatchHeader(NamedTuple):
     base_sequence: int
 
     @property
+    def offset_count(self) -> int:
+        """Offsets that the batch covers: the records that it was appended with, and the sequences of its producer.
+        Compaction leaves fewer records (`record_count`) in the same range."""
+        return self.offset_span or self.record_count
+
+    @property
     def end_offset(self) -> Offset:
         """Exclusive."""
         return Offset(self.base_offset + (self.offset_span or self.record_count))

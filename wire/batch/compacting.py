@@ -1,0 +1,203 @@
+"""A batch that loses records to compaction: the same batch, with holes.
+
+It keeps its base offset, its leader epoch, its producer, its base sequence, its compression, and the range of offsets
+that it covers (`offset_span`), and so the place of everything around it. Column OFFSET_DELTA says where the records
+that are left lie in that range. A batch that loses all its records and is wanted still, because something is known by
+it (a leader epoch, the end of a segment), becomes a control batch of type EMPTIED over the same range, which readers
+pass over as they do over any control batch.
+
+What cannot be looked into, because a newer version wrote it or it is no data, is not compacted:
+`CompactableBatch.decode` gives None.
+"""
+
+from __future__ import annotations
+
+from hashlib import blake2b
+from itertools import pairwise
+from typing import TYPE_CHECKING, Final, Protocol
+
+import numpy as np
+
+from wire.batch.columns import (
+    KNOWN_COLUMNS,
+    LITTLE_I32,
+    LITTLE_I64,
+    BytesColumn,
+    Column,
+    Columns,
+    compress,
+    padded,
+    padding,
+    parse_columns,
+    sections_of,
+)
+from wire.batch.control import ControlType, control_batch
+from wire.batch.encoded import length_and_crc
+from wire.batch.header import (
+    MAX_BODY_BYTES,
+    BatchHeader,
+    Compression,
+    body_of,
+    encode_header,
+    verify_body,
+)
+
+if TYPE_CHECKING:
+    from numpy.typing import NDArray
+
+    from wire.batch.columns import Int64Array
+    from wire.transport import Buffer
+
+    BoolArray = NDArray[np.bool_]
+    HashArray = NDArray[np.uint64]
+
+HASH_BYTES: Final = 16
+"""Of a key. Two keys with one hash would be taken for the same key, so it is one that nobody can find collisions of."""
+
+
+_COMPRESSIONS: Final = frozenset(map(int, Compression))
+
+
+class BodyCodec(Protocol):
+    """How the sections of a body lie on disk."""
+
+    def readable(self, header: BatchHeader) -> bool:
+        """Whether it knows the batch's attributes, and has what it takes to look inside."""
+
+    def sections(self, body: memoryview, header: BatchHeader) -> memoryview:
+        """The sections of a stored body. Raises CorruptData."""
+
+    def body(self, parts: list[Buffer], header: BatchHeader) -> tuple[list[Buffer], int]:
+        """(the stored form of other sections of that batch, its attributes); padded to a multiple of 8."""
+
+
+class PlainBodies:
+    """Compressed or not, for everybody to read."""
+
+    def readable(self, header: BatchHeader) -> bool:
+        return header.attributes in _COMPRESSIONS
+
+    def sections(self, body: memoryview, header: BatchHeader) -> memoryview:
+        return sections_of(body, header, MAX_BODY_BYTES)
+
+    def body(self, parts: list[Buffer], header: BatchHeader) -> tuple[list[Buffer], int]:
+        if header.compression is Compression.NONE:
+            return parts, int(Compression.NONE)
+        stored, compression = compress(parts, header.compression)
+        return stored, int(compression)
+
+
+PLAIN_BODIES: Final = PlainBodies()
+
+
+class CompactableBatch:
+    """A batch of data taken apart. `offsets`, `keyed`, `tombstones`: [n], one for each record, in order."""
+
+    def __init__(self, header: BatchHeader, columns: Columns, codec: BodyCodec) -> None:
+        self.header = header
+        self._columns = columns
+        self._codec = codec
+        count = header.record_count
+        if columns.offset_deltas is None:
+            self.offsets: Int64Array = np.arange(header.base_offset, header.base_offset + count, dtype=np.int64)
+        else:
+            self.offsets = header.base_offset + columns.offset_deltas.astype(np.int64)
+        self.keyed = _present(columns.keys, columns.key_validity, count)
+        """Records without a key are nobody's predecessors: compaction keeps them all."""
+        self.tombstones = self.keyed & ~_present(columns.values, columns.value_validity, count)
+        """A key without a value: the key is deleted."""
+
+    @classmethod
+    def decode(
+        cls, buf: Buffer, at: int, header: BatchHeader, codec: BodyCodec = PLAIN_BODIES
+    ) -> CompactableBatch | None:
+        """The batch at `at`, its body's CRC checked; None for a control batch, and for one with columns or attributes
+        that nobody here knows. Raises CorruptData."""
+        verify_body(buf, at, header)
+        if header.is_control or header.columns & ~KNOWN_COLUMNS or not codec.readable(header):
+            return None
+        return cls(header, parse_columns(codec.sections(body_of(buf, at, header), header), header), codec)
+
+    def key_hashes(self) -> HashArray:
+        """[keyed records, 2]"""
+        column = self._columns.keys
+        if column is None:
+            return np.empty((0, 2), np.uint64)
+        data = column.data
+        if bool(self.keyed.all()):
+            slices = [data[start:end] for start, end in pairwise(column.offsets.tolist())]
+        else:
+            chosen = np.flatnonzero(self.keyed)
+            bounds = zip(column.offsets[chosen].tolist(), column.offsets[chosen + 1].tolist(), strict=True)
+            slices = [data[start:end] for start, end in bounds]
+        digests = b"".join([blake2b(key, digest_size=HASH_BYTES).digest() for key in slices])
+        return np.frombuffer(digests, np.uint64).reshape(-1, 2)
+
+    def keep(self, kept: BoolArray) -> list[Buffer]:
+        """The batch with those records alone, one of them at least."""
+        header, columns = self.header, self._columns
+        present = header.columns | Column.OFFSET_DELTA
+        parts: list[Buffer] = []
+        for kind, column in ((Column.VALUE, columns.values), (Column.KEY, columns.keys)):
+            if present & kind:
+                parts += _kept_bytes(column, kept)
+        first, last = header.first_timestamp, header.last_timestamp
+        if columns.timestamps is not None:
+            timestamps = columns.timestamps[kept]
+            first, last = int(timestamps.min()), int(timestamps.max())
+            if first == last:
+                present &= ~Column.TIMESTAMP
+            else:
+                parts.append(timestamps.astype(LITTLE_I64, copy=False).data.cast("B"))
+        if present & Column.HEADERS:
+            parts += _kept_bytes(columns.headers, kept)
+        deltas = (self.offsets[kept] - header.base_offset).astype(LITTLE_I32)
+        parts += padded(deltas.data.cast("B"))
+        for bitmap in (columns.key_validity, columns.value_validity):
+            if bitmap is not None:
+                bits = np.unpackbits(np.frombuffer(bitmap, np.uint8), count=header.record_count, bitorder="little")
+                parts += padded(np.packbits(bits[kept], bitorder="little").tobytes())
+        stored, attributes = self._codec.body(parts, header)
+        left = header._replace(
+            attributes=attributes,
+            columns=present,
+            record_count=len(deltas),
+            offset_span=header.offset_count,
+            first_timestamp=first,
+            last_timestamp=last,
+        )
+        return _encoded(left, stored)
+
+
+def emptied(header: BatchHeader) -> list[Buffer]:
+    """What stands for a batch of which no record is left: a control batch over its range of offsets."""
+    control = control_batch(ControlType.EMPTIED, 1, b"")
+    left = header._replace(
+        attributes=control.header.attributes, columns=0, record_count=1, offset_span=header.offset_count
+    )
+    return _encoded(left, control.parts)
+
+
+def _encoded(header: BatchHeader, body: list[Buffer]) -> list[Buffer]:
+    """`header` over another body."""
+    length, crc = length_and_crc(body)
+    return [encode_header(header._replace(length=length, body_crc=crc)), *body]
+
+
+def _present(column: BytesColumn | None, validity: memoryview | None, count: int) -> BoolArray:
+    if column is None:
+        return np.zeros(count, np.bool_)
+    if validity is None:
+        return np.ones(count, np.bool_)
+    return np.unpackbits(np.frombuffer(validity, np.uint8), count=count, bitorder="little").view(np.bool_)
+
+
+def _kept_bytes(column: BytesColumn | None, kept: BoolArray) -> list[Buffer]:
+    """Offsets and data of the elements that are kept, each padded. Neighbours are copied in one piece."""
+    assert column is not None
+    offsets = np.zeros(int(kept.sum()) + 1, LITTLE_I32)
+    np.cumsum(np.diff(column.offsets)[kept], out=offsets[1:])
+    edges = np.flatnonzero(np.diff(np.concatenate(([False], kept, [False])).view(np.int8)))
+    bounds = column.offsets[edges].tolist()
+    data = b"".join([column.data[start:end] for start, end in zip(bounds[::2], bounds[1::2], strict=True)])
+    return [*padded(offsets.data.cast("B")), data, *padding(len(data))]
