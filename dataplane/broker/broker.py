@@ -16,6 +16,7 @@ from google.protobuf.message import DecodeError
 
 from dataplane.broker.context import BrokerContext
 from dataplane.broker.following import Following
+from dataplane.broker.housekeeping import Housekeeping
 from dataplane.broker.leading import Leading
 from dataplane.broker.replica import Replica
 from dataplane.log.data_dir import DataDir
@@ -74,6 +75,7 @@ class Broker:
         self._by_name: dict[tuple[str, int], Replica] = {}
         self._notifications: Subscription | None = None
         self._checkpointer: asyncio.Task[None] | None = None
+        self._housekeeping = Housekeeping(context, self._replicas, ())
         self._leaving: set[asyncio.Task[None]] = set()
         self._removing = asyncio.Lock()
         """The data folder is one thread's at a time."""
@@ -90,12 +92,14 @@ class Broker:
         )
         context.control.on_connection_change(self._on_connection)
         self._checkpointer = context.loop.create_task(self._checkpoint_for_ever())
+        self._housekeeping.start()
 
     async def close(self) -> None:
         self._closed = True  # metadata goes on for a while: nothing begins any more
         if self._checkpointer is not None:
             self._checkpointer.cancel()
             await asyncio.wait({self._checkpointer})
+        await self._housekeeping.close()
         if self._notifications is not None:
             await self._notifications.unsubscribe()
         reason = f"{self.context.broker} is shutting down"
@@ -169,6 +173,7 @@ class Broker:
 
     async def _close_and_remove(self, replica: Replica) -> None:
         try:
+            await self._housekeeping.leave(replica.key)
             await replica.close(self.context, f"stream {replica.key.stream} was deleted or moved away")
             async with self._removing:
                 await self.context.loop.run_in_executor(

@@ -8,6 +8,7 @@ from concurrent.futures import Executor
 from dataclasses import dataclass, field, fields
 from typing import Protocol
 
+from dataplane.broker.settings import StorageSettings
 from dataplane.log.group_commit import Syncer
 from dataplane.replica.settings import ReplicaSettings
 from wire.subjects import Subjects
@@ -48,6 +49,10 @@ class Counters:
     leader_reports: int = 0
     withdrawals: int = 0
     elections_won: int = 0
+    housekeeping_failures: int = 0
+
+    def add(self, name: str, amount: int) -> None:
+        setattr(self, name, getattr(self, name) + amount)
 
     def as_dict(self) -> dict[str, int]:
         return {f.name: getattr(self, f.name) for f in fields(self)}
@@ -70,8 +75,11 @@ class BrokerContext:
     """For blocking work on logs that roles wait for: opening, cutting, a leader's first sync, checkpoints."""
     readers: Executor
     """For cold reads: however many there are, a change of role does not stand behind them."""
+    housekeeping: Executor
+    """One thread, for what nobody waits for: see `dataplane.broker.housekeeping`."""
     loop: asyncio.AbstractEventLoop
     time_ns: Callable[[], int]
+    storage: StorageSettings = field(default_factory=StorageSettings)
     counters: Counters = field(default_factory=Counters)
 
     def now(self) -> float:

@@ -15,12 +15,14 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import logging
+import threading
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 from dataplane.broker.context import BrokerContext
 from dataplane.broker.following import Following
+from dataplane.broker.housekeeping import Visit
 from dataplane.broker.leading import Leading
 from dataplane.broker.role import Role
 from dataplane.log.errors import LogDamaged
@@ -342,6 +344,21 @@ class Replica:
                 partition_log.checkpoint_high_watermark(high_watermark)
         finally:
             partition_log.close()
+
+    # ------------------------------------------------------------------ housekeeping
+    def visit(self, context: BrokerContext) -> Visit | None:
+        """None: there is nothing to work on, for now."""
+        partition_log, view = self._log, self.view
+        if partition_log is None or view is None or self._closing or self.failure is not None:
+            return None
+        return Visit(
+            key=self.key,
+            log=partition_log,
+            config=view.config,
+            high_watermark=self.high_watermark,
+            time_ns=context.time_ns(),
+            stop=threading.Event(),
+        )
 
     # ------------------------------------------------------------------ status
     def status(self) -> dict[str, Any]:

@@ -1,7 +1,8 @@
 """The two small files beside the segments that say what is known of them.
 
-`replication-offset-checkpoint`: the high watermark, and the recovery point: every byte below it is on stable storage,
-so that recovery has nothing to look for there. `leader-epoch-checkpoint`: the leader epochs and where each begins.
+`replication-offset-checkpoint`: the high watermark; the recovery point: every byte below it is on stable storage, so
+that recovery has nothing to look for there; and the log start, below which retention removed what there was.
+`leader-epoch-checkpoint`: the leader epochs and where each begins.
 
 Both are text for the eyes of an operator, a line per fact, the CRC-32C of everything before it as the last line:
 
@@ -40,10 +41,19 @@ _VERSION = 1
 
 
 class OffsetCheckpoint(NamedTuple):
-    """Both exclusive ends. `recovery_point`: everything below it was synced when this was written."""
+    """`high_watermark` and `recovery_point` are exclusive ends."""
 
     high_watermark: Offset
     recovery_point: Offset
+    """Everything below it was synced when this was written."""
+    log_start_offset: Offset | None = None
+    """Where the first segment begins: what lies below it is garbage, and a log that begins above it has lost records.
+    None: the checkpoint does not say (the log is just being dropped, or an earlier version wrote it)."""
+
+    @property
+    def vouched_end(self) -> Offset:
+        """Exclusive: everything below it was durable or committed here, or was removed for its age."""
+        return max(self.high_watermark, self.recovery_point, self.log_start_offset or Offset(0))
 
 
 def read_file(files: FileSystem, path: Path) -> bytes | None:
@@ -77,11 +87,17 @@ def read_offsets(files: FileSystem, directory: Path) -> OffsetCheckpoint | None:
     if lines is None:
         return None
     facts = dict(line.split(" ", 1) for line in lines)
-    return OffsetCheckpoint(Offset(int(facts["high_watermark"])), Offset(int(facts["recovery_point"])))
+    start = facts.get("log_start_offset")
+    return OffsetCheckpoint(
+        Offset(int(facts["high_watermark"])),
+        Offset(int(facts["recovery_point"])),
+        Offset(int(start)) if start is not None else None,
+    )
 
 
 def write_offsets(files: FileSystem, directory: Path, checkpoint: OffsetCheckpoint) -> None:
-    _write(files, directory / OFFSETS_FILE, (f"{name} {value}" for name, value in checkpoint._asdict().items()))
+    facts = checkpoint._asdict().items()
+    _write(files, directory / OFFSETS_FILE, (f"{name} {value}" for name, value in facts if value is not None))
 
 
 def read_epochs(files: FileSystem, directory: Path) -> tuple[EpochEntry, ...] | None:

@@ -11,6 +11,7 @@ Three ends, three orders of writing, which together are the promise that a crash
   - `sync`: bytes of segments, then names of new segments, then the leader epochs, then `durable_end`; then, of what is
     now durable, index entries and finished segments. An epoch never becomes durable before the log in front of it.
   - the offset checkpoint never vouches for more than `durable_end`, and is lowered before anything is cut.
+  - `remove_before`: checkpoint with the new log start, then segments: what a crash leaves of them is removed at open.
   - `truncate`: checkpoint, segments from the newest down, index, bytes, epochs.
 
 A failed write or fsync is final: `LogDamaged`, and nothing is written any more. Reading goes on.
@@ -20,15 +21,19 @@ A failed write or fsync is final: `LogDamaged`, and nothing is written any more.
 The LOOP thread is the one that appends. WORKERS do what blocks.
 
     loop thread only        append, read, and while nobody appends: assign_epoch, truncate, drop_all, close in a worker
-    any thread, any time    sync, checkpoint_high_watermark, read_from_disk, offset_for_timestamp; all properties
+    any thread, any time    sync, checkpoint_high_watermark, remove_before, read_from_disk, offset_for_timestamp; all
+                            properties
 
   - `_io_lock` is held by whatever blocks on writing: sync, assign_epoch, checkpoint, truncate, drop_all, close, so
     these happen one at a time. `append` and `read` never take it. A reader takes it only to load the index of a cold
     segment.
   - What `append` publishes it publishes last: bytes, then the segment's size, then `_log_end_offset`. `_segments` is a
-    tuple that is replaced, never changed.
+    tuple that is replaced, never changed: by the loop (its end) and by workers (its beginning), under `_replacing`,
+    which nobody holds while he blocks. The same goes for the leader epochs.
   - `truncate` and `drop_all` make `_cuts` odd while they work. A reader from disk that sees it odd, or changed when
     it is done, forgets what it read and starts again: it never returns bytes that were replaced meanwhile.
+    `remove_before` adds 2 once the segments are no longer part of the log and before their files go: who held one of
+    them starts again and finds that his offset is before the log.
 """
 
 from __future__ import annotations
@@ -100,6 +105,9 @@ class PartitionLog:
         self._files = recovery.files
         self._handles = recovery.handles
         self._io_lock = threading.Lock()
+        self._replacing = threading.Lock()
+        self._removing = threading.Lock()
+        """Held while files are removed that are no longer part of the log: none of their names is taken meanwhile."""
         self._cuts = 0
         self._failure: str | None = None
         self._unsound = recovery.damaged
@@ -252,7 +260,8 @@ class PartitionLog:
         latest = self.epochs.latest
         for header in headers:
             if header.leader_epoch != latest:
-                self.epochs.assign(header.leader_epoch, header.base_offset)
+                with self._replacing:
+                    self.epochs.assign(header.leader_epoch, header.base_offset)
                 latest = header.leader_epoch
 
     def _published(self, segment: Segment, headers: Sequence[BatchHeader]) -> None:
@@ -290,7 +299,8 @@ class PartitionLog:
     def _roll(self) -> Segment:
         """The last segment is full. The next sync finishes it: nothing here waits for the disk."""
         segment = self._new_segment(self._log_end_offset)
-        self._segments = (*self._segments, segment)
+        with self._replacing:
+            self._segments = (*self._segments, segment)
         self._index_due = self._next_index_position()
         return segment
 
@@ -392,7 +402,9 @@ class PartitionLog:
                 self._write_checkpoint(self._high_watermark, self._durable_end)
 
     def _write_checkpoint(self, high_watermark: Offset, recovery_point: Offset) -> None:
-        checkpoint = OffsetCheckpoint(high_watermark, recovery_point)
+        self._replace_checkpoint(OffsetCheckpoint(high_watermark, recovery_point, self.log_start_offset))
+
+    def _replace_checkpoint(self, checkpoint: OffsetCheckpoint) -> None:
         if checkpoint != self._checkpoint:
             try:
                 for segment in self._segments:
@@ -404,7 +416,7 @@ class PartitionLog:
 
     def close(self) -> None:
         """Syncs, checkpoints, and lets go of all files: the next open has nothing to scan. Raises LogDamaged."""
-        with self._io_lock:
+        with self._removing, self._io_lock:
             try:
                 if self._failure is None and self._unsound is None:
                     self._sync_locked()
@@ -538,16 +550,21 @@ class PartitionLog:
     def producer_batches(self, from_offset: Offset) -> Iterator[BatchHeader]:
         """Headers of the batches from the one that holds `from_offset` on, to rebuild what producers wrote.
 
-        While nobody cuts the log. Raises as `read_from_disk`.
+        While nobody cuts the log; segments that `remove_before` takes meanwhile are left out. Raises LogDamaged,
+        CorruptData.
         """
         segments = self._segments
         number = max(0, bisect_right(segments, from_offset, key=_base_offset) - 1)
         for at, segment in enumerate(segments[number:], number):
-            start = self._index(segments, at).before_offset(from_offset)
-            with self._handles.borrow(segment.path) as handle:
-                for _, header in self._walk(segment, handle, start, segment.size):
-                    if header.end_offset > from_offset:
-                        yield header
+            try:
+                start = self._index(segments, at).before_offset(from_offset)
+                with self._handles.borrow(segment.path) as handle:
+                    for _, header in self._walk(segment, handle, start, segment.size):
+                        if header.end_offset > from_offset:
+                            yield header
+            except OSError as error:
+                if segment in self._segments:  # or else it was removed for its age meanwhile
+                    raise LogDamaged(f"reading {self.directory} failed: {error}") from error
 
     def _walk(self, segment: Segment, handle: int, start: IndexEntry, size: int) -> Iterator[tuple[int, BatchHeader]]:
         try:
@@ -591,7 +608,7 @@ class PartitionLog:
         log. Blocking; nobody may append meanwhile. Raises LogDamaged, CorruptData (nothing was cut), InvariantViolation
         (the offset is before the log's start: `drop_all`).
         """
-        with self._io_lock:
+        with self._removing, self._io_lock:
             self._check_writable()
             if offset < self.log_start_offset:
                 raise InvariantViolation(f"{self.directory} starts at {self.log_start_offset}: no cut at {offset}")
@@ -647,12 +664,12 @@ class PartitionLog:
 
         Durable on return. Blocking; nobody may append meanwhile. Raises LogDamaged.
         """
-        with self._io_lock:
+        with self._removing, self._io_lock:
             self._check_writable()
             with self._cutting():
                 if self._unsound is not None:
                     self._quarantine()
-                self._write_checkpoint(Offset(0), Offset(0))
+                self._replace_checkpoint(OffsetCheckpoint(Offset(0), Offset(0)))
                 remove_epochs(self._files, self.directory)
                 self.epochs.clear()
                 self._saved_epochs = self.epochs.entries
@@ -666,6 +683,40 @@ class PartitionLog:
                 self._durable_end = Offset(0)
                 self._sync_locked()
                 self._write_checkpoint(new_start_offset, new_start_offset)
+
+    def remove_before(self, offset: Offset) -> tuple[Segment, ...]:
+        """Removes the segments that lie wholly below `offset`, which must be committed; never the last one. They are
+        returned, oldest first; `log_start_offset` has moved behind them, durably.
+
+        Nothing happens in a damaged log. Blocking, any thread, while appends and reads go on. Raises LogDamaged.
+        """
+        with self._removing:
+            with self._io_lock:
+                if self._unsound is not None:
+                    return ()
+                self._check_writable()
+                segments = self._segments
+                number = max(0, bisect_right(segments, offset, key=_base_offset) - 1)
+                if number == 0:
+                    return ()
+                self._sync_locked()
+                start = Offset(segments[number].base_offset)
+                self._high_watermark = max(self._high_watermark, start)
+                self._replace_checkpoint(OffsetCheckpoint(self._high_watermark, self._durable_end, start))
+                with self._replacing:
+                    self._segments = self._segments[number:]
+                    self.epochs.truncate_before(start)
+                self._cuts += 2
+                self._sync_locked()  # the epochs
+            gone = segments[:number]
+            try:
+                for segment in gone:
+                    segment.remove()
+                    self._handles.forget(segment.path)
+                self._files.sync_directory(self.directory)
+            except OSError as error:
+                raise self._failed(f"removing old segments of {self.directory} failed: {error}") from error
+            return gone
 
     def _quarantine(self) -> None:
         """Moves what lies behind the damage aside, durably. The checkpoint that tells of it is still there."""

@@ -13,6 +13,9 @@ committed: the recovery point and the high watermark of the checkpoint, and the 
     below it           damage: records are missing that this replica has answered for. NOTHING is cut or written; the
                        log opens up to the damage, for reading; the replica is unsound and must leave the ISR first.
 
+Retention writes the new log start into the checkpoint before it removes a segment. So segments below the log start are
+what a crash left of it, and go; a log whose first segment begins above it has lost that segment: damage.
+
 Leader epochs come from their checkpoint for what lies before the scan, and from the batches themselves for the rest;
 from all batches when the checkpoint is missing or damaged.
 """
@@ -80,7 +83,8 @@ class Recovery:
         self._find_segments()
         self.checkpoint = read_offsets(self.files, self.directory)
         if self.checkpoint is not None:
-            self._vouched = max(self.checkpoint)
+            self._vouched = self.checkpoint.vouched_end
+        self._check_start()
         self._check_segments()
         if self.damaged is None and self.log_end_offset < self._vouched:
             self.damaged = (
@@ -110,11 +114,25 @@ class Recovery:
                 segment.size = segment.allocated = self.files.size(handle)
             self.segments.append(segment)
 
+    def _check_start(self) -> None:
+        """Leaves no segment below the log start."""
+        start = self.checkpoint.log_start_offset if self.checkpoint is not None else None
+        if start is None:
+            self.log_end_offset = Offset(self.segments[0].base_offset if self.segments else 0)
+            return
+        below = [segment for segment in self.segments if segment.base_offset < start]
+        del self.segments[: len(below)]
+        self.log_end_offset = Offset(self.segments[0].base_offset) if self.segments else start
+        if self.log_end_offset != start:
+            found = self.log_end_offset
+            self.damaged = f"{self.directory} begins at offset {found}: the segment that begins at {start} is missing"
+            return
+        for segment in below:
+            remove_segment(self.files, self.handles, segment)
+
     def _check_segments(self) -> None:
         for number, segment in enumerate(self.segments):
-            if number == 0:
-                self.log_end_offset = Offset(segment.base_offset)
-            elif segment.base_offset != self.log_end_offset:
+            if number > 0 and segment.base_offset != self.log_end_offset:
                 before = self.segments[number - 1]
                 reason = f"ends at offset {self.log_end_offset}, the next segment begins at {segment.base_offset}"
                 self._end_at(number - 1, ChainBroken(before.size, reason))
@@ -188,8 +206,8 @@ class Recovery:
         segment = self.segments[number]
         self.beyond = self.segments[number + 1 :]
         del self.segments[number + 1 :]
-        if self.log_end_offset < self._vouched:
-            self.damaged = (
+        if self.damaged is not None or self.log_end_offset < self._vouched:
+            self.damaged = self.damaged or (
                 f"{segment.path} is damaged {broken}; it is sound up to offset {self.log_end_offset}, "
                 f"but records up to offset {self._vouched} were durable or committed here"
             )
@@ -218,12 +236,17 @@ class Recovery:
             except InvariantViolation:  # the checkpoint contradicts the batches: these are right
                 self.saved_epochs = None
             else:
+                self.epochs.truncate_before(self._start)
                 return
         self._read_all_epochs()
 
+    @property
+    def _start(self) -> Offset:
+        return Offset(self.segments[0].base_offset) if self.segments else self.log_end_offset
+
     def _read_all_epochs(self) -> None:
         self.epochs = LeaderEpochCache()
-        end = Offset(self.segments[0].base_offset if self.segments else 0)
+        end = self._start
         for number, segment in enumerate(self.segments):
             epoch = self.epochs.latest or LeaderEpoch(0)
             try:
@@ -240,6 +263,6 @@ class Recovery:
 
 def remove_segment(files: FileSystem, handles: ReadHandles, segment: Segment) -> None:
     """Durably, so that segments that go newest first leave a log without a hole whenever the crash comes."""
-    handles.forget(segment.path)
     segment.remove()
+    handles.forget(segment.path)  # not before: a reader would have opened it once more
     files.sync_directory(segment.path.parent)

@@ -118,6 +118,17 @@ class LeaderEpochCache:
         self._entries = kept
         return changed
 
+    def truncate_before(self, offset: Offset) -> bool:
+        """The log now starts at `offset`: the epoch in force there begins there, and those before it are gone. True if
+        that changed the entries."""
+        entries = self._entries
+        below = sum(entry.start < offset for entry in entries)
+        kept = entries[below:]
+        if below and (not kept or kept[0].start > offset):
+            kept = (EpochEntry(entries[below - 1].epoch, offset), *kept)
+        self._entries = kept
+        return below > 0
+
     def clear(self) -> None:
         """The log was dropped."""
         self._entries = ()

@@ -139,6 +139,7 @@ class Node:
             syncer=self.syncer,
             executor=self.executor,
             readers=self.executor,
+            housekeeping=self.executor,
             loop=loop,
             time_ns=lambda: 1_000_000,
         )

@@ -12,6 +12,7 @@ from random import Random
 from typing import TYPE_CHECKING, Any
 
 from dataplane.broker.broker import Broker
+from dataplane.broker.settings import StorageSettings
 from dataplane.log.data_dir import DataDir
 from dataplane.log.errors import DataDirError
 from dataplane.log.group_commit import Syncable
@@ -89,6 +90,7 @@ class SimBroker:
         self.wall_skew_ns = 0
         self.metadata_settings = MetadataSettings()
         self.replica_settings = ReplicaSettings()
+        self.storage_settings = StorageSettings()
         self.on_crash: Callable[[SimBroker], None] = lambda _: None
         self.on_report: Callable[[LeaderReport], None] = lambda _: None
         self.on_died: Callable[[SimBroker], None] = lambda _: None
@@ -162,12 +164,14 @@ class SimBroker:
             syncer=SimSyncer(process),
             executor=threads,
             readers=threads,
+            housekeeping=threads,
             loop=process,
             time_ns=process.time_ns,
             rng=Random(f"{self.world.seed}-{self.id}-{self.lives}"),
             subjects=self.subjects,
             metadata_settings=self.metadata_settings,
             replica_settings=self.replica_settings,
+            storage_settings=self.storage_settings,
         )
         try:
             assembly = await Assembly.open(ground, partial(self._end_on, process))

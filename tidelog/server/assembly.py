@@ -18,6 +18,7 @@ from random import Random
 
 from dataplane.broker.broker import Broker, open_replicas
 from dataplane.broker.context import BrokerContext
+from dataplane.broker.settings import StorageSettings
 from dataplane.log.data_dir import DataDir
 from dataplane.log.errors import DataDirError
 from dataplane.log.group_commit import Syncer
@@ -48,12 +49,15 @@ class Ground:
     syncer: Syncer
     executor: Executor
     readers: Executor
+    housekeeping: Executor
+    """One thread."""
     loop: asyncio.AbstractEventLoop
     time_ns: Callable[[], int]
     rng: Random
     subjects: Subjects
     metadata_settings: MetadataSettings
     replica_settings: ReplicaSettings
+    storage_settings: StorageSettings
     labels: Mapping[str, str] = field(default_factory=dict)
 
 
@@ -124,6 +128,8 @@ class Assembly:
             syncer=ground.syncer,
             executor=ground.executor,
             readers=ground.readers,
+            housekeeping=ground.housekeeping,
+            storage=ground.storage_settings,
             loop=ground.loop,
             time_ns=ground.time_ns,
         )

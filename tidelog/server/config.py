@@ -13,6 +13,8 @@
     replica_max_lag_time = 5.0
     [metadata]                              # any of metadata.settings.MetadataSettings
     heartbeat_interval_s = 0.1
+    [storage]                               # any of dataplane.broker.settings.StorageSettings
+    housekeeping_interval = 5.0
 
 Environment: TIDELOG_ID, TIDELOG_NATS, TIDELOG_RAFT_ADDRESS, TIDELOG_RAFT_PEERS ("b2=host:port,b3=host:port"),
 TIDELOG_RAFT_SECRET, TIDELOG_RAFT_SECRET_FILE, TIDELOG_DATA_DIR, TIDELOG_NAMESPACE, TIDELOG_LOG_LEVEL.
@@ -26,6 +28,7 @@ from dataclasses import dataclass, field, fields
 from pathlib import Path
 from typing import Any, TypeVar
 
+from dataplane.broker.settings import StorageSettings
 from dataplane.replica.settings import ReplicaSettings
 from metadata.settings import MetadataSettings
 from wire.errors import Code, TidelogError
@@ -38,7 +41,8 @@ LOG_LEVELS = ("debug", "info", "warning", "error")
 _KEYS = (
     "id", "nats", "raft_address", "raft_peers", "raft_secret", "raft_secret_file", "data_dir", "namespace", "log_level",
 )  # fmt: skip
-_Settings = TypeVar("_Settings", ReplicaSettings, MetadataSettings)
+_Settings = TypeVar("_Settings", ReplicaSettings, MetadataSettings, StorageSettings)
+_SECTIONS = ("replica", "metadata", "storage")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -56,6 +60,7 @@ class ServerConfig:
     log_level: str = "info"
     replica: ReplicaSettings = field(default_factory=ReplicaSettings)
     metadata: MetadataSettings = field(default_factory=MetadataSettings)
+    storage: StorageSettings = field(default_factory=StorageSettings)
 
     @property
     def is_voter(self) -> bool:
@@ -69,13 +74,14 @@ def load(flags: Mapping[str, Any], environment: Mapping[str, str], file: Path | 
     sections: dict[str, Any] = {}
     if file is not None:
         document = _read(file)
-        sections = {name: document.pop(name, {}) for name in ("replica", "metadata")}
+        sections = {name: document.pop(name, {}) for name in _SECTIONS}
         for name, section in sections.items():
             if not isinstance(section, dict):
                 raise _bad(f"{file}: {name} = {section!r} is not a table; write [{name}] and its settings below")
         unknown = sorted(set(document) - set(_KEYS))
         if unknown:
-            raise _bad(f"{file}: unknown setting {unknown[0]!r}; known: {', '.join(_KEYS)}, [replica], [metadata]")
+            known = ", ".join([*_KEYS, *(f"[{section}]" for section in _SECTIONS)])
+            raise _bad(f"{file}: unknown setting {unknown[0]!r}; known: {known}")
         values.update(document)
         for key in ("raft_secret_file", "data_dir"):
             if key in values:
@@ -116,6 +122,7 @@ def _build(values: Mapping[str, Any], sections: Mapping[str, Any]) -> ServerConf
         log_level=level,
         replica=_section(ReplicaSettings, "replica", sections.get("replica", {})),
         metadata=_section(MetadataSettings, "metadata", sections.get("metadata", {})),
+        storage=_section(StorageSettings, "storage", sections.get("storage", {})),
     )
 
 

@@ -126,6 +126,8 @@ class Node:
         stack.callback(executor.shutdown)
         readers = ThreadPoolExecutor(READ_THREADS, "read")
         stack.callback(readers.shutdown)
+        housekeeping = ThreadPoolExecutor(1, "housekeeping")
+        stack.callback(housekeeping.shutdown)
         syncer = SyncScheduler(post=loop.call_soon_threadsafe, threads=SYNC_THREADS)
         stack.callback(syncer.close)
         subjects = Subjects(config.namespace)
@@ -142,12 +144,14 @@ class Node:
             syncer=syncer,
             executor=executor,
             readers=readers,
+            housekeeping=housekeeping,
             loop=loop,
             time_ns=time.time_ns,
             rng=random.Random(),
             subjects=subjects,
             metadata_settings=config.metadata,
             replica_settings=config.replica,
+            storage_settings=config.storage,
             labels={"host": socket.gethostname(), "pid": str(os.getpid())},
         )
         assembly = await Assembly.open(ground, self._on_fatal)

@@ -1,4 +1,5 @@
-"""Power is lost before each single system call of a workload that appends, rolls, syncs, checkpoints, cuts and drops.
+"""Power is lost before each single system call of a workload that appends, rolls, syncs, checkpoints, cuts and drops,
+and removes its oldest segments.
 
 The disk is the simulator's, which says what a crash keeps of what was not synced.
 
@@ -50,6 +51,7 @@ class Workload:
         self.histories: list[list[Stamped]] = [[]]
         """What the log may hold a prefix of: the newest, and while a cut is under way, what it was before."""
         self.starts = {0}
+        """Where the log may begin."""
         self.durable = 0
         """Reported, and not cut since: an end of the log below it is a loss."""
         self.appended = 0
@@ -71,6 +73,7 @@ class Workload:
         self.append(20, 1)
         self.lead()
         self.append(4, 2)
+        self.remove(18)
         self.sync()
         self.checkpoint(25)
         self.append(6, 2)
@@ -79,7 +82,9 @@ class Workload:
         self.append(8, 1)
         self.sync()
         self.checkpoint(36)
-        self.cut(20)
+        self.append(5, 1)
+        self.remove(30)
+        self.cut(31)
         self.lead()
         self.append(12, 2)
         self.sync()
@@ -88,8 +93,11 @@ class Workload:
         self.close()
         self.open()
         self.append(9, 3)
+        self.remove(45)
         self.sync()
         self.checkpoint(50)
+        self.append(9, 3)
+        self.remove(60)
         self.drop(1000)
         self.lead()
         self.append(10, 2)
@@ -149,10 +157,22 @@ class Workload:
         self.unknown_epoch = None
         self.durable = end
 
+    def remove(self, offset: int) -> None:
+        """Appended last: what is removed may never have been synced."""
+        assert self.log is not None
+        begins = [segment.base_offset for segment in self.log._segments if segment.base_offset <= offset]
+        assert len(begins) > 1, "nothing to remove: the workload needs more segments"
+        self.starts.add(begins[-1])
+        gone = self.log.remove_before(Offset(offset))
+        assert [segment.base_offset for segment in gone] == begins[:-1]
+        self.starts = {begins[-1]}
+        self.high_watermark = max(self.high_watermark, begins[-1])
+        self.durable = max(self.durable, begins[-1])
+
     def drop(self, start: int) -> None:
         assert self.log is not None
         self.histories.append([])
-        self.starts.add(start)
+        self.starts |= {0, start}
         self.durable = self.high_watermark = self.appended = 0
         self.unknown_epoch, self.assigned = self.assigned, None
         self.log.drop_all(Offset(start))
@@ -175,10 +195,11 @@ class Workload:
         assert log.log_end_offset >= self.durable, "reported durable and lost"
         assert log.durable_end == log.log_end_offset
         assert self.high_watermark <= log.high_watermark <= log.log_end_offset
-        assert log.log_start_offset in self.starts
+        start = log.log_start_offset
+        assert start in self.starts
         stored = self.batches.stored(log)
-        written = [b"".join(batch.data for batch in history) for history in self.histories]
-        assert any(content.startswith(stored) for content in written), "holds what was never written"
+        assert any(self._from(start, history).startswith(stored) for history in self.histories), "never written"
+        assert all(int(name[:20]) >= start for name in self.disk.names(HOME) if name.endswith((".log", ".index")))
         self._check_epochs(log, stored)
 
         again, second = PartitionLog.open(HOME, self.config, files=self.disk)
@@ -188,6 +209,10 @@ class Workload:
         more = self.batches.append(again, 2, epoch=99)
         again.sync()
         assert self.batches.stored(again) == stored + more.data
+
+    @staticmethod
+    def _from(start: int, history: list[Stamped]) -> bytes:
+        return b"".join(batch.data for batch in history if batch.header.base_offset >= start)
 
     def _check_epochs(self, log: PartitionLog, stored: bytes) -> None:
         expected: list[tuple[int, int]] = []

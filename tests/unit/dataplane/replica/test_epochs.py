@@ -113,3 +113,22 @@ class TestRebuilding:
 
     def test_an_epoch_below_that_of_the_last_batch_does_not_begin_at_the_end(self) -> None:
         assert self.rebuild([(1, 0), (3, 70)], [(1, 50), (4, 60)], 50, 70) == entries((1, 0), (4, 60))
+
+
+@pytest.mark.parametrize(
+    ("start", "kept"),
+    [
+        (0, ((1, 0), (3, 40), (4, 90))),
+        (39, ((1, 39), (3, 40), (4, 90))),
+        (40, ((3, 40), (4, 90))),
+        (41, ((3, 41), (4, 90))),
+        (200, ((4, 200),)),
+    ],
+)
+def test_at_the_front_the_epoch_in_force_begins_where_the_log_does(
+    start: int, kept: tuple[tuple[int, int], ...]
+) -> None:
+    epochs = cache((1, 0), (3, 40), (4, 90))
+    assert epochs.truncate_before(Offset(start)) is (start > 0)
+    assert epochs.entries == entries(*kept)
+    assert epochs.epoch_at(Offset(start)) == kept[0][0]

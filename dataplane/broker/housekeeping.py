@@ -1,0 +1,170 @@
+"""What is done for the logs of a broker while nobody waits for it: one task, one thread of its own.
+
+    every `housekeeping_interval`    a round: each replica is visited once, and of each job that is due there one step
+                                     is run in `context.housekeeping`, whose single thread delays no sync, role or read
+    for the rest of the interval     what has more to do is visited again, in turn, a step each time
+
+So a job that takes hours (compaction) keeps nobody from his turn for longer than one of its steps. A job that fails is
+logged and counted; the others go on, and it is tried again in the next round. A disk that fails, or damage that is
+found, ends the replica as it does anywhere else.
+
+A `Visit` says what a job may know. It is made on the loop thread, where roles live; `run` sees nothing else.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import threading
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Protocol
+
+from dataplane.log.errors import LogDamaged
+from wire.errors import CorruptData
+
+if TYPE_CHECKING:
+    from dataplane.broker.context import BrokerContext
+    from dataplane.broker.replica import Replica
+    from dataplane.log.partition_log import PartitionLog
+    from wire.types import Offset, PartitionKey, StreamConfig
+
+log = logging.getLogger(__name__)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Visit:
+    """One replica as it was when a visit to it began."""
+
+    key: PartitionKey
+    log: PartitionLog
+    """Open, and taking appends."""
+    config: StreamConfig
+    high_watermark: Offset
+    """Exclusive. The log may be cut meanwhile, but never below what is committed."""
+    time_ns: int
+    """The wall clock."""
+    stop: threading.Event
+    """Set: return as soon as possible, the replica is being closed. Look at it between small pieces of work."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Progress:
+    """What came of a step."""
+
+    more: bool = False
+    """There is more to do now."""
+    counted: Mapping[str, int] = field(default_factory=dict)
+    """To be added to the counters of that name."""
+    then: Callable[[], None] | None = None
+    """To be called on the loop thread."""
+
+
+class Job(Protocol):
+    """One kind of work. What it remembers of a replica between steps it keeps by `Visit.log`, weakly."""
+
+    @property
+    def name(self) -> str: ...
+
+    def is_due(self, visit: Visit) -> bool:
+        """Loop thread: no disk, and quickly."""
+        ...
+
+    def run(self, visit: Visit) -> Progress:
+        """One step of bounded length. Blocking, in the housekeeping's thread. Raises LogDamaged, CorruptData (the
+        replica withdraws), anything else (logged; tried again in the next round)."""
+        ...
+
+
+class Housekeeping:
+    """`replicas`: those of the broker at any time; what is no longer there is not visited."""
+
+    def __init__(self, context: BrokerContext, replicas: Mapping[PartitionKey, Replica], jobs: Sequence[Job]) -> None:
+        self._context = context
+        self._replicas = replicas
+        self._jobs = tuple(jobs)
+        self._task: asyncio.Task[None] | None = None
+        self._running: tuple[Visit, asyncio.Future[Progress]] | None = None
+
+    def start(self) -> None:
+        self._task = self._context.loop.create_task(self._run_for_ever())
+
+    async def close(self) -> None:
+        """The step that is being run is told to stop, and waited for."""
+        if self._task is not None:
+            self._task.cancel()
+            await asyncio.wait({self._task})
+        if self._running is not None:
+            await self.leave(self._running[0].key)
+
+    async def leave(self, key: PartitionKey) -> None:
+        """Nothing is done to a replica that was taken out of `replicas` once this returns."""
+        if self._running is not None and self._running[0].key == key:
+            visit, step = self._running
+            visit.stop.set()
+            await asyncio.wait({step})
+
+    async def _run_for_ever(self) -> None:
+        loop, interval = self._context.loop, self._context.storage.housekeeping_interval
+        while True:
+            next_round = loop.time() + interval
+            unfinished = await self._visit_all(list(self._replicas), self._jobs_due)
+            while unfinished and loop.time() < next_round:
+                jobs = dict(unfinished)
+                unfinished = await self._visit_all(jobs, lambda visit: jobs[visit.key])  # noqa: B023 - awaited here
+            await asyncio.sleep(max(0.0, next_round - loop.time()))
+
+    def _jobs_due(self, visit: Visit) -> list[Job]:
+        return [job for job in self._jobs if job.is_due(visit)]
+
+    async def _visit_all(
+        self, keys: Iterable[PartitionKey], choose: Callable[[Visit], Sequence[Job]]
+    ) -> list[tuple[PartitionKey, list[Job]]]:
+        """Those with more to do, and which jobs."""
+        unfinished = []
+        for key in keys:
+            visit = self._begin_visit(key)
+            more = []
+            for job in choose(visit) if visit is not None else ():
+                visit = self._begin_visit(key)
+                if visit is None:
+                    break
+                if await self._step(job, visit):
+                    more.append(job)
+            if more:
+                unfinished.append((key, more))
+            await asyncio.sleep(0)  # thousands of replicas with nothing to do do not hold up the loop
+        return unfinished
+
+    def _begin_visit(self, key: PartitionKey) -> Visit | None:
+        replica = self._replicas.get(key)
+        return replica.visit(self._context) if replica is not None else None
+
+    async def _step(self, job: Job, visit: Visit) -> bool:
+        context = self._context
+        step = context.loop.run_in_executor(context.housekeeping, job.run, visit)
+        self._running = visit, step
+        try:
+            progress = await asyncio.shield(step)  # cancelled here, the step goes on, and `close` waits for it
+            for name, amount in progress.counted.items():
+                context.counters.add(name, amount)
+            if progress.then is not None and not visit.stop.is_set():
+                progress.then()
+        except (LogDamaged, CorruptData) as error:
+            self._fail(job, visit, error)
+            return False
+        except Exception:
+            context.counters.housekeeping_failures += 1
+            log.exception("partition %s: housekeeping: %s failed; it is tried again", visit.key, job.name)
+            return False
+        finally:
+            if step.done():
+                self._running = None
+        return progress.more
+
+    def _fail(self, job: Job, visit: Visit, error: Exception) -> None:
+        replica = self._replicas.get(visit.key)
+        if replica is None or visit.stop.is_set():
+            return  # closed meanwhile: its log takes no more writes
+        self._context.counters.housekeeping_failures += 1
+        replica.fail(f"{job.name}: {error}", self._context)
