@@ -41,6 +41,7 @@ from metadata.describe import (
     metadata_form,
     partition_form,
 )
+from metadata.master_keys import check_encryption
 from metadata.model import Changes, Outcome, Stream
 from metadata.moves import LeaderMoves
 from metadata.raft.types import RaftError, RaftOutcomeUnknown, RaftRole, RaftStatus, RaftUnavailable, StateMachine
@@ -64,6 +65,7 @@ from wire.types import (
     PartitionGone,
     PartitionKey,
     PartitionView,
+    StreamConfig,
     StreamName,
     Withdrawal,
 )
@@ -354,6 +356,7 @@ class MetadataService:
     ) -> dict[str, Any]:
         """Returns the description, after the leaders serve or READY_TIMEOUT_S. Raises TidelogError."""
         command = self._core.create_stream(name, subject, partitions, replication_factor, config or {})
+        self._check_encryption(config or {})
         (await self._commit(command)).raise_for_refusal()
         deadline = self._monotonic() + READY_TIMEOUT_S
         while True:
@@ -363,6 +366,12 @@ class MetadataService:
             if self._monotonic() >= deadline:
                 return form
             await asyncio.sleep(0.01)
+
+    def _check_encryption(self, config: Mapping[str, str]) -> None:
+        """Raises TidelogError(BAD_CONFIG) where these settings ask for it and a live broker has no master key."""
+        if StreamConfig.from_strings(config).encryption:
+            told = {broker: said for broker, said in self._labels.items() if self.state.is_alive(broker)}
+            check_encryption({**told, self._id: self._registration.labels})
 
     async def delete_stream(self, name: str) -> None:
         """Raises TidelogError."""

@@ -31,6 +31,7 @@ if TYPE_CHECKING:
     from tidelog.client.errors import DeliveryTimeout as DeliveryTimeout
     from tidelog.client.errors import LeaderNotMoved as LeaderNotMoved
     from tidelog.client.errors import LogTruncated as LogTruncated
+    from tidelog.client.errors import NoKey as NoKey
     from tidelog.client.errors import NoServer as NoServer
     from tidelog.client.errors import NoSpace as NoSpace
     from tidelog.client.errors import NotEnoughReplicas as NotEnoughReplicas
@@ -55,9 +56,9 @@ if TYPE_CHECKING:
 
 _ERRORS = (
     "BadConfig", "BadName", "BadReplicationFactor", "BadRequest", "BadSubject", "BufferFull", "Closed", "CorruptBatch",
-    "CorruptEnvelope", "DeliveryTimeout", "LeaderNotMoved", "LogTruncated", "NoServer", "NoSpace", "NotEnoughReplicas",
-    "OffsetOutOfRange", "OutOfOrderSequence", "Paused", "ProducerFenced", "ReadOnly", "RecordTooLarge", "StreamExists",
-    "SubjectTaken", "UnknownStream", "WrongIncarnation",
+    "CorruptEnvelope", "DeliveryTimeout", "LeaderNotMoved", "LogTruncated", "NoKey", "NoServer", "NoSpace",
+    "NotEnoughReplicas", "OffsetOutOfRange", "OutOfOrderSequence", "Paused", "ProducerFenced", "ReadOnly",
+    "RecordTooLarge", "StreamExists", "SubjectTaken", "UnknownStream", "WrongIncarnation",
 )  # fmt: skip
 
 _HOMES = {

@@ -35,6 +35,7 @@ class Code(Enum):
     LOG_TRUNCATED = Entry(False, False)
     BACKPRESSURE = Entry(True, False)
     NO_SPACE = Entry(True, False)
+    NO_KEY = Entry(False, True)
     NOT_ENOUGH_REPLICAS = Entry(True, False)
     CONFIRM_TIMEOUT = Entry(True, False, True)
     OUTCOME_UNKNOWN = Entry(True, True, True)

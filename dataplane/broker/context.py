@@ -9,6 +9,7 @@ from dataclasses import dataclass, field, fields
 from typing import Protocol
 
 from dataplane.broker.settings import StorageSettings
+from dataplane.encryption.keyring import Keyring
 from dataplane.log.group_commit import Syncer
 from dataplane.replica.settings import ReplicaSettings
 from wire.subjects import Subjects
@@ -81,6 +82,8 @@ class BrokerContext:
     time_ns: Callable[[], int]
     storage: StorageSettings = field(default_factory=StorageSettings)
     counters: Counters = field(default_factory=Counters)
+    keyring: Keyring = field(default_factory=Keyring)
+    """For streams with `encryption`."""
 
     def now(self) -> float:
         """Monotonic seconds."""

@@ -43,7 +43,7 @@ from dataplane.replica.leader import FollowerFetch, Leader
 from dataplane.replica.producers import Duplicate, ProducerTable, Rejected
 from dataplane.replica.refusals import fenced
 from wire.append import decode_append
-from wire.batch import HEADER_SIZE, EncodedBatch, iter_batches, verify_body
+from wire.batch import HEADER_SIZE, BatchHeader, EncodedBatch, iter_batches, verify_body
 from wire.errors import Code, CorruptData, TidelogError
 from wire.replication import encode_header
 from wire.tidelog_pb2 import (
@@ -69,6 +69,7 @@ from wire.types import (
     Offset,
     PartitionState,
     PartitionView,
+    Withdrawal,
 )
 
 log = logging.getLogger(__name__)
@@ -119,6 +120,8 @@ class Leading(ReadableRole):
     async def start(self) -> None:
         """Tail synced, then (LeaderEpoch -> LEO) durable, then subscriptions: in that order."""
         context, view, key = self.context, self.view, self.view.key
+        if self._declines():
+            return
         try:
             await context.loop.run_in_executor(
                 context.executor, self.log.assign_epoch, view.leader_epoch, self.log.log_end_offset
@@ -209,6 +212,30 @@ class Leading(ReadableRole):
         if self._core is not None and not self.ended:
             self._run(self._core.on_view(view, self.context.now()))
             self._schedule()
+            self._declines()
+
+    def _declines(self) -> bool:
+        """Who has no master key leaves the leadership of an encrypted partition to another member of the ISR. It needs
+        none to follow, and as the last one it leads, so that what it can serve is served, and refuses publishes."""
+        error = self._lacks_key()
+        if error is None or not any(member != self.context.broker for member in self.view.isr):
+            return False
+        log.error("partition %s: %s declines to lead: %s", self.view.key, self.context.broker, error)
+        self.context.counters.withdrawals += 1
+        self.context.metadata.withdraw(
+            Withdrawal(
+                key=self.view.key,
+                broker=self.context.broker,
+                expected_epoch=self.view.epoch,
+                reason=f"it cannot lead: {error}",
+            )
+        )
+        return True
+
+    def _lacks_key(self) -> TidelogError | None:
+        if not self.view.config.encryption or self._cipher.can_encrypt:
+            return None
+        return self.context.keyring.lacks_a_key(f"cannot encrypt what is published to {self.view.key}")
 
     def on_connection(self, connected: bool) -> None:
         if self._core is not None:
@@ -255,9 +282,13 @@ class Leading(ReadableRole):
         core = self._core
         if self.ended or core is None or not self._ingest.open_records:
             return
+        error = self._lacks_key()
+        if error is not None:  # since these came in, the stream has become an encrypted one
+            self._ingest.abandon(error)
+            return
         batch, replies, envelopes = self._ingest.take()
-        base = self._append(batch)
-        if base is None:
+        header = self._append(batch)
+        if header is None:
             error = self._append_failed()
             for _, run in replies:
                 self._answers.bare_error(run, error)
@@ -267,21 +298,23 @@ class Leading(ReadableRole):
                 )
             return
         now = self.context.now()
-        end = Offset(base + batch.record_count)
+        base, end = header.base_offset, header.end_offset
         effects: list[LeaderEffect] = []
         for token in bare_tokens(base, replies):
             effects += core.await_commit(end, token, self._confirm_timeout, now)
         for reply in envelope_tokens(base, envelopes, self.view.subject):
             wait = core.await_commit if envelope_waits_for_all(reply.message) else core.await_own_copy
             effects += wait(end, reply, self._confirm_timeout, now)
-        effects += core.on_appended(end, batch.size, now)
+        effects += core.on_appended(end, header.size, now)
         self._run(effects)
         self._schedule()
 
-    def _append(self, batch: EncodedBatch) -> Offset | None:
-        """Stamp and append; the caller tells the core. None: the log has failed, and this replica withdraws."""
-        base = self.log.log_end_offset
-        parts, header = batch.stamp(base, self.leader_epoch)
+    def _append(self, batch: EncodedBatch) -> BatchHeader | None:
+        """Stamp, encrypt where the stream asks for it, and append; the caller tells the core. None: the log has failed,
+        and this replica withdraws."""
+        parts, header = batch.stamp(self.log.log_end_offset, self.leader_epoch)
+        if self.view.config.encryption:
+            parts, header = self._cipher.encrypt(header, batch.parts)
         try:
             self.log.append(parts, [header])
         except LogDamaged as e:
@@ -291,8 +324,8 @@ class Leading(ReadableRole):
         counters = self.context.counters
         counters.batches_in += 1
         counters.records_in += batch.record_count
-        counters.bytes_in += batch.size
-        return base
+        counters.bytes_in += header.size
+        return header
 
     def _request_sync(self) -> None:
         if self._durable:
@@ -310,7 +343,7 @@ class Leading(ReadableRole):
     def _refuse_publish(self, acknowledged: bool) -> TidelogError | None:
         if self.ended or self.failed is not None or self._core is None:
             return TidelogError(Code.NOT_LEADER, f"{self.context.broker} does not lead {self.view.key} now; try again")
-        return self._core.refuse_publish(
+        return self._lacks_key() or self._core.refuse_publish(
             acknowledged=acknowledged,
             acks_all=acknowledged,
             lease_valid=self.context.metadata.lease_valid(self.context.now()),
@@ -399,7 +432,7 @@ class Leading(ReadableRole):
         if self.view.state is not PartitionState.ACTIVE:
             code = Code.PARTITION_DRAINING if self.view.state is PartitionState.DRAINING else Code.PARTITION_RETIRED
             raise TidelogError(code, f"partition {key} is {self.view.state.value}; refresh the metadata")
-        error = core.refuse_publish(
+        error = self._lacks_key() or core.refuse_publish(
             acknowledged=request.acks != AppendRequest.NONE,
             acks_all=request.acks == AppendRequest.ALL,
             lease_valid=self.context.metadata.lease_valid(self.context.now()),
@@ -430,14 +463,14 @@ class Leading(ReadableRole):
                 ),
             )
             return
-        base = self._append(batch)
-        if base is None:
+        header = self._append(batch)
+        if header is None:
             self._answers.error(inbox, self._append_failed())
             return
-        end = Offset(base + batch.record_count)
-        response = AppendResponse(base_offset=base, leader_epoch=self.leader_epoch)
+        end = header.end_offset
+        response = AppendResponse(base_offset=header.base_offset, leader_epoch=self.leader_epoch)
         effects = self._await(core, request, end, response, inbox, now)
-        self._run([*effects, *core.on_appended(end, batch.size, now)])
+        self._run([*effects, *core.on_appended(end, header.size, now)])
 
     def _await(
         self, core: Leader, request: AppendRequest, end: Offset, response: AppendResponse, inbox: str | None, now: float
@@ -562,7 +595,8 @@ class Leading(ReadableRole):
             return
         try:
             found = await self.context.loop.run_in_executor(
-                self.context.readers, self.log.offset_for_timestamp, request.timestamp, latest
+                self.context.readers,
+                lambda: self.log.offset_for_timestamp(request.timestamp, latest, decrypt=self._cipher.decrypted),
             )
         except (LogDamaged, CorruptData, TidelogError) as e:
             self._read_failed(inbox, e)

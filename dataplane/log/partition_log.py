@@ -194,6 +194,11 @@ class PartitionLog:
         return self._high_watermark
 
     @property
+    def tail_holds_encrypted(self) -> bool:
+        """What `read` gives may be encrypted."""
+        return self._tail.holds_encrypted
+
+    @property
     def size_bytes(self) -> int:
         return sum(segment.size for segment in self._segments)
 
@@ -281,7 +286,7 @@ class PartitionLog:
         tail = self._tail
         if len(headers) == 1:
             (header,) = headers
-            tail.add(header.base_offset, header.end_offset, header.size, parts)
+            tail.add(header.base_offset, header.end_offset, header.size, parts, encrypted=header.is_encrypted)
             return
         rest = iter(parts)
         part = memoryview(b"")
@@ -294,7 +299,7 @@ class PartitionLog:
                 mine.append(part[:wanted])
                 wanted -= len(mine[-1])
                 part = part[len(mine[-1]) :]
-            tail.add(header.base_offset, header.end_offset, header.size, mine)
+            tail.add(header.base_offset, header.end_offset, header.size, mine, encrypted=header.is_encrypted)
 
     def _roll(self) -> Segment:
         """The last segment is full. The next sync finishes it: nothing here waits for the disk."""
@@ -517,13 +522,17 @@ class PartitionLog:
             whole += header.size
         return block if whole == len(block) else block[:whole]
 
-    def offset_for_timestamp(self, timestamp_ns: int, end_offset: Offset) -> Offset | None:
+    def offset_for_timestamp(
+        self, timestamp_ns: int, end_offset: Offset, *, decrypt: Callable[[Buffer], bytes] = bytes
+    ) -> Offset | None:
         """The offset of the first record, in order of offset, with a timestamp of at least `timestamp_ns`; None when
-        there is none below `end_offset`. Control batches do not count. Blocking, any thread. Raises as
-        `read_from_disk`."""
-        return self._stable(lambda: self._offset_for_timestamp(timestamp_ns, end_offset))
+        there is none below `end_offset`. Control batches do not count. `decrypt` makes a batch that is encrypted one
+        that is not. Blocking, any thread. Raises as `read_from_disk` and `decrypt`."""
+        return self._stable(lambda: self._offset_for_timestamp(timestamp_ns, end_offset, decrypt))
 
-    def _offset_for_timestamp(self, timestamp: int, end_offset: Offset) -> Offset | None:
+    def _offset_for_timestamp(
+        self, timestamp: int, end_offset: Offset, decrypt: Callable[[Buffer], bytes]
+    ) -> Offset | None:
         end_offset = min(end_offset, self._log_end_offset)
         segments = self._segments
         for number, segment in enumerate(segments):
@@ -537,14 +546,22 @@ class PartitionLog:
                     if header.base_offset >= end_offset:
                         return None
                     if header.last_timestamp >= timestamp and not header.is_control:
-                        found = self._record_at(handle, position, header, timestamp)
+                        found = self._record_at(handle, position, header, timestamp, decrypt)
                         return found if found < end_offset else None
         return None
 
-    def _record_at(self, handle: int, position: int, header: BatchHeader, timestamp: int) -> Offset:
+    def _record_at(
+        self,
+        handle: int,
+        position: int,
+        header: BatchHeader,
+        timestamp: int,
+        decrypt: Callable[[Buffer], bytes],
+    ) -> Offset:
         if header.first_timestamp >= timestamp:
             return header.base_offset
-        batch = RecordBatch.decode(self._files.read(handle, header.size, position))
+        stored = self._files.read(handle, header.size, position)
+        batch = RecordBatch.decode(decrypt(stored) if header.is_encrypted else stored)
         return Offset(int(batch.offsets[np.argmax(batch.timestamps >= timestamp)]))
 
     def producer_batches(self, from_offset: Offset) -> Iterator[BatchHeader]:

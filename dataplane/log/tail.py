@@ -23,7 +23,7 @@ _GONE = _Batch(0, 0, ())
 class Tail:
     """Batches in order of offset, up to `limit` bytes, the oldest dropped first; always at least the newest one."""
 
-    __slots__ = ("_bases", "_batches", "_bytes", "_first", "_limit")
+    __slots__ = ("_bases", "_batches", "_bytes", "_first", "_limit", "holds_encrypted")
 
     def __init__(self, limit: int) -> None:
         self._limit = limit
@@ -32,9 +32,14 @@ class Tail:
         self._first = 0
         """Index of the oldest batch kept; those before it are dropped and await removal from the lists."""
         self._bytes = 0
+        self.holds_encrypted = False
+        """Of what was ever added."""
 
-    def add(self, base_offset: int, end_offset: int, size: int, parts: Sequence[Buffer]) -> None:
+    def add(
+        self, base_offset: int, end_offset: int, size: int, parts: Sequence[Buffer], *, encrypted: bool = False
+    ) -> None:
         """The buffers are kept, not copied: nobody may change them any more."""
+        self.holds_encrypted = self.holds_encrypted or encrypted
         batches = self._batches
         self._bases.append(base_offset)
         batches.append(_Batch(end_offset, size, parts))

@@ -20,6 +20,11 @@ import click
 )
 @click.option("--raft-peer", "raft_peers", multiple=True, metavar="ID=HOST:PORT", help="Another voter; once for each.")
 @click.option("--raft-secret-file", help="File with the secret that all voters share; needed beyond loopback.")
+@click.option(
+    "--master-key-file",
+    help="File with the master keys of encrypted streams, a line 'ID KEY' each, the first one in use; read again at "
+    "SIGHUP.",
+)
 @click.option("--data-dir", help="Folder of this broker's data; one broker per folder.")
 @click.option("--namespace", help="First token of Tidelog's own subjects.  [default: tidelog]")
 @click.option("--log-level", type=click.Choice(["debug", "info", "warning", "error"]), help="[default: info]")
@@ -30,6 +35,7 @@ def server(
     raft_address: str | None,
     raft_peers: tuple[str, ...],
     raft_secret_file: str | None,
+    master_key_file: str | None,
     data_dir: str | None,
     namespace: str | None,
     log_level: str | None,
@@ -56,6 +62,7 @@ def server(
         "raft_address": raft_address,
         "raft_peers": raft_peers,
         "raft_secret_file": raft_secret_file,
+        "master_key_file": master_key_file,
         "data_dir": data_dir,
         "namespace": namespace,
         "log_level": log_level,

@@ -32,8 +32,20 @@ if TYPE_CHECKING:
     metavar="SECONDS",
     help="Start a broker that died again after this long.",
 )
+@click.option(
+    "--master-key-file",
+    type=click.Path(path_type=Path, dir_okay=False, exists=True),
+    help="Master keys of encrypted streams, for all brokers; see `tidelog server --help`.",
+)
 @click.option("--json", "as_json", is_flag=True, help="Print the content of cluster.json when all serve.")
-def up(nodes: int, data_dir: Path, port: int, restart_after: float | None, as_json: bool) -> None:
+def up(
+    nodes: int,
+    data_dir: Path,
+    port: int,
+    restart_after: float | None,
+    master_key_file: Path | None,
+    as_json: bool,
+) -> None:
     """Run a development cluster: a real nats-server and brokers b1, b2, …, each a process.
 
     Stays in the foreground; Ctrl-C stops everything cleanly, and a second start on the same folder goes on where it
@@ -53,7 +65,7 @@ def up(nodes: int, data_dir: Path, port: int, restart_after: float | None, as_js
     console = Console(stderr=True)
     stop = _Stop()
     try:
-        with DevCluster(data_dir, nodes=nodes, port=port) as cluster:
+        with DevCluster(data_dir, nodes=nodes, port=port, master_key_file=master_key_file) as cluster:
             try:
                 with console.status("waiting for the brokers"):
                     cluster.wait_ready(on_wait=stop.check)

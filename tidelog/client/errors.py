@@ -64,6 +64,10 @@ class LeaderNotMoved(TidelogError):
     """A planned move of a leader did not come about: the old leader goes on, or another one was elected meanwhile."""
 
 
+class NoKey(TidelogError):
+    """The broker lacks the master key of an encrypted stream."""
+
+
 class NoSpace(TidelogError):
     """The leader's disk is full; nothing was written."""
 
@@ -131,6 +135,7 @@ _CLASSES: Mapping[Code, type[TidelogError]] = {
     Code.RECORD_TOO_LARGE: RecordTooLarge,
     Code.NOT_ENOUGH_REPLICAS: NotEnoughReplicas,
     Code.LEADER_NOT_MOVED: LeaderNotMoved,
+    Code.NO_KEY: NoKey,
     Code.NO_SPACE: NoSpace,
     Code.CONFIRM_TIMEOUT: DeliveryTimeout,
     Code.OUTCOME_UNKNOWN: DeliveryTimeout,

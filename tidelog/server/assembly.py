@@ -19,6 +19,7 @@ from random import Random
 from dataplane.broker.broker import Broker, open_replicas
 from dataplane.broker.context import BrokerContext
 from dataplane.broker.settings import StorageSettings
+from dataplane.encryption.keyring import Keyring
 from dataplane.log.data_dir import DataDir
 from dataplane.log.errors import DataDirError
 from dataplane.log.group_commit import Syncer
@@ -59,6 +60,8 @@ class Ground:
     replica_settings: ReplicaSettings
     storage_settings: StorageSettings
     labels: Mapping[str, str] = field(default_factory=dict)
+    """Read anew for each probe answer."""
+    keyring: Keyring = field(default_factory=Keyring)
 
 
 class Assembly:
@@ -132,6 +135,7 @@ class Assembly:
             storage=ground.storage_settings,
             loop=ground.loop,
             time_ns=ground.time_ns,
+            keyring=ground.keyring,
         )
         return cls(data_dir, metadata, context, Broker(context, data_dir, replicas), on_fatal)
 

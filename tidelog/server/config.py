@@ -8,6 +8,8 @@
     data_dir = "/var/lib/tidelog"
     namespace = "tidelog"
     log_level = "info"
+    master_key_file = "master-keys"         # for streams with encryption: dataplane.encryption.master_keys; SIGHUP
+                                            # makes a running broker read it again
 
     [replica]                               # any of dataplane.replica.settings.ReplicaSettings
     replica_max_lag_time = 5.0
@@ -17,7 +19,8 @@
     housekeeping_interval = 5.0
 
 Environment: TIDELOG_ID, TIDELOG_NATS, TIDELOG_RAFT_ADDRESS, TIDELOG_RAFT_PEERS ("b2=host:port,b3=host:port"),
-TIDELOG_RAFT_SECRET, TIDELOG_RAFT_SECRET_FILE, TIDELOG_DATA_DIR, TIDELOG_NAMESPACE, TIDELOG_LOG_LEVEL.
+TIDELOG_RAFT_SECRET, TIDELOG_RAFT_SECRET_FILE, TIDELOG_DATA_DIR, TIDELOG_NAMESPACE, TIDELOG_LOG_LEVEL,
+TIDELOG_MASTER_KEY_FILE, or TIDELOG_MASTER_KEY with the key itself.
 """
 
 from __future__ import annotations
@@ -29,6 +32,7 @@ from pathlib import Path
 from typing import Any, TypeVar
 
 from dataplane.broker.settings import StorageSettings
+from dataplane.encryption.master_keys import ENVIRONMENT_VARIABLE, MasterKeys, keys_from_file, keys_from_text
 from dataplane.replica.settings import ReplicaSettings
 from metadata.settings import MetadataSettings
 from wire.errors import Code, TidelogError
@@ -40,6 +44,7 @@ VOTER_COUNTS = (1, 3, 5)
 LOG_LEVELS = ("debug", "info", "warning", "error")
 _KEYS = (
     "id", "nats", "raft_address", "raft_peers", "raft_secret", "raft_secret_file", "data_dir", "namespace", "log_level",
+    "master_key_file",
 )  # fmt: skip
 _Settings = TypeVar("_Settings", ReplicaSettings, MetadataSettings, StorageSettings)
 _SECTIONS = ("replica", "metadata", "storage")
@@ -58,6 +63,9 @@ class ServerConfig:
     raft_secret: bytes | None = None
     namespace: str = DEFAULT_NAMESPACE
     log_level: str = "info"
+    master_keys: MasterKeys = field(default_factory=MasterKeys)
+    master_key_file: Path | None = None
+    """Where `master_keys` are from; None: the environment, or nowhere."""
     replica: ReplicaSettings = field(default_factory=ReplicaSettings)
     metadata: MetadataSettings = field(default_factory=MetadataSettings)
     storage: StorageSettings = field(default_factory=StorageSettings)
@@ -83,7 +91,7 @@ def load(flags: Mapping[str, Any], environment: Mapping[str, str], file: Path | 
             known = ", ".join([*_KEYS, *(f"[{section}]" for section in _SECTIONS)])
             raise _bad(f"{file}: unknown setting {unknown[0]!r}; known: {known}")
         values.update(document)
-        for key in ("raft_secret_file", "data_dir"):
+        for key in ("raft_secret_file", "data_dir", "master_key_file"):
             if key in values:
                 values[key] = str(file.parent / str(values[key]))
     for key in _KEYS:
@@ -91,10 +99,10 @@ def load(flags: Mapping[str, Any], environment: Mapping[str, str], file: Path | 
         if text:
             values[key] = text
     values.update({key: value for key, value in flags.items() if value not in (None, (), "")})
-    return _build(values, sections)
+    return _build(values, sections, environment.get(ENVIRONMENT_VARIABLE, ""))
 
 
-def _build(values: Mapping[str, Any], sections: Mapping[str, Any]) -> ServerConfig:
+def _build(values: Mapping[str, Any], sections: Mapping[str, Any], master_key: str) -> ServerConfig:
     for key, how in (("id", "--id or TIDELOG_ID"), ("data_dir", "--data-dir or TIDELOG_DATA_DIR")):
         if not values.get(key):
             raise _bad(f"no {key} is set; give {how}, or {key} = … in the file of --config")
@@ -111,6 +119,12 @@ def _build(values: Mapping[str, Any], sections: Mapping[str, Any]) -> ServerConf
     level = str(values.get("log_level", "info")).lower()
     if level not in LOG_LEVELS:
         raise _bad(f"log_level={level!r} is none of {', '.join(LOG_LEVELS)}")
+    master_key_file = Path(str(values["master_key_file"])) if values.get("master_key_file") else None
+    if master_key and master_key_file is not None:
+        raise _bad(
+            f"both {ENVIRONMENT_VARIABLE} and the master key file {master_key_file} are given; put that key into the"
+            " file, or leave the file out"
+        )
     return ServerConfig(
         broker=broker,
         nats=_servers(values.get("nats") or DEFAULT_NATS),
@@ -120,6 +134,14 @@ def _build(values: Mapping[str, Any], sections: Mapping[str, Any]) -> ServerConf
         raft_secret=_secret(values),
         namespace=namespace,
         log_level=level,
+        master_keys=(
+            keys_from_file(master_key_file)
+            if master_key_file is not None
+            else keys_from_text(master_key)
+            if master_key
+            else MasterKeys()
+        ),
+        master_key_file=master_key_file,
         replica=_section(ReplicaSettings, "replica", sections.get("replica", {})),
         metadata=_section(MetadataSettings, "metadata", sections.get("metadata", {})),
         storage=_section(StorageSettings, "storage", sections.get("storage", {})),

@@ -48,15 +48,18 @@ class DevCluster:
         port: int = 4222,
         settings: dict[str, dict[str, Any]] | None = None,
         server_command: Sequence[str] | None = None,
+        master_key_file: Path | None = None,
     ) -> None:
         """`port` 0: any free one. `settings`: sections of the brokers' configuration (`replica`, `metadata`).
-        `server_command`: arguments of this Python that run one broker, in place of `-m tidelog.cli server`."""
+        `server_command`: arguments of this Python that run one broker, in place of `-m tidelog.cli server`.
+        `master_key_file`: of all brokers."""
         if not 1 <= nodes <= MAX_NODES:
             raise TidelogError(Code.BAD_CONFIG, f"{nodes} nodes asked for; a development cluster has 1 to {MAX_NODES}")
         self.data_dir = data_dir.absolute()
         self.broker_ids = [f"b{i}" for i in range(1, nodes + 1)]
         self._settings = settings or {}
         self._server_command = [*(server_command or ("-m", "tidelog.cli", "server"))]
+        self._master_key_file = master_key_file.absolute() if master_key_file is not None else None
         self._port = port
         self._lock: IO[str] | None = None
         self._nats: EmbeddedNatsServer | None = None
@@ -256,6 +259,7 @@ class DevCluster:
                 f"raft_peers = {{ {peers} }}",
                 'raft_secret_file = "raft-secret"',
                 f'data_dir = "{broker}"',
+                *([f"master_key_file = {json.dumps(str(self._master_key_file))}"] if self._master_key_file else []),
             ]
             for section, values in self._settings.items():
                 lines += [f"[{section}]", *(f"{key} = {json.dumps(value)}" for key, value in values.items())]

@@ -25,9 +25,12 @@ from concurrent.futures import ThreadPoolExecutor
 from functools import partial
 from typing import Any
 
+from dataplane.encryption.keyring import Keyring
+from dataplane.encryption.master_keys import keys_from_file
 from dataplane.log.data_dir import DataDir
 from dataplane.log.errors import DataDirError
 from dataplane.log.group_commit import SyncScheduler
+from metadata.master_keys import MASTER_KEYS_LABEL
 from metadata.raft import RaftConfig, RaftError, RaftNode, RaftStatus, StateMachine
 from tidelog.runtime.nats import NatsConnection, NatsUnavailable
 from tidelog.server.assembly import Assembly, Ground
@@ -68,6 +71,7 @@ async def _run(config: ServerConfig) -> int:
     for number in (signal.SIGINT, signal.SIGTERM):
         loop.add_signal_handler(number, stop.set)
     node = Node(config)
+    loop.add_signal_handler(signal.SIGHUP, node.read_master_keys)
     starting: asyncio.Future[None] = loop.create_task(node.start())
     stopping: asyncio.Future[bool] = loop.create_task(stop.wait())
     try:
@@ -96,6 +100,9 @@ class Node:
         self.config = config
         self.fatal: asyncio.Future[None] = asyncio.get_running_loop().create_future()
         """Fails when this broker cannot go on: another cluster's folder, another process under its id."""
+        self._keyring = Keyring(config.master_keys, owner=f"broker {config.broker}")
+        self._labels = {"host": socket.gethostname(), "pid": str(os.getpid())}
+        self._tell_master_keys()
         self._stack = contextlib.AsyncExitStack()
         self._raft_address = config.raft_address
 
@@ -152,7 +159,8 @@ class Node:
             metadata_settings=config.metadata,
             replica_settings=config.replica,
             storage_settings=config.storage,
-            labels={"host": socket.gethostname(), "pid": str(os.getpid())},
+            labels=self._labels,
+            keyring=self._keyring,
         )
         assembly = await Assembly.open(ground, self._on_fatal)
         stack.push_async_callback(assembly.close)
@@ -232,6 +240,27 @@ class Node:
                 free.bind(("127.0.0.1", 0))
                 file.write_text(f"127.0.0.1:{free.getsockname()[1]}")
         return file.read_text().strip()
+
+    def read_master_keys(self) -> None:
+        """Again, while it runs: what the file holds now replaces what it held. A file that cannot be used changes
+        nothing."""
+        file = self.config.master_key_file
+        if file is None:
+            log.warning("%s has no master key file to read again", self.config.broker)
+            return
+        try:
+            self._keyring.replace(keys_from_file(file))
+        except TidelogError as e:
+            log.error("%s goes on with the master keys it has: %s", self.config.broker, e)
+            return
+        self._tell_master_keys()
+
+    def _tell_master_keys(self) -> None:
+        """Their ids."""
+        ids = self._keyring.ids
+        self._labels[MASTER_KEYS_LABEL] = ",".join(ids)
+        if ids:
+            log.info("%s has the master keys %s; the first one is in use", self.config.broker, ", ".join(ids))
 
     async def close(self) -> None:
         await self._stack.aclose()

@@ -9,7 +9,8 @@ begins at a multiple of 8 and is padded with zeros to the next one.
     16  u32 length            of the body
     20  u8  magic = 1
     21  u8  0
-    22  u16 attributes        bits 0-2 compression: 0 none, 1 lz4, 2 zstd; bit 3 control batch
+    22  u16 attributes        bits 0-2 compression: 0 none, 1 lz4, 2 zstd; bit 3 control batch,
+                           bit 4 encrypted body
     24  u32 columns           which sections the body has, see below
     28  u32 body_crc          CRC-32C of the body as stored
     32  u32 record_count
@@ -32,6 +33,7 @@ begins at a multiple of 8 and is padded with zeros to the next one.
     64  VALUE_VALIDITY  the same for VALUE
 
     body, compressed: u32 size before compression, u32 size of what follows, compressed sections, pad
+    body, encrypted: `dataplane.encryption.bodies`; only a leader writes it, and no client ever meets it
     body of a control batch (columns = 0, record_count = 1): u16 type, u16 version, u32 length, payload, pad
 
     element of HEADERS: nothing = no headers; a raw NATS header block (begins with NATS/1.0), kept as it arrived; or
@@ -60,6 +62,7 @@ from wire.batch.header import (
     MAX_RECORDS,
     BatchHeader,
     Compression,
+    holds_encrypted,
     iter_batches,
     parse_header,
     verify_body,
@@ -89,6 +92,7 @@ __all__ = [
     "decode_headers",
     "emptied",
     "encode_headers",
+    "holds_encrypted",
     "iter_batches",
     "parse_header",
     "verify_body",

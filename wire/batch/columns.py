@@ -184,6 +184,8 @@ def parse_columns(body: memoryview, header: BatchHeader) -> Columns:
 
 def sections_of(body: memoryview, header: BatchHeader, max_body_bytes: int) -> memoryview:
     """The body without compression, at most `max_body_bytes` long. Raises CorruptData."""
+    if header.is_encrypted:
+        raise CorruptData(f"{header} is encrypted: only a broker that has the master key can read it")
     if header.attributes & ~(COMPRESSION_MASK | CONTROL_BIT):
         raise CorruptData(f"{header}: unknown attributes {header.attributes:#x}")
     compression = header.compression

@@ -23,11 +23,13 @@ MAX_RECORDS: Final = 1 << 20
 """No batch has more records: what a header of 96 bytes can make a reader allocate stays bounded."""
 COMPRESSION_MASK: Final = 0b0111
 CONTROL_BIT: Final = 0b1000
+ENCRYPTED_BIT: Final = 0b1_0000
 INT64_MAX: Final = (1 << 63) - 1
 
 _HEADER = struct.Struct("<qQIBBHIIIIqqqii20x")
 _HEADER_CRC = struct.Struct("<I")
 _HEADER_CRC_AT: Final = HEADER_SIZE - _HEADER_CRC.size
+_LENGTH_AND_ATTRIBUTES = struct.Struct("<16xI2xH")
 
 
 class Compression(IntEnum):
@@ -74,6 +76,11 @@ class BatchHeader(NamedTuple):
     @property
     def is_control(self) -> bool:
         return bool(self.attributes & CONTROL_BIT)
+
+    @property
+    def is_encrypted(self) -> bool:
+        """The body is as `dataplane.encryption` writes it; the header is in the clear."""
+        return bool(self.attributes & ENCRYPTED_BIT)
 
     @property
     def compression(self) -> Compression:
@@ -182,3 +189,14 @@ def iter_batches(buf: Buffer, at: int = 0) -> Iterator[tuple[int, BatchHeader]]:
         body_of(buf, at, header)
         yield at, header
         at += header.size
+
+
+def holds_encrypted(buf: Buffer) -> bool:
+    """Whether any of the whole batches in `buf` is encrypted. Their headers were checked before."""
+    at, end = 0, len(buf)
+    while at < end:
+        length, attributes = _LENGTH_AND_ATTRIBUTES.unpack_from(buf, at)
+        if attributes & ENCRYPTED_BIT:
+            return True
+        at += HEADER_SIZE + length
+    return False
