@@ -97,7 +97,8 @@ def test_the_forger_makes_good_batches_too() -> None:
         ({"columns": 128}, "unknown column bit 0x80"),
         ({"columns": 1 << 31}, "unknown column bit 0x80000000"),
         ({"attributes": 3}, "unknown compression 3"),
-        ({"attributes": 16}, "unknown attributes 0x10"),
+        ({"attributes": 16}, "encrypted"),
+        ({"attributes": 32}, "unknown attributes 0x20"),
         ({"attributes": 1}, "compressed body of 0 bytes"),
     ],
 )
@@ -282,7 +283,7 @@ def test_the_limit_holds_without_compression_too() -> None:
     small=st.lists(st.integers(-1, 40), max_size=12),
     columns=st.integers(0, 255),
     count=st.integers(0, 12),
-    attributes=st.integers(0, 31),
+    attributes=st.integers(0, 63),
     span=st.sampled_from([0, 0, 0, 3, 40]),
     stamps=st.tuples(st.integers(-2, 2), st.integers(-2, 2)),
 )

@@ -28,6 +28,7 @@ from wire.batch import (
 )
 from wire.batch.header import ENCRYPTED_BIT, encode_header
 from wire.errors import Code, CorruptData, InvariantViolation, TidelogError
+from wire.transport import Buffer
 from wire.types import Incarnation, LeaderEpoch, Offset, PartitionKey, StreamName
 
 PARTITION = PartitionKey(StreamName("s"), Incarnation(7), 2, Incarnation(9))
@@ -105,7 +106,7 @@ class TestRoundTrip:
         assert not holds_encrypted(plain(first, 0) + plain(third, 2))
         assert not holds_encrypted(b"")
         # Split anywhere: parts of a socket or of a tail.
-        parts = [mixed[:50], memoryview(mixed)[50:333], mixed[333:]]
+        parts: list[Buffer] = [mixed[:50], memoryview(mixed)[50:333], mixed[333:]]
         given_out = b"".join(cipher.plain(parts))
         assert given_out == b"".join(plain(batch, n) for n, batch in enumerate((first, second, third, fourth)))
 

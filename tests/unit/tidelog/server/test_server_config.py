@@ -103,3 +103,34 @@ def test_a_bad_broker_id_is_refused() -> None:
     with pytest.raises(TidelogError) as caught:
         config({"id": "b.1", "data_dir": "d"})
     assert caught.value.code is Code.BAD_NAME
+
+
+KEY = "ab" * 32
+
+
+def test_master_keys_come_from_the_environment_or_a_file(tmp_path: Path) -> None:
+    assert config().master_keys.ids == ()
+    assert config(environment={"TIDELOG_MASTER_KEY": f"k1:{KEY}"}).master_keys.ids == ("k1",)
+    (tmp_path / "keys").write_text(f"k2 {KEY}\nk1 {'cd' * 32}\n")
+    file = write(tmp_path, 'id = "b1"\ndata_dir = "d"\nmaster_key_file = "keys"\n')
+    found = config({}, file=file)
+    assert found.master_keys.ids == ("k2", "k1")
+    assert found.master_key_file == tmp_path / "keys", "relative to the file that says so"
+    assert KEY not in repr(found)
+    assert repr(bytes.fromhex(KEY)) not in repr(found)
+    flag = {**MINIMAL, "master_key_file": str(tmp_path / "keys")}
+    assert config(flag).master_keys.ids == ("k2", "k1")
+
+
+def test_a_master_key_is_given_in_one_way(tmp_path: Path) -> None:
+    (tmp_path / "keys").write_text(f"k1 {KEY}\n")
+    flag = {**MINIMAL, "master_key_file": str(tmp_path / "keys")}
+    with pytest.raises(TidelogError, match=r"both TIDELOG_MASTER_KEY and the master key file .* are given") as caught:
+        config(flag, {"TIDELOG_MASTER_KEY": KEY})
+    assert KEY not in caught.value.message
+
+
+def test_master_keys_are_not_settings_of_the_file(tmp_path: Path) -> None:
+    file = write(tmp_path, f'id = "b1"\ndata_dir = "d"\nmaster_key = "{KEY}"\n')
+    with pytest.raises(TidelogError, match="unknown setting 'master_key'"):
+        config({}, file=file)
