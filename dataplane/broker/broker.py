@@ -19,6 +19,7 @@ from dataplane.broker.following import Following
 from dataplane.broker.housekeeping import Housekeeping
 from dataplane.broker.leading import Leading
 from dataplane.broker.replica import Replica
+from dataplane.broker.retention import Retention
 from dataplane.log.data_dir import DataDir
 from dataplane.log.errors import DataDirError, LogDamaged
 from dataplane.log.partition_log import LogConfig
@@ -75,7 +76,7 @@ class Broker:
         self._by_name: dict[tuple[str, int], Replica] = {}
         self._notifications: Subscription | None = None
         self._checkpointer: asyncio.Task[None] | None = None
-        self._housekeeping = Housekeeping(context, self._replicas, ())
+        self._housekeeping = Housekeeping(context, self._replicas, [Retention()])
         self._leaving: set[asyncio.Task[None]] = set()
         self._removing = asyncio.Lock()
         """The data folder is one thread's at a time."""

@@ -51,6 +51,10 @@ class Counters:
     withdrawals: int = 0
     elections_won: int = 0
     housekeeping_failures: int = 0
+    segments_ended_by_age: int = 0
+    retention_segments: int = 0
+    """Removed because they had outlived their stream's limits."""
+    retention_bytes: int = 0
 
     def add(self, name: str, amount: int) -> None:
         setattr(self, name, getattr(self, name) + amount)

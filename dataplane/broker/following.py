@@ -103,6 +103,9 @@ class Following(ReadableRole):
             self._run(self.core.on_connection(self.context.control.connected_since, self.context.now()))
             self._schedule()
 
+    def on_log_start(self) -> None:
+        self.core.on_log_start(self.log.log_start_offset)
+
     def on_notification(self, leader_epoch: LeaderEpoch) -> None:
         if not self.ended:
             self._run(self.core.on_notification(leader_epoch, self.context.now()))

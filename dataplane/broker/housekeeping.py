@@ -150,6 +150,8 @@ class Housekeeping:
                 context.counters.add(name, amount)
             if progress.then is not None and not visit.stop.is_set():
                 progress.then()
+            if (replica := self._replicas.get(visit.key)) is not None:
+                replica.on_log_start()
         except (LogDamaged, CorruptData) as error:
             self._fail(job, visit, error)
             return False

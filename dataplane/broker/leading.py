@@ -241,6 +241,10 @@ class Leading(ReadableRole):
         if self._core is not None:
             self._core.on_connection(connected, self.context.now())
 
+    def on_log_start(self) -> None:
+        if self._core is not None:
+            self._core.on_log_start(self.log.log_start_offset)
+
     def drain(self, move: LeaderMove, timeout: float, answer: DrainAnswer) -> None:
         """Stop sequencing until the target of a planned move has everything; see `dataplane.replica.leader`."""
         core = self._core
@@ -653,6 +657,9 @@ class Leading(ReadableRole):
     async def _respond_cold(self, effect: Respond, limit: int) -> None:
         try:
             data = await self._read_cold(effect.offset, limit, self.log.log_end_offset)
+        except TidelogError as e:  # it was removed for its age meanwhile
+            self._answers.error(effect.inbox, e, encode_header(self.leader_epoch, effect.high_watermark))
+            return
         except (LogDamaged, CorruptData) as e:
             self.fail(f"a read for follower {effect.replica} at offset {effect.offset} failed: {e}")
             return
@@ -708,5 +715,7 @@ class Leading(ReadableRole):
             data = await self._read_cold(offset, self._max_batch, self.log.log_end_offset)
             for at, header in iter_batches(data):
                 verify_body(data, at, header)
+        except TidelogError as e:  # it was removed for its age meanwhile
+            log.info("partition %s: %s", self.view.key, e)
         except (LogDamaged, CorruptData) as e:
             self.fail(f"the log is damaged at offset {offset}: {e}")

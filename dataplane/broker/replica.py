@@ -360,6 +360,11 @@ class Replica:
             stop=threading.Event(),
         )
 
+    def on_log_start(self) -> None:
+        """The oldest segments may have been removed."""
+        if self.role is not None and not self.role.ended:
+            self.role.on_log_start()
+
     # ------------------------------------------------------------------ status
     def status(self) -> dict[str, Any]:
         """For `describe`: ends and progress as far as this replica knows them. HW inclusive, -1 for none."""

@@ -60,6 +60,10 @@ class Role(ABC):
         """Newer metadata of the same LeaderEpoch."""
 
     @abstractmethod
+    def on_log_start(self) -> None:
+        """The log may start later than it did."""
+
+    @abstractmethod
     def on_connection(self, connected: bool) -> None: ...
 
     @abstractmethod

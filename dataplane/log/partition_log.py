@@ -203,6 +203,17 @@ class PartitionLog:
         return sum(segment.size for segment in self._segments)
 
     @property
+    def segments(self) -> tuple[Segment, ...]:
+        """Oldest first, to look at; the last one is written to."""
+        return self._segments
+
+    @property
+    def has_unfinished_segments(self) -> bool:
+        """Segments before the last that the next `sync` finishes."""
+        segments = self._segments
+        return self.refusal is None and len(segments) > 1 and segments[-2].handle is not None
+
+    @property
     def needs_sync(self) -> bool:
         """False also when `sync` could do nothing."""
         if self.refusal is not None:
@@ -300,6 +311,24 @@ class PartitionLog:
                 wanted -= len(mine[-1])
                 part = part[len(mine[-1]) :]
             tail.add(header.base_offset, header.end_offset, header.size, mine, encrypted=header.is_encrypted)
+
+    def roll(self) -> bool:
+        """Ends the last segment, so that it can be removed or compacted; the next sync finishes it.
+
+        Loop thread, never waits. False, and nothing happened: the last segment holds no record, somebody is busy with
+        the disk, or no appends are taken. Raises LogDamaged.
+        """
+        if not self._io_lock.acquire(blocking=False):
+            return False
+        try:
+            if self.refusal is not None or not self._segments[-1].size:
+                return False
+            self._roll()
+        except OSError as error:
+            raise self._failed(f"beginning a segment in {self.directory} failed: {error}") from error
+        finally:
+            self._io_lock.release()
+        return True
 
     def _roll(self) -> Segment:
         """The last segment is full. The next sync finishes it: nothing here waits for the disk."""
@@ -564,6 +593,24 @@ class PartitionLog:
         batch = RecordBatch.decode(decrypt(stored) if header.is_encrypted else stored)
         return Offset(int(batch.offsets[np.argmax(batch.timestamps >= timestamp)]))
 
+    def first_timestamp(self, base_offset: int) -> int:
+        """ns; of the first record of a segment that has one. Blocking, any thread. Raises as `read_from_disk`."""
+        return self._stable(lambda: self._first_timestamp(base_offset))
+
+    def _first_timestamp(self, base_offset: int) -> int:
+        segments = self._segments
+        segment = segments[max(0, bisect_right(segments, base_offset, key=_base_offset) - 1)]
+        with self._handles.borrow(segment.path) as handle:
+            block = self._files.read(handle, HEADER_SIZE, 0)
+        return self._header(segment, block, 0, 0).first_timestamp
+
+    def written_at(self, segment: Segment) -> int:
+        """When the file of `segment` was last changed, ns. Blocking, any thread. Raises LogDamaged."""
+        try:
+            return self._files.written_at(segment.path)
+        except OSError as error:
+            raise LogDamaged(f"{segment.path} cannot be looked at: {error}") from error
+
     def producer_batches(self, from_offset: Offset) -> Iterator[BatchHeader]:
         """Headers of the batches from the one that holds `from_offset` on, to rebuild what producers wrote.
 
@@ -622,15 +669,13 @@ class PartitionLog:
 
         At the log's end it removes no record, but an epoch without records, and what lies behind damage (see `open`),
         which goes to `quarantine/`: after it a damaged log takes appends again. Durable on return; the new end of the
-        log. Blocking; nobody may append meanwhile. Raises LogDamaged, CorruptData (nothing was cut), InvariantViolation
-        (the offset is before the log's start: `drop_all`).
+        log. Below the log's start, which may just have moved, it removes every record. Blocking; nobody may append
+        meanwhile. Raises LogDamaged, CorruptData (nothing was cut).
         """
         with self._removing, self._io_lock:
             self._check_writable()
-            if offset < self.log_start_offset:
-                raise InvariantViolation(f"{self.directory} starts at {self.log_start_offset}: no cut at {offset}")
             with self._cutting():
-                self._truncate(offset)
+                self._truncate(max(offset, self.log_start_offset))
             return self._log_end_offset
 
     def _truncate(self, offset: Offset) -> None:

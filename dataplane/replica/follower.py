@@ -197,17 +197,36 @@ class Follower:
             self.state = Reconciling(state.asked, state.cut, state.number, now + self.settings.offset_retry)
             return []
         self._good(now)
-        mine = self._epochs.end_offset_for(answer.epoch, self.log_end_offset) if answer.epoch else None
+        if not answer.epoch:
+            return self._nothing_so_old(state.cut, answer.end, now)
+        mine = self._epochs.end_offset_for(answer.epoch, self.log_end_offset)
         if mine is None:
             cut = self.log_start_offset  # nothing in common
         else:
             cut = min(state.cut, answer.end, mine[1])
             if mine[0] != answer.epoch:
                 return self._ask(mine[0], cut, now)
+        return self._cut_to(cut, now)
+
+    def _cut_to(self, cut: Offset, now: float) -> list[FollowerEffect]:
         if cut >= self.log_end_offset:
             return self._fetch(now)
         self.state = Truncating()
         return [Truncate(max(cut, self.log_start_offset))]
+
+    def _nothing_so_old(self, cut: Offset, leaders_start: Offset, now: float) -> list[FollowerEffect]:
+        """All that the leader holds is of newer epochs than all that is here: from its log start on nothing is in
+        common. What it held below, nobody can tell any more. A member of the ISR (or an eligible one) need not ask:
+        what is committed lies below, and it keeps that, for it answers for it. Anybody else may have what was never
+        committed there, and begins anew where the leader's log begins."""
+        if leaders_start <= self.log_start_offset or self.broker in (*self.view.isr, *self.view.eligible):
+            return self._cut_to(min(cut, max(leaders_start, self.log_start_offset)), now)
+        self.state = Truncating()
+        return [SkipAhead(leaders_start)]
+
+    def on_log_start(self, log_start: Offset) -> None:
+        """The oldest segments were removed here. All of them were committed."""
+        self.log_start_offset = log_start
 
     def on_truncated(self, log_start: Offset, log_end: Offset, now: float) -> list[FollowerEffect]:
         """The log was cut (or dropped) and that is on disk."""

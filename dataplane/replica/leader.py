@@ -495,6 +495,10 @@ class Leader:
         found = self._epochs.end_offset_for(asked, self.log_end_offset)
         return found if found is not None else (LeaderEpoch(0), self.log_start_offset)
 
+    def on_log_start(self, log_start: Offset) -> None:
+        """The oldest segments were removed. All of them were committed."""
+        self.log_start_offset = log_start
+
     # ------------------------------------------------------------------ time and connection
     def on_connection(self, connected: bool, now: float) -> None:
         """Lag clocks stand while our own connection is down and begin anew when it is back."""

@@ -133,6 +133,7 @@ class SimBroker:
         )
         process.disk_delay = self.disk_delay
         process.wall_skew_ns = self.wall_skew_ns
+        self.disk.clock = process.time_ns
         process.on_crash = self._crash
         self.process = process
         self.world.say(f"{self.id} starts, life {self.lives}")

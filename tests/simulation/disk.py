@@ -39,6 +39,8 @@ class DiskFile:
     synced: bytearray = field(default_factory=bytearray)
     pending: list[Change] = field(default_factory=list)
     """Not synced yet."""
+    written_at: int = 0
+    """ns."""
 
     @staticmethod
     def _apply(content: bytearray, position: int, data: bytes | None) -> None:
@@ -90,6 +92,8 @@ class SimDisk:
         """Some call failed, or what is read is not what was written."""
         self._boot = 1
         self._folders: dict[Path, _Folder] = {Path("/"): _Folder()}
+        self.clock: Callable[[], int] = lambda: 0
+        """The wall clock, in ns."""
         self._open: dict[int, DiskFile] = {}
         self._locked: dict[Path, int] = {}
         self._next_handle = 3
@@ -208,6 +212,9 @@ class SimDisk:
     def size(self, handle: int) -> int:
         return len(self._opened(handle).content)
 
+    def written_at(self, path: Path) -> int:
+        return self._file(path).written_at
+
     def write(self, handle: int, parts: Sequence[Buffer], position: int) -> None:
         self._check_room()
         self._change(handle, position, b"".join(parts))
@@ -221,7 +228,9 @@ class SimDisk:
 
     def _change(self, handle: int, position: int, data: bytes | None) -> None:
         crashes = self._step()
-        self._opened(handle).change(position, data)
+        file = self._opened(handle)
+        file.change(position, data)
+        file.written_at = self.clock()
         if crashes:
             raise self._crash
 

@@ -433,11 +433,12 @@ class TestCutting:
         assert batches.stored(again) == stored
         assert (again.log_start_offset, again.log_end_offset, again.high_watermark) == (1000, 1010, 1000)
 
-    def test_a_cut_before_the_start_is_a_bug(self, tmp_path: Path) -> None:
+    def test_a_cut_before_the_start_removes_every_record(self, tmp_path: Path, batches: Batches) -> None:
         log = opened(tmp_path)
         log.drop_all(Offset(10))
-        with pytest.raises(InvariantViolation):
-            log.truncate(Offset(9))
+        batches.fill(log, 20)
+        assert log.truncate(Offset(9)) == 10
+        assert (log.log_start_offset, log.log_end_offset) == (10, 10)
 
 
 def test_headers_from_an_offset_on(tmp_path: Path, batches: Batches) -> None:
