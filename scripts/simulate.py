@@ -7,8 +7,8 @@
     scripts/simulate --mutants                 mistakes made on purpose: which invariant falls, after how many seeds
 
 With --json the summary, or the table of mutants, is one JSON object on stdout; what is said on the way goes to stderr.
-A run that fails prints its seed, the commit, and the command that replays it. Exit status 1 when any run failed, or a
-mutant went unseen.
+A run that fails, or uses a minute of CPU time, prints its seed, the commit, and the command that replays it. Exit
+status 1 when any run failed, or a mutant went unseen.
 """
 
 from __future__ import annotations

@@ -19,6 +19,7 @@ from dataplane.replica.settings import ReplicaSettings
 from metadata.settings import MetadataSettings
 from tests.simulation.broker import DATA, SimBroker
 from tests.simulation.clients import Workload
+from tests.simulation.cpu_limit import CPU_LIMIT, OutOfCpuTime, cpu_limit
 from tests.simulation.dramas import CASTS
 from tests.simulation.faults import Fault, carry_out, draw, draw_drama
 from tests.simulation.invariants import Invariants
@@ -393,17 +394,24 @@ class Cluster:
         self.invariants.at_the_end()
 
 
-def run(seed: int, *, tell: bool = False, schedule: list[Fault] | None = None) -> Result:
-    """One seed, from beginning to end. `schedule`: in place of the one that the seed gives."""
+def run(
+    seed: int, *, tell: bool = False, schedule: list[Fault] | None = None, cpu_seconds: float = CPU_LIMIT
+) -> Result:
+    """One seed, from beginning to end. `schedule`: in place of the one that the seed gives. A run that takes more CPU
+    time than `cpu_seconds` has failed."""
     began = time.perf_counter()
     world = World(seed, tell=tell)
     with inhabited(world):
         cluster = Cluster(world, schedule)
         broken: InvariantBroken | None = None
         try:
-            cluster.run()
+            with cpu_limit(cpu_seconds):
+                cluster.run()
         except InvariantBroken as error:
             broken = error
+        except OutOfCpuTime as error:
+            broken = InvariantBroken("NoProgress", str(error))
+            world.say(f"BROKEN {broken}")
         except Exception as error:  # noqa: BLE001 - a bug of the simulator: the seed is to be named, and others go on
             where = traceback.extract_tb(error.__traceback__)[-1]
             broken = InvariantBroken("Simulator", f"{error!r} in {where.filename}:{where.lineno}")

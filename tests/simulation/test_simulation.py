@@ -15,7 +15,7 @@ import pytest
 
 from scripts.simulate import shrink
 from tests.simulation.mutants import MUTANTS, Mutant
-from tests.simulation.scenario import run
+from tests.simulation.scenario import Cluster, run
 from tests.simulation.world import InvariantBroken, Process, World, inhabited
 
 ROOT = Path(__file__).parents[2]
@@ -47,6 +47,27 @@ def test_the_same_seed_tells_the_same_story_whatever_the_hash_seed() -> None:
 def test_telling_changes_nothing() -> None:
     told, untold = run(11, tell=True), run(11)
     assert (told.steps, told.acknowledged, told.simulated) == (untold.steps, untold.acknowledged, untold.simulated)
+
+
+def test_a_run_that_computes_for_ever_within_one_step_fails_and_says_where(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Even where the interruption is caught."""
+
+    def spins(_: object) -> None:
+        try:
+            while True:
+                pass
+        except KeyboardInterrupt:
+            spins_on()
+
+    def spins_on() -> None:
+        while True:
+            pass
+
+    monkeypatch.setattr(Cluster, "run", spins)
+    result = run(1, cpu_seconds=0.05)
+    assert result.broken is not None
+    assert result.broken.invariant == "NoProgress"
+    assert "in spins_on" in result.broken.what
 
 
 async def _forgotten() -> None:
