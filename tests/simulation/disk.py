@@ -33,6 +33,28 @@ Survival: TypeAlias = Literal["nothing", "everything", "all but half of the last
 SURVIVALS: tuple[Survival, ...] = ("nothing", "everything", "all but half of the last write", "random")
 
 
+def surviving_writes(pending: list[Change], how: Survival, rng: Random) -> list[Change]:
+    """What a loss of power leaves of the changes of one file that were not synced, in the order made."""
+
+    def torn(change: Change, where: float) -> Change:
+        position, data = change
+        return change if data is None else (position, data[: int(len(data) * where)])
+
+    if how == "nothing":
+        return []
+    if how == "everything":
+        return pending
+    if how == "all but half of the last write":
+        return [*pending[:-1], *(torn(change, 0.5) for change in pending[-1:])]
+    kept = [torn(change, rng.random()) if rng.random() < 0.3 else change for change in pending]
+    return [change for change in kept if rng.random() < 0.6]
+
+
+def surviving_names(changes: int, how: Survival, rng: Random) -> int:
+    """How many of the first `changes` of the names in one folder that were not synced a loss of power leaves."""
+    return {"nothing": 0, "random": rng.randint(0, changes)}.get(how, changes)
+
+
 @dataclass(eq=False, slots=True)
 class DiskFile:
     content: bytearray = field(default_factory=bytearray)
@@ -56,10 +78,11 @@ class DiskFile:
         self.pending.append((position, data))
         self._apply(self.content, position, data)
 
-    def sync(self) -> None:
-        for position, data in self.pending:
+    def sync(self, changes: int | None = None) -> None:
+        """The first so many of what is pending; all of it unless given."""
+        for position, data in self.pending[:changes]:
             self._apply(self.synced, position, data)
-        self.pending.clear()
+        del self.pending[:changes]
 
     def crash(self, survives: Callable[[list[Change]], list[Change]]) -> None:
         for position, data in survives(self.pending):
@@ -110,29 +133,14 @@ class SimDisk:
         self.crash_at = -1
 
     def lose_power(self, how: Survival, rng: Random) -> None:
-        def torn(change: Change, where: float) -> Change:
-            position, data = change
-            return change if data is None else (position, data[: int(len(data) * where)])
-
-        def survives(pending: list[Change]) -> list[Change]:
-            if how == "nothing":
-                return []
-            if how == "everything":
-                return pending
-            if how == "all but half of the last write":
-                return [*pending[:-1], *(torn(change, 0.5) for change in pending[-1:])]
-            kept = [torn(change, rng.random()) if rng.random() < 0.3 else change for change in pending]
-            return [change for change in kept if rng.random() < 0.6]
-
         for folder in self._folders.values():
             changes = folder.changes
-            amount = {"nothing": 0, "random": rng.randint(0, len(changes))}.get(how, len(changes))
-            for name, file in changes[:amount]:
+            for name, file in changes[: surviving_names(len(changes), how, rng)]:
                 _rename(folder.synced, name, file)
             changes.clear()
             folder.now = dict(folder.synced)
             for file in folder.now.values():
-                file.crash(survives)
+                file.crash(lambda pending: surviving_writes(pending, how, rng))
         self.kill_process()
         self._boot += 1
 
