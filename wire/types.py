@@ -65,6 +65,14 @@ class OnUnderCapacity(Enum):
     """Retention runs early, within its limits."""
 
 
+class StreamCompression(Enum):
+    """How batches are compressed where nobody says otherwise."""
+
+    NONE = "none"
+    LZ4 = "lz4"
+    ZSTD = "zstd"
+
+
 class PartitionState(Enum):
     ACTIVE = "active"
     DRAINING = "draining"
@@ -114,6 +122,12 @@ class StreamConfig:
             "help": "a full disk: withdraw (give leadership away, refuse publishes) or evict_oldest (early retention)"
         },
     )
+    compression: StreamCompression = field(
+        default=StreamCompression.NONE,
+        metadata={
+            "help": "none, lz4 (fast) or zstd (dense): of what the leader batches, and of producers that do not choose"
+        },
+    )
     encryption: bool = field(default=False, metadata={"help": "batches lie encrypted on disk (AES-256-GCM)"})
 
     _LIMITS: ClassVar[Mapping[str, tuple[int, int]]] = {
@@ -130,6 +144,7 @@ class StreamConfig:
     _CHOICES: ClassVar[Mapping[str, Mapping[str, Any]]] = {
         "durability": {choice.value: choice for choice in Durability},
         "on_under_capacity": {choice.value: choice for choice in OnUnderCapacity},
+        "compression": {choice.value: choice for choice in StreamCompression},
         "reply_acks": {"true": True, "false": False},
         "compact": {"true": True, "false": False},
         "encryption": {"true": True, "false": False},

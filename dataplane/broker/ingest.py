@@ -17,7 +17,7 @@ from collections.abc import Callable
 import numpy as np
 
 from dataplane.broker.acks import BareReplies, EnvelopeReply
-from wire.batch import BatchBuilder, EncodedBatch, encode_headers
+from wire.batch import BatchBuilder, Compression, EncodedBatch, encode_headers
 from wire.envelope import any_envelope, decode_publish, is_envelope
 from wire.errors import Code, CorruptData, TidelogError
 from wire.tidelog_pb2 import AckPolicy, Message
@@ -144,9 +144,11 @@ class Ingest(BulkHandler):
     def open_records(self) -> int:
         return self._builder.count
 
-    def take(self) -> tuple[EncodedBatch, list[tuple[int, list[bytes | None]]], list[tuple[int, Message, int]]]:
+    def take(
+        self, compression: Compression
+    ) -> tuple[EncodedBatch, list[tuple[int, list[bytes | None]]], list[tuple[int, Message, int]]]:
         """The batch with all that came in so far, and who waits for its records (by index). There must be some."""
-        batch = self._builder.build(self._time_ns())
+        batch = self._builder.build(self._time_ns(), compression=compression)
         replies, self._replies = self._replies, []
         envelopes, self._envelopes = self._envelopes, []
         self._estimate = 0
@@ -156,7 +158,7 @@ class Ingest(BulkHandler):
         """Leadership ended: what was never appended is refused."""
         if not self._builder.count:
             return
-        _, replies, envelopes = self.take()
+        _, replies, envelopes = self.take(Compression.NONE)
         for _, run in replies:
             self._on_refused(run, error, 0)
         for _, message, _ in envelopes:

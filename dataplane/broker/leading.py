@@ -43,7 +43,7 @@ from dataplane.replica.leader import FollowerFetch, Leader
 from dataplane.replica.producers import Duplicate, ProducerTable, Rejected
 from dataplane.replica.refusals import fenced
 from wire.append import decode_append
-from wire.batch import HEADER_SIZE, BatchHeader, EncodedBatch, iter_batches, verify_body
+from wire.batch import HEADER_SIZE, BatchHeader, Compression, EncodedBatch, iter_batches, verify_body
 from wire.errors import Code, CorruptData, TidelogError
 from wire.replication import encode_header
 from wire.tidelog_pb2 import (
@@ -290,7 +290,7 @@ class Leading(ReadableRole):
         if error is not None:  # since these came in, the stream has become an encrypted one
             self._ingest.abandon(error)
             return
-        batch, replies, envelopes = self._ingest.take()
+        batch, replies, envelopes = self._ingest.take(Compression[self.view.config.compression.name])
         header = self._append(batch)
         if header is None:
             error = self._append_failed()

@@ -44,6 +44,11 @@ CHUNK_BYTES = 4 << 20
     show_default=True,
     help="lines: each line is a value. jsonl: each is an object with value, key, headers, timestamp.",
 )
+@click.option(
+    "--compression",
+    type=click.Choice(["none", "lz4", "zstd"]),
+    help="Of what is sent and stored; lz4 is fast, zstd dense.  [default: the stream's setting]",
+)
 @click.option("--partition", type=click.IntRange(min=0), help="Publish to this partition, whatever the key.")
 @cluster_options
 def publish(
@@ -53,6 +58,7 @@ def publish(
     acks: str,
     file: BinaryIO | None,
     form: str,
+    compression: str | None,
     partition: int | None,
     server: str,
     namespace: str,
@@ -65,10 +71,11 @@ def publish(
     if (value is None) == (file is None):
         raise click.UsageError("give either VALUE or --file")
     level = cast("Literal['all', 'leader', 'none']", acks)
+    codec = cast("Literal['none', 'lz4', 'zstd'] | None", compression)
     key_bytes = None if key is None else _bytes(key)
 
     async def work(client: Client) -> None:
-        async with client.producer(stream, acks=level) as producer:
+        async with client.producer(stream, acks=level, compression=codec) as producer:
             if file is not None:
                 await _publish_file(producer, file, form, key_bytes, partition, as_json)
                 return

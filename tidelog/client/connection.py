@@ -208,7 +208,7 @@ class Client:
         max_in_flight: int = 5,
         buffer_bytes: int = 64 << 20,
         delivery_timeout_ms: float = 30_000,
-        compression: Literal["lz4", "zstd"] | None = None,
+        compression: Literal["none", "lz4", "zstd"] | None = None,
     ) -> Producer:
         """A producer for a stream.
 
@@ -216,7 +216,7 @@ class Client:
         "none" = written to the connection. `batch_bytes` is bounded by what NATS takes in one message. `linger_ms`
         waits for more records before an incomplete batch is sent. `max_in_flight`: batches per partition, 1 to 5.
         `buffer_bytes` of unacknowledged records: above it `send` waits and `send_nowait` raises BufferFull. After
-        `delivery_timeout_ms` a record fails with DeliveryTimeout.
+        `delivery_timeout_ms` a record fails with DeliveryTimeout. `compression` of batches; None: the stream's setting.
         """
         self._check_open()
         try:

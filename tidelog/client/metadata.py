@@ -14,6 +14,7 @@ from typing import Any
 
 from tidelog.client.api import Api
 from tidelog.client.errors import WrongIncarnation, typed
+from wire.batch import Compression
 from wire.errors import Code, TidelogError
 from wire.subjects import check_stream_name
 from wire.types import BrokerId, Incarnation, LeaderEpoch, StreamName
@@ -47,6 +48,11 @@ class StreamMetadata:
     def max_record_bytes(self) -> int | None:
         text = self.config.get("max_record_bytes", "")
         return int(text) if text.isascii() and text.isdigit() else None
+
+    @property
+    def compression(self) -> Compression:
+        """Of producers that do not choose. One that this version does not know is none."""
+        return Compression.__members__.get(self.config.get("compression", "").upper(), Compression.NONE)
 
     @classmethod
     def from_json(cls, answer: Mapping[str, Any]) -> StreamMetadata:

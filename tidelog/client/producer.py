@@ -65,7 +65,7 @@ PUBLISH_RETRY = 0.002
 _WIRE_ACKS = {Acks.ALL: AppendRequest.ALL, Acks.LEADER: AppendRequest.LEADER, Acks.NONE: AppendRequest.NONE}
 _BYTES_OR_NONE = frozenset({bytes, type(None)})
 _INT64 = 1 << 63
-_COMPRESSION = {None: Compression.NONE, "lz4": Compression.LZ4, "zstd": Compression.ZSTD}
+_COMPRESSION = {None: None, "none": Compression.NONE, "lz4": Compression.LZ4, "zstd": Compression.ZSTD}
 
 
 class Producer:
@@ -91,7 +91,7 @@ class Producer:
         on_closed: Callable[[Producer], object],
     ) -> None:
         if compression not in _COMPRESSION:
-            raise BadRequest(Code.BAD_REQUEST, f"compression={compression!r} is none of None, 'lz4' and 'zstd'")
+            raise BadRequest(Code.BAD_REQUEST, f"compression={compression!r} is none of None, 'none', 'lz4' and 'zstd'")
         self.stream = stream
         self._transport = transport
         self._subjects = subjects
@@ -146,6 +146,13 @@ class Producer:
         except TidelogError:
             self._starting = None
             raise
+
+    @property
+    def compression(self) -> Compression:
+        """As it was chosen, else as the stream says."""
+        if self._compression is not None:
+            return self._compression
+        return self._layout.compression if self._layout is not None else Compression.NONE
 
     async def _start(self) -> None:
         layout = await self._metadata.refresh(self.stream)
@@ -663,7 +670,7 @@ class _Pipe:
         if batch.encoded is None:
             if batch.timestamp == 0:
                 batch.timestamp = time.time_ns()
-            batch.encoded = _encode(batch, self._producer._compression).stamp(Offset(0), LeaderEpoch(0))[0]
+            batch.encoded = _encode(batch, self._producer.compression).stamp(Offset(0), LeaderEpoch(0))[0]
         self._request.leader_epoch = self.core.leader_epoch
         parts = encode_append(self._request, batch.encoded)
         if not self._acknowledged:

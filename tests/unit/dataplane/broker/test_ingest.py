@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 
 from dataplane.broker.ingest import Ingest
-from wire.batch import RecordBatch
+from wire.batch import Compression, RecordBatch
 from wire.envelope import MAGIC, encode_publish
 from wire.errors import Code, TidelogError
 from wire.tidelog_pb2 import AckPolicy, Message
@@ -23,6 +23,7 @@ class Partition:
     refuses: tuple[bool, ...] = (True, False)
     """Of what the refusal is: of acknowledged publishes, of others."""
     wants: bool = True
+    compression: Compression = Compression.NONE
     batches: list[RecordBatch] = field(default_factory=list)
     replies: list[tuple[int, list[bytes | None]]] = field(default_factory=list)
     envelopes: list[tuple[int, Message, int]] = field(default_factory=list)
@@ -45,7 +46,7 @@ class Partition:
         )
 
     def seal(self) -> None:
-        batch, replies, envelopes = self.ingest.take()
+        batch, replies, envelopes = self.ingest.take(self.compression)
         base = sum(len(b) for b in self.batches)
         parts, _ = batch.stamp(Offset(base), LeaderEpoch(1))
         self.batches.append(RecordBatch.decode(b"".join(bytes(p) for p in parts)))
@@ -209,3 +210,17 @@ def test_an_envelope_whose_headers_cannot_be_stored_is_refused_alone() -> None:
     partition.ingest.chunk_done()
     assert partition.values == [b"plain"]
     assert partition.refused_envelopes == [Code.BAD_REQUEST]
+
+
+def test_what_plain_clients_publish_is_compressed_as_the_stream_says() -> None:
+    partition = Partition(wants=False)
+    for codec in (Compression.ZSTD, Compression.LZ4, Compression.NONE):
+        partition.compression = codec
+        partition.uniform([b"again and again and again"] * 100)
+        partition.seal()
+    assert [batch.header.compression for batch in partition.batches] == [
+        Compression.ZSTD,
+        Compression.LZ4,
+        Compression.NONE,
+    ]
+    assert partition.values == [b"again and again and again"] * 300

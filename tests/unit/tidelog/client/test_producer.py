@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import time
+from typing import Literal
 
 import pytest
 
@@ -20,7 +21,7 @@ from tidelog.client.errors import (
     WrongIncarnation,
 )
 from tidelog.client.records import Receipt
-from wire.batch import RecordBatch
+from wire.batch import Compression, RecordBatch, parse_header
 from wire.errors import Code, TidelogError
 
 
@@ -94,6 +95,21 @@ async def test_key_value_headers_and_tombstones_arrive(cluster: Cluster) -> None
         (b"k", None, {}),
         (None, b"", {}),
     ]
+
+
+async def test_batches_are_compressed_as_the_producer_says_else_as_the_stream_does(cluster: Cluster) -> None:
+    _, broker, client = cluster
+    broker.create("dense", compression="zstd")
+    broker.create("newer", compression="of-the-future")
+    found = []
+    choices: list[tuple[str, Literal["none", "lz4", "zstd"] | None]] = [
+        ("dense", None), ("dense", "lz4"), ("dense", "none"), ("s", None), ("newer", None),
+    ]  # fmt: skip
+    for stream, choice in choices:
+        async with client.producer(stream, compression=choice) as producer:
+            await producer.send(b"again and again " * 100)
+        found.append(parse_header(broker.logs[stream, 0].batches[-1][1]).compression)
+    assert found == [Compression.ZSTD, Compression.LZ4, Compression.NONE, Compression.NONE, Compression.NONE]
 
 
 async def test_send_many_says_where_each_value_went(cluster: Cluster) -> None:
