@@ -19,13 +19,13 @@ office clear them.
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterable, Mapping
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from enum import Enum
 from math import inf
 from typing import TypeAlias
 
-from metadata import election
+from metadata import election, stream_settings
 from metadata.liveness import Liveness
 from metadata.model import MAX_PARTITIONS, MAX_REPLICATION_FACTOR, Changes, Outcome, Partition
 from metadata.placement import Chance, place
@@ -323,11 +323,8 @@ class ControllerCore:
             raise TidelogError(
                 Code.BAD_REPLICATION_FACTOR, f"replication_factor={factor} is outside 1 to {MAX_REPLICATION_FACTOR}"
             )
-        settings = StreamConfig.from_strings(config).resolved(factor)
-        if settings.min_isr > factor:
-            raise TidelogError(
-                Code.BAD_CONFIG, f"min_isr={settings.min_isr} is above the replication factor {factor}; lower it"
-            )
+        wanted = stream_settings.with_defaults(config, self._state.defaults)
+        stream_settings.check(StreamConfig.from_strings(wanted), factor)
         live = self.live_brokers()
         if factor > len(live):
             raise TidelogError(
@@ -362,6 +359,36 @@ class ControllerCore:
         if stream is None:
             raise unknown_stream(name)
         return pb.Command(delete_stream=pb.DeleteStream(office=self._office, name=name, incarnation=stream.incarnation))
+
+    def alter_stream(self, name: str, changes: Mapping[str, str], unset: Sequence[str]) -> pb.Command:
+        """Other settings for a living stream. Raises TidelogError: NOT_CONTROLLER, UNKNOWN_STREAM, BAD_REQUEST,
+        BAD_CONFIG."""
+        self._require_office()
+        stream = self._state.streams.get(StreamName(name))
+        if stream is None:
+            raise unknown_stream(name)
+        if not changes and not unset:
+            raise TidelogError(Code.BAD_REQUEST, f"nothing is to be changed of stream {name}; name a setting")
+        stream_settings.altered(
+            stream.config,
+            changes=changes,
+            unset=unset,
+            defaults=self._state.defaults,
+            replication_factor=stream.replication_factor,
+        )
+        return pb.Command(
+            alter_stream=pb.AlterStream(
+                office=self._office, name=name, incarnation=stream.incarnation, set=dict(changes), unset=unset
+            )
+        )
+
+    def alter_cluster(self, changes: Mapping[str, str], unset: Sequence[str]) -> pb.Command:
+        """Other defaults for new streams. Raises TidelogError: NOT_CONTROLLER, BAD_REQUEST, BAD_CONFIG."""
+        self._require_office()
+        if not changes and not unset:
+            raise TidelogError(Code.BAD_REQUEST, "nothing is to be changed of the cluster's defaults; name a setting")
+        stream_settings.altered_defaults(self._state.defaults, changes=changes, unset=unset)
+        return pb.Command(alter_cluster=pb.AlterCluster(office=self._office, set=dict(changes), unset=unset))
 
     def plan_move(self, name: str, partition: int, target: BrokerId) -> LeaderMove:
         """What is to be asked of the leader, so that `target` can lead in its place.

@@ -167,6 +167,11 @@ def metadata_form(state: ClusterState, stream: Stream) -> dict[str, Any]:
     }
 
 
+def defaults_form(state: ClusterState) -> dict[str, Any]:
+    """What new streams get where they bring no setting of their own."""
+    return {"config": dict(state.defaults)}
+
+
 def cluster_form(
     state: ClusterState, labels: Mapping[BrokerId, Mapping[str, str]], totals: Mapping[BrokerId, Mapping[str, Any]]
 ) -> dict[str, Any]:
@@ -177,6 +182,7 @@ def cluster_form(
         "controller": state.controller,
         "office": state.office,
         "generation": state.generation,
+        **defaults_form(state),
         "brokers": [
             {
                 "id": broker.id,

@@ -44,6 +44,17 @@ def with_isr(
     return replace(partition, isr=isr, eligible=eligible, withdrawn=withdrawn)
 
 
+def with_min_isr(partition: Partition, min_isr: int) -> Partition:
+    """Another min ISR. When the ISR is enough for it now, its leader goes on without the eligible replicas, so they are
+    none any more. A partition without a leader commits nothing: there they hold all that the ISR holds, and join it.
+
+    Raised above the ISR's size it makes nobody eligible: who is outside left while commits went on.
+    """
+    if partition.leader is None and partition.eligible and len(partition.isr) >= min_isr:
+        return with_isr(partition, (*partition.isr, *partition.eligible), min_isr=min_isr)
+    return with_isr(partition, partition.isr, min_isr=min_isr)
+
+
 def candidates(partition: Partition, alive: IsAlive) -> tuple[BrokerId, ...]:
     """Those of whom one may lead now: live and not withdrawn; ISR members, else eligible replicas."""
     for group in (partition.isr, partition.eligible):

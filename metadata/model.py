@@ -18,7 +18,6 @@ from wire.errors import Code, InvariantViolation, TidelogError
 from wire.subjects import ingest_subject
 from wire.types import (
     BrokerId,
-    Durability,
     Generation,
     Incarnation,
     LeaderEpoch,
@@ -116,7 +115,8 @@ class Stream:
     incarnation: Incarnation
     kind: str
     config: dict[str, str]
-    """As given at creation; what is missing has its default."""
+    """As given at creation and altered since, the cluster's defaults of those times included; what is missing has its
+    built-in default."""
     replication_factor: int
     partitioner: str
     partitioning_version: int
@@ -136,7 +136,7 @@ class Stream:
 
     @property
     def durable(self) -> bool:
-        return self.settings.durability is Durability.DURABLE
+        return self.settings.is_durable
 
     @property
     def shared(self) -> tuple[object, ...]:

@@ -34,6 +34,7 @@ from metadata.controller import (
 )
 from metadata.describe import (
     cluster_form,
+    defaults_form,
     describe_form,
     find_stream,
     list_form,
@@ -47,6 +48,7 @@ from metadata.moves import LeaderMoves
 from metadata.raft.types import RaftError, RaftOutcomeUnknown, RaftRole, RaftStatus, RaftUnavailable, StateMachine
 from metadata.settings import MetadataSettings
 from metadata.state import ClusterState, key_of, ref_of
+from metadata.stream_settings import with_defaults
 from metadata.wishes import Wishes
 from wire import metadata_pb2 as pb
 from wire.errors import Code, TidelogError
@@ -356,7 +358,7 @@ class MetadataService:
     ) -> dict[str, Any]:
         """Returns the description, after the leaders serve or READY_TIMEOUT_S. Raises TidelogError."""
         command = self._core.create_stream(name, subject, partitions, replication_factor, config or {})
-        self._check_encryption(config or {})
+        self._check_encryption(with_defaults(config or {}, self.state.defaults))
         (await self._commit(command)).raise_for_refusal()
         deadline = self._monotonic() + READY_TIMEOUT_S
         while True:
@@ -372,6 +374,18 @@ class MetadataService:
         if StreamConfig.from_strings(config).encryption:
             told = {broker: said for broker, said in self._labels.items() if self.state.is_alive(broker)}
             check_encryption({**told, self._id: self._registration.labels})
+
+    async def alter_stream(self, name: str, changes: Mapping[str, str], unset: Sequence[str] = ()) -> dict[str, Any]:
+        """Other settings for a living stream: all of them, or none. Returns the description. Raises TidelogError."""
+        (await self._commit(self._core.alter_stream(name, changes, unset))).raise_for_refusal()
+        return await self.describe_stream(name)
+
+    async def alter_cluster(self, changes: Mapping[str, str], unset: Sequence[str] = ()) -> dict[str, Any]:
+        """Other defaults for streams that are made from now on. Returns all of them. Raises TidelogError."""
+        command = self._core.alter_cluster(changes, unset)
+        self._check_encryption(changes)
+        (await self._commit(command)).raise_for_refusal()
+        return defaults_form(self.state)
 
     async def delete_stream(self, name: str) -> None:
         """Raises TidelogError."""

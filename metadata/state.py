@@ -24,7 +24,7 @@ from typing import TypeVar
 
 from google.protobuf.message import DecodeError
 
-from metadata import election, snapshot
+from metadata import election, snapshot, stream_settings
 from metadata.model import (
     MAX_PARTITIONS,
     MAX_REPLICATION_FACTOR,
@@ -47,6 +47,7 @@ from wire.types import (
     PartitionEpoch,
     PartitionKey,
     PartitionView,
+    StreamConfig,
     StreamName,
 )
 
@@ -129,6 +130,11 @@ class ClusterState:
     @property
     def streams(self) -> Mapping[StreamName, Stream]:
         return self._contents.streams
+
+    @property
+    def defaults(self) -> Mapping[str, str]:
+        """Settings that streams get when they are made, where they bring none of their own."""
+        return self._contents.cluster_config
 
     @property
     def unclean_elections(self) -> int:
@@ -220,6 +226,10 @@ class ClusterState:
                 return self._brokers_dead(message.brokers_dead)
             case "create_stream":
                 return self._create_stream(message.create_stream)
+            case "alter_stream":
+                return self._alter_stream(message.alter_stream)
+            case "alter_cluster":
+                return self._alter_cluster(message.alter_cluster)
             case "delete_stream":
                 return self._delete_stream(message.delete_stream)
             case "alter_isr":
@@ -428,7 +438,7 @@ class ClusterState:
                 subject=command.subject,
                 incarnation=incarnation,
                 kind=command.kind or DEFAULT_KIND,
-                config=dict(sorted(command.config.items())),
+                config=stream_settings.with_defaults(command.config, self.defaults),
                 replication_factor=command.replication_factor,
                 partitioner=command.partitioner or DEFAULT_PARTITIONER,
                 partitioning_version=1,
@@ -437,13 +447,9 @@ class ClusterState:
                 leader_pin=command.leader_pin,
                 partitions=partitions,
             )
+            stream_settings.check(StreamConfig.from_strings(stream.config), stream.replication_factor)
         except TidelogError as error:
             return self._refuse(error.code, error.message)
-        if stream.min_isr > stream.replication_factor:
-            return self._refuse(
-                Code.BAD_CONFIG,
-                f"min_isr={stream.min_isr} is above the replication factor {stream.replication_factor}; lower it",
-            )
         self._contents.streams[stream.name] = stream
         for partition in partitions.values():
             self._count(partition.leader, 1)
@@ -489,15 +495,57 @@ class ClusterState:
                 return self._refuse(Code.BAD_REQUEST, f"partition {number} has an impossible placement")
         return None
 
+    def _alter_stream(self, command: pb.AlterStream) -> Outcome:
+        refused = self._not_in_office(command.office)
+        if refused is not None:
+            return refused
+        stream = self._contents.streams.get(StreamName(command.name))
+        if stream is None or stream.incarnation != command.incarnation:
+            return self._no_stream(command.name)
+        try:
+            config = stream_settings.altered(
+                stream.config,
+                changes=command.set,
+                unset=command.unset,
+                defaults=self.defaults,
+                replication_factor=stream.replication_factor,
+            )
+        except TidelogError as error:
+            return self._refuse(error.code, error.message)
+        if config == stream.config:
+            return self._unchanged()
+        changed = self._contents.streams[stream.name] = replace(stream, config=config)
+        keys = tuple(changed.key(number) for number in sorted(changed.partitions))
+        for key in keys:
+            # Also where nothing but the settings changed: whoever sees that epoch has seen them.
+            self._store(key, election.with_min_isr(changed.partitions[key.partition], changed.min_isr))
+        return self._changed(Changes(partitions=keys))
+
+    def _alter_cluster(self, command: pb.AlterCluster) -> Outcome:
+        refused = self._not_in_office(command.office)
+        if refused is not None:
+            return refused
+        try:
+            defaults = stream_settings.altered_defaults(self.defaults, changes=command.set, unset=command.unset)
+        except TidelogError as error:
+            return self._refuse(error.code, error.message)
+        if defaults == self.defaults:
+            return self._unchanged()
+        self._contents.cluster_config = defaults
+        return self._changed()
+
+    def _no_stream(self, name: str) -> Outcome:
+        return self._refuse(
+            Code.UNKNOWN_STREAM, f"stream {name} does not exist; `tidelog stream list` shows those that do"
+        )
+
     def _delete_stream(self, command: pb.DeleteStream) -> Outcome:
         refused = self._not_in_office(command.office)
         if refused is not None:
             return refused
         stream = self._contents.streams.get(StreamName(command.name))
         if stream is None or stream.incarnation != command.incarnation:
-            return self._refuse(
-                Code.UNKNOWN_STREAM, f"stream {command.name} does not exist; `tidelog stream list` shows those that do"
-            )
+            return self._no_stream(command.name)
         gone = tuple(stream.key(number) for number in sorted(stream.partitions))
         for partition in stream.partitions.values():
             self._count(partition.leader, -1)

@@ -91,6 +91,8 @@ class Command(_message.Message):
     WITHDRAW_FIELD_NUMBER: _builtins.int
     ALLOCATE_PRODUCER_IDS_FIELD_NUMBER: _builtins.int
     UNCLEAN_ELECT_FIELD_NUMBER: _builtins.int
+    ALTER_STREAM_FIELD_NUMBER: _builtins.int
+    ALTER_CLUSTER_FIELD_NUMBER: _builtins.int
     client: _builtins.str
     """(client, sequence) is answered once: a repeat gets the first outcome. Empty client: applied as often as it comes."""
     sequence: _builtins.int
@@ -114,6 +116,10 @@ class Command(_message.Message):
     def allocate_producer_ids(self) -> Global___AllocateProducerIds: ...
     @_builtins.property
     def unclean_elect(self) -> Global___UncleanElect: ...
+    @_builtins.property
+    def alter_stream(self) -> Global___AlterStream: ...
+    @_builtins.property
+    def alter_cluster(self) -> Global___AlterCluster: ...
     def __init__(
         self,
         *,
@@ -129,12 +135,14 @@ class Command(_message.Message):
         withdraw: Global___Withdraw | None = ...,
         allocate_producer_ids: Global___AllocateProducerIds | None = ...,
         unclean_elect: Global___UncleanElect | None = ...,
+        alter_stream: Global___AlterStream | None = ...,
+        alter_cluster: Global___AlterCluster | None = ...,
     ) -> None: ...
-    _HasFieldArgType: _TypeAlias = _typing.Literal["allocate_producer_ids", b"allocate_producer_ids", "alter_isr", b"alter_isr", "body", b"body", "brokers_dead", b"brokers_dead", "create_stream", b"create_stream", "delete_stream", b"delete_stream", "elect_leaders", b"elect_leaders", "register_broker", b"register_broker", "take_office", b"take_office", "unclean_elect", b"unclean_elect", "withdraw", b"withdraw"]  # noqa: Y015
+    _HasFieldArgType: _TypeAlias = _typing.Literal["allocate_producer_ids", b"allocate_producer_ids", "alter_cluster", b"alter_cluster", "alter_isr", b"alter_isr", "alter_stream", b"alter_stream", "body", b"body", "brokers_dead", b"brokers_dead", "create_stream", b"create_stream", "delete_stream", b"delete_stream", "elect_leaders", b"elect_leaders", "register_broker", b"register_broker", "take_office", b"take_office", "unclean_elect", b"unclean_elect", "withdraw", b"withdraw"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["allocate_producer_ids", b"allocate_producer_ids", "alter_isr", b"alter_isr", "body", b"body", "brokers_dead", b"brokers_dead", "client", b"client", "create_stream", b"create_stream", "delete_stream", b"delete_stream", "elect_leaders", b"elect_leaders", "register_broker", b"register_broker", "sequence", b"sequence", "take_office", b"take_office", "unclean_elect", b"unclean_elect", "withdraw", b"withdraw"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["allocate_producer_ids", b"allocate_producer_ids", "alter_cluster", b"alter_cluster", "alter_isr", b"alter_isr", "alter_stream", b"alter_stream", "body", b"body", "brokers_dead", b"brokers_dead", "client", b"client", "create_stream", b"create_stream", "delete_stream", b"delete_stream", "elect_leaders", b"elect_leaders", "register_broker", b"register_broker", "sequence", b"sequence", "take_office", b"take_office", "unclean_elect", b"unclean_elect", "withdraw", b"withdraw"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
-    _WhichOneofReturnType_body: _TypeAlias = _typing.Literal["take_office", "register_broker", "brokers_dead", "create_stream", "delete_stream", "alter_isr", "elect_leaders", "withdraw", "allocate_producer_ids", "unclean_elect"]  # noqa: Y015
+    _WhichOneofReturnType_body: _TypeAlias = _typing.Literal["take_office", "register_broker", "brokers_dead", "create_stream", "delete_stream", "alter_isr", "elect_leaders", "withdraw", "allocate_producer_ids", "unclean_elect", "alter_stream", "alter_cluster"]  # noqa: Y015
     _WhichOneofArgType_body: _TypeAlias = _typing.Literal["body", b"body"]  # noqa: Y015
     def WhichOneof(self, oneof_group: _WhichOneofArgType_body) -> _WhichOneofReturnType_body | None: ...
 
@@ -320,7 +328,7 @@ class CreateStream(_message.Message):
     leader_pin: _builtins.str
     @_builtins.property
     def config(self) -> _containers.ScalarMap[_builtins.str, _builtins.str]:
-        """as given; what is missing has its default"""
+        """as given; what is missing has the cluster's default, else the built-in one"""
 
     @_builtins.property
     def brokers(self) -> _containers.RepeatedScalarFieldContainer[_builtins.str]: ...
@@ -350,6 +358,113 @@ class CreateStream(_message.Message):
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
 Global___CreateStream: _TypeAlias = CreateStream  # noqa: Y015
+
+@_typing.final
+class AlterStream(_message.Message):
+    """Settings of a living stream; `set` and `unset` name different ones. All of it is done, or nothing."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    @_typing.final
+    class SetEntry(_message.Message):
+        DESCRIPTOR: _descriptor.Descriptor
+
+        KEY_FIELD_NUMBER: _builtins.int
+        VALUE_FIELD_NUMBER: _builtins.int
+        key: _builtins.str
+        value: _builtins.str
+        def __init__(
+            self,
+            *,
+            key: _builtins.str = ...,
+            value: _builtins.str = ...,
+        ) -> None: ...
+        _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+        def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+        _ClearFieldArgType: _TypeAlias = _typing.Literal["key", b"key", "value", b"value"]  # noqa: Y015
+        def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+        def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+    OFFICE_FIELD_NUMBER: _builtins.int
+    NAME_FIELD_NUMBER: _builtins.int
+    INCARNATION_FIELD_NUMBER: _builtins.int
+    SET_FIELD_NUMBER: _builtins.int
+    UNSET_FIELD_NUMBER: _builtins.int
+    office: _builtins.int
+    name: _builtins.str
+    incarnation: _builtins.int
+    """compare-and-set"""
+    @_builtins.property
+    def set(self) -> _containers.ScalarMap[_builtins.str, _builtins.str]: ...
+    @_builtins.property
+    def unset(self) -> _containers.RepeatedScalarFieldContainer[_builtins.str]:
+        """back to the cluster's default, or the built-in one"""
+
+    def __init__(
+        self,
+        *,
+        office: _builtins.int = ...,
+        name: _builtins.str = ...,
+        incarnation: _builtins.int = ...,
+        set: _abc.Mapping[_builtins.str, _builtins.str] | None = ...,
+        unset: _abc.Iterable[_builtins.str] | None = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["incarnation", b"incarnation", "name", b"name", "office", b"office", "set", b"set", "unset", b"unset"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___AlterStream: _TypeAlias = AlterStream  # noqa: Y015
+
+@_typing.final
+class AlterCluster(_message.Message):
+    """Defaults for streams that are made from then on: settings of streams, as CreateStream has them."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    @_typing.final
+    class SetEntry(_message.Message):
+        DESCRIPTOR: _descriptor.Descriptor
+
+        KEY_FIELD_NUMBER: _builtins.int
+        VALUE_FIELD_NUMBER: _builtins.int
+        key: _builtins.str
+        value: _builtins.str
+        def __init__(
+            self,
+            *,
+            key: _builtins.str = ...,
+            value: _builtins.str = ...,
+        ) -> None: ...
+        _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+        def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+        _ClearFieldArgType: _TypeAlias = _typing.Literal["key", b"key", "value", b"value"]  # noqa: Y015
+        def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+        def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+    OFFICE_FIELD_NUMBER: _builtins.int
+    SET_FIELD_NUMBER: _builtins.int
+    UNSET_FIELD_NUMBER: _builtins.int
+    office: _builtins.int
+    @_builtins.property
+    def set(self) -> _containers.ScalarMap[_builtins.str, _builtins.str]: ...
+    @_builtins.property
+    def unset(self) -> _containers.RepeatedScalarFieldContainer[_builtins.str]: ...
+    def __init__(
+        self,
+        *,
+        office: _builtins.int = ...,
+        set: _abc.Mapping[_builtins.str, _builtins.str] | None = ...,
+        unset: _abc.Iterable[_builtins.str] | None = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["office", b"office", "set", b"set", "unset", b"unset"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___AlterCluster: _TypeAlias = AlterCluster  # noqa: Y015
 
 @_typing.final
 class DeleteStream(_message.Message):
@@ -642,7 +757,9 @@ class Snapshot(_message.Message):
     next_producer_id: _builtins.int
     unclean_elections: _builtins.int
     @_builtins.property
-    def cluster_config(self) -> _containers.ScalarMap[_builtins.str, _builtins.str]: ...
+    def cluster_config(self) -> _containers.ScalarMap[_builtins.str, _builtins.str]:
+        """defaults for new streams"""
+
     @_builtins.property
     def brokers(self) -> _containers.RepeatedCompositeFieldContainer[Global___BrokerState]:
         """sorted by id"""

@@ -13,6 +13,7 @@ from dataclasses import dataclass, field, fields, replace
 from enum import Enum
 from typing import Any, ClassVar, NewType, TypeAlias
 
+from wire.durability import DURABLE, Durability
 from wire.errors import Code, TidelogError
 
 BrokerId = NewType("BrokerId", str)
@@ -49,13 +50,6 @@ class Acks(Enum):
     ALL = "all"
 
 
-class Durability(Enum):
-    DURABLE = "durable"
-    """A replica reports an offset as acknowledged only after fdatasync."""
-    ACCEPTED = "accepted"
-    """A replica reports an offset once it is in the page cache."""
-
-
 class OnUnderCapacity(Enum):
     """What a broker does with a replica when its disk is full."""
 
@@ -84,10 +78,18 @@ class StreamConfig:
     """What can be set per stream (`--config KEY=VALUE`)."""
 
     min_isr: int = field(
-        default=0, metadata={"help": "members that must have a record before it commits; 0 = 2 from RF 3 up, else 1"}
+        default=0,
+        metadata={
+            "help": "members that must have a record before it commits; 0 = what durability says, else 2 from RF 3 up,"
+            " else 1"
+        },
     )
     durability: Durability = field(
-        default=Durability.DURABLE, metadata={"help": "durable (fdatasync before ack) or accepted (page cache)"}
+        default=DURABLE,
+        metadata={
+            "help": "what an ack waits for: durable (synced by the ISR), accepted (page cache), replica_durable:N,"
+            " replica_accepted:N, majority_durable, local_durable"
+        },
     )
     reply_acks: bool = field(default=True, metadata={"help": "answer bare publishes that carry a reply subject"})
     max_record_bytes: int = field(
@@ -142,7 +144,6 @@ class StreamConfig:
         "tombstone_retention_ms": (0, 1 << 52),
     }
     _CHOICES: ClassVar[Mapping[str, Mapping[str, Any]]] = {
-        "durability": {choice.value: choice for choice in Durability},
         "on_under_capacity": {choice.value: choice for choice in OnUnderCapacity},
         "compression": {choice.value: choice for choice in StreamCompression},
         "reply_acks": {"true": True, "false": False},
@@ -166,6 +167,11 @@ class StreamConfig:
 
     @classmethod
     def _parse(cls, key: str, text: str) -> Any:
+        if key == "durability":
+            try:
+                return Durability.parse(text)
+            except ValueError as error:
+                raise TidelogError(Code.BAD_CONFIG, f"durability={text!r}: {error}") from None
         choices = cls._CHOICES.get(key)
         if choices is not None:
             if text.lower() not in choices:
@@ -197,9 +203,17 @@ class StreamConfig:
             )
         return out
 
+    @property
+    def is_durable(self) -> bool:
+        """A replica reports an offset as acknowledged only after fdatasync; else once it is in the page cache."""
+        return self.durability.is_synced
+
     def resolved(self, replication_factor: int) -> StreamConfig:
-        """With `min_isr` filled in: 2 from replication factor 3 up, else 1."""
-        return self if self.min_isr else replace(self, min_isr=2 if replication_factor >= 3 else 1)
+        """With `min_isr` filled in: as `durability` says, else 2 from replication factor 3 up, else 1."""
+        if self.min_isr:
+            return self
+        floor = self.durability.in_sync_floor(replication_factor)
+        return replace(self, min_isr=floor or (2 if replication_factor >= 3 else 1))
 
 
 @dataclass(frozen=True, slots=True, order=True)

@@ -32,7 +32,7 @@ from wire.replication import HEADER_SIZE as REPLICATION_HEADER_SIZE
 from wire.replication import decode_header
 from wire.tidelog_pb2 import FetchRequest, LeaderEpochOffsetRequest, LeaderEpochOffsetResponse, ReplicationRequest
 from wire.transport import NO_RESPONDERS, Message
-from wire.types import Durability, LeaderEpoch, Offset, PartitionView
+from wire.types import LeaderEpoch, Offset, PartitionView
 
 log = logging.getLogger(__name__)
 
@@ -48,7 +48,7 @@ class Following(ReadableRole):
         first_sequence: int,
     ) -> None:
         super().__init__(context, view, partition_log, producers)
-        self._durable = view.config.durability is Durability.DURABLE
+        self._durable = view.config.is_durable
         self._fetch_inbox: str | None = None
         self._offset_inbox: str | None = None
         self._batches: tuple[memoryview, list[BatchHeader]] | None = None

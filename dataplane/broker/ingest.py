@@ -39,7 +39,6 @@ class Ingest(BulkHandler):
     def __init__(
         self,
         *,
-        max_record_bytes: int,
         max_batch_bytes: int,
         seal: Callable[[], None],
         wants_batch: Callable[[], bool],
@@ -48,9 +47,8 @@ class Ingest(BulkHandler):
         on_corrupt: Callable[[str, bytes | None], None],
         on_envelope_refused: Callable[[Message, TidelogError], None],
         time_ns: Callable[[], int],
-        with_replies: bool,
     ) -> None:
-        self._max_record = max_record_bytes
+        self._max_record = 0
         self._max_batch = max_batch_bytes
         self._seal = seal
         self._wants_batch = wants_batch
@@ -59,12 +57,17 @@ class Ingest(BulkHandler):
         self._on_corrupt = on_corrupt
         self._on_envelope_refused = on_envelope_refused
         self._time_ns = time_ns
-        self._with_replies = with_replies
+        self._with_replies = False
         self._builder = BatchBuilder()
         self._estimate = 0
         self._replies: list[tuple[int, list[bytes | None]]] = []
         """(index of the first record in the open batch, one reply subject or None per record)."""
         self._envelopes: list[tuple[int, Message, int]] = []
+
+    def configure(self, *, max_record_bytes: int, with_replies: bool) -> None:
+        """Before the first message, and whenever the stream's settings change."""
+        self._max_record = max_record_bytes
+        self._with_replies = with_replies
 
     # ------------------------------------------------------------------ BulkHandler
     def on_uniform(

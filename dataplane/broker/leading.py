@@ -62,7 +62,6 @@ from wire.transport import Message, MessageHandler, Subscription, Transport
 from wire.types import (
     BrokerId,
     DrainAnswer,
-    Durability,
     Incarnation,
     LeaderEpoch,
     LeaderMove,
@@ -96,16 +95,12 @@ class Leading(ReadableRole):
         self._initial_high_watermark = high_watermark
         self._core: Leader | None = None
         self._subscriptions: list[Subscription] = []
-        self._durable = view.config.durability is Durability.DURABLE
+        self._durable = view.config.is_durable
         self._syncing = False
         self._starting: asyncio.Task[None] | None = None
         self._unwanted = False
-        limit = self._max_batch
-        self._max_record = min(view.config.max_record_bytes, limit - HEADER_SIZE - 64)
-        self._confirm_timeout = view.config.confirm_timeout_ms / 1000
         self._ingest = Ingest(
-            max_record_bytes=self._max_record,
-            max_batch_bytes=min(4 * SEAL_BYTES, limit - HEADER_SIZE - 64),
+            max_batch_bytes=min(4 * SEAL_BYTES, self._max_batch - HEADER_SIZE - 64),
             seal=self._seal,
             wants_batch=self._wants_batch,
             refuse=self._refuse_publish,
@@ -113,8 +108,15 @@ class Leading(ReadableRole):
             on_corrupt=self._corrupt_envelope,
             on_envelope_refused=self._envelope_refused,
             time_ns=context.time_ns,
-            with_replies=view.config.reply_acks,
         )
+        self._configure()
+
+    def _configure(self) -> None:
+        """As the newest view says; settings change while the stream lives."""
+        config = self.view.config
+        self._max_record = min(config.max_record_bytes, self._max_batch - HEADER_SIZE - 64)
+        self._confirm_timeout = config.confirm_timeout_ms / 1000
+        self._ingest.configure(max_record_bytes=self._max_record, with_replies=config.reply_acks)
 
     # ------------------------------------------------------------------ life
     async def start(self) -> None:
@@ -209,6 +211,7 @@ class Leading(ReadableRole):
 
     def on_view(self, view: PartitionView) -> None:
         self.view = view
+        self._configure()
         if self._core is not None and not self.ended:
             self._run(self._core.on_view(view, self.context.now()))
             self._schedule()

@@ -34,7 +34,6 @@ from wire.errors import Code, CorruptData, TidelogError
 from wire.transport import Message, Subscription
 from wire.types import (
     BrokerId,
-    Durability,
     Offset,
     PartitionEpoch,
     PartitionKey,
@@ -165,7 +164,7 @@ class Replica:
 
     @property
     def _is_accepted(self) -> bool:
-        return self.view is not None and self.view.config.durability is Durability.ACCEPTED
+        return self.view is not None and not self.view.config.is_durable
 
     # ------------------------------------------------------------------ roles
     def on_view(self, view: PartitionView, context: BrokerContext) -> None:

@@ -43,7 +43,7 @@ from dataplane.replica.effects import (
 from dataplane.replica.epochs import LeaderEpochCache
 from dataplane.replica.settings import ReplicaSettings
 from wire.errors import Code, InvariantViolation, TidelogError
-from wire.types import BrokerId, Durability, LeaderEpoch, LeaderReport, Offset, PartitionView
+from wire.types import BrokerId, LeaderEpoch, LeaderReport, Offset, PartitionView
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -135,7 +135,7 @@ class Follower:
         self.settings = settings
         self.state: FollowerState = Leaderless()
         self._epochs = epochs
-        self._durable = view.config.durability is Durability.DURABLE
+        self._durable = view.config.is_durable
         self._sequence = first_sequence
         self._number = first_sequence
         self._connected_since = connected_since

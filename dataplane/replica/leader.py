@@ -61,7 +61,6 @@ from dataplane.replica.settings import ReplicaSettings
 from wire.errors import Code, InvariantViolation, TidelogError
 from wire.types import (
     BrokerId,
-    Durability,
     Incarnation,
     IsrChange,
     IsrMember,
@@ -156,7 +155,7 @@ class Leader:
         self.isr: IsrState = CommittedIsr(frozenset(view.isr))
         self.settings = settings
         self._epochs = epochs
-        self._durable = view.config.durability is Durability.DURABLE
+        self._durable = view.config.is_durable
         self._followers = {r: _Follower(caught_up_at=now) for r in view.replicas if r != broker}
         self._pending = PendingAcks()
         self._pending_here = PendingAcks()

@@ -22,7 +22,8 @@ from tests.integration.test_broker_roles import SUBJECT, Node, until, view
 from tidelog.runtime.nats import NatsConnection
 from tidelog.runtime.server import EmbeddedNatsServer
 from wire.batch import RecordBatch, iter_batches
-from wire.types import BrokerId, Durability, Incarnation, IsrChange, LeaderEpoch, Offset, PartitionEpoch
+from wire.durability import ACCEPTED, DURABLE, Durability
+from wire.types import BrokerId, Incarnation, IsrChange, LeaderEpoch, Offset, PartitionEpoch
 
 BROKERS = tuple(BrokerId(name) for name in ("a", "b", "c"))
 
@@ -153,7 +154,7 @@ async def cluster(url: str, directory: Path, durability: Durability, rng: Random
         await running.close()
 
 
-@pytest.mark.parametrize("durability", [*Durability])
+@pytest.mark.parametrize("durability", [DURABLE, ACCEPTED])
 async def test_no_acknowledged_record_is_lost_and_no_replica_diverges(
     nats_server: EmbeddedNatsServer, tmp_path: Path, durability: Durability
 ) -> None:
@@ -167,7 +168,7 @@ async def test_no_acknowledged_record_is_lost_and_no_replica_diverges(
 
 
 async def test_a_nats_server_that_comes_and_goes_loses_nothing(nats_server: EmbeddedNatsServer, tmp_path: Path) -> None:
-    async with cluster(nats_server.url, tmp_path, Durability.DURABLE, Random(1)) as running:
+    async with cluster(nats_server.url, tmp_path, DURABLE, Random(1)) as running:
         for moved in (False, True, False):
             await running.goes_on()
             nats_server.stop()

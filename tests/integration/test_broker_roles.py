@@ -32,6 +32,7 @@ from tidelog.runtime.nats import NatsConnection
 from tidelog.runtime.server import EmbeddedNatsServer
 from wire.append import encode_append
 from wire.batch import BatchBuilder
+from wire.durability import ACCEPTED, DURABLE, Durability
 from wire.envelope import encode_publish
 from wire.errors import Code, TidelogError
 from wire.subjects import Subjects
@@ -46,7 +47,6 @@ from wire.tidelog_pb2 import Message as EnvelopeMessage
 from wire.transport import Message
 from wire.types import (
     BrokerId,
-    Durability,
     Incarnation,
     IsrChange,
     LeaderEpoch,
@@ -74,7 +74,7 @@ def view(
     epoch: int = 1,
     isr: tuple[BrokerId, ...] = (A,),
     min_isr: int = 1,
-    durability: Durability = Durability.DURABLE,
+    durability: Durability = DURABLE,
     key: PartitionKey = KEY,
 ) -> PartitionView:
     return PartitionView(
@@ -584,7 +584,7 @@ async def test_the_checkpoint_of_the_high_watermark_never_vouches_for_what_is_no
 
 async def test_what_an_accepted_stream_holds_is_synced_in_the_background(a: Node, client: NatsConnection) -> None:
     """Else its segments stay open, and every start reads all of it again."""
-    role = await a.leads(view(durability=Durability.ACCEPTED))
+    role = await a.leads(view(durability=ACCEPTED))
     await publish(client)
     await until(lambda: role.log.durable_end == role.log.log_end_offset == 1)
     await until(lambda: (c := read_offsets(REAL_FILES, role.log.directory)) is not None and c.high_watermark == 1)
@@ -604,7 +604,7 @@ async def test_a_log_that_cannot_be_closed_in_order_leaves_no_clean_broker(
     nats_server: EmbeddedNatsServer, client: NatsConnection, tmp_path: Path
 ) -> None:
     a = await Node(A, tmp_path / "a").start(nats_server.url)
-    role = await a.leads(view(durability=Durability.ACCEPTED))
+    role = await a.leads(view(durability=ACCEPTED))
     await publish(client)
 
     def broken() -> None:

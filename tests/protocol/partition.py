@@ -378,7 +378,7 @@ class PartitionWorld:
         leader = broker.leading
         assert leader is not None
         for effect in effects:
-            if not isinstance(effect, RequestSync) or leader.view.config.durability.value == "durable":
+            if not isinstance(effect, RequestSync) or leader.view.config.is_durable:
                 self._told(broker.name, effect)
             match effect:
                 case Respond():
@@ -423,7 +423,7 @@ class PartitionWorld:
         follower = broker.following
         assert follower is not None
         for effect in effects:
-            if not isinstance(effect, RequestSync) or follower.view.config.durability.value == "durable":
+            if not isinstance(effect, RequestSync) or follower.view.config.is_durable:
                 self._told(broker.name, effect)
             match effect:
                 case SendFetch():
@@ -476,7 +476,7 @@ class PartitionWorld:
             self._send(NATS, broker.name, NoResponders(), broker.role_number)
 
     def _request_sync(self, broker: Broker) -> None:
-        if broker.view is not None and broker.view.config.durability.value == "durable":
+        if broker.view is not None and broker.view.config.is_durable:
             done = Synced(broker.log.end, broker.log.cuts)
             self._send(broker.name, broker.name, done, broker.role_number)
 

@@ -26,8 +26,8 @@ from tests.simulation.invariants import Invariants
 from tests.simulation.messaging import Nats, Weather
 from tests.simulation.raft import RaftGroup
 from tests.simulation.world import InvariantBroken, Process, World, inhabited
+from wire.durability import ACCEPTED, DURABLE, Durability
 from wire.subjects import Subjects
-from wire.types import Durability
 
 START_LIMIT = 30.0
 CALM_LIMIT = 60.0
@@ -80,7 +80,7 @@ class Shape:
             replication_factor=3,
             streams=rng.choice((1, 1, 1, 2)),
             partitions=rng.choice((1, 1, 2)),
-            durability=Durability.ACCEPTED if rng.random() < 0.25 else Durability.DURABLE,
+            durability=ACCEPTED if rng.random() < 0.25 else DURABLE,
             segment_bytes=rng.choice((4096, 16384, 1 << 20)),
             duration=rng.choice((1.5, 3.0, 6.0)),
             rate=rng.choice((2.0, 5.0, 12.0)),
@@ -215,7 +215,7 @@ class Cluster:
     def may_lose_power(self, broker: SimBroker, *, dead: bool = False) -> bool:
         if not dead and not broker.is_running:
             return False
-        return self.shape.durability is Durability.DURABLE or self.may_lose_disk(broker)
+        return self.shape.durability.is_synced or self.may_lose_disk(broker)
 
     def disk_is_sound(self, broker: SimBroker) -> None:
         self.fragile.discard(broker.id)
@@ -264,7 +264,7 @@ class Cluster:
             world.say(f"will be: {fault}")
         for broker in self.brokers.values():
             broker.start()
-        config = {"durability": shape.durability.value, "segment_bytes": str(shape.segment_bytes)}
+        config = {"durability": str(shape.durability), "segment_bytes": str(shape.segment_bytes)}
         config["min_isr"] = str(shape.min_isr)
         self._create("s", clients, config)
         clients.spawn(clients.feed_back)

@@ -1,4 +1,4 @@
-"""`tidelog cluster`: the state of the cluster."""
+"""`tidelog cluster`: the state of the cluster, and its defaults for new streams."""
 
 from __future__ import annotations
 
@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING
 import click
 
 from tidelog.cli.session import cluster_options, console, print_json, run
+from tidelog.cli.settings import alteration_options, config_of
 
 if TYPE_CHECKING:
     from tidelog.client.admin import BrokerStatus, ClusterStatus
@@ -15,7 +16,7 @@ if TYPE_CHECKING:
 
 @click.group()
 def cluster() -> None:
-    """Show the state of the cluster."""
+    """Show the state of the cluster, change its defaults for new streams."""
 
 
 @cluster.command()
@@ -31,6 +32,28 @@ def status(server: str, namespace: str, as_json: bool) -> None:
             _show(found)
 
     run(server, namespace, work)
+
+
+@cluster.command()
+@alteration_options
+@cluster_options
+def alter(settings: tuple[str, ...], unset: tuple[str, ...], server: str, namespace: str, as_json: bool) -> None:
+    """Change the settings that new streams get where they bring none of their own."""
+    config = config_of(settings)
+
+    async def work(client: Client) -> None:
+        defaults = await client.alter_cluster(config=config, unset=unset)
+        if as_json:
+            print_json({"config": defaults})
+        else:
+            click.echo(_defaults(defaults))
+
+    run(server, namespace, work)
+
+
+def _defaults(config: dict[str, str]) -> str:
+    shown = "  ".join(f"{key}={value}" for key, value in sorted(config.items()))
+    return f"defaults of new streams: {shown or 'none but the built-in ones'}"
 
 
 def _show(found: ClusterStatus) -> None:
@@ -55,6 +78,8 @@ def _show(found: ClusterStatus) -> None:
         f"(cluster {found['cluster_id']}, generation {found['generation']})",
         highlight=False,
     )
+    if found["config"]:
+        console().print(_defaults(found["config"]), highlight=False)
     for broker in found["brokers"]:
         if broker.get("failed"):
             console().print(f"[red]{broker['id']}[/] holds unsound replicas of {', '.join(broker['failed'] or ())}")

@@ -1,4 +1,4 @@
-"""`tidelog stream`: create, list, describe, delete."""
+"""`tidelog stream`: create, list, describe, alter, delete."""
 
 from __future__ import annotations
 
@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING
 import click
 
 from tidelog.cli.session import cluster_options, console, print_json, run
+from tidelog.cli.settings import alteration_options, config_of
 
 if TYPE_CHECKING:
     from tidelog.client.admin import PartitionDescription, StreamDescription, StreamSummary
@@ -15,7 +16,7 @@ if TYPE_CHECKING:
 
 @click.group()
 def stream() -> None:
-    """Create, list, describe and delete streams."""
+    """Create, list, describe, alter and delete streams."""
 
 
 @stream.command()
@@ -37,16 +38,22 @@ def create(
 ) -> None:
     """Create a stream.
 
+    Settings (docs/operations.md has all of them):
+
     \b
-    Settings:
-      durability=durable|accepted  acknowledge after fdatasync, or from the page cache
+      durability=LEVEL             durable (default), accepted, replica_durable:N, replica_accepted:N,
+                                   majority_durable, local_durable
       min_isr=N                    in-sync replicas that a commit needs
+      confirm_timeout_ms=N         how long an acknowledged publish waits for its commit
       max_record_bytes=N           largest record
       segment_bytes=N              size of a log segment
-      confirm_timeout_ms=N         how long an acknowledged publish waits for its commit
+      retention_max_age_ms=N       also retention_max_bytes=N, retention_max_messages=N: what is kept
+      compact=true|false           keep the newest record of each key
+      on_under_capacity=WHAT       a full disk: withdraw (default) or evict_oldest
+      encryption=true|false        batches lie encrypted on disk
       reply_acks=true|false        answer bare publishes that carry a reply subject
     """
-    config = dict(_setting(text) for text in settings)
+    config = config_of(settings)
 
     async def work(client: Client) -> None:
         made = await client.create_stream(
@@ -98,6 +105,26 @@ def describe(name: str, server: str, namespace: str, as_json: bool) -> None:
 
 @stream.command()
 @click.argument("name")
+@alteration_options
+@cluster_options
+def alter(
+    name: str, settings: tuple[str, ...], unset: tuple[str, ...], server: str, namespace: str, as_json: bool
+) -> None:
+    """Change settings of a stream while it is used. All that is given is done, or nothing."""
+    config = config_of(settings)
+
+    async def work(client: Client) -> None:
+        changed = await client.alter_stream(name, config=config, unset=unset)
+        if as_json:
+            print_json(changed)
+        else:
+            _show_description(changed)
+
+    run(server, namespace, work)
+
+
+@stream.command()
+@click.argument("name")
 @cluster_options
 def delete(name: str, server: str, namespace: str, as_json: bool) -> None:
     """Delete a stream with all its records."""
@@ -110,13 +137,6 @@ def delete(name: str, server: str, namespace: str, as_json: bool) -> None:
             click.echo(f"deleted stream {name}")
 
     run(server, namespace, work)
-
-
-def _setting(text: str) -> tuple[str, str]:
-    key, equals, value = text.partition("=")
-    if not equals or not key:
-        raise click.BadParameter(f"{text!r} is not KEY=VALUE", param_hint="--config")
-    return key, value
 
 
 def _show_list(streams: list[StreamSummary]) -> None:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from typing import TypedDict, cast
 
 from tidelog.client.api import REPEATED, Api
@@ -91,6 +91,8 @@ class ClusterStatus(TypedDict):
     cluster_id: str
     controller: str | None
     generation: int
+    config: dict[str, str]
+    """What new streams get where they bring no setting of their own."""
     brokers: list[BrokerStatus]
     streams: int
     partitions: int
@@ -116,10 +118,9 @@ class Admin:
     ) -> StreamDescription:
         stream = stream_name(name)
         wanted = stream if subject is None else subject
-        strings = {key: _config_text(value) for key, value in config.items()}
+        strings = _config_texts(config)
         try:
             self._subjects.check_subject(wanted)
-            StreamConfig.from_strings(strings)
         except TidelogError as error:
             raise typed(error) from None
         if partitions < 1:
@@ -142,6 +143,18 @@ class Admin:
             if found["subject"] != wanted or len(found["partitions"]) != partitions:
                 raise
             return found
+
+    async def alter_stream(
+        self, name: str, *, config: Mapping[str, str | int | bool], unset: Iterable[str]
+    ) -> StreamDescription:
+        stream = stream_name(name)
+        body = {"name": stream, "config": _config_texts(config), "unset": [*unset]}
+        self._metadata.forget(stream)
+        return cast(StreamDescription, await self._api.call("stream.alter", body))
+
+    async def alter_cluster(self, *, config: Mapping[str, str | int | bool], unset: Iterable[str]) -> dict[str, str]:
+        body = {"config": _config_texts(config), "unset": [*unset]}
+        return cast("dict[str, str]", (await self._api.call("cluster.alter", body))["config"])
 
     async def delete_stream(self, name: str) -> None:
         stream = stream_name(name)
@@ -179,6 +192,16 @@ class Admin:
 
     async def cluster_status(self) -> ClusterStatus:
         return cast(ClusterStatus, await self._api.call("cluster.status", {}))
+
+
+def _config_texts(config: Mapping[str, str | int | bool]) -> dict[str, str]:
+    """As the API takes them, each looked at by itself. Raises BadConfig."""
+    texts = {key: _config_text(value) for key, value in config.items()}
+    try:
+        StreamConfig.from_strings(texts)
+    except TidelogError as error:
+        raise typed(error) from None
+    return texts
 
 
 def _config_text(value: str | int | bool) -> str:

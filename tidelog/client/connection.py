@@ -152,6 +152,18 @@ class Client:
             name, subject=subject, partitions=partitions, replication_factor=replication_factor, config=config or {}
         )
 
+    async def alter_stream(
+        self, name: str, *, config: Mapping[str, str | int | bool] | None = None, unset: Iterable[str] = ()
+    ) -> StreamDescription:
+        """Change settings of a living stream; those of `unset` go back to their defaults. All of it is done, or
+        nothing. Returns what `describe` returns.
+
+        Raises UnknownStream, BadConfig (a setting that does not exist, that cannot be changed while the stream lives,
+        or that does not go with the others), BadRequest, NoServer.
+        """
+        self._check_open()
+        return await self._admin.alter_stream(name, config=config or {}, unset=unset)
+
     async def delete_stream(self, name: str) -> None:
         """Delete a stream with all its records. Raises UnknownStream."""
         self._check_open()
@@ -190,6 +202,14 @@ class Client:
     async def cluster_status(self) -> ClusterStatus:
         self._check_open()
         return await self._admin.cluster_status()
+
+    async def alter_cluster(
+        self, *, config: Mapping[str, str | int | bool] | None = None, unset: Iterable[str] = ()
+    ) -> dict[str, str]:
+        """Change the settings that new streams get where they bring none of their own. Returns all of them. Streams
+        that exist keep theirs. Raises BadConfig, BadRequest, NoServer."""
+        self._check_open()
+        return await self._admin.alter_cluster(config=config or {}, unset=unset)
 
     async def metadata(self, stream: str) -> StreamMetadata:
         """Partitions, incarnations and leaders as the controller knows them now. Raises UnknownStream."""

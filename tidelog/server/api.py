@@ -40,11 +40,13 @@ class Api:
         self._transport = transport
         self._endpoints: dict[str, Endpoint] = {
             subjects.api("stream.create"): self._create,
+            subjects.api("stream.alter"): self._alter,
             subjects.api("stream.delete"): self._delete,
             subjects.api("stream.list"): self._list,
             subjects.api("stream.describe"): self._describe,
             subjects.api("metadata"): self._metadata,
             subjects.api("cluster.status"): self._cluster_status,
+            subjects.api("cluster.alter"): self._cluster_alter,
             subjects.api("producer.init"): self._producer_init,
             subjects.api("partition.move_leader"): self._move_leader,
             subjects.api("partition.unclean_elect"): self._unclean_elect,
@@ -82,9 +84,6 @@ class Api:
     # ---- endpoints -------------------------------------------------------------------------------------------------
 
     async def _create(self, request: Request) -> Mapping[str, Any]:
-        config = request.get("config") or {}
-        if not isinstance(config, dict) or not all(isinstance(value, str) for value in config.values()):
-            raise TidelogError(Code.BAD_REQUEST, "config is not an object of texts")
         name = _take(request, "name", str)
         factor = request.get("replication_factor")
         return await self._service.create_stream(
@@ -92,8 +91,11 @@ class Api:
             subject=_take(request, "subject", str) if request.get("subject") is not None else name,
             partitions=_take(request, "partitions", int) if request.get("partitions") is not None else 1,
             replication_factor=_take(request, "replication_factor", int) if factor is not None else None,
-            config=config,
+            config=_config(request),
         )
+
+    async def _alter(self, request: Request) -> Mapping[str, Any]:
+        return await self._service.alter_stream(_take(request, "name", str), _config(request), _unset(request))
 
     async def _delete(self, request: Request) -> Mapping[str, Any]:
         await self._service.delete_stream(_take(request, "name", str))
@@ -110,6 +112,9 @@ class Api:
 
     async def _cluster_status(self, _: Request) -> Mapping[str, Any]:
         return await self._service.cluster_status()
+
+    async def _cluster_alter(self, request: Request) -> Mapping[str, Any]:
+        return await self._service.alter_cluster(_config(request), _unset(request))
 
     async def _producer_init(self, _: Request) -> Mapping[str, Any]:
         return await self._service.init_producer()
@@ -138,6 +143,20 @@ def _parse(data: bytes) -> Request:
     if not isinstance(request, dict):
         raise TidelogError(Code.BAD_REQUEST, "the request is not a JSON object")
     return request
+
+
+def _config(request: Request) -> dict[str, str]:
+    config = request.get("config") or {}
+    if not isinstance(config, dict) or not all(isinstance(value, str) for value in config.values()):
+        raise TidelogError(Code.BAD_REQUEST, "config is not an object of texts")
+    return config
+
+
+def _unset(request: Request) -> list[str]:
+    names = request.get("unset") or []
+    if not isinstance(names, list) or not all(isinstance(name, str) for name in names):
+        raise TidelogError(Code.BAD_REQUEST, "unset is not a list of texts")
+    return names
 
 
 def _take(request: Request, name: str, kind: type[_T]) -> _T:

@@ -7,7 +7,6 @@ from typing import TYPE_CHECKING
 from tests.simulation.invariants.base import Invariant, Move, Scene
 from tests.simulation.invariants.history import batches_of
 from wire.batch import iter_batches
-from wire.types import Durability
 
 if TYPE_CHECKING:
     from dataplane.broker.replica import Replica
@@ -81,7 +80,7 @@ class CommittedIsHeldByIsr(Invariant):
         truth = self.raft.truth.partition(replica.key)
         if truth is None or role is None or truth.leader_epoch != role.leader_epoch:
             return
-        is_durable = role.view.config.durability is Durability.DURABLE
+        is_durable = role.view.config.is_durable
         what = f"{replica.key}: {move.broker.id} committed up to {move.end} in LeaderEpoch {role.leader_epoch}"
         for member in truth.isr:
             other = self.brokers[member]

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 from dataplane.broker.following import Following
 from dataplane.replica.follower import Truncating
 from tests.simulation.invariants.base import Invariant, Scene
-from wire.types import Durability, LeaderEpoch
+from wire.types import LeaderEpoch
 
 if TYPE_CHECKING:
     from dataplane.broker.leading import Leading
@@ -22,7 +22,7 @@ LEASE_SLACK = 0.5
 
 
 def _is_durable(replica: Replica) -> bool:
-    return replica.view is not None and replica.view.config.durability is Durability.DURABLE
+    return replica.view is not None and replica.view.config.is_durable
 
 
 class OnlyDisksFailReplicas(Invariant):

@@ -129,6 +129,39 @@ class Cluster:
             )
         )
 
+    def alter_stream(
+        self,
+        name: str = "s",
+        *,
+        config: Mapping[str, str] | None = None,
+        unset: Sequence[str] = (),
+        incarnation: int | None = None,
+        office: int | None = None,
+    ) -> Outcome:
+        stream = self.state.streams.get(StreamName(name))
+        return self.apply(
+            pb.Command(
+                alter_stream=pb.AlterStream(
+                    office=self.state.office if office is None else office,
+                    name=name,
+                    incarnation=incarnation if incarnation is not None else stream.incarnation if stream else 0,
+                    set=dict(config or {}),
+                    unset=unset,
+                )
+            )
+        )
+
+    def alter_cluster(
+        self, *, config: Mapping[str, str] | None = None, unset: Sequence[str] = (), office: int | None = None
+    ) -> Outcome:
+        return self.apply(
+            pb.Command(
+                alter_cluster=pb.AlterCluster(
+                    office=self.state.office if office is None else office, set=dict(config or {}), unset=unset
+                )
+            )
+        )
+
     def delete(self, name: str = "s", incarnation: int | None = None) -> Outcome:
         stream = self.state.streams.get(StreamName(name))
         return self.apply(

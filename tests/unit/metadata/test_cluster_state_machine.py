@@ -11,7 +11,7 @@ from metadata.model import Outcome, Partition
 from metadata.state import ClusterState, ref_of
 from tests.unit.metadata.cluster import Cluster
 from wire import metadata_pb2 as pb
-from wire.types import BrokerId, PartitionKey
+from wire.types import BrokerId, PartitionKey, StreamName
 
 BROKERS = ("a", "b", "c", "d")
 broker_ids = st.sampled_from(BROKERS)
@@ -53,6 +53,44 @@ class ClusterStateMachine(RuleBasedStateMachine):
         config = {"min_isr": str(min_isr), "durability": "durable" if durable else "accepted"}
         first, second = order[:factor], [*order[1:], order[0]][:factor]
         self.cluster.create(name, [" ".join(first), " ".join(second)], config=config)
+
+    @rule(
+        name=st.sampled_from(["s", "t"]),
+        config=st.dictionaries(
+            st.sampled_from(["min_isr", "durability", "segment_bytes", "nonsense"]),
+            st.sampled_from(["0", "1", "2", "3", "4", "durable", "replica_durable:3", "majority_durable", "accepted"]),
+            max_size=2,
+        ),
+        unset=st.lists(st.sampled_from(["min_isr", "durability"]), max_size=2),
+        back=small,
+    )
+    def alter_stream(self, name: str, config: dict[str, str], unset: list[str], back: int) -> None:
+        stream = self.cluster.state.streams.get(StreamName(name))
+        before = self.cluster.state.snapshot()
+        incarnation = (stream.incarnation if stream else 0) - back // 3
+        outcome = self.cluster.alter_stream(name, config=config, unset=unset, incarnation=max(0, incarnation))
+        assert outcome.code is None or self.cluster.state.snapshot() == before
+        after = self.cluster.state.streams.get(StreamName(name))
+        if stream is None or after is None:
+            return
+        assert after.durable == stream.durable
+        assert after.min_isr <= after.replication_factor
+        for number, partition in after.partitions.items():
+            old = self.seen[after.key(number)]
+            assert (partition.leader, partition.leader_epoch) == (old.leader, old.leader_epoch)
+            # Nobody comes in who did not hold everything, and only a partition that nobody leads takes anybody in.
+            assert {*partition.isr} <= {*old.isr, *(old.eligible if old.leader is None else ())}
+            assert {*partition.eligible} <= {*old.eligible}
+            assert {*old.isr} <= {*partition.isr}
+
+    @rule(
+        config=st.dictionaries(
+            st.sampled_from(["min_isr", "durability", "compact"]), st.sampled_from(["1", "3", "accepted", "true"])
+        ),
+        unset=st.lists(st.sampled_from(["min_isr", "compact"]), max_size=1),
+    )
+    def alter_cluster(self, config: dict[str, str], unset: list[str]) -> None:
+        self.cluster.alter_cluster(config=config, unset=unset)
 
     @rule(name=st.sampled_from(["s", "t"]))
     def delete(self, name: str) -> None:

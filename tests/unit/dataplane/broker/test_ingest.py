@@ -33,7 +33,6 @@ class Partition:
 
     def __post_init__(self) -> None:
         self.ingest = Ingest(
-            max_record_bytes=LIMIT,
             max_batch_bytes=self.max_batch,
             seal=self.seal,
             wants_batch=lambda: self.wants,
@@ -42,8 +41,8 @@ class Partition:
             on_corrupt=lambda reason, _: self.corrupt.append(reason),
             on_envelope_refused=lambda _message, error: self.refused_envelopes.append(error.code),
             time_ns=lambda: 5,
-            with_replies=True,
         )
+        self.ingest.configure(max_record_bytes=LIMIT, with_replies=True)
 
     def seal(self) -> None:
         batch, replies, envelopes = self.ingest.take(self.compression)

@@ -21,10 +21,10 @@ from dataplane.replica.effects import (
 from dataplane.replica.epochs import EpochEntry, LeaderEpochCache
 from dataplane.replica.follower import FetchAnswer, Fetching, Follower, Idle, Leaderless, OffsetAnswer, Reconciling
 from dataplane.replica.settings import ReplicaSettings
+from wire.durability import DURABLE, Durability
 from wire.errors import Code, InvariantViolation, TidelogError
 from wire.types import (
     BrokerId,
-    Durability,
     Incarnation,
     LeaderEpoch,
     Offset,
@@ -44,7 +44,7 @@ def follower(
     log_end: int = 0,
     leader_epoch: int = 5,
     leader: BrokerId | None = A,
-    durability: Durability = Durability.DURABLE,
+    durability: Durability = DURABLE,
     high_watermark: int = 0,
     connected_since: float = -100.0,
     log_start: int = 0,

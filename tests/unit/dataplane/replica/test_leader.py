@@ -23,10 +23,10 @@ from dataplane.replica.epochs import EpochEntry, LeaderEpochCache
 from dataplane.replica.isr import CommittedIsr, PendingExpandIsr, PendingShrinkIsr
 from dataplane.replica.leader import FollowerFetch, Leader
 from dataplane.replica.settings import ReplicaSettings
+from wire.durability import ACCEPTED, DURABLE, Durability
 from wire.errors import Code, InvariantViolation, TidelogError
 from wire.types import (
     BrokerId,
-    Durability,
     Incarnation,
     LeaderEpoch,
     Offset,
@@ -49,7 +49,7 @@ def view(
     epoch: int = 1,
     leader_epoch: int = 1,
     min_isr: int = 2,
-    durability: Durability = Durability.DURABLE,
+    durability: Durability = DURABLE,
 ) -> PartitionView:
     return PartitionView(
         key=KEY,
@@ -171,7 +171,7 @@ def test_the_leaders_own_sync_counts_like_anybody_elses() -> None:
 
 
 def test_an_accepted_stream_commits_from_the_page_cache() -> None:
-    driver = Driver(view(durability=Durability.ACCEPTED))
+    driver = Driver(view(durability=ACCEPTED))
     driver.append(5, synced=False)
     driver.fetch(B, 5, durable=0)
     driver.fetch(C, 5, durable=0)

@@ -8,8 +8,9 @@ import pytest
 from dataplane.replica.effects import CompleteDrain, CompleteProduce, LeaderEffect, Respond
 from dataplane.replica.leader import Leader
 from tests.unit.dataplane.replica.test_leader import A, B, C, Driver, of, view
+from wire.durability import ACCEPTED
 from wire.errors import Code, TidelogError
-from wire.types import BrokerId, Durability, Offset
+from wire.types import BrokerId, Offset
 
 
 def refusal(leader: Leader, *, acks_all: bool = True) -> TidelogError | None:
@@ -171,7 +172,7 @@ def test_a_shrink_of_the_isr_may_be_what_lets_the_target_lead() -> None:
 
 
 def test_below_min_isr_nothing_commits_and_nobody_is_told_to_lead() -> None:
-    driver = Driver(view(isr=(A, B), min_isr=3, durability=Durability.ACCEPTED))
+    driver = Driver(view(isr=(A, B), min_isr=3, durability=ACCEPTED))
     driver.append(3)
     drain(driver)
     assert drained(driver.fetch(B, 3)) == []
