@@ -89,9 +89,53 @@ async def test_the_command_line_from_create_to_delete(cluster: DevCluster) -> No
     assert printed(cluster, "stream", "delete", "cli") == {"deleted": "cli"}
 
 
+async def until_refused(producer: tidelog.Producer) -> None:
+    """Records of 5000 bytes: a leader may hear of new settings some milliseconds later."""
+    deadline = time.monotonic() + 20
+    while True:
+        try:
+            await producer.send(b"x" * 5000, partition=0)
+        except tidelog.RecordTooLarge:
+            return
+        assert time.monotonic() < deadline
+
+
+async def test_settings_change_while_the_stream_is_used(cluster: DevCluster) -> None:
+    await make(cluster.nats_url, "alters", 2)
+    async with await tidelog.connect(cluster.nats_url) as client:
+        before = await client.describe("alters")
+        async with client.producer("alters") as producer:
+            await producer.send(b"x" * 5000, partition=0)
+            arguments = ("--config", "max_record_bytes=1000", "--config", "retention_max_bytes=100000000")
+            changed = printed(cluster, "stream", "alter", "alters", *arguments)
+            assert (changed["config"]["max_record_bytes"], changed["config"]["min_isr"]) == ("1000", "2")
+            await until_refused(producer)
+        printed(cluster, "stream", "alter", "alters", "--unset", "max_record_bytes")
+        async with client.producer("alters") as producer:
+            await producer.send(b"x" * 5000, partition=1)
+        after = await client.describe("alters")
+        for old, new in zip(before["partitions"], after["partitions"], strict=True):
+            assert (new["leader"], new["leader_epoch"], new["isr"]) == (old["leader"], old["leader_epoch"], old["isr"])
+            assert new["epoch"] == old["epoch"] + 2
+        await client.delete_stream("alters")
+
+
+async def test_defaults_of_the_cluster_are_for_new_streams(cluster: DevCluster) -> None:
+    assert printed(cluster, "cluster", "alter", "--config", "confirm_timeout_ms=1234") == {
+        "config": {"confirm_timeout_ms": "1234"}
+    }
+    await make(cluster.nats_url, "inherits", 1)
+    assert printed(cluster, "stream", "describe", "inherits")["config"]["confirm_timeout_ms"] == "1234"
+    assert "confirm_timeout_ms=1234" in command(cluster, "cluster", "status")[1]
+    assert printed(cluster, "cluster", "alter", "--unset", "confirm_timeout_ms") == {"config": {}}
+    assert printed(cluster, "stream", "delete", "inherits") == {"deleted": "inherits"}
+
+
 @pytest.mark.parametrize(
     ("arguments", "text"),
     [
+        (["stream", "alter", "nosuch", "--config", "compact=true"], "nosuch"),
+        (["stream", "create", "few", "--config", "durability=replica_durable:4"], "3 at most"),
         (["stream", "describe", "nosuch"], "nosuch"),
         (["stream", "delete", "nosuch"], "nosuch"),
         (["publish", "nosuch", "v"], "nosuch"),

@@ -63,7 +63,6 @@ class PartitionMachine(RuleBasedStateMachine):
     )
     def begin(self, durable: bool, min_isr: int, push: bool, batches_in_an_answer: int) -> None:
         self.durable = durable
-        self.min_isr = min_isr
         self.world = PartitionWorld(
             config={"durability": "durable" if durable else "accepted", "min_isr": str(min_isr)},
             settings=ReplicaSettings(push_to_waiters=push, fetch_max_bytes=batches_in_an_answer * RECORD_BYTES),
@@ -90,7 +89,7 @@ class PartitionMachine(RuleBasedStateMachine):
             if offset in self.committed:
                 continue
             holders = [other for other in self.world.brokers.values() if self._holds(other, offset, epoch, value)]
-            assert len(holders) >= self.min_isr, f"{offset} committed on {len(holders)} replicas"
+            assert len(holders) >= leader.view.config.min_isr, f"{offset} committed on {len(holders)} replicas"
             self.committed[offset] = (epoch, value)
 
     def _holds(self, broker: Broker, offset: Offset, epoch: LeaderEpoch, value: str) -> bool:
@@ -270,6 +269,11 @@ class PartitionMachine(RuleBasedStateMachine):
 
     def _is_well(self, name: str) -> bool:
         return self.world.brokers[name].running and self.world.cluster.state.is_alive(self.world.brokers[name].name)
+
+    @rule(min_isr=st.integers(1, 3))
+    def alter(self, min_isr: int) -> None:
+        self.world.cluster.alter_stream(config={"min_isr": str(min_isr)})
+        self.world.spread()
 
     @rule(planned=st.booleans())
     def elect(self, planned: bool) -> None:

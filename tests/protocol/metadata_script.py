@@ -3,6 +3,8 @@
     cluster a b c [controller=a]           brokers that have registered; a has held the first office
     create s "b a c" "c b a" [min_isr=2] [durability=accepted]     a partition for each placement, its leader first
     delete s
+    settings s KEY=VALUE … [unset=KEY,…]   settings of a living stream
+    defaults KEY=VALUE … [unset=KEY,…]     settings of streams that are made from then on
     register b [life=same] [folder=other|old] [cache=lost] [unsound=N,…]
     die b c [life=N] [office=N]
     alter N ISR [leader=x] [e=N] [p=N] [lives=b:N,…]       a leader's ISR change; ISR is `a,b` …
@@ -31,7 +33,7 @@ from __future__ import annotations
 
 import shlex
 from collections import Counter
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from random import Random
 
 from metadata.controller import CloseOffice, ControllerCore, Effect, HandOver, Note, OpenOffice, Propose, SendProbe
@@ -40,7 +42,7 @@ from metadata.settings import MetadataSettings
 from tests.datadriven import Command, ScriptError
 from tests.unit.metadata.cluster import Cluster
 from wire import metadata_pb2 as pb
-from wire.types import BrokerId, Generation, LeaderEpoch, LeaderReport, PartitionEpoch, PartitionKey
+from wire.types import BrokerId, Generation, LeaderEpoch, LeaderReport, PartitionEpoch, PartitionKey, StreamName
 
 
 class MetadataScript:
@@ -57,6 +59,8 @@ class MetadataScript:
             "cluster": self._begin,
             "create": self._create,
             "delete": self._delete,
+            "settings": self._settings,
+            "defaults": self._defaults,
             "register": self._register,
             "die": self._die,
             "alter": self._alter,
@@ -147,12 +151,34 @@ class MetadataScript:
             self._perform(self._core.on_applied(outcome.changes, self._now))
 
     def _create(self, command: Command) -> None:
-        command.check_options("min_isr", "durability")
         words = [word for word in shlex.split(command.line)[1:] if "=" not in word]
         self._ended(self.cluster.create(words[0], words[1:], config=command.options))
 
     def _delete(self, command: Command) -> None:
         self._ended(self.cluster.delete(command.words[0]))
+
+    def _settings(self, command: Command) -> None:
+        config = dict(command.options)
+        unset = [key for key in config.pop("unset", "").split(",") if key]
+        name = command.words[0]
+        outcome = self.cluster.alter_stream(name, config=config, unset=unset)
+        self._ended(outcome)
+        self._explained(outcome)
+        stream = self.cluster.state.streams.get(StreamName(name))
+        if stream is not None:
+            self._lines.append(f"  {name}: min ISR {stream.min_isr}, {_settings_shown(stream.config)}")
+
+    def _defaults(self, command: Command) -> None:
+        config = dict(command.options)
+        unset = [key for key in config.pop("unset", "").split(",") if key]
+        outcome = self.cluster.alter_cluster(config=config, unset=unset)
+        self._ended(outcome)
+        self._explained(outcome)
+        self._lines.append(f"  defaults: {_settings_shown(self.cluster.state.defaults)}")
+
+    def _explained(self, outcome: Outcome) -> None:
+        if outcome.code is not None:
+            self._lines.append(f"  {outcome.message}")
 
     def _register(self, command: Command) -> None:
         command.check_options("life", "folder", "cache", "unsound")
@@ -341,3 +367,7 @@ class MetadataScript:
         self._wait(command)
         probed = " ".join(f"{broker}:{count}" for broker, count in sorted(self._probed.items()))
         self._lines.append(f"probes {probed or 'none'}")
+
+
+def _settings_shown(config: Mapping[str, str]) -> str:
+    return " ".join(f"{key}={value}" for key, value in sorted(config.items())) or "built-in settings"

@@ -18,6 +18,7 @@
     tick a …                               these look at the time
     die b … | elect [to=c] [planned] | withdraw b | unclean b      decisions of the controller
     drain a to=b [timeout=S]               a planned move: a sequences nothing more until b has everything
+    alter KEY=VALUE …                      settings of the living stream
     isr a,b                                the ISR is changed behind the leader's back
     kill b [power] | restart b [proof=no]  restart: a new life, registered
     disconnect b | reconnect b             its NATS connection
@@ -78,6 +79,7 @@ class ReplicationScript:
             "withdraw": self._withdraw,
             "drain": self._drain,
             "unclean": self._unclean,
+            "alter": self._alter,
             "isr": self._isr,
             "kill": self._kill,
             "restart": self._restart,
@@ -341,6 +343,10 @@ class ReplicationScript:
     def _decided(self, code: object) -> None:
         self._lines.append(f"meta {view_shown(self.world.view())}" + (f" ({code})" if code else ""))
         self.world.spread()
+
+    def _alter(self, command: Command) -> None:
+        outcome = self.world.cluster.alter_stream(config=command.options)
+        self._decided(outcome.code.name if outcome.code else "")
 
     def _die(self, command: Command) -> None:
         self.world.cluster.die(*command.words)

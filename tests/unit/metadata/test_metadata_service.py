@@ -520,6 +520,54 @@ async def test_a_registration_survives_lost_outcomes_and_a_missing_leader() -> N
     await broker.service.close()
 
 
+async def test_altered_settings_reach_every_replica_and_no_leader_epoch_ends() -> None:
+    async with running("a", "b", "c") as world:
+        await world.api("stream.create", **CREATE)
+        await until(lambda: all(broker.views for broker in world.brokers.values()))
+        before = {key: view.leader_epoch for key, view in world.brokers["a"].views.items()}
+        form = await world.api("stream.alter", name="s", config={"confirm_timeout_ms": "700", "min_isr": "1"})
+        assert (form["config"]["confirm_timeout_ms"], form["config"]["min_isr"]) == ("700", "1")
+        await until(
+            lambda: all(
+                (view.config.confirm_timeout_ms, view.config.min_isr) == (700, 1)
+                for broker in world.brokers.values()
+                for view in broker.views.values()
+            )
+        )
+        assert {key: view.leader_epoch for key, view in world.brokers["a"].views.items()} == before
+        form = await world.api("stream.alter", name="s", unset=["min_isr"])
+        assert form["config"]["min_isr"] == "2"
+
+
+@pytest.mark.parametrize(
+    ("request_", "code", "text"),
+    [
+        ({"name": "nosuch", "config": {"compact": "true"}}, Code.UNKNOWN_STREAM, "nosuch"),
+        ({"name": "s"}, Code.BAD_REQUEST, "name a setting"),
+        ({"name": "s", "config": {"compact": True}}, Code.BAD_REQUEST, "texts"),
+        ({"name": "s", "unset": "compact"}, Code.BAD_REQUEST, "list of texts"),
+        ({"name": "s", "config": {"min_isr": "4"}}, Code.BAD_CONFIG, "replication factor 3"),
+        ({"name": "s", "config": {"durability": "accepted"}}, Code.BAD_CONFIG, "while the stream lives"),
+    ],
+)
+async def test_an_alteration_that_cannot_be_is_refused(request_: dict[str, Any], code: Code, text: str) -> None:
+    async with running("a", "b", "c") as world:
+        await world.api("stream.create", **CREATE)
+        with pytest.raises(TidelogError, match=text) as refused:
+            await world.api("stream.alter", **request_)
+        assert refused.value.code is code
+
+
+async def test_defaults_of_the_cluster_are_for_streams_to_come() -> None:
+    async with running("a", "b", "c") as world:
+        answer = await world.api("cluster.alter", config={"durability": "majority_durable"})
+        assert answer == {"config": {"durability": "majority_durable"}}
+        form = await world.api("stream.create", **CREATE)
+        assert form["config"]["durability"] == "majority_durable"
+        assert (await world.api("cluster.status"))["config"] == {"durability": "majority_durable"}
+        assert await world.api("cluster.alter", unset=["durability"]) == {"config": {}}
+
+
 async def test_a_create_whose_outcome_was_lost_is_not_repeated() -> None:
     async with running("a", "b", "c") as world:
         world.group.lose_outcomes = 1

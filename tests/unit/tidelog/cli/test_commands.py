@@ -22,7 +22,7 @@ def invoke(*arguments: str, **environment: str) -> tuple[int, str, str]:
     "command",
     [
         [], *([name] for name in _COMMANDS), ["stream", "create"], ["cluster", "status"], ["partition", "move-leader"],
-        ["partition", "elect-unclean"],
+        ["partition", "elect-unclean"], ["stream", "alter"], ["cluster", "alter"],
     ],
 )  # fmt: skip
 def test_every_command_has_help(command: list[str]) -> None:
@@ -35,6 +35,7 @@ def test_every_command_has_help(command: list[str]) -> None:
     "command",
     [
         ["stream", "create"], ["stream", "list"], ["stream", "describe"], ["stream", "delete"], ["publish"],
+        ["stream", "alter"], ["cluster", "alter"],
         ["subscribe"], ["cluster", "status"], ["partition", "move-leader"], ["partition", "elect-unclean"],
     ],
 )  # fmt: skip
@@ -83,6 +84,7 @@ def test_the_server_comes_from_the_environment_unless_it_is_given() -> None:
         (["publish", "s", "v", "--file", "-"], "either VALUE or --file"),
         (["publish", "s", "v", "--acks", "some"], "'some' is not one of"),
         (["stream", "create", "s", "--config", "x"], "'x' is not KEY=VALUE"),
+        (["stream", "alter", "s", "--config", "x"], "'x' is not KEY=VALUE"),
         (["stream", "create", "s", "--partitions", "0"], "--partitions"),
         (["stream", "create", "s", "--replication-factor", "17"], "--replication-factor"),
     ],
