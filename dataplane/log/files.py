@@ -25,6 +25,7 @@ if TYPE_CHECKING:
 
     from wire.transport import Buffer
 
+LINUX_BOOT_ID: Final = Path("/proc/sys/kernel/random/boot_id")
 _IOV_MAX = 1024
 """Most buffers that one pwritev takes (Linux)."""
 
@@ -89,6 +90,9 @@ class FileSystem(Protocol):
 
 class RealFiles:
     """The operating system's."""
+
+    def __init__(self, boot_id_file: Path = LINUX_BOOT_ID) -> None:
+        self._boot_id_file = boot_id_file
 
     def open(self, path: Path, *, write: bool = False, create: bool = False) -> int:
         flags = os.O_RDWR if write else os.O_RDONLY
@@ -196,7 +200,7 @@ class RealFiles:
 
     def boot_id(self) -> str:
         try:
-            return Path("/proc/sys/kernel/random/boot_id").read_text(encoding="ascii").strip()
+            return self._boot_id_file.read_text(encoding="ascii").strip()
         except OSError:
             return ""
 

@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import sys
+from pathlib import Path
 from typing import Any
 
+from dataplane.log.files import RealFiles
 from dataplane.replica.effects import CompleteProduce, LeaderEffect
 from dataplane.replica.leader import Leader
 from tidelog.cli.server import server
@@ -20,7 +22,39 @@ def ack_before_commit() -> None:
     Leader.await_commit = await_commit  # type: ignore[method-assign, assignment]
 
 
-RULES: dict[str, Any] = {"ack-before-commit": ack_before_commit}
+def no_fdatasync() -> None:
+    """What was written counts as durable."""
+
+    def sync_data(_self: RealFiles, _handle: int) -> None:
+        """The call returns, and that is all."""
+
+    RealFiles.sync_data = sync_data  # type: ignore[method-assign, assignment]
+
+
+def no_folder_sync() -> None:
+    """A name that was made, changed or removed counts as durably so."""
+
+    def sync_directory(_self: RealFiles, _path: Path) -> None:
+        """The call returns, and that is all."""
+
+    RealFiles.sync_directory = sync_directory  # type: ignore[method-assign, assignment]
+
+
+def always_the_same_boot() -> None:
+    """After a loss of power the page cache counts as still there."""
+
+    def boot_id(_self: RealFiles) -> str:
+        return "for ever"
+
+    RealFiles.boot_id = boot_id  # type: ignore[method-assign, assignment]
+
+
+RULES: dict[str, Any] = {
+    "ack-before-commit": ack_before_commit,
+    "no-fdatasync": no_fdatasync,
+    "no-folder-sync": no_folder_sync,
+    "always-the-same-boot": always_the_same_boot,
+}
 
 if __name__ == "__main__":
     RULES[sys.argv[1]]()

@@ -84,14 +84,21 @@ class Findings:
 
 @contextlib.asynccontextmanager
 async def acked_load(
-    url: str, stream: str, *, producers: int = 3, bare: bool = True, subject: str | None = None, partitions: int = 1
+    url: str,
+    stream: str,
+    *,
+    producers: int = 3,
+    bare: bool = True,
+    subject: str | None = None,
+    partitions: int = 1,
+    pause: float = PAUSE,
 ) -> AsyncIterator[Ledger]:
     """Publish acknowledged records until the block ends; then wait for what is out. `bare`: one more sender is a
-    plain NATS client that publishes requests, and never sends anything twice."""
+    plain NATS client that publishes requests, and never sends anything twice. `pause`: see PAUSE."""
     ledger = Ledger(stream)
     stop = asyncio.Event()
     async with await tidelog.connect(url) as client:
-        senders = [asyncio.create_task(_produce(client, ledger, stop, f"p{i}")) for i in range(producers)]
+        senders = [asyncio.create_task(_produce(client, ledger, stop, f"p{i}", pause)) for i in range(producers)]
         if bare:
             senders.append(asyncio.create_task(_request(url, ledger, stop, subject or stream, partitions)))
         try:
@@ -103,7 +110,7 @@ async def acked_load(
                     raise outcome
 
 
-async def _produce(client: Any, ledger: Ledger, stop: asyncio.Event, name: str) -> None:
+async def _produce(client: Any, ledger: Ledger, stop: asyncio.Event, name: str, pause: float) -> None:
     number = 0
     out: set[asyncio.Future[Any]] = set()
 
@@ -126,7 +133,7 @@ async def _produce(client: Any, ledger: Ledger, stop: asyncio.Event, name: str) 
                 future.add_done_callback(lambda f, v=value: done(f, v))
                 if number % 20 == 0:
                     break
-            await asyncio.sleep(PAUSE)
+            await asyncio.sleep(pause)
         if out:
             await asyncio.wait(set(out), timeout=60)
 

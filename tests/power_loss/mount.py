@@ -26,7 +26,7 @@ from typing import Any, Final, cast
 from mfusepy import FUSE, Operations
 
 from tests.power_loss.disk import Disk, File, Finish, Folder, Losses, Node
-from tests.simulation.disk import SURVIVALS, Survival
+from tests.simulation.disk import SURVIVALS
 
 POWER: Final = "user.tidelog.power"
 _BLOCK = 4096
@@ -34,7 +34,7 @@ _BLOCKS = 1 << 24
 """64 GiB, as far as anybody asks."""
 
 
-class PowerLossFiles(Operations):
+class PowerLossFiles(Operations):  # type: ignore[misc] # untyped
     """What the kernel asks, answered from a `Disk`. Threads of libfuse call it; one at a time works on the tree."""
 
     use_ns = True
@@ -191,7 +191,7 @@ class PowerLossFiles(Operations):
         if name != POWER or path != "/" or how not in SURVIVALS:
             raise OSError(errno.EOPNOTSUPP, os.strerror(errno.EOPNOTSUPP))
         with self._lock:
-            self._losses = self._disk.lose_power(cast("Survival", how), Random(int(seed)))
+            self._losses = self._disk.lose_power(how, Random(int(seed)))
         return 0
 
     def getxattr(self, path: str, name: str, position: int = 0) -> bytes:

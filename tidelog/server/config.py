@@ -6,6 +6,7 @@
     raft_peers = { b2 = "127.0.0.1:7002", b3 = "127.0.0.1:7003" }
     raft_secret_file = "raft-secret"        # needed when Raft listens beyond loopback
     data_dir = "/var/lib/tidelog"
+    boot_id_file = "/run/boot-id"           # where the system has no boot id of its own: see docs/operations.md
     namespace = "tidelog"
     log_level = "info"
     master_key_file = "master-keys"         # for streams with encryption: dataplane.encryption.master_keys; SIGHUP
@@ -19,8 +20,8 @@
     housekeeping_interval = 5.0
 
 Environment: TIDELOG_ID, TIDELOG_NATS, TIDELOG_RAFT_ADDRESS, TIDELOG_RAFT_PEERS ("b2=host:port,b3=host:port"),
-TIDELOG_RAFT_SECRET, TIDELOG_RAFT_SECRET_FILE, TIDELOG_DATA_DIR, TIDELOG_NAMESPACE, TIDELOG_LOG_LEVEL,
-TIDELOG_MASTER_KEY_FILE, or TIDELOG_MASTER_KEY with the key itself.
+TIDELOG_RAFT_SECRET, TIDELOG_RAFT_SECRET_FILE, TIDELOG_DATA_DIR, TIDELOG_BOOT_ID_FILE, TIDELOG_NAMESPACE,
+TIDELOG_LOG_LEVEL, TIDELOG_MASTER_KEY_FILE, or TIDELOG_MASTER_KEY with the key itself.
 """
 
 from __future__ import annotations
@@ -33,6 +34,7 @@ from typing import Any, TypeVar
 
 from dataplane.broker.settings import StorageSettings
 from dataplane.encryption.master_keys import ENVIRONMENT_VARIABLE, MasterKeys, keys_from_file, keys_from_text
+from dataplane.log.files import LINUX_BOOT_ID
 from dataplane.replica.settings import ReplicaSettings
 from metadata.settings import MetadataSettings
 from wire.errors import Code, TidelogError
@@ -43,8 +45,8 @@ DEFAULT_NATS = "nats://127.0.0.1:4222"
 VOTER_COUNTS = (1, 3, 5)
 LOG_LEVELS = ("debug", "info", "warning", "error")
 _KEYS = (
-    "id", "nats", "raft_address", "raft_peers", "raft_secret", "raft_secret_file", "data_dir", "namespace", "log_level",
-    "master_key_file",
+    "id", "nats", "raft_address", "raft_peers", "raft_secret", "raft_secret_file", "data_dir", "boot_id_file",
+    "namespace", "log_level", "master_key_file",
 )  # fmt: skip
 _Settings = TypeVar("_Settings", ReplicaSettings, MetadataSettings, StorageSettings)
 _SECTIONS = ("replica", "metadata", "storage")
@@ -61,6 +63,8 @@ class ServerConfig:
     raft_peers: Mapping[BrokerId, str] = field(default_factory=dict)
     """The other voters."""
     raft_secret: bytes | None = None
+    boot_id_file: Path = LINUX_BOOT_ID
+    """Its content differs after every start of the operating system."""
     namespace: str = DEFAULT_NAMESPACE
     log_level: str = "info"
     master_keys: MasterKeys = field(default_factory=MasterKeys)
@@ -91,7 +95,7 @@ def load(flags: Mapping[str, Any], environment: Mapping[str, str], file: Path | 
             known = ", ".join([*_KEYS, *(f"[{section}]" for section in _SECTIONS)])
             raise _bad(f"{file}: unknown setting {unknown[0]!r}; known: {known}")
         values.update(document)
-        for key in ("raft_secret_file", "data_dir", "master_key_file"):
+        for key in ("raft_secret_file", "data_dir", "boot_id_file", "master_key_file"):
             if key in values:
                 values[key] = str(file.parent / str(values[key]))
     for key in _KEYS:
@@ -129,6 +133,7 @@ def _build(values: Mapping[str, Any], sections: Mapping[str, Any], master_key: s
         broker=broker,
         nats=_servers(values.get("nats") or DEFAULT_NATS),
         data_dir=Path(str(values["data_dir"])),
+        boot_id_file=Path(str(values.get("boot_id_file") or LINUX_BOOT_ID)),
         raft_address=str(address) if address is not None else None,
         raft_peers=peers,
         raft_secret=_secret(values),

@@ -29,6 +29,7 @@ from dataplane.encryption.keyring import Keyring
 from dataplane.encryption.master_keys import keys_from_file
 from dataplane.log.data_dir import DataDir
 from dataplane.log.errors import DataDirError
+from dataplane.log.files import RealFiles
 from dataplane.log.group_commit import SyncScheduler
 from metadata.master_keys import MASTER_KEYS_LABEL
 from metadata.raft import RaftConfig, RaftError, RaftNode, RaftStatus, StateMachine
@@ -111,7 +112,7 @@ class Node:
         config, stack = self.config, self._stack
         loop = asyncio.get_running_loop()
         try:
-            data_dir = DataDir.open(config.data_dir, config.broker)
+            data_dir = DataDir.open(config.data_dir, config.broker, files=RealFiles(config.boot_id_file))
         except DataDirError as e:
             raise TidelogError(Code.BAD_CONFIG, str(e)) from e
         stack.callback(data_dir.close)

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from dataplane.log.files import REAL_FILES, ReadHandles
+from dataplane.log.files import REAL_FILES, ReadHandles, RealFiles
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -70,3 +70,10 @@ def test_a_forgotten_path_is_opened_anew_also_when_it_was_lent(paths: list[Path]
     with handles.borrow(paths[0]) as handle:
         assert REAL_FILES.read(handle, 10, 0) == b"new"
     handles.close()
+
+
+def test_the_boot_id_is_the_content_of_a_file_and_nothing_where_there_is_none(tmp_path: Path) -> None:
+    file = tmp_path / "boot"
+    assert RealFiles(file).boot_id() == ""
+    file.write_text("first\n")
+    assert RealFiles(file).boot_id() == "first"

@@ -7,6 +7,7 @@ from typing import Any
 
 import pytest
 
+from dataplane.log.files import LINUX_BOOT_ID
 from tidelog.server.config import ServerConfig, load
 from wire.errors import Code, TidelogError
 
@@ -31,6 +32,13 @@ def test_flags_go_before_environment_before_file_before_defaults(tmp_path: Path)
     found = config({"id": "flag"}, environment, file)
     assert (found.broker, found.nats, found.namespace, found.log_level) == ("flag", ("nats://env:1",), "file", "info")
     assert found.data_dir == tmp_path / "data", "relative to the file that says so"
+
+
+def test_the_boot_id_is_read_from_the_systems_file_or_from_another(tmp_path: Path) -> None:
+    assert config().boot_id_file == LINUX_BOOT_ID
+    file = write(tmp_path, 'id = "b1"\ndata_dir = "data"\nboot_id_file = "boot"\n')
+    assert config({}, file=file).boot_id_file == tmp_path / "boot", "relative to the file that says so"
+    assert config({}, {"TIDELOG_BOOT_ID_FILE": "/run/boot"}, file).boot_id_file == Path("/run/boot")
 
 
 def test_peers_come_as_a_table_a_text_or_flags(tmp_path: Path) -> None:
