@@ -168,12 +168,14 @@ def after_withdrawal(
 
 
 def unclean(partition: Partition, broker: BrokerId) -> Partition:
-    """An operator's choice: what only others hold is given up."""
+    """An operator's choice: what only others hold is given up, and what is damaged in its log."""
+    leader_epoch = LeaderEpoch(partition.leader_epoch + 1)
     return replace(
         partition,
         leader=broker,
         isr=(broker,),
         eligible=(),
         withdrawn=(),
-        leader_epoch=LeaderEpoch(partition.leader_epoch + 1),
+        leader_epoch=leader_epoch,
+        unclean_epoch=leader_epoch,
     )

@@ -67,6 +67,8 @@ class Partition:
     withdrawn: tuple[Withdrawn, ...] = ()
     epoch: PartitionEpoch
     leader_epoch: LeaderEpoch
+    unclean_epoch: LeaderEpoch = LeaderEpoch(0)
+    """The last one that an operator began with an unclean election; 0: none."""
     state: PartitionState = PartitionState.ACTIVE
     paused: bool = False
     readonly: bool = False
@@ -158,6 +160,7 @@ class Stream:
             eligible=partition.eligible,
             epoch=partition.epoch,
             leader_epoch=partition.leader_epoch,
+            loss_accepted=partition.unclean_epoch == partition.leader_epoch,
             state=partition.state,
             paused=partition.paused,
             readonly=partition.readonly,

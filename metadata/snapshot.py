@@ -192,6 +192,7 @@ def _stream_to_pb(stream: Stream, place: Mapping[BrokerId, int]) -> pb.StreamSta
                 leader_epoch=partition.leader_epoch,
                 paused=partition.paused,
                 readonly=partition.readonly,
+                unclean_epoch=partition.unclean_epoch,
             )
             for number, partition in sorted(stream.partitions.items())
         ],
@@ -230,6 +231,7 @@ def _stream_from_pb(stream: pb.StreamState, names: list[BrokerId]) -> Stream:
                 leader_epoch=LeaderEpoch(record.leader_epoch),
                 paused=record.paused,
                 readonly=record.readonly,
+                unclean_epoch=LeaderEpoch(record.unclean_epoch),
             )
             for record in stream.partitions
         },

@@ -33,6 +33,7 @@ class Code(Enum):
     OFFSET_BEFORE_LOG = Entry(False, False)
     OFFSET_AHEAD = Entry(False, False)
     LOG_TRUNCATED = Entry(False, False)
+    DAMAGED = Entry(False, False)
     BACKPRESSURE = Entry(True, False)
     NO_SPACE = Entry(True, False)
     NO_KEY = Entry(False, True)

@@ -979,6 +979,7 @@ class PartitionStateRecord(_message.Message):
     LEADER_EPOCH_FIELD_NUMBER: _builtins.int
     PAUSED_FIELD_NUMBER: _builtins.int
     READONLY_FIELD_NUMBER: _builtins.int
+    UNCLEAN_EPOCH_FIELD_NUMBER: _builtins.int
     partition: _builtins.int
     incarnation: _builtins.int
     state: _builtins.int
@@ -989,6 +990,7 @@ class PartitionStateRecord(_message.Message):
     leader_epoch: _builtins.int
     paused: _builtins.bool
     readonly: _builtins.bool
+    unclean_epoch: _builtins.int
     @_builtins.property
     def replicas(self) -> _containers.RepeatedScalarFieldContainer[_builtins.int]: ...
     @_builtins.property
@@ -1012,10 +1014,11 @@ class PartitionStateRecord(_message.Message):
         leader_epoch: _builtins.int = ...,
         paused: _builtins.bool = ...,
         readonly: _builtins.bool = ...,
+        unclean_epoch: _builtins.int = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["eligible", b"eligible", "epoch", b"epoch", "incarnation", b"incarnation", "isr", b"isr", "leader", b"leader", "leader_epoch", b"leader_epoch", "partition", b"partition", "paused", b"paused", "readonly", b"readonly", "replicas", b"replicas", "state", b"state", "withdrawn", b"withdrawn"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["eligible", b"eligible", "epoch", b"epoch", "incarnation", b"incarnation", "isr", b"isr", "leader", b"leader", "leader_epoch", b"leader_epoch", "partition", b"partition", "paused", b"paused", "readonly", b"readonly", "replicas", b"replicas", "state", b"state", "unclean_epoch", b"unclean_epoch", "withdrawn", b"withdrawn"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 

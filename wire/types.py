@@ -251,6 +251,8 @@ class PartitionView:
     eligible: tuple[BrokerId, ...]
     epoch: PartitionEpoch
     leader_epoch: LeaderEpoch
+    loss_accepted: bool = False
+    """This LeaderEpoch began with an unclean election: an operator knows that the leader lacks committed records."""
     state: PartitionState = PartitionState.ACTIVE
     paused: bool = False
     readonly: bool = False

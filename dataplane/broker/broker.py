@@ -10,6 +10,7 @@ import asyncio
 import logging
 from collections.abc import Sequence
 from concurrent.futures import Executor
+from functools import partial
 from typing import Any
 
 from google.protobuf.message import DecodeError
@@ -47,17 +48,23 @@ async def open_replicas(data_dir: DataDir, executor: Executor) -> tuple[list[Rep
     """Open and recover every log in the data folder, before this broker registers. Returns the replicas, and the
     unsound ones of them: they must be out of every ISR before anything is cut or served from them."""
     loop = asyncio.get_running_loop()
+    survived = data_dir.proof().page_cache_survived
     replicas: list[Replica] = []
     unsound: list[PartitionKey] = []
     for key in data_dir.list_partitions():
         replica = Replica(key, data_dir.partition_directory(key), LogConfig(), files=data_dir.files)
         replicas.append(replica)
         try:
-            report = await loop.run_in_executor(executor, replica.open)
+            report = await loop.run_in_executor(executor, partial(replica.open, page_cache_survived=survived))
         except LogDamaged as e:
             replica.failed = str(e)
             unsound.append(key)
             log.error("partition %s: the log cannot be opened and leaves the ISR: %s", key, e)
+            continue
+        except Exception as e:  # one partition does not stop the broker
+            replica.failed = f"the log cannot be opened: {e!r}"
+            unsound.append(key)
+            log.exception("partition %s: the log cannot be opened and leaves the ISR", key)
             continue
         if report.damaged is not None:
             unsound.append(key)
@@ -226,5 +233,6 @@ class Broker:
             "replicas": len(self._replicas),
             "leaders": roles.count("Leading"),
             "failed": sorted(str(r.key) for r in self._replicas.values() if r.failure),
+            "damaged": sorted(str(r.key) for r in self._replicas.values() if r.is_damaged),
             "counters": self.context.counters.as_dict(),
         }

@@ -55,6 +55,9 @@ class Counters:
     retention_segments: int = 0
     """Removed because they had outlived their stream's limits."""
     retention_bytes: int = 0
+    damage_found: int = 0
+    """Logs that were found not to be what was written, at a start or later."""
+    damage_repaired: int = 0
 
     def add(self, name: str, amount: int) -> None:
         setattr(self, name, getattr(self, name) + amount)

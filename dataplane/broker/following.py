@@ -4,6 +4,7 @@ to consumers."""
 from __future__ import annotations
 
 import logging
+from collections.abc import Callable
 
 from google.protobuf.message import DecodeError
 
@@ -46,8 +47,9 @@ class Following(ReadableRole):
         producers: ProducerTable,
         high_watermark: Offset,
         first_sequence: int,
+        on_damage: Callable[[str], None],
     ) -> None:
-        super().__init__(context, view, partition_log, producers)
+        super().__init__(context, view, partition_log, producers, on_damage)
         self._durable = view.config.is_durable
         self._fetch_inbox: str | None = None
         self._offset_inbox: str | None = None
@@ -324,7 +326,10 @@ class Following(ReadableRole):
             headers = await self.context.loop.run_in_executor(
                 self.context.executor, lambda: list(self.log.producer_batches(self.log.log_start_offset))
             )
-        except (LogDamaged, CorruptData, InvariantViolation) as e:
+        except CorruptData as e:
+            self.on_damage(f"truncating to {offset} failed: {e}")
+            return
+        except (LogDamaged, InvariantViolation) as e:
             self.fail(f"truncating to {offset} failed: {e}")
             return
         self.producers.rebuild(headers)

@@ -169,4 +169,7 @@ class Housekeeping:
         if replica is None or visit.stop.is_set():
             return  # closed meanwhile: its log takes no more writes
         self._context.counters.housekeeping_failures += 1
-        replica.fail(f"{job.name}: {error}", self._context)
+        if isinstance(error, CorruptData):
+            replica.on_damage(f"{job.name}: {error}", self._context)
+        else:
+            replica.fail(f"{job.name}: {error}", self._context)

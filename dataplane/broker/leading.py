@@ -43,7 +43,7 @@ from dataplane.replica.leader import FollowerFetch, Leader
 from dataplane.replica.producers import Duplicate, ProducerTable, Rejected
 from dataplane.replica.refusals import fenced
 from wire.append import decode_append
-from wire.batch import HEADER_SIZE, BatchHeader, Compression, EncodedBatch, iter_batches, verify_body
+from wire.batch import HEADER_SIZE, BatchHeader, Compression, EncodedBatch
 from wire.errors import Code, CorruptData, TidelogError
 from wire.replication import encode_header
 from wire.tidelog_pb2 import (
@@ -90,8 +90,9 @@ class Leading(ReadableRole):
         partition_log: PartitionLog,
         producers: ProducerTable,
         high_watermark: Offset,
+        on_damage: Callable[[str], None],
     ) -> None:
-        super().__init__(context, view, partition_log, producers)
+        super().__init__(context, view, partition_log, producers, on_damage)
         self._initial_high_watermark = high_watermark
         self._core: Leader | None = None
         self._subscriptions: list[Subscription] = []
@@ -663,7 +664,10 @@ class Leading(ReadableRole):
         except TidelogError as e:  # it was removed for its age meanwhile
             self._answers.error(effect.inbox, e, encode_header(self.leader_epoch, effect.high_watermark))
             return
-        except (LogDamaged, CorruptData) as e:
+        except CorruptData as e:
+            self.on_damage(f"{effect.replica} asked for what lies at offset {effect.offset}: {e}")
+            return
+        except LogDamaged as e:
             self.fail(f"a read for follower {effect.replica} at offset {effect.offset} failed: {e}")
             return
         if not self.ended:
@@ -715,10 +719,10 @@ class Leading(ReadableRole):
         if offset >= self.log.log_end_offset:
             return
         try:
-            data = await self._read_cold(offset, self._max_batch, self.log.log_end_offset)
-            for at, header in iter_batches(data):
-                verify_body(data, at, header)
+            await self._read_cold(offset, self._max_batch, self.log.log_end_offset)
         except TidelogError as e:  # it was removed for its age meanwhile
             log.info("partition %s: %s", self.view.key, e)
-        except (LogDamaged, CorruptData) as e:
-            self.fail(f"the log is damaged at offset {offset}: {e}")
+        except CorruptData as e:
+            self.on_damage(f"a follower refused what lies at offset {offset}: {e}")
+        except LogDamaged as e:
+            self.fail(f"the log cannot be read at offset {offset}: {e}")

@@ -9,7 +9,7 @@ from __future__ import annotations
 import asyncio
 import logging
 from abc import abstractmethod
-from collections.abc import Coroutine
+from collections.abc import Callable, Coroutine
 from dataclasses import dataclass
 from typing import Any
 
@@ -24,7 +24,7 @@ from dataplane.log.partition_log import PartitionLog
 from dataplane.replica.consumers import ConsumerFetch
 from dataplane.replica.effects import RefuseConsumer, ServeConsumer
 from dataplane.replica.producers import ProducerTable
-from wire.batch import holds_encrypted
+from wire.batch import holds_encrypted, iter_batches, verify_body
 from wire.errors import Code, CorruptData, TidelogError
 from wire.replication import encode_header
 from wire.tidelog_pb2 import AppendRequest, FetchRequest
@@ -54,9 +54,14 @@ class ReadableRole(Role):
     """A role in which consumers are served."""
 
     def __init__(
-        self, context: BrokerContext, view: PartitionView, partition_log: PartitionLog, producers: ProducerTable
+        self,
+        context: BrokerContext,
+        view: PartitionView,
+        partition_log: PartitionLog,
+        producers: ProducerTable,
+        on_damage: Callable[[str], None],
     ) -> None:
-        super().__init__(context, view, partition_log, producers)
+        super().__init__(context, view, partition_log, producers, on_damage)
         self._answers = Answers(context.control, view.key, view.subject)
         self._max_batch = min(context.ingest.max_payload, context.control.max_payload) - ANSWER_OVERHEAD
         self._cipher = BatchCipher(context.keyring, view.key)
@@ -204,12 +209,13 @@ class ReadableRole(Role):
     # ------------------------------------------------------------------ the disk
     def _read_plain(self, offset: Offset, limit: int, end: Offset) -> list[Buffer]:
         """Blocking; called in a thread."""
-        data = self.log.read_from_disk(offset, max_bytes=limit, end_offset=end)
+        data = _read_checked(self.log, offset, limit, end)
         return self._cipher.plain([data]) if holds_encrypted(data) else [data]
 
     async def _read_cold(self, offset: Offset, limit: int, end: Offset) -> bytes:
+        """Both CRCs of each batch are checked. Raises as `PartitionLog.read_from_disk`."""
         return await self.context.loop.run_in_executor(
-            self.context.readers, lambda: self.log.read_from_disk(offset, max_bytes=limit, end_offset=end)
+            self.context.readers, lambda: _read_checked(self.log, offset, limit, end)
         )
 
     def _read_for_consumer(self, inbox: str, reading: Coroutine[Any, Any, None]) -> None:
@@ -245,4 +251,16 @@ class ReadableRole(Role):
             inbox, TidelogError(Code.UNAVAILABLE, f"{self.view.key} cannot be read on {self.context.broker}: {error}")
         )
         if isinstance(error, CorruptData):
-            self.fail(f"the log is damaged: {error}")
+            self.on_damage(str(error))
+
+
+def _read_checked(partition_log: PartitionLog, offset: Offset, limit: int, end: Offset) -> bytes:
+    data = partition_log.read_from_disk(offset, max_bytes=limit, end_offset=end)
+    for at, header in iter_batches(data):
+        try:
+            verify_body(data, at, header)
+        except CorruptData as error:
+            raise CorruptData(
+                f"{partition_log.directory} is damaged at offset {header.base_offset}: {error}"
+            ) from error
+    return data

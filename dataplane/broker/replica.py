@@ -3,20 +3,20 @@
     closed ──open──> idle ──view──> Leading | Following ──view of another LeaderEpoch──> the next role
              │                          └──a disk that fails, a broken rule──> failed: it withdraws, and has no role any
              │                                                                 more in this life of the process
-             └──damage found──> damaged ──a view without it in ISR and eligible──> repaired: cut, idle
+             any ──damage found──> damaged ──withdrawn──> repaired, idle (`dataplane.broker.repair`)
 
 Views arrive at any time; the newest wins. A role ends completely, blocking work included, before the next one begins.
-First a damaged replica leaves the ISR (its registration names it), then it is cut, and copies from the leader what it
-lacks.
+First a damaged replica leaves the ISR (it withdraws, or its registration names it), then it is cut, and copies from the
+leader what it lacks.
 """
 
 from __future__ import annotations
 
 import asyncio
-import contextlib
 import logging
 import threading
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -24,10 +24,13 @@ from dataplane.broker.context import BrokerContext
 from dataplane.broker.following import Following
 from dataplane.broker.housekeeping import Visit
 from dataplane.broker.leading import Leading
+from dataplane.broker.remnant import Remnant
+from dataplane.broker.repair import WayBack, mark, repair, way_back
 from dataplane.broker.role import Role
 from dataplane.log.errors import LogDamaged
 from dataplane.log.files import REAL_FILES, FileSystem
 from dataplane.log.partition_log import LogConfig, PartitionLog
+from dataplane.log.quarantine import MAX_EVENTS, Quarantine
 from dataplane.log.recovery import RecoveryReport
 from dataplane.replica.producers import ProducerTable
 from wire.errors import Code, CorruptData, TidelogError
@@ -60,7 +63,11 @@ class Replica:
         self._config = config
         self._files = files
         self._damaged = False
-        """What is here was found damaged when it was opened: it may be cut and written anew, out of the ISR."""
+        """The log is not what was written: it may be cut and written anew, once nobody counts on it."""
+        self._confession: asyncio.Task[None] | None = None
+        """That it is damaged is being written down."""
+        self._quarantined: list[dict[str, Any]] = []
+        """Reports of what was cut out of the log, oldest first."""
         self._log: PartitionLog | None = None
         self._producers = ProducerTable()
         self._high_watermark = Offset(0)
@@ -72,54 +79,81 @@ class Replica:
         self._closing = False
 
     # ------------------------------------------------------------------ the log
-    def open(self) -> RecoveryReport:
+    def open(self, *, page_cache_survived: bool = False) -> RecoveryReport:
         """Open and recover the log. Blocking; called in a thread. Raises LogDamaged when there is nothing to work
         with."""
-        self._log, report = PartitionLog.open(self.directory, self._config, files=self._files)
+        self._log, report = PartitionLog.open(
+            self.directory, self._config, files=self._files, page_cache_survived=page_cache_survived
+        )
         try:
             self._producers.rebuild(self._log.producer_batches(self._log.log_start_offset))
         except CorruptData as e:  # where recovery had no reason to look
             report = replace(report, damaged=report.damaged or str(e))
         self._high_watermark = self._checkpointed = self._log.high_watermark
+        self._quarantined = Quarantine(self._files, self.directory).reports()
         if report.damaged is not None:
+            mark(self._files, self.directory, report.damaged, self.key)
             self.failed = report.damaged
             self._damaged = True
         return report
 
-    def _repair(self) -> None:
-        """Cut the damage and all behind it. Blocking; called in a thread, by a replica that nothing depends on. Raises
-        LogDamaged, CorruptData."""
+    def on_damage(self, reason: str, context: BrokerContext) -> None:
+        """Somebody found that the log is not what was written: this replica serves nobody from now on, writes that
+        down, withdraws, and is repaired when nobody counts on it any more."""
+        if isinstance(self.role, Remnant) or self.failure is not None or self._closing:
+            return
+        log.error("partition %s: the log on %s is damaged: %s", self.key, context.broker, reason)
+        context.counters.damage_found += 1
+        self.failed = reason
+        self._damaged = True
+        if self.role is not None:
+            self.role.stop(reason)
+        self._confession = context.loop.create_task(self._confess(reason, context))
+
+    async def _confess(self, reason: str, context: BrokerContext) -> None:
+        await context.loop.run_in_executor(context.executor, mark, self._files, self.directory, reason, self.key)
+        self._confession = None
+        self._withdraw(reason, context)
+        if self.view is not None and self._has_something_to_do(self.view, context):
+            self._begin_transition(context)
+
+    async def _repair(self, way: WayBack, context: BrokerContext) -> None:
+        """Raises LogDamaged, CorruptData."""
         partition_log = self._log
         assert partition_log is not None
-        start = sound = partition_log.log_start_offset
-        with contextlib.suppress(CorruptData):
-            for header in partition_log.producer_batches(start):
-                sound = header.end_offset
-        if partition_log.refusal is not None:
-            partition_log.truncate(
-                partition_log.log_end_offset
-            )  # it ends before the damage, which goes into quarantine
-        elif sound > start:
-            partition_log.truncate(
-                Offset(sound - 1)
-            )  # the last sound batch too: to cut behind it is to read what is damaged
-        else:
-            partition_log.drop_all(start)
-        self._producers.rebuild(partition_log.producer_batches(partition_log.log_start_offset))
+
+        def work() -> dict[str, Any]:
+            report = repair(partition_log, self.key, way, time_ns=context.time_ns())
+            self._producers.rebuild(partition_log.producer_batches(partition_log.log_start_offset))
+            return report
+
+        report = await context.loop.run_in_executor(context.executor, work)
+        self._quarantined = [*self._quarantined, report][-MAX_EVENTS:]
         self._high_watermark = self._checkpointed = partition_log.high_watermark
-        log.warning(
-            "partition %s: cut a damaged log to offset %d; the rest comes from the leader",
-            self.key,
-            partition_log.log_end_offset,
-        )
+        context.counters.damage_repaired += 1
         self.failed = None
         self._damaged = False
 
-    def _may_be_repaired(self, view: PartitionView, broker: BrokerId) -> bool:
-        """Nothing depends on it any more; or an operator has accepted the loss, for nobody else makes it the leader."""
-        if not self._damaged or self._log is None or view.leader is None:
+    def _way_back(self, view: PartitionView, broker: BrokerId) -> WayBack | None:
+        if not self._damaged or self._log is None or self._confession is not None:
+            return None
+        return way_back(view, broker)
+
+    def _is_remnant(self, view: PartitionView, broker: BrokerId) -> bool:
+        """It is damaged, and nobody else can lead: what can be read of it must be read here."""
+        told = self._damaged and self._log is not None and self._confession is None
+        return told and view.leader is None and broker in view.isr
+
+    def _has_something_to_do(self, view: PartitionView, context: BrokerContext) -> bool:
+        if self._transition is not None or self._closing:
             return False
-        return view.leader == broker or broker not in (*view.isr, *view.eligible)
+        if self.failure is None:
+            return True
+        return self._is_remnant(view, context.broker) or self._way_back(view, context.broker) is not None
+
+    @property
+    def is_damaged(self) -> bool:
+        return self._damaged
 
     @property
     def high_watermark(self) -> Offset:
@@ -182,11 +216,11 @@ class Replica:
             role.on_view(view)
         elif self._closing:
             return
-        elif self.failure is None or self._may_be_repaired(view, context.broker):
-            self._transition = context.loop.create_task(self._change_role(context))
-        elif context.broker in (*view.isr, *view.eligible):
+        elif self._has_something_to_do(view, context):
+            self._begin_transition(context)
+        elif self._confession is None and context.broker in (*view.isr, *view.eligible):
             # It withdrew while nobody counted on it, which changed nothing, and an expansion on its way took it in.
-            self._withdraw(self.failure, context)
+            self._withdraw(self.failure or "unsound", context)
 
     @staticmethod
     def _configure(partition_log: PartitionLog, view: PartitionView) -> None:
@@ -203,15 +237,21 @@ class Replica:
             and role.view.leader == view.leader
         )
 
+    def _begin_transition(self, context: BrokerContext) -> None:
+        self._transition = context.loop.create_task(self._change_role(context))
+
     async def _change_role(self, context: BrokerContext) -> None:
         try:
             while not self._closing:
                 view = self.view
                 assert view is not None
-                if self.failed is not None:
-                    if not self._may_be_repaired(view, context.broker):
+                if self.failed is not None and not self._is_remnant(view, context.broker):
+                    way = self._way_back(view, context.broker)
+                    if way is None:
                         return
-                    await context.loop.run_in_executor(context.executor, self._repair)
+                    await self._end_role(f"the log of {self.key} is repaired")
+                    if self.view is view:
+                        await self._repair(way, context)
                     continue
                 role = self.role
                 if role is not None and self._fits(role, view, context) and not role.ended:
@@ -225,7 +265,7 @@ class Replica:
                     report = await context.loop.run_in_executor(context.executor, self.open)
                     if report.damaged is not None:
                         self._withdraw(report.damaged, context)
-                if self._is_overtaken(view):
+                if self._is_overtaken(view, context):
                     continue
                 self._listen(context)
                 try:
@@ -242,9 +282,10 @@ class Replica:
         finally:
             self._transition = None
 
-    def _is_overtaken(self, view: PartitionView) -> bool:
+    def _is_overtaken(self, view: PartitionView, context: BrokerContext) -> bool:
         """While something was awaited."""
-        return self._closing or self.failed is not None or self.view is not view
+        has_failed = self.failed is not None and not self._is_remnant(view, context.broker)
+        return self._closing or has_failed or self.view is not view
 
     def fail(self, reason: str, context: BrokerContext) -> None:
         """This replica cannot go on in this life of the process: it leaves the ISR."""
@@ -263,10 +304,14 @@ class Replica:
 
     async def _begin_role(self, view: PartitionView, context: BrokerContext) -> None:
         assert self._log is not None
-        if view.leader == context.broker:
-            self.role = Leading(context, view, self._log, self._producers, self._high_watermark)
+        common = context, view, self._log, self._producers, self._high_watermark
+        on_damage = partial(self.on_damage, context=context)
+        if self._damaged:
+            self.role = Remnant(*common, on_damage)
+        elif view.leader == context.broker:
+            self.role = Leading(*common, on_damage)
         else:
-            self.role = Following(context, view, self._log, self._producers, self._high_watermark, self._sequence)
+            self.role = Following(*common, self._sequence, on_damage)
         await self.role.start()
 
     async def _end_role(self, reason: str) -> None:
@@ -321,6 +366,8 @@ class Replica:
     # ------------------------------------------------------------------ end
     async def close(self, context: BrokerContext, reason: str) -> None:
         self._closing = True
+        if self._confession is not None:
+            await asyncio.wait({self._confession})
         if self._transition is not None:
             if self.role is not None:
                 self.role.give_up_starting()
@@ -365,6 +412,18 @@ class Replica:
             self.role.on_log_start()
 
     # ------------------------------------------------------------------ status
+    def _damage_form(self) -> dict[str, Any] | None:
+        """Offsets exclusive; null while the log was not read to the end."""
+        if not self._damaged:
+            return None
+        role = self.role
+        found = role.damage if isinstance(role, Remnant) else None
+        return {
+            "reason": found.reason if found is not None else self.failed,
+            "sound_end": found.sound_end if found is not None else None,
+            "known_end": found.known_end if found is not None else None,
+        }
+
     def status(self) -> dict[str, Any]:
         """For `describe`: ends and progress as far as this replica knows them. HW inclusive, -1 for none."""
         partition_log, role = self._log, self.role
@@ -373,6 +432,8 @@ class Replica:
             "incarnation": self.key.partition_incarnation,
             "role": "failed" if self.failure else type(role).__name__.lower() if role is not None else "none",
             "failed": self.failure,
+            "damage": self._damage_form(),
+            "quarantined": {"events": len(self._quarantined), "latest": next(iter(self._quarantined[-1:]), None)},
             "leader_epoch": role.leader_epoch if role is not None else None,
             "high_watermark": high_watermark_to_wire(self.high_watermark),
             "log_start_offset": partition_log.log_start_offset if partition_log is not None else None,

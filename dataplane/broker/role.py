@@ -23,12 +23,19 @@ class Role(ABC):
     is checked against `ended` first."""
 
     def __init__(
-        self, context: BrokerContext, view: PartitionView, partition_log: PartitionLog, producers: ProducerTable
+        self,
+        context: BrokerContext,
+        view: PartitionView,
+        partition_log: PartitionLog,
+        producers: ProducerTable,
+        on_damage: Callable[[str], None],
     ) -> None:
+        """`on_damage`: this replica's log is not what was written. Ends the role (`stop`)."""
         self.context = context
         self.view = view
         self.log = partition_log
         self.producers = producers
+        self.on_damage = on_damage
         self.ended = False
         self.failed: str | None = None
         self._timer: asyncio.TimerHandle | None = None
@@ -199,10 +206,15 @@ class Role(ABC):
         """This replica is unsound: out of the ISR, and nothing more from it in this life."""
         if self.failed is not None:
             return
-        self.failed = reason
         log.error("partition %s: replica on %s withdraws: %s", self.view.key, self.context.broker, reason)
         self.context.counters.withdrawals += 1
         self.context.metadata.withdraw(
             Withdrawal(key=self.view.key, broker=self.context.broker, expected_epoch=self.view.epoch, reason=reason)
         )
-        self._end_soon(reason)
+        self.stop(reason)
+
+    def stop(self, reason: str) -> None:
+        """It has failed: it ends by itself."""
+        if self.failed is None:
+            self.failed = reason
+            self._end_soon(reason)

@@ -42,17 +42,19 @@ import itertools
 import threading
 from bisect import bisect_right
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, TypeVar
+from typing import TYPE_CHECKING, Any, TypeVar
 
 import numpy as np
 
 from dataplane.log.checkpoints import OffsetCheckpoint, remove_epochs, write_epochs, write_offsets
+from dataplane.log.damage import Damage, remove_mark
 from dataplane.log.errors import LogDamaged
 from dataplane.log.files import REAL_FILES, ReadHandles
 from dataplane.log.index import NO_TIMESTAMP
+from dataplane.log.quarantine import Piece, Quarantine
 from dataplane.log.recovery import Recovery, remove_segment
-from dataplane.log.scan import only_zeros, walk
-from dataplane.log.segment import LOG_SUFFIX, Segment
+from dataplane.log.scan import ChainBroken, only_zeros, walk
+from dataplane.log.segment import Segment
 from dataplane.log.tail import Tail
 from wire.batch import HEADER_SIZE, RecordBatch, parse_header
 from wire.errors import Code, CorruptData, InvariantViolation, TidelogError
@@ -70,11 +72,7 @@ if TYPE_CHECKING:
     from wire.transport import Buffer
     from wire.types import LeaderEpoch
 
-QUARANTINE = "quarantine"
-"""Folder inside the partition's, for what lay behind damage when the log was cut there. Nothing is served from it."""
-
 _HANDLES_OF_ONE_LOG = 4
-_COPY_BLOCK = 4 << 20
 
 T = TypeVar("T")
 
@@ -114,6 +112,7 @@ class PartitionLog:
         self._segments: tuple[Segment, ...] = tuple(recovery.segments)
         """Oldest first; not empty once opened. The last one is written to."""
         self._beyond = recovery.beyond
+        self._known_end = recovery.known_end if recovery.damaged is not None else Offset(0)
         self._log_end_offset = recovery.log_end_offset
         self._durable_end = Offset(0)
         checkpointed = recovery.checkpoint or OffsetCheckpoint(Offset(0), Offset(0))
@@ -135,15 +134,21 @@ class PartitionLog:
         *,
         files: FileSystem = REAL_FILES,
         handles: ReadHandles | None = None,
+        page_cache_survived: bool = False,
     ) -> tuple[PartitionLog, RecoveryReport]:
         """Opens the log in `directory`, or makes an empty one there, and recovers it (see `dataplane.log.recovery`).
 
         `handles` bounds the open files of many logs together. What is found is durable when this returns, except in a
-        damaged log: there nothing is written, and appends are refused until `truncate` or `drop_all`. Raises LogDamaged
-        when the disk fails.
+        damaged log: there nothing is written, and appends are refused until `cut_damage` or `drop_all`.
+        `page_cache_survived`: whatever was written by an earlier life, synced or not, must still be here. Raises
+        LogDamaged when the disk fails.
         """
         recovery = Recovery(
-            files, handles or ReadHandles(files, _HANDLES_OF_ONE_LOG), directory, config.index_interval_bytes
+            files,
+            handles or ReadHandles(files, _HANDLES_OF_ONE_LOG),
+            directory,
+            config.index_interval_bytes,
+            nothing_torn=page_cache_survived and not config.preallocate_bytes,
         )
         try:
             recovery.run()
@@ -159,6 +164,9 @@ class PartitionLog:
                 segment.synced_size = segment.size
             self._durable_end = self._log_end_offset
             return
+        if self._checkpoint is None:
+            # Before there is a segment: one without a checkpoint has lost it.
+            self._write_checkpoint(self._high_watermark, Offset(0))
         if not self._segments:
             self._segments = (self._new_segment(self._log_end_offset),)
         for segment in self._segments:
@@ -197,6 +205,11 @@ class PartitionLog:
     def tail_holds_encrypted(self) -> bool:
         """What `read` gives may be encrypted."""
         return self._tail.holds_encrypted
+
+    @property
+    def known_end(self) -> Offset:
+        """Exclusive: records were durable or committed here up to there. Above the log's end in a damaged log only."""
+        return max(self._known_end, self._log_end_offset)
 
     @property
     def size_bytes(self) -> int:
@@ -667,25 +680,25 @@ class PartitionLog:
         """Removes every record from `offset` on, and the rest of the batch that holds it; epochs that begin there go
         too.
 
-        At the log's end it removes no record, but an epoch without records, and what lies behind damage (see `open`),
-        which goes to `quarantine/`: after it a damaged log takes appends again. Durable on return; the new end of the
-        log. Below the log's start, which may just have moved, it removes every record. Blocking; nobody may append
-        meanwhile. Raises LogDamaged, CorruptData (nothing was cut).
+        At the log's end it removes no record, but an epoch without records. Below the log's start, which may just have
+        moved, it removes every record. Durable on return; the new end of the log. Blocking; nobody may append
+        meanwhile. Raises LogDamaged, CorruptData (nothing was cut), InvariantViolation (the log is damaged:
+        `cut_damage`).
         """
         with self._removing, self._io_lock:
             self._check_writable()
+            if self._unsound is not None:
+                raise InvariantViolation(f"{self.directory} is damaged and must not be cut at {offset}")
             with self._cutting():
-                self._truncate(max(offset, self.log_start_offset))
+                self._cut_to(*self._cut_point(max(offset, self.log_start_offset)))
             return self._log_end_offset
 
-    def _truncate(self, offset: Offset) -> None:
-        number, size, new_end, newest = self._cut_point(offset)
+    def _cut_to(self, number: int, size: int, new_end: Offset, newest: int) -> None:
+        """The arguments are as `_cut_point` gives them."""
         self._tail = Tail(self.config.tail_bytes)
         self._log_end_offset = new_end
         self._durable_end = min(self._durable_end, new_end)
         self._high_watermark = min(self._high_watermark, new_end)
-        if self._unsound is not None:
-            self._quarantine()
         self._write_checkpoint(self._high_watermark, min(self._vouched(), new_end))
         kept, gone = self._segments[: number + 1], self._segments[number + 1 :]
         self._segments = kept or (self._new_segment(new_end),)
@@ -694,7 +707,6 @@ class PartitionLog:
         last = self._segments[-1]
         if size < last.allocated or last.handle is None:
             last.cut(size, newest)
-        self._unsound = None
         self._index_due = self._next_index_position()
         self.epochs.truncate_from(new_end)
         self._sync_locked()
@@ -729,8 +741,6 @@ class PartitionLog:
         with self._removing, self._io_lock:
             self._check_writable()
             with self._cutting():
-                if self._unsound is not None:
-                    self._quarantine()
                 self._replace_checkpoint(OffsetCheckpoint(Offset(0), Offset(0)))
                 remove_epochs(self._files, self.directory)
                 self.epochs.clear()
@@ -742,6 +752,7 @@ class PartitionLog:
                 self._segments = (self._new_segment(new_start_offset),)
                 self._index_due = self._next_index_position()
                 self._unsound = None
+                self._known_end = Offset(0)
                 self._durable_end = Offset(0)
                 self._sync_locked()
                 self._write_checkpoint(new_start_offset, new_start_offset)
@@ -780,32 +791,97 @@ class PartitionLog:
                 raise self._failed(f"removing old segments of {self.directory} failed: {error}") from error
             return gone
 
-    def _quarantine(self) -> None:
-        """Moves what lies behind the damage aside, durably. The checkpoint that tells of it is still there."""
-        directory = self.directory / QUARANTINE
-        self._files.make_directory(directory)
-        last = self._segments[-1] if self._segments else None
-        if last is not None and last.size < last.allocated:
-            with self._handles.borrow(last.path) as source:
-                if not only_zeros(self._files, source, last.size, last.allocated):
-                    self._copy(source, last.size, last.allocated, directory / f"{last.path.name}.from-{last.size}")
-        for segment in reversed(self._beyond):
-            self._handles.forget(segment.path)
-            self._files.rename(segment.path, directory / f"{segment.path.stem}{LOG_SUFFIX}")
-            self._files.remove(segment.index_path)
-            self._files.sync_directory(self.directory)
-        self._beyond = []
-        self._files.sync_directory(directory)
+    # ---- damage
 
-    def _copy(self, source: int, start: int, end: int, target: Path) -> None:
-        handle = self._files.open(target, write=True, create=True)
+    def examine(self, *, without_beginning: bool = False) -> Damage:
+        """Reads and checks the whole log, body by body: where its sound part ends. In a sound log that is its end; in
+        one that has lost its first segments it is the log start, unless `without_beginning`: then it begins where it
+        does.
+
+        Blocking; nobody may append meanwhile. Raises LogDamaged (the disk).
+        """
+        with self._removing:
+            return self._examine(without_beginning)
+
+    def _examine(self, without_beginning: bool) -> Damage:
+        end, epoch = int(self.log_start_offset), 0
+        if not without_beginning and self._checkpoint is not None and self._checkpoint.log_start_offset is not None:
+            end = self._checkpoint.log_start_offset
+        file, size = "", 0
+        reason = self._unsound or f"{self.directory} was read and is sound"
         try:
-            for at in range(start, end, _COPY_BLOCK):
-                block = self._files.read(source, min(_COPY_BLOCK, end - at), at)
-                self._files.write(handle, [block], at - start)
-            self._files.sync_all(handle)
-        finally:
-            self._files.close(handle)
+            for segment in self._segments:
+                if segment.base_offset != end:
+                    reason = f"{self.directory} ends at offset {end}, the next segment begins at {segment.base_offset}"
+                    break
+                file, size = segment.path.name, 0
+                with self._handles.borrow(segment.path) as handle:
+                    batches = walk(self._files, handle, 0, segment.size, end, verify=True, epoch=epoch)
+                    for position, header in batches:
+                        end, epoch, size = header.end_offset, header.leader_epoch, position + header.size
+        except ChainBroken as broken:
+            reason = f"{self.directory / file} is damaged {broken}"
+        except OSError as error:
+            raise LogDamaged(f"reading {self.directory} failed: {error}") from error
+        return Damage(
+            file=file,
+            first_byte=size,
+            sound_end=Offset(end),
+            known_end=self.known_end,
+            reason=reason,
+        )
+
+    def cut_damage(self, damage: Damage, *, when_ns: int, lost: bool) -> dict[str, Any]:
+        """Cuts the log where its sound part ends (`examine`), and takes the mark away: it takes appends again. What was
+        cut goes into `quarantine/`; the report of that. `lost`: an operator gave up what only this log may hold.
+
+        Only out of the ISR, or by an operator's word. Durable on return. Blocking; nobody may append meanwhile. Raises
+        LogDamaged.
+        """
+        with self._removing, self._io_lock:
+            self._check_writable()
+            with self._cutting():
+                number = next((at for at, each in enumerate(self._segments) if each.path.name == damage.file), -1)
+                report = Quarantine(self._files, self.directory).take(
+                    damage, self._behind(number, damage.first_byte), when_ns=when_ns, lost=lost
+                )
+                for segment in reversed(self._beyond):
+                    remove_segment(self._files, self._handles, segment)
+                self._beyond = []
+                newest = self._newest_timestamp(number, damage.first_byte, damage.sound_end)
+                self._unsound = None
+                self._cut_to(number, damage.first_byte, damage.sound_end, newest)
+                if self._checkpoint is None:
+                    self._write_checkpoint(self._high_watermark, self._durable_end)
+                self._known_end = Offset(0)
+                remove_mark(self._files, self.directory)
+            return report
+
+    def _behind(self, number: int, position: int) -> list[Piece]:
+        """What lies behind that byte of that segment, in order; room that was reserved and never written does not
+        count."""
+        pieces = []
+        if number >= 0:
+            segment = self._segments[number]
+            with self._handles.borrow(segment.path) as handle:
+                size = self._files.size(handle)
+                if not only_zeros(self._files, handle, position, size):
+                    pieces.append(Piece(segment.path, position, size, whole=False))
+        for segment in (*self._segments[number + 1 :], *self._beyond):
+            segment.close()
+            self._handles.forget(segment.path)
+            pieces.append(Piece(segment.path, 0, max(segment.size, segment.allocated), whole=True))
+        return pieces
+
+    def _newest_timestamp(self, number: int, size: int, end: Offset) -> int:
+        """Of the first `size` bytes of that segment, which were checked."""
+        if number < 0:
+            return NO_TIMESTAMP
+        segment = self._segments[number]
+        with self._handles.borrow(segment.path) as handle:
+            batches = walk(self._files, handle, 0, size, segment.base_offset, verify=False)
+            found = (header.last_timestamp for _, header in batches if header.end_offset <= end)
+            return max(found, default=NO_TIMESTAMP)
 
     def _cutting(self) -> _Cut:
         return _Cut(self)

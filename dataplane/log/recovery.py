@@ -16,6 +16,14 @@ committed: the recovery point and the high watermark of the checkpoint, and the 
 Retention writes the new log start into the checkpoint before it removes a segment. So segments below the log start are
 what a crash left of it, and go; a log whose first segment begins above it has lost that segment: damage.
 
+What was synced after the last checkpoint is not vouched for by it. Where the page cache has survived (the process was
+killed, the operating system was not) that needs no vouching: all that was written is there, so the end of the log is
+whole, or the beginning of one batch; whatever else is found there is damage, wherever it lies. After a loss of power a
+flipped bit in the last second cannot be told from a torn write: see `docs/storage.md`.
+
+Damage as well: a log without its offset checkpoint (it is written before the first segment) after a loss of power, for
+nothing says how far it reached; and a log that carries the mark of `dataplane.log.damage`.
+
 Leader epochs come from their checkpoint for what lies before the scan, and from the batches themselves for the rest;
 from all batches when the checkpoint is missing or damaged.
 """
@@ -25,10 +33,12 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
-from dataplane.log.checkpoints import TEMPORARY_SUFFIX, OffsetCheckpoint, read_epochs, read_offsets
+from dataplane.log.checkpoints import OFFSETS_FILE, TEMPORARY_SUFFIX, OffsetCheckpoint, read_epochs, read_offsets
+from dataplane.log.damage import read_mark
 from dataplane.log.index import ENTRY_SIZE, IndexEntry, decode_entries
 from dataplane.log.scan import ChainBroken, only_zeros, walk
 from dataplane.log.segment import INDEX_SUFFIX, LOG_SUFFIX, Segment
+from dataplane.log.tear import is_cut_short
 from dataplane.replica.epochs import EpochEntry, LeaderEpochCache
 from wire.errors import InvariantViolation
 from wire.types import LeaderEpoch, Offset
@@ -51,6 +61,8 @@ class RecoveryReport:
     """Read and checked, body by body."""
     checkpoint_high_watermark: Offset
     """As checkpointed, exclusive; 0 when there is none. Above the log's end only together with `damaged`."""
+    known_end: Offset = Offset(0)
+    """Exclusive: records were durable or committed here up to there, as far as is known."""
 
 
 @dataclass(slots=True)
@@ -61,6 +73,8 @@ class Recovery:
     handles: ReadHandles
     directory: Path
     index_interval: int
+    nothing_torn: bool = False
+    """All that was written is there: the page cache has survived, and no room was reserved ahead."""
     segments: list[Segment] = field(default_factory=list)
     beyond: list[Segment] = field(default_factory=list)
     """Segments behind the damage; not part of the log."""
@@ -76,22 +90,34 @@ class Recovery:
     _scanned_from: Offset | None = None
     _vouched: int = 0
     """Every offset below was on stable storage here, or committed."""
+    _mark: str | None = None
+    """Damage was met in an earlier life: nothing is cut."""
 
     def run(self) -> None:
         """Raises OSError."""
         self.files.make_directory(self.directory)
         self._find_segments()
         self.checkpoint = read_offsets(self.files, self.directory)
+        self._mark = read_mark(self.files, self.directory)
         if self.checkpoint is not None:
             self._vouched = self.checkpoint.vouched_end
         self._check_start()
         self._check_segments()
-        if self.damaged is None and self.log_end_offset < self._vouched:
-            self.damaged = (
+        self._recover_epochs()
+        self.damaged = self._mark or self.damaged or self._too_short()
+
+    def _too_short(self) -> str | None:
+        if self.log_end_offset < self._vouched:
+            return (
                 f"{self.directory} ends at offset {self.log_end_offset}, "
                 f"but records up to offset {self._vouched} were durable or committed here"
             )
-        self._recover_epochs()
+        if self.checkpoint is None and self.segments and not self.nothing_torn:
+            return (
+                f"{self.directory / OFFSETS_FILE} is missing or damaged, and power was lost: the log is sound up to "
+                f"offset {self.log_end_offset}, but nothing says how far it reached"
+            )
+        return None
 
     def report(self) -> RecoveryReport:
         return RecoveryReport(
@@ -99,7 +125,12 @@ class Recovery:
             damaged=self.damaged,
             scanned_bytes=self.scanned_bytes,
             checkpoint_high_watermark=self.checkpoint.high_watermark if self.checkpoint else Offset(0),
+            known_end=self.known_end,
         )
+
+    @property
+    def known_end(self) -> Offset:
+        return Offset(max(self.log_end_offset, self._vouched))
 
     def _find_segments(self) -> None:
         names = self.files.names(self.directory)
@@ -212,6 +243,14 @@ class Recovery:
                 f"but records up to offset {self._vouched} were durable or committed here"
             )
             return
+        if self._mark is not None:
+            return
+        if self.nothing_torn and not self._is_cut_short(segment):
+            self.damaged = (
+                f"{segment.path} is damaged {broken}; it is sound up to offset {self.log_end_offset}, and what lies "
+                f"behind was written before the process was killed"
+            )
+            return
         if not self._only_reserved_room(segment):
             self.truncated_bytes += segment.allocated - segment.size
         for gone in reversed(self.beyond):
@@ -219,6 +258,13 @@ class Recovery:
             remove_segment(self.files, self.handles, gone)
         self.beyond = []
         segment.cut(segment.size, segment.max_timestamp)
+
+    def _is_cut_short(self, segment: Segment) -> bool:
+        """Whether the log ends with the beginning of a batch whose rest was never written."""
+        if any(behind.size for behind in self.beyond):
+            return False
+        with self.handles.borrow(segment.path) as handle:
+            return is_cut_short(self.files, handle, segment.size, segment.allocated, self.log_end_offset)
 
     def _only_reserved_room(self, segment: Segment) -> bool:
         """Whether nothing was ever written behind its sound part."""

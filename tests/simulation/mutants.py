@@ -358,7 +358,7 @@ MUTANTS: tuple[Mutant, ...] = (
             "if report.damaged is not None:\n            unsound.append(key)",
             "if report.damaged is not None:\n            pass",
         ),
-        (replica.Replica, "_may_be_repaired", "return view.leader == broker or", "return True or"),
+        (replica, "way_back", "if view.leader == broker:", "if True:\n        return WayBack.COPY\n    if False:"),
         drama="damage",
     ),
 )

@@ -8,11 +8,14 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from dataplane.log.checkpoints import read_epochs, read_offsets
+from dataplane.log.checkpoints import OffsetCheckpoint, read_epochs, read_offsets, write_offsets
+from dataplane.log.damage import read_mark, set_mark
 from dataplane.log.errors import LogDamaged
 from dataplane.log.files import REAL_FILES
 from dataplane.log.index import ENTRY_SIZE
 from dataplane.log.partition_log import LogConfig, PartitionLog
+from dataplane.log.quarantine import Quarantine
+from wire.errors import InvariantViolation
 from wire.types import LeaderEpoch, Offset
 
 if TYPE_CHECKING:
@@ -137,6 +140,83 @@ class TestAfterAKill:
         assert not (tmp_path / "00000000000000999999.index").exists()
 
 
+class TestWhatAKillLeaves:
+    """The page cache has survived: whatever does not look like a write that was broken off is damage."""
+
+    def survived(self, path: Path) -> tuple[PartitionLog, str | None]:
+        log, report = PartitionLog.open(path, CONFIG, page_cache_survived=True)
+        return log, report.damaged
+
+    @pytest.mark.parametrize("left", [1, 63, 64, 65, 100, 140])
+    def test_a_write_that_was_broken_off_is_cut(self, tmp_path: Path, batches: Batches, left: int) -> None:
+        stored = killed(tmp_path, batches)
+        assert left < batches.one(100).header.size
+        with segments(tmp_path)[-1].open("ab") as file:
+            file.write(batches.one(100).data[:left])
+        log, damaged = self.survived(tmp_path)
+        assert damaged is None
+        assert batches.stored(log) == stored
+
+    def test_any_flipped_bit_is_damage(self, tmp_path: Path, batches: Batches) -> None:
+        stored = killed(tmp_path, batches, records=8)
+        (segment,) = segments(tmp_path)
+        for at in range(0, len(stored), 11):
+            change(segment, at, bytes([stored[at] ^ 16]))
+            log, damaged = self.survived(tmp_path)
+            assert damaged is not None
+            assert str(log.log_end_offset) in damaged
+            assert stored.startswith(batches.stored(log))
+            change(segment, at, stored[at : at + 1])
+        assert batches.stored(self.survived(tmp_path)[0]) == stored
+
+    def test_a_sound_segment_behind_a_torn_one_is_damage(self, tmp_path: Path, batches: Batches) -> None:
+        killed(tmp_path, batches)
+        torn = segments(tmp_path)[1]
+        os.truncate(torn, torn.stat().st_size - 9)
+        assert self.survived(tmp_path)[1] is not None
+
+    def test_zeros_behind_the_log_are_damage(self, tmp_path: Path, batches: Batches) -> None:
+        killed(tmp_path, batches)
+        with segments(tmp_path)[-1].open("ab") as file:
+            file.write(bytes(200))
+        assert self.survived(tmp_path)[1] is not None
+
+
+class TestTheMark:
+    def test_a_marked_log_is_read_only_until_the_damage_is_cut(self, tmp_path: Path, batches: Batches) -> None:
+        log = opened(tmp_path)
+        batches.fill(log, 100)
+        log.close()
+        stored = batches.stored(opened(tmp_path))
+        set_mark(REAL_FILES, tmp_path, "a reader met it")
+        set_mark(REAL_FILES, tmp_path, "another reader met it")
+        log, report = PartitionLog.open(tmp_path, CONFIG)
+        assert report.damaged == "a reader met it"
+        assert batches.stored(log) == stored
+        with pytest.raises(LogDamaged):
+            batches.append(log)
+        log.cut_damage(log.examine(), when_ns=0, lost=False)
+        assert read_mark(REAL_FILES, tmp_path) is None
+        assert batches.stored(log) == stored
+        batches.append(log)
+        assert opened(tmp_path).log_end_offset == 101
+
+    def test_nothing_is_cut_from_a_marked_log(self, tmp_path: Path, batches: Batches) -> None:
+        killed(tmp_path, batches)
+        change(segments(tmp_path)[-1], -10)
+        set_mark(REAL_FILES, tmp_path, "a reader met it")
+        before = [path.read_bytes() for path in segments(tmp_path)]
+        assert PartitionLog.open(tmp_path, CONFIG)[1].damaged == "a reader met it"
+        assert [path.read_bytes() for path in segments(tmp_path)] == before
+
+    def test_a_mark_that_cannot_be_read_is_a_mark(self, tmp_path: Path, batches: Batches) -> None:
+        killed(tmp_path, batches)
+        (tmp_path / "damaged").write_bytes(b"\xff\x00")
+        assert PartitionLog.open(tmp_path, CONFIG)[1].damaged
+        (tmp_path / "damaged").write_bytes(b"")
+        assert PartitionLog.open(tmp_path, CONFIG)[1].damaged
+
+
 class TestDamage:
     """Below what was durable or committed nothing is cut, and nobody appends, until the replica has left the ISR."""
 
@@ -158,7 +238,13 @@ class TestDamage:
     def repaired(self, path: Path, batches: Batches) -> PartitionLog:
         log, _ = PartitionLog.open(path, CONFIG)
         end = log.log_end_offset
-        assert log.truncate(end) == end
+        with pytest.raises(InvariantViolation):
+            log.truncate(end)
+        damage = log.examine()
+        assert damage.sound_end == end
+        report = log.cut_damage(damage, when_ns=0, lost=False)
+        assert (report["sound_end"], report["known_end"]) == (end, damage.known_end)
+        assert log.log_end_offset == end
         batches.fill(log, 150, epoch=9)
         expected = [batches.one(n, epoch=1 + n // 50).data for n in range(end)]
         expected += [batches.one(n, epoch=9).data for n in range(end, 150)]
@@ -173,8 +259,11 @@ class TestDamage:
         change(segments(tmp_path)[-1], -10)
         self.check_unsound(tmp_path, batches, 99, stored)
         self.repaired(tmp_path, batches)
-        (rest,) = (tmp_path / "quarantine").iterdir()
-        assert len(rest.read_bytes()) == batches.one(99).header.size
+        (report,) = Quarantine(REAL_FILES, tmp_path).reports()
+        (rest,) = report["kept"]
+        assert rest["file"] == f"000001-{report['file']}.from-{report['first_byte']}"
+        kept = (tmp_path / "quarantine" / rest["file"]).read_bytes()
+        assert (len(kept), rest["bytes"], report["dropped_bytes"]) == (batches.one(99).header.size,) * 2 + (0,)
 
     def test_of_a_header_below_the_high_watermark(self, tmp_path: Path, batches: Batches) -> None:
         log = opened(tmp_path)
@@ -191,7 +280,8 @@ class TestDamage:
         self.check_unsound(tmp_path, batches, end, stored)
         count = len(segments(tmp_path))
         self.repaired(tmp_path, batches)
-        assert len(list((tmp_path / "quarantine").iterdir())) == count - 2 + 1
+        (report,) = Quarantine(REAL_FILES, tmp_path).reports()
+        assert len(report["kept"]) == count - 2 + 1
 
     def test_a_missing_segment(self, tmp_path: Path, batches: Batches) -> None:
         stored = killed(tmp_path, batches, checkpoint=10)
@@ -221,6 +311,35 @@ class TestDamage:
         log.drop_all(Offset(500))
         batches.append(log, epoch=9)
         assert opened(tmp_path).log_end_offset == 501
+
+    def test_met_in_a_log_that_is_open(self, tmp_path: Path, batches: Batches) -> None:
+        log = opened(tmp_path)
+        batches.fill(log, 100)
+        log.sync()
+        second = segments(tmp_path)[1]
+        change(second, 3 * batches.one(0).header.size - 10)
+        damage = log.examine()
+        end = int(second.stem) + 2
+        assert (damage.file, damage.first_byte) == (second.name, 2 * batches.one(0).header.size)
+        assert (damage.sound_end, damage.known_end) == (end, 100)
+        behind = [path.read_bytes() for path in segments(tmp_path)[2:]]
+        report = log.cut_damage(damage, when_ns=1_700_000_000_000_000_000, lost=False)
+        assert report["when"] == "2023-11-14T22:13:20.000+00:00"
+        kept = [(tmp_path / "quarantine" / piece["file"]).read_bytes() for piece in report["kept"]]
+        assert kept[1:] == behind
+        assert log.log_end_offset == end
+        batches.fill(log, 120, epoch=2)
+        assert batches.stored(log) == b"".join(batches.one(n, epoch=1 + (n >= end)).data for n in range(120))
+
+    def test_no_checkpoint_after_a_loss_of_power(self, tmp_path: Path, batches: Batches) -> None:
+        stored = killed(tmp_path, batches, checkpoint=10)
+        (tmp_path / "replication-offset-checkpoint").unlink()
+        self.check_unsound(tmp_path, batches, 100, stored)
+        self.repaired(tmp_path, batches)
+
+    def test_a_log_that_was_never_checkpointed_has_a_checkpoint(self, tmp_path: Path) -> None:
+        opened(tmp_path)
+        assert read_offsets(REAL_FILES, tmp_path) is not None
 
     def test_bits_flipped_anywhere_below_the_recovery_point_are_never_served(
         self, tmp_path: Path, batches: Batches
@@ -283,7 +402,8 @@ class TestSideFiles:
             log.close()
         for path in tmp_path.glob(pattern):
             spoil(path)
-        again = opened(tmp_path)
+        again, report = PartitionLog.open(tmp_path, CONFIG, page_cache_survived=True)
+        assert report.damaged is None
         assert batches.stored(again) == stored
         assert again.epochs.entries == log.epochs.entries
         assert [again.offset_for_timestamp(1000 * n, END) for n in range(100)] == list(range(100))
@@ -304,8 +424,9 @@ def test_an_epoch_beyond_the_end_of_the_log_is_dropped(tmp_path: Path, batches: 
     log = opened(tmp_path)
     log.assign_epoch(LeaderEpoch(7), Offset(100))
     change(segments(tmp_path)[-1], -10)
-    for path in (*tmp_path.glob("*.index"), tmp_path / "replication-offset-checkpoint"):
-        path.unlink(missing_ok=True)
+    for path in tmp_path.glob("*.index"):
+        path.unlink()
+    write_offsets(REAL_FILES, tmp_path, OffsetCheckpoint(Offset(0), Offset(0)))  # lowered, as before a cut
     again = opened(tmp_path)
     assert again.log_end_offset == 99
     assert again.epochs.latest == 2

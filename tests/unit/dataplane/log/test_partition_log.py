@@ -301,6 +301,7 @@ class TestSyncing:
                 super().rename(source, target)
 
         log = opened(tmp_path, files=Watched())
+        calls.clear()
         batches.append(log)
         log.assign_epoch(LeaderEpoch(7), Offset(1))
         assert calls == ["data", "leader-epoch-checkpoint", "leader-epoch-checkpoint"]

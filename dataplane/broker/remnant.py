@@ -1,0 +1,184 @@
+"""The last copy of a partition, and it is damaged: nobody leads, and what can still be read here is read here.
+
+The log is not cut and nothing is appended. Consumers find it where they look for a leader, and get what is committed
+below the damage and, where the damage was met in an open log, above it too. Asked for a record that is damaged it says
+so (DAMAGED); a consumer may go on behind it. `.append` is answered with what an operator can do. Bare publishes get
+NATS's own "no responders": who does not lead never answers them.
+
+It ends when a sound replica leads after all, or when an operator accepts the loss.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import logging
+from collections.abc import Callable
+
+from dataplane.broker.context import BrokerContext
+from dataplane.broker.reading import ReadableRole
+from dataplane.log.damage import Damage
+from dataplane.log.errors import LogDamaged
+from dataplane.log.partition_log import PartitionLog
+from dataplane.replica.consumers import ConsumerEffect, ConsumerFetch, Consumers, Readable
+from dataplane.replica.effects import ServeConsumer
+from dataplane.replica.producers import ProducerTable
+from wire.append import decode_append
+from wire.errors import Code, CorruptData, TidelogError
+from wire.tidelog_pb2 import FetchRequest
+from wire.transport import Message, Subscription
+from wire.types import Offset, PartitionView
+
+log = logging.getLogger(__name__)
+
+
+class Remnant(ReadableRole):
+    """`damage`: what a reading of the whole log found; None until that is done."""
+
+    def __init__(
+        self,
+        context: BrokerContext,
+        view: PartitionView,
+        partition_log: PartitionLog,
+        producers: ProducerTable,
+        high_watermark: Offset,
+        on_damage: Callable[[str], None],
+    ) -> None:
+        super().__init__(context, view, partition_log, producers, on_damage)
+        self.damage: Damage | None = None
+        self._high_watermark = high_watermark
+        self._consumers = Consumers(partition_log.epochs, context.settings, leads=False)
+        self._subscriptions: list[Subscription] = []
+        self._starting: asyncio.Task[None] | None = None
+
+    # ------------------------------------------------------------------ life
+    async def start(self) -> None:
+        log.error(
+            "partition %s: the copy on %s is the last one and is damaged; it is served for reading as far as it goes",
+            self.view.key, self.context.broker,
+        )  # fmt: skip
+        self._spawn(self._examine())
+        self._starting = self.context.loop.create_task(self._subscribe())
+        await asyncio.wait({self._starting})
+        if not self._starting.cancelled():
+            self._starting.result()
+        if self.is_over():
+            await self._unsubscribe()
+
+    def give_up_starting(self) -> None:
+        if self._starting is not None:
+            self._starting.cancel()
+
+    async def _subscribe(self) -> None:
+        ingest, subjects, key = self.context.ingest, self.context.subjects, self.view.key
+        for subject, handle in (
+            (subjects.fetch(key.stream, key.partition), self.on_read),
+            (subjects.append(key.stream, key.partition), self._on_append),
+        ):
+            self._subscriptions.append(await ingest.subscribe(subject, self._handler(handle)))
+
+    async def _examine(self) -> None:
+        with contextlib.suppress(LogDamaged):  # which the next reader meets too
+            self.damage = await self.context.loop.run_in_executor(self.context.readers, self.log.examine)
+
+    async def _let_go(self, reason: str) -> None:
+        if self._starting is not None:
+            self._starting.cancel()
+        self._carry_out(self._consumers.refuse_all(TidelogError(Code.UNAVAILABLE, f"{reason}; read again")))
+        await self._unsubscribe()
+
+    async def _unsubscribe(self) -> None:
+        subscriptions, self._subscriptions = self._subscriptions, []
+        await asyncio.gather(*(s.unsubscribe() for s in subscriptions), return_exceptions=True)
+
+    @property
+    def high_watermark(self) -> Offset:
+        return self._high_watermark
+
+    def on_view(self, view: PartitionView) -> None:
+        self.view = view
+
+    def on_connection(self, connected: bool) -> None:
+        pass
+
+    def _tick(self) -> None:
+        self._carry_out(self._consumers.expire(self.context.now(), self._high_watermark))
+
+    def _next_deadline(self) -> float:
+        return self._consumers.next_deadline()
+
+    def _on_synced(self, durable_end: Offset) -> None:
+        pass
+
+    # ------------------------------------------------------------------ publishers
+    def _on_append(self, message: Message) -> None:
+        if self.ended or not message.reply:
+            return
+        try:
+            request, _ = decode_append(message.data)
+        except CorruptData:
+            return
+        # Nobody leads in this LeaderEpoch. Who asks in another one may be heard by a leader that is not known here yet.
+        if request.leader_epoch == self.leader_epoch and self._same_life(
+            request.stream_incarnation, request.partition_incarnation
+        ):
+            key = self.view.key
+            self._answers.error(
+                message.reply,
+                TidelogError(
+                    Code.UNAVAILABLE,
+                    f"the last copy of {key}, on {self.context.broker}, is damaged: nothing is stored until an operator"
+                    f" accepts the loss (tidelog partition elect-unclean {key.stream} {key.partition}"
+                    f" {self.context.broker}) or brings another copy",
+                ),
+            )
+
+    # ------------------------------------------------------------------ consumers
+    def _look_up(self, position: str, request: FetchRequest, inbox: str) -> None:
+        match position:
+            case "earliest":
+                self._fetch_from(request, self.log.log_start_offset, inbox, looked_up=True)
+            case "latest":
+                self._fetch_from(request, self._high_watermark, inbox, looked_up=True)
+            case _:
+                self._read_for_consumer(inbox, self._fetch_from_time(request, inbox))
+
+    async def _fetch_from_time(self, request: FetchRequest, inbox: str) -> None:
+        end = self._high_watermark
+        try:
+            found = await self.context.loop.run_in_executor(
+                self.context.readers, self.log.offset_for_timestamp, request.timestamp, end
+            )
+        except (LogDamaged, CorruptData, TidelogError) as e:
+            self._read_failed(inbox, e)
+            return
+        if not self.ended:
+            self._fetch_from(request, found if found is not None else end, inbox, looked_up=True)
+
+    def _on_consumer_fetch(self, fetch: ConsumerFetch) -> None:
+        behind = self._high_watermark <= fetch.offset < self.log.known_end
+        readable = Readable(
+            view=self.view,
+            log_start_offset=self.log.log_start_offset,
+            log_end_offset=self.log.log_end_offset,
+            high_watermark=self._high_watermark,
+            refusal=self._damaged(f"offset {fetch.offset} lies behind the damage") if behind else None,
+        )
+        self._carry_out(self._consumers.on_fetch(fetch, readable, self.context.now()))
+
+    def _carry_out(self, effects: list[ConsumerEffect]) -> None:
+        for effect in effects:
+            if isinstance(effect, ServeConsumer):
+                self._serve(effect)
+            else:
+                self._refuse_reader(effect)
+
+    def _read_failed(self, inbox: str, error: LogDamaged | CorruptData | TidelogError) -> None:
+        self._answers.error(inbox, error if isinstance(error, TidelogError) else self._damaged(str(error)))
+
+    def _damaged(self, what: str) -> TidelogError:
+        return TidelogError(
+            Code.DAMAGED,
+            f"the last copy of {self.view.key}, on {self.context.broker}, is damaged here: {what}",
+            {"broker": self.context.broker},
+        )
