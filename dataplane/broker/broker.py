@@ -11,6 +11,7 @@ import logging
 from collections.abc import Sequence
 from concurrent.futures import Executor
 from functools import partial
+from random import Random
 from typing import Any
 
 from google.protobuf.message import DecodeError
@@ -21,6 +22,7 @@ from dataplane.broker.housekeeping import Housekeeping
 from dataplane.broker.leading import Leading
 from dataplane.broker.replica import Replica
 from dataplane.broker.retention import Retention
+from dataplane.broker.scrub import Scrubber
 from dataplane.log.data_dir import DataDir
 from dataplane.log.errors import DataDirError, LogDamaged
 from dataplane.log.partition_log import LogConfig
@@ -83,7 +85,8 @@ class Broker:
         self._by_name: dict[tuple[str, int], Replica] = {}
         self._notifications: Subscription | None = None
         self._checkpointer: asyncio.Task[None] | None = None
-        self._housekeeping = Housekeeping(context, self._replicas, [Retention()])
+        self._scrubber = Scrubber(context.storage, Random(f"{context.broker} {context.time_ns()}"))
+        self._housekeeping = Housekeeping(context, self._replicas, [Retention(), self._scrubber])
         self._leaving: set[asyncio.Task[None]] = set()
         self._removing = asyncio.Lock()
         """The data folder is one thread's at a time."""
@@ -225,7 +228,11 @@ class Broker:
     # ------------------------------------------------------------------ status
     def stream_status(self, stream: StreamName) -> dict[str, Any]:
         """What this broker knows of the partitions of a stream that it replicates."""
-        return {"partitions": [r.status() for r in self._replicas.values() if r.key.stream == stream]}
+        return {"partitions": [self._replica_status(r) for r in self._replicas.values() if r.key.stream == stream]}
+
+    def _replica_status(self, replica: Replica) -> dict[str, Any]:
+        scrubbed_at = self._scrubber.completed_at_ns(replica.log) if replica.log is not None else None
+        return {**replica.status(), "scrubbed_at_ns": scrubbed_at}
 
     def status(self) -> dict[str, Any]:
         roles = [type(r.role).__name__ for r in self._replicas.values()]

@@ -58,6 +58,9 @@ class Counters:
     damage_found: int = 0
     """Logs that were found not to be what was written, at a start or later."""
     damage_repaired: int = 0
+    scrubbed_bytes: int = 0
+    scrub_passes: int = 0
+    """Logs that were read to the end, without damage."""
 
     def add(self, name: str, amount: int) -> None:
         setattr(self, name, getattr(self, name) + amount)

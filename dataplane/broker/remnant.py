@@ -101,6 +101,9 @@ class Remnant(ReadableRole):
     def on_connection(self, connected: bool) -> None:
         pass
 
+    def on_log_start(self) -> None:
+        pass  # nothing of a damaged log is removed
+
     def _tick(self) -> None:
         self._carry_out(self._consumers.expire(self.context.now(), self._high_watermark))
 

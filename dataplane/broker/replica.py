@@ -152,6 +152,11 @@ class Replica:
         return self._is_remnant(view, context.broker) or self._way_back(view, context.broker) is not None
 
     @property
+    def log(self) -> PartitionLog | None:
+        """None until it is opened, and once it is closed."""
+        return self._log
+
+    @property
     def is_damaged(self) -> bool:
         return self._damaged
 

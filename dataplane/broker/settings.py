@@ -9,7 +9,15 @@ from dataclasses import dataclass
 class StorageSettings:
     housekeeping_interval: float = 5.0
     """Seconds from one visit of the housekeeping to a replica to the next."""
+    scrub_bytes_per_second: int = 4_000_000
+    """At most so much is read again to find damage, of all logs together; 0: nothing is."""
+    scrub_interval: float = 3600.0
+    """Seconds from the end of one reading of a log to the beginning of the next, at the soonest."""
 
     def __post_init__(self) -> None:
         if not self.housekeeping_interval > 0:
             raise ValueError(f"housekeeping_interval ({self.housekeeping_interval} s) must be above 0")
+        if self.scrub_bytes_per_second < 0:
+            raise ValueError(f"scrub_bytes_per_second ({self.scrub_bytes_per_second}) must not be below 0")
+        if self.scrub_interval < 0:
+            raise ValueError(f"scrub_interval ({self.scrub_interval} s) must not be below 0")

@@ -50,6 +50,9 @@ class FileSystem(Protocol):
     def read(self, handle: int, size: int, position: int) -> bytes:
         """Up to `size` bytes from `position` on; fewer only where the file ends."""
 
+    def forget_cached(self, handle: int, position: int, size: int) -> None:
+        """Of what is on stable storage nothing need stay in memory: the next read comes from the disk. A hint."""
+
     def sync_data(self, handle: int) -> None:
         """Bytes, and the length needed to read them, are on stable storage."""
 
@@ -137,6 +140,9 @@ class RealFiles:
             parts.append(more)
             have += len(more)
         return b"".join(parts)
+
+    def forget_cached(self, handle: int, position: int, size: int) -> None:
+        os.posix_fadvise(handle, position, size, os.POSIX_FADV_DONTNEED)
 
     def sync_data(self, handle: int) -> None:
         os.fdatasync(handle)

@@ -90,6 +90,16 @@ class LogConfig:
     """Room reserved ahead of the end of the log, this much at a time, so that fdatasync need not write the length."""
 
 
+@dataclass(frozen=True, slots=True)
+class Checked:
+    """What `PartitionLog.check` has read."""
+
+    size: int
+    """Bytes, of whole batches."""
+    is_whole: bool
+    """The segment is read to the end of what is synced, or it is no longer there."""
+
+
 class PartitionLog:
     """See the module's text for what always holds and which thread may call what.
 
@@ -792,6 +802,36 @@ class PartitionLog:
             return gone
 
     # ---- damage
+
+    def check(self, base_offset: int, position: int, max_bytes: int, stop: threading.Event) -> Checked:
+        """Reads synced batches of the segment that begins at `base_offset` once more, from the disk, from byte
+        `position` (where a batch begins) on, up to about `max_bytes` or until `stop` is set, and checks both CRCs.
+
+        Blocking, any thread, while appends go on. Raises CorruptData (damage), LogDamaged (the disk).
+        """
+        return self._stable(lambda: self._check(base_offset, position, max_bytes, stop))
+
+    def _check(self, base_offset: int, position: int, max_bytes: int, stop: threading.Event) -> Checked:
+        segments = self._segments
+        number = next((at for at, each in enumerate(segments) if each.base_offset == base_offset), None)
+        if number is None or position >= segments[number].synced_size:
+            return Checked(0, is_whole=True)
+        segment, end = segments[number], segments[number].synced_size
+        is_finished = number + 1 < len(segments) and segment.handle is None
+        checked, previous_end = position, base_offset
+        with self._handles.borrow(segment.path) as handle:
+            self._files.forget_cached(handle, position, max_bytes)
+            try:
+                for at, header in walk(self._files, handle, position, end, base_offset, verify=True):
+                    checked, previous_end = at + header.size, header.end_offset
+                    if checked - position >= max_bytes or stop.is_set():
+                        break
+            except ChainBroken as broken:
+                raise CorruptData(f"{segment.path} is damaged {broken}") from broken
+            self._files.forget_cached(handle, position, checked - position)
+        if checked == end and is_finished and previous_end != (following := segments[number + 1].base_offset):
+            raise CorruptData(f"{segment.path} ends at offset {previous_end}, the next segment begins at {following}")
+        return Checked(checked - position, is_whole=checked == end)
 
     def examine(self, *, without_beginning: bool = False) -> Damage:
         """Reads and checks the whole log, body by body: where its sound part ends. In a sound log that is its end; in

@@ -76,6 +76,7 @@ def view(
     min_isr: int = 1,
     durability: Durability = DURABLE,
     key: PartitionKey = KEY,
+    loss_accepted: bool = False,
 ) -> PartitionView:
     return PartitionView(
         key=key,
@@ -87,6 +88,7 @@ def view(
         eligible=(),
         epoch=PartitionEpoch(epoch),
         leader_epoch=LeaderEpoch(leader_epoch),
+        loss_accepted=loss_accepted,
     )
 
 

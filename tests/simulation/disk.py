@@ -245,6 +245,9 @@ class SimDisk:
     def read(self, handle: int, size: int, position: int) -> bytes:
         return bytes(self._opened(handle).content[position : position + size])
 
+    def forget_cached(self, handle: int, position: int, size: int) -> None:
+        pass
+
     def sync_data(self, handle: int) -> None:
         if self._step():
             raise self._crash

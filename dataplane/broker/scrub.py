@@ -1,0 +1,140 @@
+"""Housekeeping of one log: what is on its disk is read again, batch by batch, and both CRCs are checked.
+
+So a bit that flips where nobody reads is found while others still hold the record. What is found ends the replica's
+role as damage that a reader meets does (`Replica.on_damage`).
+
+Rate    all logs of a broker share `scrub_bytes_per_second`; what is not used for a while is not saved up beyond one
+        step. Read bytes come from the disk and do not stay in the page cache.
+Order   a pass reads each log once; the logs that have had the fewest passes go first, each begins at a segment drawn
+        at random and goes round. A log's next pass begins `scrub_interval` after the last one at the soonest.
+Memory  positions are kept in memory only: after a restart passes begin anew.
+"""
+
+from __future__ import annotations
+
+import logging
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+from weakref import WeakKeyDictionary
+
+from dataplane.broker.housekeeping import Progress
+
+if TYPE_CHECKING:
+    from random import Random
+
+    from dataplane.broker.housekeeping import Visit
+    from dataplane.broker.settings import StorageSettings
+    from dataplane.log.partition_log import PartitionLog
+
+log = logging.getLogger(__name__)
+
+STEP_BYTES = 4 << 20
+_NS = 1_000_000_000
+_ABSENT_NS = 60 * _NS
+"""A log that is not visited for so long (it is damaged, or its stream is gone) holds up nobody's next pass."""
+
+
+@dataclass(slots=True)
+class _Pass:
+    """Where the scrubber is in one log."""
+
+    seen_ns: int
+    passes: int = 0
+    began_ns: int | None = None
+    """None: the pass has not begun."""
+    ended_ns: int | None = None
+    """Of the pass before."""
+    first: int = 0
+    """Base offset of the segment that it began with."""
+    segment: int = 0
+    """Base offset of the segment that it is in."""
+    position: int = 0
+    """Bytes of that segment that are read, of whole batches."""
+    went_round: bool = False
+
+
+class Scrubber:
+    """The job; see the module."""
+
+    name = "scrub"
+
+    def __init__(self, settings: StorageSettings, rng: Random) -> None:
+        self._rate = settings.scrub_bytes_per_second
+        self._interval_ns = int(settings.scrub_interval * _NS)
+        self._rng = rng
+        self._logs: WeakKeyDictionary[PartitionLog, _Pass] = WeakKeyDictionary()
+        self._allowed = 0.0
+        """Bytes that may be read now; below 0 after a step until the time for it has passed."""
+        self._allowed_at_ns: int | None = None
+        self._fewest = 0
+        """Passes of the logs that have had the fewest."""
+        self._fewest_at_ns = 0
+
+    def completed_at_ns(self, partition_log: PartitionLog) -> int | None:
+        """When the last pass over that log ended; None: none has in this life of the process."""
+        found = self._logs.get(partition_log)
+        return found.ended_ns if found is not None else None
+
+    def is_due(self, visit: Visit) -> bool:
+        if not self._rate:
+            return False
+        now = visit.time_ns
+        found = self._logs.get(visit.log)
+        if found is None:
+            found = self._logs[visit.log] = _Pass(now, self._fewest)
+        found.seen_ns = now
+        self._earn(now)
+        if self._allowed <= 0:
+            return False
+        if found.began_ns is None and found.ended_ns is not None and 0 <= now - found.ended_ns < self._interval_ns:
+            return False
+        return found.passes <= self._count_fewest(now)
+
+    def run(self, visit: Visit) -> Progress:
+        """Raises CorruptData, LogDamaged."""
+        found = self._logs[visit.log]
+        if found.began_ns is None:
+            self._begin(found, visit)
+        read = 0
+        while read < STEP_BYTES and found.began_ns is not None and not visit.stop.is_set():
+            checked = visit.log.check(found.segment, found.position, STEP_BYTES - read, visit.stop)
+            read += checked.size
+            found.position += checked.size
+            if checked.is_whole or not checked.size:
+                self._next_segment(found, visit)
+        self._allowed -= read
+        done = {"scrubbed_bytes": read, "scrub_passes": int(found.began_ns is None)}
+        return Progress(more=found.began_ns is not None and self._allowed > 0, counted=done)
+
+    def _begin(self, found: _Pass, visit: Visit) -> None:
+        found.began_ns = visit.time_ns
+        found.first = found.segment = self._rng.choice(visit.log.segments).base_offset
+        found.position = 0
+        found.went_round = False
+
+    def _next_segment(self, found: _Pass, visit: Visit) -> None:
+        bases = [segment.base_offset for segment in visit.log.segments]
+        following = next((base for base in bases if base > found.segment), None)
+        if following is None and not found.went_round:
+            found.went_round = True
+            following = bases[0]
+        if following is None or (found.went_round and following >= found.first):
+            found.passes += 1
+            found.began_ns, found.ended_ns = None, visit.time_ns
+        else:
+            found.segment, found.position = following, 0
+
+    def _earn(self, now_ns: int) -> None:
+        if self._allowed_at_ns is not None:
+            self._allowed += self._rate * max(0, now_ns - self._allowed_at_ns) / _NS
+            self._allowed = min(self._allowed, float(STEP_BYTES))
+        else:
+            self._allowed = 1.0
+        self._allowed_at_ns = now_ns
+
+    def _count_fewest(self, now_ns: int) -> int:
+        if abs(now_ns - self._fewest_at_ns) >= _NS:
+            self._fewest_at_ns = now_ns
+            present = (found.passes for found in self._logs.values() if now_ns - found.seen_ns < _ABSENT_NS)
+            self._fewest = min(present, default=0)
+        return self._fewest

@@ -1,0 +1,222 @@
+"""Damage that is met while brokers run: what the replica does, in which order, and what its clients see.
+
+Real disks and a real nats-server; metadata is played by the test, view by view.
+"""
+
+from __future__ import annotations
+
+import json
+from typing import TYPE_CHECKING, Any
+
+import pytest
+
+from dataplane.broker.leading import Leading
+from dataplane.broker.remnant import Remnant
+from dataplane.log.damage import read_mark
+from dataplane.log.files import REAL_FILES
+from tests.integration.test_broker_roles import (
+    KEY,
+    SUBJECT,
+    SUBJECTS,
+    A,
+    B,
+    Node,
+    a,
+    client,
+    fetch,
+    publish,
+    until,
+    view,
+)
+from wire.append import encode_append
+from wire.batch import BatchBuilder, RecordBatch, iter_batches
+from wire.errors import Code, TidelogError
+from wire.replication import HEADER_SIZE
+from wire.tidelog_pb2 import AppendRequest
+from wire.types import Offset
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+    from dataplane.broker.role import Role
+    from tidelog.runtime.nats import NatsConnection
+    from tidelog.runtime.server import EmbeddedNatsServer
+    from wire.transport import Message
+
+__all__ = ["a", "client"]
+
+
+async def publish_all(client: NatsConnection, first: int, end: int) -> None:
+    for number in range(first, end):
+        await publish(client, b"record %d " % number + b"." * 300)
+
+
+async def flip(role: Role, offset: int, *, in_body: bool = True) -> None:
+    """One bit of the batch that holds `offset`; what is in memory is gone."""
+    await until(lambda: role.log.durable_end == role.log.log_end_offset)
+    for path in sorted(role.log.directory.glob("*.log")):
+        content = bytearray(path.read_bytes())
+        for at, header in iter_batches(bytes(content)):
+            if header.base_offset <= offset < header.end_offset:
+                content[at + (header.size - 100 if in_body else 40)] ^= 4
+                with path.open("r+b") as file:
+                    file.write(content)
+    role.log._tail.__init__(0)  # type: ignore[misc]
+
+
+def whole_log(node: Node) -> bytes:
+    return b"".join(path.read_bytes() for path in sorted(node.replica.directory.glob("*.log")))
+
+
+def values(message: Message) -> dict[int, bytes]:
+    assert TidelogError.from_headers(message.headers) is None
+    found: dict[int, bytes] = {}
+    for at, _ in iter_batches(message.data, HEADER_SIZE):
+        batch = RecordBatch.decode(message.data, at)
+        found |= {int(offset): value or b"" for offset, value in zip(batch.offsets, batch.values, strict=True)}
+    return found
+
+
+def code(message: Message) -> Code | None:
+    error = TidelogError.from_headers(message.headers)
+    return error.code if error is not None else None
+
+
+@pytest.mark.parametrize("in_body", [True, False])
+async def test_a_follower_is_repaired_without_a_restart(
+    a: Node, client: NatsConnection, nats_server: EmbeddedNatsServer, tmp_path: Path, in_body: bool
+) -> None:
+    await a.leads(view(isr=(A, B)))
+    b = await Node(B, tmp_path / "b").start(nats_server.url)
+    try:
+        role = await b.follows(view(isr=(A, B)))
+        await publish_all(client, 0, 60)
+        await until(lambda: role.log.log_end_offset == 60)
+        await flip(role, 10, in_body=in_body)
+        truth = whole_log(a)
+        b.replica.on_damage("somebody found it", b.context)
+        assert role.failed is not None
+        await until(lambda: b.metadata.withdrawals)
+        assert read_mark(REAL_FILES, b.replica.directory) == "somebody found it"
+        assert b.replica._log is not None
+        assert b.replica._log.log_end_offset == 60, "first it leaves the ISR, then it cuts"
+        for node in (a, b):
+            node.broker.on_partitions([view(isr=(A,), epoch=2, leader_epoch=2)])
+        await until(lambda: b.replica.log_end_offset == 60 and b.replica.failure is None)
+        assert whole_log(b) == truth
+        assert read_mark(REAL_FILES, b.replica.directory) is None
+        (said,) = b.broker.stream_status(KEY.stream)["partitions"]
+        assert said["quarantined"]["events"] == 1
+        latest = said["quarantined"]["latest"]
+        assert (latest["sound_end"], latest["known_end"], latest["lost"]) == (10, 60, False)
+        assert b.broker.status()["counters"]["damage_repaired"] == 1
+        assert b.broker.status()["damaged"] == []
+    finally:
+        await b.close()
+
+
+async def test_a_restart_does_not_forget_it(
+    client: NatsConnection, nats_server: EmbeddedNatsServer, tmp_path: Path
+) -> None:
+    """Recovery has no reason to look there: the segment is finished."""
+    node = await Node(A, tmp_path / "a").start(nats_server.url)
+    role = await node.leads(view())
+    await publish_all(client, 0, 60)
+    await flip(role, 10)
+    assert code(await fetch(client, offset=10)) is Code.UNAVAILABLE
+    await until(lambda: node.metadata.withdrawals)
+    await node.close()
+    again = await Node(A, tmp_path / "a").start(nats_server.url)
+    try:
+        assert again.unsound == (KEY,)
+        assert again.broker.status()["damaged"] == [str(KEY)]
+    finally:
+        await again.close()
+
+
+async def test_it_is_written_down_before_others_hear_of_it(a: Node, client: NatsConnection) -> None:
+    role = await a.leads(view())
+    await publish_all(client, 0, 60)
+    await flip(role, 10)
+    marks: list[str | None] = []
+    tell = a.metadata.withdraw
+
+    def withdraw(withdrawal: Any) -> None:
+        marks.append(read_mark(REAL_FILES, role.log.directory))
+        tell(withdrawal)
+
+    a.metadata.withdraw = withdraw  # type: ignore[method-assign]
+    await fetch(client, offset=10)
+    await until(lambda: marks)
+    assert marks[0] is not None
+
+
+async def test_a_leader_that_is_elected_before_its_withdrawal_is_heard_cuts_nothing(
+    a: Node, client: NatsConnection
+) -> None:
+    role = await a.leads(view())
+    await publish_all(client, 0, 60)
+    await flip(role, 10)
+    await fetch(client, offset=10)
+    await until(lambda: len(a.metadata.withdrawals) == 1)
+    a.broker.on_partitions([view(epoch=2, leader_epoch=2)])
+    await until(lambda: len(a.metadata.withdrawals) == 2)
+    assert a.replica.log_end_offset == 60
+
+
+async def the_last_copy(a: Node, client: NatsConnection) -> None:
+    """Records 0 to 59, of which 10 is damaged; withdrawn, and nobody leads."""
+    role = await a.leads(view())
+    await publish_all(client, 0, 60)
+    await flip(role, 10)
+    await fetch(client, offset=10)
+    await until(lambda: a.metadata.withdrawals)
+    a.broker.on_partitions([view(leader=None, epoch=2, leader_epoch=2)])
+    await until(lambda: isinstance(a.replica.role, Remnant) and a.replica._transition is None)
+
+
+async def test_the_last_copy_is_read_below_and_above_the_damage(a: Node, client: NatsConnection) -> None:
+    await the_last_copy(a, client)
+    below = values(await fetch(client, earliest=True, max_bytes=2000))
+    assert list(below) == list(range(len(below)))
+    assert below
+    above = values(await fetch(client, offset=20))
+    assert above[20].startswith(b"record 20 ")
+    assert code(await fetch(client, offset=10)) is Code.DAMAGED
+    assert values(await fetch(client, offset=59))[59].startswith(b"record 59 ")
+    assert a.replica.log_end_offset == 60
+    (said,) = a.broker.stream_status(KEY.stream)["partitions"]
+    await until(lambda: a.broker.stream_status(KEY.stream)["partitions"][0]["damage"]["sound_end"] == 10)
+    assert said["failed"]
+
+
+async def test_the_last_copy_takes_no_records(a: Node, client: NatsConnection) -> None:
+    await the_last_copy(a, client)
+    builder = BatchBuilder()
+    builder.add_record(b"x")
+    request = AppendRequest(leader_epoch=2, stream_incarnation=3, partition_incarnation=3, acks=AppendRequest.ALL)
+    parts = encode_append(request, builder.build(1).stamp(Offset(0), 0)[0])  # type: ignore[arg-type]
+    answer = await client.request(SUBJECTS.append(KEY.stream, 0), b"".join(parts), timeout=3.0)
+    error = TidelogError.from_headers(answer.headers)
+    assert error is not None
+    assert error.code is Code.UNAVAILABLE
+    assert "elect-unclean load 0 a" in error.message
+    bare = await client.request(SUBJECT, b"x", timeout=3.0)
+    assert bare.status == 503
+    assert a.replica.log_end_offset == 60
+
+
+async def test_an_operator_accepts_the_loss(a: Node, client: NatsConnection) -> None:
+    await the_last_copy(a, client)
+    before = {path.name: path.read_bytes() for path in a.replica.directory.glob("*.log")}
+    a.broker.on_partitions([view(epoch=3, leader_epoch=3, loss_accepted=True)])
+    await until(lambda: isinstance(a.replica.role, Leading) and a.replica._transition is None)
+    assert a.replica.log_end_offset == 10
+    await publish_all(client, 10, 12)
+    found = values(await fetch(client, offset=0))
+    assert [value.split(b" .")[0] for value in found.values()] == [b"record %d" % n for n in range(12)]
+    folder = a.replica.directory / "quarantine"
+    report = json.loads((folder / "000001.json").read_text())
+    assert (report["sound_end"], report["known_end"], report["lost"]) == (10, 60, True)
+    kept = b"".join((folder / piece["file"]).read_bytes() for piece in report["kept"])
+    assert kept == b"".join(before[name] for name in sorted(before))[-len(kept) :]

@@ -1,0 +1,106 @@
+"""Reports of damage, what is kept with them, and the bounds of both."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from dataplane.log import quarantine
+from dataplane.log.damage import Damage
+from dataplane.log.files import REAL_FILES
+from dataplane.log.quarantine import Piece, Quarantine
+from wire.types import Offset
+
+WHAT = Damage(file="1.log", first_byte=10, sound_end=Offset(5), known_end=Offset(9), reason="a bit was flipped")
+
+
+class Folder:
+    def __init__(self, path: Path) -> None:
+        self.path = path
+        self.quarantine = Quarantine(REAL_FILES, path)
+
+    def event(self, *, first: int, behind: tuple[int, ...] = (), lost: bool = False) -> dict[str, object]:
+        """`first` bytes of the damaged segment, and whole segments of so many."""
+        pieces = [self._piece("1.log", first + 10, start=10)]
+        pieces += [self._piece(f"{number}.log", size) for number, size in enumerate(behind, 2)]
+        return self.quarantine.take(WHAT, pieces, when_ns=0, lost=lost)
+
+    def _piece(self, name: str, size: int, start: int = 0) -> Piece:
+        (self.path / name).write_bytes(bytes(n % 251 for n in range(size)))
+        return Piece(self.path / name, start, size, whole=not start)
+
+    @property
+    def held(self) -> dict[str, int]:
+        return {
+            path.name: path.stat().st_size
+            for path in sorted((self.path / "quarantine").iterdir())
+            if path.suffix != ".json"
+        }
+
+
+@pytest.fixture
+def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Folder:
+    monkeypatch.setattr(quarantine, "MAX_BYTES", 1000)
+    monkeypatch.setattr(quarantine, "MAX_EVENTS", 3)
+    return Folder(tmp_path)
+
+
+def test_a_report_says_what_where_and_when(folder: Folder) -> None:
+    report = folder.event(first=90, behind=(200,))
+    assert report == {
+        "event": 1,
+        "when": "1970-01-01T00:00:00.000+00:00",
+        "file": "1.log",
+        "first_byte": 10,
+        "sound_end": 5,
+        "known_end": 9,
+        "reason": "a bit was flipped",
+        "lost": False,
+        "kept": [{"file": "000001-1.log.from-10", "bytes": 90}, {"file": "000001-2.log", "bytes": 200}],
+        "dropped_bytes": 0,
+    }
+    assert folder.quarantine.reports() == [report]
+    assert folder.held == {"000001-1.log.from-10": 90, "000001-2.log": 200}
+    assert (folder.path / "quarantine" / "000001-1.log.from-10").read_bytes() == bytes(n % 251 for n in range(10, 100))
+    assert not (folder.path / "2.log").exists()
+
+
+def test_of_one_event_the_beginning_is_kept_without_a_hole(folder: Folder) -> None:
+    report = folder.event(first=400, behind=(500, 200, 50))
+    assert folder.held == {"000001-1.log.from-10": 400, "000001-2.log": 500}
+    assert report["dropped_bytes"] == 250
+    assert folder.event(first=3000)["dropped_bytes"] == 2000
+
+
+def test_the_bytes_of_the_oldest_events_make_room_and_their_reports_stay(folder: Folder) -> None:
+    for _ in range(3):
+        folder.event(first=400)
+    assert sorted(folder.held) == ["000002-1.log.from-10", "000003-1.log.from-10"]
+    assert [report["event"] for report in folder.quarantine.reports()] == [1, 2, 3]
+
+
+def test_the_newest_reports_are_kept(folder: Folder) -> None:
+    for _ in range(5):
+        folder.event(first=10)
+    assert [report["event"] for report in folder.quarantine.reports()] == [3, 4, 5]
+    assert len(folder.held) == 3
+
+
+def test_what_an_operator_gave_up_is_kept_whole_and_for_good(folder: Folder) -> None:
+    folder.event(first=3000, behind=(4000,), lost=True)
+    for _ in range(5):
+        folder.event(first=900)
+    assert folder.held == {
+        "000001-1.log.from-10": 3000,
+        "000001-2.log": 4000,
+        "000006-1.log.from-10": 900,
+    }
+
+
+def test_a_report_that_cannot_be_read_is_left_out(folder: Folder) -> None:
+    folder.event(first=10)
+    folder.event(first=10)
+    (folder.path / "quarantine" / "000001.json").write_bytes(b"\xff{")
+    assert [report["event"] for report in folder.quarantine.reports()] == [2]
+    folder.event(first=10)
