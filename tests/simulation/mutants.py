@@ -12,7 +12,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any
 
-from dataplane.broker import following, leading, reading, replica, role
+from dataplane.broker import following, leading, reading, replica, retention, role
 from dataplane.broker.broker import Broker
 from dataplane.log import partition_log, segment, tail
 from dataplane.log.data_dir import DataDir
@@ -360,5 +360,27 @@ MUTANTS: tuple[Mutant, ...] = (
         ),
         (replica, "way_back", "if view.leader == broker:", "if True:\n        return WayBack.COPY\n    if False:"),
         drama="damage",
+    ),
+    _mutant(
+        "retention goes past the HW",
+        (retention, "expired", "following.base_offset > high_watermark", "following.base_offset > log_end_offset"),
+    ),
+    _mutant(
+        "old segments are removed before the checkpoint says so",
+        (
+            partition_log.PartitionLog,
+            "remove_before",
+            "self._replace_checkpoint(OffsetCheckpoint(self._high_watermark, self._durable_end, start))",
+            "pass",
+        ),
+    ),
+    _mutant(
+        "a member of the ISR drops its log when the leader's is newer altogether",
+        (
+            F,
+            "_nothing_so_old",
+            "min(cut, max(leaders_start, self.log_start_offset))",
+            "self.log_start_offset",
+        ),
     ),
 )

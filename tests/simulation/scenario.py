@@ -15,6 +15,7 @@ from collections.abc import Callable
 from dataclasses import dataclass, field, replace
 from random import Random
 
+from dataplane.broker.settings import StorageSettings
 from dataplane.replica.settings import ReplicaSettings
 from metadata.settings import MetadataSettings
 from tests.simulation.broker import DATA, SimBroker
@@ -28,6 +29,7 @@ from tests.simulation.raft import RaftGroup
 from tests.simulation.world import InvariantBroken, Process, World, inhabited
 from wire.durability import ACCEPTED, DURABLE, Durability
 from wire.subjects import Subjects
+from wire.types import PartitionKey
 
 START_LIMIT = 30.0
 CALM_LIMIT = 60.0
@@ -72,6 +74,10 @@ class Shape:
 
     fetch_max_bytes: int
     """Of one answer to a follower: below a batch's size at times."""
+    retention: tuple[tuple[str, int], ...] = ()
+    """Settings of the streams that make old records go."""
+    housekeeping_interval: float = 5.0
+    """Seconds."""
 
     @classmethod
     def drawn(cls, rng: Random, drama: str | None) -> Shape:
@@ -93,9 +99,25 @@ class Shape:
         )
         if shape.latency > 0.001:  # a batch a round trip, and each takes long: nobody would catch up in time
             shape = replace(shape, fetch_max_bytes=1 << 20)
-        if drama is None:
-            return shape
-        return replace(shape, **({"duration": 6.0} | CASTS.get(drama, {})))
+        if drama is not None:
+            shape = replace(shape, **({"duration": 6.0} | CASTS.get(drama, {})))
+        return shape
+
+    def keeping_less(self, rng: Random) -> Shape:
+        """Some runs have streams that forget."""
+        if rng.random() >= 0.4:
+            return self
+        limits: tuple[tuple[str, int], ...] = rng.choice(
+            (
+                (("retention_max_messages", rng.choice((1, 20, 80))),),
+                (("retention_max_bytes", rng.choice((1, 8192))),),
+                (
+                    ("retention_max_age_ms", rng.choice((200, 1000, 3000))),
+                    ("segment_max_age_ms", rng.choice((0, 200, 1000))),
+                ),
+            )
+        )
+        return replace(self, segment_bytes=4096, retention=limits, housekeeping_interval=rng.choice((0.05, 0.3, 1.0)))
 
 
 @dataclass(slots=True)
@@ -110,6 +132,8 @@ class Result:
     sent: int = 0
     acknowledged: int = 0
     committed_batches: int = 0
+    removed_records: int = 0
+    """By retention."""
     seconds: float = 0.0
 
 
@@ -125,7 +149,7 @@ class Cluster:
     def __init__(self, world: World, schedule: list[Fault] | None = None) -> None:
         rng = _rng_of_shape(world.seed)
         drama = draw_drama(rng)
-        self.shape = Shape.drawn(rng, drama)
+        self.shape = Shape.drawn(rng, drama).keeping_less(Random(f"retention of {world.seed}"))
         names = tuple(f"b{number + 1}" for number in range(self.shape.brokers))
         self.schedule = draw(rng, names, self.shape.duration, drama) if schedule is None else schedule
         self.data = DATA
@@ -153,6 +177,7 @@ class Cluster:
             broker.replica_settings = replace(
                 usual, push_to_waiters=self.shape.push_to_waiters, fetch_max_bytes=self.shape.fetch_max_bytes
             )
+            broker.storage_settings = StorageSettings(housekeeping_interval=self.shape.housekeeping_interval)
             if self.shape.quick:
                 broker.metadata_settings = QUICK_METADATA
         self.workloads = [
@@ -266,6 +291,7 @@ class Cluster:
             broker.start()
         config = {"durability": str(shape.durability), "segment_bytes": str(shape.segment_bytes)}
         config["min_isr"] = str(shape.min_isr)
+        config.update({key: str(value) for key, value in shape.retention})
         self._create("s", clients, config)
         clients.spawn(clients.feed_back)
         for acks in ("all", "all", "leader", "none"):
@@ -366,9 +392,18 @@ class Cluster:
         for key, history in self.invariants.history.of.items():
             if truth.partition(key) is not None:
                 read = consumed[key.stream].get((key.stream_incarnation, key.partition), 0)
-                if read < history.end:
+                if read < history.end and not self._is_empty(key):
                     return f"the consumer of {key} is at {read}, committed is {history.end}"
         return None
+
+    def _is_empty(self, key: PartitionKey) -> bool:
+        """Its leader has no record any more: nothing is left to be read."""
+        partition = self.raft.truth.partition(key)
+        broker = self.brokers[partition.leader].broker if partition is not None and partition.leader else None
+        replica = broker._replicas.get(key) if broker is not None else None
+        return (
+            replica is not None and replica._log is not None and replica._log.log_start_offset == replica.log_end_offset
+        )
 
     def _write_more(self) -> None:
         clients, world = self.clients, self.world
@@ -425,6 +460,7 @@ def run(
         steps=world.steps,
         sent=sum(clients.sent for clients in cluster.workloads),
         acknowledged=sum(clients.acknowledged for clients in cluster.workloads),
+        removed_records=sum(history.removed_to for history in cluster.invariants.history.of.values()),
         committed_batches=cluster.invariants.history.batches,
         seconds=time.perf_counter() - began,
     )

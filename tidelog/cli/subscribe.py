@@ -43,6 +43,12 @@ _POSITION = "[{words}|OFFSET|TIMESTAMP]"
     show_default=True,
     help="follower: in-sync followers, which takes load off the leader; the leader while none serves.",
 )
+@click.option(
+    "--on-gap",
+    type=click.Choice(["raise", "skip"]),
+    help="When records were removed (retention) before they were read: end with an error, or go on where the log "
+    "begins now.  [default: raise with --start OFFSET, else skip]",
+)
 @click.option("--limit", type=click.IntRange(min=1), help="End after so many records.")
 @cluster_options
 def subscribe(
@@ -51,6 +57,7 @@ def subscribe(
     stop: str | None,
     partitions: tuple[int, ...],
     read_from: Literal["leader", "follower"],
+    on_gap: Literal["raise", "skip"] | None,
     limit: int | None,
     server: str,
     namespace: str,
@@ -72,7 +79,7 @@ def subscribe(
         left = limit
         out = sys.stdout.buffer
         async with client.consume(
-            stream, start=start, stop=stop, partitions=partitions or None, read_from=read_from
+            stream, start=start, stop=stop, partitions=partitions or None, read_from=read_from, on_gap=on_gap
         ) as consumer:
             async for batch in consumer.batches():
                 for record in batch.records():

@@ -24,7 +24,7 @@ from tidelog.client.admin import (
     UncleanElection,
 )
 from tidelog.client.api import Api
-from tidelog.client.consumer import ANSWER_OVERHEAD, Consumer, PartitionReader, ReadFrom
+from tidelog.client.consumer import ANSWER_OVERHEAD, Consumer, OnGap, PartitionReader, ReadFrom
 from tidelog.client.errors import BadConfig, BadRequest, Closed, NoServer, WrongIncarnation, typed
 from tidelog.client.fetcher import FetchSettings, PartitionFetcher
 from tidelog.client.metadata import MetadataCache, StreamMetadata, stream_name
@@ -281,6 +281,7 @@ class Client:
         max_bytes: int = 1 << 20,
         prefetch_bytes: int = 16 << 20,
         read_from: Literal["leader", "follower"] = "leader",
+        on_gap: Literal["raise", "skip"] | None = None,
     ) -> Consumer:
         """A consumer of committed records: `async for record in …`, or `async for batch in ….batches()`.
 
@@ -290,12 +291,19 @@ class Client:
         fetched ahead of the caller. Records of a partition come in offset order; partitions come as they answer.
         `read_from`: "leader", or "follower" = from an in-sync follower, which takes load off the leader and may be some
         milliseconds behind it; while none serves, from the leader. The records are the same.
+        `on_gap`: what to do when retention has removed the next record before it was read. "raise" OffsetOutOfRange,
+        or "skip" what is gone: it is told in the log and counted in `Consumer.missed`. None: raise where reading
+        starts at an offset, skip where it starts at a word or a time.
         """
         self._check_open()
         try:
             source = ReadFrom(read_from)
         except ValueError:
             raise BadRequest(Code.BAD_REQUEST, f"read_from={read_from!r} is none of 'leader' and 'follower'") from None
+        try:
+            gap = None if on_gap is None else OnGap(on_gap)
+        except ValueError:
+            raise BadRequest(Code.BAD_REQUEST, f"on_gap={on_gap!r} is none of 'raise' and 'skip'") from None
         _check_range("max_bytes", max_bytes, 1, 1 << 30)
         _check_range("prefetch_bytes", prefetch_bytes, 1, 1 << 40)
         consumer = Consumer(
@@ -309,6 +317,7 @@ class Client:
             prefetch_bytes=prefetch_bytes,
             settings=FetchSettings(max_bytes=max_bytes),
             read_from=source,
+            on_gap=gap,
             spread=next(self._numbers),
             on_closed=lambda closed: self._consumers.pop(closed, None),
         )

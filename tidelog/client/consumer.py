@@ -7,6 +7,7 @@ queue in order of arrival, so that a partition's records keep their order and no
 from __future__ import annotations
 
 import asyncio
+import logging
 import time
 from collections import deque
 from collections.abc import AsyncGenerator, AsyncIterator, Callable, Iterable, Mapping
@@ -17,7 +18,7 @@ from types import TracebackType
 from typing import Self
 
 from tidelog.client.errors import Closed, NoServer, OffsetOutOfRange
-from tidelog.client.fetcher import Ask, Deliver, FetchSettings, Outcome, PartitionFetcher, Raise
+from tidelog.client.fetcher import Ask, Deliver, FetchSettings, Outcome, PartitionFetcher, Raise, Skip
 from tidelog.client.metadata import MetadataCache, StreamMetadata
 from tidelog.client.positions import Anchor, AtOffset, Position, Start, Stop, start_positions, stop_positions
 from tidelog.client.records import Batch, Record
@@ -27,6 +28,8 @@ from wire.errors import Code, TidelogError
 from wire.subjects import Subjects
 from wire.transport import NO_RESPONDERS, Transport
 from wire.types import StreamName
+
+log = logging.getLogger(__name__)
 
 AHEAD = 2
 """Answers of one partition that may wait to be taken."""
@@ -43,6 +46,15 @@ class ReadFrom(Enum):
     LEADER = "leader"
     FOLLOWER = "follower"
     """In-sync followers, the leader while none serves."""
+
+
+class OnGap(Enum):
+    """What becomes of a consumer whose next record was removed (by retention) before it was read."""
+
+    RAISE = "raise"
+    """OffsetOutOfRange."""
+    SKIP = "skip"
+    """It goes on where the log begins now, says so in its log, and counts what it missed."""
 
 
 class PartitionReader:
@@ -66,6 +78,8 @@ class PartitionReader:
         self._leader_subject = subjects.fetch(stream, partition)
         self._refresh = refresh
         self._clock_ns = clock_ns
+        self.missed = 0
+        """Records that were removed before they were read."""
 
     async def resolve(self) -> None:
         """Returns once start and stop are known. Raises typed errors; NoServer after LOOK_UP_TIMEOUT without a
@@ -100,6 +114,13 @@ class PartitionReader:
                 return batches
             case Raise(error):
                 raise error
+            case Skip(first, end):
+                self.missed += end - first
+                log.warning(
+                    "missed %d records of %s, offsets %d to %d: they were removed before they were read",
+                    end - first, self.fetcher.name, first, end - 1,
+                )  # fmt: skip
+                return ()
             case _:
                 if outcome.refresh:
                     self._refresh()
@@ -146,10 +167,12 @@ class Consumer:
         prefetch_bytes: int,
         settings: FetchSettings,
         read_from: ReadFrom,
+        on_gap: OnGap | None,
         spread: int,
         on_closed: Callable[[Consumer], object],
     ) -> None:
-        """`spread` differs from consumer to consumer: they read from different followers."""
+        """`spread` differs from consumer to consumer: they read from different followers. `on_gap`: None = raise in a
+        partition that starts at an offset, which asks for exactly these records; skip anywhere else."""
         self.stream = stream
         self._transport = transport
         self._subjects = subjects
@@ -160,6 +183,7 @@ class Consumer:
         self._prefetch_bytes = prefetch_bytes
         self._settings = settings
         self._read_from = read_from
+        self._on_gap = on_gap
         self._spread = spread
         self._on_closed = on_closed
         self._layout: StreamMetadata | None = None
@@ -195,6 +219,11 @@ class Consumer:
             for partition, reader in self._readers.items()
             if reader.fetcher.position is not None
         }
+
+    @property
+    def missed(self) -> Mapping[int, int]:
+        """Per partition the number of records that retention removed before they were read (see `on_gap`)."""
+        return {partition: reader.missed for partition, reader in self._readers.items()}
 
     async def start(self) -> None:
         """Look the positions up and begin to fetch. Iterating does this; call it to fix "new" and "latest" before.
@@ -233,6 +262,7 @@ class Consumer:
                 partition_incarnation=known.incarnation,
                 leader_epoch=known.leader_epoch,
                 followers=followers,
+                skips_gaps=self._skips_gaps(position),
             )
             self._readers[partition] = PartitionReader(
                 fetcher, self._transport, self._subjects, self.stream, partition, self._refresh
@@ -248,6 +278,11 @@ class Consumer:
         self._check_within(starts, stops)
         self._running = len(self._readers)
         self._tasks = [asyncio.create_task(self._fetch(p, r)) for p, r in self._readers.items()]
+
+    def _skips_gaps(self, start: Position) -> bool:
+        if self._on_gap is None:
+            return not isinstance(start, AtOffset)
+        return self._on_gap is OnGap.SKIP
 
     def _check_within(self, starts: Mapping[int, Position], stops: Mapping[int, Position]) -> None:
         """An offset above everything committed is a slip where reading ends there. (Without a stop it waits.)"""

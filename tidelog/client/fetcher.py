@@ -12,12 +12,13 @@ Rules:
    record read, so that a leader whose log was cut below the position says LOG_TRUNCATED instead of going on with
    other records. An answer of an older LeaderEpoch than is known changes nothing.
 3. What passes (no leader at the moment, an older epoch, back-pressure, a lost answer) is asked again after a growing
-   wait; what does not pass is raised: the position below the log's start, a cut log, a deleted stream, bytes that do
-   not decode.
+   wait; what does not pass is raised: a cut log, a deleted stream, bytes that do not decode.
 4. Starts and stops are looked up at the leader. Records may come from followers (`FollowerSources`): all that is below
    any replica's HW is committed. A follower that does not give an answer, for whatever reason, is left for another
    replica, with the position unchanged; what the leader refuses is final.
-5. A stop at a time that lies ahead is looked up once that time has come. "latest" as a stop is what is committed when
+5. Where retention removed records that were not read yet, a fetcher that skips gaps says which and goes on where the
+   log begins now; any other one ends there. Who began at "earliest" and has read nothing has missed nothing.
+6. A stop at a time that lies ahead is looked up once that time has come. "latest" as a stop is what is committed when
    the consumer begins, and a start behind it means that there is nothing to read.
 
 Pure: `now` is monotonic seconds, `clock_ns` the wall clock in ns since 1970.
@@ -83,13 +84,21 @@ class Deliver:
 
 
 @dataclass(frozen=True, slots=True)
+class Skip:
+    """The records [first, end) were removed before they were read; ask on."""
+
+    first: int
+    end: int
+
+
+@dataclass(frozen=True, slots=True)
 class Raise:
     """Reading this partition cannot go on."""
 
     error: TidelogError
 
 
-Outcome: TypeAlias = Wait | Deliver | Raise
+Outcome: TypeAlias = Wait | Deliver | Skip | Raise
 
 
 class PartitionFetcher:
@@ -106,8 +115,9 @@ class PartitionFetcher:
         partition_incarnation: int = 0,
         leader_epoch: int = 0,
         followers: FollowerSources | None = None,
+        skips_gaps: bool = False,
     ) -> None:
-        """`followers`: read from them."""
+        """`followers`: read from them. `skips_gaps`: see rule 5."""
         self.name = name
         """stream/partition, for sentences."""
         self.position: int | None = start.offset if isinstance(start, AtOffset) else None
@@ -128,6 +138,7 @@ class PartitionFetcher:
         self._source: BrokerId | None = None
         """Who was asked last; None: the leader."""
         self.followers = followers
+        self._skips_gaps = skips_gaps
 
     @property
     def is_resolved(self) -> bool:
@@ -289,15 +300,20 @@ class PartitionFetcher:
         return Deliver(tuple(batches)) if batches else Wait(0.0)
 
     def _before_log(self, error: TidelogError) -> Outcome:
-        log_start = error.details.get("log_start", "?")
-        if self._start is Anchor.EARLIEST and self._last_record_epoch == 0 and log_start.isdigit():
-            self.position = int(log_start)  # the log's start moved on between the look-up and the first read
-            return Wait(0.0)
+        log_start, first = error.details.get("log_start", "?"), self.position
+        if first is not None and log_start.isascii() and log_start.isdigit() and int(log_start) > first:
+            end = int(log_start)
+            if self._start is Anchor.EARLIEST and self._last_record_epoch == 0:
+                self.position = end  # the log's start moved on between the look-up and the first read
+                return Wait(0.0)
+            if self._skips_gaps:
+                self.position, self._last_record_epoch = end, 0
+                return Skip(first, end if self.stop is None else min(end, self.stop))
         return Raise(
             OffsetOutOfRange(
                 Code.OFFSET_BEFORE_LOG,
                 f"offset {self.position} of {self.name} is below the start of its log, {log_start}: those records are "
-                f"gone; start at {log_start} or with 'earliest'",
+                f"gone; start at {log_start} or with 'earliest', or skip what is gone (on_gap)",
                 error.details,
             )
         )

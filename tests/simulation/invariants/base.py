@@ -144,6 +144,9 @@ class Invariant:
     def on_cut(self, broker: SimBroker, replica: Replica, before: int, end: int) -> None:
         """Its LEO went back."""
 
+    def on_log_start(self, broker: SimBroker, replica: Replica, before: int, start: int) -> None:
+        """Its oldest segments were removed. (Not: it was dropped and begins anew.)"""
+
     def on_log(self, broker: SimBroker, replica: Replica, log: PartitionLog, end: int) -> None:
         """Its log is open; after every turn."""
 

@@ -44,6 +44,7 @@ from tests.simulation.invariants.replicas import (
     SingleLeaderPerEpoch,
     SyncedStays,
 )
+from tests.simulation.invariants.retention import OnlyCommittedIsRemoved, OnlyWhatHasOutlivedItsLimitsIsRemoved
 from wire import metadata_pb2 as pb
 from wire.batch import RecordBatch
 
@@ -69,6 +70,8 @@ INVARIANTS: tuple[type[Invariant], ...] = (
     SyncedStays,
     IsrMembersHoldCommitted,
     CommittedIsNotCut,
+    OnlyCommittedIsRemoved,
+    OnlyWhatHasOutlivedItsLimitsIsRemoved,
     EpochsGrow,
     OnlyTheRegisteredAct,
     LeaseEnds,
@@ -100,6 +103,8 @@ class _Seen:
     """In this role."""
     end: int = -1
     """Its LEO."""
+    start: int = -1
+    """Of its log."""
     failure: str | None = None
 
     def takes(self, role: object) -> None:
@@ -120,6 +125,7 @@ class Invariants:
         self._on_failure = self._that_override("on_failure")
         self._on_open = self._that_override("on_open")
         self._on_cut = self._that_override("on_cut")
+        self._on_log_start = self._that_override("on_log_start")
         self._on_log = self._that_override("on_log")
         self._on_wipe = self._that_override("on_wipe")
         self._on_role = self._that_override("on_role")
@@ -226,7 +232,13 @@ class Invariants:
         elif end < seen.end:
             for invariant in self._on_cut:
                 invariant.on_cut(broker, replica, seen.end, end)
-        seen.end = end
+        start = log.log_start_offset
+        if 0 <= seen.start < start:
+            self.history.removed(replica.key, start)
+            if start <= seen.end:  # or else it was dropped
+                for invariant in self._on_log_start:
+                    invariant.on_log_start(broker, replica, seen.start, start)
+        seen.end, seen.start = end, start
         for invariant in self._on_log:
             invariant.on_log(broker, replica, log, end)
 

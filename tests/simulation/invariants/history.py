@@ -29,6 +29,8 @@ class History:
     at: dict[int, bytes] = field(default_factory=dict)
     told_by: dict[int, str] = field(default_factory=dict)
     """Base offset -> the broker whose HW covered it first."""
+    removed_to: int = 0
+    """Below it somebody keeps nothing any more: retention."""
 
     def add(self, base: int, data: bytes, broker: str) -> None:
         self.at[base] = data
@@ -56,8 +58,13 @@ class CommittedHistory:
                 return key, history
         return None
 
+    def removed(self, key: PartitionKey, end: int) -> None:
+        """Somebody keeps nothing below `end` any more."""
+        history = self.history(key)
+        history.removed_to = max(history.removed_to, end)
+
     def check_prefix(self, broker: SimBroker, replica: Replica, invariant: str, why: str) -> None:
-        """That replica holds all that is committed."""
+        """That replica holds all that is committed, from its log start on."""
         history = self.history(replica.key)
         if replica.log_end_offset < history.end:
             self.world.broken(
@@ -65,7 +72,10 @@ class CommittedHistory:
                 f"{replica.key} on {broker.id} ends at {replica.log_end_offset}, committed is {history.end} ({why})",
             )
         held = dict(batches_of(replica, 0, history.end))
+        start = replica._log.log_start_offset if replica._log is not None else 0
         for base, data in history.batches:
+            if base < start:
+                continue  # removed for its age
             if held.get(base) != data:
                 self.world.broken(
                     invariant, f"{replica.key} on {broker.id} lacks the committed batch at {base} ({why})"

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from tidelog.client.errors import CorruptBatch, LogTruncated, OffsetOutOfRange, UnknownStream
-from tidelog.client.fetcher import Deliver, FetchSettings, PartitionFetcher, Raise, Wait
+from tidelog.client.fetcher import Deliver, FetchSettings, PartitionFetcher, Raise, Skip, Wait
 from tidelog.client.positions import Anchor, AtOffset, AtTime, Position
 from tidelog.client.sources import REST_NS, FollowerSources
 from wire.batch import BatchBuilder, control_batch
@@ -162,6 +162,31 @@ class TestRefusals:
         assert isinstance(
             raised(f.on_error(TidelogError(Code.OFFSET_BEFORE_LOG, "below", {"log_start": "40"}))), OffsetOutOfRange
         )
+
+    def test_one_that_skips_gaps_goes_on_at_the_start_and_says_what_it_missed(self) -> None:
+        f = PartitionFetcher("s/0", Anchor.EARLIEST, None, FetchSettings(), leader_epoch=1, skips_gaps=True)
+        f.next_request(NOW)
+        f.on_answer(answer(), looked_up(0))
+        f.next_request(NOW)
+        f.on_answer(answer(batch(0, 3)), None)
+        f.next_request(NOW)
+        assert f.on_error(TidelogError(Code.OFFSET_BEFORE_LOG, "below", {"log_start": "40"})) == Skip(3, 40)
+        request = f.next_request(NOW).request
+        assert (request.offset, request.last_record_epoch) == (40, 0)
+
+    def test_what_lies_behind_the_stop_is_not_missed(self) -> None:
+        f = PartitionFetcher("s/0", AtOffset(3), AtOffset(10), FetchSettings(), leader_epoch=1, skips_gaps=True)
+        f.next_request(NOW)
+        assert f.on_error(TidelogError(Code.OFFSET_BEFORE_LOG, "below", {"log_start": "40"})) == Skip(3, 10)
+        assert f.is_done
+
+    @pytest.mark.parametrize("log_start", ["?", "3", "2", ""])
+    def test_a_log_start_that_is_no_gap_is_an_error(self, log_start: str) -> None:
+        """Else it would ask for the same offset for ever."""
+        f = PartitionFetcher("s/0", AtOffset(3), None, FetchSettings(), leader_epoch=1, skips_gaps=True)
+        f.next_request(NOW)
+        refusal = TidelogError(Code.OFFSET_BEFORE_LOG, "below", {"log_start": log_start})
+        assert isinstance(raised(f.on_error(refusal)), OffsetOutOfRange)
 
     def test_a_cut_log_is_told(self) -> None:
         f = fetcher(AtOffset(9))

@@ -1,0 +1,58 @@
+"""What retention promises: that it takes no more than it may."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from tests.simulation.invariants.base import Invariant
+from wire.batch import iter_batches
+
+if TYPE_CHECKING:
+    from dataplane.broker.replica import Replica
+    from tests.simulation.broker import SimBroker
+
+CLOCK_SLACK_NS = 1_000_000_000
+"""The clock may have been set between the decision and the moment at which its outcome is seen."""
+
+
+class OnlyCommittedIsRemoved(Invariant):
+    """To everybody: what is not committed is not removed, whatever its age."""
+
+    def on_log_start(self, broker: SimBroker, replica: Replica, before: int, start: int) -> None:
+        committed = self.history.history(replica.key).end
+        if start > committed:
+            self.broken(f"{replica.key}: {broker.id} removed {before} to {start}, committed is {committed}")
+
+
+class OnlyWhatHasOutlivedItsLimitsIsRemoved(Invariant):
+    """To users: what a stream's limits keep is kept."""
+
+    def on_log_start(self, broker: SimBroker, replica: Replica, before: int, start: int) -> None:
+        log, view = replica._log, replica.view
+        if log is None or view is None or broker.process is None:
+            return
+        config = view.config
+        end = log.log_end_offset
+        if start == end:
+            return  # it may have been dropped, to begin where the leader's log begins
+        if 0 < config.retention_max_messages <= end - start or 0 < config.retention_max_bytes <= log.size_bytes:
+            return
+        newest = max(
+            (
+                header.last_timestamp
+                for base, data in self.history.history(replica.key).batches
+                if before <= base < start
+                for _, header in iter_batches(data)
+            ),
+            default=0,
+        )
+        now = broker.process.time_ns()
+        if config.retention_max_age_ms:
+            if newest > now:
+                return  # its file counts, not what its records say
+            if newest <= now - config.retention_max_age_ms * 1_000_000 + CLOCK_SLACK_NS:
+                return
+        self.broken(
+            f"{replica.key}: {broker.id} removed {before} to {start} of {end}, and kept {log.size_bytes} bytes;"
+            f" the newest record was of {newest}, the clock is at {now}"
+        )
