@@ -1144,6 +1144,7 @@ class ProbeAnswer(_message.Message):
     NUMBER_FIELD_NUMBER: _builtins.int
     GENERATION_FIELD_NUMBER: _builtins.int
     LABELS_FIELD_NUMBER: _builtins.int
+    ROOM_FIELD_NUMBER: _builtins.int
     broker: _builtins.str
     life_id: _builtins.str
     incarnation: _builtins.int
@@ -1151,6 +1152,8 @@ class ProbeAnswer(_message.Message):
     number: _builtins.int
     generation: _builtins.int
     """of the state applied there"""
+    room: _builtins.str
+    """on its disk: "ample", "short" or "full"; "" = not told"""
     @_builtins.property
     def labels(self) -> _containers.ScalarMap[_builtins.str, _builtins.str]:
         """the whole set, each time"""
@@ -1164,10 +1167,11 @@ class ProbeAnswer(_message.Message):
         number: _builtins.int = ...,
         generation: _builtins.int = ...,
         labels: _abc.Mapping[_builtins.str, _builtins.str] | None = ...,
+        room: _builtins.str = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["broker", b"broker", "generation", b"generation", "incarnation", b"incarnation", "labels", b"labels", "life_id", b"life_id", "number", b"number"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["broker", b"broker", "generation", b"generation", "incarnation", b"incarnation", "labels", b"labels", "life_id", b"life_id", "number", b"number", "room", b"room"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 

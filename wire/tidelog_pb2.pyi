@@ -216,6 +216,7 @@ class ReplicationRequest(_message.Message):
     PROGRESS_ONLY_FIELD_NUMBER: _builtins.int
     MAX_BYTES_FIELD_NUMBER: _builtins.int
     REFUSED_BATCH_FIELD_NUMBER: _builtins.int
+    NO_SPACE_FIELD_NUMBER: _builtins.int
     replicaID: _builtins.str
     offset: _builtins.int
     """next offset wanted"""
@@ -233,6 +234,8 @@ class ReplicationRequest(_message.Message):
     """0 = the leader's choice"""
     refused_batch: _builtins.str
     """set: the follower could not accept what it was sent (CRC), and why"""
+    no_space: _builtins.bool
+    """its disk has no room for records: it reports, and wants none until a request without this"""
     def __init__(
         self,
         *,
@@ -247,10 +250,11 @@ class ReplicationRequest(_message.Message):
         progress_only: _builtins.bool = ...,
         max_bytes: _builtins.int = ...,
         refused_batch: _builtins.str = ...,
+        no_space: _builtins.bool = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["_durable_offset", b"_durable_offset", "durable_offset", b"durable_offset"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["_durable_offset", b"_durable_offset", "broker_incarnation", b"broker_incarnation", "durable_offset", b"durable_offset", "leaderEpoch", b"leaderEpoch", "max_bytes", b"max_bytes", "offset", b"offset", "partition_incarnation", b"partition_incarnation", "progress_only", b"progress_only", "refused_batch", b"refused_batch", "replicaID", b"replicaID", "sequence", b"sequence", "stream_incarnation", b"stream_incarnation"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["_durable_offset", b"_durable_offset", "broker_incarnation", b"broker_incarnation", "durable_offset", b"durable_offset", "leaderEpoch", b"leaderEpoch", "max_bytes", b"max_bytes", "no_space", b"no_space", "offset", b"offset", "partition_incarnation", b"partition_incarnation", "progress_only", b"progress_only", "refused_batch", b"refused_batch", "replicaID", b"replicaID", "sequence", b"sequence", "stream_incarnation", b"stream_incarnation"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     _WhichOneofReturnType__durable_offset: _TypeAlias = _typing.Literal["durable_offset"]  # noqa: Y015
     _WhichOneofArgType__durable_offset: _TypeAlias = _typing.Literal["_durable_offset", b"_durable_offset"]  # noqa: Y015

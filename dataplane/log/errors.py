@@ -13,5 +13,13 @@ class LogDamaged(Exception):
     """
 
 
+class NoSpace(Exception):
+    """The disk has no room for what was to be written: full, over a quota, or at the limit of a file's size.
+
+    Nothing is wrong with the disk, and nothing has changed: the log is exactly as it was, and the same call succeeds
+    once there is room. Never of an fsync: one that fails is LogDamaged, whatever the reason it gives.
+    """
+
+
 class DataDirError(Exception):
     """The data folder cannot be used. One sentence that names the folder, what is wrong and the remedy."""

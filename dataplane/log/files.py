@@ -11,6 +11,7 @@ What a caller may rely on after a power loss, and no more:
 
 from __future__ import annotations
 
+import errno
 import fcntl
 import os
 import shutil
@@ -18,7 +19,7 @@ import threading
 from collections import OrderedDict
 from contextlib import contextmanager, suppress
 from pathlib import Path
-from typing import TYPE_CHECKING, Final, Protocol
+from typing import TYPE_CHECKING, Final, NamedTuple, Protocol
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
@@ -28,6 +29,22 @@ if TYPE_CHECKING:
 LINUX_BOOT_ID: Final = Path("/proc/sys/kernel/random/boot_id")
 _IOV_MAX = 1024
 """Most buffers that one pwritev takes (Linux)."""
+
+
+_NO_SPACE = frozenset({errno.ENOSPC, errno.EDQUOT, errno.EFBIG})
+
+
+def is_no_space(error: OSError) -> bool:
+    """The file system refused to take more: full, over a quota, or at the limit of a file's size."""
+    return error.errno in _NO_SPACE
+
+
+class Space(NamedTuple):
+    """Of a file system, in bytes."""
+
+    total: int
+    free: int
+    """What this process may still use."""
 
 
 class FileSystem(Protocol):
@@ -86,6 +103,9 @@ class FileSystem(Protocol):
     def lock(self, path: Path) -> int | None:
         """Takes the exclusive lock on a file that is made when missing; None when another process holds it. Held
         until the handle is closed or the process ends."""
+
+    def space(self, path: Path) -> Space:
+        """Of the file system that holds `path`, which exists."""
 
     def boot_id(self) -> str:
         """Differs after every start of the operating system; "" where it has none."""
@@ -203,6 +223,10 @@ class RealFiles:
             os.close(handle)
             raise
         return handle
+
+    def space(self, path: Path) -> Space:
+        found = os.statvfs(path)
+        return Space(found.f_blocks * found.f_frsize, found.f_bavail * found.f_frsize)
 
     def boot_id(self) -> str:
         try:

@@ -14,7 +14,8 @@ Three ends, three orders of writing, which together are the promise that a crash
   - `remove_before`: checkpoint with the new log start, then segments: what a crash leaves of them is removed at open.
   - `truncate`: checkpoint, segments from the newest down, index, bytes, epochs.
 
-A failed write or fsync is final: `LogDamaged`, and nothing is written any more. Reading goes on.
+A failed write or fsync is final: `LogDamaged`, and nothing is written any more. Reading goes on. A disk without room is
+no failure: `NoSpace`, the log is as it was, and takes the same again when there is room. Only an fsync is final even so.
 
 ## Threads
 
@@ -48,8 +49,8 @@ import numpy as np
 
 from dataplane.log.checkpoints import OffsetCheckpoint, remove_epochs, write_epochs, write_offsets
 from dataplane.log.damage import Damage, remove_mark
-from dataplane.log.errors import LogDamaged
-from dataplane.log.files import REAL_FILES, ReadHandles
+from dataplane.log.errors import LogDamaged, NoSpace
+from dataplane.log.files import REAL_FILES, ReadHandles, is_no_space
 from dataplane.log.index import NO_TIMESTAMP
 from dataplane.log.quarantine import Piece, Quarantine
 from dataplane.log.recovery import Recovery, remove_segment
@@ -103,7 +104,7 @@ class Checked:
 class PartitionLog:
     """See the module's text for what always holds and which thread may call what.
 
-    `OSError` does not leave this class: it becomes LogDamaged.
+    `OSError` does not leave this class: it becomes NoSpace or LogDamaged.
     """
 
     def __init__(self, recovery: Recovery, config: LogConfig) -> None:
@@ -151,7 +152,7 @@ class PartitionLog:
         `handles` bounds the open files of many logs together. What is found is durable when this returns, except in a
         damaged log: there nothing is written, and appends are refused until `cut_damage` or `drop_all`.
         `page_cache_survived`: whatever was written by an earlier life, synced or not, must still be here. Raises
-        LogDamaged when the disk fails.
+        LogDamaged when the disk fails, NoSpace when it is full.
         """
         recovery = Recovery(
             files,
@@ -165,7 +166,8 @@ class PartitionLog:
             log = cls(recovery, config)
             log._start()
         except OSError as error:
-            raise LogDamaged(f"the log in {directory} cannot be opened: {error}") from error
+            reason = f"the log in {directory} cannot be opened: {error}"
+            raise (NoSpace if is_no_space(error) else LogDamaged)(reason) from error
         return log, recovery.report()
 
     def _start(self) -> None:
@@ -255,13 +257,14 @@ class PartitionLog:
 
         `parts` are their bytes, split anywhere; they are kept for `read`, so nobody may change them any more. The first
         batch begins at the log's end, or above it where the log it comes from was compacted. Raises LogDamaged (the log
-        takes no more writes), InvariantViolation (nothing was written).
+        takes no more writes), NoSpace and InvariantViolation (nothing was written).
         """
         if self._failure is not None or self._unsound is not None:
             raise LogDamaged(self.refusal)
         if not headers:
             return
         total = self._check_chain(parts, headers)
+        epochs = self.epochs.entries
         self._assign_epochs(headers)
         segment = self._segments[-1]
         try:
@@ -272,10 +275,22 @@ class PartitionLog:
             assert segment.handle is not None
             self._files.write(segment.handle, parts, segment.size)
         except OSError as error:
-            raise self._failed(f"writing to {segment.path} failed: {error}") from error
+            self.epochs.restore(epochs)
+            raise self._not_written(segment, error) from error
         self._published(segment, headers)
         self._keep_in_tail(parts, headers)
         self._log_end_offset = headers[-1].end_offset
+
+    def _not_written(self, segment: Segment, error: OSError) -> NoSpace | LogDamaged:
+        """What of the write reached the file is taken back: it would follow what is written there next."""
+        reason = f"writing to {segment.path} failed: {error}"
+        if not is_no_space(error):
+            return self._failed(reason)
+        try:
+            segment.forget_torn()
+        except OSError as failure:
+            return self._failed(f"{reason}; and so did cutting off what of it was written: {failure}")
+        return NoSpace(reason)
 
     def _check_chain(self, parts: Sequence[Buffer], headers: Sequence[BatchHeader]) -> int:
         """Bytes of all batches."""
@@ -374,13 +389,19 @@ class PartitionLog:
     def _preallocate(self, segment: Segment, total: int) -> None:
         assert segment.handle is not None
         room = max(total, self.config.preallocate_bytes)
-        self._files.preallocate(segment.handle, segment.allocated, room)
+        try:
+            self._files.preallocate(segment.handle, segment.allocated, room)
+        except OSError as error:
+            if not is_no_space(error):
+                raise
+            segment.forget_torn()  # the write itself may still find room
+            return
         segment.allocated += room
 
     def assign_epoch(self, epoch: LeaderEpoch, start_offset: Offset) -> None:
         """A new leader's first act: everything before `start_offset`, the log's end, is made durable, then the epoch.
 
-        Blocking; nobody may append meanwhile. Raises LogDamaged, InvariantViolation.
+        Blocking; nobody may append meanwhile. Raises LogDamaged, NoSpace, InvariantViolation.
         """
         with self._io_lock:
             self._check_writable()
@@ -396,7 +417,8 @@ class PartitionLog:
     def sync(self) -> Offset:
         """Makes durable what is appended now, and the leader epochs. The new `durable_end`.
 
-        Any thread, while appends go on. Raises LogDamaged, and for good: a failed fsync is never tried again.
+        Any thread, while appends go on. Raises LogDamaged, and for good: a failed fsync is never tried again; NoSpace
+        when there is no room for the leader epochs.
         """
         with self._io_lock:
             if self._unsound is None:
@@ -443,14 +465,14 @@ class PartitionLog:
             try:
                 write_epochs(self._files, self.directory, entries)
             except OSError as error:
-                raise self._failed(f"writing the leader epochs of {self.directory} failed: {error}") from error
+                raise self._not_replaced(f"writing the leader epochs of {self.directory} failed", error) from error
         self._saved_epochs = entries
 
     def checkpoint_high_watermark(self, high_watermark: Offset) -> None:
         """Records the high watermark, and how far the log is durable: where the next recovery begins.
 
         Blocking, any thread. Nothing happens in a damaged log: what its checkpoint vouches for is the evidence. Raises
-        LogDamaged.
+        LogDamaged, NoSpace.
         """
         with self._io_lock:
             if self._unsound is None:
@@ -468,11 +490,12 @@ class PartitionLog:
                     segment.save_index()
                 write_offsets(self._files, self.directory, checkpoint)
             except OSError as error:
-                raise self._failed(f"writing the checkpoint of {self.directory} failed: {error}") from error
+                raise self._not_replaced(f"writing the checkpoint of {self.directory} failed", error) from error
         self._checkpoint = checkpoint
 
     def close(self) -> None:
-        """Syncs, checkpoints, and lets go of all files: the next open has nothing to scan. Raises LogDamaged."""
+        """Syncs, checkpoints, and lets go of all files: the next open has nothing to scan. Raises LogDamaged, NoSpace
+        (the files are let go of all the same)."""
         with self._removing, self._io_lock:
             try:
                 if self._failure is None and self._unsound is None:
@@ -494,6 +517,10 @@ class PartitionLog:
     def _check_writable(self) -> None:
         if self._failure is not None:
             raise LogDamaged(self._failure)
+
+    def _not_replaced(self, what: str, error: OSError) -> NoSpace | LogDamaged:
+        """One of the small files, which is as it was: its new content lay in a file beside it."""
+        return NoSpace(f"{what}: {error}") if is_no_space(error) else self._failed(f"{what}: {error}")
 
     def _failed(self, reason: str) -> LogDamaged:
         self._failure = self._failure or f"{reason}; nothing is written to this log any more"
@@ -692,8 +719,8 @@ class PartitionLog:
 
         At the log's end it removes no record, but an epoch without records. Below the log's start, which may just have
         moved, it removes every record. Durable on return; the new end of the log. Blocking; nobody may append
-        meanwhile. Raises LogDamaged, CorruptData (nothing was cut), InvariantViolation (the log is damaged:
-        `cut_damage`).
+        meanwhile. Raises LogDamaged, NoSpace (the same call goes on where this one stopped), CorruptData (nothing was
+        cut), InvariantViolation (the log is damaged: `cut_damage`).
         """
         with self._removing, self._io_lock:
             self._check_writable()
@@ -705,11 +732,12 @@ class PartitionLog:
 
     def _cut_to(self, number: int, size: int, new_end: Offset, newest: int) -> None:
         """The arguments are as `_cut_point` gives them."""
+        high_watermark = min(self._high_watermark, new_end)
+        self._write_checkpoint(high_watermark, min(self._vouched(), new_end))
         self._tail = Tail(self.config.tail_bytes)
         self._log_end_offset = new_end
         self._durable_end = min(self._durable_end, new_end)
-        self._high_watermark = min(self._high_watermark, new_end)
-        self._write_checkpoint(self._high_watermark, min(self._vouched(), new_end))
+        self._high_watermark = high_watermark
         kept, gone = self._segments[: number + 1], self._segments[number + 1 :]
         self._segments = kept or (self._new_segment(new_end),)
         for segment in reversed(gone):
@@ -746,7 +774,8 @@ class PartitionLog:
     def drop_all(self, new_start_offset: Offset) -> None:
         """Removes every record; the log goes on, empty, at `new_start_offset`, which is committed somewhere else.
 
-        Durable on return. Blocking; nobody may append meanwhile. Raises LogDamaged.
+        Durable on return. Blocking; nobody may append meanwhile. Raises LogDamaged, NoSpace (the same call goes on
+        where this one stopped).
         """
         with self._removing, self._io_lock:
             self._check_writable()
@@ -876,15 +905,20 @@ class PartitionLog:
         cut goes into `quarantine/`; the report of that. `lost`: an operator gave up what only this log may hold.
 
         Only out of the ISR, or by an operator's word. Durable on return. Blocking; nobody may append meanwhile. Raises
-        LogDamaged.
+        LogDamaged, NoSpace (nothing was cut: what is to be kept finds no room).
         """
         with self._removing, self._io_lock:
             self._check_writable()
             with self._cutting():
                 number = next((at for at, each in enumerate(self._segments) if each.path.name == damage.file), -1)
-                report = Quarantine(self._files, self.directory).take(
-                    damage, self._behind(number, damage.first_byte), when_ns=when_ns, lost=lost
-                )
+                try:
+                    report = Quarantine(self._files, self.directory).take(
+                        damage, self._behind(number, damage.first_byte), when_ns=when_ns, lost=lost
+                    )
+                except OSError as error:
+                    if is_no_space(error):
+                        raise NoSpace(f"the damage in {self.directory} cannot be put aside: {error}") from error
+                    raise
                 for segment in reversed(self._beyond):
                     remove_segment(self._files, self._handles, segment)
                 self._beyond = []

@@ -17,6 +17,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from dataplane.log.checkpoints import read_file
+from dataplane.log.files import is_no_space
 from dataplane.log.index import ENTRY_SIZE, NO_TIMESTAMP, IndexEntry, SparseIndex, decode_entries
 from dataplane.log.scan import ChainBroken, walk
 
@@ -187,9 +188,15 @@ class Segment:
         assert self._index is not None
         self._index.add(IndexEntry(end_offset, position, self.max_timestamp))
 
+    def forget_torn(self) -> None:
+        """A write beyond `size` broke off: nothing of it may stay behind the end, where the next open would read it."""
+        assert self.handle is not None
+        self._files.truncate(self.handle, self.size)
+        self.allocated = self.size
+
     def save_index(self) -> None:
         """Appends to the index file what it lacks, of the synced part of the segment. Not synced itself: what is lost
-        of it is found again by scanning."""
+        of it is found again by scanning. So is what there was no room for, until a later call writes it."""
         index = self._index
         if index is None or self._saved == len(index):
             return
@@ -197,12 +204,22 @@ class Segment:
             self.cut_index(self.size)
         content = index.encode(self._saved, self.synced_size)
         if content:
-            handle = self._files.open(self.index_path, write=True, create=True)
             try:
-                self._files.write(handle, [content], self._saved * ENTRY_SIZE)
-            finally:
-                self._files.close(handle)
-            self._saved += len(content) // ENTRY_SIZE
+                self._append_to_index_file(content)
+            except OSError as error:
+                if not is_no_space(error):
+                    raise
+
+    def _append_to_index_file(self, content: bytes) -> None:
+        handle = self._files.open(self.index_path, write=True, create=True)
+        try:
+            self._files.write(handle, [content], self._saved * ENTRY_SIZE)
+        except OSError:
+            self._saved = -1  # some entries may be there, and a cut of the segment must not leave them
+            raise
+        finally:
+            self._files.close(handle)
+        self._saved += len(content) // ENTRY_SIZE
 
     def cut_index(self, size: int) -> None:
         """Leaves no entry behind byte `size`, durably. A damaged file is emptied."""

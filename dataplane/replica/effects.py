@@ -79,6 +79,8 @@ class SendFetch:
     durable_end: Offset | None
     progress_only: bool
     refused_batch: str = ""
+    no_space: bool = False
+    """This replica can take no records at present."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -111,6 +111,10 @@ class LeaderEpochCache:
         self._entries = entries
         return changed
 
+    def restore(self, entries: tuple[EpochEntry, ...]) -> None:
+        """What was assigned since these were the `entries` was not written after all."""
+        self._entries = entries
+
     def truncate_from(self, offset: Offset) -> bool:
         """The log now ends at `offset`: removes the entries that begin at or after it. True if there were any."""
         kept = tuple(entry for entry in self._entries if entry.start < offset)

@@ -14,6 +14,8 @@ What always holds
   the LeaderEpoch we expect, and its first offset is not below our LEO. Everything else is dropped.
 * The HW adopted is min(leader's HW, own LEO); it only grows, but for a truncation.
 * A durable end is reported only after the sync that covers it.
+* Without room on its disk it goes on fetching, and says that it wants no records: it holds all that it reported, and
+  the leader knows at once that nothing may wait for it.
 * Consumers are served, below this replica's HW, only by a member of the ISR that is fetching, and whose last good fetch
   in this LeaderEpoch is fresh: what it serves is committed whenever that was, but who has lost the leader would keep
   its consumers waiting for records that others have.
@@ -122,6 +124,7 @@ class Follower:
         first_sequence: int,
         connected_since: float,
         now: float,
+        no_space: bool = False,
     ) -> None:
         if view.leader == broker:
             raise InvariantViolation(f"{view.key}: {broker} made follower of itself")
@@ -157,6 +160,8 @@ class Follower:
         self._nobody_listens = False
         """NATS answered the request that is out with 503: it is sent again soon, and no slow answer is to be waited
         for."""
+        self._no_space = no_space
+        """Records cannot be written at present."""
         self._reported_at = -math.inf
         self._ticked_at = now
         self._consumers = Consumers(epochs, settings, leads=False)
@@ -245,7 +250,7 @@ class Follower:
         self._nobody_listens = False
         self.state = Fetching(self._sequence, self.log_end_offset, now + self._fetch_timeout)
         refused, self._refused_batch = self._refused_batch, ""
-        return [SendFetch(self._sequence, self.log_end_offset, self._reported_end(), False, refused)]
+        return [SendFetch(self._sequence, self.log_end_offset, self._reported_end(), False, refused, self._no_space)]
 
     def _reported_end(self) -> Offset | None:
         return self.durable_end if self._durable else None
@@ -269,7 +274,7 @@ class Follower:
         self._good(now)
         self._fetched_at = now
         self._bad_wait, self._refused_batch = 0.0, ""
-        if answer.first_offset is not None:
+        if answer.first_offset is not None and not self._no_space:
             return [AppendReplicated(answer.high_watermark)]
         served = self._adopt(answer.high_watermark, now)
         if isinstance(state, Idle) or self._notified:
@@ -307,7 +312,15 @@ class Follower:
         if not self._durable or not isinstance(self.state, (Fetching, Idle)):
             return []
         self._sequence += 1
-        return [SendFetch(self._sequence, self.log_end_offset, self.durable_end, True)]
+        return [SendFetch(self._sequence, self.log_end_offset, self.durable_end, True, no_space=self._no_space)]
+
+    def on_space(self, no_space: bool, now: float) -> list[FollowerEffect]:
+        """The disk has no room for records any more, or has some again. The leader hears of it at once. An answer that
+        could not be appended is asked for anew when there is room."""
+        if no_space == self._no_space:
+            return []
+        self._no_space = no_space
+        return self._fetch(now) if isinstance(self.state, (Fetching, Idle)) else []
 
     def on_notification(self, leader_epoch: LeaderEpoch, now: float) -> list[FollowerEffect]:
         """New data at the leader. While a fetch is out it is remembered: an empty answer may have crossed it."""
@@ -377,8 +390,12 @@ class Follower:
             why = f"has not heard from its leader for {now - self._fetched_at:.1f} s"
         else:
             return None
+        view = self.view
         return TidelogError(
-            Code.UNAVAILABLE, f"the replica of {self.view.key} on {self.broker} {why}; read from another one"
+            Code.UNAVAILABLE,
+            f"the replica of {view.key} on {self.broker} {why}; read from another one: its leader is"
+            f" {view.leader or 'nobody'}, in sync are {', '.join(view.isr)}",
+            {"leader": view.leader or ""},
         )
 
     def _refuse_waiting(self, now: float) -> list[FollowerEffect]:

@@ -24,6 +24,11 @@ What always holds
 * Asked with a LeaderEpoch above its own, it says nothing (it is the zombie); with one below, FENCED with its own.
 * It never proposes to drop itself, and never judges anyone's lag by a time in which it was itself cut off or asleep.
 
+Full disks. A follower without room says so with each fetch. It holds all that it reported, so nothing is wrong with it,
+but nothing may wait for it: it is dropped as long as min ISR members remain, and proposed again when it fetches with
+room. Where they do not remain, or the leader itself has no room, the ISR stays and publishes are refused with NO_SPACE
+before anything is appended.
+
 A planned move. Asked to drain, it sequences nothing more and goes on answering followers. When the target's LEO and
 acknowledged end, and the HW, are its own LEO, it says so, and waits for the LeaderEpoch in which the target leads: all
 that was published has its answer by then. Should the target not get so far, or that LeaderEpoch not come, it sequences
@@ -84,6 +89,8 @@ class FollowerFetch:
     inbox: str
     max_bytes: int = 0
     refused_batch: str = ""
+    no_space: bool = False
+    """The follower wants no records: its disk is full."""
 
 
 @dataclass(slots=True)
@@ -107,6 +114,8 @@ class _Follower:
     notified_at: float | None = None
     """Set from the waiter's firing until the follower fetches."""
     told_high_watermark: Offset = Offset(0)
+    no_space: bool = False
+    """As its last request said."""
     outside_fetch_at: float = -math.inf
     """Of the last fetch since it is not in the ISR."""
     expand_not_before: float = -math.inf
@@ -139,6 +148,7 @@ class Leader:
         epochs: LeaderEpochCache,
         settings: ReplicaSettings,
         now: float,
+        no_space: bool = False,
     ) -> None:
         if view.leader != broker:
             raise InvariantViolation(f"{view.key}: {broker} made leader under a view whose leader is {view.leader}")
@@ -160,6 +170,8 @@ class Leader:
         self._pending = PendingAcks()
         self._pending_here = PendingAcks()
         self._drain: _Drain | None = None
+        self._no_space = no_space
+        """This replica can write no records at present."""
         self._consumers = Consumers(epochs, settings, leads=True)
         self._high_watermark_at = now
         self._connected = True
@@ -179,6 +191,14 @@ class Leader:
             return TidelogError(Code.PAUSED, f"partition {view.key} is paused; resume it first")
         if self._drain is not None:
             return self._refuse_while_draining(self._drain)
+        without_room = self._in_the_way()
+        if without_room:
+            return TidelogError(
+                Code.NO_SPACE,
+                f"partition {view.key} takes no records: {', '.join(without_room)} has no room on its disk; nothing"
+                " was stored, make room or try again later",
+                {"retry_after_ms": "500"},
+            )
         if acknowledged and acks_all and len(self.isr.members) < view.config.min_isr:
             return TidelogError(
                 Code.NOT_ENOUGH_REPLICAS,
@@ -198,6 +218,17 @@ class Leader:
                 {"retry_after_ms": "50"},
             )
         return None
+
+    def _in_the_way(self) -> list[BrokerId]:
+        """Those without room whom a commit would wait for: this replica, and members that cannot be dropped."""
+        if self._no_space:
+            return [self.broker]
+        full = self._members_without_room()
+        return sorted(full) if full and len(self.isr.members - full) < self.view.config.min_isr else []
+
+    def _members_without_room(self) -> frozenset[BrokerId]:
+        followers = self._followers
+        return frozenset(m for m in self.isr.members if m != self.broker and m in followers and followers[m].no_space)
 
     def _refuse_while_draining(self, drain: _Drain) -> TidelogError:
         moving = f"the leadership of {self.view.key} is moving from {self.broker} to {drain.target}"
@@ -299,6 +330,7 @@ class Leader:
         self._look_at_drain(now, out)
         if fetch.replica not in self.isr.members:
             follower.outside_fetch_at = now
+        self._drop_without_room(now, out)
         self._maybe_expand(fetch.replica, follower, now, out)
         if not fetch.progress_only:
             if fetch.offset < self.log_start_offset:
@@ -322,13 +354,16 @@ class Leader:
         if acknowledged >= follower.mark:
             follower.mark, follower.marked_at = self.log_end_offset, now
         follower.last_fetch_at = now
+        follower.no_space = fetch.no_space
         if not fetch.progress_only:
             follower.notified_at = None
             follower.waiter_inbox = None
 
     def _answer(self, fetch: FollowerFetch, follower: _Follower, out: list[LeaderEffect]) -> None:
         limit = min(fetch.max_bytes or self.settings.fetch_max_bytes, self.settings.fetch_max_bytes)
-        if fetch.offset < self.log_end_offset:
+        if fetch.no_space:
+            out.append(Respond(fetch.replica, fetch.inbox, fetch.offset, 0, self.high_watermark))
+        elif fetch.offset < self.log_end_offset:
             out.append(Respond(fetch.replica, fetch.inbox, fetch.offset, limit, self.high_watermark))
         else:
             out.append(Respond(fetch.replica, fetch.inbox, fetch.offset, 0, self.high_watermark))
@@ -410,8 +445,28 @@ class Leader:
                     refused.expand_not_before = now + self.settings.alter_isr_retry
             self._advance(now, out)
             self._look_at_drain(now, out)
+            self._drop_without_room(now, out)
             self._expand_by_any(now, out)
         return out
+
+    def on_space(self, no_space: bool, now: float) -> list[LeaderEffect]:
+        """This replica's disk has no room for records any more, or has some again."""
+        out: list[LeaderEffect] = []
+        self._no_space = no_space
+        self._drop_without_room(now, out)
+        return out
+
+    def _drop_without_room(self, now: float, out: list[LeaderEffect]) -> None:
+        """Members without room leave, if min ISR members remain: all of them while this replica can go on writing,
+        else those that lack what is here already."""
+        if not isinstance(self.isr, CommittedIsr) or not self._connected:
+            return
+        full = self._members_without_room()
+        behind = frozenset(m for m in full if self._followers[m].log_end_offset < self.log_end_offset)
+        for leaving in (behind,) if self._no_space else (full, behind):
+            if leaving and len(self.isr.members - leaving) >= self.view.config.min_isr:
+                self._propose_shrink(leaving, f"without room: {', '.join(sorted(leaving))}", now, out)
+                return
 
     def _expand_by_any(self, now: float, out: list[LeaderEffect]) -> None:
         for replica, follower in self._followers.items():
@@ -431,12 +486,15 @@ class Leader:
         return (
             isinstance(self.isr, CommittedIsr)
             and replica not in self.isr.members
+            and not follower.no_space
             and now - follower.outside_fetch_at <= settings.replica_max_idle_wait + settings.replica_fetch_timeout
             and now - follower.caught_up_at <= settings.replica_max_lag_time
         )
 
-    def _propose_shrink(self, lagging: Collection[BrokerId], now: float, out: list[LeaderEffect]) -> None:
-        change = self._change(self.isr.members - set(lagging), f"lagging: {', '.join(sorted(lagging))}")
+    def _propose_shrink(
+        self, leaving: Collection[BrokerId], reason: str, now: float, out: list[LeaderEffect]
+    ) -> None:
+        change = self._change(self.isr.members - set(leaving), reason)
         self.isr = PendingShrinkIsr(self.isr.members, change, now)
         out.append(ProposeIsr(change))
 
@@ -545,7 +603,7 @@ class Leader:
                     )
                 ]
                 if lagging and self._connected:
-                    self._propose_shrink(lagging, now, out)
+                    self._propose_shrink(lagging, f"lagging: {', '.join(sorted(lagging))}", now, out)
                 else:
                     self._expand_by_any(now, out)
             case PendingExpandIsr(sent_at=sent_at) | PendingShrinkIsr(sent_at=sent_at):
@@ -601,6 +659,9 @@ class Leader:
         follower = self._followers.get(drain.target)
         if follower is None or drain.target not in self.isr.members:
             self._end_drain(f"{drain.target} is not in its ISR, {', '.join(sorted(self.isr.members))}", out)
+            return
+        if follower.no_space:
+            self._end_drain(f"{drain.target} has no room on its disk", out)
             return
         end = self.log_end_offset
         if not drain.is_done and follower.log_end_offset == follower.acknowledged == self.high_watermark == end:

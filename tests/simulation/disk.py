@@ -22,6 +22,7 @@ from random import Random
 from typing import Literal, TypeAlias
 
 from dataplane.log.checkpoints import read_file, read_offsets
+from dataplane.log.files import Space
 from dataplane.log.index import decode_entries
 from wire.batch import iter_batches
 from wire.errors import CorruptData
@@ -31,6 +32,10 @@ Change: TypeAlias = tuple[int, bytes | None]
 """(position, bytes), or (length, None) for a change of length."""
 Survival: TypeAlias = Literal["nothing", "everything", "all but half of the last write", "random"]
 SURVIVALS: tuple[Survival, ...] = ("nothing", "everything", "all but half of the last write", "random")
+
+
+AMPLE = 1 << 40
+"""Capacity of a disk that nobody fills, in bytes."""
 
 
 def surviving_writes(pending: list[Change], how: Survival, rng: Random) -> list[Change]:
@@ -107,8 +112,8 @@ class SimDisk:
         """That changed something."""
         self.crash_at = -1
         """The number of the call that power is lost in; -1: none."""
-        self.full = False
-        """Writes and new files fail with ENOSPC."""
+        self.capacity = AMPLE
+        """Bytes. What does not fit any more fails with ENOSPC; of a write, what fits is written."""
         self.failing_syncs = 0
         """So many syncs of data fail with EIO."""
         self.has_failed = False
@@ -190,10 +195,13 @@ class SimDisk:
             raise OSError(errno.EBADF, f"handle {handle} is not open")
         return file
 
-    def _check_room(self) -> None:
-        if self.full:
-            self.has_failed = True
-            raise OSError(errno.ENOSPC, "No space left on device")
+    @property
+    def used(self) -> int:
+        """Bytes of all files."""
+        return sum(len(file.content) for folder in self._folders.values() for file in folder.now.values())
+
+    def _room(self) -> int:
+        return self.capacity - self.used if self.capacity < AMPLE else AMPLE
 
     # ---- FileSystem
 
@@ -203,7 +211,8 @@ class SimDisk:
         except FileNotFoundError:
             if not create or path.parent not in self._folders:
                 raise
-            self._check_room()
+            if self._room() <= 0:
+                raise OSError(errno.ENOSPC, "No space left on device") from None
             crashes = self._step()
             file = DiskFile()
             self._change_name(path, file)
@@ -224,14 +233,19 @@ class SimDisk:
         return self._file(path).written_at
 
     def write(self, handle: int, parts: Sequence[Buffer], position: int) -> None:
-        self._check_room()
-        self._change(handle, position, b"".join(parts))
+        data = b"".join(parts)
+        lacking = max(0, position + len(data) - len(self._opened(handle).content)) - max(0, self._room())
+        if lacking > 0:
+            self._change(handle, position, data[: max(0, len(data) - lacking)])
+            raise OSError(errno.ENOSPC, "No space left on device")
+        self._change(handle, position, data)
 
     def truncate(self, handle: int, size: int) -> None:
         self._change(handle, size, None)
 
     def preallocate(self, handle: int, position: int, size: int) -> None:
-        self._check_room()
+        if position + size - len(self._opened(handle).content) > max(0, self._room()):
+            raise OSError(errno.ENOSPC, "No space left on device")
         self._change(handle, position + size, None)
 
     def _change(self, handle: int, position: int, data: bytes | None) -> None:
@@ -331,6 +345,11 @@ class SimDisk:
         handle = self.open(path, write=True, create=True)
         self._locked[path] = handle
         return handle
+
+    def space(self, path: Path) -> Space:
+        if path not in self._folders:
+            raise FileNotFoundError(errno.ENOENT, "No such file or directory", str(path))
+        return Space(self.capacity, max(0, self._room()))
 
     def boot_id(self) -> str:
         return f"boot-{self._boot}"

@@ -12,7 +12,7 @@ from dataclasses import dataclass, replace
 from random import Random
 from typing import TYPE_CHECKING
 
-from tests.simulation.disk import SURVIVALS, Survival, vouched_places
+from tests.simulation.disk import AMPLE, SURVIVALS, Survival, vouched_places
 from tests.simulation.dramas import DRAMAS, Stage
 from tests.simulation.messaging import Weather
 
@@ -312,13 +312,12 @@ def _failing_fsync(fault: Fault, cluster: Cluster) -> bool:
 
 def _full_disk(fault: Fault, cluster: Cluster) -> bool:
     broker = cluster.brokers[fault.broker]
-    if not broker.is_running or not cluster.may_lose_disk(broker):
+    if not broker.is_running:
         return False
-    broker.disk.full = True
+    broker.disk.capacity = broker.disk.used + 700 * fault.number
 
     def over() -> None:
-        broker.disk.full = False
-        cluster.restart_if_failed(broker)
+        broker.disk.capacity = AMPLE
 
     cluster.lift(fault.lasts, over)
     return True

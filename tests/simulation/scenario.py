@@ -21,6 +21,7 @@ from metadata.settings import MetadataSettings
 from tests.simulation.broker import DATA, SimBroker
 from tests.simulation.clients import Workload
 from tests.simulation.cpu_limit import CPU_LIMIT, OutOfCpuTime, cpu_limit
+from tests.simulation.disk import AMPLE
 from tests.simulation.dramas import CASTS
 from tests.simulation.faults import Fault, carry_out, draw, draw_drama
 from tests.simulation.invariants import Invariants
@@ -251,7 +252,7 @@ class Cluster:
                 self.fragile.discard(name)
 
     def _is_back(self, broker: SimBroker) -> bool:
-        if broker.broker is None or broker.broker.status()["failed"] or broker.disk.failing_syncs or broker.disk.full:
+        if broker.broker is None or broker.broker.status()["failed"] or broker.disk.failing_syncs:
             return False
         known = self.raft.truth.brokers.get(broker.id)
         if known is None or known.life_id != f"{broker.id}-{broker.lives}" or not known.alive:
@@ -336,7 +337,7 @@ class Cluster:
             clients.stopped = True
         for broker in self.brokers.values():
             broker.disk.crash_at = -1
-            broker.disk.full = False
+            broker.disk.capacity = AMPLE
             broker.disk.failing_syncs = 0
         lifts, self._lifts = self._lifts, []
         for lift in lifts:

@@ -344,21 +344,21 @@ class TestSyncing:
         assert log.read_from_disk(Offset(0), max_bytes=1, end_offset=END) == batch.data
 
     def test_a_failed_write_is_final(self, tmp_path: Path, batches: Batches) -> None:
-        class Full(RealFiles):
-            full = False
+        class Broken(RealFiles):
+            broken = False
 
             def write(self, handle: int, parts: Sequence[Buffer], position: int) -> None:
-                if self.full:
-                    raise OSError(errno.ENOSPC, "No space left on device")
+                if self.broken:
+                    raise OSError(errno.EIO, "Input/output error")
                 super().write(handle, parts, position)
 
-        files = Full()
+        files = Broken()
         log = opened(tmp_path, files=files)
         batches.append(log)
-        files.full = True
-        with pytest.raises(LogDamaged, match=r"No space left.*nothing is written"):
+        files.broken = True
+        with pytest.raises(LogDamaged, match=r"Input/output error.*nothing is written"):
             batches.append(log)
-        files.full = False
+        files.broken = False
         with pytest.raises(LogDamaged):
             batches.append(log)
         assert log.log_end_offset == 1

@@ -1,0 +1,152 @@
+"""The room that a broker has on its disk, and what it does about it. Events in, effects out.
+
+             below 2 x min_free                below min_free, or the file system refuses
+    AMPLE ────────────────────────> SHORT ─────────────────────────────────────────────> FULL
+      ^                             │   ^                                                 │
+      └───── 3 x min_free again ────┘   └─────────────── 2 x min_free again ──────────────┘
+
+    AMPLE    everything as usual
+    SHORT    leaderships are handed to replicas that have room; streams that evict let their oldest segments go; records
+             are still taken
+    FULL     no record is taken any more: a leader refuses publishes, a follower fetches without data. What is here is
+             served
+
+The last `min_free` bytes are for what must be written even then: checkpoints, leader epochs, the Raft journal. They are
+kept by counting: between two looks at the disk every record that is written is taken off what was seen, so that no
+burst gets past the limit. Others may fill the disk all the same: then the file system refuses, and a reserve, a file of
+its own kept for that moment, is given back to it, for the small files.
+
+What always holds
+* A record is admitted only if it leaves `min_free` bytes, as far as is known, and never while FULL.
+* There and back again are two different limits, so that nothing flaps.
+* Where the file system refuses though it shows room (a quota), the next attempt waits, longer each time.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from enum import Enum
+from typing import TypeAlias
+
+MIB = 1 << 20
+
+
+class Room(Enum):
+    AMPLE = "ample"
+    SHORT = "short"
+    FULL = "full"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class SpaceSettings:
+    min_free_bytes: int = 0
+    """No record is taken that leaves less than this on the disk. 0: 5 % of the disk, at least 1 MiB and at most 256."""
+    check_interval: float = 1.0
+    """The disk is looked at so often, in seconds."""
+
+    def __post_init__(self) -> None:
+        if self.min_free_bytes < 0:
+            raise ValueError(f"min_free_bytes = {self.min_free_bytes} is below 0")
+        if not self.check_interval > 0:
+            raise ValueError(f"check_interval = {self.check_interval} is not a time above 0 seconds")
+
+    def limit(self, total: int) -> int:
+        """`min_free_bytes` of a disk of so many bytes."""
+        return self.min_free_bytes or min(256 * MIB, max(MIB, total // 20))
+
+
+SHORTEST_HOLD = 1.0
+LONGEST_HOLD = 30.0
+"""Seconds that a refusal counts for though the disk shows room."""
+
+
+@dataclass(frozen=True, slots=True)
+class RoomChanged:
+    room: Room
+
+
+@dataclass(frozen=True, slots=True)
+class EvictOldest:
+    """Let streams that evict remove so many bytes of their oldest segments."""
+
+    wanted: int
+
+
+@dataclass(frozen=True, slots=True)
+class ReleaseReserve:
+    """Give the reserve back to the disk."""
+
+
+@dataclass(frozen=True, slots=True)
+class KeepReserve:
+    """Take `size` bytes of the disk aside, unless that is done."""
+
+    size: int
+
+
+SpaceEffect: TypeAlias = RoomChanged | EvictOldest | ReleaseReserve | KeepReserve
+
+
+class SpaceGuard:
+    """One per broker. Times are monotonic seconds, sizes bytes."""
+
+    def __init__(self, settings: SpaceSettings) -> None:
+        self.settings = settings
+        self.room = Room.AMPLE
+        self.total = 0
+        self.free = 0
+        """As last seen, less what was admitted since."""
+        self.min_free = 0
+        self._looked = False
+        self._hold = 0.0
+        self._held_until = 0.0
+
+    def on_look(self, total: int, free: int, now: float) -> list[SpaceEffect]:
+        """The disk has `free` bytes of `total`."""
+        self.total, self.free = total, free
+        self.min_free = self.settings.limit(total)
+        self._looked = True
+        out = self._judge(now)
+        if self.room is Room.AMPLE:
+            out.append(KeepReserve(min(self.min_free // 4, 16 * MIB)))
+        else:
+            out.append(EvictOldest(3 * self.min_free - free))
+        return out
+
+    def admit(self, size: int, now: float) -> tuple[bool, list[SpaceEffect]]:
+        """Whether `size` bytes of records may be written now."""
+        if self.room is Room.FULL:
+            return False, []
+        if not self._looked:
+            return True, []
+        if self.free - size < self.min_free:
+            return False, self._turn(Room.FULL)
+        self.free -= size
+        return True, self._judge(now)
+
+    def on_refused(self, now: float) -> list[SpaceEffect]:
+        """The file system refused to write."""
+        if self._looked and self.free >= 2 * self.min_free:
+            if now > self._held_until + LONGEST_HOLD:
+                self._hold = 0.0
+            self._hold = min(LONGEST_HOLD, max(SHORTEST_HOLD, 2 * self._hold))
+            self._held_until = now + self._hold
+        return [*self._turn(Room.FULL), ReleaseReserve()]
+
+    def _judge(self, now: float) -> list[SpaceEffect]:
+        limit, free = self.min_free, self.free
+        if self.room is Room.FULL and now < self._held_until:
+            return []
+        if free < limit:
+            return self._turn(Room.FULL)
+        if free >= 3 * limit:
+            return self._turn(Room.AMPLE)
+        if free < 2 * limit:
+            return self._turn(Room.SHORT) if self.room is Room.AMPLE else []
+        return self._turn(Room.SHORT) if self.room is Room.FULL else []
+
+    def _turn(self, room: Room) -> list[SpaceEffect]:
+        if room is self.room:
+            return []
+        self.room = room
+        return [RoomChanged(room)]

@@ -1,0 +1,182 @@
+"""A disk without room: the log is as it was, and goes on when there is room again.
+
+The disk is the simulator's, of a size that ends somewhere in what is written: a workload meets the end at each of its
+bytes, is told NoSpace, tries again with room, and must come to the same log as one that never met it.
+"""
+
+from __future__ import annotations
+
+import errno
+from copy import deepcopy
+from pathlib import Path
+from typing import TYPE_CHECKING, TypeVar
+
+import pytest
+
+from dataplane.log.errors import LogDamaged, NoSpace
+from dataplane.log.files import REAL_FILES
+from dataplane.log.partition_log import LogConfig, PartitionLog
+from tests.simulation.disk import AMPLE, SimDisk
+from wire.types import LeaderEpoch, Offset
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+    from tests.unit.dataplane.log.conftest import Batches
+
+HOME = Path("/log")
+PLAIN = LogConfig(segment_bytes=700, index_interval_bytes=200, tail_bytes=300)
+PREALLOCATING = LogConfig(segment_bytes=700, index_interval_bytes=200, tail_bytes=300, preallocate_bytes=256)
+STEP = 41
+"""Bytes between two sizes of the disk."""
+
+T = TypeVar("T")
+
+
+class Crash(BaseException):
+    pass
+
+
+def opened(disk: SimDisk, config: LogConfig) -> PartitionLog:
+    log, report = PartitionLog.open(HOME, config, files=disk)
+    assert report.damaged is None
+    return log
+
+
+class Workload:
+    """Steps that are tried again, with room, when there was none."""
+
+    def __init__(self, capacity: int, batches: Batches, config: LogConfig) -> None:
+        self.disk = SimDisk(crash=Crash)
+        self.disk.capacity = capacity
+        self.batches = batches
+        self.config = config
+        self.refusals = 0
+        self.log = self.tried(lambda: opened(self.disk, config))
+
+    def state(self, log: PartitionLog) -> tuple[object, ...]:
+        return self.batches.stored(log), log.log_start_offset, log.log_end_offset, log.epochs.entries, log.refusal
+
+    def tried(self, step: Callable[[], T]) -> T:
+        try:
+            return step()
+        except NoSpace:
+            self.refusals += 1
+            self.disk.capacity = AMPLE
+            return step()
+
+    def append(self, count: int, epoch: int) -> None:
+        """Two batches in one write, so that one of them may be whole where the write breaks off."""
+        log = self.log
+        before = self.state(log)
+        first = self.batches.one(log.log_end_offset, count, epoch=epoch)
+        second = self.batches.one(first.header.end_offset, count, epoch=epoch)
+
+        def both() -> None:
+            try:
+                log.append([*first.parts, *second.parts], [first.header, second.header])
+            except NoSpace:
+                assert self.state(log) == before
+                self.check_what_a_kill_leaves(before)
+                raise
+
+        self.tried(both)
+
+    def check_what_a_kill_leaves(self, expected: tuple[object, ...]) -> None:
+        disk = deepcopy(self.disk)
+        disk.kill_process()
+        disk.capacity = AMPLE
+        assert self.state(opened(disk, self.config)) == expected
+
+    def run(self) -> PartitionLog:
+        log = self.log
+        for epoch in (1, 2):
+            for _ in range(4):
+                self.append(2, epoch)
+                self.tried(log.sync)
+        self.tried(lambda: log.checkpoint_high_watermark(Offset(9)))
+        self.tried(lambda: log.truncate(Offset(14)))
+        self.tried(lambda: log.assign_epoch(LeaderEpoch(4), log.log_end_offset))
+        self.append(3, 4)
+        self.tried(lambda: log.checkpoint_high_watermark(Offset(16)))
+        self.tried(lambda: log.drop_all(Offset(100)))
+        self.append(3, 5)
+        self.tried(log.sync)
+        return log
+
+
+@pytest.mark.parametrize("config", [PLAIN, PREALLOCATING], ids=["plain", "preallocating"])
+def test_a_disk_that_is_full_at_any_byte_costs_nothing(batches: Batches, config: LogConfig) -> None:
+    usual = Workload(AMPLE, batches, config)
+    expected = usual.state(usual.run())
+    met = 0
+    for capacity in range(1, 4000, STEP):
+        workload = Workload(capacity, batches, config)
+        log = workload.run()
+        assert workload.state(log) == expected, f"after a disk of {capacity} bytes"
+        met += workload.refusals
+        log.close()
+        assert workload.state(opened(workload.disk, config)) == expected, f"after a disk of {capacity} bytes"
+    assert met > 40
+
+
+def test_a_log_that_closes_on_a_full_disk_lets_go_of_its_files(batches: Batches) -> None:
+    workload = Workload(AMPLE, batches, PLAIN)
+    workload.append(2, 1)
+    before = workload.state(workload.log)
+    workload.disk.capacity = workload.disk.used
+    with pytest.raises(NoSpace):
+        workload.log.close()
+    assert not workload.disk._open
+    workload.disk.capacity = AMPLE
+    assert workload.state(opened(workload.disk, PLAIN)) == before
+
+
+def test_no_room_to_sync_is_final(batches: Batches, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Where a file system finds its room late, what the failed fsync covered is gone from the page cache."""
+    workload = Workload(AMPLE, batches, PLAIN)
+    workload.append(2, 1)
+
+    def refuse(_handle: int) -> None:
+        raise OSError(errno.ENOSPC, "No space left on device")
+
+    monkeypatch.setattr(workload.disk, "sync_data", refuse)
+    with pytest.raises(LogDamaged, match="No space left"):
+        workload.log.sync()
+    monkeypatch.undo()
+    with pytest.raises(LogDamaged):
+        workload.log.sync()
+
+
+def test_the_rest_of_a_write_that_cannot_be_cut_off_is_final(batches: Batches, monkeypatch: pytest.MonkeyPatch) -> None:
+    workload = Workload(AMPLE, batches, PLAIN)
+    workload.append(2, 1)
+    workload.disk.capacity = workload.disk.used + 10
+
+    def refuse(_handle: int, _size: int) -> None:
+        raise OSError(errno.EIO, "Input/output error")
+
+    monkeypatch.setattr(workload.disk, "truncate", refuse)
+    with pytest.raises(LogDamaged, match="cutting off"):
+        workload.batches.append(workload.log)
+
+
+def test_an_index_that_found_no_room_is_written_later(batches: Batches) -> None:
+    workload = Workload(AMPLE, batches, PLAIN)
+    for _ in range(6):
+        workload.append(3, 1)
+    log = workload.log
+    log.sync()
+    workload.disk.capacity = workload.disk.used
+    with pytest.raises(NoSpace):
+        log.checkpoint_high_watermark(Offset(5))
+    workload.disk.capacity = AMPLE
+    log.checkpoint_high_watermark(Offset(5))
+    log.close()
+    again = opened(workload.disk, PLAIN)
+    assert again.offset_for_timestamp(20_000, Offset(1 << 40)) == 20
+
+
+def test_the_real_file_system_tells_its_size(tmp_path: Path) -> None:
+    found = REAL_FILES.space(tmp_path)
+    assert found.total > found.free > 0
