@@ -23,9 +23,11 @@ from dataplane.broker.leading import Leading
 from dataplane.broker.replica import Replica
 from dataplane.broker.retention import Retention
 from dataplane.broker.scrub import Scrubber
+from dataplane.broker.space import SpaceWatch
 from dataplane.log.data_dir import DataDir
 from dataplane.log.errors import DataDirError, LogDamaged
 from dataplane.log.partition_log import LogConfig
+from dataplane.replica.space import Room
 from wire.errors import Code, TidelogError
 from wire.tidelog_pb2 import PartitionNotification
 from wire.transport import Message, Subscription
@@ -46,7 +48,9 @@ HIGH_WATERMARK_CHECKPOINT_INTERVAL = 1.0
 """Seconds."""
 
 
-async def open_replicas(data_dir: DataDir, executor: Executor) -> tuple[list[Replica], tuple[PartitionKey, ...]]:
+async def open_replicas(
+    data_dir: DataDir, executor: Executor, space: SpaceWatch
+) -> tuple[list[Replica], tuple[PartitionKey, ...]]:
     """Open and recover every log in the data folder, before this broker registers. Returns the replicas, and the
     unsound ones of them: they must be out of every ISR before anything is cut or served from them."""
     loop = asyncio.get_running_loop()
@@ -57,7 +61,8 @@ async def open_replicas(data_dir: DataDir, executor: Executor) -> tuple[list[Rep
         replica = Replica(key, data_dir.partition_directory(key), LogConfig(), files=data_dir.files)
         replicas.append(replica)
         try:
-            report = await loop.run_in_executor(executor, partial(replica.open, page_cache_survived=survived))
+            opening = partial(replica.open, page_cache_survived=survived)
+            report = await space.when_there_is_room(partial(loop.run_in_executor, executor, opening))
         except LogDamaged as e:
             replica.failed = str(e)
             unsound.append(key)
@@ -104,6 +109,8 @@ class Broker:
         context.control.on_connection_change(self._on_connection)
         self._checkpointer = context.loop.create_task(self._checkpoint_for_ever())
         self._housekeeping.start()
+        context.space.on_room = self._on_room
+        context.space.start()
 
     async def close(self) -> None:
         self._closed = True  # metadata goes on for a while: nothing begins any more
@@ -111,6 +118,7 @@ class Broker:
             self._checkpointer.cancel()
             await asyncio.wait({self._checkpointer})
         await self._housekeeping.close()
+        await self.context.space.close()
         if self._notifications is not None:
             await self._notifications.unsubscribe()
         reason = f"{self.context.broker} is shutting down"
@@ -216,6 +224,13 @@ class Broker:
         for replica in list(self._replicas.values()):
             replica.on_connection(connected)
 
+    def _on_room(self, room: Room) -> None:
+        is_full = room is Room.FULL
+        if is_full:
+            self.context.counters.times_full += 1
+        for replica in list(self._replicas.values()):
+            replica.on_space(is_full)
+
     async def _checkpoint_for_ever(self) -> None:
         while True:
             await asyncio.sleep(HIGH_WATERMARK_CHECKPOINT_INTERVAL)
@@ -242,4 +257,5 @@ class Broker:
             "failed": sorted(str(r.key) for r in self._replicas.values() if r.failure),
             "damaged": sorted(str(r.key) for r in self._replicas.values() if r.is_damaged),
             "counters": self.context.counters.as_dict(),
+            "space": self.context.space.status(),
         }

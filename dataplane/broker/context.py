@@ -9,6 +9,7 @@ from dataclasses import dataclass, field, fields
 from typing import Protocol
 
 from dataplane.broker.settings import StorageSettings
+from dataplane.broker.space import SpaceWatch
 from dataplane.encryption.keyring import Keyring
 from dataplane.log.group_commit import Syncer
 from dataplane.replica.settings import ReplicaSettings
@@ -61,6 +62,12 @@ class Counters:
     scrubbed_bytes: int = 0
     scrub_passes: int = 0
     """Logs that were read to the end, without damage."""
+    refused_no_space: int = 0
+    """Publishes (a batch counts as one) and replicated batches that were not written for want of room."""
+    times_full: int = 0
+    """The disk became too full for records: leaderships and ISR memberships were given up."""
+    evicted_segments: int = 0
+    evicted_bytes: int = 0
 
     def add(self, name: str, amount: int) -> None:
         setattr(self, name, getattr(self, name) + amount)
@@ -88,6 +95,7 @@ class BrokerContext:
     """For cold reads: however many there are, a change of role does not stand behind them."""
     housekeeping: Executor
     """One thread, for what nobody waits for: see `dataplane.broker.housekeeping`."""
+    space: SpaceWatch
     loop: asyncio.AbstractEventLoop
     time_ns: Callable[[], int]
     storage: StorageSettings = field(default_factory=StorageSettings)

@@ -3,14 +3,17 @@ to consumers."""
 
 from __future__ import annotations
 
+import asyncio
 import logging
 from collections.abc import Callable
+from typing import TypeVar
 
 from google.protobuf.message import DecodeError
 
 from dataplane.broker.context import BrokerContext
 from dataplane.broker.reading import ReadableRole
-from dataplane.log.errors import LogDamaged
+from dataplane.broker.space import NO_SPACE_RETRY
+from dataplane.log.errors import LogDamaged, NoSpace
 from dataplane.log.partition_log import PartitionLog
 from dataplane.replica.consumers import ConsumerFetch
 from dataplane.replica.effects import (
@@ -36,6 +39,8 @@ from wire.transport import NO_RESPONDERS, Message
 from wire.types import LeaderEpoch, Offset, PartitionView
 
 log = logging.getLogger(__name__)
+
+_T = TypeVar("_T")
 
 
 class Following(ReadableRole):
@@ -69,6 +74,7 @@ class Following(ReadableRole):
             first_sequence=first_sequence,
             connected_since=context.control.connected_since,
             now=context.now(),
+            no_space=context.space.is_full,
         )
 
     # ------------------------------------------------------------------ life
@@ -107,6 +113,10 @@ class Following(ReadableRole):
 
     def on_log_start(self) -> None:
         self.core.on_log_start(self.log.log_start_offset)
+
+    def on_space(self, no_space: bool) -> None:
+        self._carefully(lambda: self._run(self.core.on_space(no_space, self.context.now())))
+        self._schedule()
 
     def on_notification(self, leader_epoch: LeaderEpoch) -> None:
         if not self.ended:
@@ -265,6 +275,7 @@ class Following(ReadableRole):
             sequence=effect.sequence,
             progress_only=effect.progress_only,
             refused_batch=effect.refused_batch,
+            no_space=effect.no_space,
         )
         if effect.durable_end is not None:
             request.durable_offset = effect.durable_end
@@ -303,7 +314,10 @@ class Following(ReadableRole):
             raise AssertionError("AppendReplicated without an answer at hand")
         data, headers = self._batches
         try:
-            self.log.append([data], headers)
+            self.context.space.append(self.log, [data], headers)
+        except NoSpace:  # the core hears of the disk from `on_space`, and asks for this again when there is room
+            self.context.counters.refused_no_space += 1
+            return
         except (LogDamaged, InvariantViolation) as e:
             self.fail(f"append failed: {e}")
             return
@@ -322,7 +336,7 @@ class Following(ReadableRole):
                 self.view.key, before, offset,
             )  # fmt: skip
         try:
-            end = await self.context.loop.run_in_executor(self.context.executor, self.log.truncate, offset)
+            end = await self._with_room(lambda: self.log.truncate(offset))
             headers = await self.context.loop.run_in_executor(
                 self.context.executor, lambda: list(self.log.producer_batches(self.log.log_start_offset))
             )
@@ -333,6 +347,8 @@ class Following(ReadableRole):
             self.fail(f"truncating to {offset} failed: {e}")
             return
         self.producers.rebuild(headers)
+        if end is None:
+            return
         self.context.counters.truncations += 1
         self.context.counters.truncated_records += before - end
         log.info("partition %s: truncated from %d to %d", self.view.key, before, end)
@@ -345,10 +361,17 @@ class Following(ReadableRole):
         if self.ended:
             return
         before = self.log.log_end_offset
+
+        def drop() -> bool:
+            self.log.drop_all(log_start)
+            return True
+
         try:
-            await self.context.loop.run_in_executor(self.context.executor, self.log.drop_all, log_start)
+            dropped = await self._with_room(drop)
         except (LogDamaged, InvariantViolation) as e:
             self.fail(f"dropping the log to start at {log_start} failed: {e}")
+            return
+        if not dropped:
             return
         self.producers.rebuild(())
         self.context.counters.skip_ahead_total += 1
@@ -359,3 +382,13 @@ class Following(ReadableRole):
         if not self.ended:
             self._run(self.core.on_truncated(self.log.log_start_offset, self.log.log_end_offset, self.context.now()))
             self._schedule()
+
+    async def _with_room(self, work: Callable[[], _T]) -> _T | None:
+        """`work` on the log, off the loop, again and again while the disk is full. None: this role has ended."""
+        while not self.ended:
+            try:
+                return await self.context.loop.run_in_executor(self.context.executor, work)
+            except NoSpace as e:
+                self.context.space.refused(e)
+                await asyncio.sleep(NO_SPACE_RETRY)
+        return None

@@ -20,7 +20,7 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Protocol
 
-from dataplane.log.errors import LogDamaged
+from dataplane.log.errors import LogDamaged, NoSpace
 from wire.errors import CorruptData
 
 if TYPE_CHECKING:
@@ -72,7 +72,8 @@ class Job(Protocol):
 
     def run(self, visit: Visit) -> Progress:
         """One step of bounded length. Blocking, in the housekeeping's thread. Raises LogDamaged, CorruptData (the
-        replica withdraws), anything else (logged; tried again in the next round)."""
+        replica withdraws), NoSpace (the disk is full), anything else (logged). The last two are tried again in the next
+        round."""
         ...
 
 
@@ -152,6 +153,9 @@ class Housekeeping:
                 progress.then()
             if (replica := self._replicas.get(visit.key)) is not None:
                 replica.on_log_start()
+        except NoSpace as error:
+            context.space.refused(error)
+            return False
         except (LogDamaged, CorruptData) as error:
             self._fail(job, visit, error)
             return False

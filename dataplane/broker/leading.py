@@ -23,7 +23,7 @@ from dataplane.broker.acks import AppendReply, BareReplies, EnvelopeReply
 from dataplane.broker.context import BrokerContext
 from dataplane.broker.ingest import SEAL_BYTES, Ingest, bare_tokens, envelope_tokens, envelope_waits_for_all
 from dataplane.broker.reading import ReadableRole
-from dataplane.log.errors import LogDamaged
+from dataplane.log.errors import LogDamaged, NoSpace
 from dataplane.log.partition_log import PartitionLog
 from dataplane.replica.consumers import ConsumerFetch
 from dataplane.replica.effects import (
@@ -145,6 +145,7 @@ class Leading(ReadableRole):
             epochs=self.log.epochs,
             settings=context.settings,
             now=context.now(),
+            no_space=context.space.is_full,
         )
         context.counters.elections_won += 1
         self._starting = context.loop.create_task(self._subscribe())
@@ -249,6 +250,12 @@ class Leading(ReadableRole):
         if self._core is not None:
             self._core.on_log_start(self.log.log_start_offset)
 
+    def on_space(self, no_space: bool) -> None:
+        core = self._core
+        if core is not None:
+            self._carefully(lambda: self._run(core.on_space(no_space, self.context.now())))
+            self._schedule()
+
     def drain(self, move: LeaderMove, timeout: float, answer: DrainAnswer) -> None:
         """Stop sequencing until the target of a planned move has everything; see `dataplane.replica.leader`."""
         core = self._core
@@ -296,13 +303,14 @@ class Leading(ReadableRole):
             return
         batch, replies, envelopes = self._ingest.take(Compression[self.view.config.compression.name])
         header = self._append(batch)
-        if header is None:
-            error = self._append_failed()
+        if isinstance(header, TidelogError):
+            if header.code is Code.NO_SPACE:
+                self.context.counters.dropped_refused += batch.record_count
             for _, run in replies:
-                self._answers.bare_error(run, error)
+                self._answers.bare_error(run, header)
             for _, message, received in envelopes:
                 self._answers.envelope(
-                    EnvelopeReply(message, self.view.subject, Offset(-1), received, False), received, error
+                    EnvelopeReply(message, self.view.subject, Offset(-1), received, False), received, header
                 )
             return
         now = self.context.now()
@@ -317,17 +325,22 @@ class Leading(ReadableRole):
         self._run(effects)
         self._schedule()
 
-    def _append(self, batch: EncodedBatch) -> BatchHeader | None:
-        """Stamp, encrypt where the stream asks for it, and append; the caller tells the core. None: the log has failed,
-        and this replica withdraws."""
+    def _append(self, batch: EncodedBatch) -> BatchHeader | TidelogError:
+        """Stamp, encrypt where the stream asks for it, and append; the caller tells the core. An error: nothing was
+        stored for want of room, or the log has failed, and this replica withdraws."""
         parts, header = batch.stamp(self.log.log_end_offset, self.leader_epoch)
         if self.view.config.encryption:
             parts, header = self._cipher.encrypt(header, batch.parts)
         try:
-            self.log.append(parts, [header])
+            self.context.space.append(self.log, parts, [header])
+        except NoSpace as e:
+            self.context.counters.refused_no_space += 1
+            return TidelogError(
+                Code.NO_SPACE, f"{self.context.broker} has no room for {self.view.key}, nothing was stored: {e}"
+            )
         except LogDamaged as e:
             self.fail(f"append failed: {e}")
-            return None
+            return self._append_failed()
         self.producers.record(header)
         counters = self.context.counters
         counters.batches_in += 1
@@ -472,8 +485,8 @@ class Leading(ReadableRole):
             )
             return
         header = self._append(batch)
-        if header is None:
-            self._answers.error(inbox, self._append_failed())
+        if isinstance(header, TidelogError):
+            self._answers.error(inbox, header)
             return
         end = header.end_offset
         response = AppendResponse(base_offset=header.base_offset, leader_epoch=self.leader_epoch)
@@ -519,6 +532,7 @@ class Leading(ReadableRole):
             inbox=message.reply or "",
             max_bytes=request.max_bytes,
             refused_batch=request.refused_batch,
+            no_space=request.no_space,
         )
         effects = core.on_fetch(fetch, self.context.now())
         self._run(effects)

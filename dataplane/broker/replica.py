@@ -27,7 +27,8 @@ from dataplane.broker.leading import Leading
 from dataplane.broker.remnant import Remnant
 from dataplane.broker.repair import WayBack, mark, repair, way_back
 from dataplane.broker.role import Role
-from dataplane.log.errors import LogDamaged
+from dataplane.broker.space import NO_SPACE_RETRY
+from dataplane.log.errors import LogDamaged, NoSpace
 from dataplane.log.files import REAL_FILES, FileSystem
 from dataplane.log.partition_log import LogConfig, PartitionLog
 from dataplane.log.quarantine import MAX_EVENTS, Quarantine
@@ -182,6 +183,8 @@ class Replica:
         known = self.high_watermark
         try:
             await context.loop.run_in_executor(context.executor, self.checkpoint, known)
+        except NoSpace as e:
+            context.space.refused(e)
         except LogDamaged as e:
             if not self._closing:
                 self.fail(f"the checkpoint cannot be written: {e}", context)
@@ -275,10 +278,15 @@ class Replica:
                 self._listen(context)
                 try:
                     await self._begin_role(view, context)
-                except (OSError, TimeoutError, ConnectionError) as e:
+                except (OSError, TimeoutError, ConnectionError, NoSpace) as e:
+                    if isinstance(e, NoSpace):
+                        context.space.refused(e)
                     log.warning("partition %s: cannot take its role yet: %s", self.key, e)
                     await self._end_role("it could not begin")
                     await asyncio.sleep(START_RETRY)
+        except NoSpace as e:
+            context.space.refused(e)
+            context.loop.call_later(NO_SPACE_RETRY, self._try_again, context)
         except (LogDamaged, CorruptData) as e:
             self.fail(str(e), context)
         except Exception as e:
@@ -286,6 +294,15 @@ class Replica:
             self.fail(repr(e), context)
         finally:
             self._transition = None
+
+    def _try_again(self, context: BrokerContext) -> None:
+        """The log could not be opened, or repaired, for want of room."""
+        if self.view is not None and not self._closing:
+            self.on_view(self.view, context)
+
+    def on_space(self, no_space: bool) -> None:
+        if self.role is not None and not self.role.ended:
+            self.role.on_space(no_space)
 
     def _is_overtaken(self, view: PartitionView, context: BrokerContext) -> bool:
         """While something was awaited."""
@@ -384,7 +401,7 @@ class Replica:
             return
         try:
             await context.loop.run_in_executor(context.executor, self._close_log, partition_log, self._high_watermark)
-        except LogDamaged as e:
+        except (LogDamaged, NoSpace) as e:
             self.failed = self.failed or str(e)
             log.error("partition %s: the log was not closed in order: %s", self.key, e)
 

@@ -9,6 +9,8 @@ from collections.abc import Callable, Coroutine
 from typing import Any
 
 from dataplane.broker.context import BrokerContext
+from dataplane.broker.space import NO_SPACE_RETRY
+from dataplane.log.errors import NoSpace
 from dataplane.log.partition_log import PartitionLog
 from dataplane.replica.producers import ProducerTable
 from wire.errors import InvariantViolation
@@ -72,6 +74,10 @@ class Role(ABC):
 
     @abstractmethod
     def on_connection(self, connected: bool) -> None: ...
+
+    @abstractmethod
+    def on_space(self, no_space: bool) -> None:
+        """The broker's disk has no room for records any more, or has some again."""
 
     @abstractmethod
     def on_read(self, message: Message) -> None:
@@ -189,6 +195,10 @@ class Role(ABC):
         self._syncs_out -= 1
         if self.ended:
             return
+        if isinstance(result, NoSpace):
+            self.context.space.refused(result)
+            self.context.loop.call_later(NO_SPACE_RETRY, self._sync_again)
+            return
         if isinstance(result, Exception):
             self.fail(f"fdatasync failed: {result}")
             return
@@ -198,6 +208,10 @@ class Role(ABC):
             self._request_sync()
         self._carefully(lambda: self._on_synced(durable_end))
         self._schedule()
+
+    def _sync_again(self) -> None:
+        if not self.ended:
+            self._request_sync()
 
     @abstractmethod
     def _on_synced(self, durable_end: Offset) -> None: ...

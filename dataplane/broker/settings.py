@@ -13,8 +13,17 @@ class StorageSettings:
     """At most so much is read again to find damage, of all logs together; 0: nothing is."""
     scrub_interval: float = 3600.0
     """Seconds from the end of one reading of a log to the beginning of the next, at the soonest."""
+    min_free_bytes: int = 0
+    """No record is written that leaves less than this free on the disk; from twice as much on leaderships are handed
+    over. 0: 5 % of the disk, at least 1 MiB, at most 256."""
+    space_check_interval: float = 1.0
+    """Seconds from one look at the free room to the next."""
 
     def __post_init__(self) -> None:
+        if self.min_free_bytes < 0:
+            raise ValueError(f"min_free_bytes ({self.min_free_bytes}) must not be below 0")
+        if not self.space_check_interval > 0:
+            raise ValueError(f"space_check_interval ({self.space_check_interval} s) must be above 0")
         if not self.housekeeping_interval > 0:
             raise ValueError(f"housekeeping_interval ({self.housekeeping_interval} s) must be above 0")
         if self.scrub_bytes_per_second < 0:

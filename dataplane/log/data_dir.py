@@ -20,8 +20,8 @@ from dataclasses import asdict, dataclass, fields, replace
 from typing import TYPE_CHECKING, NamedTuple
 
 from dataplane.log.checkpoints import read_file, replace_file
-from dataplane.log.errors import DataDirError
-from dataplane.log.files import REAL_FILES
+from dataplane.log.errors import DataDirError, NoSpace
+from dataplane.log.files import REAL_FILES, is_no_space
 from wire.errors import InvariantViolation
 from wire.types import BrokerId, Incarnation, PartitionKey, StreamName
 
@@ -96,10 +96,11 @@ class DataDir:
             )
         try:
             return cls._locked(path, broker_id, files, lock)
-        except OSError as error:
+        except (OSError, NoSpace) as error:
             files.close(lock)
+            reason = error.strerror if isinstance(error, OSError) else None
             raise DataDirError(
-                f"data folder {path} cannot be used ({error.strerror or error}): "
+                f"data folder {path} cannot be used ({reason or error}): "
                 "check its rights and the disk, or choose another with --data-dir"
             ) from error
         except DataDirError:
@@ -109,7 +110,11 @@ class DataDir:
     @classmethod
     def _locked(cls, path: Path, broker_id: BrokerId, files: FileSystem, lock: int) -> DataDir:
         files.truncate(lock, 0)
-        files.write(lock, [f"{os.getpid()}\n".encode("ascii")], 0)
+        try:
+            files.write(lock, [f"{os.getpid()}\n".encode("ascii")], 0)
+        except OSError as error:
+            if not is_no_space(error):  # it is only told to whoever finds the folder in use
+                raise
         found = _read_identity(files, path)
         if found is not None and found.broker_id != broker_id:
             raise DataDirError(
@@ -143,7 +148,7 @@ class DataDir:
         return self._identity.lives
 
     def begin_life(self, life_id: str) -> None:
-        """Before this life asks to be registered. Raises DataDirError."""
+        """Before this life asks to be registered. Raises DataDirError, NoSpace."""
         self._write(replace(self._identity, lives=(*self._identity.lives, life_id)[-MAX_LIVES:]))
 
     def proof(self) -> Proof:
@@ -151,7 +156,8 @@ class DataDir:
         return self._proof
 
     def record(self, cluster_id: str, incarnation: Incarnation) -> None:
-        """This broker was registered, durably. Raises DataDirError when the folder belongs to another cluster."""
+        """This broker was registered, durably. Raises NoSpace, DataDirError when the folder belongs to another
+        cluster."""
         self.check_cluster(cluster_id)
         lives = self._identity.lives[-1:]  # it may be declared dead, and register once more
         self._write(replace(self._identity, cluster_id=cluster_id, last_incarnation=incarnation, lives=lives))
@@ -171,14 +177,14 @@ class DataDir:
 
         Replaces what the proof rests on, so the registration that carried the proof must be applied, and recorded,
         before: a crash in between would otherwise turn a lost page cache into one that survived. Raises
-        InvariantViolation, DataDirError.
+        InvariantViolation, DataDirError, NoSpace.
         """
         if not self._recorded:
             raise InvariantViolation(f"{self.path}: marked dirty before this life's registration was recorded")
         self._write(replace(self._identity, clean=False, boot_id=self.files.boot_id()))
 
     def mark_clean(self) -> None:
-        """After all logs were synced and closed."""
+        """After all logs were synced and closed. Raises DataDirError, NoSpace."""
         self._write(replace(self._identity, clean=True))
 
     def _write(self, identity: Identity) -> None:
@@ -188,6 +194,8 @@ class DataDir:
         try:
             replace_file(self.files, self.path / IDENTITY_FILE, content.encode())
         except OSError as error:
+            if is_no_space(error):
+                raise NoSpace(f"{self.path / IDENTITY_FILE} cannot be written ({error})") from error
             raise DataDirError(
                 f"{self.path / IDENTITY_FILE} cannot be written ({error.strerror or error}): "
                 "check its rights and the disk"

@@ -14,8 +14,8 @@ Three ends, three orders of writing, which together are the promise that a crash
   - `remove_before`: checkpoint with the new log start, then segments: what a crash leaves of them is removed at open.
   - `truncate`: checkpoint, segments from the newest down, index, bytes, epochs.
 
-A failed write or fsync is final: `LogDamaged`, and nothing is written any more. Reading goes on. A disk without room is
-no failure: `NoSpace`, the log is as it was, and takes the same again when there is room. Only an fsync is final even so.
+A failed write or fsync is final: `LogDamaged`, and nothing is written any more. Reading goes on. A full disk is no
+failure: `NoSpace`, the log is as it was, and takes the same again when there is room. Only an fsync is final even so.
 
 ## Threads
 
@@ -275,7 +275,8 @@ class PartitionLog:
             assert segment.handle is not None
             self._files.write(segment.handle, parts, segment.size)
         except OSError as error:
-            self.epochs.restore(epochs)
+            with self._replacing:
+                self.epochs.take_back(self._log_end_offset, epochs)
             raise self._not_written(segment, error) from error
         self._published(segment, headers)
         self._keep_in_tail(parts, headers)

@@ -111,9 +111,10 @@ class LeaderEpochCache:
         self._entries = entries
         return changed
 
-    def restore(self, entries: tuple[EpochEntry, ...]) -> None:
-        """What was assigned since these were the `entries` was not written after all."""
-        self._entries = entries
+    def take_back(self, offset: Offset, before: tuple[EpochEntry, ...]) -> None:
+        """What was assigned from `offset` on since the entries were `before` was not written after all."""
+        kept = (entry for entry in self._entries if entry.start < offset)
+        self._entries = (*kept, *(entry for entry in before if entry.start >= offset))
 
     def truncate_from(self, offset: Offset) -> bool:
         """The log now ends at `offset`: removes the entries that begin at or after it. True if there were any."""

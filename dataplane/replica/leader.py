@@ -491,9 +491,7 @@ class Leader:
             and now - follower.caught_up_at <= settings.replica_max_lag_time
         )
 
-    def _propose_shrink(
-        self, leaving: Collection[BrokerId], reason: str, now: float, out: list[LeaderEffect]
-    ) -> None:
+    def _propose_shrink(self, leaving: Collection[BrokerId], reason: str, now: float, out: list[LeaderEffect]) -> None:
         change = self._change(self.isr.members - set(leaving), reason)
         self.isr = PendingShrinkIsr(self.isr.members, change, now)
         out.append(ProposeIsr(change))

@@ -37,24 +37,6 @@ class Room(Enum):
     FULL = "full"
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class SpaceSettings:
-    min_free_bytes: int = 0
-    """No record is taken that leaves less than this on the disk. 0: 5 % of the disk, at least 1 MiB and at most 256."""
-    check_interval: float = 1.0
-    """The disk is looked at so often, in seconds."""
-
-    def __post_init__(self) -> None:
-        if self.min_free_bytes < 0:
-            raise ValueError(f"min_free_bytes = {self.min_free_bytes} is below 0")
-        if not self.check_interval > 0:
-            raise ValueError(f"check_interval = {self.check_interval} is not a time above 0 seconds")
-
-    def limit(self, total: int) -> int:
-        """`min_free_bytes` of a disk of so many bytes."""
-        return self.min_free_bytes or min(256 * MIB, max(MIB, total // 20))
-
-
 SHORTEST_HOLD = 1.0
 LONGEST_HOLD = 30.0
 """Seconds that a refusal counts for though the disk shows room."""
@@ -90,8 +72,9 @@ SpaceEffect: TypeAlias = RoomChanged | EvictOldest | ReleaseReserve | KeepReserv
 class SpaceGuard:
     """One per broker. Times are monotonic seconds, sizes bytes."""
 
-    def __init__(self, settings: SpaceSettings) -> None:
-        self.settings = settings
+    def __init__(self, min_free_bytes: int = 0) -> None:
+        """0: 5 % of the disk, at least 1 MiB, at most 256."""
+        self._min_free_bytes = min_free_bytes
         self.room = Room.AMPLE
         self.total = 0
         self.free = 0
@@ -104,7 +87,7 @@ class SpaceGuard:
     def on_look(self, total: int, free: int, now: float) -> list[SpaceEffect]:
         """The disk has `free` bytes of `total`."""
         self.total, self.free = total, free
-        self.min_free = self.settings.limit(total)
+        self.min_free = self._min_free_bytes or min(256 * MIB, max(MIB, total // 20))
         self._looked = True
         out = self._judge(now)
         if self.room is Room.AMPLE:

@@ -21,6 +21,8 @@ from dataplane.broker.context import BrokerContext
 from dataplane.broker.following import Following
 from dataplane.broker.leading import Leading
 from dataplane.broker.replica import Replica
+from dataplane.broker.settings import StorageSettings
+from dataplane.broker.space import SpaceWatch
 from dataplane.log.checkpoints import read_offsets
 from dataplane.log.data_dir import DataDir
 from dataplane.log.errors import LogDamaged
@@ -130,6 +132,9 @@ class Node:
         self.control = await NatsConnection.connect(url, name="control")
         self.executor = ThreadPoolExecutor(4)
         self.syncer = SyncScheduler(post=loop.call_soon_threadsafe)
+        self.space = SpaceWatch(
+            self.data_dir.files, self.directory, StorageSettings(), executor=self.executor, loop=loop
+        )
         self.context = BrokerContext(
             broker=self.name,
             incarnation=Incarnation(0),
@@ -142,10 +147,11 @@ class Node:
             executor=self.executor,
             readers=self.executor,
             housekeeping=self.executor,
+            space=self.space,
             loop=loop,
             time_ns=lambda: 1_000_000,
         )
-        replicas, self.unsound = await open_replicas(self.data_dir, self.executor)
+        replicas, self.unsound = await open_replicas(self.data_dir, self.executor, self.space)
         self.broker = Broker(self.context, self.data_dir, replicas)
         await self.broker.start()
         self.broker.on_registered(Incarnation(10))

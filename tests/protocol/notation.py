@@ -82,9 +82,10 @@ def effect_shown(effect: Told) -> str:
             return f"refuse {token} {error_shown(error)}"
         case VerifyOwnCopy(offset, reason):
             return f"verify own copy at {offset} ({reason})"
-        case SendFetch(sequence, offset, durable_end, progress_only, refused_batch):
+        case SendFetch(sequence, offset, durable_end, progress_only, refused_batch, no_space):
             durable = "" if durable_end is None else f" durable={durable_end}"
             refused = f" refused={refused_batch}" if refused_batch else ""
+            refused += " without room" if no_space else ""
             if progress_only:
                 return f"report #{sequence} end={offset}{durable}{refused}"
             return f"fetch #{sequence} from {offset}{durable}{refused}"
@@ -114,7 +115,8 @@ def message_shown(message: Message) -> str:
         case FollowerFetch():
             durable = "" if body.durable_end is None else f" durable={body.durable_end}"
             kind = "progress" if body.progress_only else "fetch"
-            text = f"{kind} #{body.sequence} e{body.leader_epoch} offset={body.offset}{durable}"
+            room = " without room" if body.no_space else ""
+            text = f"{kind} #{body.sequence} e{body.leader_epoch} offset={body.offset}{durable}{room}"
         case Answer(answer, batches, damaged):
             what = error_shown(answer.error) if answer.error else "damaged" if damaged else batches_shown(batches)
             text = f"answer #{answer.sequence} e{answer.leader_epoch} HW={answer.high_watermark} {what}"

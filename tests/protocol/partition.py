@@ -149,6 +149,8 @@ class Broker:
         self.running = True
         self.connected_since = -math.inf
         """inf: its connection is down."""
+        self.is_full = False
+        """Its disk has no room for records."""
 
     @property
     def leading(self) -> Leader | None:
@@ -341,6 +343,7 @@ class PartitionWorld:
                 epochs=broker.log.epochs,
                 settings=self.settings,
                 now=self.now,
+                no_space=broker.is_full,
             )
             self._lead(broker, leader.tick(self.now))
         else:
@@ -357,10 +360,19 @@ class PartitionWorld:
                 first_sequence=broker.sequence,
                 connected_since=broker.connected_since,
                 now=self.now,
+                no_space=broker.is_full,
             )
             self._follow(broker, follower.start(self.now))
             if broker.log.durable_end < broker.log.end:
                 self._request_sync(broker)
+
+    def set_full(self, name: str, is_full: bool) -> None:
+        broker = self.brokers[name]
+        broker.is_full = is_full
+        if broker.leading is not None:
+            self._lead(broker, broker.leading.on_space(is_full, self.now))
+        elif broker.following is not None:
+            self._follow(broker, broker.following.on_space(is_full, self.now))
 
     def end_role(self, broker: Broker, reason: str) -> None:
         role = broker.role
@@ -433,6 +445,8 @@ class PartitionWorld:
                         broker,
                         OffsetRequest(broker.name, asked, follower.leader_epoch, number, broker.role_number),
                     )
+                case AppendReplicated(_) if broker.is_full:
+                    self._told(broker.name, "no room for what came")
                 case AppendReplicated(high_watermark):
                     for batch in batches:
                         broker.log.append(batch)
@@ -465,6 +479,7 @@ class PartitionWorld:
             progress_only=effect.progress_only,
             inbox="" if effect.progress_only else f"{broker.name}#{effect.sequence}#{broker.role_number}",
             refused_batch=effect.refused_batch,
+            no_space=effect.no_space,
         )
         self._ask(broker, fetch)
 

@@ -22,6 +22,7 @@
     isr a,b                                the ISR is changed behind the leader's back
     kill b [power] | restart b [proof=no]  restart: a new life, registered
     disconnect b | reconnect b             its NATS connection
+    full b | room b                        its disk has no room for records | has some again
     checkpoint b                           its HW is written down
     consume a offset=N [wait=S] [last=EPOCH] [as=TOKEN] | latest a
     replicate a from=b e=1 seq=5 offset=0 [durable=0] [life=N] [progress]      a request made by hand
@@ -85,6 +86,8 @@ class ReplicationScript:
             "restart": self._restart,
             "disconnect": self._disconnect,
             "reconnect": self._reconnect,
+            "full": self._full,
+            "room": self._room,
             "checkpoint": self._checkpoint,
             "consume": self._consume,
             "latest": self._latest,
@@ -396,6 +399,12 @@ class ReplicationScript:
 
     def _reconnect(self, command: Command) -> None:
         self.world.connect(command.words[0], connected=True)
+
+    def _full(self, command: Command) -> None:
+        self.world.set_full(command.words[0], True)
+
+    def _room(self, command: Command) -> None:
+        self.world.set_full(command.words[0], False)
 
     def _checkpoint(self, command: Command) -> None:
         broker = self.world.brokers[command.words[0]]

@@ -90,7 +90,7 @@ class SimBroker:
         self.wall_skew_ns = 0
         self.metadata_settings = MetadataSettings()
         self.replica_settings = ReplicaSettings()
-        self.storage_settings = StorageSettings()
+        self.storage_settings = StorageSettings(min_free_bytes=1500, space_check_interval=0.1)
         self.on_crash: Callable[[SimBroker], None] = lambda _: None
         self.on_report: Callable[[LeaderReport], None] = lambda _: None
         self.on_died: Callable[[SimBroker], None] = lambda _: None

@@ -62,7 +62,7 @@ WEIGHTS: dict[str, float] = {
     "clock jump": 2,
     "wipe": 2,
     "failing fsync": 2,
-    "full disk": 1,
+    "full disk": 6,
     "bit flip": 2,
     "zombie": 6,
     "relay": 4,

@@ -11,6 +11,7 @@ leaves.
 from __future__ import annotations
 
 import asyncio
+import logging
 from collections.abc import Callable, Mapping
 from concurrent.futures import Executor
 from dataclasses import dataclass, field
@@ -19,9 +20,10 @@ from random import Random
 from dataplane.broker.broker import Broker, open_replicas
 from dataplane.broker.context import BrokerContext
 from dataplane.broker.settings import StorageSettings
+from dataplane.broker.space import SpaceWatch
 from dataplane.encryption.keyring import Keyring
 from dataplane.log.data_dir import DataDir
-from dataplane.log.errors import DataDirError
+from dataplane.log.errors import DataDirError, NoSpace
 from dataplane.log.group_commit import Syncer
 from dataplane.replica.settings import ReplicaSettings
 from metadata.service import MetadataService, RaftFactory, Registration
@@ -31,6 +33,8 @@ from wire.errors import Code, TidelogError
 from wire.subjects import Subjects
 from wire.transport import Transport
 from wire.types import BrokerId, Incarnation
+
+log = logging.getLogger(__name__)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -94,11 +98,16 @@ class Assembly:
         """Logs are opened and recovered; nobody hears of this broker yet. Raises TidelogError."""
         data_dir = ground.data_dir
         earlier_lives = data_dir.lives
+        space = SpaceWatch(
+            data_dir.files, data_dir.path, ground.storage_settings, executor=ground.executor, loop=ground.loop
+        )
         try:
-            await ground.loop.run_in_executor(ground.executor, data_dir.begin_life, ground.life_id)
+            await space.when_there_is_room(
+                lambda: ground.loop.run_in_executor(ground.executor, data_dir.begin_life, ground.life_id)
+            )
         except DataDirError as e:
             raise TidelogError(Code.BAD_CONFIG, str(e)) from e
-        replicas, unsound = await open_replicas(data_dir, ground.executor)
+        replicas, unsound = await open_replicas(data_dir, ground.executor, space)
         proof = data_dir.proof()
         metadata = MetadataService(
             broker_id=ground.broker,
@@ -133,6 +142,7 @@ class Assembly:
             readers=ground.readers,
             housekeeping=ground.housekeeping,
             storage=ground.storage_settings,
+            space=space,
             loop=ground.loop,
             time_ns=ground.time_ns,
             keyring=ground.keyring,
@@ -154,6 +164,12 @@ class Assembly:
         try:
             self._data_dir.record(cluster_id, incarnation)
             self._data_dir.mark_dirty()
+        except NoSpace as e:
+            if not self._registered:
+                self._on_fatal(TidelogError(Code.NO_SPACE, f"{e}: make room on the disk, then start this broker again"))
+                return
+            # Declared dead, and registered once more: what the folder says of this life holds as it is.
+            log.warning("a further registration is not recorded in the data folder: %s", e)
         except DataDirError as e:
             self._on_fatal(TidelogError(Code.BAD_CONFIG, str(e)))
             return
@@ -165,5 +181,7 @@ class Assembly:
             await self.broker.close()
             if self._registered and not self.broker.status()["failed"]:
                 self._data_dir.mark_clean()
+        except NoSpace as e:
+            log.warning("the data folder is not marked clean: %s", e)
         finally:
             await self.metadata.close()

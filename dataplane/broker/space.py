@@ -1,0 +1,201 @@
+"""The broker's disk, watched: what `dataplane.replica.space` decides of it, carried out.
+
+Looked at every `space_check_interval`, and after each refusal. In between the records that are written are counted. All
+methods belong to the loop thread; whatever touches the disk runs in `executor`.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections.abc import Awaitable, Callable, Sequence
+from concurrent.futures import Executor
+from functools import partial
+from pathlib import Path
+from typing import Any, TypeVar
+
+from dataplane.broker.settings import StorageSettings
+from dataplane.log.errors import NoSpace
+from dataplane.log.files import FileSystem
+from dataplane.log.partition_log import PartitionLog
+from dataplane.log.reserve import Reserve
+from dataplane.replica.space import (
+    EvictOldest,
+    KeepReserve,
+    ReleaseReserve,
+    Room,
+    RoomChanged,
+    SpaceEffect,
+    SpaceGuard,
+)
+from wire.batch import BatchHeader
+from wire.transport import Buffer
+
+log = logging.getLogger(__name__)
+
+_T = TypeVar("_T")
+
+NO_SPACE_RETRY = 0.5
+"""Seconds after which what found no room, and must be written, is tried again."""
+
+
+class SpaceWatch:
+    """`on_room(room)`: called in a turn of its own when the room has changed. `evict(wanted)`: remove about so many
+    bytes of the oldest segments of streams that evict; returns how many went."""
+
+    def __init__(
+        self,
+        files: FileSystem,
+        directory: Path,
+        settings: StorageSettings,
+        *,
+        executor: Executor,
+        loop: asyncio.AbstractEventLoop,
+    ) -> None:
+        self.on_room: Callable[[Room], None] = lambda _: None
+        self.evict: Callable[[int], Awaitable[int]] = self._evict_nothing
+        self._files = files
+        self._directory = directory
+        self._interval = settings.space_check_interval
+        self._reserve = Reserve(files, directory)
+        self._guard = SpaceGuard(settings.min_free_bytes)
+        self._executor = executor
+        self._loop = loop
+        self._told = Room.AMPLE
+        self._telling = False
+        self._tasks: set[asyncio.Task[None]] = set()
+        self._evicting = False
+        self._closed = False
+
+    # ------------------------------------------------------------------ life
+    def start(self) -> None:
+        self._spawn(self._look_for_ever())
+
+    async def close(self) -> None:
+        self._closed = True
+        tasks = set(self._tasks)
+        for task in tasks:
+            task.cancel()
+        if tasks:
+            await asyncio.wait(tasks)
+
+    # ------------------------------------------------------------------ what others ask
+    @property
+    def room(self) -> Room:
+        return self._guard.room
+
+    @property
+    def is_full(self) -> bool:
+        return self._guard.room is Room.FULL
+
+    def append(self, partition_log: PartitionLog, parts: Sequence[Buffer], headers: Sequence[BatchHeader]) -> None:
+        """`PartitionLog.append`, where there is room for it. Raises NoSpace, and what that raises."""
+        admitted, effects = self._guard.admit(sum(map(len, parts)), self._loop.time())
+        if effects:
+            self._carry_out(effects)
+        if not admitted:
+            guard = self._guard
+            raise NoSpace(f"{self._directory} has {guard.free} bytes left, and {guard.min_free} are kept free")
+        try:
+            partition_log.append(parts, headers)
+        except NoSpace as error:
+            self.refused(error)
+            raise
+
+    def refused(self, error: NoSpace) -> None:
+        """Something was not written for want of room."""
+        if not self.is_full:
+            log.warning("the disk refuses to write: %s", error)
+        self._carry_out(self._guard.on_refused(self._loop.time()))
+
+    async def when_there_is_room(self, work: Callable[[], Awaitable[_T]]) -> _T:
+        """At the start of a broker: nobody counts on it yet, so it waits."""
+        while True:
+            try:
+                return await work()
+            except NoSpace as error:
+                log.warning("%s; waiting until there is room", error)
+                self.refused(error)
+                await asyncio.sleep(NO_SPACE_RETRY)
+
+    def status(self) -> dict[str, Any]:
+        guard = self._guard
+        return {
+            "room": guard.room.value,
+            "free_bytes": guard.free,
+            "total_bytes": guard.total,
+            "min_free_bytes": guard.min_free,
+        }
+
+    async def look(self) -> None:
+        try:
+            found = await self._loop.run_in_executor(self._executor, self._files.space, self._directory)
+        except OSError as error:
+            log.warning("cannot tell how much room %s has: %s", self._directory, error)
+            return
+        self._carry_out(self._guard.on_look(found.total, found.free, self._loop.time()))
+
+    # ------------------------------------------------------------------ inside
+    async def _look_for_ever(self) -> None:
+        while True:
+            try:
+                await self.look()
+            except Exception:
+                log.exception("watching the disk met a bug; it goes on")
+            await asyncio.sleep(self._interval)
+
+    def _carry_out(self, effects: list[SpaceEffect]) -> None:
+        for effect in effects:
+            match effect:
+                case RoomChanged():
+                    if not self._telling:
+                        self._telling = True
+                        self._loop.call_soon(self._tell)
+                case EvictOldest(wanted):
+                    if not self._evicting:
+                        self._evicting = True
+                        self._spawn(self._evict(wanted))
+                case ReleaseReserve():
+                    self._spawn(self._in_executor(self._reserve.release))
+                case KeepReserve(size):
+                    self._spawn(self._in_executor(partial(self._reserve.keep, size)))
+
+    def _tell(self) -> None:
+        """Not in the middle of whatever found the disk full."""
+        self._telling = False
+        room = self.room
+        if room is self._told:
+            return
+        guard = self._guard
+        log.log(
+            logging.INFO if room is Room.AMPLE else logging.WARNING,
+            "room on the disk of %s: %s, was %s (%d bytes free of %d, %d kept free)",
+            self._directory, room.value, self._told.value, guard.free, guard.total, guard.min_free,
+        )  # fmt: skip
+        self._told = room
+        self.on_room(room)
+
+    async def _evict(self, wanted: int) -> None:
+        try:
+            freed = await self.evict(wanted)
+            if freed:
+                await self.look()
+        except Exception:
+            log.exception("evicting met a bug; it is tried again")
+        finally:
+            self._evicting = False
+
+    @staticmethod
+    async def _evict_nothing(_wanted: int) -> int:
+        return 0
+
+    async def _in_executor(self, work: Callable[[], None]) -> None:
+        await self._loop.run_in_executor(self._executor, work)
+
+    def _spawn(self, work: Any) -> None:
+        if self._closed:
+            work.close()
+            return
+        task = self._loop.create_task(work)
+        self._tasks.add(task)
+        task.add_done_callback(self._tasks.discard)
