@@ -355,7 +355,7 @@ class PartitionLog:
         """Ends the last segment, so that it can be removed or compacted; the next sync finishes it.
 
         Loop thread, never waits. False, and nothing happened: the last segment holds no record, somebody is busy with
-        the disk, or no appends are taken. Raises LogDamaged.
+        the disk, it is full, or no appends are taken. Raises LogDamaged.
         """
         if not self._io_lock.acquire(blocking=False):
             return False
@@ -364,6 +364,8 @@ class PartitionLog:
                 return False
             self._roll()
         except OSError as error:
+            if is_no_space(error):
+                return False
             raise self._failed(f"beginning a segment in {self.directory} failed: {error}") from error
         finally:
             self._io_lock.release()
