@@ -98,6 +98,9 @@ class Remnant(ReadableRole):
     def on_view(self, view: PartitionView) -> None:
         self.view = view
 
+    def on_space(self, no_space: bool) -> None:
+        pass  # nothing is written here
+
     def on_connection(self, connected: bool) -> None:
         pass
 
