@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import Sequence
+from collections.abc import Awaitable, Sequence
 from concurrent.futures import Executor
 from functools import partial
 from random import Random
@@ -23,10 +23,12 @@ from dataplane.broker.leading import Leading
 from dataplane.broker.replica import Replica
 from dataplane.broker.retention import Retention
 from dataplane.broker.scrub import Scrubber
+from dataplane.broker.snapshots import SnapshotJob
 from dataplane.broker.space import SpaceWatch
 from dataplane.log.data_dir import DataDir
 from dataplane.log.errors import DataDirError, LogDamaged
 from dataplane.log.partition_log import LogConfig
+from dataplane.log.recovery import RecoveryReport
 from dataplane.replica.space import Room
 from wire.errors import Code, TidelogError
 from wire.tidelog_pb2 import PartitionNotification
@@ -46,6 +48,8 @@ log = logging.getLogger(__name__)
 
 HIGH_WATERMARK_CHECKPOINT_INTERVAL = 1.0
 """Seconds."""
+OPENED_AT_ONCE = 8
+"""Logs, at start; no more than the executor has threads."""
 
 
 async def open_replicas(
@@ -55,30 +59,39 @@ async def open_replicas(
     unsound ones of them: they must be out of every ISR before anything is cut or served from them."""
     loop = asyncio.get_running_loop()
     survived = data_dir.proof().page_cache_survived
-    replicas: list[Replica] = []
-    unsound: list[PartitionKey] = []
-    for key in data_dir.list_partitions():
-        replica = Replica(key, data_dir.partition_directory(key), LogConfig(), files=data_dir.files)
-        replicas.append(replica)
-        try:
-            opening = partial(replica.open, page_cache_survived=survived)
-            report = await space.when_there_is_room(partial(loop.run_in_executor, executor, opening))
-        except LogDamaged as e:
-            replica.failed = str(e)
-            unsound.append(key)
-            log.error("partition %s: the log cannot be opened and leaves the ISR: %s", key, e)
-            continue
-        except Exception as e:  # one partition does not stop the broker
-            replica.failed = f"the log cannot be opened: {e!r}"
-            unsound.append(key)
-            log.exception("partition %s: the log cannot be opened and leaves the ISR", key)
-            continue
-        if report.damaged is not None:
-            unsound.append(key)
-            log.error("partition %s: the log is damaged and leaves the ISR: %s", key, report.damaged)
-        elif report.truncated_bytes:
-            log.info("partition %s: cut a torn tail of %d bytes", key, report.truncated_bytes)
-    return replicas, tuple(unsound)
+    replicas = [
+        Replica(key, data_dir.partition_directory(key), LogConfig(), files=data_dir.files)
+        for key in data_dir.list_partitions()
+    ]
+    turns = asyncio.Semaphore(OPENED_AT_ONCE)
+
+    async def open_one(replica: Replica) -> bool:
+        opening = partial(replica.open, page_cache_survived=survived)
+        async with turns:
+            return await _is_sound(replica, space.when_there_is_room(partial(loop.run_in_executor, executor, opening)))
+
+    sound = await asyncio.gather(*map(open_one, replicas))
+    return replicas, tuple(r.key for r, is_sound in zip(replicas, sound, strict=True) if not is_sound)
+
+
+async def _is_sound(replica: Replica, opening: Awaitable[RecoveryReport]) -> bool:
+    key = replica.key
+    try:
+        report = await opening
+    except LogDamaged as e:
+        replica.failed = str(e)
+        log.error("partition %s: the log cannot be opened and leaves the ISR: %s", key, e)
+        return False
+    except Exception as e:  # one partition does not stop the broker
+        replica.failed = f"the log cannot be opened: {e!r}"
+        log.exception("partition %s: the log cannot be opened and leaves the ISR", key)
+        return False
+    if report.damaged is not None:
+        log.error("partition %s: the log is damaged and leaves the ISR: %s", key, report.damaged)
+        return False
+    if report.truncated_bytes:
+        log.info("partition %s: cut a torn tail of %d bytes", key, report.truncated_bytes)
+    return True
 
 
 class Broker:
@@ -91,7 +104,7 @@ class Broker:
         self._notifications: Subscription | None = None
         self._checkpointer: asyncio.Task[None] | None = None
         self._scrubber = Scrubber(context.storage, Random(f"{context.broker} {context.time_ns()}"))
-        self._housekeeping = Housekeeping(context, self._replicas, [Retention(), self._scrubber])
+        self._housekeeping = Housekeeping(context, self._replicas, [SnapshotJob(), Retention(), self._scrubber])
         self._leaving: set[asyncio.Task[None]] = set()
         self._removing = asyncio.Lock()
         """The data folder is one thread's at a time."""

@@ -29,7 +29,6 @@ from dataplane.replica.effects import (
     Truncate,
 )
 from dataplane.replica.follower import FetchAnswer, Follower, OffsetAnswer
-from dataplane.replica.producers import ProducerTable
 from wire.batch import BatchHeader, iter_batches, verify_body
 from wire.errors import Code, CorruptData, InvariantViolation, TidelogError
 from wire.replication import HEADER_SIZE as REPLICATION_HEADER_SIZE
@@ -49,12 +48,11 @@ class Following(ReadableRole):
         context: BrokerContext,
         view: PartitionView,
         partition_log: PartitionLog,
-        producers: ProducerTable,
         high_watermark: Offset,
         first_sequence: int,
         on_damage: Callable[[str], None],
     ) -> None:
-        super().__init__(context, view, partition_log, producers, on_damage)
+        super().__init__(context, view, partition_log, on_damage)
         self._durable = view.config.is_durable
         self._fetch_inbox: str | None = None
         self._offset_inbox: str | None = None
@@ -321,8 +319,6 @@ class Following(ReadableRole):
         except (LogDamaged, InvariantViolation) as e:
             self.fail(f"append failed: {e}")
             return
-        for header in headers:
-            self.producers.record(header)
         self._run(self.core.on_appended(self.log.log_end_offset, high_watermark, self.context.now()))
 
     async def _truncate(self, offset: Offset) -> None:
@@ -337,16 +333,12 @@ class Following(ReadableRole):
             )  # fmt: skip
         try:
             end = await self._with_room(lambda: self.log.truncate(offset))
-            headers = await self.context.loop.run_in_executor(
-                self.context.executor, lambda: list(self.log.producer_batches(self.log.log_start_offset))
-            )
         except CorruptData as e:
             self.on_damage(f"truncating to {offset} failed: {e}")
             return
         except (LogDamaged, InvariantViolation) as e:
             self.fail(f"truncating to {offset} failed: {e}")
             return
-        self.producers.rebuild(headers)
         if end is None:
             return
         self.context.counters.truncations += 1
@@ -373,7 +365,6 @@ class Following(ReadableRole):
             return
         if not dropped:
             return
-        self.producers.rebuild(())
         self.context.counters.skip_ahead_total += 1
         log.warning(
             "partition %s: this replica ended at %d, below the leader's log start; it starts anew at %d",

@@ -40,7 +40,7 @@ from dataplane.replica.effects import (
     VerifyOwnCopy,
 )
 from dataplane.replica.leader import FollowerFetch, Leader
-from dataplane.replica.producers import Duplicate, ProducerTable, Rejected
+from dataplane.replica.producers import Duplicate, Rejected
 from dataplane.replica.refusals import fenced
 from wire.append import decode_append
 from wire.batch import HEADER_SIZE, BatchHeader, Compression, EncodedBatch
@@ -88,11 +88,10 @@ class Leading(ReadableRole):
         context: BrokerContext,
         view: PartitionView,
         partition_log: PartitionLog,
-        producers: ProducerTable,
         high_watermark: Offset,
         on_damage: Callable[[str], None],
     ) -> None:
-        super().__init__(context, view, partition_log, producers, on_damage)
+        super().__init__(context, view, partition_log, on_damage)
         self._initial_high_watermark = high_watermark
         self._core: Leader | None = None
         self._subscriptions: list[Subscription] = []
@@ -341,7 +340,6 @@ class Leading(ReadableRole):
         except LogDamaged as e:
             self.fail(f"append failed: {e}")
             return self._append_failed()
-        self.producers.record(header)
         counters = self.context.counters
         counters.batches_in += 1
         counters.records_in += batch.record_count
@@ -465,7 +463,7 @@ class Leading(ReadableRole):
         self._seal()
         now = self.context.now()
         sent = batch.header
-        verdict = self.producers.check(sent.producer_id, sent.producer_epoch, sent.base_sequence, sent.record_count)
+        verdict = self.log.producers.check(sent.producer_id, sent.producer_epoch, sent.base_sequence, sent.record_count)
         if isinstance(verdict, Rejected):
             self._answers.error(inbox, verdict.error)
             return

@@ -23,7 +23,6 @@ from dataplane.log.errors import LogDamaged
 from dataplane.log.partition_log import PartitionLog
 from dataplane.replica.consumers import ConsumerFetch
 from dataplane.replica.effects import RefuseConsumer, ServeConsumer
-from dataplane.replica.producers import ProducerTable
 from wire.batch import holds_encrypted, iter_batches, verify_body
 from wire.errors import Code, CorruptData, TidelogError
 from wire.replication import encode_header
@@ -58,10 +57,9 @@ class ReadableRole(Role):
         context: BrokerContext,
         view: PartitionView,
         partition_log: PartitionLog,
-        producers: ProducerTable,
         on_damage: Callable[[str], None],
     ) -> None:
-        super().__init__(context, view, partition_log, producers, on_damage)
+        super().__init__(context, view, partition_log, on_damage)
         self._answers = Answers(context.control, view.key, view.subject)
         self._max_batch = min(context.ingest.max_payload, context.control.max_payload) - ANSWER_OVERHEAD
         self._cipher = BatchCipher(context.keyring, view.key)

@@ -22,7 +22,6 @@ from dataplane.log.errors import LogDamaged
 from dataplane.log.partition_log import PartitionLog
 from dataplane.replica.consumers import ConsumerEffect, ConsumerFetch, Consumers, Readable
 from dataplane.replica.effects import ServeConsumer
-from dataplane.replica.producers import ProducerTable
 from wire.append import decode_append
 from wire.errors import Code, CorruptData, TidelogError
 from wire.tidelog_pb2 import FetchRequest
@@ -40,11 +39,10 @@ class Remnant(ReadableRole):
         context: BrokerContext,
         view: PartitionView,
         partition_log: PartitionLog,
-        producers: ProducerTable,
         high_watermark: Offset,
         on_damage: Callable[[str], None],
     ) -> None:
-        super().__init__(context, view, partition_log, producers, on_damage)
+        super().__init__(context, view, partition_log, on_damage)
         self.damage: Damage | None = None
         self._high_watermark = high_watermark
         self._consumers = Consumers(partition_log.epochs, context.settings, leads=False)

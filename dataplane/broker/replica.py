@@ -33,7 +33,6 @@ from dataplane.log.files import REAL_FILES, FileSystem
 from dataplane.log.partition_log import LogConfig, PartitionLog
 from dataplane.log.quarantine import MAX_EVENTS, Quarantine
 from dataplane.log.recovery import RecoveryReport
-from dataplane.replica.producers import ProducerTable
 from wire.errors import Code, CorruptData, TidelogError
 from wire.transport import Message, Subscription
 from wire.types import (
@@ -70,7 +69,6 @@ class Replica:
         self._quarantined: list[dict[str, Any]] = []
         """Reports of what was cut out of the log, oldest first."""
         self._log: PartitionLog | None = None
-        self._producers = ProducerTable()
         self._high_watermark = Offset(0)
         self._checkpointed = Offset(-1)
         self._sequence = 0
@@ -86,10 +84,6 @@ class Replica:
         self._log, report = PartitionLog.open(
             self.directory, self._config, files=self._files, page_cache_survived=page_cache_survived
         )
-        try:
-            self._producers.rebuild(self._log.producer_batches(self._log.log_start_offset))
-        except CorruptData as e:  # where recovery had no reason to look
-            report = replace(report, damaged=report.damaged or str(e))
         self._high_watermark = self._checkpointed = self._log.high_watermark
         self._quarantined = Quarantine(self._files, self.directory).reports()
         if report.damaged is not None:
@@ -123,12 +117,9 @@ class Replica:
         partition_log = self._log
         assert partition_log is not None
 
-        def work() -> dict[str, Any]:
-            report = repair(partition_log, self.key, way, time_ns=context.time_ns())
-            self._producers.rebuild(partition_log.producer_batches(partition_log.log_start_offset))
-            return report
-
-        report = await context.loop.run_in_executor(context.executor, work)
+        report = await context.loop.run_in_executor(
+            context.executor, partial(repair, partition_log, self.key, way, time_ns=context.time_ns())
+        )
         self._quarantined = [*self._quarantined, report][-MAX_EVENTS:]
         self._high_watermark = self._checkpointed = partition_log.high_watermark
         context.counters.damage_repaired += 1
@@ -326,7 +317,7 @@ class Replica:
 
     async def _begin_role(self, view: PartitionView, context: BrokerContext) -> None:
         assert self._log is not None
-        common = context, view, self._log, self._producers, self._high_watermark
+        common = context, view, self._log, self._high_watermark
         on_damage = partial(self.on_damage, context=context)
         if self._damaged:
             self.role = Remnant(*common, on_damage)

@@ -93,6 +93,8 @@ class Retention:
         number = min(len(reasons), REMOVED_IN_A_STEP)
         first = partition_log.log_start_offset
         gone = partition_log.remove_before(Offset(visit.log.segments[number].base_offset))
+        if not gone:
+            return Progress()  # what they leave behind of their producers cannot be written down
         size = sum(segment.size for segment in gone)
         why = ", ".join(f"{len(list(same))} {reason}" for reason, same in groupby(reasons[:number]))
         log.info(

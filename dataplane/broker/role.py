@@ -12,7 +12,6 @@ from dataplane.broker.context import BrokerContext
 from dataplane.broker.space import NO_SPACE_RETRY
 from dataplane.log.errors import NoSpace
 from dataplane.log.partition_log import PartitionLog
-from dataplane.replica.producers import ProducerTable
 from wire.errors import InvariantViolation
 from wire.transport import Message, MessageHandler
 from wire.types import LeaderEpoch, Offset, PartitionView, Withdrawal
@@ -29,14 +28,12 @@ class Role(ABC):
         context: BrokerContext,
         view: PartitionView,
         partition_log: PartitionLog,
-        producers: ProducerTable,
         on_damage: Callable[[str], None],
     ) -> None:
         """`on_damage`: this replica's log is not what was written. Ends the role (`stop`)."""
         self.context = context
         self.view = view
         self.log = partition_log
-        self.producers = producers
         self.on_damage = on_damage
         self.ended = False
         self.failed: str | None = None

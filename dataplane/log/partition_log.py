@@ -11,8 +11,10 @@ Three ends, three orders of writing, which together are the promise that a crash
   - `sync`: bytes of segments, then names of new segments, then the leader epochs, then `durable_end`; then, of what is
     now durable, index entries and finished segments. An epoch never becomes durable before the log in front of it.
   - the offset checkpoint never vouches for more than `durable_end`, and is lowered before anything is cut.
-  - `remove_before`: checkpoint with the new log start, then segments: what a crash leaves of them is removed at open.
-  - `truncate`: checkpoint, segments from the newest down, index, bytes, epochs.
+  - `remove_before`: snapshot at the new log start, checkpoint with it, then segments: what a crash leaves of them is
+    removed at open.
+  - `truncate`: snapshots, checkpoint, segments from the newest down, index, bytes, epochs. Beginning anew elsewhere:
+    see `dataplane.log.installation`.
 
 A failed write or fsync is final: `LogDamaged`, and nothing is written any more. Reading goes on. A full disk is no
 failure: `NoSpace`, the log is as it was, and takes the same again when there is room. Only an fsync is final even so.
@@ -21,17 +23,18 @@ failure: `NoSpace`, the log is as it was, and takes the same again when there is
 
 The LOOP thread is the one that appends. WORKERS do what blocks.
 
-    loop thread only        append, read, and while nobody appends: assign_epoch, truncate, drop_all, close in a worker
-    any thread, any time    sync, checkpoint_high_watermark, remove_before, read_from_disk, offset_for_timestamp; all
-                            properties
+    loop thread only        append, read, and while nobody appends: assign_epoch, truncate, drop_all, install, close in
+                            a worker
+    any thread, any time    sync, checkpoint_high_watermark, remove_before, read_from_disk, offset_for_timestamp, what
+                            snapshots need; all properties
 
-  - `_io_lock` is held by whatever blocks on writing: sync, assign_epoch, checkpoint, truncate, drop_all, close, so
-    these happen one at a time. `append` and `read` never take it. A reader takes it only to load the index of a cold
-    segment.
+  - `_io_lock` is held by whatever blocks on writing: sync, assign_epoch, checkpoint, truncate, install, close, so
+    these happen one at a time. The lock of `dataplane.log.derived_state` is taken before it. `append` and `read` take
+    neither. A reader takes it only to load the index of a cold segment.
   - What `append` publishes it publishes last: bytes, then the segment's size, then `_log_end_offset`. `_segments` is a
     tuple that is replaced, never changed: by the loop (its end) and by workers (its beginning), under `_replacing`,
     which nobody holds while he blocks. The same goes for the leader epochs.
-  - `truncate` and `drop_all` make `_cuts` odd while they work. A reader from disk that sees it odd, or changed when
+  - `truncate` and `install` make `_cuts` odd while they work. A reader from disk that sees it odd, or changed when
     it is done, forgets what it read and starts again: it never returns bytes that were replaced meanwhile.
     `remove_before` adds 2 once the segments are no longer part of the log and before their files go: who held one of
     them starts again and finds that his offset is before the log.
@@ -40,15 +43,18 @@ The LOOP thread is the one that appends. WORKERS do what blocks.
 from __future__ import annotations
 
 import itertools
+import logging
 import threading
 from bisect import bisect_right
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any, TypeVar
 
 import numpy as np
 
-from dataplane.log.checkpoints import OffsetCheckpoint, remove_epochs, write_epochs, write_offsets
+from dataplane.log import installation
+from dataplane.log.checkpoints import OffsetCheckpoint, write_epochs, write_offsets
 from dataplane.log.damage import Damage, remove_mark
+from dataplane.log.derived_state import DerivedState
 from dataplane.log.errors import LogDamaged, NoSpace
 from dataplane.log.files import REAL_FILES, ReadHandles, is_no_space
 from dataplane.log.index import NO_TIMESTAMP
@@ -56,6 +62,7 @@ from dataplane.log.quarantine import Piece, Quarantine
 from dataplane.log.recovery import Recovery, remove_segment
 from dataplane.log.scan import ChainBroken, only_zeros, walk
 from dataplane.log.segment import Segment
+from dataplane.log.snapshot import Snapshot, encode_snapshot
 from dataplane.log.tail import Tail
 from wire.batch import HEADER_SIZE, RecordBatch, parse_header
 from wire.errors import Code, CorruptData, InvariantViolation, TidelogError
@@ -69,9 +76,12 @@ if TYPE_CHECKING:
     from dataplane.log.index import IndexEntry, SparseIndex
     from dataplane.log.recovery import RecoveryReport
     from dataplane.replica.epochs import EpochEntry, LeaderEpochCache
+    from dataplane.replica.producers import ProducerTable
     from wire.batch import BatchHeader
     from wire.transport import Buffer
     from wire.types import LeaderEpoch
+
+logger = logging.getLogger(__name__)
 
 _HANDLES_OF_ONE_LOG = 4
 
@@ -131,7 +141,8 @@ class PartitionLog:
         start = Offset(self._segments[0].base_offset if self._segments else 0)
         self._high_watermark = max(start, min(checkpointed.high_watermark, self._log_end_offset))
         self.epochs: LeaderEpochCache = recovery.epochs
-        """Changed by `append`, `assign_epoch`, `truncate` and `drop_all` only; read by anybody."""
+        """Changed by `append`, `assign_epoch`, `truncate` and `install` only; read by anybody."""
+        self._derived = recovery.derived
         self._saved_epochs: tuple[EpochEntry, ...] = recovery.saved_epochs or ()
         self._tail = Tail(config.tail_bytes)
         self._index_due = 0
@@ -159,16 +170,23 @@ class PartitionLog:
             handles or ReadHandles(files, _HANDLES_OF_ONE_LOG),
             directory,
             config.index_interval_bytes,
+            DerivedState(files, directory),
             nothing_torn=page_cache_survived and not config.preallocate_bytes,
         )
         try:
+            installation.finish(files, directory)
             recovery.run()
             log = cls(recovery, config)
             log._start()
         except OSError as error:
             reason = f"the log in {directory} cannot be opened: {error}"
             raise (NoSpace if is_no_space(error) else LogDamaged)(reason) from error
-        return log, recovery.report()
+        try:
+            replayed_from, damaged = log._restore_producers(), None
+        except CorruptData as error:  # where recovery had no reason to look
+            replayed_from, damaged = log.log_start_offset, str(error)
+        report = recovery.report()
+        return log, replace(report, replayed_from=replayed_from, damaged=report.damaged or damaged)
 
     def _start(self) -> None:
         if self._unsound is not None:
@@ -185,6 +203,8 @@ class PartitionLog:
             if segment.synced_size < segment.size or segment.size < segment.allocated or segment is self._segments[-1]:
                 segment.open_for_writing()
         self._index_due = self._next_index_position()
+        if max(self._derived.offsets(), default=0) > self._log_end_offset:
+            self._derived.cut(self._log_end_offset)
         with self._io_lock:
             for segment in self._segments:
                 segment.rewrite_doubtful()
@@ -222,6 +242,12 @@ class PartitionLog:
     def known_end(self) -> Offset:
         """Exclusive: records were durable or committed here up to there. Above the log's end in a damaged log only."""
         return max(self._known_end, self._log_end_offset)
+
+    @property
+    def producers(self) -> ProducerTable:
+        """Who wrote what, up to the log's end. Changed by `append`, `truncate` and `install` only; read by the
+        appending thread."""
+        return self._derived.producers
 
     @property
     def size_bytes(self) -> int:
@@ -281,6 +307,8 @@ class PartitionLog:
         self._published(segment, headers)
         self._keep_in_tail(parts, headers)
         self._log_end_offset = headers[-1].end_offset
+        if self._derived.record(headers, total):
+            self._derived.capture(self._log_end_offset, self.epochs.entries)
 
     def _not_written(self, segment: Segment, error: OSError) -> NoSpace | LogDamaged:
         """What of the write reached the file is taken back: it would follow what is written there next."""
@@ -373,6 +401,7 @@ class PartitionLog:
 
     def _roll(self) -> Segment:
         """The last segment is full. The next sync finishes it: nothing here waits for the disk."""
+        self._derived.capture(self._log_end_offset, self.epochs.entries)
         segment = self._new_segment(self._log_end_offset)
         with self._replacing:
             self._segments = (*self._segments, segment)
@@ -499,11 +528,13 @@ class PartitionLog:
     def close(self) -> None:
         """Syncs, checkpoints, and lets go of all files: the next open has nothing to scan. Raises LogDamaged, NoSpace
         (the files are let go of all the same)."""
-        with self._removing, self._io_lock:
+        with self._removing, self._derived.lock, self._io_lock:
             try:
                 if self._failure is None and self._unsound is None:
                     self._sync_locked()
                     self._finish_last()
+                    self._derived.capture(self._log_end_offset, self.epochs.entries)
+                    self._write_captured()
                     self._write_checkpoint(self._high_watermark, self._durable_end)
             finally:
                 self._failure = self._failure or f"the log in {self.directory} is closed"
@@ -528,6 +559,47 @@ class PartitionLog:
     def _failed(self, reason: str) -> LogDamaged:
         self._failure = self._failure or f"{reason}; nothing is written to this log any more"
         return LogDamaged(self._failure)
+
+    # ---- snapshots
+
+    @property
+    def snapshot_is_due(self) -> bool:
+        """Whether `write_snapshots` would write something."""
+        return self.refusal is None and self._derived.is_due(self._durable_end)
+
+    def write_snapshots(self) -> None:
+        """Writes what of the derived state was captured, and is durable by now. Blocking, any thread."""
+        if self.refusal is None:
+            with self._derived.lock:
+                self._write_captured()
+
+    def _write_captured(self) -> None:
+        self._derived.write_captured(self._durable_end, [segment.base_offset for segment in self._segments])
+
+    def ensure_snapshot(self, offset: Offset) -> bytes:
+        """The derived state at `offset`, the beginning of a batch or of a segment below `durable_end`, as a snapshot
+        that is on disk; it is built where it is missing. Of what lies before the log's start only the snapshots know
+        the producers: one at a later start has to be there before the segments below it go.
+
+        Blocking, any thread. Raises CorruptData, OSError (the log is none the worse), TidelogError(OFFSET_BEFORE_LOG):
+        the log begins above it.
+        """
+        with self._removing:
+            return self._ensure_snapshot(offset)
+
+    def _ensure_snapshot(self, offset: Offset) -> bytes:
+        with self._derived.lock:
+            content = self._derived.content_at(offset)
+            if content is not None:
+                return content
+            self._check_not_before_log(offset, self._segments)
+            snapshot = self._derived.build(offset, self.log_start_offset, self.epochs, self.producer_batches)
+            self._derived.write(snapshot)
+            return encode_snapshot(snapshot)
+
+    def _restore_producers(self) -> Offset:
+        """From where on headers were read. Raises CorruptData, LogDamaged."""
+        return self._derived.restore(self.log_start_offset, self._log_end_offset, self.producer_batches)
 
     # ---- reading
 
@@ -664,8 +736,9 @@ class PartitionLog:
         except OSError as error:
             raise LogDamaged(f"{segment.path} cannot be looked at: {error}") from error
 
-    def producer_batches(self, from_offset: Offset) -> Iterator[BatchHeader]:
-        """Headers of the batches from the one that holds `from_offset` on, to rebuild what producers wrote.
+    def producer_batches(self, from_offset: Offset, end_offset: Offset | None = None) -> Iterator[BatchHeader]:
+        """Headers of the batches from the one that holds `from_offset` on, up to the one that ends at `end_offset`, to
+        rebuild what producers wrote.
 
         While nobody cuts the log; segments that `remove_before` takes meanwhile are left out. Raises LogDamaged,
         CorruptData.
@@ -673,10 +746,14 @@ class PartitionLog:
         segments = self._segments
         number = max(0, bisect_right(segments, from_offset, key=_base_offset) - 1)
         for at, segment in enumerate(segments[number:], number):
+            if end_offset is not None and segment.base_offset >= end_offset:
+                return
             try:
                 start = self._index(segments, at).before_offset(from_offset)
                 with self._handles.borrow(segment.path) as handle:
                     for _, header in self._walk(segment, handle, start, segment.size):
+                        if end_offset is not None and header.end_offset > end_offset:
+                            return
                         if header.end_offset > from_offset:
                             yield header
             except OSError as error:
@@ -725,16 +802,19 @@ class PartitionLog:
         meanwhile. Raises LogDamaged, NoSpace (the same call goes on where this one stopped), CorruptData (nothing was
         cut), InvariantViolation (the log is damaged: `cut_damage`).
         """
-        with self._removing, self._io_lock:
-            self._check_writable()
-            if self._unsound is not None:
-                raise InvariantViolation(f"{self.directory} is damaged and must not be cut at {offset}")
-            with self._cutting():
-                self._cut_to(*self._cut_point(max(offset, self.log_start_offset)))
+        with self._removing, self._derived.lock:
+            with self._io_lock:
+                self._check_writable()
+                if self._unsound is not None:
+                    raise InvariantViolation(f"{self.directory} is damaged and must not be cut at {offset}")
+                with self._cutting():
+                    self._cut_to(*self._cut_point(max(offset, self.log_start_offset)))
+            self._restore_producers()
             return self._log_end_offset
 
     def _cut_to(self, number: int, size: int, new_end: Offset, newest: int) -> None:
         """The arguments are as `_cut_point` gives them."""
+        self._derived.cut(new_end)
         high_watermark = min(self._high_watermark, new_end)
         self._write_checkpoint(high_watermark, min(self._vouched(), new_end))
         self._tail = Tail(self.config.tail_bytes)
@@ -775,29 +855,56 @@ class PartitionLog:
         return self._checkpoint.recovery_point if self._checkpoint else Offset(0)
 
     def drop_all(self, new_start_offset: Offset) -> None:
-        """Removes every record; the log goes on, empty, at `new_start_offset`, which is committed somewhere else.
+        """Removes every record; the log goes on, empty, at `new_start_offset`, which is committed somewhere else, with
+        the derived state that a snapshot of its own has there.
 
         Durable on return. Blocking; nobody may append meanwhile. Raises LogDamaged, NoSpace (the same call goes on
         where this one stopped).
         """
-        with self._removing, self._io_lock:
+        with self._removing, self._derived.lock:
+            own = self._derived.newest(new_start_offset, new_start_offset)
+            self._install(own or Snapshot(new_start_offset))
+
+    def install(self, snapshot: Snapshot) -> None:
+        """Removes every record; the log goes on, empty, at the snapshot's offset, with its leader epochs and producers.
+
+        Durable on return, and never half done: see `dataplane.log.installation`. Blocking; nobody may append meanwhile.
+        Raises LogDamaged, NoSpace (the same call goes on where this one stopped).
+        """
+        with self._removing, self._derived.lock:
+            self._install(snapshot)
+
+    def _install(self, snapshot: Snapshot) -> None:
+        with self._io_lock:
             self._check_writable()
             with self._cutting():
-                self._replace_checkpoint(OffsetCheckpoint(Offset(0), Offset(0)))
-                remove_epochs(self._files, self.directory)
-                self.epochs.clear()
-                self._saved_epochs = self.epochs.entries
-                self._tail = Tail(self.config.tail_bytes)
-                self._log_end_offset = self._high_watermark = new_start_offset
-                for segment in reversed(self._segments):
-                    remove_segment(self._files, self._handles, segment)
-                self._segments = (self._new_segment(new_start_offset),)
-                self._index_due = self._next_index_position()
-                self._unsound = None
-                self._known_end = Offset(0)
-                self._durable_end = Offset(0)
-                self._sync_locked()
-                self._write_checkpoint(new_start_offset, new_start_offset)
+                for segment in self._segments:
+                    segment.close()
+                    self._handles.forget(segment.path)
+                try:
+                    installation.begin(self._files, self.directory, snapshot)
+                    installation.finish(self._files, self.directory)
+                    self._begin_at(snapshot)
+                except OSError as error:
+                    if is_no_space(error):
+                        raise NoSpace(f"{self.directory} cannot begin anew: {error}") from error
+                    raise
+
+    def _begin_at(self, snapshot: Snapshot) -> None:
+        """Nothing but an empty segment is there."""
+        offset = snapshot.offset
+        self._derived.begin_at(snapshot)
+        self.epochs.replace(snapshot.epochs)
+        self.epochs.truncate_before(offset)
+        self._saved_epochs = self.epochs.entries
+        self._tail = Tail(self.config.tail_bytes)
+        self._log_end_offset = self._durable_end = self._high_watermark = offset
+        self._checkpoint = OffsetCheckpoint(offset, offset, offset)
+        self._segments = (self._new_segment(offset),)
+        self._segments[0].name_synced = True
+        self._index_due = self._next_index_position()
+        self._unsound = None
+        self._known_end = Offset(0)
 
     def remove_before(self, offset: Offset) -> tuple[Segment, ...]:
         """Removes the segments that lie wholly below `offset`, which must be committed; never the last one. They are
@@ -806,15 +913,15 @@ class PartitionLog:
         Nothing happens in a damaged log. Blocking, any thread, while appends and reads go on. Raises LogDamaged.
         """
         with self._removing:
+            segments = self._segments
+            number = bisect_right(segments, offset, key=_base_offset) - 1
+            if self._unsound is not None or number <= 0:
+                return ()
+            self.sync()
+            number = self._with_snapshot(segments, number)
+            if number == 0:
+                return ()
             with self._io_lock:
-                if self._unsound is not None:
-                    return ()
-                self._check_writable()
-                segments = self._segments
-                number = max(0, bisect_right(segments, offset, key=_base_offset) - 1)
-                if number == 0:
-                    return ()
-                self._sync_locked()
                 start = Offset(segments[number].base_offset)
                 self._high_watermark = max(self._high_watermark, start)
                 self._replace_checkpoint(OffsetCheckpoint(self._high_watermark, self._durable_end, start))
@@ -828,10 +935,24 @@ class PartitionLog:
                 for segment in gone:
                     segment.remove()
                     self._handles.forget(segment.path)
+                with self._derived.lock:
+                    self._derived.remove_surplus(segment.base_offset for segment in self._segments)
                 self._files.sync_directory(self.directory)
             except OSError as error:
                 raise self._failed(f"removing old segments of {self.directory} failed: {error}") from error
             return gone
+
+    def _with_snapshot(self, segments: tuple[Segment, ...], number: int) -> int:
+        """The last segment up to `number` at whose beginning there is a snapshot: nothing else knows, once those before
+        it are gone, what producers wrote in them. When it cannot be written the disk may be full."""
+        try:
+            self._ensure_snapshot(Offset(segments[number].base_offset))
+        except OSError as error:
+            logger.warning("%s: the state at offset %d is not written: %s", self.directory, number, error)
+            written = self._derived.offsets()
+            while number > 0 and segments[number].base_offset not in written:
+                number -= 1
+        return number
 
     # ---- damage
 
@@ -908,31 +1029,38 @@ class PartitionLog:
         cut goes into `quarantine/`; the report of that. `lost`: an operator gave up what only this log may hold.
 
         Only out of the ISR, or by an operator's word. Durable on return. Blocking; nobody may append meanwhile. Raises
-        LogDamaged, NoSpace (nothing was cut: what is to be kept finds no room).
+        LogDamaged, NoSpace (nothing was cut: what is to be kept finds no room), CorruptData (the disk gives back
+        something else than just before).
         """
-        with self._removing, self._io_lock:
-            self._check_writable()
-            with self._cutting():
-                number = next((at for at, each in enumerate(self._segments) if each.path.name == damage.file), -1)
-                try:
-                    report = Quarantine(self._files, self.directory).take(
-                        damage, self._behind(number, damage.first_byte), when_ns=when_ns, lost=lost
-                    )
-                except OSError as error:
-                    if is_no_space(error):
-                        raise NoSpace(f"the damage in {self.directory} cannot be put aside: {error}") from error
-                    raise
-                for segment in reversed(self._beyond):
-                    remove_segment(self._files, self._handles, segment)
-                self._beyond = []
-                newest = self._newest_timestamp(number, damage.first_byte, damage.sound_end)
-                self._unsound = None
-                self._cut_to(number, damage.first_byte, damage.sound_end, newest)
-                if self._checkpoint is None:
-                    self._write_checkpoint(self._high_watermark, self._durable_end)
-                self._known_end = Offset(0)
-                remove_mark(self._files, self.directory)
+        with self._removing, self._derived.lock:
+            with self._io_lock:
+                self._check_writable()
+                with self._cutting():
+                    report = self._cut_damage(damage, when_ns, lost=lost)
+            self._restore_producers()
             return report
+
+    def _cut_damage(self, damage: Damage, when_ns: int, *, lost: bool) -> dict[str, Any]:
+        number = next((at for at, each in enumerate(self._segments) if each.path.name == damage.file), -1)
+        try:
+            report = Quarantine(self._files, self.directory).take(
+                damage, self._behind(number, damage.first_byte), when_ns=when_ns, lost=lost
+            )
+        except OSError as error:
+            if is_no_space(error):
+                raise NoSpace(f"the damage in {self.directory} cannot be put aside: {error}") from error
+            raise
+        for segment in reversed(self._beyond):
+            remove_segment(self._files, self._handles, segment)
+        self._beyond = []
+        newest = self._newest_timestamp(number, damage.first_byte, damage.sound_end)
+        self._unsound = None
+        self._cut_to(number, damage.first_byte, damage.sound_end, newest)
+        if self._checkpoint is None:
+            self._write_checkpoint(self._high_watermark, self._durable_end)
+        self._known_end = Offset(0)
+        remove_mark(self._files, self.directory)
+        return report
 
     def _behind(self, number: int, position: int) -> list[Piece]:
         """What lies behind that byte of that segment, in order; room that was reserved and never written does not

@@ -25,7 +25,7 @@ Damage as well: a log without its offset checkpoint (it is written before the fi
 nothing says how far it reached; and a log that carries the mark of `dataplane.log.damage`.
 
 Leader epochs come from their checkpoint for what lies before the scan, and from the batches themselves for the rest;
-from all batches when the checkpoint is missing or damaged.
+when the checkpoint is missing or damaged, from the newest snapshot of the derived state and all batches behind it.
 """
 
 from __future__ import annotations
@@ -46,6 +46,7 @@ from wire.types import LeaderEpoch, Offset
 if TYPE_CHECKING:
     from pathlib import Path
 
+    from dataplane.log.derived_state import DerivedState
     from dataplane.log.files import FileSystem, ReadHandles
 
 
@@ -63,6 +64,10 @@ class RecoveryReport:
     """As checkpointed, exclusive; 0 when there is none. Above the log's end only together with `damaged`."""
     known_end: Offset = Offset(0)
     """Exclusive: records were durable or committed here up to there, as far as is known."""
+    replayed_from: Offset = Offset(0)
+    """Headers were read from there on, to learn what producers wrote: the offset of a snapshot, or the log's start."""
+    damaged_snapshots: tuple[str, ...] = ()
+    """A sentence for each; older ones, or the log, were taken in their place."""
 
 
 @dataclass(slots=True)
@@ -73,6 +78,7 @@ class Recovery:
     handles: ReadHandles
     directory: Path
     index_interval: int
+    derived: DerivedState
     nothing_torn: bool = False
     """All that was written is there: the page cache has survived, and no room was reserved ahead."""
     segments: list[Segment] = field(default_factory=list)
@@ -126,6 +132,7 @@ class Recovery:
             scanned_bytes=self.scanned_bytes,
             checkpoint_high_watermark=self.checkpoint.high_watermark if self.checkpoint else Offset(0),
             known_end=self.known_end,
+            damaged_snapshots=tuple(self.derived.damaged.values()),
         )
 
     @property
@@ -291,18 +298,29 @@ class Recovery:
         return Offset(self.segments[0].base_offset) if self.segments else self.log_end_offset
 
     def _read_all_epochs(self) -> None:
-        self.epochs = LeaderEpochCache()
-        end = self._start
+        snapshot = self.derived.newest(self._start, self.log_end_offset)
+        self.epochs = LeaderEpochCache(snapshot.epochs if snapshot is not None else ())
+        self.epochs.truncate_before(self._start)
+        known = snapshot.offset if snapshot is not None else self._start
         for number, segment in enumerate(self.segments):
-            epoch = self.epochs.latest or LeaderEpoch(0)
+            if number + 1 < len(self.segments) and self.segments[number + 1].base_offset <= known:
+                continue
+            begin = segment.load_index()[0].before_offset(known)
+            end = Offset(begin.offset)
+            epoch = self.epochs.latest if begin.offset >= known else None
             try:
                 with self.handles.borrow(segment.path) as handle:
-                    for _, header in walk(self.files, handle, 0, segment.size, end, verify=False, epoch=epoch):
-                        self.epochs.assign(header.leader_epoch, header.base_offset)
+                    for _, header in walk(
+                        self.files, handle, begin.position, segment.size, end, verify=False, epoch=epoch or 0
+                    ):
                         end = header.end_offset
-            except ChainBroken as broken:
+                        if end > known:
+                            self.epochs.assign(header.leader_epoch, header.base_offset)
+            except (ChainBroken, InvariantViolation) as error:
+                broken = error if isinstance(error, ChainBroken) else ChainBroken(segment.size, str(error))
                 segment.size = broken.position
                 self.log_end_offset = end
+                self.epochs.truncate_from(end)
                 self._end_at(number, broken)
                 return
 

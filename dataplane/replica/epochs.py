@@ -124,19 +124,20 @@ class LeaderEpochCache:
         return changed
 
     def truncate_before(self, offset: Offset) -> bool:
-        """The log now starts at `offset`: the epoch in force there begins there, and those before it are gone. True if
-        that changed the entries."""
-        entries = self._entries
-        below = sum(entry.start < offset for entry in entries)
-        kept = entries[below:]
-        if below and (not kept or kept[0].start > offset):
-            kept = (EpochEntry(entries[below - 1].epoch, offset), *kept)
-        self._entries = kept
-        return below > 0
+        """The log now starts at `offset`: of the epochs that began before it only the last is kept, that of the record
+        before `offset`. True if that changed the entries.
 
-    def clear(self) -> None:
-        """The log was dropped."""
-        self._entries = ()
+        It keeps the offset at which it began. Moved up to `offset` (as Kafka does) it would be replaced by an epoch
+        that begins there, and nobody could say any more of a replica that ends there that it holds the same.
+        """
+        below = sum(entry.start < offset for entry in self._entries)
+        self._entries = self._entries[max(0, below - 1) :]
+        return below > 1
+
+    def replace(self, entries: Iterable[EpochEntry]) -> None:
+        """The log was dropped, and goes on as another one. Raises InvariantViolation, and changes nothing, for entries
+        that do not grow strictly."""
+        self._entries = LeaderEpochCache(entries).entries
 
     def end_offset_for(self, asked_epoch: LeaderEpoch, log_end_offset: Offset) -> EpochEnd | None:
         """The largest epoch not above `asked_epoch` and its exclusive end; None if every known epoch is above it."""

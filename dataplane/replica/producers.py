@@ -1,20 +1,27 @@
-"""What the log says about idempotent producers. A function of the log: rebuilt from batch headers, never kept beside
-it.
+"""What the log says about idempotent producers. A function of the log: learned from batch headers, in order.
 
 Each producer numbers its records in a partition from 0. The table remembers the last batches of each, so that a batch
 sent again is recognised and answered with the offset of the original. A batch whose sequence does not follow the last
 one is refused, so that a lost batch cannot be overtaken by the one after it.
+
+What is known at an offset can be copied at little cost (`known`: what it holds is never changed, only replaced),
+encoded, and taken up again, by this replica or another one. Encoded, little-endian:
+
+    u32 producers       the one that wrote longest ago first
+        i64 id, i64 epoch, i64 next sequence, u32 batches       oldest first
+            i64 base sequence, i64 base offset, u32 span
 """
 
 from __future__ import annotations
 
+import struct
 from collections import OrderedDict
 from collections.abc import Iterable
-from dataclasses import dataclass, field
-from typing import TypeAlias
+from dataclasses import dataclass
+from typing import NamedTuple, TypeAlias
 
 from wire.batch import BatchHeader
-from wire.errors import Code, TidelogError
+from wire.errors import Code, CorruptData, TidelogError
 from wire.types import NO_PRODUCER, REMEMBERED_BATCHES, Offset
 
 MAX_PRODUCERS = 20_000
@@ -42,22 +49,51 @@ class Rejected:
 Verdict: TypeAlias = Fresh | Duplicate | Rejected
 
 
-@dataclass(slots=True)
-class _Producer:
+class _Batch(NamedTuple):
+    base_sequence: int
+    base_offset: Offset
+    span: int
+    """Offsets, which is records as they were sent: compaction takes some of them, and changes neither."""
+
+    @property
+    def end_offset(self) -> Offset:
+        return Offset(self.base_offset + self.span)
+
+
+class Producer(NamedTuple):
+    """What the log says of one producer."""
+
     epoch: int
     next_sequence: int
-    batches: list[tuple[int, int, Offset, Offset]] = field(default_factory=list)
-    """(base sequence, record count, base offset, end offset), oldest first, at most REMEMBERED_BATCHES."""
+    batches: tuple[_Batch, ...]
+    """Oldest first, at most REMEMBERED_BATCHES."""
+
+
+KnownProducers: TypeAlias = tuple[tuple[int, Producer], ...]
+"""(id, what is known), the one that wrote longest ago first."""
+
+_COUNT = struct.Struct("<I")
+_PRODUCER = struct.Struct("<qqqI")
+_BATCH = struct.Struct("<qqI")
 
 
 class ProducerTable:
     def __init__(self, headers: Iterable[BatchHeader] = ()) -> None:
-        self._producers: OrderedDict[int, _Producer] = OrderedDict()
+        self._producers: OrderedDict[int, Producer] = OrderedDict()
         self.rebuild(headers)
 
     def rebuild(self, headers: Iterable[BatchHeader]) -> None:
-        """Forget all and learn it anew from the log: at start and after a truncation."""
-        self._producers.clear()
+        """Forget all and learn it anew from the log."""
+        self.restore((), headers)
+
+    @property
+    def known(self) -> KnownProducers:
+        """All of it, now: a copy that later batches do not change."""
+        return tuple(self._producers.items())
+
+    def restore(self, known: KnownProducers, headers: Iterable[BatchHeader] = ()) -> None:
+        """Forget all, take up what was known at some offset, and learn from the batches behind it."""
+        self._producers = OrderedDict(known)
         for header in headers:
             self.record(header)
 
@@ -82,9 +118,9 @@ class ProducerTable:
             )
         if base_sequence == known.next_sequence:
             return Fresh()
-        for sequence, count, base, end in known.batches:
-            if sequence == base_sequence and count == record_count:
-                return Duplicate(base, end)
+        for batch in known.batches:
+            if batch.base_sequence == base_sequence and batch.span == record_count:
+                return Duplicate(batch.base_offset, batch.end_offset)
         return Rejected(_out_of_order(producer_id, base_sequence, known.next_sequence))
 
     def record(self, header: BatchHeader) -> None:
@@ -93,15 +129,48 @@ class ProducerTable:
         if producer_id == NO_PRODUCER:
             return
         known = self._producers.get(producer_id)
-        if known is None or header.producer_epoch > known.epoch:
-            known = self._producers[producer_id] = _Producer(header.producer_epoch, 0)
-        # As many as it was sent with: compaction may have taken records since.
-        known.next_sequence = header.base_sequence + header.offset_count
-        known.batches.append((header.base_sequence, header.offset_count, header.base_offset, header.end_offset))
-        del known.batches[:-REMEMBERED_BATCHES]
+        before = known.batches if known is not None and header.producer_epoch <= known.epoch else ()
+        epoch = known.epoch if before and known is not None else header.producer_epoch
+        span = header.offset_count  # as many as it was sent with: compaction may have taken records since
+        batches = (*before[1 - REMEMBERED_BATCHES :], _Batch(header.base_sequence, header.base_offset, span))
+        self._producers[producer_id] = Producer(epoch, header.base_sequence + span, batches)
         self._producers.move_to_end(producer_id)
         if len(self._producers) > MAX_PRODUCERS:
             self._producers.popitem(last=False)
+
+
+def encode_producers(known: KnownProducers) -> bytes:
+    out = bytearray(_COUNT.pack(len(known)))
+    for producer_id, producer in known:
+        out += _PRODUCER.pack(producer_id, producer.epoch, producer.next_sequence, len(producer.batches))
+        for batch in producer.batches:
+            out += _BATCH.pack(*batch)
+    return bytes(out)
+
+
+def decode_producers(payload: bytes) -> KnownProducers:
+    """Raises CorruptData."""
+    try:
+        (count,) = _COUNT.unpack_from(payload)
+        at = _COUNT.size
+        known = []
+        for _ in range(count):
+            producer_id, epoch, next_sequence, batch_count = _PRODUCER.unpack_from(payload, at)
+            at += _PRODUCER.size
+            size = batch_count * _BATCH.size
+            batches = tuple(
+                _Batch(sequence, Offset(base), span)
+                for sequence, base, span in _BATCH.iter_unpack(payload[at : at + size])
+            )
+            if len(batches) != batch_count:
+                raise CorruptData(f"producer {producer_id} has {len(batches)} batches instead of {batch_count}")
+            at += size
+            known.append((producer_id, Producer(epoch, next_sequence, batches)))
+    except struct.error as error:
+        raise CorruptData(f"the state of producers is cut off: {error}") from error
+    if at != len(payload):
+        raise CorruptData(f"the state of {count} producers takes {at} bytes, and there are {len(payload)}")
+    return tuple(known)
 
 
 def _out_of_order(producer_id: int, sequence: int, expected: int) -> TidelogError:

@@ -90,7 +90,7 @@ class MemoryLog:
 
     def drop(self, start: Offset) -> None:
         self.start, self.batches, self.durable_end = start, [], start
-        self.epochs.clear()
+        self.epochs.replace(())
         self.cuts += 1
 
     def lose_power(self) -> None:

@@ -12,7 +12,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any
 
-from dataplane.broker import following, leading, reading, replica, retention, role
+from dataplane.broker import broker, following, leading, reading, replica, retention, role
 from dataplane.broker.broker import Broker
 from dataplane.log import partition_log, segment, tail
 from dataplane.log.data_dir import DataDir
@@ -21,7 +21,6 @@ from metadata import election, state
 from metadata.controller import ControllerCore
 from metadata.liveness import Liveness
 from metadata.service import MetadataService
-from tidelog.server import assembly
 from wire import subjects
 
 
@@ -213,7 +212,7 @@ MUTANTS: tuple[Mutant, ...] = (
     ),
     _mutant(
         "the producer table survives a truncation",
-        (following.Following, "_truncate", "self.producers.rebuild(headers)", "pass"),
+        (partition_log.PartitionLog, "truncate", "self._restore_producers()", "pass"),
         drama="rolled back producer",
     ),
     _mutant(
@@ -353,10 +352,10 @@ MUTANTS: tuple[Mutant, ...] = (
     _mutant(
         "a damaged replica repairs itself and says nothing",
         (
-            assembly,
-            "open_replicas",
-            "if report.damaged is not None:\n            unsound.append(key)",
-            "if report.damaged is not None:\n            pass",
+            broker,
+            "_is_sound",
+            'leaves the ISR: %s", key, report.damaged)\n        return False',
+            'leaves the ISR: %s", key, report.damaged)\n        return True',
         ),
         (replica, "way_back", "if view.leader == broker:", "if True:\n        return WayBack.COPY\n    if False:"),
         drama="damage",

@@ -64,11 +64,11 @@ def test_the_last_segment_stays_whatever_is_asked(log: PartitionLog, tmp_path: P
     assert (log.log_start_offset, log.log_end_offset) == (last, 40)
 
 
-def test_the_log_start_and_the_clamped_epochs_are_there_after_a_restart(log: PartitionLog, tmp_path: Path) -> None:
+def test_the_log_start_and_its_epochs_are_there_after_a_restart(log: PartitionLog, tmp_path: Path) -> None:
     log.remove_before(Offset(30))
     start = log.log_start_offset
     assert start > 20
-    assert [tuple(entry) for entry in log.epochs.entries] == [(2, start)]
+    assert [tuple(entry) for entry in log.epochs.entries] == [(2, 20)]
     assert read_epochs(REAL_FILES, tmp_path) == log.epochs.entries
     checkpoint = read_offsets(REAL_FILES, tmp_path)
     assert checkpoint is not None
@@ -213,5 +213,5 @@ def test_an_epoch_without_records_at_the_end_stays(tmp_path: Path, batches: Batc
     batches.fill(log, 40)
     log.assign_epoch(LeaderEpoch(5), Offset(40))
     log.remove_before(Offset(30))
-    assert [tuple(entry) for entry in log.epochs.entries] == [(1, log.log_start_offset), (5, 40)]
+    assert [tuple(entry) for entry in log.epochs.entries] == [(1, 0), (5, 40)]
     assert opened(tmp_path).epochs.entries == log.epochs.entries

@@ -119,16 +119,23 @@ class TestRebuilding:
     ("start", "kept"),
     [
         (0, ((1, 0), (3, 40), (4, 90))),
-        (39, ((1, 39), (3, 40), (4, 90))),
-        (40, ((3, 40), (4, 90))),
-        (41, ((3, 41), (4, 90))),
-        (200, ((4, 200),)),
+        (39, ((1, 0), (3, 40), (4, 90))),
+        (40, ((1, 0), (3, 40), (4, 90))),
+        (41, ((3, 40), (4, 90))),
+        (90, ((3, 40), (4, 90))),
+        (200, ((4, 90),)),
     ],
 )
-def test_at_the_front_the_epoch_in_force_begins_where_the_log_does(
+def test_at_the_front_the_epoch_of_the_record_before_is_the_last_that_is_kept(
     start: int, kept: tuple[tuple[int, int], ...]
 ) -> None:
     epochs = cache((1, 0), (3, 40), (4, 90))
-    assert epochs.truncate_before(Offset(start)) is (start > 0)
+    assert epochs.truncate_before(Offset(start)) is (len(kept) < 3)
     assert epochs.entries == entries(*kept)
-    assert epochs.epoch_at(Offset(start)) == kept[0][0]
+
+
+def test_what_ended_at_the_log_start_is_known_also_when_another_epoch_begins_there() -> None:
+    epochs = cache((1, 0), (3, 40))
+    epochs.truncate_before(Offset(90))
+    epochs.assign(LeaderEpoch(5), Offset(90))
+    assert epochs.end_offset_for(LeaderEpoch(3), Offset(90)) == (3, 90)

@@ -1,0 +1,232 @@
+"""What a log keeps of its batches beside them: what producers wrote, and snapshots of the derived state.
+
+    append      the producers learn of each batch; at a roll, and every SNAPSHOT_INTERVAL_BYTES, the state of that
+                moment is captured: a copy of references, taken between two batches
+    later       a worker writes what was captured, once all records below it are durable
+    open, cut   the newest sound snapshot at or below the end of the log, and the headers of the batches behind it
+
+What always holds: a snapshot is of a prefix of this log, and of durable records only. So it is removed, durably, BEFORE
+the log is cut below it; and one that is being written when the log is cut is finished first, or forgotten.
+
+Snapshots are kept at the beginnings of live segments (a later log start, from which a follower may have to begin) and
+the two newest. One that is missing or damaged is built from the one before it and the batches between them.
+
+Threads: `record`, `capture` by the appending thread, or while nobody appends. Everything else under `lock`, which is
+taken before the log's I/O lock, and which the appending thread never takes.
+"""
+
+from __future__ import annotations
+
+import logging
+import threading
+from collections import deque
+from contextlib import suppress
+from typing import TYPE_CHECKING, NamedTuple, TypeAlias
+
+from dataplane.log.checkpoints import read_file, replace_file
+from dataplane.log.snapshot import (
+    SNAPSHOT_SUFFIX,
+    Section,
+    Snapshot,
+    decode_snapshot,
+    encode_snapshot,
+    snapshot_name,
+)
+from dataplane.replica.epochs import LeaderEpochCache
+from dataplane.replica.producers import ProducerTable
+from wire.errors import CorruptData
+from wire.types import Offset
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterable, Iterator, Sequence
+    from pathlib import Path
+
+    from dataplane.log.files import FileSystem
+    from dataplane.replica.epochs import EpochEntry
+    from dataplane.replica.producers import KnownProducers
+    from wire.batch import BatchHeader
+
+Batches: TypeAlias = "Callable[[Offset, Offset], Iterator[BatchHeader]]"
+"""Their headers, between two offsets at which batches begin."""
+
+SNAPSHOT_INTERVAL_BYTES = 64 << 20
+"""Of batches, between two snapshots: what an open has to walk over at most, header by header."""
+MAX_CAPTURED = 2
+"""Captured and not written yet; the oldest is forgotten, and built from the log should it be needed."""
+NEWEST_KEPT = 2
+
+logger = logging.getLogger(__name__)
+
+
+class _Captured(NamedTuple):
+    offset: Offset
+    epochs: tuple[EpochEntry, ...]
+    producers: KnownProducers
+    carried: tuple[Section, ...]
+
+
+class DerivedState:
+    """See the module's text. What touches the disk raises OSError unless it says otherwise."""
+
+    def __init__(self, files: FileSystem, directory: Path) -> None:
+        self._files = files
+        self._directory = directory
+        self.producers = ProducerTable()
+        """As of the log's end."""
+        self.lock = threading.Lock()
+        self._carried: tuple[Section, ...] = ()
+        """Of the snapshot that the present state was built on."""
+        self._captured: deque[_Captured] = deque(maxlen=MAX_CAPTURED)
+        self._bytes = 0
+        """Of batches since the last one that was captured, or began the present state."""
+        self._newest = Offset(0)
+        """Offset of the newest state that was captured, or that the present one was built on."""
+        self.damaged: dict[int, str] = {}
+        """A sentence for each snapshot that was found damaged, by its offset."""
+
+    # ---- appending
+
+    def record(self, headers: Sequence[BatchHeader], size: int) -> bool:
+        """They were appended, `size` bytes together; whether it is time to capture the state."""
+        for header in headers:
+            self.producers.record(header)
+        self._bytes += size
+        return self._bytes >= SNAPSHOT_INTERVAL_BYTES
+
+    def capture(self, offset: Offset, epochs: Iterable[EpochEntry]) -> None:
+        """The state is that of `offset` now. Nothing happens when it is that of an earlier call."""
+        if offset <= self._newest:
+            return
+        began = tuple(entry for entry in epochs if entry.start < offset)
+        self._captured.append(_Captured(offset, began, self.producers.known, self._carried))
+        self._newest, self._bytes = offset, 0
+
+    # ---- writing
+
+    def is_due(self, durable_end: Offset) -> bool:
+        """Whether `write_captured` would write something."""
+        captured = self._next_captured()
+        return captured is not None and captured.offset <= durable_end
+
+    def write_captured(self, durable_end: Offset, bases: Iterable[int]) -> None:
+        """Writes what was captured at or below `durable_end`, and removes the snapshots that are kept no longer:
+        `bases` are the beginnings of the segments. A snapshot saves time only: one that cannot be written is said in
+        the log."""
+        written = False
+        while (captured := self._next_captured()) is not None and captured.offset <= durable_end:
+            try:
+                self.write(Snapshot(*captured))
+            except OSError as error:
+                logger.warning("%s: the state at offset %d is not written: %s", self._directory, captured.offset, error)
+            else:
+                written = True
+            with suppress(ValueError):  # forgotten meanwhile
+                self._captured.remove(captured)
+        if written:
+            self.remove_surplus(bases)
+
+    def _next_captured(self) -> _Captured | None:
+        try:
+            return self._captured[0]
+        except IndexError:
+            return None
+
+    def write(self, snapshot: Snapshot) -> None:
+        """Durably."""
+        replace_file(self._files, self._path(snapshot.offset), encode_snapshot(snapshot))
+
+    def remove_surplus(self, bases: Iterable[int]) -> None:
+        """Leaves the newest ones, and those at the beginnings of the segments. Not synced: one that a crash brings back
+        is right as long as the log is not cut, and `cut` syncs."""
+        offsets = self.offsets()
+        kept = {*bases, *offsets[-NEWEST_KEPT:]}
+        for offset in offsets:
+            if offset not in kept:
+                self._files.remove(self._path(offset))
+
+    def cut(self, end: Offset) -> None:
+        """Before the log is cut to `end`: what says more goes, durably."""
+        for captured in [*self._captured]:
+            if captured.offset > end:
+                self._captured.remove(captured)
+        for offset in reversed(self.offsets()):
+            if offset > end:
+                self._files.remove(self._path(offset))
+        self._files.sync_directory(self._directory)
+
+    def begin_at(self, snapshot: Snapshot) -> None:
+        """The present state is that of the snapshot."""
+        self._captured.clear()
+        self._carried = snapshot.carried
+        self._newest, self._bytes = snapshot.offset, 0
+        self.producers.restore(snapshot.producers)
+
+    # ---- reading
+
+    def offsets(self) -> list[int]:
+        """Of the snapshots in the folder, the oldest first."""
+        names = filter(_is_snapshot, self._files.names(self._directory))
+        return sorted(int(name.removesuffix(SNAPSHOT_SUFFIX)) for name in names)
+
+    def content_at(self, offset: Offset) -> bytes | None:
+        """As it lies on disk; None: missing or damaged."""
+        found = self._load(offset)
+        return found[0] if found is not None else None
+
+    def newest(self, start: Offset, end: Offset) -> Snapshot | None:
+        """The newest sound one from `start` to `end`, both inclusive, that is a state to go on from."""
+        for offset in reversed(self.offsets()):
+            if start <= offset <= end:
+                found = self._load(offset)
+                if found is not None and found[1].is_whole:
+                    return found[1]
+        return None
+
+    def _load(self, offset: int) -> tuple[bytes, Snapshot] | None:
+        path = self._path(offset)
+        try:
+            content = read_file(self._files, path)
+            if content is None:
+                return None
+            snapshot = decode_snapshot(content)
+            if snapshot.offset != offset:
+                raise CorruptData(f"it is the state at offset {snapshot.offset}")
+        except (CorruptData, OSError) as error:
+            self.damaged[offset] = f"{path} is damaged and not used: {error}"
+            logger.warning("%s", self.damaged[offset])
+            return None
+        return content, snapshot
+
+    def restore(self, start: Offset, end: Offset, batches: Batches) -> Offset:
+        """The producers' state at `end`, from a snapshot and the `batches` behind it. Where the walk began.
+
+        Raises what `batches` raises; the state is then that of a part of the log."""
+        snapshot = self.newest(start, end) or Snapshot(start)
+        self.begin_at(snapshot)
+        for header in batches(snapshot.offset, end) if snapshot.offset < end else ():
+            self.record([header], header.size)
+        return snapshot.offset
+
+    def build(
+        self,
+        offset: Offset,
+        start: Offset,
+        epochs: LeaderEpochCache,
+        batches: Batches,
+    ) -> Snapshot:
+        """The state at `offset`, from the newest snapshot below it and the batches between them; what lies before the
+        log's `start` and is in no snapshot is not known any more, but for the epochs. Raises what `batches` raises."""
+        before = self.newest(start, offset) or Snapshot(start)
+        table = ProducerTable()
+        table.restore(before.producers)
+        for header in batches(before.offset, offset) if before.offset < offset else ():
+            table.record(header)
+        began = tuple(entry for entry in epochs.entries if entry.start < offset)
+        return Snapshot(offset, began, table.known, before.carried)
+
+    def _path(self, offset: int) -> Path:
+        return self._directory / snapshot_name(offset)
+
+
+def _is_snapshot(name: str) -> bool:
+    return name.endswith(SNAPSHOT_SUFFIX) and name.removesuffix(SNAPSHOT_SUFFIX).isdigit()

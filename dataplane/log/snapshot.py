@@ -1,0 +1,167 @@
+"""The derived state of a log at an offset: what follows from all batches below it, in one file, so that nobody has to
+read them again.
+
+    00000000000000004096.snapshot      the state at offset 4096: of the records below it, and of none above
+
+A row of sections, each with a name and a version of its own. Little-endian:
+
+    8s magic "tlgstate", u32 version 1, u32 sections, i64 offset, u64 bytes of the whole file
+    for each section
+        u16 bytes of the name, u16 0, u32 version, i64 offset, u64 bytes of the payload, u32 CRC-32C, u32 0
+        name, payload            the CRC is of both and of the five numbers before it
+    u32 CRC-32C of everything before
+
+    leader-epochs 1     for each epoch that began below the offset: u64 epoch, i64 start
+    producers 1         see `dataplane.replica.producers`
+
+A section that this version does not know, by its name or by its version, is kept as it is: it is shipped on to
+followers, and goes into later snapshots with the offset at which it holds, so that a version that knows it can go on
+from there. A file says nothing unless all of it is sound.
+"""
+
+from __future__ import annotations
+
+import struct
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, NamedTuple
+
+from crc32c import crc32c
+
+from dataplane.replica.epochs import EpochEntry, LeaderEpochCache
+from dataplane.replica.producers import decode_producers, encode_producers
+from wire.errors import CorruptData, InvariantViolation
+from wire.types import LeaderEpoch, Offset
+
+if TYPE_CHECKING:
+    from dataplane.replica.producers import KnownProducers
+
+SNAPSHOT_SUFFIX = ".snapshot"
+MAX_SNAPSHOT_BYTES = 64 << 20
+"""Of one that another broker sends. 20,000 producers take 3 MB; a million of leader epochs takes 16 MB."""
+LEADER_EPOCHS = "leader-epochs"
+PRODUCERS = "producers"
+
+_MAGIC = b"tlgstate"
+_FILE_VERSION = 1
+_SECTION_VERSION = 1
+_HEADER = struct.Struct("<8sIIqQ")
+_SECTION = struct.Struct("<HHIqQ")
+_SECTION_CRC = struct.Struct("<II")
+_EPOCH = struct.Struct("<Qq")
+_CRC = struct.Struct("<I")
+
+
+class Section(NamedTuple):
+    """`offset`: where it holds; not above that of its snapshot."""
+
+    name: str
+    version: int
+    offset: Offset
+    payload: bytes
+
+
+@dataclass(frozen=True, slots=True)
+class Snapshot:
+    """See the module's text."""
+
+    offset: Offset
+    epochs: tuple[EpochEntry, ...] = ()
+    """Those that began below `offset`, oldest first."""
+    producers: KnownProducers = ()
+    carried: tuple[Section, ...] = ()
+    """Sections that this version does not know."""
+    is_whole: bool = True
+    """Both sections of ours were there: a state to go on from."""
+
+
+def snapshot_name(offset: int) -> str:
+    return f"{offset:020d}{SNAPSHOT_SUFFIX}"
+
+
+def encode_snapshot(snapshot: Snapshot) -> bytes:
+    offset = snapshot.offset
+    epochs = b"".join(_EPOCH.pack(*entry) for entry in snapshot.epochs)
+    sections = (
+        Section(LEADER_EPOCHS, _SECTION_VERSION, offset, epochs),
+        Section(PRODUCERS, _SECTION_VERSION, offset, encode_producers(snapshot.producers)),
+        *snapshot.carried,
+    )
+    body = b"".join(map(_encode_section, sections))
+    size = _HEADER.size + len(body) + _CRC.size
+    content = _HEADER.pack(_MAGIC, _FILE_VERSION, len(sections), offset, size) + body
+    return content + _CRC.pack(crc32c(content))
+
+
+def _encode_section(section: Section) -> bytes:
+    name = section.name.encode(errors="surrogateescape")
+    facts = _SECTION.pack(len(name), 0, section.version, section.offset, len(section.payload))
+    crc = crc32c(section.payload, crc32c(name, crc32c(facts)))
+    return b"".join((facts, _SECTION_CRC.pack(crc, 0), name, section.payload))
+
+
+def decode_snapshot(content: bytes) -> Snapshot:
+    """Raises CorruptData. A section of ours that is missing, or of another version, leaves its part empty."""
+    if len(content) < _HEADER.size + _CRC.size:
+        raise CorruptData(f"a snapshot of {len(content)} bytes is cut off")
+    magic, version, count, offset, size = _HEADER.unpack_from(content)
+    if magic != _MAGIC:
+        raise CorruptData("it does not begin as a snapshot does")
+    if version != _FILE_VERSION:
+        raise CorruptData(f"a snapshot of version {version}, this Tidelog reads version {_FILE_VERSION}")
+    end = len(content) - _CRC.size
+    if size != len(content) or _CRC.unpack_from(content, end) != (crc32c(content[:end]),):
+        raise CorruptData(f"a snapshot of {len(content)} bytes does not have its CRC")
+    at = _HEADER.size
+    sections = []
+    for _ in range(count):
+        section, at = _decode_section(content, at, end)
+        if not 0 <= section.offset <= offset:
+            raise CorruptData(f"section {section.name!r} holds at {section.offset}, its snapshot at {offset}")
+        sections.append(section)
+    if at != end:
+        raise CorruptData(f"{end - at} bytes follow the last section")
+    return _understood(Offset(offset), sections)
+
+
+def _decode_section(content: bytes, at: int, end: int) -> tuple[Section, int]:
+    try:
+        name_size, _, version, offset, payload_size = _SECTION.unpack_from(content, at)
+        crc, _ = _SECTION_CRC.unpack_from(content, at + _SECTION.size)
+    except struct.error as error:
+        raise CorruptData(f"a section at byte {at} is cut off: {error}") from error
+    begin = at + _SECTION.size + _SECTION_CRC.size
+    middle = begin + name_size
+    if middle + payload_size > end:
+        raise CorruptData(f"a section at byte {at} goes beyond the end")
+    if crc != crc32c(content[begin : middle + payload_size], crc32c(content[at : at + _SECTION.size])):
+        raise CorruptData(f"the section at byte {at} does not have its CRC")
+    name = content[begin:middle].decode("utf-8", "surrogateescape")
+    payload = content[middle : middle + payload_size]
+    return Section(name, version, Offset(offset), payload), middle + payload_size
+
+
+def _understood(offset: Offset, sections: list[Section]) -> Snapshot:
+    epochs: tuple[EpochEntry, ...] | None = None
+    producers: KnownProducers | None = None
+    carried = []
+    for section in sections:
+        kind = section[:3]
+        if kind == (LEADER_EPOCHS, _SECTION_VERSION, offset):
+            epochs = _decode_epochs(section.payload, offset)
+        elif kind == (PRODUCERS, _SECTION_VERSION, offset):
+            producers = decode_producers(section.payload)
+        else:
+            carried.append(section)
+    is_whole = epochs is not None and producers is not None
+    return Snapshot(offset, epochs or (), producers or (), tuple(carried), is_whole)
+
+
+def _decode_epochs(payload: bytes, offset: Offset) -> tuple[EpochEntry, ...]:
+    try:
+        pairs = _EPOCH.iter_unpack(payload)
+        entries = LeaderEpochCache(EpochEntry(LeaderEpoch(e), Offset(start)) for e, start in pairs).entries
+    except (struct.error, InvariantViolation) as error:
+        raise CorruptData(f"the leader epochs of a snapshot: {error}") from error
+    if entries and entries[-1].start >= offset:
+        raise CorruptData(f"{entries[-1]} begins at or above the snapshot's offset {offset}")
+    return entries

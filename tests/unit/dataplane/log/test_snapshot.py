@@ -1,0 +1,76 @@
+"""The file of the derived state: what it holds, and that nothing else is taken for it."""
+
+from __future__ import annotations
+
+import pytest
+
+from dataplane.log.snapshot import Section, Snapshot, decode_snapshot, encode_snapshot
+from dataplane.replica.epochs import EpochEntry
+from dataplane.replica.producers import MAX_PRODUCERS, ProducerTable
+from tests.unit.dataplane.replica.test_producers import header
+from wire.errors import CorruptData
+from wire.types import LeaderEpoch, Offset
+
+PRODUCERS = ProducerTable([header(0, 0, 3), header(3, 0, 2, producer=9, epoch=4), header(5, 3, 2)]).known
+EPOCHS = (EpochEntry(LeaderEpoch(1), Offset(0)), EpochEntry(LeaderEpoch(4), Offset(3)))
+UNKNOWN = (
+    Section("queues", 3, Offset(5), b"\x00\xffwhatever"),
+    Section("producers", 3, Offset(7), b"of a later version"),
+    Section("empty", 1, Offset(0), b""),
+)
+SNAPSHOT = Snapshot(Offset(7), EPOCHS, PRODUCERS, UNKNOWN)
+
+
+def test_what_was_encoded_is_decoded() -> None:
+    assert decode_snapshot(encode_snapshot(SNAPSHOT)) == SNAPSHOT
+    assert decode_snapshot(encode_snapshot(Snapshot(Offset(0)))) == Snapshot(Offset(0))
+
+
+def test_every_flipped_bit_is_seen() -> None:
+    content = bytearray(encode_snapshot(SNAPSHOT))
+    for bit in range(8 * len(content)):
+        content[bit // 8] ^= 1 << bit % 8
+        with pytest.raises(CorruptData):
+            decode_snapshot(bytes(content))
+        content[bit // 8] ^= 1 << bit % 8
+
+
+def test_every_cut_and_every_addition_is_seen() -> None:
+    content = encode_snapshot(SNAPSHOT)
+    for size in range(len(content)):
+        with pytest.raises(CorruptData):
+            decode_snapshot(content[:size])
+    with pytest.raises(CorruptData):
+        decode_snapshot(content + b"\0")
+
+
+def test_a_section_of_ours_in_another_version_is_carried_and_leaves_no_state_to_go_on_from(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    content = encode_snapshot(SNAPSHOT)
+    monkeypatch.setattr("dataplane.log.snapshot._SECTION_VERSION", 2)
+    found = decode_snapshot(encode_snapshot(Snapshot(Offset(7), EPOCHS, PRODUCERS)))
+    assert found.is_whole
+    found = decode_snapshot(content)
+    assert (found.is_whole, found.epochs) == (False, ())
+    assert {(section.name, section.version) for section in found.carried} >= {("leader-epochs", 1), ("producers", 1)}
+
+
+def test_a_section_cannot_hold_above_its_snapshot() -> None:
+    with pytest.raises(CorruptData, match="holds at 8"):
+        decode_snapshot(encode_snapshot(Snapshot(Offset(7), carried=(Section("queues", 1, Offset(8), b""),))))
+
+
+def test_an_epoch_that_begins_at_the_offset_is_not_of_the_records_below_it() -> None:
+    with pytest.raises(CorruptData, match="begins at or above"):
+        decode_snapshot(encode_snapshot(Snapshot(Offset(3), EPOCHS)))
+
+
+def test_as_many_producers_as_are_remembered_fit_and_keep_their_order() -> None:
+    table = ProducerTable(header(n, 0, producer=2 * MAX_PRODUCERS - n) for n in range(MAX_PRODUCERS + 5))
+    again = ProducerTable()
+    again.restore(decode_snapshot(encode_snapshot(Snapshot(Offset(MAX_PRODUCERS + 5), (), table.known))).producers)
+    for one in (table, again):
+        one.record(header(MAX_PRODUCERS + 5, 0, producer=7))
+    assert again.known == table.known
+    assert len(again) == MAX_PRODUCERS
