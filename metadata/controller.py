@@ -29,6 +29,7 @@ from metadata import election, stream_settings
 from metadata.liveness import Liveness
 from metadata.model import MAX_PARTITIONS, MAX_REPLICATION_FACTOR, Changes, Outcome, Partition
 from metadata.placement import Chance, place
+from metadata.relief import Relief
 from metadata.settings import MetadataSettings
 from metadata.state import ClusterState, ref_of
 from wire import metadata_pb2 as pb
@@ -150,6 +151,7 @@ class ControllerCore:
         self._electing: dict[PartitionKey, tuple[LeaderEpoch, float]] = {}
         self._burying: dict[tuple[BrokerId, Incarnation], float] = {}
         self._handed_over = False
+        self.relief = Relief(state)
         self._cut_off: dict[BrokerId, float] = {}
         """Those of whom the log tells; when what they lead is looked at again."""
 
@@ -333,6 +335,7 @@ class ControllerCore:
                 f" ({', '.join(live) or 'none'});"
                 f" start more brokers or ask for {len(live)} at most",
             )
+        live = self.relief.with_room(live, factor)
         placements = place(self._state, live, partitions=partitions, replication_factor=factor, chance=self._chance)
         index = {broker: place_of for place_of, broker in enumerate(live)}
         return pb.Command(
@@ -465,6 +468,7 @@ class ControllerCore:
         self._electing.clear()
         self._burying.clear()
         self._cut_off.clear()
+        self.relief.clear()
         if was is not Phase.IN_OFFICE:
             return []
         return [Note(f"left office {self._office}"), CloseOffice()]

@@ -194,6 +194,7 @@ def cluster_form(
                 "labels": dict(labels.get(broker.id, {})),
                 "failed": totals.get(broker.id, {}).get("failed"),
                 "counters": totals.get(broker.id, {}).get("counters"),
+                "space": totals.get(broker.id, {}).get("space"),
             }
             for _, broker in sorted(state.brokers.items())
         ],

@@ -1,4 +1,4 @@
-"""Planned moves of leaders: an operator's request, carried out by the controller.
+"""Planned moves of leaders: a request of an operator, or of a controller that relieves a full broker (`relief`).
 
     operator            controller                          leader
       │ move_leader ──────> │ checks; drain(target) ──────────> │ sequences nothing more
@@ -89,7 +89,7 @@ class LeaderMoves:
             _log.info("the leadership of %s stays: %s", move.key, error)
 
     async def _carry(self, move: LeaderMove) -> None:
-        _log.info("an operator moves the leadership of %s from %s to %s", move.key, move.leader, move.target)
+        _log.info("the leadership of %s is to move from %s to %s", move.key, move.leader, move.target)
         try:
             await self._drain(move)
         except TidelogError:

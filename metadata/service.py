@@ -67,6 +67,7 @@ from wire.types import (
     PartitionGone,
     PartitionKey,
     PartitionView,
+    Room,
     StreamConfig,
     StreamName,
     Withdrawal,
@@ -75,6 +76,7 @@ from wire.types import (
 _log = logging.getLogger(__name__)
 
 _Message = TypeVar("_Message", bound=Protobuf)
+_ROOMS = {room.value: room for room in Room}
 
 MAX_PROPOSALS = 256
 """Commands of the controller on their way at once. One more has an unknown outcome at once, and is decided anew."""
@@ -159,6 +161,7 @@ class MetadataService:
       "leader_epoch", "log_start_offset", "log_end_offset", "high_watermark", "replicas_progress"}]};
     - `broker_totals()`: what this broker tells operators of itself, as JSON: {"failed": [partition, …], "counters":
       {name: number}};
+    - `room()`: on this broker's disk;
     - `drain_leader(move, timeout, answer)`: get ready for a planned move of a leadership held here: stop sequencing,
       call `answer(None)` when the target holds everything, `answer(error)` when it does not within `timeout` seconds;
     - `on_office(open)`: this broker begins or ceases to serve as the controller;
@@ -185,6 +188,7 @@ class MetadataService:
         self.on_registered: Callable[[str, Incarnation], None] = lambda _cluster_id, _incarnation: None
         self.broker_status: Callable[[StreamName], Mapping[str, Any]] = lambda _: {"partitions": []}
         self.broker_totals: Callable[[], Mapping[str, Any]] = dict
+        self.room: Callable[[], Room] = lambda: Room.AMPLE
         self.drain_leader: Callable[[LeaderMove, float, DrainAnswer], None] = self._lead_nothing
         self.on_office: Callable[[bool], Awaitable[None]] | None = None
         self.on_fatal: Callable[[TidelogError], None] = lambda error: _log.critical("%s", error)
@@ -731,7 +735,27 @@ class MetadataService:
         # connection, whatever life is registered.
         if probe.broker == self._id or (known is not None and known.life_id == said.life_id):
             self._labels[probe.broker] = dict(said.labels)
+            if said.room in _ROOMS:
+                self._core.relief.on_room(probe.broker, _ROOMS[said.room])
+                self._relieve()
             self._run(self._core.on_probe_answer(probe.broker, probe.number, Generation(said.generation), now))
+
+    def _relieve(self) -> None:
+        """Leaderships of brokers whose disks run full go to others."""
+        if self.in_office:
+            for move in self._core.relief.due(self._monotonic()):
+                self._spawn(self._hand_over(move))
+
+    async def _hand_over(self, move: LeaderMove) -> None:
+        key = move.key
+        moved = False
+        try:
+            await self._moves.move(key.stream, key.partition, move.target)
+            moved = True
+        except TidelogError as error:
+            _log.info("%s, whose disk runs full, leads %s still: %s", move.leader, key, error)
+        finally:
+            self._core.relief.on_ended(move, moved, self._monotonic())
 
     async def _keep_office(self) -> None:
         """Listen as the controller while in office, and only then."""
@@ -822,6 +846,7 @@ class MetadataService:
             number=probe.number,
             generation=self.state.generation,
             labels=dict(self._registration.labels),
+            room=self.room().value,
         )
         self._transport.publish(message.reply, [answer.SerializeToString()])
 

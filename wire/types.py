@@ -67,6 +67,16 @@ class StreamCompression(Enum):
     ZSTD = "zstd"
 
 
+class Room(Enum):
+    """On a broker's disk."""
+
+    AMPLE = "ample"
+    SHORT = "short"
+    """It takes records, and gives leaderships to those who have more."""
+    FULL = "full"
+    """It takes no records."""
+
+
 class PartitionState(Enum):
     ACTIVE = "active"
     DRAINING = "draining"

@@ -17,6 +17,7 @@ from typing import Any
 from google.protobuf.message import DecodeError
 
 from dataplane.broker.context import BrokerContext
+from dataplane.broker.eviction import Eviction
 from dataplane.broker.following import Following
 from dataplane.broker.housekeeping import Housekeeping
 from dataplane.broker.leading import Leading
@@ -41,6 +42,7 @@ from wire.types import (
     PartitionGone,
     PartitionKey,
     PartitionView,
+    Room,
     StreamName,
 )
 
@@ -123,6 +125,7 @@ class Broker:
         self._checkpointer = context.loop.create_task(self._checkpoint_for_ever())
         self._housekeeping.start()
         context.space.on_room = self._on_room
+        context.space.evict = Eviction(context, self._replicas).run
         context.space.start()
 
     async def close(self) -> None:

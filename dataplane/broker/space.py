@@ -23,13 +23,13 @@ from dataplane.replica.space import (
     EvictOldest,
     KeepReserve,
     ReleaseReserve,
-    Room,
     RoomChanged,
     SpaceEffect,
     SpaceGuard,
 )
 from wire.batch import BatchHeader
 from wire.transport import Buffer
+from wire.types import Room
 
 log = logging.getLogger(__name__)
 
@@ -180,6 +180,8 @@ class SpaceWatch:
             freed = await self.evict(wanted)
             if freed:
                 await self.look()
+        except NoSpace as error:
+            self.refused(error)
         except Exception:
             log.exception("evicting met a bug; it is tried again")
         finally:

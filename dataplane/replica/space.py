@@ -25,16 +25,11 @@ What always holds
 from __future__ import annotations
 
 from dataclasses import dataclass
-from enum import Enum
 from typing import TypeAlias
 
+from wire.types import Room
+
 MIB = 1 << 20
-
-
-class Room(Enum):
-    AMPLE = "ample"
-    SHORT = "short"
-    FULL = "full"
 
 
 SHORTEST_HOLD = 1.0

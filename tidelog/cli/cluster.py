@@ -59,7 +59,7 @@ def _defaults(config: dict[str, str]) -> str:
 def _show(found: ClusterStatus) -> None:
     from rich.table import Table
 
-    table = Table("broker", "", "controller", "votes", "leads", "replicas", "dropped")
+    table = Table("broker", "", "controller", "votes", "leads", "replicas", "disk", "dropped")
     for broker in sorted(found["brokers"], key=lambda b: b["id"]):
         table.add_row(
             broker["id"],
@@ -68,6 +68,7 @@ def _show(found: ClusterStatus) -> None:
             "yes" if broker["voter"] else "no",
             str(broker["leaders"]),
             str(broker["replicas"]),
+            _disk(broker),
             _dropped(broker),
         )
     console().print(table)
@@ -83,6 +84,14 @@ def _show(found: ClusterStatus) -> None:
     for broker in found["brokers"]:
         if broker.get("failed"):
             console().print(f"[red]{broker['id']}[/] holds unsound replicas of {', '.join(broker['failed'] or ())}")
+
+
+def _disk(broker: BrokerStatus) -> str:
+    space = broker.get("space")
+    if not space or not space["total_bytes"]:
+        return "?"
+    free = f"{space['free_bytes'] / 1e9:.1f} of {space['total_bytes'] / 1e9:.1f} GB free"
+    return free if space["room"] == "ample" else f"[red]{space['room']}[/] {free}"
 
 
 def _dropped(broker: BrokerStatus) -> str:

@@ -50,6 +50,16 @@ class StreamSummary(TypedDict):
     config: dict[str, str]
 
 
+class SpaceStatus(TypedDict):
+    """A broker's disk, in bytes."""
+
+    room: str
+    """"ample", "short" (leaderships are handed over) or "full" (no records are taken)."""
+    free_bytes: int
+    total_bytes: int
+    min_free_bytes: int
+
+
 class BrokerStatus(TypedDict):
     id: str
     alive: bool
@@ -62,6 +72,7 @@ class BrokerStatus(TypedDict):
     """Partitions whose replica there is unsound; None, as `counters`, while the broker does not answer."""
     counters: dict[str, int] | None
     """What it took in and what it dropped, since it started."""
+    space: SpaceStatus | None
 
 
 class OtherReplica(TypedDict):

@@ -90,6 +90,7 @@ class Assembly:
         metadata.broker_status = broker.stream_status
         metadata.broker_totals = broker.status
         metadata.drain_leader = broker.drain
+        metadata.room = lambda: context.space.room
         metadata.on_fatal = on_fatal
         metadata.on_office = Api(metadata, context.control, context.subjects).on_office
 

@@ -10,10 +10,10 @@ from dataplane.replica.space import (
     EvictOldest,
     KeepReserve,
     ReleaseReserve,
-    Room,
     RoomChanged,
     SpaceGuard,
 )
+from wire.types import Room
 
 TOTAL = 1000
 LIMIT = 100

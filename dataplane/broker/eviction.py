@@ -1,0 +1,79 @@
+"""Room made on a disk that runs full: the oldest segments of streams with `on_under_capacity=evict_oldest` go early.
+
+It is ordinary retention, before its time: whole segments from the beginning of a log, below the high watermark, never
+the last one, and of streams with a retention limit only: what goes would have gone sooner or later. Of all the logs of
+the broker that may give, the one whose first segment is the oldest gives it, one segment after the other, until there
+is room or nothing is left. Each broker evicts for its own disk, so replicas may begin at different offsets.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Iterable, Mapping
+from typing import TYPE_CHECKING
+
+from dataplane.log.errors import LogDamaged
+from dataplane.log.retention import Limits
+from wire.types import Offset, OnUnderCapacity
+
+if TYPE_CHECKING:
+    from dataplane.broker.context import BrokerContext
+    from dataplane.broker.housekeeping import Visit
+    from dataplane.broker.replica import Replica
+    from wire.types import PartitionKey
+
+log = logging.getLogger(__name__)
+
+
+def oldest(visits: Iterable[Visit]) -> tuple[Visit, Offset] | None:
+    """The log that gives its first segment next, and where that ends; None: nothing may go."""
+    able: list[tuple[int, Visit, Offset]] = []
+    for visit in visits:
+        segments = visit.log.segments
+        if visit.config.on_under_capacity is not OnUnderCapacity.EVICT_OLDEST or not Limits.of(visit.config):
+            continue
+        if len(segments) > 1 and segments[1].base_offset <= visit.high_watermark:
+            able.append((segments[0].max_timestamp, visit, Offset(segments[1].base_offset)))
+    if not able:
+        return None
+    _, visit, end = min(able, key=lambda each: (each[0], each[1].key))
+    return visit, end
+
+
+class Eviction:
+    def __init__(self, context: BrokerContext, replicas: Mapping[PartitionKey, Replica]) -> None:
+        self._context = context
+        self._replicas = replicas
+
+    async def run(self, wanted: int) -> int:
+        """Removes segments of `wanted` bytes together, or all that may go. How many bytes went. Raises NoSpace."""
+        context = self._context
+        segments = freed = 0
+        touched: set[PartitionKey] = set()
+        while freed < wanted:
+            visits = (replica.visit(context) for replica in list(self._replicas.values()))
+            found = oldest(visit for visit in visits if visit is not None)
+            if found is None:
+                break
+            visit, end = found
+            try:
+                gone = await context.loop.run_in_executor(context.executor, visit.log.remove_before, end)
+            except LogDamaged as error:
+                replica = self._replicas.get(visit.key)
+                if replica is None or replica.visit(context) is None:
+                    continue  # closed meanwhile
+                replica.fail(f"evicting: {error}", context)
+                continue
+            touched.add(visit.key)
+            segments += len(gone)
+            freed += sum(segment.size for segment in gone)
+            if (replica := self._replicas.get(visit.key)) is not None:
+                replica.on_log_start()
+        if segments:
+            context.counters.evicted_segments += segments
+            context.counters.evicted_bytes += freed
+            log.warning(
+                "evicted the oldest %d segments, %d bytes, of %d partitions, for want of room; %d bytes were wanted",
+                segments, freed, len(touched), wanted,
+            )  # fmt: skip
+        return freed

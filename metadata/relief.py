@@ -1,0 +1,127 @@
+"""Brokers whose disks run full are relieved of their leaderships: which ones, when, and to whom. Events in, moves out.
+
+How much room a broker has rides on its probe answers, the newest counts; it never enters Raft, for it changes by the
+second. A leadership moves as an operator would move it (`metadata.moves`): drained, a compare-and-set, the old leader
+stays in the ISR, so nothing is lost and nothing depends on what was known here.
+
+    SHORT     leaderships go to an ISR member with AMPLE room; but those of streams that evict, for which the broker
+              makes room
+    FULL      all go, to AMPLE room, else to a broker that is SHORT, which still takes records
+    nowhere   the leader stays, serves reads, and refuses publishes once it is FULL
+
+A move that fails is tried again after a pause that doubles; a few are under way at a time. Whoever was relieved gets
+nothing back for having room again.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from math import inf
+from typing import Final
+
+from metadata.model import Partition
+from metadata.state import ClusterState
+from wire.types import BrokerId, LeaderMove, OnUnderCapacity, PartitionKey, Room
+
+MAX_MOVES = 16
+"""Under way at a time."""
+SHORTEST_PAUSE_S = 1.0
+LONGEST_PAUSE_S = 15.0
+LOOK_INTERVAL_S = 0.2
+"""While some broker is in need all partitions are looked at this often."""
+
+_RANK: Final[Mapping[Room, int]] = {Room.AMPLE: 0, Room.SHORT: 1, Room.FULL: 2}
+
+
+@dataclass(slots=True)
+class _Failed:
+    pause_s: float
+    again_at: float
+
+
+class Relief:
+    """`state` is read only."""
+
+    def __init__(self, state: ClusterState) -> None:
+        self._state = state
+        self._rooms: dict[BrokerId, Room] = {}
+        self._under_way: dict[PartitionKey, LeaderMove] = {}
+        self._failed: dict[PartitionKey, _Failed] = {}
+        self._look_at = -inf
+
+    def clear(self) -> None:
+        """The office was left: what was heard is old, and moves end by themselves."""
+        self._rooms.clear()
+        self._failed.clear()
+
+    def on_room(self, broker: BrokerId, room: Room) -> None:
+        self._rooms[broker] = room
+
+    def with_room(self, brokers: Sequence[BrokerId], enough: int) -> list[BrokerId]:
+        """For new replicas: those that are not known to lack room, if there are `enough`, else all."""
+        roomy = [broker for broker in brokers if self._rooms.get(broker, Room.AMPLE) is Room.AMPLE]
+        return roomy if len(roomy) >= enough else list(brokers)
+
+    def due(self, now: float) -> list[LeaderMove]:
+        """Moves to begin now; say how each ended with `on_ended`."""
+        in_need = {
+            broker for broker, room in self._rooms.items() if room is not Room.AMPLE and self._state.is_alive(broker)
+        }
+        if not in_need:
+            self._failed.clear()
+            return []
+        if now < self._look_at:
+            return []
+        self._look_at = now + LOOK_INTERVAL_S
+        out: list[LeaderMove] = []
+        for key, partition in self._led_by(in_need):
+            if len(self._under_way) >= MAX_MOVES:
+                break
+            target = self._target(partition)
+            if target is None or key in self._under_way or not self._is_due(key, now):
+                continue
+            assert partition.leader is not None
+            move = LeaderMove(key=key, leader=partition.leader, leader_epoch=partition.leader_epoch, target=target)
+            self._under_way[key] = move
+            out.append(move)
+        return out
+
+    def on_ended(self, move: LeaderMove, moved: bool, now: float) -> None:
+        self._under_way.pop(move.key, None)
+        failed = self._failed.pop(move.key, None)
+        if not moved:
+            pause = min(LONGEST_PAUSE_S, 2 * failed.pause_s if failed is not None else SHORTEST_PAUSE_S)
+            self._failed[move.key] = _Failed(pause, now + pause)
+
+    def _is_due(self, key: PartitionKey, now: float) -> bool:
+        failed = self._failed.get(key)
+        return failed is None or now >= failed.again_at
+
+    def _led_by(self, in_need: set[BrokerId]) -> Iterator[tuple[PartitionKey, Partition]]:
+        for key, partition in self._state.partitions():
+            if partition.leader in in_need:
+                policy = self._state.streams[key.stream].settings.on_under_capacity
+                if policy is OnUnderCapacity.WITHDRAW or self._rooms[partition.leader] is Room.FULL:
+                    yield key, partition
+
+    def _target(self, partition: Partition) -> BrokerId | None:
+        """A live member of the ISR with more room than the leader, that can take records; most room first, then the
+        one that leads fewest, those on their way counted."""
+        leader = partition.leader
+        assert leader is not None
+        able = [
+            broker
+            for broker in partition.isr
+            if broker != leader
+            and self._state.is_alive(broker)
+            and not partition.is_withdrawn(broker)
+            and broker in self._rooms
+            and _RANK[self._rooms[broker]] < _RANK[self._rooms[leader]]
+        ]
+        order = partition.replicas.index
+        return min(able, key=lambda b: (_RANK[self._rooms[b]], self._will_lead(b), order(b)), default=None)
+
+    def _will_lead(self, broker: BrokerId) -> int:
+        coming = sum(move.target == broker for move in self._under_way.values())
+        return self._state.led_by(broker) + coming
