@@ -30,7 +30,6 @@ from dataplane.log.data_dir import DataDir
 from dataplane.log.errors import DataDirError, LogDamaged
 from dataplane.log.partition_log import LogConfig
 from dataplane.log.recovery import RecoveryReport
-from dataplane.replica.space import Room
 from wire.errors import Code, TidelogError
 from wire.tidelog_pb2 import PartitionNotification
 from wire.transport import Message, Subscription
