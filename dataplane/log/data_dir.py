@@ -1,7 +1,9 @@
 """The data folder of one broker: whose it is, that nobody else uses it, and what it proves after a restart.
 
     <data>/lock                                        held while the broker runs; names its process
-    <data>/broker.json                                 the identity below
+    <data>/broker.json                                 the identity below, with its CRC-32C
+    <data>/broker.json.copy                            the same once more, written first: it is read where the other one
+                                                       is damaged
     <data>/<stream>-<incarnation>/<partition>-<partition incarnation>/    one log each
 
 What the identity is for. Records that this broker reported are still there after a restart if the folder is the one it
@@ -19,6 +21,8 @@ import re
 from dataclasses import asdict, dataclass, fields, replace
 from typing import TYPE_CHECKING, NamedTuple
 
+from crc32c import crc32c
+
 from dataplane.log.checkpoints import read_file, replace_file
 from dataplane.log.errors import DataDirError, NoSpace
 from dataplane.log.files import REAL_FILES, is_no_space
@@ -26,12 +30,14 @@ from wire.errors import InvariantViolation
 from wire.types import BrokerId, Incarnation, PartitionKey, StreamName
 
 if TYPE_CHECKING:
+    from collections.abc import Mapping
     from pathlib import Path
 
     from dataplane.log.files import FileSystem
 
 LOCK_FILE = "lock"
 IDENTITY_FILE = "broker.json"
+COPY_FILE = "broker.json.copy"
 _REMOVED_SUFFIX = ".removed"
 """Ends the name of a partition's folder that is being removed; one found at start is removed for good."""
 _VERSION = 1
@@ -188,11 +194,13 @@ class DataDir:
         self._write(replace(self._identity, clean=True))
 
     def _write(self, identity: Identity) -> None:
-        if identity == self._identity and _read_identity(self.files, self.path) == identity:
+        if identity == self._identity and _is_written(self.files, self.path, identity):
             return
-        content = json.dumps(asdict(identity), indent=2) + "\n"
+        content = _encode(identity)
         try:
-            replace_file(self.files, self.path / IDENTITY_FILE, content.encode())
+            # What the copy says came true, or was about to, when the other one still says what was before.
+            replace_file(self.files, self.path / COPY_FILE, content)
+            replace_file(self.files, self.path / IDENTITY_FILE, content)
         except OSError as error:
             if is_no_space(error):
                 raise NoSpace(f"{self.path / IDENTITY_FILE} cannot be written ({error})") from error
@@ -251,20 +259,48 @@ class DataDir:
         self.files.close(self._lock)
 
 
+def _encode(identity: Identity) -> bytes:
+    values = asdict(identity)
+    return (json.dumps({**values, "crc32c": _crc(values)}, indent=2) + "\n").encode()
+
+
+def _crc(values: Mapping[str, object]) -> str:
+    return f"{crc32c(json.dumps(values, sort_keys=True).encode()):08x}"
+
+
+def _is_written(files: FileSystem, path: Path, identity: Identity) -> bool:
+    content = _encode(identity)
+    return all(read_file(files, path / name) == content for name in (IDENTITY_FILE, COPY_FILE))
+
+
 def _read_identity(files: FileSystem, path: Path) -> Identity | None:
+    """None: there is none. Raises DataDirError."""
     content = read_file(files, path / IDENTITY_FILE)
     if content is None:
         return None
     try:
-        values = json.loads(content)
-        if values["version"] != _VERSION:
-            raise DataDirError(
-                f"{path / IDENTITY_FILE} has version {values['version']}, this Tidelog reads version {_VERSION}: "
-                "start the version that wrote it"
-            )
-        values["lives"] = tuple(values.get("lives", ()))  # folders of earlier versions have none
-        return Identity(**{field.name: values[field.name] for field in fields(Identity)})
+        return _decode(content, path / IDENTITY_FILE)
     except (ValueError, KeyError, TypeError) as error:
+        copy = read_file(files, path / COPY_FILE)
+        try:
+            return _decode(copy or b"", path / COPY_FILE)
+        except (ValueError, KeyError, TypeError):
+            raise DataDirError(
+                f"{path / IDENTITY_FILE} is damaged ({error}), and so is its copy: restore it, or start this broker "
+                "with an empty data folder"
+            ) from error
+
+
+def _decode(content: bytes, path: Path) -> Identity:
+    """Raises ValueError, KeyError, TypeError when it is damaged, DataDirError when it is of another version."""
+    values = json.loads(content)
+    crc = values.pop("crc32c", None)
+    if crc is not None and crc != _crc(values):  # those of earlier versions have none
+        raise ValueError(f"its CRC-32C is {_crc(values)}, not {crc}")
+    if values["version"] != _VERSION:
         raise DataDirError(
-            f"{path / IDENTITY_FILE} is damaged ({error}): restore it, or start this broker with an empty data folder"
-        ) from error
+            f"{path} has version {values['version']}, this Tidelog reads version {_VERSION}: "
+            "start the version that wrote it"
+        )
+    values["lives"] = tuple(values.get("lives", ()))  # folders of earlier versions have none
+    return Identity(**{field.name: values[field.name] for field in fields(Identity)})

@@ -161,7 +161,10 @@ class RaftEngine(SyncObj):  # type: ignore[misc] # PySyncObj ships no types
             monotonic=monotonic,
         )
         self.journal = Journal(
-            config.directory / JOURNAL_FILE, snapshot=self._snapshots.head(), exit_process=exit_process
+            config.directory / JOURNAL_FILE,
+            snapshot=self._snapshots.head(),
+            exit_process=exit_process,
+            boot_id=config.boot_id,
         )
         self.poller = EpollPoller()
         transport = partial(

@@ -13,6 +13,7 @@ File layout (little endian):
     M     term u64 | vote               current term, and the voter voted for in it (empty: none)
     C     index u64                     commit index; a hint, never more than was committed
     J     -                             this node may vote: it has synchronised with its group once
+    B     text                          boot id of the operating system: in the first batch of a life
 
 One batch is one write and one fdatasync: `add` and the rest only buffer, `sync` writes. Nothing that depends on a
 record may leave the node before `sync` returned; the transport sees to that. A batch counts whole or not at all.
@@ -21,7 +22,9 @@ What always holds:
 
 * Batch n+1 is written only after batch n was synced. So when a batch cannot be read, it is the unacknowledged end of a
   power cut if nothing readable follows it, and it is cut off; if a later batch follows, synced data was damaged and the
-  journal refuses to open.
+  journal refuses to open. So it does where the operating system has not been started since (the process was killed) and
+  what cannot be read is not the beginning of a batch that the file's end cuts off. After a power cut damage in the last
+  batch cannot be told from its torn end.
 * After a failed write or fdatasync the process ends: the page cache may have dropped what the kernel says it could not
   write.
 * An entry that is already there (same index and term) is kept together with all that follows it, as Raft demands;
@@ -35,11 +38,11 @@ from __future__ import annotations
 import os
 import struct
 from pathlib import Path
-from typing import Any, NamedTuple, overload
+from typing import Any, NamedTuple, NoReturn, overload
 
 import crc32c
 
-from metadata.raft.types import ExitProcess, InvariantViolation, RaftStorageError
+from metadata.raft.types import ExitProcess, InvariantViolation, RaftDamage, RaftStorageError
 
 FILE_MAGIC = b"TLRJRNL1"
 BATCH_MAGIC = b"\xa7RJB"
@@ -48,6 +51,8 @@ _BATCH = struct.Struct("<4sIIQ")
 _RECORD = struct.Struct("<cI")
 _INDEX = struct.Struct("<Q")
 _INDEX_TERM = struct.Struct("<QQ")
+
+_REMEDY = "stop this voter, empty its Raft directory and let it synchronise from the others."
 
 KEPT_ENTRIES = 2
 """The log never gets shorter by compaction: PySyncObj compares its first two entries with the snapshot's."""
@@ -106,16 +111,26 @@ def _read_batch(data: bytes, position: int) -> tuple[int, bytes] | None:
     return sequence, records
 
 
+def _sequence_at(data: bytes, position: int) -> int:
+    """What stands where a batch at `position` has its sequence number; 0 behind the file's end."""
+    if position + _BATCH.size > len(data):
+        return 0
+    sequence: int = _BATCH.unpack_from(data, position)[3]
+    return sequence
+
+
 class Journal:
     """The log object that PySyncObj is given. Camel-case methods are its interface, which is fixed by PySyncObj 0.3.17.
 
     Positions are list positions (0 is the oldest entry kept), indexes are Raft indexes (from 1).
     """
 
-    def __init__(self, path: Path, *, snapshot: SnapshotHead | None, exit_process: ExitProcess) -> None:
+    def __init__(
+        self, path: Path, *, snapshot: SnapshotHead | None, exit_process: ExitProcess, boot_id: str = ""
+    ) -> None:
         """Open or create the journal at `path`, cut a torn end and align the head with the snapshot.
 
-        Raises RaftStorageError when the file is not a journal or when synced data in it is damaged.
+        Raises RaftStorageError when the file is not a journal, RaftDamage when synced data in it is damaged.
         """
         self._path = path
         self._exit_process = exit_process
@@ -126,20 +141,26 @@ class Journal:
         self._commit_index = 1
         self._commit_hint_pending = False
         self._joined = False
+        self._boot_id = ""
+        """Under which the last batch was written."""
+        self._present_boot_id = boot_id
         self._pending: list[bytes] = []
         self._sequence = 0
         self._descriptor = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
         try:
-            self._load()
+            self._load(has_snapshot=snapshot is not None)
             if snapshot is not None:
                 self._align(snapshot)
+            if boot_id != self._boot_id:
+                self._boot_id = boot_id
+                self._pending.append(_record(b"B", boot_id.encode()))  # nothing waits for it: it rides with the next
         except BaseException:
             os.close(self._descriptor)
             raise
 
     # ---------------------------------------------------------------------------- opening
 
-    def _load(self) -> None:
+    def _load(self, *, has_snapshot: bool) -> None:
         """Replay the file; begin it when there is none."""
         data = self._path.read_bytes()
         if len(data) < len(FILE_MAGIC) and FILE_MAGIC.startswith(data):
@@ -150,34 +171,59 @@ class Journal:
             sync_directory(self._path.parent)
             return
         if not data.startswith(FILE_MAGIC):
-            raise RaftStorageError(
-                f"{self._path} is not a Raft journal of this version (it begins with {data[:8]!r}); point the data "
-                "directory "
-                f"elsewhere, or move the file away if this voter may start empty."
-            )
+            self._refuse_title(data)
         position = len(FILE_MAGIC)
         while (batch := _read_batch(data, position)) is not None:
             self._sequence, records = batch
             self._replay(records)
             position += _BATCH.size + len(records)
-        self._refuse_damage(data, position)
+        self._refuse_damage(data, position, has_snapshot=has_snapshot)
         if position < len(data):
             os.ftruncate(self._descriptor, position)
         os.lseek(self._descriptor, position, os.SEEK_SET)
         os.fsync(self._descriptor)
 
-    def _refuse_damage(self, data: bytes, position: int) -> None:
-        """Tell damage of synced batches from the torn end of an unsynced one."""
+    def _refuse_title(self, data: bytes) -> NoReturn:
+        if data[len(FILE_MAGIC) - 1 : len(FILE_MAGIC)] == FILE_MAGIC[-1:] and _read_batch(data, len(FILE_MAGIC)):
+            raise RaftDamage(f"{self._path} is damaged at byte 0: it begins with {data[:8]!r}; {_REMEDY}")
+        raise RaftStorageError(
+            f"{self._path} is not a Raft journal of this version (it begins with {data[:8]!r}); point the data "
+            "directory elsewhere, or move the file away if this voter may start empty."
+        )
+
+    def _refuse_damage(self, data: bytes, position: int, *, has_snapshot: bool) -> None:
+        """Tell damage of synced batches from the torn end of an unsynced one. A file that a compaction wrote got its
+        name when it was synced, so its first batch is never torn."""
+        if position == len(data):
+            return
         candidate = data.find(BATCH_MAGIC, position + 1)
         while candidate >= 0:
             later = _read_batch(data, candidate)
             if later is not None and later[0] > self._sequence + 1:
-                raise RaftStorageError(
+                raise RaftDamage(
                     f"{self._path} is damaged at byte {position} although later data is sound, so acknowledged "
-                    "commands may be "
-                    f"missing; stop this voter, empty its Raft directory and let it synchronise from the others."
+                    f"commands may be missing; {_REMEDY}"
                 )
             candidate = data.find(BATCH_MAGIC, candidate + 1)
+        if self._sequence == 0 and (has_snapshot or _sequence_at(data, position) > 1):
+            raise RaftDamage(f"{self._path} is damaged in its first batch, which a compaction wrote; {_REMEDY}")
+        if self._boot_id and self._boot_id == self._present_boot_id and not self._is_cut_short(data, position):
+            raise RaftDamage(
+                f"{self._path} is damaged at byte {position}, in its last batch: the operating system has not been "
+                f"started since that was written; {_REMEDY}"
+            )
+
+    def _is_cut_short(self, data: bytes, position: int) -> bool:
+        """Whether the rest is the beginning of the next batch, whose end was never written."""
+        rest = len(data) - position - _BATCH.size
+        if rest < 0:
+            return BATCH_MAGIC.startswith(data[position : position + len(BATCH_MAGIC)])
+        magic, checksum, length, sequence = _BATCH.unpack_from(data, position)
+        if magic != BATCH_MAGIC or sequence != self._sequence + 1 or length <= rest:
+            return False
+        # Or all of it is there, and the length is what was damaged.
+        whole = crc32c.crc32c(struct.pack("<IQ", rest, sequence) + data[position + _BATCH.size :])
+        return bool(whole != checksum)
 
     def _replay(self, records: bytes) -> None:
         position = 0
@@ -200,6 +246,8 @@ class Journal:
                     self._commit_index = _INDEX.unpack(body)[0]
                 case b"J":
                     self._joined = True
+                case b"B":
+                    self._boot_id = body.decode()
                 case _:
                     raise RaftStorageError(
                         f"{self._path} holds a record of kind {kind!r}, which this version does not know; run the "
@@ -330,6 +378,7 @@ class Journal:
         records.append(_record(b"C", _INDEX.pack(self._commit_index)))
         if self._joined:
             records.append(_record(b"J"))
+        records.append(_record(b"B", self._boot_id.encode()))
         records.extend(_record(b"E", _INDEX_TERM.pack(entry.index, entry.term) + entry.command) for entry in kept)
         self._sequence += 1
         data = FILE_MAGIC + _batch(self._sequence, b"".join(records))

@@ -20,6 +20,7 @@ import os
 import socket
 from collections.abc import Callable, Sequence
 from dataclasses import replace
+from functools import partial
 from random import SystemRandom
 from typing import Any, NoReturn, TypeVar
 
@@ -27,6 +28,7 @@ from pysyncobj import FAIL_REASON
 from pysyncobj.monotonic import monotonic
 
 from metadata.raft.engine import NO_OP, REGULAR, ApplyFailure, RaftEngine
+from metadata.raft.set_aside import open_or_set_aside
 from metadata.raft.types import (
     MAX_COMMAND_BYTES,
     MAX_PENDING_COMMANDS,
@@ -119,16 +121,18 @@ class RaftNode:
         resolver = _Resolver(loop)
         self._config.directory.mkdir(parents=True, exist_ok=True)
         self._lock()
+        make_engine = partial(
+            RaftEngine,
+            self._config,
+            self._state_machine,
+            bind_host=bind_host,
+            resolve=resolver.lookup,
+            on_peer_lost=self._lost.append,
+            exit_process=self._exit_process,
+            rng=SystemRandom(),
+        )
         try:
-            engine = RaftEngine(
-                self._config,
-                self._state_machine,
-                bind_host=bind_host,
-                resolve=resolver.lookup,
-                on_peer_lost=self._lost.append,
-                exit_process=self._exit_process,
-                rng=SystemRandom(),
-            )
+            engine = open_or_set_aside(self._config, make_engine)
         except BaseException:
             self._unlock()
             raise

@@ -30,7 +30,7 @@ import crc32c
 import msgpack
 
 from metadata.raft.journal import Entry, SnapshotHead, sync_directory, write_all
-from metadata.raft.types import ExitProcess, RaftStorageError, StateMachine
+from metadata.raft.types import ExitProcess, RaftDamage, RaftStorageError, StateMachine
 
 _log = logging.getLogger(__name__)
 
@@ -60,7 +60,7 @@ def encode_snapshot(head: SnapshotHead, state: bytes) -> bytes:
 
 
 def decode_snapshot(data: bytes, source: Path) -> tuple[SnapshotHead, bytes]:
-    """Raises RaftStorageError, naming `source`, when the bytes are not a whole and sound snapshot."""
+    """Raises RaftStorageError, naming `source`: RaftDamage when the bytes are not a whole and sound snapshot."""
     fixed = _PREFIX.size + _CHECKED.size
     if len(data) >= fixed:
         magic, checksum = _PREFIX.unpack_from(data)
@@ -69,7 +69,9 @@ def decode_snapshot(data: bytes, source: Path) -> tuple[SnapshotHead, bytes]:
         if magic == FILE_MAGIC and whole and crc32c.crc32c(memoryview(data)[_PREFIX.size :]) == checksum:
             last, before_last = msgpack.unpackb(data[fixed : fixed + header_length])
             return SnapshotHead(Entry(*last), Entry(*before_last)), data[fixed + header_length :]
-    raise RaftStorageError(
+    title = data[: len(FILE_MAGIC)]
+    of_another_version = title[:-1] == FILE_MAGIC[:-1] and title != FILE_MAGIC
+    raise (RaftStorageError if of_another_version else RaftDamage)(
         f"The Raft snapshot {source} is damaged or of another version ({len(data)} bytes); stop this voter, empty its "
         "Raft directory "
         f"and let it synchronise from the others."

@@ -53,6 +53,10 @@ class RaftStorageError(RaftError):
     """A file of the metadata group cannot be trusted or is in use by another process."""
 
 
+class RaftDamage(RaftStorageError):
+    """A file of the metadata group is not what this voter wrote: acknowledged commands or votes may be missing."""
+
+
 class RaftAddressError(RaftError):
     """The voter's own address cannot be bound."""
 
@@ -104,6 +108,8 @@ class RaftConfig:
     """Holds journal, snapshot and lock; created when missing. Losing it loses this voter's votes."""
     secret: bytes | None
     """Shared by all nodes; authenticates every frame. None is allowed only when every address is a loopback one."""
+    boot_id: str = ""
+    """Of the operating system, another one after each of its starts; "": unknown."""
     group: str = ""
     """Which group the directory belongs to, where it is known: nodes that know of different ones stay apart."""
     heartbeat_s: float = 0.1

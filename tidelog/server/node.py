@@ -147,7 +147,7 @@ class Node:
             data_dir=data_dir,
             ingest=ingest,
             control=control,
-            make_raft=partial(self._make_raft, data_dir.cluster_id or ""),
+            make_raft=partial(self._make_raft, data_dir.cluster_id or "", data_dir.files.boot_id()),
             raft_address=self._raft_address or "",
             syncer=syncer,
             executor=executor,
@@ -220,6 +220,7 @@ class Node:
     def _make_raft(
         self,
         cluster_id: str,
+        boot_id: str,
         state_machine: StateMachine,
         on_status: Callable[[RaftStatus], None],
         on_peer_lost: Callable[[str], None],
@@ -230,6 +231,7 @@ class Node:
             directory=self.config.data_dir / "raft",
             secret=self.config.raft_secret,
             group=cluster_id,
+            boot_id=boot_id,
         )
         return RaftNode(config, state_machine, on_status=on_status, on_peer_lost=on_peer_lost)
 

@@ -107,10 +107,33 @@ def test_a_folder_that_cannot_be_made_is_refused(tmp_path: Path) -> None:
         DataDir.open(tmp_path / "file", B1)
 
 
+@pytest.mark.parametrize("name", ["broker.json", "broker.json.copy"])
+def test_a_flipped_bit_of_an_identity_changes_nothing(tmp_path: Path, name: str) -> None:
+    directory = DataDir.open(tmp_path, B1)
+    directory.begin_life("life 1")
+    directory.record("cluster", Incarnation(9))
+    directory.mark_dirty()
+    directory.close()
+    whole = (tmp_path / name).read_bytes()
+    for at in range(len(whole)):
+        content = bytearray(whole)
+        content[at] ^= 1 << (at % 8)
+        (tmp_path / name).write_bytes(content)
+        again = DataDir.open(tmp_path, B1)
+        assert (again.cluster_id, again.last_incarnation) == ("cluster", 9)
+        assert again.proof() == (True, True)
+        again.mark_clean()
+        again.close()
+        assert (tmp_path / "broker.json").read_bytes() == (tmp_path / "broker.json.copy").read_bytes()
+        (tmp_path / "broker.json").write_bytes(whole)
+        (tmp_path / "broker.json.copy").write_bytes(whole)
+
+
 @pytest.mark.parametrize("content", ["", "{", "[]", '{"version": 1}', '{"version": 99}'])
 def test_an_identity_that_cannot_be_read_is_refused(tmp_path: Path, content: str) -> None:
     DataDir.open(tmp_path, B1).close()
     (tmp_path / "broker.json").write_text(content)
+    (tmp_path / "broker.json.copy").write_text(content)
     with pytest.raises(DataDirError, match=r"broker\.json"):
         DataDir.open(tmp_path, B1)
 

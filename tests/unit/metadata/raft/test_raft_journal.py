@@ -10,7 +10,7 @@ from typing import Any, NoReturn
 import pytest
 
 from metadata.raft.journal import Entry, Journal, SnapshotHead
-from metadata.raft.types import InvariantViolation, RaftStorageError
+from metadata.raft.types import InvariantViolation, RaftDamage, RaftStorageError
 
 
 def recording(steps: list[str], name: str, function: Callable[..., Any]) -> Callable[..., Any]:
@@ -115,6 +115,67 @@ def test_damage_before_sound_data_is_refused(path: Path) -> None:
     with pytest.raises(RaftStorageError, match=r"damaged at byte .* although later data is sound"):
         open_journal(path)
     assert path.read_bytes() == content, "evidence stays"
+
+
+def open_in_boot(path: Path, boot_id: str) -> Journal:
+    return Journal(path, snapshot=None, exit_process=end, boot_id=boot_id)
+
+
+def filled_in_boot(path: Path, boot_id: str) -> bytes:
+    journal = open_in_boot(path, boot_id)
+    for index in range(1, 5):
+        journal.add(f"c{index}".encode(), index, 1)
+        journal.sync()
+    return path.read_bytes()
+
+
+def test_any_flipped_bit_is_damage_while_the_operating_system_runs_on(path: Path) -> None:
+    whole = filled_in_boot(path, "boot 1")
+    for at in range(8, len(whole)):
+        content = bytearray(whole)
+        content[at] ^= 1 << (at % 8)
+        path.write_bytes(content)
+        with pytest.raises(RaftDamage):
+            open_in_boot(path, "boot 1")
+        assert path.read_bytes() == content, "evidence stays"
+    path.write_bytes(whole)
+    assert indexes(open_in_boot(path, "boot 1")) == [1, 2, 3, 4]
+
+
+def test_a_write_that_a_kill_broke_off_is_cut_while_the_operating_system_runs_on(path: Path) -> None:
+    whole = filled_in_boot(path, "boot 1")
+    last = whole.rindex(b"\xa7RJB")
+    for cut in range(last, len(whole)):
+        path.write_bytes(whole[:cut])
+        assert indexes(open_in_boot(path, "boot 1")) == [1, 2, 3]
+
+
+def test_after_a_loss_of_power_the_last_batch_may_be_torn_anywhere(path: Path) -> None:
+    whole = filled_in_boot(path, "boot 1")
+    path.write_bytes(whole[:-3] + bytes(3))
+    assert indexes(open_in_boot(path, "boot 2")) == [1, 2, 3]
+
+
+def test_the_boot_of_the_last_batch_counts_also_after_a_compaction(path: Path) -> None:
+    filled_in_boot(path, "boot 1")
+    journal = open_in_boot(path, "boot 2")
+    journal.deleteEntriesTo(2)
+    content = bytearray(path.read_bytes())
+    content[-1] ^= 1
+    path.write_bytes(content)
+    with pytest.raises(RaftDamage):
+        open_in_boot(path, "boot 2")
+
+
+def test_a_damaged_title_is_damage_and_another_version_is_not(path: Path) -> None:
+    whole = filled_in_boot(path, "boot 1")
+    path.write_bytes(b"TLRJRNM1" + whole[8:])
+    with pytest.raises(RaftDamage):
+        open_journal(path)
+    path.write_bytes(b"TLRJRNL2" + whole[8:])
+    with pytest.raises(RaftStorageError, match="not a Raft journal") as refused:
+        open_journal(path)
+    assert not isinstance(refused.value, RaftDamage)
 
 
 def test_another_file_is_refused(path: Path) -> None:

@@ -1,0 +1,62 @@
+"""A voter whose Raft files are damaged begins anew, empty, and synchronises from the others.
+
+That is safe, and what an operator would be told to do: an empty voter votes for nobody who has entries, and counts for
+no commit it has not stored, until it has everything that a leader has committed (`Journal.joined`). Alone (no peers) it
+would be the loss of the cluster's metadata: there the damage is refused.
+
+    <raft>/damaged/1-journal, 1-snapshot, 1-reason.txt         the newest MAX_KEPT times are kept
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Callable
+from typing import TYPE_CHECKING, TypeVar
+
+from metadata.raft.journal import sync_directory
+from metadata.raft.types import RaftDamage, RaftStorageError
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+    from metadata.raft.types import RaftConfig
+
+_log = logging.getLogger(__name__)
+
+FOLDER = "damaged"
+MAX_KEPT = 3
+_FILES = ("journal", "snapshot")
+
+_Opened = TypeVar("_Opened")
+
+
+def open_or_set_aside(config: RaftConfig, make: Callable[[], _Opened]) -> _Opened:
+    """What `make` makes of the files in the Raft directory. Raises what it raises; RaftDamage only without peers."""
+    try:
+        return make()
+    except RaftDamage as damage:
+        if not config.peers:
+            raise RaftStorageError(
+                f"{damage} There are no others: this is the only copy of the cluster's metadata; restore the directory "
+                f"{config.directory} from a backup."
+            ) from damage
+        _log.error("%s It is set aside, and this node begins anew, empty, and synchronises from the others.", damage)
+        set_aside(config.directory, str(damage))
+        return make()
+
+
+def set_aside(directory: Path, reason: str) -> None:
+    """Durably. Raises OSError."""
+    folder = directory / FOLDER
+    folder.mkdir(exist_ok=True)
+    numbers = sorted({int(path.name.split("-")[0]) for path in folder.iterdir() if path.name[:1].isdigit()})
+    number = numbers[-1] + 1 if numbers else 1
+    for old in numbers[: max(0, len(numbers) + 1 - MAX_KEPT)]:
+        for path in folder.glob(f"{old}-*"):
+            path.unlink()
+    (folder / f"{number}-reason.txt").write_text(f"{reason}\n", encoding="utf-8")
+    for name in _FILES:
+        if (directory / name).exists():
+            (directory / name).rename(folder / f"{number}-{name}")
+    sync_directory(folder)
+    sync_directory(directory)
