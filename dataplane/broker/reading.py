@@ -207,13 +207,13 @@ class ReadableRole(Role):
     # ------------------------------------------------------------------ the disk
     def _read_plain(self, offset: Offset, limit: int, end: Offset) -> list[Buffer]:
         """Blocking; called in a thread."""
-        data = _read_checked(self.log, offset, limit, end)
+        data = read_checked(self.log, offset, limit, end)
         return self._cipher.plain([data]) if holds_encrypted(data) else [data]
 
     async def _read_cold(self, offset: Offset, limit: int, end: Offset) -> bytes:
         """Both CRCs of each batch are checked. Raises as `PartitionLog.read_from_disk`."""
         return await self.context.loop.run_in_executor(
-            self.context.readers, lambda: _read_checked(self.log, offset, limit, end)
+            self.context.readers, lambda: read_checked(self.log, offset, limit, end)
         )
 
     def _read_for_consumer(self, inbox: str, reading: Coroutine[Any, Any, None]) -> None:
@@ -252,7 +252,9 @@ class ReadableRole(Role):
             self.on_damage(str(error))
 
 
-def _read_checked(partition_log: PartitionLog, offset: Offset, limit: int, end: Offset) -> bytes:
+def read_checked(partition_log: PartitionLog, offset: Offset, limit: int, end: Offset) -> bytes:
+    """As `PartitionLog.read_from_disk`, bodies included: what leaves this broker is what was written. Blocking. Raises
+    as that does."""
     data = partition_log.read_from_disk(offset, max_bytes=limit, end_offset=end)
     for at, header in iter_batches(data):
         try:

@@ -87,10 +87,14 @@ class Replica:
         self._high_watermark = self._checkpointed = self._log.high_watermark
         self._quarantined = Quarantine(self._files, self.directory).reports()
         if report.damaged is not None:
-            mark(self._files, self.directory, report.damaged, self.key)
+            self.mark(report.damaged)
             self.failed = report.damaged
             self._damaged = True
         return report
+
+    def mark(self, reason: str) -> None:
+        """That it is damaged, so that no restart forgets it. Blocking."""
+        mark(self._files, self.directory, reason, self.key)
 
     def on_damage(self, reason: str, context: BrokerContext) -> None:
         """Somebody found that the log is not what was written: this replica serves nobody from now on, writes that
@@ -106,7 +110,7 @@ class Replica:
         self._confession = context.loop.create_task(self._confess(reason, context))
 
     async def _confess(self, reason: str, context: BrokerContext) -> None:
-        await context.loop.run_in_executor(context.executor, mark, self._files, self.directory, reason, self.key)
+        await context.loop.run_in_executor(context.executor, self.mark, reason)
         self._confession = None
         self._withdraw(reason, context)
         if self.view is not None and self._has_something_to_do(self.view, context):
