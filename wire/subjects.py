@@ -2,7 +2,7 @@
 
 A cluster owns everything below its namespace, `<ns>.>`:
 
-    <ns>.<stream>.<partition>.replicate | offset | append | fetch
+    <ns>.<stream>.<partition>.replicate | offset | checkpoint | append | fetch
     <ns>.<stream>.<partition>.fetch.<broker>
     <ns>.notify.<broker>
     <ns>.metadata.<what>[.<broker>]
@@ -48,6 +48,10 @@ class Subjects:
     def offset(self, stream: StreamName, partition: int) -> str:
         """Followers ask the leader where a leader epoch ends."""
         return f"{self.namespace}.{stream}.{partition}.offset"
+
+    def checkpoint(self, stream: StreamName, partition: int) -> str:
+        """Followers ask the leader for the derived state at its log start."""
+        return f"{self.namespace}.{stream}.{partition}.checkpoint"
 
     def append(self, stream: StreamName, partition: int) -> str:
         """Clients append a batch."""

@@ -329,6 +329,82 @@ class LeaderEpochOffsetResponse(_message.Message):
 Global___LeaderEpochOffsetResponse: _TypeAlias = LeaderEpochOffsetResponse  # noqa: Y015
 
 @_typing.final
+class CheckpointRequest(_message.Message):
+    """On `.checkpoint`: a follower whose log ends below the leader's log start asks for the derived state there, piece by
+    piece. The answer: 16-byte replication header, then a CheckpointResponse.
+    """
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    REPLICA_ID_FIELD_NUMBER: _builtins.int
+    LEADER_EPOCH_FIELD_NUMBER: _builtins.int
+    BROKER_INCARNATION_FIELD_NUMBER: _builtins.int
+    STREAM_INCARNATION_FIELD_NUMBER: _builtins.int
+    PARTITION_INCARNATION_FIELD_NUMBER: _builtins.int
+    OFFSET_FIELD_NUMBER: _builtins.int
+    POSITION_FIELD_NUMBER: _builtins.int
+    replica_id: _builtins.str
+    leader_epoch: _builtins.int
+    """fence"""
+    broker_incarnation: _builtins.int
+    stream_incarnation: _builtins.int
+    partition_incarnation: _builtins.int
+    offset: _builtins.int
+    """of the snapshot whose next piece is wanted; missing: that at the leader's log start now"""
+    position: _builtins.int
+    """byte of the snapshot at which the piece is to begin"""
+    def __init__(
+        self,
+        *,
+        replica_id: _builtins.str = ...,
+        leader_epoch: _builtins.int = ...,
+        broker_incarnation: _builtins.int = ...,
+        stream_incarnation: _builtins.int = ...,
+        partition_incarnation: _builtins.int = ...,
+        offset: _builtins.int | None = ...,
+        position: _builtins.int = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _typing.Literal["_offset", b"_offset", "offset", b"offset"]  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["_offset", b"_offset", "broker_incarnation", b"broker_incarnation", "leader_epoch", b"leader_epoch", "offset", b"offset", "partition_incarnation", b"partition_incarnation", "position", b"position", "replica_id", b"replica_id", "stream_incarnation", b"stream_incarnation"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    _WhichOneofReturnType__offset: _TypeAlias = _typing.Literal["offset"]  # noqa: Y015
+    _WhichOneofArgType__offset: _TypeAlias = _typing.Literal["_offset", b"_offset"]  # noqa: Y015
+    def WhichOneof(self, oneof_group: _WhichOneofArgType__offset) -> _WhichOneofReturnType__offset | None: ...
+
+Global___CheckpointRequest: _TypeAlias = CheckpointRequest  # noqa: Y015
+
+@_typing.final
+class CheckpointResponse(_message.Message):
+    DESCRIPTOR: _descriptor.Descriptor
+
+    OFFSET_FIELD_NUMBER: _builtins.int
+    SIZE_FIELD_NUMBER: _builtins.int
+    POSITION_FIELD_NUMBER: _builtins.int
+    PIECE_FIELD_NUMBER: _builtins.int
+    offset: _builtins.int
+    """of the snapshot"""
+    size: _builtins.int
+    """bytes of all of it"""
+    position: _builtins.int
+    piece: _builtins.bytes
+    def __init__(
+        self,
+        *,
+        offset: _builtins.int = ...,
+        size: _builtins.int = ...,
+        position: _builtins.int = ...,
+        piece: _builtins.bytes = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["offset", b"offset", "piece", b"piece", "position", b"position", "size", b"size"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___CheckpointResponse: _TypeAlias = CheckpointResponse  # noqa: Y015
+
+@_typing.final
 class PartitionNotification(_message.Message):
     DESCRIPTOR: _descriptor.Descriptor
 

@@ -10,6 +10,7 @@ from typing import TypeVar
 
 from google.protobuf.message import DecodeError
 
+from dataplane.broker import checkpoints
 from dataplane.broker.context import BrokerContext
 from dataplane.broker.reading import ReadableRole
 from dataplane.broker.space import NO_SPACE_RETRY
@@ -19,13 +20,15 @@ from dataplane.replica.consumers import ConsumerFetch
 from dataplane.replica.effects import (
     AppendReplicated,
     FollowerEffect,
+    InstallCheckpoint,
     RefuseConsumer,
     ReportLeader,
     RequestSync,
+    SendCheckpointRequest,
     SendFetch,
     SendOffsetRequest,
     ServeConsumer,
-    SkipAhead,
+    StartOver,
     Truncate,
 )
 from dataplane.replica.follower import FetchAnswer, Follower, OffsetAnswer
@@ -56,6 +59,7 @@ class Following(ReadableRole):
         self._durable = view.config.is_durable
         self._fetch_inbox: str | None = None
         self._offset_inbox: str | None = None
+        self._checkpoint_inbox: str | None = None
         self._batches: tuple[memoryview, list[BatchHeader]] | None = None
         """Of the answer being looked at; valid while its AppendReplicated is carried out."""
         self.sequence = first_sequence
@@ -91,7 +95,7 @@ class Following(ReadableRole):
 
     async def _let_go(self, reason: str) -> None:
         self._run(self.core.resign(reason))
-        for inbox in (self._fetch_inbox, self._offset_inbox):
+        for inbox in (self._fetch_inbox, self._offset_inbox, self._checkpoint_inbox):
             if inbox is not None:
                 self.context.control.on_inbox(inbox, None)
 
@@ -236,6 +240,23 @@ class Following(ReadableRole):
         self._run(self.core.on_offset_answer(answer, now))
         self._schedule()
 
+    def _on_checkpoint_answer(self, number: int, message: Message) -> None:
+        if self.ended:
+            return
+        now = self.context.now()
+        if message.status == NO_RESPONDERS:
+            self._run(self.core.on_no_responders(now))
+            self._schedule()
+            return
+        try:
+            answer = checkpoints.decode_answer(number, message)
+        except CorruptData as e:  # it is asked for again
+            self.context.counters.bad_answers += 1
+            log.warning("partition %s: refused an answer of the leader: %s", self.view.key, e)
+            return
+        self._run(self.core.on_checkpoint_answer(answer, now))
+        self._schedule()
+
     # ------------------------------------------------------------------ effects
     def _run(self, effects: list[FollowerEffect]) -> None:
         for effect in effects:
@@ -250,8 +271,12 @@ class Following(ReadableRole):
                     self._request_sync()
                 case Truncate(offset):
                     self._spawn(self._truncate(offset))
-                case SkipAhead(log_start):
-                    self._spawn(self._skip_ahead(log_start))
+                case SendCheckpointRequest():
+                    self._send_checkpoint_request(effect)
+                case InstallCheckpoint():
+                    self._spawn(self._install(effect))
+                case StartOver():
+                    self._spawn(self._start_over())
                 case ReportLeader(report):
                     self.context.counters.leader_reports += 1
                     self.context.metadata.report_leader(report)
@@ -307,6 +332,15 @@ class Following(ReadableRole):
             self.context.subjects.offset(key.stream, key.partition), [request.SerializeToString()], reply=inbox
         )
 
+    def _send_checkpoint_request(self, effect: SendCheckpointRequest) -> None:
+        key, control = self.view.key, self.context.control
+        if self._checkpoint_inbox is not None:
+            control.on_inbox(self._checkpoint_inbox, None)
+        inbox = self._checkpoint_inbox = control.new_inbox()
+        control.on_inbox(inbox, self._handler(lambda message: self._on_checkpoint_answer(effect.number, message)))
+        request = checkpoints.encode_request(effect, key, self.leader_epoch, self.context)
+        control.publish(self.context.subjects.checkpoint(key.stream, key.partition), [request], reply=inbox)
+
     def _append(self, high_watermark: Offset) -> None:
         if self._batches is None:
             raise AssertionError("AppendReplicated without an answer at hand")
@@ -348,28 +382,51 @@ class Following(ReadableRole):
             self._run(self.core.on_truncated(self.log.log_start_offset, end, self.context.now()))
             self._schedule()
 
-    async def _skip_ahead(self, log_start: Offset) -> None:
+    async def _install(self, effect: InstallCheckpoint) -> None:
         await self._finish_cold_reads()
         if self.ended:
             return
-        before = self.log.log_end_offset
+        context, before = self.context, self.log.log_end_offset
+        try:
+            start = await self._with_room(lambda: checkpoints.install(self.log, effect))
+        except CorruptData as e:
+            context.counters.bad_answers += 1
+            log.warning("partition %s: refused the leader's state at offset %d: %s", self.view.key, effect.offset, e)
+            if not self.ended:
+                self._run(self.core.on_bad_checkpoint(context.now()))
+                self._schedule()
+            return
+        except LogDamaged as e:
+            self.fail(f"beginning anew at offset {effect.offset} failed: {e}")
+            return
+        if start is None:
+            return
+        context.counters.skip_ahead_total += 1
+        log.warning(
+            "partition %s: this replica ended at %d and what follows is gone at the leader; it begins anew at offset"
+            " %d, with leader epochs %s and %d producers",
+            self.view.key, before, effect.offset, self.log.epochs, len(self.log.producers),
+        )  # fmt: skip
+        self._has_begun_anew()
+
+    async def _start_over(self) -> None:
+        await self._finish_cold_reads()
+        if self.ended:
+            return
 
         def drop() -> bool:
-            self.log.drop_all(log_start)
+            self.log.drop_all(Offset(0))
             return True
 
         try:
             dropped = await self._with_room(drop)
-        except (LogDamaged, InvariantViolation) as e:
-            self.fail(f"dropping the log to start at {log_start} failed: {e}")
+        except LogDamaged as e:
+            self.fail(f"beginning anew at offset 0 failed: {e}")
             return
-        if not dropped:
-            return
-        self.context.counters.skip_ahead_total += 1
-        log.warning(
-            "partition %s: this replica ended at %d, below the leader's log start; it starts anew at %d",
-            self.view.key, before, log_start,
-        )  # fmt: skip
+        if dropped:
+            self._has_begun_anew()
+
+    def _has_begun_anew(self) -> None:
         if not self.ended:
             self._run(self.core.on_truncated(self.log.log_start_offset, self.log.log_end_offset, self.context.now()))
             self._schedule()

@@ -3,7 +3,7 @@
 Subjects, all subscribed when leadership begins and given up when it ends (a killed process loses them at once, which is
 what lets others see its death as a 503):
 
-    control connection   <ns>.<stream>.<p>.replicate   .offset
+    control connection   <ns>.<stream>.<p>.replicate   .offset   .checkpoint
     ingest connection    the stream's subject          .append   .fetch
 
 Batches are appended in the event loop (page cache), answered to waiting followers before our own fdatasync begins.
@@ -19,6 +19,7 @@ from typing import Any
 
 from google.protobuf.message import DecodeError
 
+from dataplane.broker import checkpoints
 from dataplane.broker.acks import AppendReply, BareReplies, EnvelopeReply
 from dataplane.broker.context import BrokerContext
 from dataplane.broker.ingest import SEAL_BYTES, Ingest, bare_tokens, envelope_tokens, envelope_waits_for_all
@@ -36,6 +37,7 @@ from dataplane.replica.effects import (
     RefuseConsumer,
     RequestSync,
     Respond,
+    SendCheckpoint,
     ServeConsumer,
     VerifyOwnCopy,
 )
@@ -49,6 +51,7 @@ from wire.replication import encode_header
 from wire.tidelog_pb2 import (
     AppendRequest,
     AppendResponse,
+    CheckpointRequest,
     FetchRequest,
     LeaderEpochOffsetRequest,
     LeaderEpochOffsetResponse,
@@ -95,6 +98,8 @@ class Leading(ReadableRole):
         self._initial_high_watermark = high_watermark
         self._core: Leader | None = None
         self._subscriptions: list[Subscription] = []
+        self._checkpoint_reads = 0
+        """Followers for which the derived state is being read."""
         self._durable = view.config.is_durable
         self._syncing = False
         self._starting: asyncio.Task[None] | None = None
@@ -182,6 +187,7 @@ class Leading(ReadableRole):
         await asyncio.gather(
             told(control, subjects.replicate(key.stream, key.partition), self._on_replicate),
             told(control, subjects.offset(key.stream, key.partition), self._on_offset),
+            told(control, subjects.checkpoint(key.stream, key.partition), self._on_checkpoint),
             hold(lambda: ingest.subscribe_bulk(self.view.subject, self._ingest)),
             told(ingest, subjects.append(key.stream, key.partition), self._on_append),
             told(ingest, subjects.fetch(key.stream, key.partition), self._on_fetch),
@@ -569,6 +575,24 @@ class Leading(ReadableRole):
         if message.reply:
             self.context.control.publish(message.reply, [response.SerializeToString()])
 
+    def _on_checkpoint(self, message: Message) -> None:
+        core = self._core
+        if self.ended or core is None:
+            return
+        request = CheckpointRequest()
+        try:
+            request.ParseFromString(message.data)
+        except DecodeError as e:
+            self._bad_request(message, "checkpoint", f"does not decode: {e}")
+            return
+        if self._is_outlived(request.stream_incarnation, request.partition_incarnation):
+            return
+        if not self._same_life(request.stream_incarnation, request.partition_incarnation):
+            header = encode_header(self.leader_epoch, core.high_watermark)
+            self._answers.error(message.reply, self._wrong_life(), header)
+        elif message.reply:
+            self._run(core.on_checkpoint_request(checkpoints.decode_fetch(request, message.reply)))
+
     # ------------------------------------------------------------------ consumers
     def on_read(self, message: Message) -> None:
         if self._core is not None:
@@ -655,6 +679,9 @@ class Leading(ReadableRole):
                     assert isinstance(token, _Mover)
                     log.info("partition %s: %s", self.view.key, error or f"{token.move.target} holds all of the log")
                     token.answer(error)
+                case SendCheckpoint():
+                    if self._checkpoint_reads < checkpoints.MAX_READS:
+                        self._spawn(self._send_checkpoint(effect))
                 case VerifyOwnCopy(offset, reason):
                     self._spawn(self._verify(offset, reason))
 
@@ -684,6 +711,22 @@ class Leading(ReadableRole):
             return
         if not self.ended:
             self.context.control.publish(effect.inbox, [encode_header(self.leader_epoch, effect.high_watermark), data])
+
+    async def _send_checkpoint(self, effect: SendCheckpoint) -> None:
+        context, limit = self.context, self._max_batch
+        header = encode_header(self.leader_epoch, effect.high_watermark)
+        self._checkpoint_reads += 1
+        try:
+            piece = await context.loop.run_in_executor(context.readers, checkpoints.read_piece, self.log, effect, limit)
+        except TidelogError as e:  # the log start has moved on
+            self._answers.error(effect.inbox, e, header)
+        except (LogDamaged, CorruptData) as e:
+            self.fail(f"the state at offset {effect.offset} cannot be read for follower {effect.replica}: {e}")
+        else:
+            if not self.ended:
+                context.control.publish(effect.inbox, [header, piece])
+        finally:
+            self._checkpoint_reads -= 1
 
     def _complete(self, token: object, error: TidelogError | None) -> None:
         lease = self.context.metadata.lease_valid(self.context.now())

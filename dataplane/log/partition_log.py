@@ -576,25 +576,27 @@ class PartitionLog:
     def _write_captured(self) -> None:
         self._derived.write_captured(self._durable_end, [segment.base_offset for segment in self._segments])
 
-    def ensure_snapshot(self, offset: Offset) -> bytes:
-        """The derived state at `offset`, the beginning of a batch or of a segment below `durable_end`, as a snapshot
-        that is on disk; it is built where it is missing. Of what lies before the log's start only the snapshots know
-        the producers: one at a later start has to be there before the segments below it go.
+    def snapshot_at(self, offset: Offset) -> bytes:
+        """The derived state at `offset`, where a batch or a segment begins, as its snapshot lies on disk; it is built,
+        and written, where it is missing. Of what lies before the log's start only the snapshots know the producers.
 
-        Blocking, any thread. Raises CorruptData, OSError (the log is none the worse), TidelogError(OFFSET_BEFORE_LOG):
-        the log begins above it.
+        Blocking, any thread. Raises CorruptData, LogDamaged, TidelogError(OFFSET_BEFORE_LOG): the log begins above it.
         """
         with self._removing:
-            return self._ensure_snapshot(offset)
+            return self._snapshot_at(offset)
 
-    def _ensure_snapshot(self, offset: Offset) -> bytes:
+    def _snapshot_at(self, offset: Offset) -> bytes:
         with self._derived.lock:
             content = self._derived.content_at(offset)
             if content is not None:
                 return content
             self._check_not_before_log(offset, self._segments)
             snapshot = self._derived.build(offset, self.log_start_offset, self.epochs, self.producer_batches)
-            self._derived.write(snapshot)
+            try:
+                if offset <= self._durable_end:
+                    self._derived.write(snapshot)
+            except OSError as error:
+                logger.warning("%s: the state at offset %d is not written: %s", self.directory, offset, error)
             return encode_snapshot(snapshot)
 
     def _restore_producers(self) -> Offset:
@@ -945,12 +947,9 @@ class PartitionLog:
     def _with_snapshot(self, segments: tuple[Segment, ...], number: int) -> int:
         """The last segment up to `number` at whose beginning there is a snapshot: nothing else knows, once those before
         it are gone, what producers wrote in them. When it cannot be written the disk may be full."""
-        try:
-            self._ensure_snapshot(Offset(segments[number].base_offset))
-        except OSError as error:
-            logger.warning("%s: the state at offset %d is not written: %s", self.directory, number, error)
-            written = self._derived.offsets()
-            while number > 0 and segments[number].base_offset not in written:
+        self._snapshot_at(Offset(segments[number].base_offset))
+        with self._derived.lock:
+            while number > 0 and self._derived.content_at(Offset(segments[number].base_offset)) is None:
                 number -= 1
         return number
 

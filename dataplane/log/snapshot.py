@@ -36,8 +36,6 @@ if TYPE_CHECKING:
     from dataplane.replica.producers import KnownProducers
 
 SNAPSHOT_SUFFIX = ".snapshot"
-MAX_SNAPSHOT_BYTES = 64 << 20
-"""Of one that another broker sends. 20,000 producers take 3 MB; a million of leader epochs takes 16 MB."""
 LEADER_EPOCHS = "leader-epochs"
 PRODUCERS = "producers"
 

@@ -69,6 +69,17 @@ class VerifyOwnCopy:
     reason: str
 
 
+@dataclass(frozen=True, slots=True)
+class SendCheckpoint:
+    """Answer with the bytes from `position` on, as many as fit, of the derived state at `offset`, the log start."""
+
+    replica: BrokerId
+    inbox: str
+    offset: Offset
+    position: int
+    high_watermark: Offset
+
+
 # ---------------------------------------------------------------- follower
 @dataclass(frozen=True, slots=True)
 class SendFetch:
@@ -99,10 +110,26 @@ class Truncate:
 
 
 @dataclass(frozen=True, slots=True)
-class SkipAhead:
-    """Drop the local log and begin at the leader's log start; completion: `on_truncated`."""
+class StartOver:
+    """Begin at offset 0, with nothing; completion: `on_truncated`."""
 
-    log_start: Offset
+
+@dataclass(frozen=True, slots=True)
+class SendCheckpointRequest:
+    """Ask the leader for its derived state at `offset` (None: at its log start), from byte `position` on."""
+
+    number: int
+    offset: Offset | None
+    position: int
+
+
+@dataclass(frozen=True, slots=True)
+class InstallCheckpoint:
+    """Drop the local log and begin at `offset`, the leader's log start, with the derived state that `pieces` are,
+    durably and all at once; completion: `on_truncated`, or `on_bad_checkpoint` when it is not sound."""
+
+    offset: Offset
+    pieces: tuple[bytes, ...]
 
 
 @dataclass(frozen=True, slots=True)
@@ -150,13 +177,16 @@ LeaderEffect: TypeAlias = (
     | RefuseConsumer
     | CompleteDrain
     | VerifyOwnCopy
+    | SendCheckpoint
     | RequestSync
 )
 FollowerEffect: TypeAlias = (
     SendFetch
     | SendOffsetRequest
     | Truncate
-    | SkipAhead
+    | StartOver
+    | SendCheckpointRequest
+    | InstallCheckpoint
     | AppendReplicated
     | ReportLeader
     | ServeConsumer

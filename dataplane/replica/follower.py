@@ -4,12 +4,18 @@
                   ^  │ log empty: nothing to reconcile ─────────^  │              │
                   │  └──503, silence: ask again, suspect           ├─ batches: append, fetch on at once
                   └────── OFFSET_AHEAD, fetch unanswered ──────────┤              │
-                                                                   └─ empty ──> Idle ── idle wait over, notification,
-                                                                                        second answer on the same inbox
+                                                                   ├─ empty ──> Idle ── idle wait over, notification,
+                                                                   │                    second answer on the same inbox
+             Truncating <──all pieces are there── Installing <─────┴─ OFFSET_BEFORE_LOG
+                                                  │       ^
+                                                  └───────┘ piece by piece; the leader's log start moved on: again
 What always holds
 * Before the first fetch of a LeaderEpoch the log is reconciled with the leader over `.offset`, by leader epochs alone
   (KIP-101, KIP-279). The log is never cut to the HW, and never without an answer: if the leader is silent, ask again.
 * The log is cut once, when the walk over the epochs has ended.
+* A log that ends below the leader's log start is given up for an empty one that begins there, with the leader epochs
+  and the producers of the records before: never without them. Who is told OFFSET_BEFORE_LOG is not in the ISR, for the
+  log start is committed; so what it gives up is committed elsewhere, or never was.
 * An answer is used only if it belongs to the newest data request, that request asked for our present LEO, it comes from
   the LeaderEpoch we expect, and its first offset is not below our LEO. Everything else is dropped.
 * The HW adopted is min(leader's HW, own LEO); it only grows, but for a truncation.
@@ -28,18 +34,20 @@ they hold.
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import TypeAlias
 
 from dataplane.replica.consumers import ConsumerFetch, Consumers, Readable
 from dataplane.replica.effects import (
     AppendReplicated,
     FollowerEffect,
+    InstallCheckpoint,
     ReportLeader,
     RequestSync,
+    SendCheckpointRequest,
     SendFetch,
     SendOffsetRequest,
-    SkipAhead,
+    StartOver,
     Truncate,
 )
 from dataplane.replica.epochs import LeaderEpochCache
@@ -69,6 +77,19 @@ class OffsetAnswer:
     leader_epoch: LeaderEpoch
     epoch: LeaderEpoch = LeaderEpoch(0)
     end: Offset = Offset(0)
+    error: TidelogError | None = None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class CheckpointAnswer:
+    """A piece of the leader's derived state at its log start `offset`, `size` bytes in all."""
+
+    number: int
+    leader_epoch: LeaderEpoch
+    offset: Offset = Offset(0)
+    size: int = 0
+    position: int = 0
+    piece: bytes = b""
     error: TidelogError | None = None
 
 
@@ -106,7 +127,24 @@ class Leaderless:
     """The partition is offline, or this follower has nobody to ask until metadata changes."""
 
 
-FollowerState: TypeAlias = Reconciling | Truncating | Fetching | Idle | Leaderless
+@dataclass(frozen=True, slots=True)
+class Installing:
+    """The derived state at the leader's log start is on its way. `offset`: None before the first piece has come."""
+
+    number: int
+    ask_again_at: float
+    offset: Offset | None = None
+    pieces: tuple[bytes, ...] = ()
+
+    @property
+    def position(self) -> int:
+        return sum(map(len, self.pieces))
+
+
+FollowerState: TypeAlias = Reconciling | Truncating | Installing | Fetching | Idle | Leaderless
+
+MAX_CHECKPOINT_BYTES = 64 << 20
+"""Of derived state that a follower takes: 20,000 producers are 3 MB, a million of leader epochs 16 MB."""
 
 
 class Follower:
@@ -226,8 +264,7 @@ class Follower:
         committed there, and begins anew where the leader's log begins."""
         if leaders_start <= self.log_start_offset or self.broker in (*self.view.isr, *self.view.eligible):
             return self._cut_to(min(cut, max(leaders_start, self.log_start_offset)), now)
-        self.state = Truncating()
-        return [SkipAhead(leaders_start)]
+        return self._begin_installing(now)
 
     def on_log_start(self, log_start: Offset) -> None:
         """The oldest segments were removed here. All of them were committed."""
@@ -242,6 +279,56 @@ class Follower:
         self.high_watermark = max(min(self.high_watermark, log_end), log_start)
         self._fetched_at = -math.inf
         return self._fetch(now)
+
+    # ------------------------------------------------------------------ beginning at the leader's log start
+    def _begin_installing(self, now: float) -> list[FollowerEffect]:
+        self._ask_wait = self.settings.replica_fetch_timeout
+        return [*self._ask_for_piece(None, (), now), *self._refuse_waiting(now)]
+
+    def _ask_for_piece(self, offset: Offset | None, pieces: tuple[bytes, ...], now: float) -> list[FollowerEffect]:
+        self._number += 1
+        self._nobody_listens = False
+        self.state = state = Installing(self._number, now + self._ask_wait, offset, pieces)
+        return [SendCheckpointRequest(self._number, offset, state.position)]
+
+    def on_checkpoint_answer(self, answer: CheckpointAnswer, now: float) -> list[FollowerEffect]:
+        state = self.state
+        if (
+            not isinstance(state, Installing)
+            or answer.number != state.number
+            or answer.leader_epoch < self.leader_epoch
+        ):
+            return []
+        error = answer.error
+        if error is not None and error.code is Code.OFFSET_BEFORE_LOG and answer.leader_epoch == self.leader_epoch:
+            self._good(now)
+            return self._ask_for_piece(None, (), now)
+        if error is not None or answer.leader_epoch > self.leader_epoch:
+            self.state = replace(state, ask_again_at=now + self.settings.offset_retry)
+            return []
+        self._good(now)
+        whole = state.position + len(answer.piece)
+        if (
+            state.offset not in (None, answer.offset)
+            or answer.position != state.position
+            or not answer.piece
+            or not whole <= answer.size <= MAX_CHECKPOINT_BYTES
+        ):
+            return self.on_bad_checkpoint(now)
+        self._ask_wait = self.settings.replica_fetch_timeout
+        pieces = (*state.pieces, answer.piece)
+        if whole < answer.size:
+            return self._ask_for_piece(answer.offset, pieces, now)
+        self.state = Truncating()
+        return [InstallCheckpoint(answer.offset, pieces)]
+
+    def on_bad_checkpoint(self, now: float) -> list[FollowerEffect]:
+        """What came is not the state at a log start; nothing was changed. It is asked for anew, in a while."""
+        settings = self.settings
+        self._bad_wait = min(max(2 * self._bad_wait, settings.offset_retry), settings.replica_max_idle_wait)
+        self._number += 1
+        self.state = Installing(self._number, now + self._bad_wait)
+        return []
 
     # ------------------------------------------------------------------ fetching
     def _fetch(self, now: float) -> list[FollowerEffect]:
@@ -342,15 +429,14 @@ class Follower:
                 if self.log_end_offset == self.log_start_offset:
                     # Nothing to reconcile by; it began where an earlier leader's log began. Begin where any log does.
                     self.state = Truncating()
-                    return [SkipAhead(Offset(0)), *self._refuse_waiting(now)]
+                    return [StartOver(), *self._refuse_waiting(now)]
                 return self._reconcile(now)
             case Code.OFFSET_BEFORE_LOG:
                 log_start = Offset(int(error.details.get("log_start", "-1")))
                 if log_start <= self.log_end_offset:
                     return self._reconcile(now)
                 self._good(now)
-                self.state = Truncating()
-                return [SkipAhead(log_start), *self._refuse_waiting(now)]
+                return self._begin_installing(now)
             case Code.BACKPRESSURE:
                 self._good(now)
                 wait = int(error.details.get("retry_after_ms", "50")) / 1000
@@ -421,6 +507,8 @@ class Follower:
         self._nobody_listens = True
         if isinstance(state, Reconciling):
             self.state = Reconciling(state.asked, state.cut, state.number, now + self.settings.no_leader_retry)
+        elif isinstance(state, Installing):
+            self.state = replace(state, ask_again_at=now + self.settings.no_leader_retry)
         elif isinstance(state, (Fetching, Idle)):
             self.state = Fetching(state.sequence, state.offset, now + self.settings.no_leader_retry)
         return self._maybe_report(now)
@@ -477,6 +565,10 @@ class Follower:
                 if not self._nobody_listens:
                     self._ask_wait = min(2 * self._ask_wait, self.settings.replica_max_leader_timeout)
                 out += self._ask(state.asked, state.cut, now)
+            case Installing() if now >= state.ask_again_at:
+                if not self._nobody_listens:
+                    self._ask_wait = min(2 * self._ask_wait, self.settings.replica_max_leader_timeout)
+                out += self._ask_for_piece(state.offset, state.pieces, now)
             case Fetching() if now >= state.unanswered_at:
                 if not self._nobody_listens:
                     self._fetch_timeout = min(2 * self._fetch_timeout, self.settings.replica_max_leader_timeout)
@@ -494,7 +586,7 @@ class Follower:
     def next_deadline(self) -> float:
         state = self.state
         match state:
-            case Reconciling():
+            case Reconciling() | Installing():
                 due = state.ask_again_at
             case Fetching():
                 due = state.unanswered_at

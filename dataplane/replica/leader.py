@@ -56,6 +56,7 @@ from dataplane.replica.effects import (
     Refuse,
     RequestSync,
     Respond,
+    SendCheckpoint,
     VerifyOwnCopy,
 )
 from dataplane.replica.epochs import LeaderEpochCache
@@ -91,6 +92,18 @@ class FollowerFetch:
     refused_batch: str = ""
     no_space: bool = False
     """The follower wants no records: its disk is full."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class CheckpointFetch:
+    """A CheckpointRequest, decoded."""
+
+    replica: BrokerId
+    incarnation: Incarnation
+    leader_epoch: LeaderEpoch
+    offset: Offset | None
+    position: int
+    inbox: str
 
 
 @dataclass(slots=True)
@@ -283,27 +296,10 @@ class Leader:
             return []  # we are the zombie
         if fetch.leader_epoch < self.leader_epoch:
             return [Refuse(fetch.inbox, fenced(self.view, fetch.leader_epoch))]
-        follower = self._followers.get(fetch.replica)
-        if follower is None:
-            return [
-                Refuse(
-                    fetch.inbox,
-                    TidelogError(
-                        Code.STALE_EPOCH, f"{fetch.replica} is no replica of {self.view.key}; refresh the metadata"
-                    ),
-                )
-            ]
-        if fetch.incarnation < follower.incarnation:
-            return [
-                Refuse(
-                    fetch.inbox,
-                    TidelogError(
-                        Code.STALE_EPOCH,
-                        f"{fetch.replica} fetched in life {fetch.incarnation},"
-                        f" and life {follower.incarnation} is known here",
-                    ),
-                )
-            ]
+        refused = self._refuse_stranger(fetch.replica, fetch.incarnation)
+        if refused is not None:
+            return [Refuse(fetch.inbox, refused)]
+        follower = self._followers[fetch.replica]
         if fetch.incarnation > follower.incarnation:
             follower = self._followers[fetch.replica] = _Follower(
                 incarnation=fetch.incarnation, caught_up_at=follower.caught_up_at
@@ -338,6 +334,18 @@ class Leader:
                 return out
             self._answer(fetch, follower, out)
         return out
+
+    def _refuse_stranger(self, replica: BrokerId, incarnation: Incarnation) -> TidelogError | None:
+        """Only a replica is answered, and not one whose newer life is known."""
+        follower = self._followers.get(replica)
+        if follower is None:
+            return TidelogError(Code.STALE_EPOCH, f"{replica} is no replica of {self.view.key}; refresh the metadata")
+        if incarnation < follower.incarnation:
+            return TidelogError(
+                Code.STALE_EPOCH,
+                f"{replica} fetched in life {incarnation}, and life {follower.incarnation} is known here",
+            )
+        return None
 
     def _record_progress(self, follower: _Follower, fetch: FollowerFetch, now: float) -> None:
         acknowledged = fetch.offset
@@ -553,6 +561,22 @@ class Leader:
     def on_log_start(self, log_start: Offset) -> None:
         """The oldest segments were removed. All of them were committed."""
         self.log_start_offset = log_start
+
+    # ------------------------------------------------------------------ `.checkpoint`
+    def on_checkpoint_request(self, fetch: CheckpointFetch) -> list[LeaderEffect]:
+        """A follower lacks what lies below the log start: it is told what follows from that. The log start may move on
+        while it asks for one piece after the other; then it begins again."""
+        if fetch.leader_epoch > self.leader_epoch:
+            return []  # we are the zombie
+        if fetch.leader_epoch < self.leader_epoch:
+            return [Refuse(fetch.inbox, fenced(self.view, fetch.leader_epoch))]
+        refused = self._refuse_stranger(fetch.replica, fetch.incarnation)
+        if refused is None and fetch.offset is not None and fetch.offset != self.log_start_offset:
+            refused = before_log(self.view.key, self.log_start_offset, fetch.offset)
+        if refused is not None:
+            return [Refuse(fetch.inbox, refused)]
+        start = self.log_start_offset
+        return [SendCheckpoint(fetch.replica, fetch.inbox, start, fetch.position, self.high_watermark)]
 
     # ------------------------------------------------------------------ time and connection
     def on_connection(self, connected: bool, now: float) -> None:

@@ -5,7 +5,9 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
+from dataplane.log.snapshot import Snapshot, encode_snapshot
 from dataplane.replica.epochs import EpochEntry, LeaderEpochCache
+from dataplane.replica.producers import ProducerTable
 from wire.batch import BatchBuilder, BatchHeader
 from wire.errors import InvariantViolation
 from wire.types import NO_PRODUCER, LeaderEpoch, Offset
@@ -47,6 +49,8 @@ class MemoryLog:
         self.batches: list[Batch] = []
         self.durable_end = Offset(0)
         self.epochs = LeaderEpochCache()
+        self.before = ProducerTable()
+        """What was known of producers at the log start."""
         self.cuts = 0
         """Truncations so far: a sync that began before one says nothing about what was written after it."""
 
@@ -88,10 +92,27 @@ class MemoryLog:
         self.cuts += 1
         return self.end
 
-    def drop(self, start: Offset) -> None:
-        self.start, self.batches, self.durable_end = start, [], start
-        self.epochs.replace(())
+    def remove_before(self, offset: Offset) -> None:
+        """Retention: the batches that lie wholly below `offset` go."""
+        while self.batches and self.batches[0].end <= offset:
+            gone = self.batches.pop(0)
+            self.before.record(gone.header())
+            self.start = gone.end
+        self.epochs.truncate_before(self.start)
+
+    def snapshot(self) -> bytes:
+        """The derived state at the log start."""
+        epochs = tuple(entry for entry in self.epochs.entries if entry.start < self.start)
+        return encode_snapshot(Snapshot(self.start, epochs, self.before.known))
+
+    def install(self, snapshot: Snapshot) -> None:
+        self.start, self.batches, self.durable_end = snapshot.offset, [], snapshot.offset
+        self.epochs.replace(snapshot.epochs)
+        self.before.restore(snapshot.producers)
         self.cuts += 1
+
+    def rebuild(self, producers: ProducerTable) -> None:
+        producers.restore(self.before.known, (batch.header() for batch in self.batches))
 
     def lose_power(self) -> None:
         self.batches = [batch for batch in self.batches if batch.end <= self.durable_end]

@@ -13,6 +13,7 @@ from dataplane.replica.effects import (
     AppendReplicated,
     CompleteDrain,
     CompleteProduce,
+    InstallCheckpoint,
     Notify,
     ProposeIsr,
     Refuse,
@@ -20,16 +21,28 @@ from dataplane.replica.effects import (
     ReportLeader,
     RequestSync,
     Respond,
+    SendCheckpoint,
+    SendCheckpointRequest,
     SendFetch,
     SendOffsetRequest,
     ServeConsumer,
-    SkipAhead,
+    StartOver,
     Truncate,
     VerifyOwnCopy,
 )
-from dataplane.replica.follower import Fetching, Follower, Idle, Leaderless, OffsetAnswer, Reconciling, Truncating
+from dataplane.replica.follower import (
+    CheckpointAnswer,
+    Fetching,
+    Follower,
+    Idle,
+    Installing,
+    Leaderless,
+    OffsetAnswer,
+    Reconciling,
+    Truncating,
+)
 from dataplane.replica.isr import CommittedIsr, PendingExpandIsr, PendingShrinkIsr
-from dataplane.replica.leader import FollowerFetch, Leader
+from dataplane.replica.leader import CheckpointFetch, FollowerFetch, Leader
 from tests.protocol.memory_log import Batch, MemoryLog, entries_shown
 from tests.protocol.partition import (
     Answer,
@@ -52,6 +65,9 @@ def error_shown(error: TidelogError) -> str:
 
 
 def inbox_shown(inbox: str) -> str:
+    if inbox.startswith("checkpoint#"):
+        _, replica, number, _ = inbox.split("#")
+        return f"{replica} .checkpoint#{number}"
     return "#".join(inbox.split("#")[:2]) or "(nobody)"
 
 
@@ -93,8 +109,15 @@ def effect_shown(effect: Told) -> str:
             return f"ask .offset#{number} where e{asked_epoch} ends"
         case Truncate(offset):
             return f"truncate to {offset}"
-        case SkipAhead(log_start):
-            return f"drop the log, begin at {log_start}"
+        case StartOver():
+            return "drop the log, begin at 0"
+        case SendCheckpoint(_, inbox, offset, position, _):
+            return f"answer {inbox_shown(inbox)} the state at {offset}, from byte {position}"
+        case SendCheckpointRequest(number, offset, position):
+            where = "the log start" if offset is None else offset
+            return f"ask .checkpoint#{number} for the state at {where}, from byte {position}"
+        case InstallCheckpoint(offset, _):
+            return f"drop the log, begin at {offset} with the leader's state"
         case AppendReplicated(high_watermark):
             return f"append what came, HW={high_watermark}"
         case ReportLeader(report):
@@ -125,6 +148,14 @@ def message_shown(message: Message) -> str:
         case OffsetAnswer():
             what = error_shown(body.error) if body.error else f"e{body.epoch} ends at {body.end}"
             text = f".offset#{body.number} e{body.leader_epoch} {what}"
+        case CheckpointFetch():
+            what = f"the state at {'the log start' if body.offset is None else body.offset}, from byte {body.position}"
+            text = f".checkpoint#{body.inbox.split('#')[2]} e{body.leader_epoch} {what}"
+        case CheckpointAnswer():
+            end = body.position + len(body.piece)
+            what = f"the state at {body.offset}, bytes [{body.position},{end}) of {body.size}"
+            what = error_shown(body.error) if body.error else what
+            text = f".checkpoint#{body.number} e{body.leader_epoch} {what}"
         case Notification(leader_epoch):
             text = f"notification e{leader_epoch}"
         case NoResponders():
@@ -195,6 +226,8 @@ def state_shown(follower: Follower) -> str:
             return f"reconciling (asked for e{state.asked}, cut {state.cut})"
         case Truncating():
             return "truncating"
+        case Installing():
+            return f"installing (has {state.position} bytes)"
         case Fetching():
             return f"fetching #{state.sequence}"
         case Idle():

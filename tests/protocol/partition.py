@@ -18,13 +18,15 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, replace
-from typing import TypeAlias
+from typing import Any, TypeAlias
 
+from dataplane.log.snapshot import Snapshot, decode_snapshot
 from dataplane.replica.effects import (
     AppendReplicated,
     CompleteDrain,
     CompleteProduce,
     FollowerEffect,
+    InstallCheckpoint,
     LeaderEffect,
     Notify,
     ProposeIsr,
@@ -33,15 +35,17 @@ from dataplane.replica.effects import (
     ReportLeader,
     RequestSync,
     Respond,
+    SendCheckpoint,
+    SendCheckpointRequest,
     SendFetch,
     SendOffsetRequest,
     ServeConsumer,
-    SkipAhead,
+    StartOver,
     Truncate,
     VerifyOwnCopy,
 )
-from dataplane.replica.follower import FetchAnswer, Follower, OffsetAnswer
-from dataplane.replica.leader import FollowerFetch, Leader
+from dataplane.replica.follower import CheckpointAnswer, FetchAnswer, Follower, OffsetAnswer
+from dataplane.replica.leader import CheckpointFetch, FollowerFetch, Leader
 from dataplane.replica.producers import ProducerTable
 from dataplane.replica.settings import ReplicaSettings
 from metadata.state import ref_of
@@ -107,6 +111,8 @@ Body: TypeAlias = (
     | Answer
     | OffsetRequest
     | OffsetAnswer
+    | CheckpointFetch
+    | CheckpointAnswer
     | Notification
     | NoResponders
     | Synced
@@ -184,6 +190,8 @@ class PartitionWorld:
             broker.incarnation = Incarnation(self.cluster.incarnation(broker.name))
         self.network: list[Message] = []
         self.now = 100.0
+        self.piece_bytes = 1 << 20
+        """Most bytes of derived state in one answer."""
         self._told = told or (lambda _broker, _effect: None)
         self._roles = 0
         self._watched: list[Callable[[Broker], None]] = []
@@ -243,6 +251,12 @@ class PartitionWorld:
                     self._lead(broker, broker.leading.on_fetch(body, self.now))
             case OffsetRequest():
                 self._on_offset_request(broker, body)
+            case CheckpointFetch():
+                if broker.leading is not None:
+                    self._lead(broker, broker.leading.on_checkpoint_request(body))
+            case CheckpointAnswer():
+                if broker.following is not None:
+                    self._follow(broker, broker.following.on_checkpoint_answer(body, self.now))
             case Answer(answer, batches, damaged):
                 if broker.following is not None:
                     if damaged:
@@ -396,8 +410,16 @@ class PartitionWorld:
                 case Respond():
                     batches = broker.log.read(effect.offset, effect.max_bytes) if effect.max_bytes else ()
                     self._answer(broker, effect.inbox, effect.high_watermark, batches)
+                case Refuse(inbox, error) if inbox.startswith("checkpoint"):
+                    self._answer_checkpoint(broker, inbox, error=error)
                 case Refuse(inbox, error):
                     self._answer(broker, inbox, leader.high_watermark, error=error)
+                case SendCheckpoint(_, inbox, offset, position):
+                    content = broker.log.snapshot()
+                    piece = content[position : position + self.piece_bytes]
+                    self._answer_checkpoint(
+                        broker, inbox, offset=offset, size=len(content), position=position, piece=piece
+                    )
                 case Notify(replica):
                     self._send(broker.name, replica, Notification(leader.leader_epoch))
                 case ProposeIsr(change):
@@ -408,6 +430,13 @@ class PartitionWorld:
                     pass
         for watch in self._watched:
             watch(broker)
+
+    def _answer_checkpoint(self, broker: Broker, inbox: str, **found: Any) -> None:
+        _, replica, number, role = inbox.split("#")
+        leader = broker.leading
+        assert leader is not None
+        answer = CheckpointAnswer(number=int(number), leader_epoch=leader.leader_epoch, **found)
+        self._send(broker.name, replica, answer, int(role))
 
     def _answer(
         self,
@@ -458,14 +487,31 @@ class PartitionWorld:
                     self._request_sync(broker)
                 case Truncate(offset):
                     broker.log.truncate(offset)
-                    broker.producers.rebuild(batch.header() for batch in broker.log.batches)
+                    broker.log.rebuild(broker.producers)
                     self._send(broker.name, broker.name, CutDone(), broker.role_number)
-                case SkipAhead(log_start):
-                    broker.log.drop(log_start)
-                    broker.producers.rebuild(())
-                    self._send(broker.name, broker.name, CutDone(), broker.role_number)
+                case StartOver():
+                    self._install(broker, Snapshot(Offset(0)))
+                case SendCheckpointRequest(number, offset, position):
+                    self._ask(
+                        broker,
+                        CheckpointFetch(
+                            replica=broker.name,
+                            incarnation=broker.incarnation,
+                            leader_epoch=follower.leader_epoch,
+                            offset=offset,
+                            position=position,
+                            inbox=f"checkpoint#{broker.name}#{number}#{broker.role_number}",
+                        ),
+                    )
+                case InstallCheckpoint(_, pieces):
+                    self._install(broker, decode_snapshot(b"".join(pieces)))
                 case ReportLeader(report):
                     self._send(broker.name, META, report)
+
+    def _install(self, broker: Broker, snapshot: Snapshot) -> None:
+        broker.log.install(snapshot)
+        broker.log.rebuild(broker.producers)
+        self._send(broker.name, broker.name, CutDone(), broker.role_number)
 
     def _send_fetch(self, broker: Broker, follower: Follower, effect: SendFetch) -> None:
         broker.sequence = effect.sequence
@@ -483,7 +529,7 @@ class PartitionWorld:
         )
         self._ask(broker, fetch)
 
-    def _ask(self, broker: Broker, request: FollowerFetch | OffsetRequest) -> None:
+    def _ask(self, broker: Broker, request: FollowerFetch | OffsetRequest | CheckpointFetch) -> None:
         listeners = [other for other in self.brokers.values() if other.listens and other is not broker]
         for other in listeners:
             self._send(broker.name, other.name, request)
@@ -540,6 +586,13 @@ class PartitionWorld:
     def lead_effects(self, name: str, effects: list[LeaderEffect]) -> None:
         self._lead(self.brokers[name], effects)
 
+    def retain(self, name: str, offset: int) -> None:
+        """What lies below `offset` has outlived the stream's limits there."""
+        broker = self.brokers[name]
+        broker.log.remove_before(Offset(offset))
+        if broker.role is not None:
+            broker.role.on_log_start(broker.log.start)
+
     def tick(self, name: str) -> None:
         broker = self.brokers[name]
         if broker.running and broker.role is not None:
@@ -585,7 +638,7 @@ class PartitionWorld:
             broker.log.lose_power()
         else:
             broker.log.recover()
-        broker.producers.rebuild(batch.header() for batch in broker.log.batches)
+        broker.log.rebuild(broker.producers)
         broker.high_watermark = max(broker.log.start, min(broker.checkpoint, broker.log.end))
 
     def register(self, name: str, *, folder_same: bool = True, cache_survived: bool = True) -> None:

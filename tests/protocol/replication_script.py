@@ -24,6 +24,7 @@
     disconnect b | reconnect b             its NATS connection
     full b | room b                        its disk has no room for records | has some again
     checkpoint b                           its HW is written down
+    retain a OFFSET [pieces=BYTES]         a's records below it go; so large are the pieces of derived state from now on
     consume a offset=N [wait=S] [last=EPOCH] [as=TOKEN] | latest a
     replicate a from=b e=1 seq=5 offset=0 [durable=0] [life=N] [progress]      a request made by hand
     state                                  all replicas, and the view of the metadata
@@ -89,6 +90,7 @@ class ReplicationScript:
             "full": self._full,
             "room": self._room,
             "checkpoint": self._checkpoint,
+            "retain": self._retain,
             "consume": self._consume,
             "latest": self._latest,
             "replicate": self._replicate,
@@ -410,6 +412,12 @@ class ReplicationScript:
         broker = self.world.brokers[command.words[0]]
         if broker.role is not None:
             broker.checkpoint = broker.role.high_watermark
+
+    def _retain(self, command: Command) -> None:
+        command.check_options("pieces")
+        name, offset = command.words
+        self.world.retain(name, int(offset))
+        self.world.piece_bytes = int(command.options.get("pieces", self.world.piece_bytes))
 
     def _state(self, command: Command) -> None:
         self._lines += [broker_shown(broker) for broker in self.world.brokers.values()]

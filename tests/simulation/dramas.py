@@ -555,7 +555,7 @@ def witnesses(stage: Stage) -> Iterator[float | Until]:
         role = stage.role(leader)
         if not isinstance(role, Leading):
             return
-        quiet = stage.cluster.nats.deafen(stage.broker(leader).connections[1], ".replicate", ".offset")
+        quiet = stage.cluster.nats.deafen(stage.broker(leader).connections[1], ".replicate", ".offset", ".checkpoint")
         stage.cluster.lift(LONG, quiet)
         yield Until(lambda: stage.leader not in (None, leader), 8.0)  # noqa: B023 - looked at before the loop goes on
         quiet()

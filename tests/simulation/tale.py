@@ -47,6 +47,10 @@ def _request(message: Message) -> str | None:
     elif subject.endswith(".offset"):
         asks = pb.LeaderEpochOffsetRequest.FromString(data)
         what = f"{asks.replica_id} asks where e{asks.leaderEpoch} ends, in e{asks.current_leader_epoch}"
+    elif subject.endswith(".checkpoint"):
+        wants = pb.CheckpointRequest.FromString(data)
+        at = f"offset {wants.offset}" if wants.HasField("offset") else "the log start"
+        what = f"{wants.replica_id} asks for the state at {at} from byte {wants.position}, in e{wants.leader_epoch}"
     elif subject.endswith(".append"):
         append, batch = decode_append(data)
         records = ", ".join(
@@ -80,8 +84,12 @@ def _answer(asked: str, message: Message) -> str | None:
     if error is not None:
         return f"{where} {error.code.name}"
     if asked.endswith(".offset"):
-        end = pb.LeaderEpochOffsetResponse.FromString(message.data)
-        return f"{where} e{end.leader_epoch} ends at {end.endOffset}, in e{end.current_leader_epoch}"
+        ends = pb.LeaderEpochOffsetResponse.FromString(message.data)
+        return f"{where} e{ends.leader_epoch} ends at {ends.endOffset}, in e{ends.current_leader_epoch}"
+    if asked.endswith(".checkpoint"):
+        piece = pb.CheckpointResponse.FromString(message.data[HEADER_SIZE:])
+        end = piece.position + len(piece.piece)
+        return f"{where} bytes {piece.position} to {end} of {piece.size} of the state at {piece.offset}"
     if asked.endswith(".append"):
         done = pb.AppendResponse.FromString(message.data)
         return f"{where} at {done.base_offset} in e{done.leader_epoch}{', a duplicate' if done.duplicate else ''}"

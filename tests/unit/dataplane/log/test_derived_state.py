@@ -120,7 +120,7 @@ class TestWhenTheyAreWritten:
         assert len(bases(written.log)) > 5
         assert snapshots(written.log) == bases(written.log)[-2:]
         missing = bases(written.log)[2]
-        built = decode_snapshot(written.log.ensure_snapshot(Offset(missing)))
+        built = decode_snapshot(written.log.snapshot_at(Offset(missing)))
         assert built == Snapshot(Offset(missing), written.log.epochs.entries, written.known(missing))  # type: ignore[arg-type]
         assert missing in snapshots(written.log)
 
@@ -211,7 +211,7 @@ class TestOpening:
         written.append(40)
         written.log.sync()
         first = bases(written.log)[1]
-        written.log.ensure_snapshot(Offset(first))
+        written.log.snapshot_at(Offset(first))
         old = (written.log.directory / f"{first:020d}.snapshot").read_bytes()
         written.log.remove_before(Offset(80))
         for path in written.log.directory.glob("*.snapshot"):
@@ -238,7 +238,7 @@ class TestCutting:
         written.append(80)
         written.log.sync()
         for base in bases(written.log)[1:]:
-            written.log.ensure_snapshot(Offset(base))
+            written.log.snapshot_at(Offset(base))
         written.log.write_snapshots()
         cut = bases(written.log)[3] + 5
         written.cut(cut)
@@ -281,7 +281,7 @@ class TestTheLogStart:
     def test_where_none_can_be_written_segments_stay(self, written: Written, monkeypatch: pytest.MonkeyPatch) -> None:
         written.append(80)
         written.log.sync()
-        written.log.ensure_snapshot(Offset(bases(written.log)[1]))
+        written.log.snapshot_at(Offset(bases(written.log)[1]))
 
         def full(*_: object) -> None:
             raise OSError(28, "No space left on device")

@@ -11,15 +11,26 @@ import pytest
 from dataplane.replica.effects import (
     AppendReplicated,
     FollowerEffect,
+    InstallCheckpoint,
     ReportLeader,
     RequestSync,
+    SendCheckpointRequest,
     SendFetch,
     SendOffsetRequest,
-    SkipAhead,
+    StartOver,
     Truncate,
 )
 from dataplane.replica.epochs import EpochEntry, LeaderEpochCache
-from dataplane.replica.follower import FetchAnswer, Fetching, Follower, Idle, Leaderless, OffsetAnswer, Reconciling
+from dataplane.replica.follower import (
+    CheckpointAnswer,
+    FetchAnswer,
+    Fetching,
+    Follower,
+    Idle,
+    Leaderless,
+    OffsetAnswer,
+    Reconciling,
+)
 from dataplane.replica.settings import ReplicaSettings
 from wire.durability import DURABLE, Durability
 from wire.errors import Code, InvariantViolation, TidelogError
@@ -177,7 +188,7 @@ def test_without_an_answer_it_asks_again_and_cuts_nothing() -> None:
     core.start(0.0)
     effects = core.tick(0.3)
     assert asked(effects) == 4
-    assert not [e for e in effects if isinstance(e, (Truncate, SkipAhead))]
+    assert not [e for e in effects if isinstance(e, (Truncate, InstallCheckpoint, StartOver))]
 
 
 def test_it_asks_again_soon_at_first_then_less_often() -> None:
@@ -400,7 +411,13 @@ def test_behind_the_leaders_log_start_it_starts_anew_there() -> None:
     core = follower((5, 0), log_end=7)
     core.start(0.0)
     ends(core, 5, 7)
-    assert answer(core, error=error(Code.OFFSET_BEFORE_LOG, log_start="50")) == [SkipAhead(Offset(50))]
+    (request,) = answer(core, error=error(Code.OFFSET_BEFORE_LOG, log_start="50"))
+    assert isinstance(request, SendCheckpointRequest)
+    assert (request.offset, request.position) == (None, 0)
+    piece = CheckpointAnswer(
+        number=request.number, leader_epoch=core.leader_epoch, offset=Offset(50), size=3, piece=b"abc"
+    )
+    assert core.on_checkpoint_answer(piece, 0.0) == [InstallCheckpoint(Offset(50), (b"abc",))]
     assert fetched(core.on_truncated(Offset(50), Offset(50), 0.0)).offset == 50
 
 
@@ -408,7 +425,8 @@ def test_a_log_start_at_or_below_its_own_end_is_no_reason_to_drop_the_log() -> N
     core = follower((5, 0), log_end=7)
     core.start(0.0)
     ends(core, 5, 7)
-    assert not [e for e in answer(core, error=error(Code.OFFSET_BEFORE_LOG, log_start="7")) if isinstance(e, SkipAhead)]
+    effects = answer(core, error=error(Code.OFFSET_BEFORE_LOG, log_start="7"))
+    assert not [effect for effect in effects if isinstance(effect, SendCheckpointRequest)]
 
 
 def test_back_pressure_counts_as_life() -> None:

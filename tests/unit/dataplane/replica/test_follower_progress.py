@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from dataplane.replica.effects import FollowerEffect, SendFetch, SendOffsetRequest, SkipAhead
+from dataplane.replica.effects import FollowerEffect, SendFetch, SendOffsetRequest, StartOver
 from dataplane.replica.epochs import EpochEntry, LeaderEpochCache
 from dataplane.replica.follower import FetchAnswer, Fetching, Follower, Idle, OffsetAnswer, Reconciling
 from dataplane.replica.settings import ReplicaSettings
@@ -82,7 +82,7 @@ def test_an_empty_log_that_begins_above_the_leaders_end_begins_anew() -> None:
     leader again would get the same refusal for ever."""
     core = follower(log_start=50, log_end=50)
     core.start(0.0)
-    assert refuse(core, Code.OFFSET_AHEAD, 0.0) == [SkipAhead(Offset(0))]
+    assert refuse(core, Code.OFFSET_AHEAD, 0.0) == [StartOver()]
     (fetch,) = core.on_truncated(Offset(0), Offset(0), 0.0)
     assert isinstance(fetch, SendFetch)
     assert fetch.offset == 0

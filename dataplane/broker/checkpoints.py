@@ -1,0 +1,104 @@
+"""The derived state at a leader's log start, from its disk to that of a follower whose log ends below it.
+
+    follower                       leader
+      │ CheckpointRequest ───────────> │ subject <ns>.<stream>.<p>.checkpoint
+      │ <── 16 bytes, CheckpointResponse │ a piece of the snapshot file at its log start, byte for byte
+      │ …                              │ until all of it is there
+      │ checks the CRCs, gives its log up for an empty one that begins there
+
+Who asks, who is answered, and what happens when the log start moves on meanwhile, is decided in `dataplane.replica`.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from google.protobuf.message import DecodeError
+
+from dataplane.log.snapshot import decode_snapshot
+from dataplane.replica.follower import CheckpointAnswer
+from dataplane.replica.leader import CheckpointFetch
+from wire.errors import CorruptData, TidelogError
+from wire.replication import HEADER_SIZE, decode_header
+from wire.tidelog_pb2 import CheckpointRequest, CheckpointResponse
+from wire.types import BrokerId, Incarnation, LeaderEpoch, Offset
+
+if TYPE_CHECKING:
+    from dataplane.broker.context import BrokerContext
+    from dataplane.log.partition_log import PartitionLog
+    from dataplane.replica.effects import InstallCheckpoint, SendCheckpoint, SendCheckpointRequest
+    from wire.transport import Message
+    from wire.types import PartitionKey
+
+MAX_READS = 4
+"""Followers of one partition for which the disk is read at a time; the others ask again."""
+_RESPONSE_FIELDS = 64
+"""Most bytes of a response but for its piece."""
+
+
+# ---------------------------------------------------------------- leader
+def decode_fetch(request: CheckpointRequest, inbox: str) -> CheckpointFetch:
+    return CheckpointFetch(
+        replica=BrokerId(request.replica_id),
+        incarnation=Incarnation(request.broker_incarnation),
+        leader_epoch=LeaderEpoch(request.leader_epoch),
+        offset=Offset(request.offset) if request.HasField("offset") else None,
+        position=request.position,
+        inbox=inbox,
+    )
+
+
+def read_piece(partition_log: PartitionLog, effect: SendCheckpoint, limit: int) -> bytes:
+    """An encoded response of at most `limit` bytes. Blocking. Raises as `PartitionLog.snapshot_at`."""
+    content = partition_log.snapshot_at(effect.offset)
+    piece = content[effect.position : effect.position + limit - _RESPONSE_FIELDS]
+    response = CheckpointResponse(offset=effect.offset, size=len(content), position=effect.position, piece=piece)
+    return response.SerializeToString()
+
+
+# ---------------------------------------------------------------- follower
+def encode_request(
+    effect: SendCheckpointRequest, key: PartitionKey, epoch: LeaderEpoch, context: BrokerContext
+) -> bytes:
+    request = CheckpointRequest(
+        replica_id=context.broker,
+        leader_epoch=epoch,
+        broker_incarnation=context.incarnation,
+        stream_incarnation=key.stream_incarnation,
+        partition_incarnation=key.partition_incarnation,
+        position=effect.position,
+    )
+    if effect.offset is not None:
+        request.offset = effect.offset
+    return request.SerializeToString()
+
+
+def decode_answer(number: int, message: Message) -> CheckpointAnswer:
+    """Raises CorruptData."""
+    leader_epoch, _ = decode_header(message.data)
+    error = TidelogError.from_headers(message.headers)
+    response = CheckpointResponse()
+    if error is None:
+        try:
+            response.ParseFromString(bytes(message.data[HEADER_SIZE:]))
+        except DecodeError as e:
+            raise CorruptData(f"a piece of a checkpoint that does not decode: {e}") from e
+    return CheckpointAnswer(
+        number=number,
+        leader_epoch=leader_epoch,
+        offset=Offset(response.offset),
+        size=response.size,
+        position=response.position,
+        piece=response.piece,
+        error=error,
+    )
+
+
+def install(partition_log: PartitionLog, effect: InstallCheckpoint) -> Offset:
+    """The log's start and end now. Blocking; nobody may append meanwhile. Raises CorruptData (nothing was changed),
+    LogDamaged, NoSpace (the same call goes on where this one stopped)."""
+    snapshot = decode_snapshot(b"".join(effect.pieces))
+    if snapshot.offset != effect.offset:
+        raise CorruptData(f"the leader's state at offset {effect.offset} is that at {snapshot.offset}")
+    partition_log.install(snapshot)
+    return snapshot.offset

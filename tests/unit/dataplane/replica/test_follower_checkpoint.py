@@ -1,0 +1,176 @@
+"""A follower below the leader's log start: it begins there, with what the leader knows of the records before."""
+
+from __future__ import annotations
+
+import pytest
+
+from dataplane.replica import follower as follower_module
+from dataplane.replica.effects import FollowerEffect, InstallCheckpoint, SendCheckpointRequest, SendFetch
+from dataplane.replica.follower import CheckpointAnswer, Follower, Installing, Truncating
+from tests.unit.dataplane.replica.test_follower import answer, ends, follower
+from wire.errors import Code, TidelogError
+from wire.types import LeaderEpoch, Offset
+
+CONTENT = b"0123456789"
+
+
+def before_log(start: int) -> TidelogError:
+    return TidelogError(Code.OFFSET_BEFORE_LOG, "below the log start", {"log_start": str(start)})
+
+
+def request(effects: list[FollowerEffect]) -> SendCheckpointRequest:
+    (found,) = effects
+    assert isinstance(found, SendCheckpointRequest)
+    return found
+
+
+def refused(core: Follower, start: int = 50) -> SendCheckpointRequest:
+    """`core` has been told that its LEO lies below the leader's log start."""
+    core.start(0.0)
+    ends(core, 5, 7)
+    return request(answer(core, error=before_log(start)))
+
+
+def piece(
+    core: Follower,
+    *,
+    offset: int = 50,
+    position: int = 0,
+    data: bytes = CONTENT,
+    size: int = len(CONTENT),
+    number: int | None = None,
+    leader_epoch: int = 5,
+    error: TidelogError | None = None,
+    now: float = 0.0,
+) -> list[FollowerEffect]:
+    state = core.state
+    assert isinstance(state, Installing)
+    return core.on_checkpoint_answer(
+        CheckpointAnswer(
+            number=state.number if number is None else number,
+            leader_epoch=LeaderEpoch(leader_epoch),
+            offset=Offset(offset),
+            size=size,
+            position=position,
+            piece=data,
+            error=error,
+        ),
+        now,
+    )
+
+
+@pytest.fixture
+def core() -> Follower:
+    return follower((5, 0), log_end=7)
+
+
+def test_the_state_is_asked_for_before_anything_is_dropped_and_installed_when_all_of_it_is_there(
+    core: Follower,
+) -> None:
+    assert refused(core).offset is None
+    second = request(piece(core, data=CONTENT[:4]))
+    assert (second.offset, second.position) == (50, 4)
+    third = request(piece(core, position=4, data=CONTENT[4:8]))
+    assert (third.offset, third.position) == (50, 8)
+    assert piece(core, position=8, data=CONTENT[8:]) == [
+        InstallCheckpoint(Offset(50), (CONTENT[:4], CONTENT[4:8], CONTENT[8:]))
+    ]
+    assert isinstance(core.state, Truncating)
+    (fetch,) = core.on_truncated(Offset(50), Offset(50), 0.0)
+    assert isinstance(fetch, SendFetch)
+    assert (fetch.offset, core.high_watermark) == (50, 50)
+
+
+def test_a_log_start_that_moves_on_begins_it_again(core: Follower) -> None:
+    refused(core)
+    piece(core, data=CONTENT[:4])
+    again = request(piece(core, error=before_log(80)))
+    assert (again.offset, again.position) == (None, 0)
+    assert piece(core, offset=80) == [InstallCheckpoint(Offset(80), (CONTENT,))]
+
+
+def test_after_the_installation_too(core: Follower) -> None:
+    refused(core)
+    piece(core)
+    core.on_truncated(Offset(50), Offset(50), 0.0)
+    assert request(answer(core, error=before_log(80))).offset is None
+
+
+@pytest.mark.parametrize(
+    "wrong",
+    [
+        {"position": 3, "data": CONTENT[4:]},
+        {"position": 4, "data": CONTENT[4:], "offset": 60},
+        {"position": 4, "data": b""},
+        {"position": 4, "data": CONTENT},
+        {"position": 4, "data": CONTENT[4:], "size": follower_module.MAX_CHECKPOINT_BYTES + 1},
+    ],
+    ids=["another position", "another state", "nothing", "too much", "too large"],
+)
+def test_a_piece_that_does_not_fit_is_not_taken_and_all_is_asked_for_anew(
+    core: Follower, wrong: dict[str, int]
+) -> None:
+    refused(core)
+    piece(core, data=CONTENT[:4])
+    assert piece(core, **wrong) == []  # type: ignore[arg-type]
+    assert isinstance(core.state, Installing)
+    again = request(core.tick(core.next_deadline()))
+    assert (again.offset, again.position) == (None, 0)
+
+
+def test_a_state_that_is_not_sound_is_asked_for_ever_more_slowly(core: Follower) -> None:
+    refused(core)
+    now, waits = 0.0, []
+    for _ in range(6):
+        piece(core, now=now)
+        assert core.on_bad_checkpoint(now) == []
+        waits.append(core.next_deadline() - now)
+        now = core.next_deadline()
+        core.tick(now)
+    assert waits == sorted(waits)
+    assert waits[0] == pytest.approx(0.2)
+    assert waits[-1] == pytest.approx(2.0)
+
+
+def test_answers_of_others_and_late_ones_change_nothing(core: Follower) -> None:
+    first = refused(core)
+    assert piece(core, leader_epoch=4) == []
+    request(piece(core, data=CONTENT[:4]))
+    state = core.state
+    assert piece(core, number=first.number, data=CONTENT[:4]) == []
+    assert core.state == state
+
+
+def test_of_a_later_epoch_nothing_is_installed(core: Follower) -> None:
+    refused(core)
+    assert piece(core, leader_epoch=6) == []
+    assert isinstance(core.state, Installing)
+    assert core.state.pieces == ()
+
+
+def test_silence_is_asked_again_with_what_is_there_kept(core: Follower) -> None:
+    refused(core)
+    piece(core, data=CONTENT[:4])
+    due = core.next_deadline()
+    again = request(core.tick(due))
+    assert (again.offset, again.position) == (50, 4)
+    assert core.next_deadline() - due > due, "less often each time"
+
+
+def test_nobody_listens_is_asked_again_soon(core: Follower) -> None:
+    refused(core)
+    core.on_no_responders(0.1)
+    assert core.next_deadline() == pytest.approx(0.12)
+
+
+def test_while_it_lasts_nobody_is_served_and_an_answer_to_a_fetch_is_late(core: Follower) -> None:
+    refused(core)
+    assert core.on_notification(LeaderEpoch(5), 0.0) == []
+    core.on_synced(Offset(7))
+    assert isinstance(core.state, Installing)
+
+
+def test_a_reconnect_begins_with_the_reconciliation(core: Follower) -> None:
+    refused(core)
+    core.on_connection(1.0, 1.0)
+    assert not isinstance(core.state, Installing)
