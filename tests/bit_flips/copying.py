@@ -2,16 +2,19 @@
 
 from __future__ import annotations
 
+from dataplane.broker import checkpoints
 from dataplane.log.partition_log import PartitionLog
 from dataplane.replica.effects import (
     AppendReplicated,
     FollowerEffect,
+    InstallCheckpoint,
+    SendCheckpointRequest,
     SendFetch,
     SendOffsetRequest,
-    SkipAhead,
+    StartOver,
     Truncate,
 )
-from dataplane.replica.follower import FetchAnswer, Follower, OffsetAnswer
+from dataplane.replica.follower import CheckpointAnswer, FetchAnswer, Follower, OffsetAnswer
 from dataplane.replica.settings import ReplicaSettings
 from tests.bit_flips.folder import BROKER, KEY
 from wire.batch import iter_batches
@@ -51,7 +54,7 @@ def copy_from(leader: PartitionLog, log: PartitionLog, high_watermark: Offset) -
     effects: list[FollowerEffect] = core.start(0.0)
     for _ in range(MAX_EXCHANGES):
         if log.log_end_offset == leader.log_end_offset and not any(
-            isinstance(effect, (Truncate, SkipAhead, SendOffsetRequest)) for effect in effects
+            isinstance(effect, (Truncate, StartOver, SendCheckpointRequest, SendOffsetRequest)) for effect in effects
         ):
             log.sync()
             return
@@ -68,8 +71,17 @@ def _carry_out(effect: FollowerEffect, core: Follower, leader: PartitionLog, log
             return core.on_offset_answer(answer, 0.0)
         case Truncate(offset):
             return core.on_truncated(log.log_start_offset, log.truncate(offset), 0.0)
-        case SkipAhead(start):
-            log.drop_all(start)
+        case SendCheckpointRequest(number):
+            content = leader.snapshot_at(leader.log_start_offset)
+            piece = CheckpointAnswer(
+                number=number, leader_epoch=EPOCH, offset=leader.log_start_offset, size=len(content), piece=content
+            )
+            return core.on_checkpoint_answer(piece, 0.0)
+        case InstallCheckpoint():
+            checkpoints.install(log, effect)
+            return core.on_truncated(log.log_start_offset, log.log_end_offset, 0.0)
+        case StartOver():
+            log.drop_all(Offset(0))
             return core.on_truncated(log.log_start_offset, log.log_end_offset, 0.0)
         case SendFetch() if not effect.progress_only:
             return _fetch(effect, core, leader, log)
