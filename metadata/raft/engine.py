@@ -17,6 +17,11 @@ calls:
 * A voter that starts with an empty disk may have forgotten a vote. Until it has synchronised (or the whole group is
   new) it votes only for candidates whose log is empty too.
 
+* A node whose journal has no room (`Journal.stalled`) stands still like a paused process: from the failed write on
+  nothing leaves it, a leader applies nothing, and no tick runs until everything pending is durable. What a message
+  began when the disk was full is finished in memory first: an exception in the middle of PySyncObj could leave a leader
+  in a term that it was not elected for.
+
 Times are seconds of PySyncObj's monotonic clock.
 """
 
@@ -66,6 +71,9 @@ FAILOVER_STEP_S = 0.03
 
 PRE_VOTE_ROUND_S = 0.03
 """A round of pre-votes lasts so long and up to as much again; then the next begins."""
+
+STALLED_RETRY_S = 0.1
+"""A journal that found no room is tried again so often."""
 
 TIMER_SLACK_S = 0.0005
 """Added to a deadline so that the tick finds it passed."""
@@ -250,7 +258,7 @@ class RaftEngine(SyncObj):  # type: ignore[misc] # PySyncObj ships no types
             term=self.term,
             commit_index=self.commit_index,
             applied_index=self._SyncObj__raftLastApplied,
-            has_quorum=bool(self.hasQuorum),
+            has_quorum=bool(self.hasQuorum) and not self.journal.stalled,
             connected=tuple(sorted(node.address for node in self._SyncObj__otherNodes if self.isNodeConnected(node))),
         )
 
@@ -262,7 +270,14 @@ class RaftEngine(SyncObj):  # type: ignore[misc] # PySyncObj ships no types
     # ---------------------------------------------------------------------------- ticking
 
     def tick(self) -> None:
-        """Do all that is due and handle what the sockets have. Never waits for the network."""
+        """Do all that is due and handle what the sockets have. Never waits for the network.
+
+        Nothing at all while the journal finds no room: a stalled node is a paused process to the others.
+        """
+        if self.journal.stalled:
+            self.journal.sync()
+            if self.journal.stalled:
+                return
         self.doTick(0.0)
 
     def _onTick(self, timeToWait: float = 0.0) -> None:
@@ -277,12 +292,16 @@ class RaftEngine(SyncObj):  # type: ignore[misc] # PySyncObj ships no types
     @property
     def wants_tick(self) -> bool:
         """The last tick left something to do now."""
+        if self.journal.stalled:
+            return False
         alone = not self._SyncObj__otherNodes and self.is_leader
         return self.poller.handled > 0 or (alone and self.commit_index < self.journal.last.index)
 
     def next_deadline(self) -> float:
         """When `tick` must be called next, whatever the poller says."""
         now: float = monotonic()
+        if self.journal.stalled:
+            return now + STALLED_RETRY_S
         latest: float = now + float(self.conf.appendEntriesPeriod)
         if self.is_leader:
             return min(latest, self._SyncObj__newAppendEntriesTime + TIMER_SLACK_S)
@@ -303,6 +322,8 @@ class RaftEngine(SyncObj):  # type: ignore[misc] # PySyncObj ships no types
         before = self._SyncObj__raftLastApplied
         if self.is_leader:
             self.journal.sync()
+            if self.journal.stalled:
+                return False
         super()._SyncObj__applyLogEntries()
         return self._SyncObj__raftLastApplied != before
 

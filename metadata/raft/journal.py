@@ -27,6 +27,9 @@ What always holds:
   batch cannot be told from its torn end.
 * After a failed write or fdatasync the process ends: the page cache may have dropped what the kernel says it could not
   write.
+* A write that found the disk full is no such failure: what of it was written is cut off, the records stay pending, and
+  the journal is `stalled` until a later `sync` finds room. A node whose journal is stalled is as one that stands
+  still: it sends nothing, reads nothing and applies nothing of its own (see engine and transport).
 * An entry that is already there (same index and term) is kept together with all that follows it, as Raft demands;
   entries are forgotten only where the terms differ, never at or below the commit index, and never because a message
   arrived late.
@@ -35,6 +38,8 @@ What always holds:
 
 from __future__ import annotations
 
+import errno
+import logging
 import os
 import struct
 from pathlib import Path
@@ -44,6 +49,9 @@ import crc32c
 
 from metadata.raft.types import ExitProcess, InvariantViolation, RaftDamage, RaftStorageError
 
+_log = logging.getLogger(__name__)
+
+_NO_SPACE = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
 FILE_MAGIC = b"TLRJRNL1"
 BATCH_MAGIC = b"\xa7RJB"
 
@@ -130,7 +138,8 @@ class Journal:
     ) -> None:
         """Open or create the journal at `path`, cut a torn end and align the head with the snapshot.
 
-        Raises RaftStorageError when the file is not a journal, RaftDamage when synced data in it is damaged.
+        Raises RaftStorageError when the file is not a journal or cannot be begun, RaftDamage when synced data in it is
+        damaged.
         """
         self._path = path
         self._exit_process = exit_process
@@ -146,6 +155,10 @@ class Journal:
         self._present_boot_id = boot_id
         self._pending: list[bytes] = []
         self._sequence = 0
+        self._size = 0
+        """Bytes of whole batches in the file."""
+        self.stalled = False
+        """What is pending found no room on the disk."""
         self._descriptor = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
         try:
             self._load(has_snapshot=snapshot is not None)
@@ -165,10 +178,16 @@ class Journal:
         data = self._path.read_bytes()
         if len(data) < len(FILE_MAGIC) and FILE_MAGIC.startswith(data):
             # Killed while the very first bytes were written: nothing was ever acknowledged from this file.
-            os.ftruncate(self._descriptor, 0)
-            write_all(self._descriptor, FILE_MAGIC)
-            os.fsync(self._descriptor)
-            sync_directory(self._path.parent)
+            try:
+                os.ftruncate(self._descriptor, 0)
+                write_all(self._descriptor, FILE_MAGIC)
+                os.fsync(self._descriptor)
+                sync_directory(self._path.parent)
+            except OSError as error:
+                raise RaftStorageError(
+                    f"The Raft journal {self._path} cannot be begun ({error}); repair or free the disk."
+                ) from error
+            self._size = len(FILE_MAGIC)
             return
         if not data.startswith(FILE_MAGIC):
             self._refuse_title(data)
@@ -182,6 +201,7 @@ class Journal:
             os.ftruncate(self._descriptor, position)
         os.lseek(self._descriptor, position, os.SEEK_SET)
         os.fsync(self._descriptor)
+        self._size = position
 
     def _refuse_title(self, data: bytes) -> NoReturn:
         if data[len(FILE_MAGIC) - 1 : len(FILE_MAGIC)] == FILE_MAGIC[-1:] and _read_batch(data, len(FILE_MAGIC)):
@@ -307,17 +327,18 @@ class Journal:
         return bool(self._pending)
 
     def sync(self) -> None:
-        """Make everything so far durable: one write, one fdatasync. Does nothing when nothing is pending."""
+        """Make everything so far durable: one write, one fdatasync. Does nothing when nothing is pending. On a full
+        disk everything stays pending, and the journal is `stalled`.
+        """
         if not self._pending:
             return
         if self._commit_hint_pending:
             self._pending.append(_record(b"C", _INDEX.pack(self._commit_index)))
             self._commit_hint_pending = False
-        self._sequence += 1
-        data = _batch(self._sequence, b"".join(self._pending))
-        self._pending = []
+        data = _batch(self._sequence + 1, b"".join(self._pending))
         try:
-            write_all(self._descriptor, data)
+            if not self._write(data):
+                return
             os.fdatasync(self._descriptor)
         except OSError as error:
             self._exit_process(
@@ -325,6 +346,30 @@ class Journal:
                 "process ends. "
                 f"Repair or free the disk and start again."
             )
+        self._sequence += 1
+        self._size += len(data)
+        self._pending = []
+        if self.stalled:
+            self.stalled = False
+            _log.warning("The Raft journal %s has room again; this node takes part again.", self._path)
+
+    def _write(self, data: bytes) -> bool:
+        """False: there is no room, and the file is as it was."""
+        try:
+            write_all(self._descriptor, data)
+        except OSError as error:
+            if error.errno not in _NO_SPACE:
+                raise
+            os.ftruncate(self._descriptor, self._size)
+            os.lseek(self._descriptor, self._size, os.SEEK_SET)
+            if not self.stalled:
+                self.stalled = True
+                _log.error(
+                    "The Raft journal %s has no room (%s); this node stands aside until there is some. Free the disk.",
+                    self._path, error,
+                )  # fmt: skip
+            return False
+        return True
 
     def mark_joined(self) -> None:
         if not self._joined:
@@ -373,6 +418,8 @@ class Journal:
         if forgotten <= 0:
             return
         self.sync()
+        if self.stalled:
+            return
         kept = self._entries[forgotten:]
         records = [_record(b"M", _INDEX.pack(self._term) + (self._vote or "").encode())]
         records.append(_record(b"C", _INDEX.pack(self._commit_index)))
@@ -380,13 +427,12 @@ class Journal:
             records.append(_record(b"J"))
         records.append(_record(b"B", self._boot_id.encode()))
         records.extend(_record(b"E", _INDEX_TERM.pack(entry.index, entry.term) + entry.command) for entry in kept)
-        self._sequence += 1
-        data = FILE_MAGIC + _batch(self._sequence, b"".join(records))
+        data = FILE_MAGIC + _batch(self._sequence + 1, b"".join(records))
         replacement = self._path.with_suffix(".new")
         try:
-            descriptor = os.open(replacement, os.O_RDWR | os.O_CREAT | os.O_TRUNC | os.O_CLOEXEC, 0o600)
-            write_all(descriptor, data)
-            os.fsync(descriptor)
+            descriptor = self._written_beside(replacement, data)
+            if descriptor is None:
+                return
             replacement.replace(self._path)
             sync_directory(self._path.parent)
         except OSError as error:
@@ -394,11 +440,31 @@ class Journal:
                 f"Compacting the Raft journal {self._path} failed ({error}); this process ends. Repair or free the "
                 "disk and start again."
             )
+        self._sequence += 1
+        self._size = len(data)
         os.close(self._descriptor)
         self._descriptor = descriptor
         self._entries = kept
         self._entry_bytes = sum(len(entry.command) for entry in kept)
         self._commit_hint_pending = False
+
+    def _written_beside(self, path: Path, data: bytes) -> int | None:
+        """The handle of a synced file with this content; None: there is no room for it, and the journal stays as long
+        as it is. As after a kill between the snapshot and the compaction."""
+        descriptor = -1
+        try:
+            descriptor = os.open(path, os.O_RDWR | os.O_CREAT | os.O_TRUNC | os.O_CLOEXEC, 0o600)
+            write_all(descriptor, data)
+            os.fsync(descriptor)
+        except OSError as error:
+            if error.errno not in _NO_SPACE:
+                raise
+            _log.error("The Raft journal %s cannot be compacted (%s); it grows until it can.", self._path, error)
+            if descriptor >= 0:
+                os.close(descriptor)
+            path.unlink(missing_ok=True)
+            return None
+        return descriptor
 
     def clear(self) -> None:
         self._forget_all()

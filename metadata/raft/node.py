@@ -86,16 +86,19 @@ class RaftNode:
         on_status: Callable[[RaftStatus], None],
         on_peer_lost: Callable[[str], None],
         exit_process: ExitProcess = end_process,
+        on_no_space: Callable[[], None] = lambda: None,
     ) -> None:
         """`on_status`: called when role, leader or quorum changed. `on_peer_lost(address)`: the connection with that
         voter has closed, which a killed process's does within milliseconds. Both are called on the loop, between ticks,
-        and must not block.
+        and must not block. `on_no_space`: the journal has no room; called until it has, to give it some.
         """
         self._config = config
         self._state_machine = state_machine
         self._on_status = on_status
         self._on_peer_lost = on_peer_lost
         self._exit_process = exit_process
+        self._on_no_space = on_no_space
+        self._listens = False
         self._engine: RaftEngine | None = None
         self._loop: asyncio.AbstractEventLoop | None = None
         self._lock_descriptor: int | None = None
@@ -138,6 +141,7 @@ class RaftNode:
             raise
         self._loop, self._engine, self._resolver = loop, engine, resolver
         loop.add_reader(engine.poller.fileno(), self._wake)
+        self._listens = True
         loop.call_soon(self._wake)
 
     async def close(self) -> None:
@@ -209,8 +213,21 @@ class RaftNode:
         except Exception as error:  # noqa: BLE001 - whatever it is, it ends in a sentence
             _log.exception("The Raft engine failed")
             self._exit_process(f"The Raft engine failed ({error!r}); its state is unknown now, so this process ends.")
+        self._listen(engine)
         self._timer = self._loop.call_later(max(0.0, engine.next_deadline() - monotonic()), self._wake)
         self._report(engine)
+
+    def _listen(self, engine: RaftEngine) -> None:
+        """Not while the journal has no room: what the sockets have is not read, and would wake this node for ever."""
+        assert self._loop is not None
+        if engine.journal.stalled:
+            self._on_no_space()
+        if engine.journal.stalled is self._listens:
+            self._listens = not self._listens
+            if self._listens:
+                self._loop.add_reader(engine.poller.fileno(), self._wake)
+            else:
+                self._loop.remove_reader(engine.poller.fileno())
 
     def _report(self, engine: RaftEngine) -> None:
         """Tell what has changed since the last time."""

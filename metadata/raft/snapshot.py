@@ -23,6 +23,7 @@ import logging
 import os
 import struct
 from collections.abc import Callable
+from contextlib import suppress
 from pathlib import Path
 from typing import BinaryIO, Final
 
@@ -152,6 +153,8 @@ class SnapshotStore:
                 "The Raft snapshot %s cannot be written (%s); the log grows until it can. Next attempt in %g s.",
                 self._path, error, RETRY_S,
             )  # fmt: skip
+            with suppress(OSError):  # on a full disk it would stand in the way of what must be written
+                temporary.unlink(missing_ok=True)
             self._finished = FAILED
             self._retry_at = self._monotonic() + RETRY_S
             return

@@ -161,6 +161,8 @@ class HardenedTransport(TCPTransport):  # type: ignore[misc] # PySyncObj ships n
         return self._send_now(node, message)
 
     def _send_now(self, node: Node, message: Message) -> bool:
+        if self._engine.journal.stalled:
+            return False  # what this node believes is not on its disk: lost on the way, as far as the others can tell
         sent: bool = super().send(node, message)
         return sent
 
@@ -174,6 +176,8 @@ class HardenedTransport(TCPTransport):  # type: ignore[misc] # PySyncObj ships n
         per peer.
         """
         self._engine.journal.sync()
+        if self._engine.journal.stalled:
+            return
         held, self._held = self._held, []
         furthest: dict[tuple[Node, int], int] = {}
         for node, message in held:

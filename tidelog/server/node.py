@@ -29,8 +29,9 @@ from dataplane.encryption.keyring import Keyring
 from dataplane.encryption.master_keys import keys_from_file
 from dataplane.log.data_dir import DataDir
 from dataplane.log.errors import DataDirError
-from dataplane.log.files import RealFiles
+from dataplane.log.files import REAL_FILES, RealFiles
 from dataplane.log.group_commit import SyncScheduler
+from dataplane.log.reserve import Reserve
 from metadata.master_keys import MASTER_KEYS_LABEL
 from metadata.raft import RaftConfig, RaftError, RaftNode, RaftStatus, StateMachine
 from tidelog.runtime.nats import NatsConnection, NatsUnavailable
@@ -186,7 +187,10 @@ class Node:
                 f"{config.broker} could not register within {REGISTRATION_TIMEOUT:.0f} s: no Raft majority of"
                 f" {self._raft_address or 'an observer'} and {others or 'nobody else'}; start the other voters",
             )
-        ready.write_text(f"{os.getpid()}\n")
+        try:
+            ready.write_text(f"{os.getpid()}\n")
+        except OSError as e:  # it is for whoever waits for the start, and nothing here depends on it
+            log.warning("%s cannot be written: %s", ready, e)
         log.info("%s serves: incarnation %d, data in %s", config.broker, assembly.incarnation, config.data_dir)
 
     async def _check_cluster_for_ever(self, data_dir: DataDir, control: NatsConnection, subjects: Subjects) -> None:
@@ -233,7 +237,13 @@ class Node:
             group=cluster_id,
             boot_id=boot_id,
         )
-        return RaftNode(config, state_machine, on_status=on_status, on_peer_lost=on_peer_lost)
+        return RaftNode(
+            config,
+            state_machine,
+            on_status=on_status,
+            on_peer_lost=on_peer_lost,
+            on_no_space=Reserve(REAL_FILES, self.config.data_dir).release,
+        )
 
     def _standalone_address(self) -> str:
         """Nobody connects to it, but it is this voter's name: chosen once, kept."""

@@ -6,7 +6,9 @@ The letters are those of metadata.raft.transport. Every test fails when the over
 
 from __future__ import annotations
 
+import errno
 import logging
+import os
 import pickle
 import shutil
 from collections.abc import Iterator
@@ -627,3 +629,93 @@ def test_a_commit_is_told_to_the_followers_at_once(bench: Bench) -> None:
     bench.acknowledge(bench.peer, bench.last_index + 1, term=bench.engine.term)
     bench.engine.tick()
     assert wire.of("append_entries")[-1]["commit_index"] == bench.last_index
+
+
+# ---------------------------------------------------------------------------- a full disk
+
+
+@pytest.fixture
+def disk(bench: Bench, monkeypatch: pytest.MonkeyPatch) -> FullDisk:
+    bench.engine.journal.sync()
+    return FullDisk(monkeypatch)
+
+
+class FullDisk:
+    """The journal's."""
+
+    def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        self.is_full = False
+        write = os.write
+
+        def refusing(descriptor: int, data: bytes) -> int:
+            if self.is_full:
+                raise OSError(errno.ENOSPC, "No space left on device")
+            return write(descriptor, data)
+
+        monkeypatch.setattr(os, "write", refusing)
+
+
+def _sent(bench: Bench) -> int:
+    return sum(len(wire.sent) for wire in bench.wires.values())
+
+
+def test_full_a_follower_acknowledges_nothing_until_there_is_room(bench: Bench, disk: FullDisk) -> None:
+    disk.is_full = True
+    before = _sent(bench)
+    bench.numbered(2, 5, commit=1, previous_term=0)
+    bench.engine.tick()
+    bench.engine.tick()
+    assert bench.engine.journal.stalled
+    assert _sent(bench) == before
+    assert not bench.engine.status().has_quorum
+    disk.is_full = False
+    bench.engine.tick()
+    assert [message["next_node_idx"] for message in bench.wires[bench.peer].of("next_node_idx")][-1] == 6
+
+
+def test_full_a_vote_is_not_told(bench: Bench, disk: FullDisk) -> None:
+    disk.is_full = True
+    request = {"type": "request_vote", "term": 9, "last_log_index": 50, "last_log_term": 8}
+    bench.receive(bench.peer, request)
+    bench.engine.tick()
+    assert not bench.wires[bench.peer].of("response_vote")
+    disk.is_full = False
+    bench.engine.tick()
+    assert not bench.wires[bench.peer].of("response_vote")  # lost on the way; the peer asks in another term
+    bench.receive(bench.other, request)
+    bench.engine.tick()
+    assert not bench.wires[bench.other].of("response_vote")  # one vote a term
+
+
+def test_full_a_leader_applies_and_tells_nothing_and_steps_down_when_it_hears_of_another_term(
+    bench: Bench, disk: FullDisk
+) -> None:
+    bench.lead()
+    applied = len(bench.machine.commands)
+    ended: list[object] = []
+    disk.is_full = True
+    bench.engine.submit(REGULAR, b"x", lambda *outcome: ended.append(outcome))
+    bench.engine.tick()
+    before = _sent(bench)
+    bench.acknowledge(bench.peer, bench.last_index + 1, term=bench.engine.term)
+    bench.acknowledge(bench.other, bench.last_index + 1, term=bench.engine.term)
+    bench.engine.tick()
+    assert (len(bench.machine.commands), ended, _sent(bench)) == (applied, [], before)
+    bench.entries(bench.other, term=bench.engine.term + 1, previous=1, previous_term=0, commands=[], commit=1)
+    assert not bench.engine.is_leader
+    disk.is_full = False
+    bench.engine.tick()
+    assert not bench.engine.is_leader
+    assert not bench.engine.journal.stalled
+
+
+def test_full_nothing_is_ticked_until_there_is_room(bench: Bench, disk: FullDisk) -> None:
+    disk.is_full = True
+    bench.numbered(2, 3, commit=1, previous_term=0)
+    bench.engine.tick()
+    bench.engine._SyncObj__raftElectionDeadline = 0.0
+    term = bench.engine.term
+    bench.engine.tick()
+    assert not bench.engine.wants_tick
+    assert bench.engine.term == term
+    assert not bench.wires[bench.peer].of("pre_vote")

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import os
 from collections.abc import Callable
 from pathlib import Path
@@ -292,3 +293,85 @@ def test_the_bytes_of_the_commands_are_counted(path: Path) -> None:
     assert journal.entry_bytes == 2 + 5
     journal.clear()
     assert journal.entry_bytes == 0
+
+
+class FullDisk:
+    """os.write, on a disk with so many bytes left."""
+
+    def __init__(self, monkeypatch: pytest.MonkeyPatch, room: int) -> None:
+        self.room = room
+        self._write = os.write
+        monkeypatch.setattr(os, "write", self.write)
+
+    def write(self, descriptor: int, data: memoryview) -> int:
+        fits = data[: self.room]
+        if not fits:
+            raise OSError(errno.ENOSPC, "No space left on device")
+        self.room -= len(fits)
+        return self._write(descriptor, fits)
+
+
+@pytest.mark.parametrize("room", [0, 1, 7, 30])
+def test_without_room_records_stay_pending_and_the_file_as_it_was(
+    path: Path, monkeypatch: pytest.MonkeyPatch, room: int
+) -> None:
+    journal = filled(path, 3)
+    before = path.read_bytes()
+    disk = FullDisk(monkeypatch, room)
+    journal.add(b"c4", 4, 1)
+    journal.sync()
+    assert journal.stalled
+    assert journal.dirty
+    assert path.read_bytes() == before
+    journal.add(b"c5", 5, 1)
+    journal.sync()
+    assert journal.stalled
+    disk.room = 1 << 20
+    journal.sync()
+    assert not journal.dirty
+    journal.add(b"c6", 6, 1)
+    journal.sync()
+    assert indexes(open_journal(path)) == [1, 2, 3, 4, 5, 6]
+
+
+def test_a_vote_that_found_no_room_is_kept_once_there_is_some(path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    journal = filled(path, 1)
+    disk = FullDisk(monkeypatch, 0)
+    journal.setCurrentTerm(5, "127.0.0.1:7002")
+    assert journal.stalled
+    assert open_journal(path).getCurrentTerm() == 0
+    disk.room = 1 << 20
+    journal.sync()
+    again = open_journal(path)
+    assert (again.getCurrentTerm(), again.getVotedForNodeId()) == (5, "127.0.0.1:7002")
+
+
+def test_a_compaction_that_finds_no_room_leaves_the_journal_as_it_is(
+    path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    journal = filled(path, 10)
+    disk = FullDisk(monkeypatch, 20)
+    journal.deleteEntriesTo(5)
+    assert indexes(journal) == list(range(1, 11))
+    assert not path.with_suffix(".new").exists()
+    disk.room = 1 << 20
+    journal.add(b"c11", 11, 1)
+    journal.sync()
+    journal.deleteEntriesTo(5)
+    journal.add(b"c12", 12, 1)
+    journal.sync()
+    assert indexes(open_journal(path)) == list(range(6, 13))
+
+
+def test_a_failed_sync_ends_the_process_whatever_the_reason_it_gives(
+    path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    journal = filled(path, 1)
+
+    def refuse(_descriptor: int) -> None:
+        raise OSError(errno.ENOSPC, "No space left on device")
+
+    monkeypatch.setattr(os, "fdatasync", refuse)
+    journal.add(b"c2", 2, 1)
+    with pytest.raises(ProcessEnded):
+        journal.sync()
