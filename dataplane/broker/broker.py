@@ -16,6 +16,7 @@ from typing import Any
 
 from google.protobuf.message import DecodeError
 
+from dataplane.broker.compaction import Compaction
 from dataplane.broker.context import BrokerContext
 from dataplane.broker.eviction import Eviction
 from dataplane.broker.following import Following
@@ -105,7 +106,8 @@ class Broker:
         self._notifications: Subscription | None = None
         self._checkpointer: asyncio.Task[None] | None = None
         self._scrubber = Scrubber(context.storage, Random(f"{context.broker} {context.time_ns()}"))
-        self._housekeeping = Housekeeping(context, self._replicas, [SnapshotJob(), Retention(), self._scrubber])
+        jobs = (SnapshotJob(), Retention(), Compaction(context.storage, context.keyring), self._scrubber)
+        self._housekeeping = Housekeeping(context, self._replicas, jobs)
         self._leaving: set[asyncio.Task[None]] = set()
         self._removing = asyncio.Lock()
         """The data folder is one thread's at a time."""

@@ -68,6 +68,13 @@ class Counters:
     """The disk became too full for records: leaderships and ISR memberships were given up."""
     evicted_segments: int = 0
     evicted_bytes: int = 0
+    compaction_passes: int = 0
+    compaction_segments: int = 0
+    """Replaced by smaller ones."""
+    compaction_records: int = 0
+    """Removed: there is a newer one of their key."""
+    compaction_bytes: int = 0
+    """Given back."""
 
     def add(self, name: str, amount: int) -> None:
         setattr(self, name, getattr(self, name) + amount)

@@ -18,6 +18,7 @@ from typing import TYPE_CHECKING
 from weakref import WeakKeyDictionary
 
 from dataplane.broker.housekeeping import Progress
+from wire.errors import CorruptData
 
 if TYPE_CHECKING:
     from random import Random
@@ -51,6 +52,8 @@ class _Pass:
     position: int = 0
     """Bytes of that segment that are read, of whole batches."""
     went_round: bool = False
+    cuts: int = 0
+    """`PartitionLog.cuts` when `position` was set."""
 
 
 class Scrubber:
@@ -97,7 +100,15 @@ class Scrubber:
             self._begin(found, visit)
         read = 0
         while read < STEP_BYTES and found.began_ns is not None and not visit.stop.is_set():
-            checked = visit.log.check(found.segment, found.position, STEP_BYTES - read, visit.stop)
+            cuts = visit.log.cuts
+            if cuts != found.cuts:  # the segment may have been cut, or compacted: begin it anew
+                found.cuts, found.position = cuts, 0
+            try:
+                checked = visit.log.check(found.segment, found.position, STEP_BYTES - read, visit.stop)
+            except CorruptData:
+                if visit.log.cuts != cuts:
+                    continue
+                raise
             read += checked.size
             found.position += checked.size
             if checked.is_whole or not checked.size:

@@ -18,6 +18,12 @@ class StorageSettings:
     over. 0: 5 % of the disk, at least 1 MiB, at most 256."""
     space_check_interval: float = 1.0
     """Seconds from one look at the free room to the next."""
+    compaction_min_dirty_ratio: float = 0.5
+    """A log of a stream with `compact` is compacted once this share of its finished segments was not yet."""
+    compaction_memory: int = 24 << 20
+    """Bytes; of the one map of keys that there is at a time. About 700,000 keys; more take several passes."""
+    compaction_bytes_per_second: int = 32 << 20
+    """Read and written by compaction, of all partitions together. 0 = as fast as it goes."""
 
     def __post_init__(self) -> None:
         if self.min_free_bytes < 0:
@@ -30,3 +36,11 @@ class StorageSettings:
             raise ValueError(f"scrub_bytes_per_second ({self.scrub_bytes_per_second}) must not be below 0")
         if self.scrub_interval < 0:
             raise ValueError(f"scrub_interval ({self.scrub_interval} s) must not be below 0")
+        if not 0 < self.compaction_min_dirty_ratio <= 1:
+            raise ValueError(
+                f"compaction_min_dirty_ratio ({self.compaction_min_dirty_ratio}) must be above 0, and 1 at most"
+            )
+        if self.compaction_memory < 1 << 20:
+            raise ValueError(f"compaction_memory ({self.compaction_memory} bytes) must be 1 MiB at least")
+        if self.compaction_bytes_per_second < 0:
+            raise ValueError(f"compaction_bytes_per_second ({self.compaction_bytes_per_second}) must not be negative")

@@ -1,10 +1,11 @@
-"""The two small files beside the segments that say what is known of them.
+"""The small files beside the segments that say what is known of them.
 
 `replication-offset-checkpoint`: the high watermark; the recovery point: every byte below it is on stable storage, so
 that recovery has nothing to look for there; and the log start, below which retention removed what there was.
-`leader-epoch-checkpoint`: the leader epochs and where each begins.
+`leader-epoch-checkpoint`: the leader epochs and where each begins. `compaction-checkpoint`: how far the log is
+compacted.
 
-Both are text for the eyes of an operator, a line per fact, the CRC-32C of everything before it as the last line:
+All are text for the eyes of an operator, a line per fact, the CRC-32C of everything before it as the last line:
 
     tidelog leader-epoch-checkpoint 1
     1 0
@@ -34,6 +35,7 @@ if TYPE_CHECKING:
 
 OFFSETS_FILE = "replication-offset-checkpoint"
 EPOCHS_FILE = "leader-epoch-checkpoint"
+COMPACTION_FILE = "compaction-checkpoint"
 TEMPORARY_SUFFIX = ".tmp"
 """Ends the name of a file that is being written. One found at start is of a crash, and is removed."""
 
@@ -54,6 +56,49 @@ class OffsetCheckpoint(NamedTuple):
     def vouched_end(self) -> Offset:
         """Exclusive: everything below it was durable or committed here, or was removed for its age."""
         return max(self.high_watermark, self.recovery_point, self.log_start_offset or Offset(0))
+
+
+class CompactionPoint(NamedTuple):
+    """What compaction has done to a log, and what that means for those who copy from it. All exclusive ends.
+
+        settled_end <= clean_end <= deleted_end        deletions_end <= deleted_end
+
+    A tombstone (a key without a value) goes when everything below it has been clean for `tombstone_retention_ms`; so
+    what it deletes has been gone for as long. Who has a part of the log from before and not the tombstone would keep
+    the deleted value for ever: see `lacks_deletions`.
+    """
+
+    clean_end: Offset = Offset(0)
+    """Below it there is of each key one record at most, the newest of those below it."""
+    settled_end: Offset = Offset(0)
+    """What `clean_end` was at `settled_at_ms`: the tombstones below it are the next to go."""
+    settled_at_ms: int = 0
+    """Wall clock."""
+    tombstones: int = 0
+    """Left below `clean_end` by the last pass."""
+    deletions_end: Offset = Offset(0)
+    """Tombstones below it may be missing here."""
+    deleted_end: Offset = Offset(0)
+    """What tombstones below it delete is not here: it was compacted away, or never came."""
+
+    def lacks_deletions(self, offset: Offset, deleted_end: Offset) -> bool:
+        """Whether a log that ends at `offset` may keep for ever what a tombstone deleted that is no longer here;
+        `deleted_end` is that log's own."""
+        return max(offset, deleted_end) < self.deletions_end
+
+    def cut(self, end: Offset) -> CompactionPoint:
+        """Of a log that was cut to `end`, with something committed: what comes there now is another history."""
+        return CompactionPoint(
+            clean_end=min(self.clean_end, end),
+            tombstones=self.tombstones,
+            deletions_end=min(self.deletions_end, end),
+            deleted_end=min(self.deleted_end, end),
+        )
+
+    @classmethod
+    def of_copy(cls, deleted_end: Offset) -> CompactionPoint:
+        """Of an empty log that is to be copied from one where what tombstones below `deleted_end` delete is gone."""
+        return cls(deletions_end=deleted_end, deleted_end=deleted_end)
 
 
 def read_file(files: FileSystem, path: Path) -> bytes | None:
@@ -119,6 +164,29 @@ def remove_epochs(files: FileSystem, directory: Path) -> None:
     """Durably. Before a log is dropped: an empty file would vouch that segments not removed yet have no epochs."""
     files.remove(directory / EPOCHS_FILE)
     files.sync_directory(directory)
+
+
+def read_compaction(files: FileSystem, directory: Path, log_end: Offset) -> CompactionPoint:
+    """Of a log that ends at `log_end`. When the file is damaged everything is to be compacted anew, and no tombstone
+    can be relied on to be here."""
+    lines = _read(files, directory / COMPACTION_FILE)
+    if lines is not None:
+        facts = dict(line.split(" ", 1) for line in lines)
+        return CompactionPoint(
+            clean_end=Offset(int(facts["clean_end"])),
+            settled_end=Offset(int(facts["settled_end"])),
+            settled_at_ms=int(facts["settled_at_ms"]),
+            tombstones=int(facts["tombstones"]),
+            deletions_end=Offset(int(facts["deletions_end"])),
+            deleted_end=Offset(int(facts["deleted_end"])),
+        )
+    if COMPACTION_FILE in files.names(directory):
+        return CompactionPoint.of_copy(log_end)
+    return CompactionPoint()
+
+
+def write_compaction(files: FileSystem, directory: Path, point: CompactionPoint) -> None:
+    _write(files, directory / COMPACTION_FILE, (f"{name} {value}" for name, value in point._asdict().items()))
 
 
 def _title(path: Path) -> str:

@@ -25,8 +25,8 @@ The LOOP thread is the one that appends. WORKERS do what blocks.
 
     loop thread only        append, read, and while nobody appends: assign_epoch, truncate, drop_all, install, close in
                             a worker
-    any thread, any time    sync, checkpoint_high_watermark, remove_before, read_from_disk, offset_for_timestamp, what
-                            snapshots need; all properties
+    any thread, any time    sync, checkpoint_high_watermark, remove_before, replace_segment, read_from_disk,
+                            offset_for_timestamp, what snapshots need; all properties
 
   - `_io_lock` is held by whatever blocks on writing: sync, assign_epoch, checkpoint, truncate, install, close, so
     these happen one at a time. The lock of `dataplane.log.derived_state` is taken before it. `append` and `read` take
@@ -34,8 +34,9 @@ The LOOP thread is the one that appends. WORKERS do what blocks.
   - What `append` publishes it publishes last: bytes, then the segment's size, then `_log_end_offset`. `_segments` is a
     tuple that is replaced, never changed: by the loop (its end) and by workers (its beginning), under `_replacing`,
     which nobody holds while he blocks. The same goes for the leader epochs.
-  - `truncate` and `install` make `_cuts` odd while they work. A reader from disk that sees it odd, or changed when
-    it is done, forgets what it read and starts again: it never returns bytes that were replaced meanwhile.
+  - `truncate`, `install` and `replace_segment` make `_cuts` odd while they work. A reader from disk that sees it odd,
+    or changed when it is done, forgets what it read and starts again: it never returns bytes that were replaced
+    meanwhile.
     `remove_before` adds 2 once the segments are no longer part of the log and before their files go: who held one of
     them starts again and finds that his offset is before the log.
 """
@@ -52,7 +53,14 @@ from typing import TYPE_CHECKING, Any, TypeVar
 import numpy as np
 
 from dataplane.log import installation
-from dataplane.log.checkpoints import OffsetCheckpoint, write_epochs, write_offsets
+from dataplane.log.checkpoints import (
+    CompactionPoint,
+    OffsetCheckpoint,
+    read_compaction,
+    write_compaction,
+    write_epochs,
+    write_offsets,
+)
 from dataplane.log.damage import Damage, remove_mark
 from dataplane.log.derived_state import DerivedState
 from dataplane.log.errors import LogDamaged, NoSpace
@@ -144,6 +152,9 @@ class PartitionLog:
         """Changed by `append`, `assign_epoch`, `truncate` and `install` only; read by anybody."""
         self._derived = recovery.derived
         self._saved_epochs: tuple[EpochEntry, ...] = recovery.saved_epochs or ()
+        self._histories = 0
+        """Counts what replaces records by others: `truncate`, `install`."""
+        self.compaction_point: CompactionPoint = read_compaction(self._files, self.directory, self._log_end_offset)
         self._tail = Tail(config.tail_bytes)
         self._index_due = 0
         """Byte position in the last segment at which the next index entry is made."""
@@ -208,6 +219,7 @@ class PartitionLog:
         with self._io_lock:
             for segment in self._segments:
                 segment.rewrite_doubtful()
+            self._cut_compaction_point(self._log_end_offset)
             self._sync_locked()
             if self._vouched() != self._durable_end:
                 self._write_checkpoint(self._high_watermark, self._durable_end)
@@ -714,7 +726,7 @@ class PartitionLog:
         timestamp: int,
         decrypt: Callable[[Buffer], bytes],
     ) -> Offset:
-        if header.first_timestamp >= timestamp:
+        if header.first_timestamp >= timestamp and not header.offset_span:
             return header.base_offset
         stored = self._files.read(handle, header.size, position)
         batch = RecordBatch.decode(decrypt(stored) if header.is_encrypted else stored)
@@ -747,20 +759,40 @@ class PartitionLog:
         """
         segments = self._segments
         number = max(0, bisect_right(segments, from_offset, key=_base_offset) - 1)
-        for at, segment in enumerate(segments[number:], number):
-            if end_offset is not None and segment.base_offset >= end_offset:
+        for at in range(number, len(segments)):
+            if end_offset is not None and segments[at].base_offset >= end_offset:
                 return
+            yield from self._headers_between(from_offset, end_offset, segments, at)
+
+    def _headers_between(
+        self, offset: Offset, end_offset: Offset | None, segments: tuple[Segment, ...], number: int
+    ) -> Iterator[BatchHeader]:
+        """Goes on where it was when the segment is replaced meanwhile."""
+        segment = segments[number]
+        while True:
+            cuts = self._cuts
+            if cuts % 2:
+                with self._io_lock:
+                    continue
             try:
-                start = self._index(segments, at).before_offset(from_offset)
+                start = self._index(segments, number).before_offset(offset)
                 with self._handles.borrow(segment.path) as handle:
                     for _, header in self._walk(segment, handle, start, segment.size):
                         if end_offset is not None and header.end_offset > end_offset:
                             return
-                        if header.end_offset > from_offset:
+                        if header.end_offset > offset:
                             yield header
-            except OSError as error:
-                if segment in self._segments:  # or else it was removed for its age meanwhile
+                            offset = header.end_offset
+            except (OSError, CorruptData) as error:
+                if segment not in self._segments:
+                    return  # removed for its age
+                if self._cuts != cuts:
+                    continue
+                if isinstance(error, OSError):
                     raise LogDamaged(f"reading {self.directory} failed: {error}") from error
+                raise
+            if self._cuts == cuts:
+                return
 
     def _walk(self, segment: Segment, handle: int, start: IndexEntry, size: int) -> Iterator[tuple[int, BatchHeader]]:
         try:
@@ -816,9 +848,12 @@ class PartitionLog:
 
     def _cut_to(self, number: int, size: int, new_end: Offset, newest: int) -> None:
         """The arguments are as `_cut_point` gives them."""
+        self._cut_compaction_point(new_end)
         self._derived.cut(new_end)
         high_watermark = min(self._high_watermark, new_end)
         self._write_checkpoint(high_watermark, min(self._vouched(), new_end))
+        if new_end < self._log_end_offset:
+            self._histories += 1
         self._tail = Tail(self.config.tail_bytes)
         self._log_end_offset = new_end
         self._durable_end = min(self._durable_end, new_end)
@@ -856,30 +891,35 @@ class PartitionLog:
     def _vouched(self) -> Offset:
         return self._checkpoint.recovery_point if self._checkpoint else Offset(0)
 
-    def drop_all(self, new_start_offset: Offset) -> None:
+    def drop_all(self, new_start_offset: Offset, *, deleted_end: Offset = Offset(0)) -> None:
         """Removes every record; the log goes on, empty, at `new_start_offset`, which is committed somewhere else, with
         the derived state that a snapshot of its own has there.
 
-        Durable on return. Blocking; nobody may append meanwhile. Raises LogDamaged, NoSpace (the same call goes on
-        where this one stopped).
+        It is to be filled from a log whose `compaction_point` says `deleted_end`. Durable on return. Blocking; nobody
+        may append meanwhile. Raises LogDamaged, NoSpace (the same call goes on where this one stopped).
         """
         with self._removing, self._derived.lock:
             own = self._derived.newest(new_start_offset, new_start_offset)
-            self._install(own or Snapshot(new_start_offset))
+            self._install(own or Snapshot(new_start_offset), deleted_end)
 
-    def install(self, snapshot: Snapshot) -> None:
-        """Removes every record; the log goes on, empty, at the snapshot's offset, with its leader epochs and producers.
+    def install(self, snapshot: Snapshot, *, deleted_end: Offset = Offset(0)) -> None:
+        """Removes every record; the log goes on, empty, at the snapshot's offset, with its leader epochs and producers,
+        to be filled from a log whose `compaction_point` says `deleted_end`.
 
         Durable on return, and never half done: see `dataplane.log.installation`. Blocking; nobody may append meanwhile.
         Raises LogDamaged, NoSpace (the same call goes on where this one stopped).
         """
         with self._removing, self._derived.lock:
-            self._install(snapshot)
+            self._install(snapshot, deleted_end)
 
-    def _install(self, snapshot: Snapshot) -> None:
+    def _install(self, snapshot: Snapshot, deleted_end: Offset) -> None:
         with self._io_lock:
             self._check_writable()
             with self._cutting():
+                self._histories += 1
+                point = self.compaction_point
+                if point != CompactionPoint():
+                    self._save_compaction_point(CompactionPoint(deletions_end=point.deletions_end))
                 for segment in self._segments:
                     segment.close()
                     self._handles.forget(segment.path)
@@ -891,6 +931,8 @@ class PartitionLog:
                     if is_no_space(error):
                         raise NoSpace(f"{self.directory} cannot begin anew: {error}") from error
                     raise
+                if deleted_end or point != CompactionPoint():
+                    self._save_compaction_point(CompactionPoint.of_copy(deleted_end))
 
     def _begin_at(self, snapshot: Snapshot) -> None:
         """Nothing but an empty segment is there."""
@@ -952,6 +994,85 @@ class PartitionLog:
             while number > 0 and self._derived.content_at(Offset(segments[number].base_offset)) is None:
                 number -= 1
         return number
+
+    # ---- compaction (see `dataplane.log.compaction`)
+
+    @property
+    def histories(self) -> int:
+        """Another number once records were replaced by others (`truncate`, `install`): what was learned of the log
+        before that is worth nothing."""
+        return self._histories
+
+    @property
+    def cuts(self) -> int:
+        """Another number once a byte position in some segment may mean another place than before."""
+        return self._cuts
+
+    @property
+    def files(self) -> FileSystem:
+        return self._files
+
+    def finished_below(self, end: Offset) -> list[tuple[Segment, Offset]]:
+        """(segment, where the next one begins): those that nobody writes to any more and that lie wholly below `end`
+        and on stable storage; oldest first, never the last one."""
+        end = min(end, self._durable_end)
+        return [
+            (segment, Offset(following.base_offset))
+            for segment, following in itertools.pairwise(self._segments)
+            if following.base_offset <= end and segment.handle is None and segment.synced_size == segment.size
+        ]
+
+    def holds(self, segment: Segment) -> bool:
+        return segment in self._segments
+
+    def read_segment(self, segment: Segment, size: int, position: int) -> bytes:
+        """Up to `size` bytes of the segment's file, which may be another one by then. Blocking, any thread. Raises
+        LogDamaged."""
+        try:
+            with self._handles.borrow(segment.path) as handle:
+                return self._files.read(handle, size, position)
+        except OSError as error:
+            raise LogDamaged(f"reading {segment.path} failed: {error}") from error
+
+    def replace_segment(self, segment: Segment, source: Path, size: int, index: SparseIndex, histories: int) -> bool:
+        """A finished segment gets the content of `source`, and that file is gone. False: nothing was done, for the log
+        is another one than when `histories` was asked, or the segment was removed.
+
+        Durable on return; a crash leaves the old content or the new. Blocking, any thread, while appends and reads go
+        on. Raises LogDamaged.
+        """
+        with self._io_lock:
+            self._check_writable()
+            if histories != self._histories or segment not in self._segments[:-1]:
+                return False
+            with self._cutting():
+                segment.replace(source, size, index)
+                self._handles.forget(segment.path)
+            return True
+
+    def save_compaction_point(self, point: CompactionPoint, histories: int) -> bool:
+        """Durably; False: nothing was done, as with `replace_segment`. Blocking, any thread. Raises LogDamaged,
+        NoSpace."""
+        with self._io_lock:
+            self._check_writable()
+            if histories != self._histories:
+                return False
+            self._save_compaction_point(point)
+            return True
+
+    def _cut_compaction_point(self, end: Offset) -> None:
+        """The log is about to be cut to `end`, or was found to end there."""
+        point = self.compaction_point
+        if end < point.clean_end or (end < self._high_watermark and point != CompactionPoint()):
+            self._save_compaction_point(point.cut(end))
+
+    def _save_compaction_point(self, point: CompactionPoint) -> None:
+        try:
+            write_compaction(self._files, self.directory, point)
+        except OSError as error:
+            what = f"writing the compaction point of {self.directory} failed"
+            raise self._not_replaced(what, error) from error
+        self.compaction_point = point
 
     # ---- damage
 

@@ -129,6 +129,23 @@ class Segment:
         self.size = self.synced_size = self.allocated = size
         self.max_timestamp = max_timestamp
 
+    def replace(self, source: Path, size: int, index: SparseIndex) -> None:
+        """Its content becomes that of the file `source`, which is synced, and whose index is `index`, complete. Of a
+        finished segment. A crash leaves the old content or the new, and never an index of the other."""
+        directory = self.path.parent
+        self._files.remove(self.index_path)
+        self._files.sync_directory(directory)
+        self._index, self._saved = None, 0
+        self._files.rename(source, self.path)
+        self._files.sync_directory(directory)
+        self.size = self.synced_size = self.allocated = size
+        self.max_timestamp = index.last.max_timestamp
+        self._index = index
+        try:
+            self.save_index()
+        except OSError:  # the disk is full, say; what is lacking is found again by scanning
+            self._saved = -1
+
     def remove(self) -> None:
         """The index first: a segment without one is scanned, an index without its segment would outlive it."""
         self.close()

@@ -52,7 +52,7 @@ from __future__ import annotations
 
 from wire.batch.builder import BatchBuilder
 from wire.batch.columns import Column
-from wire.batch.compacting import PLAIN_BODIES, BodyCodec, CompactableBatch, PlainBodies, emptied
+from wire.batch.compacting import CompactableBatch, emptied
 from wire.batch.control import ControlRecord, ControlType, control_batch, decode_control
 from wire.batch.encoded import EncodedBatch
 from wire.batch.header import (
@@ -75,17 +75,14 @@ __all__ = [
     "MAGIC",
     "MAX_BODY_BYTES",
     "MAX_RECORDS",
-    "PLAIN_BODIES",
     "BatchBuilder",
     "BatchHeader",
-    "BodyCodec",
     "Column",
     "CompactableBatch",
     "Compression",
     "ControlRecord",
     "ControlType",
     "EncodedBatch",
-    "PlainBodies",
     "RecordBatch",
     "control_batch",
     "decode_control",

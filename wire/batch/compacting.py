@@ -6,7 +6,7 @@ that are left lie in that range. A batch that loses all its records and is wante
 it (a leader epoch, the end of a segment), becomes a control batch of type EMPTIED over the same range, which readers
 pass over as they do over any control batch.
 
-What cannot be looked into, because a newer version wrote it or it is no data, is not compacted:
+What cannot be looked into, because a newer version wrote it, it is encrypted, or it is no data, is not compacted:
 `CompactableBatch.decode` gives None.
 """
 
@@ -14,7 +14,7 @@ from __future__ import annotations
 
 from hashlib import blake2b
 from itertools import pairwise
-from typing import TYPE_CHECKING, Final, Protocol
+from typing import TYPE_CHECKING, Final
 
 import numpy as np
 
@@ -32,13 +32,12 @@ from wire.batch.columns import (
     sections_of,
 )
 from wire.batch.control import ControlType, control_batch
-from wire.batch.encoded import length_and_crc
+from wire.batch.encoded import EncodedBatch, length_and_crc
 from wire.batch.header import (
     MAX_BODY_BYTES,
     BatchHeader,
     Compression,
     body_of,
-    encode_header,
     verify_body,
 )
 
@@ -55,48 +54,16 @@ HASH_BYTES: Final = 16
 """Of a key. Two keys with one hash would be taken for the same key, so it is one that nobody can find collisions of."""
 
 
-_COMPRESSIONS: Final = frozenset(map(int, Compression))
-
-
-class BodyCodec(Protocol):
-    """How the sections of a body lie on disk."""
-
-    def readable(self, header: BatchHeader) -> bool:
-        """Whether it knows the batch's attributes, and has what it takes to look inside."""
-
-    def sections(self, body: memoryview, header: BatchHeader) -> memoryview:
-        """The sections of a stored body. Raises CorruptData."""
-
-    def body(self, parts: list[Buffer], header: BatchHeader) -> tuple[list[Buffer], int]:
-        """(the stored form of other sections of that batch, its attributes); padded to a multiple of 8."""
-
-
-class PlainBodies:
-    """Compressed or not, for everybody to read."""
-
-    def readable(self, header: BatchHeader) -> bool:
-        return header.attributes in _COMPRESSIONS
-
-    def sections(self, body: memoryview, header: BatchHeader) -> memoryview:
-        return sections_of(body, header, MAX_BODY_BYTES)
-
-    def body(self, parts: list[Buffer], header: BatchHeader) -> tuple[list[Buffer], int]:
-        if header.compression is Compression.NONE:
-            return parts, int(Compression.NONE)
-        stored, compression = compress(parts, header.compression)
-        return stored, int(compression)
-
-
-PLAIN_BODIES: Final = PlainBodies()
+_READABLE: Final = frozenset(map(int, Compression))
+"""Attributes of batches that can be looked into."""
 
 
 class CompactableBatch:
     """A batch of data taken apart. `offsets`, `keyed`, `tombstones`: [n], one for each record, in order."""
 
-    def __init__(self, header: BatchHeader, columns: Columns, codec: BodyCodec) -> None:
+    def __init__(self, header: BatchHeader, columns: Columns) -> None:
         self.header = header
         self._columns = columns
-        self._codec = codec
         count = header.record_count
         if columns.offset_deltas is None:
             self.offsets: Int64Array = np.arange(header.base_offset, header.base_offset + count, dtype=np.int64)
@@ -108,15 +75,14 @@ class CompactableBatch:
         """A key without a value: the key is deleted."""
 
     @classmethod
-    def decode(
-        cls, buf: Buffer, at: int, header: BatchHeader, codec: BodyCodec = PLAIN_BODIES
-    ) -> CompactableBatch | None:
-        """The batch at `at`, its body's CRC checked; None for a control batch, and for one with columns or attributes
-        that nobody here knows. Raises CorruptData."""
+    def decode(cls, buf: Buffer, at: int, header: BatchHeader) -> CompactableBatch | None:
+        """The batch at `at`, its body's CRC checked; None for a control batch, for an encrypted one, and for one with
+        columns or attributes that nobody here knows. Raises CorruptData."""
         verify_body(buf, at, header)
-        if header.is_control or header.columns & ~KNOWN_COLUMNS or not codec.readable(header):
+        if header.attributes not in _READABLE or header.columns & ~KNOWN_COLUMNS:
             return None
-        return cls(header, parse_columns(codec.sections(body_of(buf, at, header), header), header), codec)
+        body = body_of(buf, at, header)
+        return cls(header, parse_columns(sections_of(body, header, MAX_BODY_BYTES), header))
 
     def key_hashes(self) -> HashArray:
         """[keyed records, 2]"""
@@ -133,8 +99,8 @@ class CompactableBatch:
         digests = b"".join([blake2b(key, digest_size=HASH_BYTES).digest() for key in slices])
         return np.frombuffer(digests, np.uint64).reshape(-1, 2)
 
-    def keep(self, kept: BoolArray) -> list[Buffer]:
-        """The batch with those records alone, one of them at least."""
+    def keep(self, kept: BoolArray) -> EncodedBatch:
+        """The batch with those records alone, one of them at least; at its place."""
         header, columns = self.header, self._columns
         present = header.columns | Column.OFFSET_DELTA
         parts: list[Buffer] = []
@@ -157,20 +123,22 @@ class CompactableBatch:
             if bitmap is not None:
                 bits = np.unpackbits(np.frombuffer(bitmap, np.uint8), count=header.record_count, bitorder="little")
                 parts += padded(np.packbits(bits[kept], bitorder="little").tobytes())
-        stored, attributes = self._codec.body(parts, header)
+        compression = header.compression
+        if compression is not Compression.NONE:
+            parts, compression = compress(parts, compression)
         left = header._replace(
-            attributes=attributes,
+            attributes=int(compression),
             columns=present,
             record_count=len(deltas),
             offset_span=header.offset_count,
             first_timestamp=first,
             last_timestamp=last,
         )
-        return _encoded(left, stored)
+        return _encoded(left, parts)
 
 
-def emptied(header: BatchHeader) -> list[Buffer]:
-    """What stands for a batch of which no record is left: a control batch over its range of offsets."""
+def emptied(header: BatchHeader) -> EncodedBatch:
+    """What stands, at its place, for a batch of which no record is left: a control batch over its range of offsets."""
     control = control_batch(ControlType.EMPTIED, 1, b"")
     left = header._replace(
         attributes=control.header.attributes, columns=0, record_count=1, offset_span=header.offset_count
@@ -178,10 +146,10 @@ def emptied(header: BatchHeader) -> list[Buffer]:
     return _encoded(left, control.parts)
 
 
-def _encoded(header: BatchHeader, body: list[Buffer]) -> list[Buffer]:
+def _encoded(header: BatchHeader, body: list[Buffer]) -> EncodedBatch:
     """`header` over another body."""
     length, crc = length_and_crc(body)
-    return [encode_header(header._replace(length=length, body_crc=crc)), *body]
+    return EncodedBatch(header._replace(length=length, body_crc=crc), body)
 
 
 def _present(column: BytesColumn | None, validity: memoryview | None, count: int) -> BoolArray:

@@ -54,6 +54,10 @@ def encoded(content: Content, compression: Compression = Compression.NONE, produ
     )
 
 
+def placed(batch: EncodedBatch) -> bytes:
+    return b"".join(batch.stamp(batch.header.base_offset, batch.header.leader_epoch)[0])
+
+
 def opened(data: bytes) -> CompactableBatch:
     batch = CompactableBatch.decode(data, 0, parse_header(data))
     assert batch is not None
@@ -83,19 +87,19 @@ def test_what_is_kept_stays_as_it_was_and_twice_is_as_once(
     before = rows(original)
     kept = np.array(data.draw(st.lists(st.booleans(), min_size=len(content), max_size=len(content))), np.bool_)
     kept[data.draw(st.integers(0, len(content) - 1))] = True
-    once = b"".join(opened(original).keep(kept))
+    once = placed(opened(original).keep(kept))
     assert rows(once) == [row for row, keep in zip(before, kept, strict=True) if keep]
     header = parse_header(once)
     assert identity(header) == identity(parse_header(original))
     assert header.size == len(once)
     again = np.array([data.draw(st.booleans()) for _ in range(int(kept.sum()))], np.bool_)
     again[-1] = True
-    twice = b"".join(opened(once).keep(again))
+    twice = placed(opened(once).keep(again))
     positions = np.flatnonzero(kept)[again]
     directly = np.zeros(len(content), np.bool_)
     directly[positions] = True
     assert rows(twice) == [before[position] for position in positions]
-    assert rows(b"".join(opened(original).keep(directly))) == rows(twice)
+    assert rows(placed(opened(original).keep(directly))) == rows(twice)
     arrow = RecordBatch.decode(once).to_arrow()
     assert arrow.column("offset").to_pylist() == [row[0] for row in rows(once)]
     assert arrow.column("key").to_pylist() == [row[1] for row in rows(once)]
@@ -118,14 +122,14 @@ def test_keys_and_tombstones(content: Content) -> None:
 @pytest.mark.parametrize("how", [Compression.LZ4, Compression.ZSTD])
 def test_a_compressed_batch_stays_compressed(how: Compression) -> None:
     original = encoded([(b"key", b"value" * 50, None, None)] * 40, how)
-    left = b"".join(opened(original).keep(np.arange(40) % 2 == 1))
+    left = placed(opened(original).keep(np.arange(40) % 2 == 1))
     assert parse_header(left).compression is how
     assert len(left) < 1000
 
 
 def test_the_last_record_may_go() -> None:
     original = encoded([(b"a", b"1", None, None), (b"b", b"2", None, None)])
-    left = b"".join(opened(original).keep(np.array([True, False])))
+    left = placed(opened(original).keep(np.array([True, False])))
     assert [row[0] for row in rows(left)] == [BASE]
     assert parse_header(left).end_offset == BASE + 2
 
@@ -133,7 +137,7 @@ def test_the_last_record_may_go() -> None:
 @pytest.mark.parametrize("count", [1, 3])
 def test_an_emptied_batch_keeps_its_place_and_holds_nothing(count: int) -> None:
     original = encoded([(b"a", b"1", None, 9)] * count, Compression.ZSTD)
-    left = b"".join(emptied(parse_header(original)))
+    left = placed(emptied(parse_header(original)))
     header = parse_header(left)
     assert identity(header) == identity(parse_header(original))
     assert len(RecordBatch.decode(left)) == 0
@@ -145,7 +149,12 @@ def test_what_cannot_be_looked_into_is_left_alone() -> None:
     control = stamped(control_batch(77, 1, b"later"))
     assert CompactableBatch.decode(control, 0, parse_header(control)) is None
     original = encoded([(b"a", b"1", None, None)])
-    changes: tuple[dict[str, Any], ...] = ({"attributes": 1 << 9}, {"columns": 1 << 20}, {"attributes": 5})
+    changes: tuple[dict[str, Any], ...] = (
+        {"attributes": 1 << 9},
+        {"columns": 1 << 20},
+        {"attributes": 5},
+        {"attributes": 16},
+    )
     for change in changes:
         newer = parse_header(original)._replace(**change)
         assert CompactableBatch.decode(original, 0, newer) is None
@@ -160,6 +169,6 @@ def test_a_damaged_body_is_no_ground_to_compact_on() -> None:
 
 def test_a_client_may_not_send_holes() -> None:
     original = encoded([(b"a", b"1", None, None), (b"b", b"2", None, None)])
-    left = b"".join(opened(original).keep(np.array([True, False])))
+    left = placed(opened(original).keep(np.array([True, False])))
     with pytest.raises(CorruptData, match="holes"):
         EncodedBatch.from_bytes(left)

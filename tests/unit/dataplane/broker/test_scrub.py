@@ -9,11 +9,13 @@ from random import Random
 
 import pytest
 
+from dataplane.broker import scrub
 from dataplane.broker.housekeeping import Progress, Visit
 from dataplane.broker.scrub import STEP_BYTES, Scrubber
 from dataplane.broker.settings import StorageSettings
 from dataplane.log.files import RealFiles
 from dataplane.log.partition_log import LogConfig, PartitionLog
+from tests.unit.dataplane.log.compacting import append, compact
 from wire.batch import BatchBuilder
 from wire.errors import CorruptData
 from wire.types import Incarnation, LeaderEpoch, Offset, PartitionKey, StreamConfig, StreamName
@@ -174,3 +176,24 @@ def test_a_cut_log_and_removed_segments_are_no_damage(tmp_path: Path) -> None:
 def test_off(tmp_path: Path) -> None:
     house = House(tmp_path, rate=0)
     assert house.step(house.log("a")) is None
+
+
+def test_a_segment_that_is_compacted_while_it_is_read_is_begun_anew(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A byte position is one of the old file: in the new one no batch need begin there."""
+    monkeypatch.setattr(scrub, "STEP_BYTES", 300)
+    house = House(tmp_path)
+    log, _ = PartitionLog.open(tmp_path / "keyed", LogConfig(segment_bytes=2000, tail_bytes=0), files=house.files)
+    for number in range(40):
+        append(log, [(b"key", b"x" * (50 + number))])
+    log.sync()
+    while house.job._logs.get(log) is None or house.job._logs[log].position == 0:
+        assert house.step(log) is not None
+        house.now += 1
+    house.job._logs[log].segment = 0
+    compact(log)
+    while house.job._logs[log].passes == 0:
+        house.step(log)
+        house.now += 1
+    assert log.refusal is None

@@ -1,0 +1,154 @@
+"""Housekeeping of one broker: the logs of streams with `compact` are compacted, the dirtiest first, one at a time.
+
+A log is worth it when the share of it that was not compacted yet reaches `compaction_min_dirty_ratio`, or when there
+are tombstones to remove. A pass goes on from visit to visit, a step of bounded length each time; nothing of it waits in
+memory but the map of its keys. It is broken off when nobody has visited its log for a while.
+"""
+
+from __future__ import annotations
+
+import logging
+from dataclasses import astuple, dataclass
+from typing import TYPE_CHECKING
+from weakref import WeakKeyDictionary
+
+from dataplane.broker.housekeeping import Progress
+from dataplane.encryption.bodies import BatchCipher
+from dataplane.log.compaction import Compacted, CompactionPass, dirt_of, tombstones_are_due
+from dataplane.log.retention import NS_PER_MS
+
+if TYPE_CHECKING:
+    from collections.abc import Generator
+
+    from dataplane.broker.housekeeping import Visit
+    from dataplane.broker.settings import StorageSettings
+    from dataplane.encryption.keyring import Keyring
+    from dataplane.log.partition_log import PartitionLog
+
+log = logging.getLogger(__name__)
+
+STEP_BYTES = 4 << 20
+"""Read and written in a step, about."""
+ABANDONED_NS = 60 * 1_000_000_000
+RETRY_NS = 600 * 1_000_000_000
+"""A pass that failed, or found nothing that it could do, is not made again before that."""
+
+
+@dataclass(slots=True)
+class _Active:
+    """The pass that is being made."""
+
+    log: PartitionLog
+    work: CompactionPass
+    steps: Generator[int, None, None]
+    clean_end: int
+    """When it began."""
+    visited_ns: int
+    counted: Compacted
+
+
+class Compaction:
+    """The job; see the module."""
+
+    name = "compaction"
+
+    def __init__(self, settings: StorageSettings, keyring: Keyring) -> None:
+        self._settings = settings
+        self._keyring = keyring
+        self._active: _Active | None = None
+        self._ratios: WeakKeyDictionary[PartitionLog, float] = WeakKeyDictionary()
+        """Of the logs that are worth it, when last looked at."""
+        self._not_before: WeakKeyDictionary[PartitionLog, int] = WeakKeyDictionary()
+        """ns"""
+
+    # ---- choosing
+
+    def is_due(self, visit: Visit) -> bool:
+        active = self._active
+        if active is not None and active.log is visit.log:
+            return True
+        ratio = self._worth(visit)
+        if ratio is None:
+            self._ratios.pop(visit.log, None)
+            return False
+        self._ratios[visit.log] = ratio
+        if active is not None and not self._is_abandoned(active, visit.time_ns):
+            return False
+        return ratio >= max(self._ratios.values())
+
+    def _worth(self, visit: Visit) -> float | None:
+        """The share that is dirty; None: leave it."""
+        if not visit.config.compact or visit.time_ns < self._not_before.get(visit.log, visit.time_ns):
+            return None
+        ratio = dirt_of(visit.log, visit.high_watermark).ratio
+        if ratio >= self._settings.compaction_min_dirty_ratio:
+            return ratio
+        due = tombstones_are_due(visit.log, visit.config.tombstone_retention_ms, visit.time_ns // NS_PER_MS)
+        return ratio if due else None
+
+    @staticmethod
+    def _is_abandoned(active: _Active, now_ns: int) -> bool:
+        return active.log.refusal is not None or now_ns >= active.visited_ns + ABANDONED_NS
+
+    # ---- working
+
+    def run(self, visit: Visit) -> Progress:
+        active = self._take_up(visit)
+        if active is None:
+            return Progress()
+        active.visited_ns = visit.time_ns
+        worked = 0
+        try:
+            while worked < STEP_BYTES and not visit.stop.is_set():
+                worked += next(active.steps)
+        except StopIteration:
+            return self._finished(active, visit)
+        except Exception:
+            self._active = None
+            self._not_before[visit.log] = visit.time_ns + RETRY_NS
+            raise
+        if self._settings.compaction_bytes_per_second:
+            visit.stop.wait(worked / self._settings.compaction_bytes_per_second)
+        return Progress(more=True, counted=self._counted(active))
+
+    def _take_up(self, visit: Visit) -> _Active | None:
+        """The pass that goes on here, or a new one; None when the stream is compacted no more."""
+        active = self._active
+        if active is not None and (active.log is not visit.log or not visit.config.compact):
+            active.steps.close()
+            active = self._active = None
+        if active is None and visit.config.compact:
+            work = CompactionPass(
+                visit.log,
+                visit.high_watermark,
+                tombstone_retention_ms=visit.config.tombstone_retention_ms,
+                now_ms=visit.time_ns // NS_PER_MS,
+                memory=self._settings.compaction_memory,
+                cipher=BatchCipher(self._keyring, visit.key),
+            )
+            clean_end = visit.log.compaction_point.clean_end
+            active = self._active = _Active(visit.log, work, work.steps(), clean_end, visit.time_ns, Compacted())
+        return active
+
+    def _finished(self, active: _Active, visit: Visit) -> Progress:
+        self._active = None
+        self._ratios.pop(visit.log, None)
+        done, clean_end = active.work.done, visit.log.compaction_point.clean_end
+        if clean_end <= active.clean_end and not done.records:
+            self._not_before[visit.log] = visit.time_ns + RETRY_NS
+        log.info(
+            "partition %s: compacted to offset %d: %d records removed, %d segments replaced, %d bytes given back",
+            visit.key, clean_end, done.records, done.segments, done.bytes,
+        )  # fmt: skip
+        return Progress(counted={"compaction_passes": 1, **self._counted(active)})
+
+    @staticmethod
+    def _counted(active: _Active) -> dict[str, int]:
+        """Since it was counted last."""
+        done, before = active.work.done, active.counted
+        active.counted = Compacted(*astuple(done))
+        return {
+            "compaction_segments": done.segments - before.segments,
+            "compaction_records": done.records - before.records,
+            "compaction_bytes": done.bytes - before.bytes,
+        }

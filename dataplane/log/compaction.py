@@ -1,0 +1,268 @@
+"""Compaction of a log: of each key the newest record below the high watermark stays, at its offset.
+
+    log start            clean_end              map's end            high watermark     log end
+        |   one of each key  |   dirty: a map of    |   dirty: next pass   |   never touched |
+        |                    |   its keys is made   |                      |   nor is the last segment
+        |<-- rewritten, segment by segment -------->|
+
+One pass: the keys of the dirty part go into a map of bounded size (hash of the key -> newest offset); where it is full
+the part ends, and another pass goes on from there. Then each segment from the oldest up to that point loses the records
+that the map knows newer ones of, and is replaced (`PartitionLog.replace_segment`). When all of them are, `clean_end`
+moves up, durably. A pass that is broken off has done no harm and begins anew.
+
+Records without a key are no key's records: they stay. Nobody may be refused for one, since plain publishes have none.
+
+## Tombstones
+
+A key without a value deletes the key. It stays until everything below it has been clean for `tombstone_retention_ms`,
+counted here and by this broker's clock: a consumer that reads on within that time from a deleted record comes to the
+tombstone. Passes set a mark: what is clean now (`settled_end`), and since when; the first pass after that time removes
+the tombstones below it and sets the next mark. So a tombstone is remembered for once to twice that time.
+
+Replicas compact when they like. What they agree on:
+
+  - a record that two of them hold at an offset is the same;
+  - below the lower of their `clean_end`s both hold the newest record of each key, unless it is a tombstone.
+
+A tombstone that is gone here cannot be copied from here any more. So that a replica that was away does not keep what it
+deleted, a log says below which offset that may be (`CompactionPoint`), and a follower that ends below it copies the
+whole log anew (`dataplane.replica.leader`). A tombstone goes only in a pass after the one that removed what it deletes;
+so a log without it is also one without that.
+"""
+
+from __future__ import annotations
+
+from contextlib import suppress
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, NamedTuple
+
+import numpy as np
+
+from dataplane.log.errors import LogDamaged
+from dataplane.log.newest_offsets import NewestOffsets
+from dataplane.log.rewriting import batches_of, rewrite
+from wire.errors import CorruptData, TidelogError
+from wire.types import Offset
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Generator
+
+    from dataplane.encryption.bodies import BatchCipher
+    from dataplane.log.checkpoints import CompactionPoint
+    from dataplane.log.partition_log import PartitionLog
+    from dataplane.log.rewriting import BoolArray, LocatedBatch
+    from dataplane.log.segment import Segment
+
+
+class Dirt(NamedTuple):
+    """Bytes of the segments that compaction may touch."""
+
+    dirty: int
+    """Of those that reach above `clean_end`."""
+    total: int
+
+    @property
+    def ratio(self) -> float:
+        return self.dirty / self.total if self.total else 0.0
+
+
+def dirt_of(log: PartitionLog, high_watermark: Offset) -> Dirt:
+    clean_end = log.compaction_point.clean_end
+    sizes = [(segment.size, end > clean_end) for segment, end in log.finished_below(high_watermark)]
+    return Dirt(sum(size for size, is_dirty in sizes if is_dirty), sum(size for size, _ in sizes))
+
+
+def tombstones_are_due(log: PartitionLog, retention_ms: int, now_ms: int) -> bool:
+    point = log.compaction_point
+    return point.tombstones > 0 and point.settled_end > 0 and now_ms >= point.settled_at_ms + retention_ms
+
+
+@dataclass(slots=True)
+class Compacted:
+    """What a pass has done so far."""
+
+    segments: int = 0
+    """Replaced."""
+    records: int = 0
+    """Removed."""
+    bytes: int = 0
+    """Given back."""
+
+
+class _Overtaken(Exception):
+    """The log was cut, dropped or closed meanwhile, or the segment removed."""
+
+
+class CompactionPass:
+    """One pass over one log. Belongs to one thread; the log goes on meanwhile. `memory`: bytes for the map."""
+
+    def __init__(
+        self,
+        log: PartitionLog,
+        high_watermark: Offset,
+        *,
+        tombstone_retention_ms: int,
+        now_ms: int,
+        memory: int,
+        cipher: BatchCipher,
+    ) -> None:
+        self.done = Compacted()
+        self._log = log
+        self._histories = log.histories
+        self._point = log.compaction_point
+        self._now_ms = now_ms
+        self._cipher = cipher
+        self._segments = log.finished_below(high_watermark)
+        self._is_due = now_ms >= self._point.settled_at_ms + tombstone_retention_ms
+        self._tombstones_below = self._point.settled_end if self._is_due else Offset(0)
+        self._tombstones = 0
+        self._readable_end = log.log_end_offset
+        """Behind it are batches that cannot be looked into: whatever they hold of a key counts as not clean."""
+        self._newest = NewestOffsets(memory)
+
+    def steps(self) -> Generator[int, None, None]:
+        """Yields after each small piece of work the bytes read and written in it. Closed before its end, it leaves
+        nothing behind. Raises LogDamaged, CorruptData (of the log), OSError and NoSpace (no room for a new segment)."""
+        try:
+            end = yield from self._map_keys()
+            for segment, segment_end in self._segments:
+                if segment.base_offset >= end:
+                    break
+                yield from self._rewrite(segment, segment_end)
+            self._finish(end)
+        except _Overtaken:
+            return
+
+    # ---- the map
+
+    def _map_keys(self) -> Generator[int, None, Offset]:
+        """Where it ends: exclusive; below it the newest record of each key that is dirty is known. That is before the
+        first batch that cannot be looked into."""
+        clean_end = mapped = self._point.clean_end
+        for segment, segment_end in self._segments:
+            if segment_end <= clean_end:
+                continue
+            try:
+                for found in batches_of(segment, self._reader(segment), self._cipher):
+                    end = self._map(found)
+                    if end is not None:
+                        return end
+                    yield sum(len(batch.data) for batch in found)
+            except (LogDamaged, CorruptData):
+                self._check_not_overtaken(segment)
+                raise
+            mapped = segment_end
+        return mapped
+
+    def _map(self, found: list[LocatedBatch]) -> Offset | None:
+        """Where the map ends, when it ends among these: no room, or nothing to be seen."""
+        unreadable = next((number for number, batch in enumerate(found) if _is_unreadable(batch)), None)
+        if unreadable is not None:
+            end = self._map(found[:unreadable])
+            return end if end is not None else max(self._point.clean_end, found[unreadable].header.base_offset)
+        contents = [batch.content for batch in found if batch.content is not None]
+        if not contents:
+            return None
+        offsets = np.concatenate([content.offsets[content.keyed] for content in contents])
+        hashes = np.concatenate([content.key_hashes() for content in contents])
+        first = int(np.searchsorted(offsets, self._point.clean_end))
+        offsets = offsets[first:]
+        taken = self._newest.add(hashes[first:], offsets)
+        return Offset(int(offsets[taken])) if taken < len(offsets) else None
+
+    def _reader(self, segment: Segment) -> Callable[[int, int], bytes]:
+        return lambda size, position: self._log.read_segment(segment, size, position)
+
+    def _check_not_overtaken(self, segment: Segment) -> None:
+        """What was read makes no sense: was it still the log's?"""
+        log = self._log
+        if log.histories != self._histories or log.refusal is not None or not log.holds(segment):
+            raise _Overtaken
+
+    # ---- rewriting
+
+    def _rewrite(self, segment: Segment, end: Offset) -> Generator[int, None, None]:
+        size = segment.size
+        removed = 0
+
+        def judge(found: list[LocatedBatch]) -> list[BoolArray | None]:
+            nonlocal removed
+            kept = self._judge(found)
+            removed += sum(int((~mask).sum()) for mask in kept if mask is not None)
+            return kept
+
+        rewriting = rewrite(
+            segment,
+            end,
+            files=self._log.files,
+            read=self._reader(segment),
+            cipher=self._cipher,
+            judge=judge,
+            index_interval=self._log.config.index_interval_bytes,
+        )
+        try:
+            new = yield from rewriting
+        except (LogDamaged, CorruptData):
+            self._check_not_overtaken(segment)
+            raise
+        if new is None:
+            return
+        with suppress(TidelogError):  # removed for its age
+            self._log.snapshot_at(end)  # what producers wrote in the batches that go is known by nothing else
+        if not self._log.replace_segment(segment, new.path, new.size, new.index, self._histories):
+            self._log.files.remove(new.path)
+            raise _Overtaken
+        self.done.segments += 1
+        self.done.records += removed
+        self.done.bytes += size - new.size
+
+    def _judge(self, found: list[LocatedBatch]) -> list[BoolArray | None]:
+        contents = [batch.content for batch in found]
+        unreadable = next((batch.header.base_offset for batch in found if _is_unreadable(batch)), self._readable_end)
+        self._readable_end = min(self._readable_end, unreadable)
+        self._tombstones_below = min(self._tombstones_below, unreadable)
+        hashes = [content.key_hashes() for content in contents if content is not None]
+        newest = self._newest.find(np.concatenate(hashes)) if hashes else np.empty(0, np.int64)
+        out: list[BoolArray | None] = []
+        at = 0
+        for content in contents:
+            if content is None:
+                out.append(None)
+                continue
+            keyed = np.flatnonzero(content.keyed)
+            kept = np.ones(len(content.offsets), np.bool_)
+            kept[keyed] = newest[at : at + len(keyed)] <= content.offsets[keyed]
+            at += len(keyed)
+            gone = content.tombstones & (content.offsets < self._tombstones_below)
+            if bool((kept & gone).any()):
+                self._forget_tombstones()
+            kept &= ~gone
+            self._tombstones += int((kept & content.tombstones).sum())
+            out.append(kept)
+        return out
+
+    def _forget_tombstones(self) -> None:
+        """Before the first one goes: from now on it cannot be copied from here."""
+        if self._point.deletions_end < self._tombstones_below:
+            self._save(self._point._replace(deletions_end=self._tombstones_below))
+
+    def _finish(self, end: Offset) -> None:
+        end = min(end, self._readable_end)
+        point = self._point._replace(
+            clean_end=end,
+            settled_end=min(self._point.settled_end, end),
+            tombstones=self._tombstones,
+            deleted_end=max(self._point.deletions_end, end),
+        )
+        if self._is_due:
+            point = point._replace(settled_end=end, settled_at_ms=self._now_ms)
+        self._save(point)
+
+    def _save(self, point: CompactionPoint) -> None:
+        if not self._log.save_compaction_point(point, self._histories):
+            raise _Overtaken
+        self._point = point
+
+
+def _is_unreadable(batch: LocatedBatch) -> bool:
+    return batch.content is None and not batch.header.is_control

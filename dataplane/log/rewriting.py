@@ -1,0 +1,231 @@
+"""Compaction of one segment: what to keep of its batches, and the file in which they are written down without the rest.
+
+    00000000000000004096.compacted.tmp       removed at the next open, should a crash leave it
+
+Nothing is written before the first batch that loses a record. The whole batches before it are copied then, as bytes.
+What happens to a batch:
+
+    all its records stay           as it is, byte for byte
+    some stay                      the same batch with holes
+    none stays                     it goes; but the first batch of each leader epoch in the segment, by which the epochs
+                                   are found again, and the last batch of the segment, by which its end is known,
+                                   become a control batch over the same offsets
+    control, or not to be read     as it is
+
+An encrypted batch is decrypted, and what is left of it is encrypted anew, with a data key of this broker's own. So
+replicas that compact it hold other bytes, of the same records. Without its master key it is not to be read.
+"""
+
+from __future__ import annotations
+
+import contextlib
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Final, NamedTuple, TypeAlias
+
+import numpy as np
+
+from dataplane.log.checkpoints import TEMPORARY_SUFFIX
+from dataplane.log.index import NO_TIMESTAMP, IndexEntry, SparseIndex
+from wire.batch import HEADER_SIZE, CompactableBatch, emptied, parse_header, verify_body
+from wire.batch.header import body_of
+from wire.errors import CorruptData, TidelogError
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Generator, Iterator
+    from pathlib import Path
+
+    from numpy.typing import NDArray
+
+    from dataplane.encryption.bodies import BatchCipher
+    from dataplane.log.files import FileSystem
+    from dataplane.log.segment import Segment
+    from wire.batch import BatchHeader
+    from wire.transport import Buffer
+
+    BoolArray: TypeAlias = NDArray[np.bool_]
+    Judge: TypeAlias = Callable[[list["LocatedBatch"]], list[BoolArray | None]]
+    """Which records of each batch stay; None: all."""
+
+BLOCK_BYTES: Final = 1 << 20
+"""Read at a time; more where one batch is larger."""
+_SYNC_BYTES: Final = 8 << 20
+"""Written before it is synced: one sync of a whole segment would hold up those that publishers wait for."""
+
+
+class LocatedBatch(NamedTuple):
+    position: int
+    """Bytes, in the segment."""
+    header: BatchHeader
+    data: memoryview
+    """Header and body."""
+    content: CompactableBatch | None
+    """None: nothing can be taken from it."""
+
+
+def batches_of(
+    segment: Segment, read: Callable[[int, int], bytes], cipher: BatchCipher
+) -> Iterator[list[LocatedBatch]]:
+    """The batches of a segment, about BLOCK_BYTES of them at a time; CRCs are checked. `read(size, position)`. Raises
+    CorruptData that names the place, and what `read` raises."""
+    position = 0
+    wanted = BLOCK_BYTES
+    while position < segment.size:
+        size = min(wanted, segment.size - position)
+        block = read(size, position)
+        view = memoryview(block)
+        found: list[LocatedBatch] = []
+        at, needed = 0, HEADER_SIZE
+        try:
+            while at + needed <= len(block):
+                header = parse_header(block, at)
+                if at + header.size > len(block):
+                    needed = header.size
+                    break
+                content = _opened(block, at, header, cipher)
+                found.append(LocatedBatch(position + at, header, view[at : at + header.size], content))
+                at += header.size
+            if len(block) < size or position + at + (needed if at < len(block) else 0) > segment.size:
+                raise CorruptData("the file ends within a batch")
+        except CorruptData as error:
+            raise CorruptData(f"{segment.path} is damaged at byte {position + at}: {error}") from error
+        yield found
+        position += at
+        wanted = max(BLOCK_BYTES, needed)
+
+
+def _opened(block: bytes, at: int, header: BatchHeader, cipher: BatchCipher) -> CompactableBatch | None:
+    if not header.is_encrypted:
+        return CompactableBatch.decode(block, at, header)
+    verify_body(block, at, header)
+    if not cipher.can_encrypt:
+        return None
+    try:
+        plain = b"".join(cipher.decrypt(header, body_of(block, at, header)))
+    except TidelogError:  # no key for this one
+        return None
+    return CompactableBatch.decode(plain, 0, parse_header(plain))
+
+
+@dataclass(frozen=True, slots=True)
+class RewrittenSegment:
+    """What is to take the place of a segment; synced."""
+
+    path: Path
+    size: int
+    index: SparseIndex
+    """Complete: it ends with the entry at the end of the file."""
+
+
+class _Output:
+    """The new file, from its first byte on."""
+
+    def __init__(self, files: FileSystem, path: Path) -> None:
+        self._files = files
+        self.path = path
+        self.size = 0
+        """Bytes, with those that are not written yet."""
+        self._parts: list[Buffer] = []
+        self._written = 0
+        self._synced = 0
+        self.is_finished = False
+        self._handle = files.open(path, write=True, create=True)
+        files.truncate(self._handle, 0)
+
+    def add(self, parts: list[Buffer]) -> None:
+        self._parts += parts
+        self.size += sum(map(len, parts))
+
+    def write(self) -> int:
+        """Bytes."""
+        amount = self.size - self._written
+        if amount:
+            self._files.write(self._handle, self._parts, self._written)
+            self._parts, self._written = [], self.size
+        if self.size - self._synced >= _SYNC_BYTES:
+            self._sync()
+        return amount
+
+    def _sync(self) -> None:
+        self._files.sync_data(self._handle)
+        self._synced = self.size
+
+    def finish(self) -> None:
+        self.write()
+        self._files.sync_all(self._handle)
+        self.is_finished = True
+
+    def close(self) -> None:
+        self._files.close(self._handle)
+
+
+def rewrite(
+    segment: Segment,
+    end_offset: int,
+    *,
+    files: FileSystem,
+    read: Callable[[int, int], bytes],
+    cipher: BatchCipher,
+    judge: Judge,
+    index_interval: int,
+) -> Generator[int, None, RewrittenSegment | None]:
+    """Yields, step by step, the bytes read and written; returns the new file, None when nothing changes.
+
+    `end_offset` is where the next segment begins. Given up (closed) between two steps, it leaves no file. Raises
+    CorruptData, OSError (of the new file, or of `read`).
+    """
+    output: _Output | None = None
+    index = SparseIndex(segment.base_offset)
+    size, newest, previous_end, epoch = 0, NO_TIMESTAMP, segment.base_offset, -1
+    try:
+        for found in batches_of(segment, read, cipher):
+            yield sum(len(batch.data) for batch in found)
+            for batch, kept in zip(found, judge(found), strict=True):
+                header = batch.header
+                is_last = batch.position + header.size == segment.size
+                left = _what_is_left(batch, kept, cipher, is_wanted=is_last or header.leader_epoch != epoch)
+                epoch = header.leader_epoch
+                if left is not None and output is None:
+                    output = _Output(files, segment.path.with_suffix(f".compacted{TEMPORARY_SUFFIX}"))
+                    yield from _copy(read, batch.position, output)
+                if output is not None:
+                    output.add([batch.data] if left is None else left)
+                    if not left and left is not None:
+                        continue
+                if size - index.last.position >= index_interval:
+                    index.add(IndexEntry(previous_end, size, newest))
+                size = output.size if output is not None else batch.position + header.size
+                newest = max(newest, header.last_timestamp)
+                previous_end = header.end_offset
+            if output is not None:
+                yield output.write()
+        if output is None:
+            return None
+        index.add(IndexEntry(end_offset, size, newest))
+        output.finish()
+        return RewrittenSegment(output.path, size, index)
+    finally:
+        if output is not None:
+            output.close()
+            if not output.is_finished:
+                with contextlib.suppress(OSError):  # it is removed at the next open
+                    files.remove(output.path)
+
+
+def _copy(read: Callable[[int, int], bytes], end: int, output: _Output) -> Iterator[int]:
+    for position in range(0, end, BLOCK_BYTES):
+        output.add([read(min(BLOCK_BYTES, end - position), position)])
+        yield output.write()
+
+
+def _what_is_left(
+    batch: LocatedBatch, kept: BoolArray | None, cipher: BatchCipher, *, is_wanted: bool
+) -> list[Buffer] | None:
+    """None: it is left as it is."""
+    if batch.content is None or kept is None or bool(kept.all()):
+        return None
+    if not kept.any() and not is_wanted:
+        return []
+    left = batch.content.keep(kept) if kept.any() else emptied(batch.header)
+    if batch.header.is_encrypted and not left.header.is_control:
+        return cipher.encrypt(left.header, left.parts)[0]
+    return left.stamp(left.header.base_offset, left.header.leader_epoch)[0]

@@ -1,0 +1,188 @@
+"""The job: which log is compacted, when, and in steps of bounded length."""
+
+from __future__ import annotations
+
+import errno
+import threading
+from pathlib import Path
+
+import pytest
+
+from dataplane.broker import compaction
+from dataplane.broker.compaction import RETRY_NS, Compaction
+from dataplane.broker.housekeeping import Progress, Visit
+from dataplane.broker.settings import StorageSettings
+from dataplane.encryption.keyring import Keyring
+from dataplane.log.checkpoints import TEMPORARY_SUFFIX
+from dataplane.log.partition_log import LogConfig, PartitionLog
+from dataplane.log.retention import NS_PER_MS
+from tests.simulation.disk import SimDisk
+from tests.unit.dataplane.log.compacting import append, rows, stored
+from wire.types import Incarnation, PartitionKey, StreamConfig, StreamName
+
+CONFIG = LogConfig(segment_bytes=600, index_interval_bytes=200, tail_bytes=200)
+
+
+class House:
+    """A few logs, their clock, and the housekeeping's visits to them."""
+
+    def __init__(self, **settings: float) -> None:
+        self.disk = SimDisk(crash=AssertionError)
+        fast = {"compaction_bytes_per_second": 0, **settings}
+        self.job = Compaction(StorageSettings(**fast), Keyring())  # type: ignore[arg-type]
+        self.logs: dict[str, PartitionLog] = {}
+        self.now_ms = 1_700_000_000_000
+        self.counted: dict[str, int] = {}
+        self.stop = threading.Event()
+
+    def log(self, name: str, keys: str) -> PartitionLog:
+        log, _ = PartitionLog.open(Path("/") / name, CONFIG, files=self.disk)
+        self.logs[name] = log
+        self.fill(name, keys)
+        return log
+
+    def fill(self, name: str, keys: str) -> None:
+        for key in keys:
+            append(self.logs[name], [(key.encode(), None if key == "-" else b"v" * 60)])
+        self.logs[name].sync()
+
+    def visit(self, name: str, *, compact: bool = True, tombstone_retention_ms: int = 60_000) -> Visit:
+        return Visit(
+            key=PartitionKey(StreamName(name), Incarnation(1), 0, Incarnation(1)),
+            log=self.logs[name],
+            config=StreamConfig(compact=compact, tombstone_retention_ms=tombstone_retention_ms),
+            high_watermark=self.logs[name].log_end_offset,
+            time_ns=self.now_ms * NS_PER_MS,
+            stop=self.stop,
+        )
+
+    def round(self) -> list[str]:
+        """Whom something was done for."""
+        due = []
+        for name in self.logs:
+            visit = self.visit(name)
+            if self.job.is_due(visit):
+                due.append(name)
+                self.step(visit)
+        return due
+
+    def step(self, visit: Visit) -> Progress:
+        progress = self.job.run(visit)
+        for name, amount in progress.counted.items():
+            self.counted[name] = self.counted.get(name, 0) + amount
+        return progress
+
+
+@pytest.fixture
+def house() -> House:
+    return House()
+
+
+def test_only_compacted_streams_whose_logs_are_dirty(house: House) -> None:
+    house.log("a", "xyxyxyxyxyxy")
+    assert not house.job.is_due(house.visit("a", compact=False))
+    assert house.round() == ["a"]
+    assert house.round() == []
+    assert house.counted["compaction_passes"] == 1
+    assert house.counted["compaction_records"] > 5
+    assert house.counted["compaction_segments"] > 1
+    assert house.counted["compaction_bytes"] > 500
+    house.log("b", "x")
+    assert house.round() == []
+
+
+def test_not_before_enough_of_it_is_dirty() -> None:
+    house = House(compaction_min_dirty_ratio=0.5)
+    house.log("a", "abcdefghijklmnopqrstuvwxyz")
+    assert house.round() == ["a"]
+    house.fill("a", "abcdefgh")
+    assert house.round() == []
+    house.fill("a", "abcdefghijklmnopqrstuvwxyz")
+    assert house.round() == ["a"]
+
+
+def test_the_dirtiest_first_and_one_at_a_time(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(compaction, "STEP_BYTES", 1)
+    house = House(compaction_min_dirty_ratio=0.1)
+    house.log("half", "abcdefghijklm")
+    while house.round():
+        pass
+    house.fill("half", "abcdefghijklm")
+    house.log("all", "xyxyxyxyxyxyx")
+    house.job.is_due(house.visit("all"))
+    steps = []
+    while due := house.round():
+        assert len(due) == 1
+        steps += due
+    assert steps == sorted(steps)
+    assert set(steps) == {"all", "half"}
+    assert steps.count("half") > 3
+
+
+def test_a_pass_is_given_up_when_the_stream_is_compacted_no_more(house: House, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(compaction, "STEP_BYTES", 1)
+    log = house.log("a", "xyxyxyxyxyxy")
+    for _ in range(4):
+        assert house.step(house.visit("a")).more
+    visit = house.visit("a", compact=False)
+    assert house.job.is_due(visit)
+    assert not house.step(visit).more
+    assert not house.job.is_due(visit)
+    assert log.compaction_point.clean_end == 0
+    assert not [name for name in house.disk.names(log.directory) if name.endswith(TEMPORARY_SUFFIX)]
+
+
+def test_a_log_that_nobody_visits_any_more_holds_up_no_other(house: House, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(compaction, "STEP_BYTES", 1)
+    house.log("a", "xyxyxyxyxyxy")
+    house.log("b", "xyxyxyxyxyxy")
+    assert house.round() == ["a"]
+    del house.logs["a"]
+    assert house.round() == []
+    house.now_ms += 61_000
+    assert house.round() == ["b"]
+
+
+def test_tombstones_are_a_reason_when_their_time_has_come(house: House) -> None:
+    log = house.log("a", "xyx-xyabcdefghijk")
+    assert house.round() == ["a"]
+    house.now_ms += 59_000
+    assert house.round() == []
+    house.now_ms += 1_000
+    assert house.round() == ["a"]
+    assert not any(row.value is None for row in rows(stored(log)))
+    house.now_ms += 600_000
+    assert house.round() == []
+
+
+def test_no_room_for_a_new_segment_is_no_damage(house: House) -> None:
+    log = house.log("a", "xyxyxyxyxyxy")
+    capacity, house.disk.capacity = house.disk.capacity, 0
+    with pytest.raises(OSError) as caught:  # noqa: PT011 - by its number
+        house.round()
+    assert caught.value.errno == errno.ENOSPC
+    assert log.refusal is None
+    assert house.round() == []
+    house.disk.capacity = capacity
+    house.now_ms += RETRY_NS // NS_PER_MS
+    assert house.round() == ["a"]
+    assert log.compaction_point.clean_end > 0
+
+
+def test_it_reads_and_writes_no_faster_than_it_may(monkeypatch: pytest.MonkeyPatch) -> None:
+    house = House(compaction_bytes_per_second=1000)
+    waited: list[float] = []
+    monkeypatch.setattr(house.stop, "wait", waited.append)
+    monkeypatch.setattr(compaction, "STEP_BYTES", 500)
+    house.log("a", "xyxyxyxyxyxy")
+    while house.round():
+        pass
+    assert len(waited) > 2
+    assert all(wait >= 0.5 for wait in waited)
+
+
+def test_a_step_ends_when_the_replica_is_being_closed(house: House) -> None:
+    house.log("a", "xyxyxyxyxyxy")
+    house.stop.set()
+    assert house.step(house.visit("a")).more
+    assert house.logs["a"].compaction_point.clean_end == 0
