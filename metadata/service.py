@@ -375,7 +375,7 @@ class MetadataService:
 
     def _check_encryption(self, config: Mapping[str, str]) -> None:
         """Raises TidelogError(BAD_CONFIG) where these settings ask for it and a live broker has no master key."""
-        if StreamConfig.from_strings(config).encryption:
+        if StreamConfig.from_strings({key: text for key, text in config.items() if key == "encryption"}).encryption:
             told = {broker: said for broker, said in self._labels.items() if self.state.is_alive(broker)}
             check_encryption({**told, self._id: self._registration.labels})
 

@@ -302,10 +302,6 @@ class Leading(ReadableRole):
         core = self._core
         if self.ended or core is None or not self._ingest.open_records:
             return
-        error = self._lacks_key()
-        if error is not None:  # since these came in, the stream has become an encrypted one
-            self._ingest.abandon(error)
-            return
         batch, replies, envelopes = self._ingest.take(Compression[self.view.config.compression.name])
         header = self._append(batch)
         if isinstance(header, TidelogError):

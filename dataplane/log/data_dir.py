@@ -18,6 +18,7 @@ from __future__ import annotations
 import json
 import os
 import re
+from contextlib import contextmanager
 from dataclasses import asdict, dataclass, fields, replace
 from typing import TYPE_CHECKING, NamedTuple
 
@@ -30,7 +31,7 @@ from wire.errors import InvariantViolation
 from wire.types import BrokerId, Incarnation, PartitionKey, StreamName
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping
+    from collections.abc import Iterator, Mapping
     from pathlib import Path
 
     from dataplane.log.files import FileSystem
@@ -214,20 +215,11 @@ class DataDir:
 
     def partition_directory(self, key: PartitionKey) -> Path:
         """Where the log of that life of that partition lies; it need not exist."""
-        stream = f"{key.stream}-{key.stream_incarnation}"
-        return self.path / stream / f"{key.partition}-{key.partition_incarnation}"
+        return partition_directory(self.path, key)
 
     def list_partitions(self) -> list[PartitionKey]:
         """Those with a folder, in order."""
-        found = []
-        for stream in self.files.names(self.path):
-            stream_match = _STREAM_NAME.fullmatch(stream)
-            if stream_match is None or not self.files.is_directory(self.path / stream):
-                continue
-            name, incarnation = StreamName(stream_match[1]), Incarnation(int(stream_match[2]))
-            matches = map(_PARTITION_NAME.fullmatch, self.files.names(self.path / stream))
-            found += [PartitionKey(name, incarnation, int(m[1]), Incarnation(int(m[2]))) for m in matches if m]
-        return sorted(found)
+        return list_partitions(self.files, self.path)
 
     def remove_partition(self, key: PartitionKey) -> None:
         """Its log must be closed. Once this returns the partition is gone, whatever happens; half of one is never
@@ -304,3 +296,49 @@ def _decode(content: bytes, path: Path) -> Identity:
         )
     values["lives"] = tuple(values.get("lives", ()))  # folders of earlier versions have none
     return Identity(**{field.name: values[field.name] for field in fields(Identity)})
+
+
+def partition_directory(path: Path, key: PartitionKey) -> Path:
+    """In the data folder `path`."""
+    return path / f"{key.stream}-{key.stream_incarnation}" / f"{key.partition}-{key.partition_incarnation}"
+
+
+def partition_of(directory: Path) -> PartitionKey | None:
+    """Which partition's folder that is, by its name."""
+    stream = _STREAM_NAME.fullmatch(directory.parent.name)
+    partition = _PARTITION_NAME.fullmatch(directory.name)
+    if stream is None or partition is None:
+        return None
+    return PartitionKey(
+        StreamName(stream[1]), Incarnation(int(stream[2])), int(partition[1]), Incarnation(int(partition[2]))
+    )
+
+
+def list_partitions(files: FileSystem, path: Path) -> list[PartitionKey]:
+    """Those with a folder in the data folder `path`, in order."""
+    found = []
+    for stream in files.names(path):
+        if _STREAM_NAME.fullmatch(stream) and files.is_directory(path / stream):
+            found += [partition_of(path / stream / name) for name in files.names(path / stream)]
+    return sorted(key for key in found if key is not None)
+
+
+@contextmanager
+def kept_from_brokers(path: Path, *, files: FileSystem = REAL_FILES) -> Iterator[None]:
+    """While a tool works in the data folder `path`, no broker starts on it. A folder that was never a broker's, or that
+    cannot be written, is nobody's. Raises DataDirError: a broker is running on it."""
+    if IDENTITY_FILE not in files.names(path):
+        yield
+        return
+    try:
+        lock = files.lock(path / LOCK_FILE)
+    except OSError:
+        yield
+        return
+    if lock is None:
+        owner = (read_file(files, path / LOCK_FILE) or b"").decode("ascii", "replace").strip() or "unknown"
+        raise DataDirError(f"data folder {path} is in use by process {owner}: stop that broker first")
+    try:
+        yield
+    finally:
+        files.close(lock)

@@ -241,6 +241,18 @@ async def test_the_only_replica_without_the_key_refuses_both_publishes_and_reads
         assert await values(client, "vault") == [SECRET]
 
 
+async def test_where_a_broker_lacks_a_key_no_stream_is_made_encrypted(tmp_path: Path) -> None:
+    with DevCluster(tmp_path, nodes=1, port=0) as running:
+        running.wait_ready()
+        async with connected(running) as (client, _):
+            for change in (
+                client.alter_cluster(config={"encryption": "true"}),
+                client.create_stream("t", replication_factor=1, config={"encryption": "true"}),
+            ):
+                with pytest.raises(tidelog.BadConfig, match="needs a master key on every broker, and b1 has none"):
+                    await change
+
+
 async def test_a_wrong_key_gives_no_garbage(cluster: DevCluster) -> None:
     async with connected(cluster) as (client, _):
         await client.create_stream("vault", replication_factor=3, config={"encryption": "true"})

@@ -28,6 +28,7 @@ _COMMANDS = {
     "partition": _Entry("tidelog.cli.partition", "partition", "Move leaders, or elect one at a loss."),
     "publish": _Entry("tidelog.cli.publish", "publish", "Append records to a stream."),
     "subscribe": _Entry("tidelog.cli.subscribe", "subscribe", "Read a stream's committed records."),
+    "log": _Entry("tidelog.cli.log", "log", "Look into a stopped broker's data folder."),
     "cluster": _Entry("tidelog.cli.cluster", "cluster", "Show the state of the cluster."),
 }
 

@@ -1,0 +1,40 @@
+"""Are the files of a Raft node sound? Asked by an operator while no node uses them; nothing is written."""
+
+from __future__ import annotations
+
+import shutil
+from pathlib import Path
+from tempfile import TemporaryDirectory
+from typing import NoReturn
+
+from metadata.raft.engine import JOURNAL_FILE, SNAPSHOT_FILE
+from metadata.raft.journal import Journal, SnapshotHead
+from metadata.raft.snapshot import decode_snapshot
+from metadata.raft.types import RaftStorageError
+
+
+def verify_files(directory: Path, *, boot_id: str = "") -> list[str]:
+    """A sentence for each file that this node could not start with. What is not there yet is sound. `boot_id` of the
+    operating system as it runs now; "" where it may be another one that wrote the files. Raises OSError."""
+    wrong: list[str] = []
+    journal, snapshot = directory / JOURNAL_FILE, directory / SNAPSHOT_FILE
+    head: SnapshotHead | None = None
+    try:
+        if snapshot.exists():
+            head = decode_snapshot(snapshot.read_bytes(), snapshot)[0]
+    except RaftStorageError as error:
+        wrong.append(str(error))
+    if journal.exists():
+        # Who opens a journal cuts its torn end: so a copy is opened.
+        with TemporaryDirectory(prefix="tidelog-verify-") as folder:
+            copy = Path(folder) / JOURNAL_FILE
+            shutil.copyfile(journal, copy)
+            try:
+                Journal(copy, snapshot=head, exit_process=_fail, boot_id=boot_id)._destroy()
+            except RaftStorageError as error:
+                wrong.append(str(error).replace(str(copy), str(journal)))
+    return wrong
+
+
+def _fail(sentence: str) -> NoReturn:
+    raise RaftStorageError(sentence)
