@@ -34,7 +34,7 @@ from cryptography.exceptions import InvalidTag
 from dataplane.encryption.keyring import WRAPPED_BYTES
 from wire.batch import BatchHeader, iter_batches
 from wire.batch.header import ENCRYPTED_BIT, body_of, encode_header
-from wire.errors import CorruptData, InvariantViolation, TidelogError
+from wire.errors import Code, CorruptData, InvariantViolation, TidelogError
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -112,11 +112,13 @@ class BatchCipher:
     def decrypt(self, header: BatchHeader, body: Buffer) -> list[Buffer]:
         """The parts of the plaintext batch, the first of them its header, as it was before `encrypt`.
 
-        Raises CorruptData for damage, of another partition too; TidelogError(NO_KEY) for a master key that is not here.
+        Raises CorruptData for damage: the body's CRC is wrong. Where it is right the bytes are what somebody wrote, and
+        nothing says that other replicas have others: TidelogError(NO_KEY) for a master key that is not here,
+        TidelogError(CORRUPT_BATCH) for a body or a header that is not what was encrypted there.
         """
         try:
             plaintext = self._decrypt(header, memoryview(body))
-        except (CorruptData, TidelogError):
+        except TidelogError:
             computed = crc32c(body)
             if computed != header.body_crc:  # damage, whatever it looks like
                 raise CorruptData(
@@ -130,16 +132,16 @@ class BatchCipher:
 
     def _decrypt(self, header: BatchHeader, body: memoryview) -> bytes:
         if len(body) < OVERHEAD:
-            raise CorruptData(f"{header}: encrypted body of {len(body)} bytes, at least {OVERHEAD} are needed")
+            raise _refused(f"{header}: encrypted body of {len(body)} bytes, at least {OVERHEAD} are needed")
         *place, padded_id, wrapped, nonce, zero = _PREAMBLE.unpack_from(body)
         if place[0] != _VERSION or zero:
-            raise CorruptData(f"{header}: encrypted in version {place[0]}, unknown here; upgrade to read this batch")
+            raise _refused(f"{header}: encrypted in version {place[0]}, unknown here; upgrade to read this batch")
         key = self._partition
         if key is not None and (key.partition, key.stream_incarnation, key.partition_incarnation) != (*place[1:],):
-            raise CorruptData(f"{header}: was encrypted for another partition than {key}")
+            raise _refused(f"{header}: was encrypted for another partition than {key}")
         key_id = key_id_of(body)
         if not key_id.isascii() or not key_id.isprintable() or not padded_id.startswith(key_id.encode()):
-            raise CorruptData(f"{header}: the id of its master key is no text")
+            raise _refused(f"{header}: the id of its master key is no text")
         try:
             cipher = self.keyring.unwrap(key_id, wrapped)
         except TidelogError as error:
@@ -147,7 +149,7 @@ class BatchCipher:
         try:
             return cipher.decrypt(nonce, body[_PREAMBLE.size :], _authenticated(place, header))
         except InvalidTag:
-            raise CorruptData(f"{header}: does not decrypt: body or header are not what was encrypted") from None
+            raise _refused(f"{header}: does not decrypt: body or header are not what was encrypted") from None
 
     def plain(self, batches: Sequence[Buffer]) -> list[Buffer]:
         """Whole batches, in parts split anywhere, with all bodies in the clear: what consumers are sent.
@@ -175,6 +177,10 @@ class BatchCipher:
     def decrypted(self, batches: Buffer) -> bytes:
         """As `plain`, in one piece."""
         return b"".join(self.plain([batches]))
+
+
+def _refused(sentence: str) -> TidelogError:
+    return TidelogError(Code.CORRUPT_BATCH, sentence)
 
 
 def key_id_of(body: Buffer) -> str:

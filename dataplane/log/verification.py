@@ -17,12 +17,13 @@ from typing import TYPE_CHECKING, Final
 
 from dataplane.encryption.bodies import BatchCipher, key_id_of
 from dataplane.log.checkpoints import EPOCHS_FILE, OFFSETS_FILE, read_epochs, read_file, read_offsets
+from dataplane.log.damage import MARK_FILE, read_mark
 from dataplane.log.index import ENTRY_SIZE, NO_TIMESTAMP, decode_entries
 from dataplane.log.inspection import StoredBatch, Unreadable, read_segment
-from dataplane.log.partition_log import QUARANTINE
+from dataplane.log.quarantine import QUARANTINE
 from dataplane.log.segment import INDEX_SUFFIX, LOG_SUFFIX
 from wire.batch import HEADER_SIZE
-from wire.errors import Code, CorruptData, TidelogError
+from wire.errors import CorruptData, TidelogError
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -136,6 +137,10 @@ class _Verification:
                 "committed here",
             )
         self._leader_epochs(names, checkpoint)
+        if MARK_FILE in names:
+            report.add(
+                Kind.DAMAGE, MARK_FILE, f"damage was met while a broker ran: {read_mark(self._files, self._directory)}"
+            )
         if QUARANTINE in names:
             held = ", ".join(self._files.names(self._directory / QUARANTINE))
             report.add(Kind.NOTE, QUARANTINE, f"holds what was moved aside from an earlier damage: {held or 'nothing'}")
@@ -213,12 +218,8 @@ class _Verification:
             return None
         try:
             self._cipher.decrypt(header, body)
-        except CorruptData as error:
+        except (CorruptData, TidelogError) as error:
             return str(error)
-        except TidelogError as error:
-            if error.code is not Code.NO_KEY:
-                raise
-            return error.message
         return None
 
     def _judge_tail(self) -> None:

@@ -212,7 +212,7 @@ def _dumped_records(path: Path, offset: int | None, key: PartitionKey | None, ke
     from dataplane.encryption.bodies import BatchCipher
     from dataplane.log.inspection import StoredBatch
     from tidelog.cli.records_json import to_json
-    from wire.errors import CorruptData, TidelogError
+    from wire.errors import Code, CorruptData, TidelogError
 
     cipher = BatchCipher(keyring, None)
     for file, piece in _pieces(path, offset):
@@ -223,10 +223,10 @@ def _dumped_records(path: Path, offset: int | None, key: PartitionKey | None, ke
                     if offset is None or record.offset >= offset:
                         yield _Shown(json.loads(to_json(record)), _line(record))
                 continue
-            except CorruptData as error:
+            except (CorruptData, TidelogError) as error:
+                if isinstance(error, TidelogError) and error.code is Code.NO_KEY:
+                    fail(f"{error.message} (--master-key-file)")
                 damage = str(error)
-            except TidelogError as error:
-                fail(f"{error.message} (--master-key-file)")
         yield _Shown(
             {"file": file.name, "position": piece.position, "damage": damage},
             f"damaged at byte {piece.position} of {file.name}: {damage}".encode(),

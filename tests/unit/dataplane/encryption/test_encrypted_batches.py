@@ -157,8 +157,9 @@ class TestRefused:
         stored = encrypted(cipher, built(b"value"))
         body = bytearray(stored[HEADER_SIZE:])
         body[at] ^= 1
-        with pytest.raises(CorruptData):
+        with pytest.raises(TidelogError) as caught:
             cipher.decrypted(rebuilt(stored, parse_header(stored), bytes(body)))
+        assert caught.value.code is Code.CORRUPT_BATCH
 
     @pytest.mark.parametrize(
         "change",
@@ -178,24 +179,24 @@ class TestRefused:
         cipher = BatchCipher(ring(OLD), PARTITION)
         stored = encrypted(cipher, built(b"value"))
         changed = encode_header(parse_header(stored)._replace(**change)) + stored[HEADER_SIZE:]
-        with pytest.raises(CorruptData, match="not what was encrypted"):
+        with pytest.raises(TidelogError, match="not what was encrypted"):
             cipher.decrypted(changed)
 
-    def test_a_batch_of_another_partition_is_damage(self) -> None:
+    def test_a_batch_of_another_partition_is_refused(self) -> None:
         stored = encrypted(BatchCipher(ring(OLD), PARTITION), built(b"v"))
         other = PartitionKey(StreamName("s"), Incarnation(7), 3, Incarnation(9))
-        with pytest.raises(CorruptData, match="another partition than s/3"):
+        with pytest.raises(TidelogError, match="another partition than s/3"):
             BatchCipher(ring(OLD), other).decrypted(stored)
 
     def test_a_version_of_the_future_is_named(self) -> None:
         stored = encrypted(BatchCipher(ring(OLD), PARTITION), built(b"v"))
         future = rebuilt(stored, parse_header(stored), b"\x02\0\0\0" + stored[HEADER_SIZE + 4 :])
-        with pytest.raises(CorruptData, match="version 2, unknown here; upgrade"):
+        with pytest.raises(TidelogError, match="version 2, unknown here; upgrade"):
             BatchCipher(ring(OLD), PARTITION).decrypted(future)
 
-    def test_a_body_too_short_for_its_preamble_is_damage(self) -> None:
+    def test_a_body_too_short_for_its_preamble_is_refused(self) -> None:
         stored = encrypted(BatchCipher(ring(OLD), PARTITION), built(b"v"))
-        with pytest.raises(CorruptData, match="at least 112"):
+        with pytest.raises(TidelogError, match="at least 112"):
             BatchCipher(ring(OLD), PARTITION).decrypted(rebuilt(stored, parse_header(stored), bytes(104)))
 
     def test_readers_that_meet_an_encrypted_body_say_so(self) -> None:

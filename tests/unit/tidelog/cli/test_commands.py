@@ -22,7 +22,8 @@ def invoke(*arguments: str, **environment: str) -> tuple[int, str, str]:
     "command",
     [
         [], *([name] for name in _COMMANDS), ["stream", "create"], ["cluster", "status"], ["partition", "move-leader"],
-        ["partition", "elect-unclean"], ["stream", "alter"], ["cluster", "alter"],
+        ["partition", "elect-unclean"], ["stream", "alter"], ["cluster", "alter"], ["log", "dump"], ["log", "verify"],
+        ["log", "index"],
     ],
 )  # fmt: skip
 def test_every_command_has_help(command: list[str]) -> None:
