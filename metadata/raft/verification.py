@@ -15,7 +15,7 @@ from metadata.raft.types import RaftStorageError
 
 def verify_files(directory: Path, *, boot_id: str = "") -> list[str]:
     """A sentence for each file that this node could not start with. What is not there yet is sound. `boot_id` of the
-    operating system as it runs now; "" where it may be another one that wrote the files. Raises OSError."""
+    operating system as it runs now: in the boot that wrote it a journal's last batch is whole. Raises OSError."""
     wrong: list[str] = []
     journal, snapshot = directory / JOURNAL_FILE, directory / SNAPSHOT_FILE
     head: SnapshotHead | None = None

@@ -375,9 +375,10 @@ def _show_reports(reports: dict[PartitionKey, PartitionReport], metadata: list[s
 
 def _verify_metadata(data_dir: Path) -> list[str]:
     """What is wrong with the Raft files; an observer has none but the snapshots that it was sent."""
+    from dataplane.log.files import REAL_FILES
     from metadata.raft.verification import verify_files
 
-    return verify_files(data_dir / "raft")
+    return verify_files(data_dir / "raft", boot_id=REAL_FILES.boot_id())
 
 
 @contextmanager
