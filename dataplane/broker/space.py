@@ -1,6 +1,6 @@
 """The broker's disk, watched: what `dataplane.replica.space` decides of it, carried out.
 
-Looked at every `space_check_interval`, and after each refusal. In between the records that are written are counted. All
+Looked at every `space_check_interval`, and when there seems to be less room than there was. In between the records that are written are counted. All
 methods belong to the loop thread; whatever touches the disk runs in `executor`.
 """
 
@@ -147,7 +147,9 @@ class SpaceWatch:
     def _carry_out(self, effects: list[SpaceEffect]) -> None:
         for effect in effects:
             match effect:
-                case RoomChanged():
+                case RoomChanged(room):
+                    if room is not Room.AMPLE:
+                        self._spawn(self.look())  # found by counting; the look says what is to be evicted
                     if not self._telling:
                         self._telling = True
                         self._loop.call_soon(self._tell)

@@ -1,0 +1,153 @@
+"""Disks of 20 MB that run full under acknowledged load: real processes on real file systems.
+
+A full disk costs no acknowledged record and no crash. Who has no room gives its leaderships away, leaves the ISR, and
+comes back by itself; who is the last one left serves reads and refuses publishes with NO_SPACE.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+import tidelog
+from tests.integration.replicated_cluster import LIMIT, until
+from tests.integration.small_disks import (
+    MIB,
+    partition,
+    room_of,
+    small_disks,
+    until_isr,
+    until_led_by_another,
+)
+from tests.integration.workload import acked_load, check, wait_in_sync
+from tidelog.runtime.nats import NatsConnection
+
+pytestmark = [pytest.mark.slow, pytest.mark.timeout(240)]
+PAUSE = 0.05
+"""Of the load: some 200 kB/s, so that a disk runs full in seconds and not at once."""
+
+
+async def refused(nats: NatsConnection, stream: str) -> str | None:
+    """The code with which a plain request is refused; None: it was stored."""
+    answer = await nats.request(stream, b"one:0:", timeout=LIMIT)
+    if answer.status is not None:
+        return None
+    error: dict[str, Any] | None = json.loads(answer.data).get("error")
+    return str(error["code"]) if error is not None else None
+
+
+@pytest.mark.parametrize("kind", ["tmpfs", "ext4"])
+async def test_a_full_broker_steps_aside_and_comes_back(tmp_path: Path, kind: str) -> None:
+    with small_disks(tmp_path / "cluster", kind) as disks:
+        url = disks.processes.nats_url
+        async with await tidelog.connect(url, api_timeout=LIMIT) as client:
+            await client.create_stream("s", replication_factor=3, config={"segment_bytes": str(MIB)})
+            await wait_in_sync(url, "s")
+            full = str((await partition(client, "s"))["leader"])
+            others = [broker for broker in disks.brokers if broker != full]
+            disks.fill(full, leave=3 * MIB)
+            async with acked_load(url, "s", pause=PAUSE) as ledger:
+                await until_led_by_another(client, "s", full)
+                await until_isr(client, "s", *others)
+                assert await room_of(client, full) == "full"
+                before = len(ledger.acked)
+                await asyncio.sleep(1.0)
+                assert len(ledger.acked) > before, "nothing is acknowledged without the full broker"
+                disks.make_room(full)
+                await until_isr(client, "s", *disks.brokers)
+                assert await room_of(client, full) == "ample"
+            findings = await check(url, ledger, disks.data_dirs, timeout=LIMIT)
+            assert findings.ok, findings
+            assert findings.acknowledged > 100
+        disks.check_nobody_died()
+
+
+async def test_when_all_are_full_reads_go_on_and_publishes_resume_with_room(tmp_path: Path) -> None:
+    with small_disks(tmp_path / "cluster") as disks:
+        url = disks.processes.nats_url
+        nats = await NatsConnection.connect(url, name="observer")
+        async with await tidelog.connect(url, api_timeout=LIMIT) as client:
+            await client.create_stream("s", replication_factor=3, config={"segment_bytes": str(MIB)})
+            await wait_in_sync(url, "s")
+            for broker in disks.brokers:
+                disks.fill(broker, leave=3 * MIB)
+            async with acked_load(url, "s", bare=False, pause=PAUSE) as ledger:
+
+                async def no_space() -> bool:
+                    return await refused(nats, "s") == "NO_SPACE"
+
+                await until(no_space, "NO_SPACE")
+                acknowledged = dict(ledger.acked)
+                read = [r.value async for r in client.consume("s", start="earliest", stop="latest")]
+                assert set(acknowledged) <= set(read), "not everything that was acknowledged is served"
+                assert await refused(nats, "s") == "NO_SPACE"
+                disks.make_room(*disks.brokers)
+
+                async def resumed() -> bool:
+                    return len(ledger.acked) > len(acknowledged) + 100
+
+                await until(resumed, "acknowledgements after there was room again")
+            ledger.sent.add(b"one:0:")
+            stored = {r.value async for r in client.consume("s", start="earliest", stop="latest")}
+            assert set(ledger.acked) <= stored
+            await wait_in_sync(url, "s")
+        await nats.close()
+        disks.check_nobody_died()
+
+
+async def test_disks_that_others_fill_to_the_last_byte(tmp_path: Path) -> None:
+    """Nothing can be written at all: no record, no checkpoint, no Raft entry."""
+    with small_disks(tmp_path / "cluster") as disks:
+        url = disks.processes.nats_url
+        async with await tidelog.connect(url, api_timeout=LIMIT) as client:
+            await client.create_stream("s", replication_factor=3, config={"segment_bytes": str(MIB)})
+            await wait_in_sync(url, "s")
+            leader = str((await partition(client, "s"))["leader"])
+            async with acked_load(url, "s", pause=PAUSE) as ledger:
+                await asyncio.sleep(1.0)
+                disks.fill_up(leader)
+                await until_led_by_another(client, "s", leader)
+                before = len(ledger.acked)
+
+                async def goes_on() -> bool:
+                    return len(ledger.acked) > before + 100
+
+                await until(goes_on, "acknowledgements without the full broker")
+                for broker in disks.brokers:
+                    disks.fill_up(broker)
+                await asyncio.sleep(4.0)
+                before = len(ledger.acked)
+                disks.make_room(*disks.brokers)
+                await until(goes_on, "acknowledgements after there was room again")
+            findings = await check(url, ledger, disks.data_dirs, timeout=LIMIT)
+            assert findings.ok, findings
+        disks.check_nobody_died()
+
+
+async def test_a_stream_that_evicts_its_oldest_stays_writable(tmp_path: Path) -> None:
+    config = {
+        "on_under_capacity": "evict_oldest", "retention_max_bytes": str(1 << 40), "segment_bytes": str(MIB // 2),
+        "durability": "accepted",
+    }  # fmt: skip
+    with small_disks(tmp_path / "cluster") as disks:
+        async with await tidelog.connect(disks.processes.nats_url, api_timeout=LIMIT) as client:
+            await client.create_stream("s", replication_factor=3, config=config)
+            value = bytes(10_000)
+            async with client.producer("s", acks="all") as producer:
+                for _ in range(40):
+                    futures = [producer.send_nowait(value) for _ in range(100)]
+                    await asyncio.wait_for(asyncio.gather(*futures), LIMIT)
+            described = await partition(client, "s")
+            assert described["log_start_offset"] > 0
+            assert described["log_end_offset"] == 4000
+            status = await client.cluster_status()
+            for broker in status["brokers"]:
+                counters = broker["counters"] or {}
+                assert counters["evicted_bytes"] > 10 * MIB, f"{broker['id']}: {counters}"
+            read = [r.offset async for r in client.consume("s", start="earliest", stop="latest")]
+            assert read == list(range(described["log_start_offset"], 4000))
+        disks.check_nobody_died()
