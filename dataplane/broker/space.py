@@ -1,7 +1,7 @@
 """The broker's disk, watched: what `dataplane.replica.space` decides of it, carried out.
 
-Looked at every `space_check_interval`, and when there seems to be less room than there was. In between the records that are written are counted. All
-methods belong to the loop thread; whatever touches the disk runs in `executor`.
+Looked at every `space_check_interval`, and when there seems to be less room than there was. In between the records that
+are written are counted. All methods belong to the loop thread; whatever touches the disk runs in `executor`.
 """
 
 from __future__ import annotations

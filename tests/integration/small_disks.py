@@ -109,7 +109,7 @@ def small_disks(folder: Path, kind: str = "tmpfs") -> Iterator[SmallDisks]:
 async def room_of(client: tidelog.Client, broker: str) -> str:
     status = await client.cluster_status()
     found = next(known for known in status["brokers"] if known["id"] == broker)
-    return str((found["space"] or {}).get("room"))
+    return found["space"]["room"] if found["space"] is not None else ""
 
 
 async def partition(client: tidelog.Client, stream: str) -> dict[str, Any]:
