@@ -107,6 +107,11 @@ class Stage:
         role = self.role(name)
         return role.log.log_end_offset if role is not None and not role.ended else -1
 
+    def log_start(self, name: str) -> int:
+        """-1 where there is no replica that works."""
+        role = self.role(name)
+        return role.log.log_start_offset if role is not None and not role.ended else -1
+
     def leads(self, name: str) -> bool:
         """As it believes itself, and as is true."""
         role = self.role(name)
@@ -563,6 +568,35 @@ def witnesses(stage: Stage) -> Iterator[float | Until]:
         yield rng.random()
 
 
+def below_the_log_start(stage: Stage) -> Iterator[float | Until]:
+    """A follower is away while retention removes what it lacks. It begins at the leader's log start, and then it leads:
+    of those who wrote before, its log holds no record."""
+    rng = stage.rng
+    yield Until(lambda: stage.leader and len(stage.isr) == 3)
+    away = rng.choice([name for name in stage.replicas if name != stage.leader])
+    end = stage.end(away)
+    stage.kill(away)
+    yield Until(lambda: away not in stage.isr)
+    stage.flood(2.0)
+    yield Until(lambda: stage.leader is not None and stage.log_start(stage.leader) > end + 20, 6.0)
+    stage.start(away)
+    if rng.random() < 0.5:
+        stage.flood(1.0)  # the log start moves on while it begins there
+    yield Until(lambda: away in stage.isr, 6.0)
+    back = stage.cut_off_clients()
+    yield rng.random() * 0.2
+    fallen = []
+    while stage.leader not in (None, away):
+        fallen.append(stage.leader)
+        stage.kill(stage.leader)
+        yield Until(lambda: stage.leader not in (None, *fallen))
+    back()
+    stage.flood(0.5)
+    yield 0.5 + rng.random()
+    for name in fallen:
+        stage.start(name)
+
+
 DRAMAS: dict[str, Drama] = {
     drama.__name__.replace("_", " "): drama
     for drama in (
@@ -582,6 +616,7 @@ DRAMAS: dict[str, Drama] = {
         damage,
         nats_restarts,
         witnesses,
+        below_the_log_start,
     )
 }
 
@@ -593,5 +628,12 @@ CASTS: dict[str, dict[str, Any]] = {
     "unheard expansion": {"min_isr": 2},
     "rolled back producer": {"brokers": 5},
     "recreated unheard": {"partitions": 1},
+    "below the log start": {
+        "min_isr": 2,
+        "partitions": 1,
+        "segment_bytes": 4096,
+        "retention": (("retention_max_bytes", 1),),
+        "housekeeping_interval": 0.05,
+    },
 }
 """What of a run's shape a drama must have."""

@@ -12,7 +12,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any
 
-from dataplane.broker import broker, following, leading, reading, replica, retention, role
+from dataplane.broker import broker, checkpoints, following, leading, reading, replica, retention, role
 from dataplane.broker.broker import Broker
 from dataplane.log import partition_log, segment, tail
 from dataplane.log.data_dir import DataDir
@@ -381,5 +381,25 @@ MUTANTS: tuple[Mutant, ...] = (
             "min(cut, max(leaders_start, self.log_start_offset))",
             "self.log_start_offset",
         ),
+    ),
+    _mutant(
+        "a follower begins at the log start without the producers",
+        (
+            checkpoints,
+            "install",
+            "    partition_log.install(snapshot)",
+            "    from dataclasses import replace\n    partition_log.install(replace(snapshot, producers=()))",
+        ),
+        drama="below the log start",
+    ),
+    _mutant(
+        "a follower begins at the log start without the leader epochs",
+        (
+            checkpoints,
+            "install",
+            "    partition_log.install(snapshot)",
+            "    from dataclasses import replace\n    partition_log.install(replace(snapshot, epochs=()))",
+        ),
+        drama="below the log start",
     ),
 )

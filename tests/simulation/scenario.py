@@ -106,7 +106,7 @@ class Shape:
 
     def keeping_less(self, rng: Random) -> Shape:
         """Some runs have streams that forget."""
-        if rng.random() >= 0.4:
+        if self.retention or rng.random() >= 0.4:
             return self
         limits: tuple[tuple[str, int], ...] = rng.choice(
             (
@@ -427,6 +427,8 @@ class Cluster:
                 assert broker.broker is not None
                 replica = broker.broker._replicas[key]
                 self.invariants.history.check_prefix(broker, replica, "ReplicasAgree", "at the end")
+                derived = "DerivedStateFollowsFromTheLog"
+                self.invariants.history.check_derived_state(broker, replica, derived, "at the end")
         self.invariants.at_the_end()
 
 

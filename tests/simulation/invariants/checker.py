@@ -35,6 +35,7 @@ from tests.simulation.invariants.metadata import (
 )
 from tests.simulation.invariants.replicas import (
     CommittedIsNotCut,
+    DerivedStateFollowsFromTheLog,
     EpochBehindSyncedTail,
     IsrMembersHoldCommitted,
     LeaderCompleteness,
@@ -78,6 +79,7 @@ INVARIANTS: tuple[type[Invariant], ...] = (
     SingleLeaderPerEpoch,
     EpochBehindSyncedTail,
     LeaderCompleteness,
+    DerivedStateFollowsFromTheLog,
     MonotonicHighWatermark,
     NoCommitBelowMinIsr,
     LogMatching,

@@ -7,6 +7,8 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
+from dataplane.replica.epochs import LeaderEpochCache
+from dataplane.replica.producers import ProducerTable
 from wire.batch import RecordBatch, iter_batches
 from wire.types import Offset
 
@@ -80,6 +82,29 @@ class CommittedHistory:
                 self.world.broken(
                     invariant, f"{replica.key} on {broker.id} lacks the committed batch at {base} ({why})"
                 )
+
+    def check_derived_state(self, broker: SimBroker, replica: Replica, invariant: str, why: str) -> None:
+        """What that replica says of producers and leader epochs follows from the log, also from what it never had, or
+        does not keep any more."""
+        log = replica._log
+        if log is None:
+            return
+        history, end = self.history(replica.key), log.log_end_offset
+        known = [header for _, data in history.batches for _, header in iter_batches(data) if header.end_offset <= end]
+        own = [header for _, data in batches_of(replica, history.end, end) for _, header in iter_batches(data)]
+        epochs = LeaderEpochCache()
+        for header in (*known, *own):
+            epochs.assign(header.leader_epoch, header.base_offset)
+        epochs.truncate_before(log.log_start_offset)
+        found = tuple(entry for entry in log.epochs.entries if entry.start < end)
+        if found != epochs.entries:
+            self.world.broken(
+                invariant, f"{replica.key} on {broker.id} has epochs {found}, the log says {epochs.entries} ({why})"
+            )
+        producers = dict(ProducerTable((*known, *own)).known)
+        if dict(log.producers.known) != producers:
+            wrong = sorted(set(log.producers.known) ^ set(producers.items()))
+            self.world.broken(invariant, f"{replica.key} on {broker.id} is wrong about producers {wrong} ({why})")
 
 
 def batches_of(replica: Replica, start: int, end: int) -> list[tuple[int, bytes]]:

@@ -168,6 +168,16 @@ class EpochBehindSyncedTail(Invariant):
             )
 
 
+class DerivedStateFollowsFromTheLog(Invariant):
+    """To producers: who leads knows what they wrote, also what its log never held or holds no more; to followers: and
+    where the leader epochs ended."""
+
+    def on_lead(self, broker: SimBroker, replica: Replica, role: Leading) -> None:
+        truth = self.raft.truth.partition(replica.key)
+        if truth is not None and truth.leader_epoch == role.leader_epoch:
+            self.history.check_derived_state(broker, replica, self.name, f"leads LeaderEpoch {role.leader_epoch}")
+
+
 class LeaderCompleteness(Invariant):
     """To clients: who leads holds all that was ever committed."""
 

@@ -1,0 +1,106 @@
+"""A broker is away while retention removes what it lacks. It comes back, begins at the log start, and leads."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from dataplane.log.checkpoints import EPOCHS_FILE, read_epochs
+from dataplane.log.files import REAL_FILES
+from tests.integration.replicated_cluster import LIMIT, SETTINGS, ReplicatedCluster, observed, until
+from tidelog.server.devcluster import DevCluster
+from wire.append import encode_append
+from wire.batch import BatchBuilder
+from wire.subjects import Subjects
+from wire.tidelog_pb2 import AppendRequest, AppendResponse
+from wire.types import LeaderEpoch, Offset, StreamName
+
+STREAM = "forgetful"
+PRODUCER = 1 << 40
+"""The id of a producer of our own."""
+RECORDS = 60
+SIZE = 1000
+
+
+@pytest.fixture
+def processes(tmp_path: Path) -> Iterator[DevCluster]:
+    settings = {**SETTINGS, "storage": {"housekeeping_interval": 0.1}}
+    with DevCluster(tmp_path, nodes=3, port=0, settings=settings) as running:
+        running.wait_ready()
+        yield running
+        for broker in running.broker_ids:
+            log = running.log_file(broker).read_text(errors="replace")
+            assert "Traceback" not in log, f"{broker} logged an exception:\n{log[-3000:]}"
+
+
+async def append(cluster: ReplicatedCluster, sequence: int) -> AppendResponse:
+    """One record of `PRODUCER`, acknowledged by all."""
+    builder = BatchBuilder()
+    builder.add_values([b"numbered %d" % sequence])
+    batch = builder.build(1, producer_id=PRODUCER, producer_epoch=0, base_sequence=sequence)
+    parts, _ = batch.stamp(Offset(0), LeaderEpoch(0))
+    message = b"".join(bytes(part) for part in encode_append(AppendRequest(acks=AppendRequest.ALL), parts))
+
+    async def answered() -> AppendResponse | None:
+        answer = await cluster.nats.request(Subjects().append(StreamName(STREAM), 0), message, timeout=LIMIT)
+        if answer.status is not None or answer.headers:
+            return None  # a new leader does not listen yet
+        return AppendResponse.FromString(bytes(answer.data))
+
+    return await until(answered, f"the acknowledgement of number {sequence}")
+
+
+async def log_start(cluster: ReplicatedCluster) -> int:
+    return min((await cluster.client.offsets(STREAM, "earliest")).values())
+
+
+def first_segment(cluster: ReplicatedCluster, broker: str) -> int:
+    return min(int(file.stem) for file in cluster.processes.broker_dir(broker).glob(f"{STREAM}-*/*/*.log"))
+
+
+def epochs(cluster: ReplicatedCluster, broker: str, start: int) -> dict[int, int]:
+    """What its disk says of the epochs from `start` on: where each begins, and which it is."""
+    (file,) = cluster.processes.broker_dir(broker).glob(f"{STREAM}-*/*/{EPOCHS_FILE}")
+    return {max(start, entry.start): entry.epoch for entry in read_epochs(REAL_FILES, file.parent) or ()}
+
+
+async def test_who_comes_back_below_the_log_start_takes_over_epochs_and_producers(processes: DevCluster) -> None:
+    async with observed(processes) as cluster:
+        await cluster.create(STREAM, segment_bytes=8192, retention_max_bytes=16384)
+        assert [(await append(cluster, number)).base_offset for number in range(3)] == [0, 1, 2]
+        before = await cluster.leader(STREAM, isr=3)
+        away = cluster.others(before.broker)[0]
+        cluster.kill(away)
+        acknowledged = await cluster.send(STREAM, *(b"%d " % n + b"." * SIZE for n in range(RECORDS)))
+
+        async def has_forgotten() -> bool:
+            return await log_start(cluster) > 3
+
+        await until(has_forgotten, "a log start above the numbered records")
+
+        cluster.start(away)
+        await cluster.leader(STREAM, isr=3)
+        counters = {each["id"]: each["counters"] or {} for each in (await cluster.client.cluster_status())["brokers"]}
+        assert counters[away]["skip_ahead_total"] == 1
+
+        last = await cluster.leader(STREAM, isr=3)
+        while last.broker != away:
+            await cluster.client.move_leader(STREAM, 0, away)
+            last = await cluster.leader(STREAM, above_epoch=last.leader_epoch, isr=3)
+        repeated = [await append(cluster, number) for number in range(3)]
+        assert [(each.duplicate, each.base_offset) for each in repeated] == [(True, 0), (True, 1), (True, 2)]
+
+        cluster.kill(before.broker)
+        fresh = await append(cluster, 3)
+        assert not fresh.duplicate
+        assert fresh.base_offset > acknowledged[-1]
+        cluster.start(before.broker)
+        await cluster.leader(STREAM, isr=3)
+        start = await log_start(cluster)
+        values = await cluster.committed(STREAM)
+        kept = [b"%d " % n + b"." * SIZE for n, offset in enumerate(acknowledged) if offset >= start]
+        assert values == [*kept, b"numbered 3"]
+        highest = max(first_segment(cluster, broker) for broker in cluster.brokers)
+        assert epochs(cluster, away, highest) == epochs(cluster, before.broker, highest)
