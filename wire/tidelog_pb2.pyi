@@ -217,6 +217,7 @@ class ReplicationRequest(_message.Message):
     MAX_BYTES_FIELD_NUMBER: _builtins.int
     REFUSED_BATCH_FIELD_NUMBER: _builtins.int
     NO_SPACE_FIELD_NUMBER: _builtins.int
+    DELETED_END_FIELD_NUMBER: _builtins.int
     replicaID: _builtins.str
     offset: _builtins.int
     """next offset wanted"""
@@ -236,6 +237,8 @@ class ReplicationRequest(_message.Message):
     """set: the follower could not accept what it was sent (CRC), and why"""
     no_space: _builtins.bool
     """its disk has no room for records: it reports, and wants none until a request without this"""
+    deleted_end: _builtins.int
+    """what tombstones below it deleted is not in its log (compaction)"""
     def __init__(
         self,
         *,
@@ -251,10 +254,11 @@ class ReplicationRequest(_message.Message):
         max_bytes: _builtins.int = ...,
         refused_batch: _builtins.str = ...,
         no_space: _builtins.bool = ...,
+        deleted_end: _builtins.int = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["_durable_offset", b"_durable_offset", "durable_offset", b"durable_offset"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["_durable_offset", b"_durable_offset", "broker_incarnation", b"broker_incarnation", "durable_offset", b"durable_offset", "leaderEpoch", b"leaderEpoch", "max_bytes", b"max_bytes", "no_space", b"no_space", "offset", b"offset", "partition_incarnation", b"partition_incarnation", "progress_only", b"progress_only", "refused_batch", b"refused_batch", "replicaID", b"replicaID", "sequence", b"sequence", "stream_incarnation", b"stream_incarnation"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["_durable_offset", b"_durable_offset", "broker_incarnation", b"broker_incarnation", "deleted_end", b"deleted_end", "durable_offset", b"durable_offset", "leaderEpoch", b"leaderEpoch", "max_bytes", b"max_bytes", "no_space", b"no_space", "offset", b"offset", "partition_incarnation", b"partition_incarnation", "progress_only", b"progress_only", "refused_batch", b"refused_batch", "replicaID", b"replicaID", "sequence", b"sequence", "stream_incarnation", b"stream_incarnation"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     _WhichOneofReturnType__durable_offset: _TypeAlias = _typing.Literal["durable_offset"]  # noqa: Y015
     _WhichOneofArgType__durable_offset: _TypeAlias = _typing.Literal["_durable_offset", b"_durable_offset"]  # noqa: Y015
@@ -382,12 +386,15 @@ class CheckpointResponse(_message.Message):
     SIZE_FIELD_NUMBER: _builtins.int
     POSITION_FIELD_NUMBER: _builtins.int
     PIECE_FIELD_NUMBER: _builtins.int
+    DELETED_END_FIELD_NUMBER: _builtins.int
     offset: _builtins.int
     """of the snapshot"""
     size: _builtins.int
     """bytes of all of it"""
     position: _builtins.int
     piece: _builtins.bytes
+    deleted_end: _builtins.int
+    """what tombstones below it deleted is not in the leader's log"""
     def __init__(
         self,
         *,
@@ -395,10 +402,11 @@ class CheckpointResponse(_message.Message):
         size: _builtins.int = ...,
         position: _builtins.int = ...,
         piece: _builtins.bytes = ...,
+        deleted_end: _builtins.int = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["offset", b"offset", "piece", b"piece", "position", b"position", "size", b"size"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["deleted_end", b"deleted_end", "offset", b"offset", "piece", b"piece", "position", b"position", "size", b"size"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 

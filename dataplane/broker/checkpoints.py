@@ -32,7 +32,7 @@ if TYPE_CHECKING:
 
 MAX_READS = 4
 """Followers of one partition for which the disk is read at a time; the others ask again."""
-_RESPONSE_FIELDS = 64
+_RESPONSE_FIELDS = 80
 """Most bytes of a response but for its piece."""
 
 
@@ -50,9 +50,12 @@ def decode_fetch(request: CheckpointRequest, inbox: str) -> CheckpointFetch:
 
 def read_piece(partition_log: PartitionLog, effect: SendCheckpoint, limit: int) -> bytes:
     """An encoded response of at most `limit` bytes. Blocking. Raises as `PartitionLog.snapshot_at`."""
+    deleted_end = partition_log.compaction_point.copies_deleted_end
     content = partition_log.snapshot_at(effect.offset)
     piece = content[effect.position : effect.position + limit - _RESPONSE_FIELDS]
-    response = CheckpointResponse(offset=effect.offset, size=len(content), position=effect.position, piece=piece)
+    response = CheckpointResponse(
+        offset=effect.offset, size=len(content), position=effect.position, piece=piece, deleted_end=deleted_end
+    )
     return response.SerializeToString()
 
 
@@ -90,6 +93,7 @@ def decode_answer(number: int, message: Message) -> CheckpointAnswer:
         size=response.size,
         position=response.position,
         piece=response.piece,
+        deleted_end=Offset(response.deleted_end),
         error=error,
     )
 
@@ -100,5 +104,5 @@ def install(partition_log: PartitionLog, effect: InstallCheckpoint) -> Offset:
     snapshot = decode_snapshot(b"".join(effect.pieces))
     if snapshot.offset != effect.offset:
         raise CorruptData(f"the leader's state at offset {effect.offset} is that at {snapshot.offset}")
-    partition_log.install(snapshot)
+    partition_log.install(snapshot, deleted_end=effect.deleted_end)
     return snapshot.offset

@@ -299,6 +299,7 @@ class Following(ReadableRole):
             progress_only=effect.progress_only,
             refused_batch=effect.refused_batch,
             no_space=effect.no_space,
+            deleted_end=self.log.compaction_point.deleted_end,
         )
         if effect.durable_end is not None:
             request.durable_offset = effect.durable_end

@@ -43,7 +43,7 @@ from dataplane.replica.effects import (
 )
 from dataplane.replica.leader import FollowerFetch, Leader
 from dataplane.replica.producers import Duplicate, Rejected
-from dataplane.replica.refusals import fenced
+from dataplane.replica.refusals import deletions_gone, fenced
 from wire.append import decode_append
 from wire.batch import HEADER_SIZE, BatchHeader, Compression, EncodedBatch
 from wire.errors import Code, CorruptData, TidelogError
@@ -100,6 +100,8 @@ class Leading(ReadableRole):
         self._subscriptions: list[Subscription] = []
         self._checkpoint_reads = 0
         """Followers for which the derived state is being read."""
+        self._deleted_ends: dict[BrokerId, Offset] = {}
+        """Of the followers, as their last requests said: see `CompactionPoint.lacks_deletions`."""
         self._durable = view.config.is_durable
         self._syncing = False
         self._starting: asyncio.Task[None] | None = None
@@ -533,7 +535,12 @@ class Leading(ReadableRole):
             max_bytes=request.max_bytes,
             refused_batch=request.refused_batch,
             no_space=request.no_space,
+            lacks_deletions=self.log.compaction_point.lacks_deletions(
+                Offset(request.offset), Offset(request.deleted_end)
+            ),
         )
+        if fetch.replica in self.view.replicas:
+            self._deleted_ends[fetch.replica] = Offset(request.deleted_end)
         effects = core.on_fetch(fetch, self.context.now())
         self._run(effects)
         if self._ingest.open_records and core.has_waiting_follower:
@@ -705,8 +712,13 @@ class Leading(ReadableRole):
         except LogDamaged as e:
             self.fail(f"a read for follower {effect.replica} at offset {effect.offset} failed: {e}")
             return
-        if not self.ended:
-            self.context.control.publish(effect.inbox, [encode_header(self.leader_epoch, effect.high_watermark), data])
+        header = encode_header(self.leader_epoch, effect.high_watermark)
+        if self.log.compaction_point.lacks_deletions(effect.offset, self._deleted_ends[effect.replica]):
+            # Tombstones may have gone from the log between the request and the reading.
+            gone = deletions_gone(self.view.key, self.log.log_start_offset, effect.offset)
+            self._answers.error(effect.inbox, gone, header)
+        elif not self.ended:
+            self.context.control.publish(effect.inbox, [header, data])
 
     async def _send_checkpoint(self, effect: SendCheckpoint) -> None:
         context, limit = self.context, self._max_batch

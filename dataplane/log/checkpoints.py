@@ -86,6 +86,11 @@ class CompactionPoint(NamedTuple):
         `deleted_end` is that log's own."""
         return max(offset, deleted_end) < self.deletions_end
 
+    @property
+    def copies_deleted_end(self) -> Offset:
+        """`deleted_end` of a log that is copied from here from its beginning on."""
+        return max(self.deleted_end, self.deletions_end)
+
     def cut(self, end: Offset) -> CompactionPoint:
         """Of a log that was cut to `end`, with something committed: what comes there now is another history."""
         return CompactionPoint(

@@ -130,6 +130,8 @@ class InstallCheckpoint:
 
     offset: Offset
     pieces: tuple[bytes, ...]
+    deleted_end: Offset = Offset(0)
+    """What tombstones below it deleted will not come from the leader."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -51,6 +51,7 @@ from dataplane.replica.effects import (
     Truncate,
 )
 from dataplane.replica.epochs import LeaderEpochCache
+from dataplane.replica.refusals import DELETIONS_GONE
 from dataplane.replica.settings import ReplicaSettings
 from wire.errors import Code, InvariantViolation, TidelogError
 from wire.types import BrokerId, LeaderEpoch, LeaderReport, Offset, PartitionView
@@ -90,6 +91,7 @@ class CheckpointAnswer:
     size: int = 0
     position: int = 0
     piece: bytes = b""
+    deleted_end: Offset = Offset(0)
     error: TidelogError | None = None
 
 
@@ -320,7 +322,7 @@ class Follower:
         if whole < answer.size:
             return self._ask_for_piece(answer.offset, pieces, now)
         self.state = Truncating()
-        return [InstallCheckpoint(answer.offset, pieces)]
+        return [InstallCheckpoint(answer.offset, pieces, answer.deleted_end)]
 
     def on_bad_checkpoint(self, now: float) -> list[FollowerEffect]:
         """What came is not the state at a log start; nothing was changed. It is asked for anew, in a while."""
@@ -433,7 +435,8 @@ class Follower:
                 return self._reconcile(now)
             case Code.OFFSET_BEFORE_LOG:
                 log_start = Offset(int(error.details.get("log_start", "-1")))
-                if log_start <= self.log_end_offset:
+                relied_on = self.broker in (*self.view.isr, *self.view.eligible)  # and then it lacks nothing committed
+                if log_start <= self.log_end_offset and (DELETIONS_GONE not in error.details or relied_on):
                     return self._reconcile(now)
                 self._good(now)
                 return self._begin_installing(now)

@@ -62,7 +62,7 @@ from dataplane.replica.effects import (
 from dataplane.replica.epochs import LeaderEpochCache
 from dataplane.replica.isr import CommittedIsr, IsrState, PendingExpandIsr, PendingShrinkIsr
 from dataplane.replica.pending import PendingAcks
-from dataplane.replica.refusals import before_log, fenced
+from dataplane.replica.refusals import before_log, deletions_gone, fenced
 from dataplane.replica.settings import ReplicaSettings
 from wire.errors import Code, InvariantViolation, TidelogError
 from wire.types import (
@@ -92,6 +92,8 @@ class FollowerFetch:
     refused_batch: str = ""
     no_space: bool = False
     """The follower wants no records: its disk is full."""
+    lacks_deletions: bool = False
+    """Tombstones that it has not fetched are gone here, and what they deleted may be in its log."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -331,6 +333,9 @@ class Leader:
         if not fetch.progress_only:
             if fetch.offset < self.log_start_offset:
                 out.append(Refuse(fetch.inbox, before_log(self.view.key, self.log_start_offset, fetch.offset)))
+                return out
+            if fetch.lacks_deletions:
+                out.append(Refuse(fetch.inbox, deletions_gone(self.view.key, self.log_start_offset, fetch.offset)))
                 return out
             self._answer(fetch, follower, out)
         return out

@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import pytest
 
 from dataplane.replica import follower as follower_module
+from dataplane.replica import refusals
 from dataplane.replica.effects import FollowerEffect, InstallCheckpoint, SendCheckpointRequest, SendFetch
-from dataplane.replica.follower import CheckpointAnswer, Follower, Installing, Truncating
+from dataplane.replica.follower import CheckpointAnswer, Follower, Installing, Reconciling, Truncating
 from tests.unit.dataplane.replica.test_follower import answer, ends, follower
 from wire.errors import Code, TidelogError
 from wire.types import LeaderEpoch, Offset
@@ -174,3 +177,29 @@ def test_a_reconnect_begins_with_the_reconciliation(core: Follower) -> None:
     refused(core)
     core.on_connection(1.0, 1.0)
     assert not isinstance(core.state, Installing)
+
+
+def deletions_gone(core: Follower) -> list[FollowerEffect]:
+    core.start(0.0)
+    ends(core, 5, 7)
+    return answer(core, error=refusals.deletions_gone(core.view.key, Offset(2), Offset(7)))
+
+
+def test_who_lacks_deletions_that_are_gone_begins_anew_though_the_leaders_log_reaches_further_back() -> None:
+    """What it holds may be what they deleted, and nothing that it could fetch would say so."""
+    core = follower((5, 0), log_end=7)
+    core.view = replace(core.view, isr=(core.view.leader or core.broker,))
+    assert request(deletions_gone(core)).offset is None
+    state = core.state
+    assert isinstance(state, Installing)
+    whole = CheckpointAnswer(
+        number=state.number, leader_epoch=LeaderEpoch(5), offset=Offset(2), size=1, piece=b"x", deleted_end=Offset(33)
+    )
+    assert core.on_checkpoint_answer(whole, 0.0) == [InstallCheckpoint(Offset(2), (b"x",), Offset(33))]
+
+
+def test_a_member_of_the_isr_gives_nothing_up_for_deletions() -> None:
+    """It holds all that is committed, and a tombstone that went was."""
+    core = follower((5, 0), log_end=7)
+    assert not any(isinstance(effect, SendCheckpointRequest) for effect in deletions_gone(core))
+    assert isinstance(core.state, Reconciling)

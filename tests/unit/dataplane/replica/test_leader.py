@@ -22,6 +22,7 @@ from dataplane.replica.effects import (
 from dataplane.replica.epochs import EpochEntry, LeaderEpochCache
 from dataplane.replica.isr import CommittedIsr, PendingExpandIsr, PendingShrinkIsr
 from dataplane.replica.leader import FollowerFetch, Leader
+from dataplane.replica.refusals import DELETIONS_GONE
 from dataplane.replica.settings import ReplicaSettings
 from wire.durability import ACCEPTED, DURABLE, Durability
 from wire.errors import Code, InvariantViolation, TidelogError
@@ -113,6 +114,7 @@ class Driver:
         sequence: int | None = None,
         progress_only: bool = False,
         refused: str = "",
+        lacks_deletions: bool = False,
     ) -> list[LeaderEffect]:
         """`durable` -1: everything it has is synced."""
         self.sequence += 1
@@ -127,6 +129,7 @@ class Driver:
                 progress_only=progress_only,
                 inbox=f"inbox.{replica}.{self.sequence}",
                 refused_batch=refused,
+                lacks_deletions=lacks_deletions,
             ),
             now,
         )
@@ -266,6 +269,16 @@ def test_a_follower_below_the_log_start_is_told_where_it_begins() -> None:
     (refusal,) = of(Refuse, driver.fetch(B, 4))
     assert refusal.error.code is Code.OFFSET_BEFORE_LOG
     assert refusal.error.details["log_start"] == "5"
+
+
+def test_a_follower_that_lacks_deletions_that_are_gone_is_told_to_begin_anew() -> None:
+    driver = Driver(log_end=10)
+    effects = driver.fetch(B, 7, lacks_deletions=True)
+    (refusal,) = of(Refuse, effects)
+    assert (refusal.error.code, refusal.error.details["log_start"]) == (Code.OFFSET_BEFORE_LOG, "0")
+    assert DELETIONS_GONE in refusal.error.details
+    assert not of(Respond, effects)
+    assert of(Respond, driver.fetch(B, 7))
 
 
 def test_a_broker_that_is_no_replica_is_refused() -> None:
