@@ -10,9 +10,20 @@ from metadata.model import Partition, Stream
 from metadata.state import ClusterState
 from wire.types import BrokerId, PartitionKey, StreamName
 
-Progress = Mapping[int, Mapping[str, Any]]
-"""What leaders said of their partitions, by partition number: `log_start_offset`, `log_end_offset`, `high_watermark`
-(inclusive, -1 = none) and `replicas_progress` {broker: {"log_end_offset"}}. A partition is missing when nobody did."""
+Said = Mapping[str, Any]
+"""What a broker said of one of its replicas: `leader_epoch`, `log_start_offset`, `log_end_offset`, `high_watermark`
+(inclusive, -1 = none), `replicas_progress` {broker: {"log_end_offset"}} where it leads; `damage` {"reason",
+"sound_end", "known_end"} where its log is damaged; `quarantined` {"events", "latest"}: what was cut out of it."""
+
+
+def said_by_leaders(stream: Stream, said: Mapping[int, Mapping[BrokerId, Said]]) -> dict[int, Said]:
+    """By partition: what its leader said, where it leads by the state here too."""
+    found = {}
+    for number, partition in stream.partitions.items():
+        told = said.get(number, {}).get(partition.leader) if partition.leader is not None else None
+        if told is not None and told.get("leader_epoch") == partition.leader_epoch:
+            found[number] = told
+    return found
 
 
 def find_stream(state: ClusterState, name: str) -> Stream:
@@ -37,8 +48,9 @@ def list_form(state: ClusterState) -> dict[str, Any]:
     return {"streams": [stream_form(stream) for _, stream in sorted(state.streams.items())]}
 
 
-def describe_form(stream: Stream, progress: Progress) -> dict[str, Any]:
-    """`stream describe`: offsets are null where the leader did not answer."""
+def describe_form(stream: Stream, said: Mapping[int, Mapping[BrokerId, Said]]) -> dict[str, Any]:
+    """`stream describe`. `said`: by partition and broker; offsets are null where the leader did not answer."""
+    progress = said_by_leaders(stream, said)
     return {
         "name": stream.name,
         "subject": stream.subject,
@@ -48,13 +60,13 @@ def describe_form(stream: Stream, progress: Progress) -> dict[str, Any]:
         "replication_factor": stream.replication_factor,
         "config": stream.settings.to_strings(),
         "partitions": [
-            _partition_form(number, partition, progress.get(number, {}))
+            _partition_form(number, partition, progress.get(number, {}), said.get(number, {}))
             for number, partition in sorted(stream.partitions.items())
         ],
     }
 
 
-def _partition_form(number: int, partition: Partition, progress: Mapping[str, Any]) -> dict[str, Any]:
+def _partition_form(number: int, partition: Partition, progress: Said, said: Mapping[BrokerId, Said]) -> dict[str, Any]:
     replicas: Mapping[str, Mapping[str, Any]] = progress.get("replicas_progress") or {}
     return {
         "partition": number,
@@ -76,15 +88,18 @@ def _partition_form(number: int, partition: Partition, progress: Mapping[str, An
             replica: {
                 "log_end_offset": replicas.get(replica, {}).get("log_end_offset"),
                 "in_sync": replica in partition.isr,
+                "damage": said.get(replica, {}).get("damage"),
+                "quarantined": said.get(replica, {}).get("quarantined"),
             }
             for replica in partition.replicas
         },
     }
 
 
-def partition_form(stream: Stream, number: int, progress: Mapping[str, Any]) -> dict[str, Any]:
-    """One of them, as `describe_form` has it; `progress`: what its leader said of it."""
-    return {"stream": stream.name, **_partition_form(number, stream.partitions[number], progress)}
+def partition_form(stream: Stream, number: int, said: Mapping[BrokerId, Said]) -> dict[str, Any]:
+    """One of them, as `describe_form` has it; `said`: by broker."""
+    progress = said_by_leaders(stream, {number: said}).get(number, {})
+    return {"stream": stream.name, **_partition_form(number, stream.partitions[number], progress, said)}
 
 
 def loss_form(
@@ -111,6 +126,7 @@ def loss_form(
         "log_start_offset": own.get("log_start_offset"),
         "log_end_offset": own.get("log_end_offset"),
         "high_watermark": own.get("high_watermark"),
+        "damage": own.get("damage"),
         "others": others,
         "loss": _loss(chosen, own, others),
     }
@@ -130,7 +146,9 @@ def _loss(chosen: BrokerId, own: Mapping[str, Any], others: Sequence[Mapping[str
         + (f", log to offset {other['log_end_offset']})" if other["log_end_offset"] is not None else ")")
         for other in others
     )
-    end, known = own.get("log_end_offset"), own.get("high_watermark")
+    end, known, damage = own.get("log_end_offset"), own.get("high_watermark"), own.get("damage")
+    if damage is not None:
+        return _loss_by_damage(chosen, damage, named)
     if end is None or known is None:
         return f"{chosen} does not tell what it holds: records that only {named} hold are given up, however many"
     text = f"records from offset {end} on, which only {named} may hold, are given up"
@@ -140,6 +158,17 @@ def _loss(chosen: BrokerId, own: Mapping[str, Any], others: Sequence[Mapping[str
             " that may differ from what was committed"
         )
     return text
+
+
+def _loss_by_damage(chosen: BrokerId, damage: Mapping[str, Any], named: str) -> str:
+    sound, known = damage.get("sound_end"), damage.get("known_end")
+    if sound is None or known is None:
+        return f"the log of {chosen} is damaged, and it is still reading how far it is sound; ask again in a moment"
+    kept = f"what {chosen} has of it is kept in its quarantine ({damage['reason']})"
+    beyond = f", and those from {known} on, which only {named} may hold," if named else ""
+    if known <= sound:
+        return f"the log of {chosen} is sound up to its end, {sound}; no record of it is given up{beyond.rstrip(',')}"
+    return f"records from offset {sound} to {known - 1}{beyond} are given up; {kept}"
 
 
 def metadata_form(state: ClusterState, stream: Stream) -> dict[str, Any]:
@@ -193,6 +222,7 @@ def cluster_form(
                 "replicas": _count([broker.id in partition.replicas for partition in partitions]),
                 "labels": dict(labels.get(broker.id, {})),
                 "failed": totals.get(broker.id, {}).get("failed"),
+                "damaged": totals.get(broker.id, {}).get("damaged"),
                 "counters": totals.get(broker.id, {}).get("counters"),
                 "space": totals.get(broker.id, {}).get("space"),
             }

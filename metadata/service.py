@@ -33,6 +33,7 @@ from metadata.controller import (
     SendProbe,
 )
 from metadata.describe import (
+    Said,
     cluster_form,
     defaults_form,
     describe_form,
@@ -41,6 +42,7 @@ from metadata.describe import (
     loss_form,
     metadata_form,
     partition_form,
+    said_by_leaders,
 )
 from metadata.master_keys import check_encryption
 from metadata.model import Changes, Outcome, Stream
@@ -402,9 +404,9 @@ class MetadataService:
         deadline = self._monotonic() + READY_TIMEOUT_S
         while True:
             stream = find_stream(self.state, name)
-            progress = await self._progress(stream, only=partition)
-            if progress or self._monotonic() >= deadline:
-                return partition_form(stream, partition, progress.get(partition, {}))
+            said = (await self._ask_replicas(stream, stream.partitions[partition].replicas)).get(partition, {})
+            if said_by_leaders(stream, {partition: said}) or self._monotonic() >= deadline:
+                return partition_form(stream, partition, said)
             await asyncio.sleep(0.01)
 
     async def unclean_elect(self, name: str, partition: int, broker: str, *, accept_loss: bool) -> dict[str, Any]:
@@ -414,14 +416,7 @@ class MetadataService:
         command = self._core.unclean_elect(name, partition, chosen)
         stream = find_stream(self.state, name)
         key, known = stream.key(partition), stream.partitions[partition]
-        live = [replica for replica in known.replicas if self.state.is_alive(replica)]
-        answers = await asyncio.gather(*(self._ask_status(replica, stream.name) for replica in live))
-        held = {
-            replica: said
-            for replica, answer in zip(live, answers, strict=True)
-            for said in answer
-            if (said.get("partition"), said.get("incarnation")) == (partition, key.partition_incarnation)
-        }
+        held = (await self._ask_replicas(stream, known.replicas)).get(partition, {})
         form = loss_form(self.state, key, known, chosen, held)
         if accept_loss:
             _log.warning("an operator lets broker %s lead %s: %s", broker, key, form["loss"])
@@ -434,24 +429,21 @@ class MetadataService:
     async def describe_stream(self, name: str) -> dict[str, Any]:
         """Raises TidelogError(UNKNOWN_STREAM). Leaders that do not answer in STATUS_TIMEOUT_S leave nulls."""
         stream = find_stream(self.state, name)
-        return describe_form(stream, await self._progress(stream))
+        replicas = sorted({replica for partition in stream.partitions.values() for replica in partition.replicas})
+        said = await self._ask_replicas(stream, replicas)
+        return describe_form(stream, said)
 
-    async def _progress(self, stream: Stream, *, only: int | None = None) -> dict[int, Mapping[str, Any]]:
-        """What leaders say of their partitions (`only`: of one), where they answer and lead by the state here too."""
-        wanted = {number: part for number, part in stream.partitions.items() if only in (None, number)}
-        leaders = sorted({part.leader for part in wanted.values() if part.leader is not None})
-        answers = await asyncio.gather(*(self._ask_status(leader, stream.name) for leader in leaders))
-        progress: dict[int, Mapping[str, Any]] = {}
-        for leader, answer in zip(leaders, answers, strict=True):
+    async def _ask_replicas(self, stream: Stream, brokers: Sequence[BrokerId]) -> dict[int, dict[BrokerId, Said]]:
+        """By partition and broker: what those brokers that are alive and answer say of their replicas of a stream."""
+        live = [broker for broker in brokers if self.state.is_alive(broker)]
+        answers = await asyncio.gather(*(self._ask_status(broker, stream.name) for broker in live))
+        found: dict[int, dict[BrokerId, Said]] = {}
+        for broker, answer in zip(live, answers, strict=True):
             for said in answer:
-                partition = wanted.get(said.get("partition", -1))
-                if (
-                    partition is not None
-                    and partition.leader == leader
-                    and said.get("leader_epoch") == partition.leader_epoch
-                ):
-                    progress[said["partition"]] = said
-        return progress
+                partition = stream.partitions.get(said.get("partition", -1))
+                if partition is not None and said.get("incarnation") == partition.incarnation:
+                    found.setdefault(said["partition"], {})[broker] = said
+        return found
 
     def stream_metadata(self, name: str) -> dict[str, Any]:
         """Raises TidelogError(UNKNOWN_STREAM)."""

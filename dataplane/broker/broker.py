@@ -115,6 +115,7 @@ class Broker:
         self._closed = False
         for replica in replicas:
             self._add(replica)
+            context.counters.damage_found += int(replica.is_damaged)
 
     # ------------------------------------------------------------------ life
     async def start(self) -> None:

@@ -84,6 +84,14 @@ def _show(found: ClusterStatus) -> None:
     for broker in found["brokers"]:
         if broker.get("failed"):
             console().print(f"[red]{broker['id']}[/] holds unsound replicas of {', '.join(broker['failed'] or ())}")
+        if broker.get("damaged"):
+            console().print(f"[red]{broker['id']}[/] has damaged logs of {', '.join(broker['damaged'] or ())}")
+        counters = broker.get("counters") or {}
+        if counters.get("damage_found"):
+            console().print(
+                f"[yellow]{broker['id']}[/] has met damage {counters['damage_found']} times since it started, and"
+                f" repaired {counters.get('damage_repaired', 0)}: look at its disk"
+            )
 
 
 def _disk(broker: BrokerStatus) -> str:

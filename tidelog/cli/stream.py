@@ -10,7 +10,7 @@ from tidelog.cli.session import cluster_options, console, print_json, run
 from tidelog.cli.settings import alteration_options, config_of
 
 if TYPE_CHECKING:
-    from tidelog.client.admin import PartitionDescription, StreamDescription, StreamSummary
+    from tidelog.client.admin import PartitionDescription, ReplicaProgress, StreamDescription, StreamSummary
     from tidelog.client.connection import Client
 
 
@@ -168,6 +168,21 @@ def _show_description(found: StreamDescription) -> None:
             f"{_number(partition['log_start_offset'])}..{_number(partition['log_end_offset'])}",
         )
     console().print(table)
+    for partition in found["partitions"]:
+        for replica, progress in partition["replicas_progress"].items():
+            _show_damage(partition["partition"], replica, progress)
+
+
+def _show_damage(partition: int, replica: str, progress: ReplicaProgress) -> None:
+    damage, quarantined = progress.get("damage"), progress.get("quarantined") or {}
+    if damage is not None:
+        console().print(f"[red]{replica}[/] holds a damaged log of partition {partition}: {damage['reason']}")
+    elif quarantined.get("events"):
+        latest = quarantined["latest"]
+        console().print(
+            f"[yellow]{replica}[/] cut damage out of partition {partition} {_count(quarantined['events'], 'time')}, the"
+            f" last {latest['when']} at offset {latest['sound_end']} ({latest['file']}, byte {latest['first_byte']})"
+        )
 
 
 def _behind(partition: PartitionDescription) -> str:

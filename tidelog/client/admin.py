@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
-from typing import TypedDict, cast
+from typing import Any, TypedDict, cast
 
 from tidelog.client.api import REPEATED, Api
 from tidelog.client.errors import BadConfig, BadRequest, typed
@@ -19,6 +19,10 @@ _MOVE_TIMEOUT = 15.0
 class ReplicaProgress(TypedDict):
     log_end_offset: int | None
     in_sync: bool
+    damage: dict[str, Any] | None
+    """`reason`, `sound_end`, `known_end` (exclusive offsets) while the replica's log is damaged."""
+    quarantined: dict[str, Any] | None
+    """`events`: how often something was cut out of its log for damage; `latest`: the report of the last time."""
 
 
 class PartitionDescription(TypedDict):
@@ -70,6 +74,8 @@ class BrokerStatus(TypedDict):
     labels: dict[str, str]
     failed: list[str] | None
     """Partitions whose replica there is unsound; None, as `counters`, while the broker does not answer."""
+    damaged: list[str] | None
+    """Those of them whose log is not what was written: they are repaired from the others, if there are any."""
     counters: dict[str, int] | None
     """What it took in and what it dropped, since it started."""
     space: SpaceStatus | None

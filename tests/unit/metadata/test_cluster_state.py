@@ -9,7 +9,7 @@ from metadata.state import MAX_CLIENTS, OUTCOMES_PER_CLIENT, ClusterState
 from tests.unit.metadata.cluster import Cluster
 from wire import metadata_pb2 as pb
 from wire.errors import Code, CorruptData
-from wire.types import BrokerId, StreamName
+from wire.types import BrokerId, PartitionKey, StreamName
 
 ACCEPTED = {"durability": "accepted"}
 
@@ -499,6 +499,32 @@ def test_unclean_elections_are_counted_in_the_state_and_its_snapshots() -> None:
     copy = Cluster()
     copy.state.restore(cluster.state.snapshot())
     assert cluster.state.unclean_elections == copy.state.unclean_elections == 1
+
+
+def test_replicas_are_told_in_which_leader_epoch_a_loss_is_accepted() -> None:
+    """A damaged replica that is elected cuts its log in that case only: a controller may not have heard of the
+    damage."""
+    cluster = Cluster("a", "b")
+    cluster.create(assignments=["a b"], config={"min_isr": "1"})
+    cluster.alter(cluster.alteration("a"))
+    assert not accepted(cluster)
+    cluster.register("a", unsound=[cluster.key()])
+    assert cluster.shown().startswith("- | a |")
+    assert not accepted(cluster)
+    assert cluster.unclean("a").code is None
+    assert accepted(cluster)
+    copy = Cluster()
+    copy.state.restore(cluster.state.snapshot())
+    assert accepted(copy, cluster.key())
+    cluster.register("a")
+    assert cluster.shown().startswith("a | a |")
+    assert not accepted(cluster)
+
+
+def accepted(cluster: Cluster, key: PartitionKey | None = None) -> bool:
+    view = cluster.state.view(key or cluster.key())
+    assert view is not None
+    return view.loss_accepted
 
 
 def test_an_unclean_election_is_refused_while_somebody_leads() -> None:
