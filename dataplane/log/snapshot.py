@@ -22,7 +22,7 @@ from there. A file says nothing unless all of it is sound.
 from __future__ import annotations
 
 import struct
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, NamedTuple
 
 from crc32c import crc32c
@@ -65,7 +65,7 @@ class Snapshot:
     offset: Offset
     epochs: tuple[EpochEntry, ...] = ()
     """Those that began below `offset`, oldest first."""
-    producers: KnownProducers = ()
+    producers: KnownProducers = field(default_factory=dict)
     carried: tuple[Section, ...] = ()
     """Sections that this version does not know."""
     is_whole: bool = True
@@ -151,7 +151,7 @@ def _understood(offset: Offset, sections: list[Section]) -> Snapshot:
         else:
             carried.append(section)
     is_whole = epochs is not None and producers is not None
-    return Snapshot(offset, epochs or (), producers or (), tuple(carried), is_whole)
+    return Snapshot(offset, epochs or (), producers or {}, tuple(carried), is_whole)
 
 
 def _decode_epochs(payload: bytes, offset: Offset) -> tuple[EpochEntry, ...]:

@@ -16,7 +16,7 @@ from __future__ import annotations
 
 import struct
 from collections import OrderedDict
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from typing import NamedTuple, TypeAlias
 
@@ -49,15 +49,9 @@ class Rejected:
 Verdict: TypeAlias = Fresh | Duplicate | Rejected
 
 
-class _Batch(NamedTuple):
-    base_sequence: int
-    base_offset: Offset
-    span: int
-    """Offsets, which is records as they were sent: compaction takes some of them, and changes neither."""
-
-    @property
-    def end_offset(self) -> Offset:
-        return Offset(self.base_offset + self.span)
+RememberedBatch: TypeAlias = tuple[int, int, int]
+"""(base sequence, base offset, span). The span is in offsets, which is records as they were sent: compaction takes some
+of them, and changes neither. No class of its own: there are up to 100,000 of them to take up when a log is opened."""
 
 
 class Producer(NamedTuple):
@@ -65,12 +59,12 @@ class Producer(NamedTuple):
 
     epoch: int
     next_sequence: int
-    batches: tuple[_Batch, ...]
+    batches: tuple[RememberedBatch, ...]
     """Oldest first, at most REMEMBERED_BATCHES."""
 
 
-KnownProducers: TypeAlias = tuple[tuple[int, Producer], ...]
-"""(id, what is known), the one that wrote longest ago first."""
+KnownProducers: TypeAlias = Mapping[int, Producer]
+"""By id; the one that wrote longest ago first."""
 
 _COUNT = struct.Struct("<I")
 _PRODUCER = struct.Struct("<qqqI")
@@ -84,12 +78,12 @@ class ProducerTable:
 
     def rebuild(self, headers: Iterable[BatchHeader]) -> None:
         """Forget all and learn it anew from the log."""
-        self.restore((), headers)
+        self.restore({}, headers)
 
     @property
     def known(self) -> KnownProducers:
         """All of it, now: a copy that later batches do not change."""
-        return tuple(self._producers.items())
+        return dict(self._producers)
 
     def restore(self, known: KnownProducers, headers: Iterable[BatchHeader] = ()) -> None:
         """Forget all, take up what was known at some offset, and learn from the batches behind it."""
@@ -118,9 +112,9 @@ class ProducerTable:
             )
         if base_sequence == known.next_sequence:
             return Fresh()
-        for batch in known.batches:
-            if batch.base_sequence == base_sequence and batch.span == record_count:
-                return Duplicate(batch.base_offset, batch.end_offset)
+        for sequence, base, span in known.batches:
+            if sequence == base_sequence and span == record_count:
+                return Duplicate(Offset(base), Offset(base + span))
         return Rejected(_out_of_order(producer_id, base_sequence, known.next_sequence))
 
     def record(self, header: BatchHeader) -> None:
@@ -132,7 +126,7 @@ class ProducerTable:
         before = known.batches if known is not None and header.producer_epoch <= known.epoch else ()
         epoch = known.epoch if before and known is not None else header.producer_epoch
         span = header.offset_count  # as many as it was sent with: compaction may have taken records since
-        batches = (*before[1 - REMEMBERED_BATCHES :], _Batch(header.base_sequence, header.base_offset, span))
+        batches = (*before[1 - REMEMBERED_BATCHES :], (header.base_sequence, header.base_offset, span))
         self._producers[producer_id] = Producer(epoch, header.base_sequence + span, batches)
         self._producers.move_to_end(producer_id)
         if len(self._producers) > MAX_PRODUCERS:
@@ -141,7 +135,7 @@ class ProducerTable:
 
 def encode_producers(known: KnownProducers) -> bytes:
     out = bytearray(_COUNT.pack(len(known)))
-    for producer_id, producer in known:
+    for producer_id, producer in known.items():
         out += _PRODUCER.pack(producer_id, producer.epoch, producer.next_sequence, len(producer.batches))
         for batch in producer.batches:
             out += _BATCH.pack(*batch)
@@ -153,24 +147,21 @@ def decode_producers(payload: bytes) -> KnownProducers:
     try:
         (count,) = _COUNT.unpack_from(payload)
         at = _COUNT.size
-        known = []
+        known = {}
         for _ in range(count):
             producer_id, epoch, next_sequence, batch_count = _PRODUCER.unpack_from(payload, at)
             at += _PRODUCER.size
             size = batch_count * _BATCH.size
-            batches = tuple(
-                _Batch(sequence, Offset(base), span)
-                for sequence, base, span in _BATCH.iter_unpack(payload[at : at + size])
-            )
+            batches = tuple(_BATCH.iter_unpack(payload[at : at + size]))
             if len(batches) != batch_count:
                 raise CorruptData(f"producer {producer_id} has {len(batches)} batches instead of {batch_count}")
             at += size
-            known.append((producer_id, Producer(epoch, next_sequence, batches)))
+            known[producer_id] = Producer(epoch, next_sequence, batches)
     except struct.error as error:
         raise CorruptData(f"the state of producers is cut off: {error}") from error
     if at != len(payload):
         raise CorruptData(f"the state of {count} producers takes {at} bytes, and there are {len(payload)}")
-    return tuple(known)
+    return known
 
 
 def _out_of_order(producer_id: int, sequence: int, expected: int) -> TidelogError:

@@ -388,7 +388,7 @@ MUTANTS: tuple[Mutant, ...] = (
             checkpoints,
             "install",
             "    partition_log.install(snapshot)",
-            "    from dataclasses import replace\n    partition_log.install(replace(snapshot, producers=()))",
+            "    from dataclasses import replace\n    partition_log.install(replace(snapshot, producers={}))",
         ),
         drama="below the log start",
     ),

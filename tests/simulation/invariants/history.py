@@ -101,9 +101,9 @@ class CommittedHistory:
             self.world.broken(
                 invariant, f"{replica.key} on {broker.id} has epochs {found}, the log says {epochs.entries} ({why})"
             )
-        producers = dict(ProducerTable((*known, *own)).known)
-        if dict(log.producers.known) != producers:
-            wrong = sorted(set(log.producers.known) ^ set(producers.items()))
+        producers = ProducerTable((*known, *own)).known
+        if log.producers.known != producers:
+            wrong = sorted(set(log.producers.known.items()) ^ set(producers.items()))
             self.world.broken(invariant, f"{replica.key} on {broker.id} is wrong about producers {wrong} ({why})")
 
 
