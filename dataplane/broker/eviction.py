@@ -50,8 +50,11 @@ class Eviction:
         context = self._context
         segments = freed = 0
         touched: set[PartitionKey] = set()
+        held_back: set[PartitionKey] = set()
+        """Logs that removed nothing when they were asked to."""
         while freed < wanted:
-            visits = (replica.visit(context) for replica in list(self._replicas.values()))
+            replicas = [replica for replica in self._replicas.values() if replica.key not in held_back]
+            visits = (replica.visit(context) for replica in replicas)
             found = oldest(visit for visit in visits if visit is not None)
             if found is None:
                 break
@@ -60,9 +63,12 @@ class Eviction:
                 gone = await context.loop.run_in_executor(context.executor, visit.log.remove_before, end)
             except LogDamaged as error:
                 replica = self._replicas.get(visit.key)
-                if replica is None or replica.visit(context) is None:
-                    continue  # closed meanwhile
-                replica.fail(f"evicting: {error}", context)
+                if replica is not None and replica.visit(context) is not None:  # else it was closed meanwhile
+                    replica.fail(f"evicting: {error}", context)
+                held_back.add(visit.key)
+                continue
+            if not gone:
+                held_back.add(visit.key)
                 continue
             touched.add(visit.key)
             segments += len(gone)

@@ -21,6 +21,7 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Protocol
 
 from dataplane.log.errors import LogDamaged, NoSpace
+from dataplane.log.files import is_no_space
 from wire.errors import CorruptData
 
 if TYPE_CHECKING:
@@ -153,15 +154,16 @@ class Housekeeping:
                 progress.then()
             if (replica := self._replicas.get(visit.key)) is not None:
                 replica.on_log_start()
-        except NoSpace as error:
-            context.space.refused(error)
-            return False
         except (LogDamaged, CorruptData) as error:
             self._fail(job, visit, error)
             return False
-        except Exception:
-            context.counters.housekeeping_failures += 1
-            log.exception("partition %s: housekeeping: %s failed; it is tried again", visit.key, job.name)
+        except Exception as error:
+            if isinstance(error, NoSpace) or (isinstance(error, OSError) and is_no_space(error)):
+                log.warning("partition %s: no room for %s; it is tried again: %s", visit.key, job.name, error)
+                context.space.look_soon()
+            else:
+                context.counters.housekeeping_failures += 1
+                log.exception("partition %s: housekeeping: %s failed; it is tried again", visit.key, job.name)
             return False
         finally:
             if step.done():

@@ -118,6 +118,10 @@ class SpaceWatch:
                 self.refused(error)
                 await asyncio.sleep(NO_SPACE_RETRY)
 
+    def look_soon(self) -> None:
+        """Somebody who can wait found no room."""
+        self._spawn(self.look())
+
     def status(self) -> dict[str, Any]:
         guard = self._guard
         return {

@@ -89,6 +89,8 @@ class SpaceGuard:
             out.append(KeepReserve(min(self.min_free // 4, 16 * MIB)))
         else:
             out.append(EvictOldest(3 * self.min_free - free))
+            if free < self.min_free // 8:
+                out.append(ReleaseReserve())
         return out
 
     def admit(self, size: int, now: float) -> tuple[bool, list[SpaceEffect]]:

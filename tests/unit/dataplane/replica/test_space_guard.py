@@ -71,6 +71,11 @@ def test_a_refusal_gives_the_reserve_back(guard: SpaceGuard) -> None:
     assert guard.on_refused(1.1) == [ReleaseReserve()]
 
 
+def test_so_does_a_look_at_a_disk_with_next_to_nothing(guard: SpaceGuard) -> None:
+    assert guard.on_look(TOTAL, LIMIT // 8, 1.0)[-1] == EvictOldest(3 * LIMIT - LIMIT // 8)
+    assert guard.on_look(TOTAL, LIMIT // 8 - 1, 1.0)[-1] == ReleaseReserve()
+
+
 def test_a_refusal_on_a_disk_that_shows_room_counts_for_longer_each_time(guard: SpaceGuard) -> None:
     now, holds = 100.0, []
     for _ in range(8):
