@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple, TypeAlias
 from dataplane.broker.following import Following
 from dataplane.broker.leading import Leading
 from tests.simulation.broker import SimBroker
-from tests.simulation.disk import vouched_places
+from tests.simulation.disk import AMPLE, vouched_places
 from wire import metadata_pb2 as pb
 from wire.types import PartitionKey
 
@@ -539,6 +539,47 @@ def damage(stage: Stage) -> Iterator[float | Until]:
         stage.start(name)
 
 
+def full_disks(stage: Stage) -> Iterator[float | Until]:
+    """One disk after the other runs full in the middle of a flood, then all at once; each is killed, or loses power,
+    full or just freed, and what it then finds on its disk must be what it wrote."""
+    rng = stage.rng
+    yield Until(lambda: stage.leader and len(stage.isr) == 3)
+    replicas = stage.replicas
+
+    def fill(*names: str) -> None:
+        for name in names:
+            disk = stage.broker(name).disk
+            disk.capacity = disk.used + rng.choice((0, 300, 1200, 2500))
+            stage.cluster.lift(LONG, lambda disk=disk: setattr(disk, "capacity", AMPLE))  # type: ignore[misc]
+
+    def make_room(*names: str) -> None:
+        for name in names:
+            stage.broker(name).disk.capacity = AMPLE
+
+    for _ in range(5):
+        victim = stage.leader if rng.random() < 0.4 and stage.leader else rng.choice(replicas)
+        stage.flood(1.0)
+        yield rng.random() * 0.3
+        fill(victim)
+        yield 0.1 + rng.random() * 0.4
+        stage.flood(0.3)
+        freed_first = rng.random() < 0.6
+        if freed_first:
+            make_room(victim)
+            yield rng.random() * 0.3
+        if rng.random() < 0.6 or not stage.power_off(victim):
+            stage.kill(victim)
+        stage.start(victim)
+        yield rng.random() * 0.2
+        make_room(victim)
+        yield Until(lambda: len(stage.isr) == 3, 8.0)
+    stage.flood(1.0)
+    fill(*replicas)
+    yield 0.3 + rng.random()
+    make_room(*replicas)
+    yield Until(lambda: len(stage.isr) == 3, 8.0)
+
+
 def nats_restarts(stage: Stage) -> Iterator[float | Until]:
     """Everybody is silent for as long as it takes to be called dead, and nobody is."""
     rng = stage.rng
@@ -614,6 +655,7 @@ DRAMAS: dict[str, Drama] = {
         slow_news,
         sync_fails_then_power,
         damage,
+        full_disks,
         nats_restarts,
         witnesses,
         below_the_log_start,

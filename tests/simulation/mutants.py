@@ -402,4 +402,19 @@ MUTANTS: tuple[Mutant, ...] = (
         ),
         drama="below the log start",
     ),
+    _mutant(
+        "what a full disk refused counts as written",
+        (partition_log.PartitionLog, "append", "raise self._not_written(segment, error) from error", "pass"),
+        drama="full disks",
+    ),
+    _mutant(
+        "who had no room once has none for ever",
+        (F, "on_space", "self._no_space = no_space", "self._no_space = self._no_space or no_space"),
+        drama="full disks",
+    ),
+    _mutant(
+        "a full disk is taken for a broken one",
+        (following.Following, "_append", "self.context.counters.refused_no_space += 1", 'self.fail("full")'),
+        drama="full disks",
+    ),
 )
