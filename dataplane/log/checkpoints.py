@@ -194,6 +194,11 @@ def write_compaction(files: FileSystem, directory: Path, point: CompactionPoint)
     _write(files, directory / COMPACTION_FILE, (f"{name} {value}" for name, value in point._asdict().items()))
 
 
+def is_sound(files: FileSystem, path: Path) -> bool:
+    """Whether one of these files is there and can be read."""
+    return _read(files, path) is not None
+
+
 def _title(path: Path) -> str:
     return f"tidelog {path.name} {_VERSION}"
 

@@ -16,7 +16,15 @@ from enum import Enum
 from typing import TYPE_CHECKING, Final
 
 from dataplane.encryption.bodies import BatchCipher, key_id_of
-from dataplane.log.checkpoints import EPOCHS_FILE, OFFSETS_FILE, read_epochs, read_file, read_offsets
+from dataplane.log.checkpoints import (
+    COMPACTION_FILE,
+    EPOCHS_FILE,
+    OFFSETS_FILE,
+    is_sound,
+    read_epochs,
+    read_file,
+    read_offsets,
+)
 from dataplane.log.damage import MARK_FILE, read_mark
 from dataplane.log.index import ENTRY_SIZE, NO_TIMESTAMP, decode_entries
 from dataplane.log.inspection import StoredBatch, Unreadable, read_segment
@@ -150,6 +158,8 @@ class _Verification:
             self._leader_epochs(names, checkpoint)
             for name, snapshot in snapshots:
                 self._epochs_of_snapshot(name, snapshot)
+        if COMPACTION_FILE in names and not is_sound(self._files, self._directory / COMPACTION_FILE):
+            report.add(Kind.REPAIRABLE, COMPACTION_FILE, "damaged, or of another version")
         if MARK_FILE in names:
             report.add(
                 Kind.DAMAGE, MARK_FILE, f"damage was met while a broker ran: {read_mark(self._files, self._directory)}"

@@ -12,7 +12,7 @@ import pytest
 from dataplane.encryption.bodies import BatchCipher
 from dataplane.encryption.keyring import Keyring
 from dataplane.encryption.master_keys import MasterKey, MasterKeys
-from dataplane.log.checkpoints import EPOCHS_FILE, OffsetCheckpoint, write_epochs, write_offsets
+from dataplane.log.checkpoints import COMPACTION_FILE, EPOCHS_FILE, OffsetCheckpoint, write_epochs, write_offsets
 from dataplane.log.damage import set_mark
 from dataplane.log.errors import LogDamaged
 from dataplane.log.files import REAL_FILES
@@ -23,6 +23,7 @@ from dataplane.log.partition_log import LogConfig, PartitionLog
 from dataplane.log.snapshot import Snapshot, decode_snapshot, encode_snapshot, snapshot_name
 from dataplane.log.verification import Kind, PartitionReport, verify_partition
 from dataplane.replica.epochs import EpochEntry
+from tests.unit.dataplane.log.compacting import append, compact
 from wire.batch import HEADER_SIZE, parse_header
 from wire.batch.header import encode_header
 from wire.types import Incarnation, LeaderEpoch, Offset, PartitionKey, StreamName
@@ -101,6 +102,22 @@ class TestClean:
         log.sync()
         log.close()
         assert verified(tmp_path).findings == []
+
+    def test_a_log_that_was_compacted(self, tmp_path: Path) -> None:
+        log = opened(tmp_path)
+        for n in range(60):
+            append(log, [(b"key %d" % (n % 4), b"x" * 40), (None, b"y")], epoch=1 + n // 25)
+        log.sync()
+        compact(log)
+        append(log, [(b"key", b"x")], epoch=3)
+        log.sync()
+        assert verified(tmp_path).findings == []
+        log.close()
+        report = verified(tmp_path)
+        assert report.findings == []
+        assert report.records < report.log_end_offset == 121
+        flip(tmp_path / COMPACTION_FILE, 40)
+        assert kinds(verified(tmp_path)) == [(Kind.REPAIRABLE, COMPACTION_FILE)]
 
     def test_an_empty_folder(self, tmp_path: Path) -> None:
         assert verified(tmp_path).is_clean
