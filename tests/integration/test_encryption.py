@@ -120,8 +120,9 @@ async def test_nothing_that_was_published_can_be_read_on_any_disk_and_all_of_it_
                 await producer.send(sent[-1], key=b"key-" + SECRET, headers={"h": b"header-" + SECRET})
         async with client.producer("vault", compression="zstd") as producer:
             sent += [SECRET * 40 + b" %d" % n for n in range(300)]
-            for value in sent[20:]:
-                producer.send_nowait(value)
+            began = time.time_ns()
+            for n, value in enumerate(sent[20:]):
+                producer.send_nowait(value, timestamp=began + n)
             await producer.flush()
         for n in range(5):
             sent.append(SECRET + b" bare %d" % n)
@@ -151,6 +152,7 @@ async def test_nothing_that_was_published_can_be_read_on_any_disk_and_all_of_it_
         for source in ("leader", "follower"):
             assert await values(client, "vault", read_from=source) == sent  # from the disk
         assert await values(client, "vault", start=middle) == sent[-1:]
+        assert await values(client, "vault", start=tidelog.AtTime(began + 150)) == sent[170:]  # within a batch
         records = [r async for r in client.consume("vault", start="earliest", stop="latest")]
         assert records[3].key == b"key-" + SECRET
         assert records[3].headers == {"h": b"header-" + SECRET}

@@ -172,12 +172,16 @@ class TestRefused:
             {"offset_span": 9},
             {"first_timestamp": 4},
             {"last_timestamp": 6},
-            {"producer_id": 1, "producer_epoch": 1, "base_sequence": 1},
+            {"producer_id": 2},
+            {"producer_epoch": 2},
+            {"base_sequence": 2},
         ],
     )
     def test_a_header_changed_together_with_its_crc_is_not_believed(self, change: dict[str, Any]) -> None:
         cipher = BatchCipher(ring(OLD), PARTITION)
-        stored = encrypted(cipher, built(b"value"))
+        builder = BatchBuilder()
+        builder.add_values([b"value"])
+        stored = encrypted(cipher, builder.build(5, producer_id=1, producer_epoch=1, base_sequence=1))
         changed = encode_header(parse_header(stored)._replace(**change)) + stored[HEADER_SIZE:]
         with pytest.raises(TidelogError, match="not what was encrypted"):
             cipher.decrypted(changed)
