@@ -387,8 +387,8 @@ MUTANTS: tuple[Mutant, ...] = (
         (
             checkpoints,
             "install",
-            "    partition_log.install(snapshot)",
-            "    from dataclasses import replace\n    partition_log.install(replace(snapshot, producers={}))",
+            "    partition_log.install(snapshot,",
+            "    from dataclasses import replace\n    partition_log.install(replace(snapshot, producers={}),",
         ),
         drama="below the log start",
     ),
@@ -397,8 +397,8 @@ MUTANTS: tuple[Mutant, ...] = (
         (
             checkpoints,
             "install",
-            "    partition_log.install(snapshot)",
-            "    from dataclasses import replace\n    partition_log.install(replace(snapshot, epochs=()))",
+            "    partition_log.install(snapshot,",
+            "    from dataclasses import replace\n    partition_log.install(replace(snapshot, epochs=()),",
         ),
         drama="below the log start",
     ),
