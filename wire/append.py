@@ -14,7 +14,8 @@ from typing import TYPE_CHECKING, Final
 
 from google.protobuf.message import DecodeError
 
-from wire.errors import CorruptData
+from wire.durability import Durability, DurabilityKind
+from wire.errors import Code, CorruptData, TidelogError
 from wire.tidelog_pb2 import AppendRequest
 
 if TYPE_CHECKING:
@@ -23,6 +24,38 @@ if TYPE_CHECKING:
 _LENGTH = struct.Struct("<I")
 MAX_REQUEST_BYTES: Final = 4096
 """No AppendRequest is larger; it has a handful of numbers and a client id."""
+
+
+_LEVELS: Final = {
+    AppendRequest.DURABLE: DurabilityKind.DURABLE,
+    AppendRequest.ACCEPTED: DurabilityKind.ACCEPTED,
+    AppendRequest.LOCAL_DURABLE: DurabilityKind.LOCAL_DURABLE,
+    AppendRequest.REPLICA_ACCEPTED: DurabilityKind.REPLICA_ACCEPTED,
+    AppendRequest.REPLICA_DURABLE: DurabilityKind.REPLICA_DURABLE,
+    AppendRequest.MAJORITY_DURABLE: DurabilityKind.MAJORITY_DURABLE,
+}
+_NUMBERS: Final = {kind: number for number, kind in _LEVELS.items()}
+
+
+def ask_durability(request: AppendRequest, durability: Durability) -> None:
+    """The publish asks for that level in place of the stream's."""
+    request.durability = _NUMBERS[durability.kind]
+    request.durability_replicas = durability.replicas
+
+
+def asked_durability(request: AppendRequest) -> Durability | None:
+    """None: the stream's. Raises TidelogError(BAD_REQUEST)."""
+    if request.durability == AppendRequest.STREAM:
+        return None
+    kind = _LEVELS.get(request.durability)
+    if kind is None:
+        raise TidelogError(
+            Code.BAD_REQUEST, f"durability level {request.durability} is not known here; update the brokers"
+        )
+    try:
+        return Durability(kind, request.durability_replicas)
+    except ValueError as error:
+        raise TidelogError(Code.BAD_REQUEST, str(error)) from None
 
 
 def encode_append(request: AppendRequest, batch_parts: Sequence[Buffer]) -> list[Buffer]:

@@ -3,7 +3,8 @@
     0  u64 leader_epoch     big-endian
     8  i64 high_watermark   big-endian; last committed offset, -1 = none
 
-Errors have no place here: they travel in NATS headers.
+Errors have no place here: they travel in NATS headers. So does, on `accepted` streams, what a leader wants synced
+because a publish waits for it: `Tidelog-Sync-To`, an exclusive end.
 """
 
 from __future__ import annotations
@@ -15,7 +16,11 @@ from wire.errors import CorruptData
 from wire.types import LeaderEpoch, Offset, high_watermark_from_wire, high_watermark_to_wire
 
 if TYPE_CHECKING:
+    from collections.abc import Mapping
+
     from wire.transport import Buffer
+
+SYNC_HEADER: Final = "Tidelog-Sync-To"
 
 _HEADER = struct.Struct(">Qq")
 HEADER_SIZE: Final = _HEADER.size
@@ -36,3 +41,18 @@ def decode_header(buf: Buffer) -> tuple[LeaderEpoch, Offset]:
     if high_watermark < -1:
         raise CorruptData(f"replication answer with high watermark {high_watermark}")
     return LeaderEpoch(leader_epoch), high_watermark_from_wire(high_watermark)
+
+
+def sync_headers(end: Offset) -> dict[str, str] | None:
+    """NATS headers of an answer to a follower that is to sync everything below `end`; None for 0, nothing."""
+    return {SYNC_HEADER: str(end)} if end else None
+
+
+def sync_wanted(headers: Mapping[str, str] | None) -> Offset:
+    """0: nothing. Raises CorruptData."""
+    text = headers.get(SYNC_HEADER) if headers else None
+    if text is None:
+        return Offset(0)
+    if not (text.isascii() and text.isdigit()):
+        raise CorruptData(f"replication answer with {SYNC_HEADER} {text!r}")
+    return Offset(int(text))

@@ -471,13 +471,23 @@ class AppendRequest(_message.Message):
     class _DurabilityLevelEnumTypeWrapper(_enum_type_wrapper._EnumTypeWrapper[AppendRequest._DurabilityLevel.ValueType], _builtins.type):
         DESCRIPTOR: _descriptor.EnumDescriptor
         STREAM: AppendRequest._DurabilityLevel.ValueType  # 0
+        """the stream's"""
         DURABLE: AppendRequest._DurabilityLevel.ValueType  # 1
         ACCEPTED: AppendRequest._DurabilityLevel.ValueType  # 2
+        LOCAL_DURABLE: AppendRequest._DurabilityLevel.ValueType  # 3
+        REPLICA_ACCEPTED: AppendRequest._DurabilityLevel.ValueType  # 4
+        REPLICA_DURABLE: AppendRequest._DurabilityLevel.ValueType  # 5
+        MAJORITY_DURABLE: AppendRequest._DurabilityLevel.ValueType  # 6
 
     class DurabilityLevel(_DurabilityLevel, metaclass=_DurabilityLevelEnumTypeWrapper): ...
     STREAM: AppendRequest.DurabilityLevel.ValueType  # 0
+    """the stream's"""
     DURABLE: AppendRequest.DurabilityLevel.ValueType  # 1
     ACCEPTED: AppendRequest.DurabilityLevel.ValueType  # 2
+    LOCAL_DURABLE: AppendRequest.DurabilityLevel.ValueType  # 3
+    REPLICA_ACCEPTED: AppendRequest.DurabilityLevel.ValueType  # 4
+    REPLICA_DURABLE: AppendRequest.DurabilityLevel.ValueType  # 5
+    MAJORITY_DURABLE: AppendRequest.DurabilityLevel.ValueType  # 6
 
     STREAM_INCARNATION_FIELD_NUMBER: _builtins.int
     PARTITION_INCARNATION_FIELD_NUMBER: _builtins.int
@@ -488,6 +498,7 @@ class AppendRequest(_message.Message):
     CONFIRM_TIMEOUT_MS_FIELD_NUMBER: _builtins.int
     EXPECTED_LAST_OFFSET_FIELD_NUMBER: _builtins.int
     CLIENT_ID_FIELD_NUMBER: _builtins.int
+    DURABILITY_REPLICAS_FIELD_NUMBER: _builtins.int
     stream_incarnation: _builtins.int
     partition_incarnation: _builtins.int
     partitioning_version: _builtins.int
@@ -499,6 +510,8 @@ class AppendRequest(_message.Message):
     """0 = the stream's"""
     expected_last_offset: _builtins.int
     client_id: _builtins.str
+    durability_replicas: _builtins.int
+    """of REPLICA_ACCEPTED and REPLICA_DURABLE"""
     def __init__(
         self,
         *,
@@ -511,10 +524,11 @@ class AppendRequest(_message.Message):
         confirm_timeout_ms: _builtins.int = ...,
         expected_last_offset: _builtins.int | None = ...,
         client_id: _builtins.str = ...,
+        durability_replicas: _builtins.int = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["_expected_last_offset", b"_expected_last_offset", "expected_last_offset", b"expected_last_offset"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["_expected_last_offset", b"_expected_last_offset", "acks", b"acks", "client_id", b"client_id", "confirm_timeout_ms", b"confirm_timeout_ms", "durability", b"durability", "expected_last_offset", b"expected_last_offset", "leader_epoch", b"leader_epoch", "partition_incarnation", b"partition_incarnation", "partitioning_version", b"partitioning_version", "stream_incarnation", b"stream_incarnation"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["_expected_last_offset", b"_expected_last_offset", "acks", b"acks", "client_id", b"client_id", "confirm_timeout_ms", b"confirm_timeout_ms", "durability", b"durability", "durability_replicas", b"durability_replicas", "expected_last_offset", b"expected_last_offset", "leader_epoch", b"leader_epoch", "partition_incarnation", b"partition_incarnation", "partitioning_version", b"partitioning_version", "stream_incarnation", b"stream_incarnation"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     _WhichOneofReturnType__expected_last_offset: _TypeAlias = _typing.Literal["expected_last_offset"]  # noqa: Y015
     _WhichOneofArgType__expected_last_offset: _TypeAlias = _typing.Literal["_expected_last_offset", b"_expected_last_offset"]  # noqa: Y015

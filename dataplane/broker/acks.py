@@ -27,6 +27,8 @@ class BareReplies:
 
     base_offset: Offset
     replies: list[bytes | None]
+    needs_lease: bool = False
+    """As of `AppendReply`."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -35,7 +35,7 @@ from dataplane.replica.follower import FetchAnswer, Follower, OffsetAnswer
 from wire.batch import BatchHeader, iter_batches, verify_body
 from wire.errors import Code, CorruptData, InvariantViolation, TidelogError
 from wire.replication import HEADER_SIZE as REPLICATION_HEADER_SIZE
-from wire.replication import decode_header
+from wire.replication import decode_header, sync_wanted
 from wire.tidelog_pb2 import FetchRequest, LeaderEpochOffsetRequest, LeaderEpochOffsetResponse, ReplicationRequest
 from wire.transport import NO_RESPONDERS, Message
 from wire.types import LeaderEpoch, Offset, PartitionView
@@ -56,7 +56,6 @@ class Following(ReadableRole):
         on_damage: Callable[[str], None],
     ) -> None:
         super().__init__(context, view, partition_log, on_damage)
-        self._durable = view.config.is_durable
         self._fetch_inbox: str | None = None
         self._offset_inbox: str | None = None
         self._checkpoint_inbox: str | None = None
@@ -86,7 +85,7 @@ class Following(ReadableRole):
             self.view.key, self.view.leader, self.leader_epoch, self.log.log_end_offset,
         )  # fmt: skip
         self._run(self.core.start(self.context.now()))
-        if self.log.durable_end < self.log.log_end_offset:
+        if self.core.owes_a_sync:
             self._request_sync()
         self._schedule()
 
@@ -131,10 +130,6 @@ class Following(ReadableRole):
     def _next_deadline(self) -> float:
         return self.core.next_deadline()
 
-    def _request_sync(self) -> None:
-        if self._durable:
-            super()._request_sync()
-
     def _on_synced(self, durable_end: Offset) -> None:
         self._run(self.core.on_synced(durable_end))
 
@@ -177,11 +172,17 @@ class Following(ReadableRole):
                 self._bad_answer(sequence, e, now)
                 return
             self._batches = (data, headers)
+        try:
+            sync_to = sync_wanted(message.headers)
+        except CorruptData as e:
+            self._bad_answer(sequence, e, now)
+            return
         answer = FetchAnswer(
             sequence=sequence,
             leader_epoch=leader_epoch,
             high_watermark=high_watermark,
             first_offset=headers[0].base_offset if headers else None,
+            sync_to=sync_to,
             error=error,
         )
         try:

@@ -16,7 +16,7 @@ from collections.abc import Callable
 
 import numpy as np
 
-from dataplane.broker.acks import BareReplies, EnvelopeReply
+from dataplane.broker.acks import BareReplies
 from wire.batch import BatchBuilder, Compression, EncodedBatch, encode_headers
 from wire.envelope import any_envelope, decode_publish, is_envelope
 from wire.errors import Code, CorruptData, TidelogError
@@ -273,12 +273,5 @@ def envelope_waits_for_all(message: Message) -> bool:
     return bool(message.ackInbox) and _policy(message) is Acks.ALL
 
 
-def bare_tokens(base: Offset, replies: list[tuple[int, list[bytes | None]]]) -> list[BareReplies]:
-    return [BareReplies(Offset(base + index), run) for index, run in replies]
-
-
-def envelope_tokens(base: Offset, envelopes: list[tuple[int, Message, int]], subject: str) -> list[EnvelopeReply]:
-    return [
-        EnvelopeReply(message, subject, Offset(base + index), received, not envelope_waits_for_all(message))
-        for index, message, received in envelopes
-    ]
+def bare_tokens(base: Offset, replies: list[tuple[int, list[bytes | None]]], *, needs_lease: bool) -> list[BareReplies]:
+    return [BareReplies(Offset(base + index), run, needs_lease) for index, run in replies]

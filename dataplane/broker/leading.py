@@ -22,10 +22,11 @@ from google.protobuf.message import DecodeError
 from dataplane.broker import checkpoints
 from dataplane.broker.acks import AppendReply, BareReplies, EnvelopeReply
 from dataplane.broker.context import BrokerContext
-from dataplane.broker.ingest import SEAL_BYTES, Ingest, bare_tokens, envelope_tokens, envelope_waits_for_all
+from dataplane.broker.ingest import SEAL_BYTES, Ingest, bare_tokens, envelope_waits_for_all
 from dataplane.broker.reading import ReadableRole
 from dataplane.log.errors import LogDamaged, NoSpace
 from dataplane.log.partition_log import PartitionLog
+from dataplane.replica.ack_levels import AckLevel, ack_level
 from dataplane.replica.consumers import ConsumerFetch
 from dataplane.replica.effects import (
     CompleteDrain,
@@ -44,10 +45,10 @@ from dataplane.replica.effects import (
 from dataplane.replica.leader import FollowerFetch, Leader
 from dataplane.replica.producers import Duplicate, Rejected
 from dataplane.replica.refusals import deletions_gone, fenced
-from wire.append import decode_append
+from wire.append import asked_durability, decode_append
 from wire.batch import HEADER_SIZE, BatchHeader, Compression, EncodedBatch
 from wire.errors import Code, CorruptData, TidelogError
-from wire.replication import encode_header
+from wire.replication import encode_header, sync_headers
 from wire.tidelog_pb2 import (
     AppendRequest,
     AppendResponse,
@@ -102,7 +103,6 @@ class Leading(ReadableRole):
         """Followers for which the derived state is being read."""
         self._deleted_ends: dict[BrokerId, Offset] = {}
         """Of the followers, as their last requests said: see `CompactionPoint.lacks_deletions`."""
-        self._durable = view.config.is_durable
         self._syncing = False
         self._starting: asyncio.Task[None] | None = None
         self._unwanted = False
@@ -123,6 +123,7 @@ class Leading(ReadableRole):
         config = self.view.config
         self._max_record = min(config.max_record_bytes, self._max_batch - HEADER_SIZE - 64)
         self._confirm_timeout = config.confirm_timeout_ms / 1000
+        self._level = ack_level(self.view)
         self._ingest.configure(max_record_bytes=self._max_record, with_replies=config.reply_acks)
 
     # ------------------------------------------------------------------ life
@@ -319,11 +320,13 @@ class Leading(ReadableRole):
         now = self.context.now()
         base, end = header.base_offset, header.end_offset
         effects: list[LeaderEffect] = []
-        for token in bare_tokens(base, replies):
-            effects += core.await_commit(end, token, self._confirm_timeout, now)
-        for reply in envelope_tokens(base, envelopes, self.view.subject):
-            wait = core.await_commit if envelope_waits_for_all(reply.message) else core.await_own_copy
-            effects += wait(end, reply, self._confirm_timeout, now)
+        for token in bare_tokens(base, replies, needs_lease=self._level.is_local):
+            effects += core.await_ack(self._level, end, token, self._confirm_timeout, now)
+        for index, message, received in envelopes:
+            waits_for_all = envelope_waits_for_all(message)
+            level = self._level if waits_for_all else ack_level(self.view, by_leader=True)
+            reply = EnvelopeReply(message, self.view.subject, Offset(base + index), received, level.is_local)
+            effects += core.await_ack(level, end, reply, self._confirm_timeout, now)
         effects += core.on_appended(end, header.size, now)
         self._run(effects)
         self._schedule()
@@ -351,15 +354,14 @@ class Leading(ReadableRole):
         return header
 
     def _request_sync(self) -> None:
-        if self._durable:
-            self._syncing = True
-            super()._request_sync()
+        self._syncing = True
+        super()._request_sync()
 
     def _on_synced(self, durable_end: Offset) -> None:
         core = self._core
         if core is None:
             return
-        self._syncing = durable_end < core.log_end_offset
+        self._syncing = self._syncs_out > 0 and durable_end < core.log_end_offset
         self._run(core.on_synced(durable_end, self.context.now()))
         self._seal()
 
@@ -367,8 +369,7 @@ class Leading(ReadableRole):
         if self.ended or self.failed is not None or self._core is None:
             return TidelogError(Code.NOT_LEADER, f"{self.context.broker} does not lead {self.view.key} now; try again")
         return self._lacks_key() or self._core.refuse_publish(
-            acknowledged=acknowledged,
-            acks_all=acknowledged,
+            self._level if acknowledged else None,
             lease_valid=self.context.metadata.lease_valid(self.context.now()),
         )
 
@@ -423,7 +424,8 @@ class Leading(ReadableRole):
             self._check_life(request)
             if request.leader_epoch > self.leader_epoch:
                 return  # we are the zombie
-            self._check_append(core, request)
+            level = self._asked_level(request)
+            self._check_append(core, request, level)
             batch = EncodedBatch.from_bytes(
                 buffer, max_body_bytes=self._max_batch - HEADER_SIZE, max_record_bytes=self._max_record
             )
@@ -437,10 +439,22 @@ class Leading(ReadableRole):
         except TidelogError as e:
             self._answers.error(message.reply, e)
             return
-        self._append_batch(core, request, batch, message.reply)
+        self._append_batch(core, request, level, batch, message.reply)
         self._schedule()
 
-    def _check_append(self, core: Leader, request: AppendRequest) -> None:
+    def _asked_level(self, request: AppendRequest) -> AckLevel | None:
+        """None: no acknowledgement is wanted. Raises TidelogError(BAD_REQUEST)."""
+        asked = asked_durability(request)
+        if request.acks != AppendRequest.NONE:
+            return ack_level(self.view, asked, by_leader=request.acks == AppendRequest.LEADER)
+        if asked is not None:
+            raise TidelogError(
+                Code.BAD_REQUEST,
+                f"durability={asked} says when to acknowledge, and acks=none never to; leave one out",
+            )
+        return None
+
+    def _check_append(self, core: Leader, request: AppendRequest, level: AckLevel | None) -> None:
         """Raises TidelogError when the request may not be appended, whatever its batch holds."""
         key = self.view.key
         if request.leader_epoch and request.leader_epoch < self.leader_epoch:
@@ -456,14 +470,14 @@ class Leading(ReadableRole):
             code = Code.PARTITION_DRAINING if self.view.state is PartitionState.DRAINING else Code.PARTITION_RETIRED
             raise TidelogError(code, f"partition {key} is {self.view.state.value}; refresh the metadata")
         error = self._lacks_key() or core.refuse_publish(
-            acknowledged=request.acks != AppendRequest.NONE,
-            acks_all=request.acks == AppendRequest.ALL,
-            lease_valid=self.context.metadata.lease_valid(self.context.now()),
+            level, lease_valid=self.context.metadata.lease_valid(self.context.now())
         )
         if error is not None:
             raise error
 
-    def _append_batch(self, core: Leader, request: AppendRequest, batch: EncodedBatch, inbox: str | None) -> None:
+    def _append_batch(
+        self, core: Leader, request: AppendRequest, level: AckLevel | None, batch: EncodedBatch, inbox: str | None
+    ) -> None:
         self._seal()
         now = self.context.now()
         sent = batch.header
@@ -473,7 +487,7 @@ class Leading(ReadableRole):
             return
         if isinstance(verdict, Duplicate):
             response = AppendResponse(base_offset=verdict.base_offset, leader_epoch=self.leader_epoch, duplicate=True)
-            self._run(self._await(core, request, verdict.end_offset, response, inbox, now))
+            self._run(self._await(core, request, level, verdict.end_offset, response, inbox, now))
             return
         if request.HasField("expected_last_offset") and request.expected_last_offset != core.log_end_offset - 1:
             self._answers.error(
@@ -492,18 +506,23 @@ class Leading(ReadableRole):
             return
         end = header.end_offset
         response = AppendResponse(base_offset=header.base_offset, leader_epoch=self.leader_epoch)
-        effects = self._await(core, request, end, response, inbox, now)
+        effects = self._await(core, request, level, end, response, inbox, now)
         self._run([*effects, *core.on_appended(end, header.size, now)])
 
     def _await(
-        self, core: Leader, request: AppendRequest, end: Offset, response: AppendResponse, inbox: str | None, now: float
+        self,
+        core: Leader,
+        request: AppendRequest,
+        level: AckLevel | None,
+        end: Offset,
+        response: AppendResponse,
+        inbox: str | None,
+        now: float,
     ) -> list[LeaderEffect]:
-        if request.acks == AppendRequest.NONE or not inbox:
+        if level is None or not inbox:
             return []
         timeout = request.confirm_timeout_ms / 1000 if request.confirm_timeout_ms else self._confirm_timeout
-        if request.acks == AppendRequest.LEADER:
-            return core.await_own_copy(end, AppendReply(inbox, response, needs_lease=True), timeout, now)
-        return core.await_commit(end, AppendReply(inbox, response, needs_lease=False), timeout, now)
+        return core.await_ack(level, end, AppendReply(inbox, response, needs_lease=level.is_local), timeout, now)
 
     # ------------------------------------------------------------------ followers
     def _on_replicate(self, message: Message) -> None:
@@ -690,13 +709,14 @@ class Leading(ReadableRole):
 
     def _respond(self, effect: Respond) -> None:
         header = encode_header(self.leader_epoch, effect.high_watermark)
+        headers = sync_headers(effect.sync_to)
         if effect.max_bytes == 0:
-            self.context.control.publish(effect.inbox, [header])
+            self.context.control.publish(effect.inbox, [header], headers=headers)
             return
         limit = min(effect.max_bytes, self._max_batch)
         parts = self.log.read(effect.offset, max_bytes=limit, end_offset=self.log.log_end_offset)
         if parts is not None:
-            self.context.control.publish(effect.inbox, [header, *parts])
+            self.context.control.publish(effect.inbox, [header, *parts], headers=headers)
         else:
             self._spawn(self._respond_cold(effect, limit))
 
@@ -718,7 +738,7 @@ class Leading(ReadableRole):
             gone = deletions_gone(self.view.key, self.log.log_start_offset, effect.offset)
             self._answers.error(effect.inbox, gone, header)
         elif not self.ended:
-            self.context.control.publish(effect.inbox, [header, data])
+            self.context.control.publish(effect.inbox, [header, data], headers=sync_headers(effect.sync_to))
 
     async def _send_checkpoint(self, effect: SendCheckpoint) -> None:
         context, limit = self.context, self._max_batch
@@ -740,6 +760,7 @@ class Leading(ReadableRole):
         lease = self.context.metadata.lease_valid(self.context.now())
         match token:
             case BareReplies():
+                error = error or self._no_lease(token.needs_lease and not lease)
                 if error is None:
                     self._answers.bare(token)
                 else:

@@ -40,6 +40,8 @@ class Role(ABC):
         self._timer: asyncio.TimerHandle | None = None
         self._timer_at = 0.0
         self._syncs_out = 0
+        self._sync_missed = False
+        """A sync was asked for that none of those that are out may cover."""
         self._work: set[asyncio.Task[None]] = set()
         self._ending: asyncio.Task[None] | None = None
 
@@ -187,6 +189,8 @@ class Role(ABC):
         if self._syncs_out < 2:
             self._syncs_out += 1
             self.context.syncer.request(self.log, self._sync_done)
+        else:
+            self._sync_missed = True
 
     def _sync_done(self, result: Offset | Exception) -> None:
         self._syncs_out -= 1
@@ -201,8 +205,10 @@ class Role(ABC):
             return
         # The log may have been cut and written anew since that sync.
         durable_end = min(result, self.log.durable_end)
-        if durable_end < self.log.log_end_offset and self._syncs_out == 0:
-            self._request_sync()
+        if self._sync_missed and self._syncs_out == 0:
+            self._sync_missed = False
+            if durable_end < self.log.log_end_offset:
+                self._request_sync()
         self._carefully(lambda: self._on_synced(durable_end))
         self._schedule()
 

@@ -23,6 +23,8 @@ class Respond:
     offset: Offset
     max_bytes: int
     high_watermark: Offset
+    sync_to: Offset = Offset(0)
+    """The follower is asked to sync what it has below, and to report it; 0: to nothing."""
 
 
 @dataclass(frozen=True, slots=True)

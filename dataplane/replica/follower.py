@@ -19,7 +19,8 @@ What always holds
 * An answer is used only if it belongs to the newest data request, that request asked for our present LEO, it comes from
   the LeaderEpoch we expect, and its first offset is not below our LEO. Everything else is dropped.
 * The HW adopted is min(leader's HW, own LEO); it only grows, but for a truncation.
-* A durable end is reported only after the sync that covers it.
+* A durable end is reported only after the sync that covers it. On a `durable` stream everything is synced; on an
+  `accepted` one what the leader asks for, because a publish waits for it.
 * Without room on its disk it goes on fetching, and says that it wants no records: it holds all that it reported, and
   the leader knows at once that nothing may wait for it.
 * Consumers are served, below this replica's HW, only by a member of the ISR that is fetching, and whose last good fetch
@@ -67,6 +68,8 @@ class FetchAnswer:
     high_watermark: Offset
     first_offset: Offset | None = None
     """None: no batches."""
+    sync_to: Offset = Offset(0)
+    """The leader waits until what is here below is synced; 0: for nothing."""
     error: TidelogError | None = None
 
 
@@ -179,6 +182,8 @@ class Follower:
         self.state: FollowerState = Leaderless()
         self._epochs = epochs
         self._durable = view.config.is_durable
+        self._sync_to = Offset(0)
+        """How far the leader has asked for a sync."""
         self._sequence = first_sequence
         self._number = first_sequence
         self._connected_since = connected_since
@@ -342,7 +347,12 @@ class Follower:
         return [SendFetch(self._sequence, self.log_end_offset, self._reported_end(), False, refused, self._no_space)]
 
     def _reported_end(self) -> Offset | None:
-        return self.durable_end if self._durable else None
+        return self.durable_end if self._durable or self._sync_to else None
+
+    @property
+    def owes_a_sync(self) -> bool:
+        """Somebody waits for what is here and not synced."""
+        return self.durable_end < self.log_end_offset and (self._durable or self.durable_end < self._sync_to)
 
     def on_answer(self, answer: FetchAnswer, now: float) -> list[FollowerEffect]:
         state = self.state
@@ -363,12 +373,18 @@ class Follower:
         self._good(now)
         self._fetched_at = now
         self._bad_wait, self._refused_batch = 0.0, ""
+        asked_to_sync = answer.sync_to > self._sync_to
+        self._sync_to = max(self._sync_to, answer.sync_to)
         if answer.first_offset is not None and not self._no_space:
             return [AppendReplicated(answer.high_watermark)]
         served = self._adopt(answer.high_watermark, now)
+        if asked_to_sync and self.owes_a_sync:
+            served.append(RequestSync())
         if isinstance(state, Idle) or self._notified:
             return [*self._fetch(now), *served]
         self.state = Idle(state.sequence, state.offset, now + self.settings.replica_max_idle_wait)
+        if asked_to_sync and not self.owes_a_sync:
+            return [self._progress(), *served]  # all of it is synced, and the leader waits to hear that
         return served
 
     def on_appended(self, log_end: Offset, high_watermark: Offset, now: float) -> list[FollowerEffect]:
@@ -377,7 +393,8 @@ class Follower:
             raise InvariantViolation(f"{self.view.key}: appended up to {log_end} at LEO {self.log_end_offset}")
         self.log_end_offset = log_end
         served = self._adopt(high_watermark, now)
-        return [*self._fetch(now), RequestSync(), *served]
+        sync: list[FollowerEffect] = [RequestSync()] if self.owes_a_sync else []
+        return [*self._fetch(now), *sync, *served]
 
     def on_bad_answer(self, sequence: int, reason: str, now: float) -> list[FollowerEffect]:
         """What came does not decode: nothing is taken of it, and the leader is told. It verifies its copy each time, so
@@ -397,11 +414,15 @@ class Follower:
     def on_synced(self, durable_end: Offset) -> list[FollowerEffect]:
         if durable_end <= self.durable_end:
             return []
+        owed = self.owes_a_sync
         self.durable_end = min(durable_end, self.log_end_offset)
-        if not self._durable or not isinstance(self.state, (Fetching, Idle)):
+        if not owed or not isinstance(self.state, (Fetching, Idle)):
             return []
+        return [self._progress()]
+
+    def _progress(self) -> SendFetch:
         self._sequence += 1
-        return [SendFetch(self._sequence, self.log_end_offset, self.durable_end, True, no_space=self._no_space)]
+        return SendFetch(self._sequence, self.log_end_offset, self._reported_end(), True, no_space=self._no_space)
 
     def on_space(self, no_space: bool, now: float) -> list[FollowerEffect]:
         """The disk has no room for records any more, or has some again. The leader hears of it at once. An answer that

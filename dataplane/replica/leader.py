@@ -16,10 +16,14 @@ What always holds
   below min ISR. It starts from this replica's own HW.
 * A replica's acknowledged end is what it has synced on `durable` streams, else what it has appended. The leader's own
   counts in the same way.
+* Beside the HW stands the mark of publishes that wait for the other way of holding a record (`ack_levels`): min of
+  those ends over the maximal ISR. It moves only for publishes that wait for it, under the same rules.
 * Progress of followers is known from fetches of THIS LeaderEpoch only, and per broker incarnation.
-* A follower is proposed for the ISR only when it has fetched in this epoch, holds everything to the HW, and everything
-  to this epoch's start; and only while no other proposal is out. When one is settled those who fetched meanwhile are
-  looked at again. Who leaves the ISR has to fetch anew: it may have left because its disk failed.
+* A follower is proposed for the ISR only when it has fetched in this epoch, holds everything to the HW, everything to
+  the mark beside it in that mark's way, and everything to this epoch's start, synced (on an `accepted` stream too:
+  something may have been acknowledged as synced by all); and only while no other proposal is out. When one is settled
+  those who fetched meanwhile are looked at again. Who leaves the ISR has to fetch anew: it may have left because its
+  disk failed.
 * Nobody is told "latest" before HW >= the epoch's start: a new leader's HW lags behind what its predecessor committed.
 * Asked with a LeaderEpoch above its own, it says nothing (it is the zombie); with one below, FENCED with its own.
 * It never proposes to drop itself, and never judges anyone's lag by a time in which it was itself cut off or asleep.
@@ -31,8 +35,9 @@ before anything is appended.
 
 A planned move. Asked to drain, it sequences nothing more and goes on answering followers. When the target's LEO and
 acknowledged end, and the HW, are its own LEO, it says so, and waits for the LeaderEpoch in which the target leads: all
-that was published has its answer by then. Should the target not get so far, or that LeaderEpoch not come, it sequences
-again after a while. Nothing depends on its waiting: an election that comes later than that is one like any other.
+that was published at the stream's own level has its answer by then. Should the target not get so far, or that
+LeaderEpoch not come, it sequences again after a while. Nothing depends on its waiting: an election that comes later
+than that is one like any other.
 
     sequencing ──drain──> draining ──target has all──> drained ──new LeaderEpoch──> resigned
         ^                    │ timeout, the target       │ timeout, the target
@@ -46,6 +51,7 @@ from collections.abc import Collection
 from dataclasses import dataclass
 from typing import assert_never
 
+from dataplane.replica.ack_levels import AckLevel, WaitingAcks
 from dataplane.replica.consumers import ConsumerFetch, Consumers, Readable
 from dataplane.replica.effects import (
     CompleteDrain,
@@ -61,7 +67,6 @@ from dataplane.replica.effects import (
 )
 from dataplane.replica.epochs import LeaderEpochCache
 from dataplane.replica.isr import CommittedIsr, IsrState, PendingExpandIsr, PendingShrinkIsr
-from dataplane.replica.pending import PendingAcks
 from dataplane.replica.refusals import before_log, deletions_gone, fenced
 from dataplane.replica.settings import ReplicaSettings
 from wire.errors import Code, InvariantViolation, TidelogError
@@ -110,17 +115,19 @@ class CheckpointFetch:
 
 @dataclass(slots=True)
 class _Follower:
-    """Progress of one follower in this LeaderEpoch. `acknowledged` and `log_end_offset` only grow within an
-    incarnation."""
+    """Progress of one follower in this LeaderEpoch. Its ends only grow within an incarnation."""
 
     incarnation: Incarnation = Incarnation(0)
     sequence: int = -1
     log_end_offset: Offset = Offset(-1)
     """-1: it has not fetched in this epoch."""
-    acknowledged: Offset = Offset(-1)
+    durable_end: Offset = Offset(-1)
+    """Of what it has synced; never above `log_end_offset`."""
     last_fetch_at: float = -math.inf
     mark: Offset = Offset(0)
     """The LEO of the time of an earlier fetch, `marked_at`: once it is reached, the follower had caught up then."""
+    sync_mark: Offset = Offset(0)
+    """What it was to sync by then, on an `accepted` stream."""
     marked_at: float = -math.inf
     caught_up_at: float = 0.0
     waiter_inbox: str | None = None
@@ -181,9 +188,11 @@ class Leader:
         self.settings = settings
         self._epochs = epochs
         self._durable = view.config.is_durable
+        self._beside = Offset(0)
+        """Everybody in the maximal ISR holds everything below it the other way: in the page cache on a `durable`
+        stream, synced on an `accepted` one; as far as publishes waited for that."""
         self._followers = {r: _Follower(caught_up_at=now) for r in view.replicas if r != broker}
-        self._pending = PendingAcks()
-        self._pending_here = PendingAcks()
+        self._acks = WaitingAcks()
         self._drain: _Drain | None = None
         self._no_space = no_space
         """This replica can write no records at present."""
@@ -195,8 +204,9 @@ class Leader:
         self._uncommitted: list[tuple[Offset, int]] = []
 
     # ------------------------------------------------------------------ admission
-    def refuse_publish(self, *, acknowledged: bool, acks_all: bool, lease_valid: bool) -> TidelogError | None:
-        """Why a publish may not be appended now; None when it may. Asked before anything is appended."""
+    def refuse_publish(self, level: AckLevel | None, *, lease_valid: bool) -> TidelogError | None:
+        """Why a publish may not be appended now; None when it may. Asked before anything is appended. `level`: None for
+        one that wants no acknowledgement."""
         view = self.view
         if view.readonly:
             return TidelogError(
@@ -214,13 +224,15 @@ class Leader:
                 " was stored, make room or try again later",
                 {"retry_after_ms": "500"},
             )
-        if acknowledged and acks_all and len(self.isr.members) < view.config.min_isr:
+        alone = level is None or level.is_local
+        needed = 0 if level is None or alone else max(view.config.min_isr, level.floor)
+        if len(self.isr.members) < needed:
             return TidelogError(
                 Code.NOT_ENOUGH_REPLICAS,
-                f"partition {view.key} has {len(self.isr.members)} in-sync replicas and needs {view.config.min_isr}"
-                " for an acknowledged publish; bring brokers back",
+                f"partition {view.key} has {len(self.isr.members)} in-sync replicas and needs {needed}"
+                " for this acknowledged publish; bring brokers back",
             )
-        if not acks_all and not lease_valid:
+        if alone and not lease_valid:
             return TidelogError(
                 Code.UNAVAILABLE,
                 f"{self.broker} has not heard of a controller within its lease"
@@ -263,8 +275,9 @@ class Leader:
         for replica, follower in self._followers.items():
             if follower.waiter_inbox is not None:
                 self._fire_waiter(replica, follower, now, out)
-        out.append(RequestSync())
-        out.extend(self._pending_here.commit(self._acknowledged(self.broker)))
+        if self._durable or self._sync_wanted_here() > self.durable_end:
+            out.append(RequestSync())
+        out.extend(self._acks.on_own_copy(self.log_end_offset, self.durable_end))
         self._advance(now, out)
         return out
 
@@ -273,24 +286,54 @@ class Leader:
         out: list[LeaderEffect] = []
         if durable_end > self.durable_end:
             self.durable_end = durable_end
-            out.extend(self._pending_here.commit(self._acknowledged(self.broker)))
+            out.extend(self._acks.on_own_copy(self.log_end_offset, self.durable_end))
             self._advance(now, out)
             self._look_at_drain(now, out)
         return out
 
-    def await_own_copy(self, end: Offset, token: object, timeout: float, now: float) -> list[LeaderEffect]:
-        """acks=leader: complete `token` once this replica's own acknowledged end has reached `end`."""
-        if end <= self._acknowledged(self.broker):
+    def await_ack(self, level: AckLevel, end: Offset, token: object, timeout: float, now: float) -> list[LeaderEffect]:
+        """Complete `token` once everything below `end` is held as the level says (at once when it is). A publish is
+        announced here before it is appended, so that its followers hear what to sync with its records."""
+        if end <= self._reached(level):
             return [CompleteProduce(token)]
-        self._pending_here.add(end, now + timeout, token)
-        return []
+        self._acks.add(level, end, now + timeout, token)
+        out: list[LeaderEffect] = []
+        if not self._durable and level.is_synced and end <= self.log_end_offset:
+            # A repetition of what lies here: nothing is appended that would ask for the syncs.
+            if self._sync_wanted_here() > self.durable_end:
+                out.append(RequestSync())
+            for replica, follower in self._followers.items():
+                if follower.waiter_inbox is not None and self._sync_wanted_of(replica, follower):
+                    self._fire_waiter(replica, follower, now, out)
+            self._advance(now, out)
+        return out
 
-    def await_commit(self, end: Offset, token: object, timeout: float, now: float) -> list[LeaderEffect]:
-        """Complete `token` once the HW has reached `end` (at once when it has)."""
-        if end <= self.high_watermark:
-            return [CompleteProduce(token)]
-        self._pending.add(end, now + timeout, token)
-        return []
+    def _reached(self, level: AckLevel) -> Offset:
+        """Everything below it is held as the level says."""
+        if level.is_local:
+            return self._end_of(self.broker, is_synced=level.is_synced)
+        if len(self.isr.members) < level.floor:
+            return Offset(0)
+        if level.is_synced == self._durable:
+            return self.high_watermark
+        return self._beside if level.is_synced else max(self._beside, self.high_watermark)
+
+    def _sync_wanted_here(self) -> Offset:
+        """How far publishes that wait need this replica's own sync, on an `accepted` stream."""
+        return max(self._acks.furthest_everywhere(is_synced=True), self._acks.furthest_local_sync)
+
+    def _sync_wanted_of(self, replica: BrokerId, follower: _Follower) -> Offset:
+        """How far a follower of an `accepted` stream is to sync, and to say so; 0: nobody waits for more than it has.
+
+        A member for publishes that wait for it; who has caught up and is outside, so that it can join.
+        """
+        if self._durable:
+            return Offset(0)
+        wanted = self._acks.furthest_everywhere(is_synced=True)
+        to_join = max(self.epoch_start, self._beside)
+        if replica not in self.isr.maximal and follower.log_end_offset >= to_join:
+            wanted = max(wanted, to_join)
+        return wanted if wanted > follower.durable_end else Offset(0)
 
     # ------------------------------------------------------------------ followers
     def on_fetch(self, fetch: FollowerFetch, now: float) -> list[LeaderEffect]:
@@ -353,19 +396,24 @@ class Leader:
         return None
 
     def _record_progress(self, follower: _Follower, fetch: FollowerFetch, now: float) -> None:
-        acknowledged = fetch.offset
-        if self._durable and fetch.durable_end is not None:
-            acknowledged = min(fetch.durable_end, fetch.offset)
+        if fetch.durable_end is not None:
+            synced = min(fetch.durable_end, fetch.offset)
+        else:
+            synced = fetch.offset if self._durable else Offset(0)  # it was not asked, and says nothing of it
+        acknowledged = synced if self._durable else fetch.offset
         follower.log_end_offset = max(follower.log_end_offset, fetch.offset)
-        follower.acknowledged = max(follower.acknowledged, acknowledged)
-        # Judged by what is acknowledged, not by what was fetched: a follower whose disk hangs holds up every commit.
+        follower.durable_end = max(follower.durable_end, synced)
+        # Judged by what is acknowledged, not by what was fetched: a follower whose disk hangs holds up every commit. On
+        # an `accepted` stream it holds up what waits for syncs, where something does.
         # The mark stands until it is reached: on a busy stream a sync is never through before the next fetch leaves.
-        if acknowledged >= self.log_end_offset:
+        to_sync = Offset(0) if self._durable else self._acks.furthest_everywhere(is_synced=True)
+        reached = acknowledged >= follower.mark and follower.durable_end >= follower.sync_mark
+        if acknowledged >= self.log_end_offset and follower.durable_end >= to_sync:
             follower.caught_up_at = now
-        elif acknowledged >= follower.mark:
+        elif reached:
             follower.caught_up_at = max(follower.caught_up_at, follower.marked_at)
-        if acknowledged >= follower.mark:
-            follower.mark, follower.marked_at = self.log_end_offset, now
+        if reached:
+            follower.mark, follower.sync_mark, follower.marked_at = self.log_end_offset, to_sync, now
         follower.last_fetch_at = now
         follower.no_space = fetch.no_space
         if not fetch.progress_only:
@@ -374,12 +422,13 @@ class Leader:
 
     def _answer(self, fetch: FollowerFetch, follower: _Follower, out: list[LeaderEffect]) -> None:
         limit = min(fetch.max_bytes or self.settings.fetch_max_bytes, self.settings.fetch_max_bytes)
+        sync_to = self._sync_wanted_of(fetch.replica, follower)
         if fetch.no_space:
-            out.append(Respond(fetch.replica, fetch.inbox, fetch.offset, 0, self.high_watermark))
+            out.append(Respond(fetch.replica, fetch.inbox, fetch.offset, 0, self.high_watermark, sync_to))
         elif fetch.offset < self.log_end_offset:
-            out.append(Respond(fetch.replica, fetch.inbox, fetch.offset, limit, self.high_watermark))
+            out.append(Respond(fetch.replica, fetch.inbox, fetch.offset, limit, self.high_watermark, sync_to))
         else:
-            out.append(Respond(fetch.replica, fetch.inbox, fetch.offset, 0, self.high_watermark))
+            out.append(Respond(fetch.replica, fetch.inbox, fetch.offset, 0, self.high_watermark, sync_to))
             follower.waiter_inbox = fetch.inbox
             follower.waiter_max_bytes = limit
         follower.told_high_watermark = self.high_watermark
@@ -392,24 +441,42 @@ class Leader:
         follower.notified_at = now
         if self.settings.push_to_waiters:
             limit = follower.waiter_max_bytes if follower.log_end_offset < self.log_end_offset else 0
-            out.append(Respond(replica, inbox, follower.log_end_offset, limit, self.high_watermark))
+            sync_to = self._sync_wanted_of(replica, follower)
+            out.append(Respond(replica, inbox, follower.log_end_offset, limit, self.high_watermark, sync_to))
             follower.told_high_watermark = self.high_watermark
         else:
             out.append(Notify(replica))
 
     # ------------------------------------------------------------------ high watermark
-    def _acknowledged(self, member: BrokerId) -> Offset:
+    def _end_of(self, member: BrokerId, *, is_synced: bool) -> Offset:
+        """How far it holds the log in that way."""
         if member == self.broker:
-            return self.durable_end if self._durable else self.log_end_offset
+            return self.durable_end if is_synced else self.log_end_offset
         follower = self._followers.get(member)
-        return follower.acknowledged if follower is not None else Offset(-1)
+        if follower is None:
+            return Offset(-1)
+        return follower.durable_end if is_synced else follower.log_end_offset
+
+    def _acknowledged(self, member: BrokerId) -> Offset:
+        return self._end_of(member, is_synced=self._durable)
 
     def _advance(self, now: float, out: list[LeaderEffect]) -> None:
-        if len(self.isr.members) < self.view.config.min_isr:
+        members = len(self.isr.members)
+        if members < self.view.config.min_isr:
             return
+        moved = self._move_high_watermark(now)
+        out.extend(self._acks.on_everywhere(self.high_watermark, members, is_synced=self._durable))
+        if moved and self._consumers.is_anybody_waiting:
+            out.extend(self._consumers.on_high_watermark(self._readable()))
+        if self._acks.furthest_everywhere(is_synced=not self._durable):
+            end = min(self._end_of(member, is_synced=not self._durable) for member in self.isr.maximal)
+            self._beside = max(self._beside, end)
+            out.extend(self._acks.on_everywhere(self._beside, members, is_synced=not self._durable))
+
+    def _move_high_watermark(self, now: float) -> bool:
         end = min(self._acknowledged(member) for member in self.isr.maximal)
         if end <= self.high_watermark:
-            return
+            return False
         if end > self.log_end_offset:
             raise InvariantViolation(f"{self.view.key}: HW {end} above LEO {self.log_end_offset}")
         self.high_watermark = end
@@ -421,9 +488,7 @@ class Leader:
             self._uncommitted_bytes -= size
             done += 1
         del self._uncommitted[:done]
-        out.extend(self._pending.commit(end))
-        if self._consumers.is_anybody_waiting:
-            out.extend(self._consumers.on_high_watermark(self._readable()))
+        return True
 
     # ------------------------------------------------------------------ ISR
     def on_view(self, view: PartitionView, now: float) -> list[LeaderEffect]:
@@ -488,8 +553,12 @@ class Leader:
     def _maybe_expand(self, replica: BrokerId, follower: _Follower, now: float, out: list[LeaderEffect]) -> None:
         if now < follower.expand_not_before or not self._wants_in(replica, follower, now):
             return
-        if follower.acknowledged < self.high_watermark or follower.acknowledged < self.epoch_start:
-            return  # all that predecessors committed lies below the epoch's start
+        if self._acknowledged(replica) < self.high_watermark:
+            return
+        if self._end_of(replica, is_synced=not self._durable) < self._beside:
+            return
+        if follower.durable_end < self.epoch_start:
+            return  # all that predecessors committed, or acknowledged as synced by all, lies below the epoch's start
         change = self._change(self.isr.members | {replica}, f"{replica} has caught up")
         self.isr = PendingExpandIsr(self.isr.members, replica, change, now)
         out.append(ProposeIsr(change))
@@ -602,8 +671,7 @@ class Leader:
         self._last_tick = now
         self._advance(now, out)  # a leader without followers learns here what is committed: nobody's fetch tells it
         self._look_at_drain(now, out)
-        out.extend(self._pending.expire(now))
-        out.extend(self._pending_here.expire(now))
+        out.extend(self._acks.expire(now))
         for replica, follower in self._followers.items():
             if follower.notified_at is not None and now - follower.last_fetch_at > settings.replica_max_lag_time:
                 follower.notified_at = None  # gone; should it live, it asks after its idle wait anyway
@@ -651,9 +719,9 @@ class Leader:
     def next_deadline(self) -> float:
         """When `tick` is due at the latest (monotonic seconds)."""
         due = self._last_tick + self._tick_interval()
-        for pending in (self._pending.next_deadline(), self._pending_here.next_deadline()):
-            if pending is not None:
-                due = min(due, pending)
+        waits_until = self._acks.next_deadline()
+        if waits_until is not None:
+            due = min(due, waits_until)
         for replica, follower in self._followers.items():
             if follower.expand_not_before > self._last_tick and self._wants_in(replica, follower, self._last_tick):
                 due = min(due, follower.expand_not_before)
@@ -691,14 +759,15 @@ class Leader:
             self._end_drain(f"{drain.target} has no room on its disk", out)
             return
         end = self.log_end_offset
-        if not drain.is_done and follower.log_end_offset == follower.acknowledged == self.high_watermark == end:
+        held = self._acknowledged(drain.target)
+        if not drain.is_done and follower.log_end_offset == held == self.high_watermark == end:
             drain.is_done = True
             drain.deadline = now + drain.timeout
             out.append(CompleteDrain(drain.token))
         elif now >= drain.deadline:
             self._end_drain(
                 f"{drain.target} did not get to its end in {drain.timeout:g} s: the log ends at {end}, {drain.target}"
-                f" holds it to {max(0, follower.acknowledged)}, it is committed to {self.high_watermark}",
+                f" holds it to {max(0, held)}, it is committed to {self.high_watermark}",
                 out,
             )
 
@@ -714,7 +783,7 @@ class Leader:
     def resign(self, reason: str) -> list[LeaderEffect]:
         """Leadership of this epoch is over. Publishes that wait end as outcome unknown; consumers are sent
         elsewhere."""
-        out: list[LeaderEffect] = [*self._pending.abandon(reason), *self._pending_here.abandon(reason)]
+        out: list[LeaderEffect] = [*self._acks.abandon(reason)]
         out.extend(self._consumers.refuse_all(TidelogError(Code.NOT_LEADER, reason)))
         self._end_drain(reason, out)
         return out

@@ -1,8 +1,8 @@
 """Publishes that wait for their commit.
 
-A publish waits until the HW has passed its last record, or until its confirm timeout: then it ends with
-CONFIRM_TIMEOUT, which says that the outcome is unknown (it is in the log and may still commit). When leadership ends,
-all that wait end with OUTCOME_UNKNOWN, never as failed.
+A publish waits until a mark (the HW, as a rule) has passed its last record and as many members are in sync as it asks
+for, or until its confirm timeout: then it ends with CONFIRM_TIMEOUT, which says that the outcome is unknown (it is in
+the log and may still commit). When leadership ends, all that wait end with OUTCOME_UNKNOWN, never as failed.
 """
 
 from __future__ import annotations
@@ -23,13 +23,17 @@ _FORGET_FROM = 1024
 class _Pending:
     end_offset: Offset
     token: object
+    floor: int = 0
+    """Members of the committed ISR that it asks for."""
     done: bool = False
 
 
 class PendingAcks:
     def __init__(self) -> None:
         self._by_offset: deque[_Pending] = deque()
-        self._late: list[_Pending] = []  # duplicates of uncommitted batches: their ends are not the newest
+        self._late: list[_Pending] = []
+        """Not in the order of their ends: repetitions of uncommitted batches, and those that were passed by the mark
+        while too few were in sync."""
         self._by_deadline: list[tuple[float, int, _Pending]] = []
         self._count = 0
 
@@ -41,8 +45,8 @@ class PendingAcks:
         """Publishes kept in memory: those that wait, and some that are through."""
         return len(self._by_deadline)
 
-    def add(self, end_offset: Offset, deadline: float, token: object) -> None:
-        pending = _Pending(end_offset, token)
+    def add(self, end_offset: Offset, deadline: float, token: object, floor: int = 0) -> None:
+        pending = _Pending(end_offset, token, floor)
         if self._by_offset and self._by_offset[-1].end_offset > end_offset:
             self._late.append(pending)
         else:
@@ -50,20 +54,30 @@ class PendingAcks:
         self._count += 1
         heapq.heappush(self._by_deadline, (deadline, self._count, pending))
 
+    @property
+    def furthest(self) -> Offset:
+        """Where the last of them ends; 0: nobody waits."""
+        newest = next((p.end_offset for p in reversed(self._by_offset) if not p.done), Offset(0))
+        return max([newest, *(p.end_offset for p in self._late if not p.done)])
+
     def next_deadline(self) -> float | None:
         while self._by_deadline and self._by_deadline[0][2].done:
             heapq.heappop(self._by_deadline)
         return self._by_deadline[0][0] if self._by_deadline else None
 
-    def commit(self, high_watermark: Offset) -> list[CompleteProduce]:
-        """Everything that ends at or below the HW, in log order."""
+    def commit(self, mark: Offset, members: int = 0) -> list[CompleteProduce]:
+        """Everything that ends at or below the mark and asks for no more in-sync members, in log order."""
         out: list[CompleteProduce] = []
         queue = self._by_offset
-        while queue and queue[0].end_offset <= high_watermark:
-            self._finish(queue.popleft(), None, out)
+        while queue and queue[0].end_offset <= mark:
+            pending = queue.popleft()
+            if pending.floor <= members:
+                self._finish(pending, None, out)
+            else:
+                self._late.append(pending)
         if self._late:
             for pending in self._late:
-                if pending.end_offset <= high_watermark:
+                if pending.end_offset <= mark and pending.floor <= members:
                     self._finish(pending, None, out)
             self._late = [p for p in self._late if not p.done]
         waiting = len(queue) + len(self._late)
@@ -84,6 +98,7 @@ class PendingAcks:
                 f" within the confirm timeout; it may still be",
             )
             self._finish(pending, error, out)
+        self._late = [p for p in self._late if not p.done]
         while self._by_offset and self._by_offset[0].done:
             self._by_offset.popleft()
         return out

@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import Any
 
 from dataplane.log.files import RealFiles
+from dataplane.replica.ack_levels import AckLevel
 from dataplane.replica.effects import CompleteProduce, LeaderEffect
 from dataplane.replica.leader import Leader
 from tidelog.cli.server import server
@@ -16,10 +17,12 @@ from wire.types import Offset
 def ack_before_commit() -> None:
     """The leader acknowledges what it has appended, whatever the others have."""
 
-    def await_commit(_self: Leader, _end: Offset, token: object, _timeout: float, _now: float) -> list[LeaderEffect]:
+    def await_ack(
+        _self: Leader, _level: AckLevel, _end: Offset, token: object, _timeout: float, _now: float
+    ) -> list[LeaderEffect]:
         return [CompleteProduce(token)]
 
-    Leader.await_commit = await_commit  # type: ignore[method-assign, assignment]
+    Leader.await_ack = await_ack  # type: ignore[method-assign, assignment]
 
 
 def no_fdatasync() -> None:

@@ -56,7 +56,7 @@ from tests.protocol.partition import (
     Told,
 )
 from wire.errors import TidelogError
-from wire.types import BrokerId, IsrChange, LeaderReport, PartitionView
+from wire.types import BrokerId, IsrChange, LeaderReport, Offset, PartitionView
 
 
 def error_shown(error: TidelogError) -> str:
@@ -79,9 +79,9 @@ def effect_shown(effect: Told) -> str:
     match effect:
         case str():
             return effect
-        case Respond(_, inbox, offset, max_bytes, high_watermark):
+        case Respond(_, inbox, offset, max_bytes, high_watermark, sync_to):
             what = f"from {offset}" if max_bytes else "empty"
-            return f"answer {inbox_shown(inbox)} {what} HW={high_watermark}"
+            return f"answer {inbox_shown(inbox)} {what} HW={high_watermark}{_sync_shown(sync_to)}"
         case Refuse(inbox, error):
             return f"refuse {inbox_shown(inbox)} {error_shown(error)}"
         case Notify(replica):
@@ -128,6 +128,10 @@ def effect_shown(effect: Told) -> str:
             assert_never(effect)
 
 
+def _sync_shown(sync_to: Offset) -> str:
+    return f" sync-to={sync_to}" if sync_to else ""
+
+
 def batches_shown(batches: tuple[Batch, ...]) -> str:
     return f"[{batches[0].base},{batches[-1].end})" if batches else "empty"
 
@@ -142,7 +146,8 @@ def message_shown(message: Message) -> str:
             text = f"{kind} #{body.sequence} e{body.leader_epoch} offset={body.offset}{durable}{room}"
         case Answer(answer, batches, damaged):
             what = error_shown(answer.error) if answer.error else "damaged" if damaged else batches_shown(batches)
-            text = f"answer #{answer.sequence} e{answer.leader_epoch} HW={answer.high_watermark} {what}"
+            told = f"HW={answer.high_watermark}{_sync_shown(answer.sync_to)}"
+            text = f"answer #{answer.sequence} e{answer.leader_epoch} {told} {what}"
         case OffsetRequest(_, asked, current, number, _):
             text = f".offset#{number} e{current} asks for e{asked}"
         case OffsetAnswer():

@@ -21,6 +21,7 @@ from dataclasses import dataclass, replace
 from typing import Any, TypeAlias
 
 from dataplane.log.snapshot import Snapshot, decode_snapshot
+from dataplane.replica.ack_levels import AckLevel, ack_level
 from dataplane.replica.effects import (
     AppendReplicated,
     CompleteDrain,
@@ -52,6 +53,7 @@ from metadata.state import ref_of
 from tests.protocol.memory_log import RECORD_BYTES, Batch, MemoryLog
 from tests.unit.metadata.cluster import Cluster
 from wire import metadata_pb2 as pb
+from wire.durability import Durability
 from wire.errors import TidelogError
 from wire.types import (
     BrokerId,
@@ -377,7 +379,7 @@ class PartitionWorld:
                 no_space=broker.is_full,
             )
             self._follow(broker, follower.start(self.now))
-            if broker.log.durable_end < broker.log.end:
+            if follower.owes_a_sync:
                 self._request_sync(broker)
 
     def set_full(self, name: str, is_full: bool) -> None:
@@ -404,12 +406,11 @@ class PartitionWorld:
         leader = broker.leading
         assert leader is not None
         for effect in effects:
-            if not isinstance(effect, RequestSync) or leader.view.config.is_durable:
-                self._told(broker.name, effect)
+            self._told(broker.name, effect)
             match effect:
                 case Respond():
                     batches = broker.log.read(effect.offset, effect.max_bytes) if effect.max_bytes else ()
-                    self._answer(broker, effect.inbox, effect.high_watermark, batches)
+                    self._answer(broker, effect.inbox, effect.high_watermark, batches, sync_to=effect.sync_to)
                 case Refuse(inbox, error) if inbox.startswith("checkpoint"):
                     self._answer_checkpoint(broker, inbox, error=error)
                 case Refuse(inbox, error):
@@ -445,6 +446,7 @@ class PartitionWorld:
         high_watermark: Offset,
         batches: tuple[Batch, ...] = (),
         error: TidelogError | None = None,
+        sync_to: Offset = Offset(0),
     ) -> None:
         if not inbox:
             return  # a progress report asks for no answer
@@ -456,6 +458,7 @@ class PartitionWorld:
             leader_epoch=leader.leader_epoch,
             high_watermark=high_watermark,
             first_offset=batches[0].base if batches else None,
+            sync_to=sync_to,
             error=error,
         )
         self._send(broker.name, replica, Answer(answer, batches), int(role))
@@ -464,8 +467,7 @@ class PartitionWorld:
         follower = broker.following
         assert follower is not None
         for effect in effects:
-            if not isinstance(effect, RequestSync) or follower.view.config.is_durable:
-                self._told(broker.name, effect)
+            self._told(broker.name, effect)
             match effect:
                 case SendFetch():
                     self._send_fetch(broker, follower, effect)
@@ -537,9 +539,8 @@ class PartitionWorld:
             self._send(NATS, broker.name, NoResponders(), broker.role_number)
 
     def _request_sync(self, broker: Broker) -> None:
-        if broker.view is not None and broker.view.config.is_durable:
-            done = Synced(broker.log.end, broker.log.cuts)
-            self._send(broker.name, broker.name, done, broker.role_number)
+        done = Synced(broker.log.end, broker.log.cuts)
+        self._send(broker.name, broker.name, done, broker.role_number)
 
     # ---- what others do to brokers ---------------------------------------------------------------------------------
 
@@ -555,33 +556,49 @@ class PartitionWorld:
         token: str = "",
         timeout: float | None = None,
         lease_valid: bool = True,
+        durability: str = "",
     ) -> TidelogError | None:
         """One batch, a record for each character. What refused it, if anything."""
         broker = self.brokers[name]
         leader = broker.leading
         assert leader is not None, f"{name} does not lead"
-        refused = leader.refuse_publish(acknowledged=acks != "none", acks_all=acks == "all", lease_valid=lease_valid)
+        try:
+            level = self.level(broker, acks, durability)
+        except TidelogError as error:
+            return error
+        refused = leader.refuse_publish(level, lease_valid=lease_valid)
         if refused is not None:
             return refused
-        self.append(broker, Batch(broker.log.end, leader.leader_epoch, values), acks, token, timeout)
+        self.append(broker, Batch(broker.log.end, leader.leader_epoch, values), level, token, timeout)
         return None
 
-    def append(self, broker: Broker, batch: Batch, acks: str, token: str, timeout: float | None = None) -> None:
+    @staticmethod
+    def level(broker: Broker, acks: str, durability: str = "") -> AckLevel | None:
+        """`durability`: the publish's own; empty: the stream's. Raises TidelogError."""
+        if acks == "none":
+            return None
+        assert broker.leading is not None
+        asked = Durability.parse(durability) if durability else None
+        return ack_level(broker.leading.view, asked, by_leader=acks == "leader")
+
+    def append(
+        self, broker: Broker, batch: Batch, level: AckLevel | None, token: str, timeout: float | None = None
+    ) -> None:
         leader = broker.leading
         assert leader is not None
         broker.log.append(batch)
         broker.producers.record(batch.header())
-        self.wait_for(broker, batch.end, acks, token, timeout)
+        self.wait_for(broker, batch.end, level, token, timeout)
         self._lead(broker, leader.on_appended(batch.end, RECORD_BYTES * len(batch.values), self.now))
 
-    def wait_for(self, broker: Broker, end: Offset, acks: str, token: str, timeout: float | None = None) -> None:
+    def wait_for(
+        self, broker: Broker, end: Offset, level: AckLevel | None, token: str, timeout: float | None = None
+    ) -> None:
         leader = broker.leading
         assert leader is not None
         patience = self.settings.confirm_timeout if timeout is None else timeout
-        if acks == "all":
-            self._lead(broker, leader.await_commit(end, token, patience, self.now))
-        elif acks == "leader":
-            self._lead(broker, leader.await_own_copy(end, token, patience, self.now))
+        if level is not None:
+            self._lead(broker, leader.await_ack(level, end, token, patience, self.now))
 
     def lead_effects(self, name: str, effects: list[LeaderEffect]) -> None:
         self._lead(self.brokers[name], effects)

@@ -4,7 +4,8 @@
     log a 1:ab 3:c [start=10] [hw=2]       before `begin`: what lies on a's disk
     epoch 5                                before `begin`: LeaderEpoch of the first view
     begin                                  the view goes to everybody
-    publish a xyz [acks=all|leader|none] [as=TOKEN] [timeout=S] [lease=no] [producer=ID/EPOCH/SEQUENCE]
+    publish a xyz [acks=all|leader|none] [durability=LEVEL] [as=TOKEN] [timeout=S] [lease=no]
+              [producer=ID/EPOCH/SEQUENCE]
     deliver                                everything on its way, and what comes of it, until all is quiet
     deliver a>b …                          what is on these links now
     step                                   everything that is on its way now, not what comes of it
@@ -258,7 +259,7 @@ class ReplicationScript:
     # ---- publishing and consuming ----------------------------------------------------------------------------------
 
     def _publish(self, command: Command) -> None:
-        command.check_options("acks", "as", "timeout", "lease", "producer")
+        command.check_options("acks", "durability", "as", "timeout", "lease", "producer")
         name, values = command.words
         options = command.options
         acks, token = options.get("acks", "none"), options.get("as", values)
@@ -277,19 +278,21 @@ class ReplicationScript:
                 token=token,
                 timeout=timeout,
                 lease_valid=options.get("lease") != "no",
+                durability=options.get("durability", ""),
             )
         else:
             identity, epoch, sequence = map(int, options["producer"].split("/"))
+            level = world.level(broker, acks, options.get("durability", ""))
             verdict = broker.producers.check(identity, epoch, sequence, len(values))
             match verdict:
                 case Rejected(error):
                     refused = error
                 case Duplicate(base, end):
                     self._lines.append(f"  {name}: duplicate of [{base},{end})")
-                    world.wait_for(broker, end, acks, token, timeout)
+                    world.wait_for(broker, end, level, token, timeout)
                 case _:
                     batch = Batch(broker.log.end, leader.leader_epoch, values, identity, epoch, sequence)
-                    world.append(broker, batch, acks, token, timeout)
+                    world.append(broker, batch, level, token, timeout)
         if refused is not None:
             self._lines.append(f"  {name}: refuse {token} {error_shown(refused)}")
 

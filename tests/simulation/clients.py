@@ -22,6 +22,7 @@ from tidelog.client.consumer import Consumer
 from tidelog.client.producer import Producer
 from tidelog.client.records import Receipt
 from wire.batch import RecordBatch
+from wire.durability import Durability
 from wire.errors import Code, TidelogError
 from wire.subjects import Subjects, ingest_subject
 from wire.transport import Message
@@ -57,6 +58,7 @@ class Workload:
         self.incarnation = 0
         self.partitions = 0
         self.stream = ""
+        self.durable = True
         with self.process.running():
             self.connection = SimConnection(nats, self.process, name)
             self.client = Client(self.connection, subjects, server="nats://simulated", name=name)
@@ -76,6 +78,7 @@ class Workload:
         self, stream: str, *, partitions: int, replication_factor: int, config: dict[str, str], after: int = 0
     ) -> None:
         """`after`: the incarnation that was deleted."""
+        self.durable = Durability.parse(config["durability"]).is_synced
         self._made_with = {"partitions": partitions, "replication_factor": replication_factor, "config": config}
         await self.connection.connected()
         while True:
@@ -151,8 +154,12 @@ class Workload:
 
     # ---- producers
 
-    async def produce(self, acks: Literal["all", "leader", "none"]) -> None:
-        """For ever, until `stopped`. A producer that fails is replaced by another, of another name."""
+    async def produce(self, acks: Literal["all", "leader", "none"], durability: Durability | None = None) -> None:
+        """For ever, until `stopped`. A producer that fails is replaced by another, of another name. `durability`: other
+        than the stream's."""
+        asked = None if durability is None else str(durability)
+        # What is acknowledged from page caches on a durable stream is not committed yet.
+        committed = acks == "all" and (durability is None or durability.is_synced or not self.durable)
         while not self.stopped:
             if not self.incarnation:
                 await asyncio.sleep(0.05)
@@ -161,7 +168,7 @@ class Workload:
             self._names += 1
             name = {"all": "i", "leader": "l", "none": "n"}[acks] + str(self._names)
             failed = asyncio.Event()
-            producer = self.client.producer(self.stream, acks=acks, delivery_timeout_ms=60_000)
+            producer = self.client.producer(self.stream, acks=acks, durability=asked, delivery_timeout_ms=60_000)
             try:
                 await producer.start()
             except TidelogError as error:
@@ -178,6 +185,7 @@ class Workload:
             def answered(
                 value: bytes,
                 sent_at: float,
+                losses: int,
                 incarnation: int,
                 failed: asyncio.Event,
                 future: asyncio.Future[Receipt],
@@ -195,7 +203,11 @@ class Workload:
                 self.acknowledged += 1
                 self.slowest = max(self.slowest, self.world.now - sent_at)
                 if acks != "none":
-                    self._acked(value, incarnation, receipt.partition, receipt.offset, promised=acks == "all")
+                    partition, offset = receipt.partition, receipt.offset
+                    ack = Acknowledged(
+                        self.stream, incarnation, partition, offset, value, self.process.name, durability, losses
+                    )
+                    self._acked(ack, promised=committed)
 
             while self._goes_on(incarnation) and not failed.is_set():
                 await asyncio.sleep(self._pause())
@@ -214,7 +226,9 @@ class Workload:
                     waiting += 1
                     self.sent += 1
                     self.open += 1
-                    future.add_done_callback(partial(answered, value, self.world.now, incarnation, failed))
+                    future.add_done_callback(
+                        partial(answered, value, self.world.now, self.invariants.losses, incarnation, failed)
+                    )
             if failed.is_set() or incarnation != self.incarnation:
                 producer.abort(TidelogError(Code.UNAVAILABLE, "given up"))
 
@@ -230,13 +244,11 @@ class Workload:
         padding = self.rng.choice((0, 10, 100, 100, 1500))
         return b"%s:%d:%s" % (name.encode(), number, b"x" * padding)
 
-    def _acked(self, value: bytes, incarnation: int, partition: int, offset: int, *, promised: bool) -> None:
-        if incarnation != self.incarnation:
+    def _acked(self, ack: Acknowledged, *, promised: bool) -> None:
+        if ack.stream_incarnation != self.incarnation:
             return  # of a stream that is gone
-        self.world.say(f"acknowledged {value[:12].decode()} at {partition}/{offset}")
-        self.invariants.acked(
-            Acknowledged(self.stream, incarnation, partition, offset, value, self.process.name), promised=promised
-        )
+        self.world.say(f"acknowledged {ack.value[:12].decode()} at {ack.partition}/{ack.offset}")
+        self.invariants.acked(ack, promised=promised)
 
     async def publish(self) -> None:
         """Bare publishes with a reply subject, as `nats request` makes them. Half of them are sent again when no answer
@@ -276,7 +288,8 @@ class Workload:
             self.connection.on_inbox(inbox, None)
             self.acknowledged += 1
             if promised:
-                self._acked(value, incarnation, partition, int(answer["offset"]), promised=True)
+                ack = Acknowledged(self.stream, incarnation, partition, int(answer["offset"]), value, self.process.name)
+                self._acked(ack, promised=True)
 
     # ---- consumers
 

@@ -117,6 +117,8 @@ class SimDisk:
         self.failing_syncs = 0
         """So many syncs of data fail with EIO."""
         self.has_failed = False
+        self.losses = 0
+        """How often it has lost what was written, or may have."""
         """Some call failed, or what is read is not what was written."""
         self._boot = 1
         self._folders: dict[Path, _Folder] = {Path("/"): _Folder()}
@@ -138,6 +140,7 @@ class SimDisk:
         self.crash_at = -1
 
     def lose_power(self, how: Survival, rng: Random) -> None:
+        self.losses += 1
         for folder in self._folders.values():
             changes = folder.changes
             for name, file in changes[: surviving_names(len(changes), how, rng)]:
@@ -151,6 +154,7 @@ class SimDisk:
 
     def wipe(self) -> None:
         """Another disk, empty."""
+        self.losses += 1
         self.kill_process()
         self._folders = {Path("/"): _Folder()}
 

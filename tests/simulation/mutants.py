@@ -119,11 +119,11 @@ MUTANTS: tuple[Mutant, ...] = (
     ),
     _mutant(
         "expands to a follower below the HW",
-        (L, "_maybe_expand", "if follower.acknowledged < self.high_watermark or", "if False and"),
+        (L, "_maybe_expand", "if self._acknowledged(replica) < self.high_watermark:", "if False:"),
     ),
     _mutant(
         "expands before the epoch's start is held",
-        (L, "_maybe_expand", "or follower.acknowledged < self.epoch_start", ""),
+        (L, "_maybe_expand", "if follower.durable_end < self.epoch_start:", "if False:"),
     ),
     _mutant(
         "the incarnations in AlterIsr are not checked (KIP-903)",
@@ -132,7 +132,7 @@ MUTANTS: tuple[Mutant, ...] = (
     ),
     _mutant(
         "HW from the committed ISR, not the maximal one",
-        (L, "_advance", "for member in self.isr.maximal)", "for member in self.isr.members)"),
+        (L, "_move_high_watermark", "for member in self.isr.maximal)", "for member in self.isr.members)"),
         drama="unheard expansion",
     ),
     _mutant(
@@ -167,7 +167,7 @@ MUTANTS: tuple[Mutant, ...] = (
     ),
     _mutant(
         "commits below min ISR",
-        (L, "_advance", "if len(self.isr.members) < self.view.config.min_isr:", "if False:"),
+        (L, "_advance", "if members < self.view.config.min_isr:", "if False:"),
     ),
     _mutant(
         "no eligible replicas (KIP-966)",
@@ -220,7 +220,7 @@ MUTANTS: tuple[Mutant, ...] = (
         (
             leading.Leading,
             "_append_batch",
-            "self._run(self._await(core, request, verdict.end_offset, response, inbox, now))",
+            "self._run(self._await(core, request, level, verdict.end_offset, response, inbox, now))",
             "self._answers.append(AppendReply(inbox, response, False))",
         ),
     ),
@@ -230,7 +230,7 @@ MUTANTS: tuple[Mutant, ...] = (
     ),
     _mutant(
         "acknowledges before the commit",
-        (L, "await_commit", "if end <= self.high_watermark:", "if True:"),
+        (L, "await_ack", "if end <= self._reached(level):", "if True:"),
     ),
     _mutant(
         "the leader-epoch file is written once, and later epochs are not",
@@ -242,11 +242,11 @@ MUTANTS: tuple[Mutant, ...] = (
     ),
     _mutant(
         "a follower reports what it has not synced",
-        (F, "_reported_end", "self.durable_end if self._durable else None", "self.log_end_offset"),
+        (F, "_reported_end", "self.durable_end if self._durable or self._sync_to else None", "self.log_end_offset"),
     ),
     _mutant(
         "the leader counts its own copy before it is synced",
-        (L, "_acknowledged", "self.durable_end if self._durable else self.log_end_offset", "self.log_end_offset"),
+        (L, "_end_of", "self.durable_end if is_synced else self.log_end_offset", "self.log_end_offset"),
     ),
     _mutant(
         "consumers are served beyond the HW",

@@ -28,7 +28,7 @@ from tests.simulation.invariants import Invariants
 from tests.simulation.messaging import Nats, Weather
 from tests.simulation.raft import RaftGroup
 from tests.simulation.world import InvariantBroken, Process, World, inhabited
-from wire.durability import ACCEPTED, DURABLE, Durability
+from wire.durability import ACCEPTED, DURABLE, Durability, DurabilityKind
 from wire.subjects import Subjects
 from wire.types import PartitionKey
 
@@ -73,6 +73,9 @@ class Shape:
     quick: bool
     """Timeouts a fraction of the usual ones: more happens in a simulated second."""
 
+    asked: Durability
+    """Level that a producer asks for, in place of the stream's."""
+
     fetch_max_bytes: int
     """Of one answer to a follower: below a batch's size at times."""
     retention: tuple[tuple[str, int], ...] = ()
@@ -88,6 +91,7 @@ class Shape:
             streams=rng.choice((1, 1, 1, 2)),
             partitions=rng.choice((1, 1, 2)),
             durability=ACCEPTED if rng.random() < 0.25 else DURABLE,
+            asked=DURABLE,
             segment_bytes=rng.choice((4096, 16384, 1 << 20)),
             duration=rng.choice((1.5, 3.0, 6.0)),
             rate=rng.choice((2.0, 5.0, 12.0)),
@@ -102,7 +106,10 @@ class Shape:
             shape = replace(shape, fetch_max_bytes=1 << 20)
         if drama is not None:
             shape = replace(shape, **({"duration": 6.0} | CASTS.get(drama, {})))
-        return shape
+        levels = (DURABLE, Durability(DurabilityKind.REPLICA_DURABLE, 3))
+        if shape.durability.is_synced:
+            levels = (ACCEPTED, Durability(DurabilityKind.REPLICA_ACCEPTED, 3))
+        return replace(shape, asked=rng.choice(levels))
 
     def keeping_less(self, rng: Random) -> Shape:
         """Some runs have streams that forget."""
@@ -297,6 +304,7 @@ class Cluster:
         clients.spawn(clients.feed_back)
         for acks in ("all", "all", "leader", "none"):
             clients.spawn(lambda acks=acks: clients.produce(acks))  # type: ignore[misc]
+        clients.spawn(lambda: clients.produce("all", shape.asked))
         clients.spawn(clients.publish)
         clients.spawn(clients.consume)
         clients.spawn(clients.ask_for_the_end)

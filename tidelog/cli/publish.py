@@ -35,6 +35,18 @@ CHUNK_BYTES = 4 << 20
     show_default=True,
     help="Who must have a record before it counts as published.",
 )
+@click.option(
+    "--durability",
+    metavar="LEVEL",
+    help="In place of the stream's: durable, accepted, replica_durable:N, replica_accepted:N, majority_durable or"
+    " local_durable.",
+)
+@click.option(
+    "--confirm-timeout",
+    type=click.FloatRange(min=0.001, max=3600),
+    metavar="SECONDS",
+    help="How long the leader waits for what the level asks for; in place of the stream's time.",
+)
 @click.option("--file", "file", type=click.File("rb"), help="Publish the lines of a file; - is stdin.")
 @click.option(
     "--format",
@@ -56,6 +68,8 @@ def publish(
     value: str | None,
     key: str | None,
     acks: str,
+    durability: str | None,
+    confirm_timeout: float | None,
     file: BinaryIO | None,
     form: str,
     compression: str | None,
@@ -75,7 +89,9 @@ def publish(
     key_bytes = None if key is None else _bytes(key)
 
     async def work(client: Client) -> None:
-        async with client.producer(stream, acks=level, compression=codec) as producer:
+        async with client.producer(
+            stream, acks=level, durability=durability, confirm_timeout=confirm_timeout, compression=codec
+        ) as producer:
             if file is not None:
                 await _publish_file(producer, file, form, key_bytes, partition, as_json)
                 return

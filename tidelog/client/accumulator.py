@@ -180,6 +180,8 @@ class AccumulatorSettings:
     max_in_flight: int = 5
     """Leaders remember the last five batches of a producer; a larger window could not be told from repetitions."""
     delivery_timeout: float = 30.0
+    ends_unconfirmed: bool = False
+    """A leader's CONFIRM_TIMEOUT ends a batch: its owner has said how long to wait. Else it is sent again."""
     probe_after: float = 0.1
     probe_every: float = 0.1
     resend_after: float = 2.0
@@ -386,7 +388,7 @@ class PartitionAccumulator:
         effects: list[Effect] = [RefreshMetadata()] if code.refresh_metadata else []
         if code.unknown_outcome:
             batch.uncertain = True
-        if not code.retriable:
+        if not code.retriable or (code is Code.CONFIRM_TIMEOUT and self._settings.ends_unconfirmed):
             return [*effects, *self._fail(batch, typed(error)), *self._renew_session()]
         batch.state = BatchState.RESEND
         if code in (Code.FENCED_LEADER_EPOCH, Code.CONFIRM_TIMEOUT) and batch.sent_epoch != self.leader_epoch:

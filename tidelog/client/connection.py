@@ -31,6 +31,7 @@ from tidelog.client.metadata import MetadataCache, StreamMetadata, stream_name
 from tidelog.client.positions import Anchor, AtOffset, AtTime, Position, Start, Stop, timestamp_of
 from tidelog.client.producer import Producer
 from wire.batch import RecordBatch
+from wire.durability import Durability
 from wire.errors import Code, TidelogError
 from wire.subjects import DEFAULT_NAMESPACE, Subjects
 from wire.transport import Transport
@@ -223,6 +224,8 @@ class Client:
         stream: str,
         *,
         acks: Literal["all", "leader", "none"] = "all",
+        durability: str | None = None,
+        confirm_timeout: float | None = None,
         batch_bytes: int = 256 << 10,
         linger_ms: float = 0.0,
         max_in_flight: int = 5,
@@ -233,16 +236,21 @@ class Client:
         """A producer for a stream.
 
         `acks`: "all" = committed by the in-sync replicas; "leader" = in the leader's log, lost if the leader changes;
-        "none" = written to the connection. `batch_bytes` is bounded by what NATS takes in one message. `linger_ms`
-        waits for more records before an incomplete batch is sent. `max_in_flight`: batches per partition, 1 to 5.
-        `buffer_bytes` of unacknowledged records: above it `send` waits and `send_nowait` raises BufferFull. After
-        `delivery_timeout_ms` a record fails with DeliveryTimeout. `compression` of batches; None: the stream's setting.
+        "none" = written to the connection. `durability`: a level of this producer's own in place of the stream's:
+        "durable", "accepted", "replica_durable:N", "replica_accepted:N", "majority_durable", "local_durable" (see
+        docs/operations.md). `confirm_timeout`: seconds that the leader waits for what the level asks for; then the
+        record fails with DeliveryTimeout, and may have been written. None: the stream's time, after which it is sent
+        again, without a duplicate, until `delivery_timeout_ms` is over. `batch_bytes` is bounded by what NATS takes in
+        one message. `linger_ms` waits for more records before an incomplete batch is sent. `max_in_flight`: batches per
+        partition, 1 to 5. `buffer_bytes` of unacknowledged records: above it `send` waits and `send_nowait` raises
+        BufferFull. After `delivery_timeout_ms` a record fails with DeliveryTimeout. `compression` of batches; None: the
+        stream's setting.
         """
         self._check_open()
-        try:
-            level = Acks(acks)
-        except ValueError:
-            raise BadRequest(Code.BAD_REQUEST, f"acks={acks!r} is none of 'all', 'leader' and 'none'") from None
+        level = _acks(acks)
+        asked = None if durability is None else _durability(durability, level)
+        if confirm_timeout is not None:
+            _check_range("confirm_timeout", confirm_timeout, 0.001, 3600)
         _check_range("batch_bytes", batch_bytes, 1, 1 << 30)
         _check_range("linger_ms", linger_ms, 0, 60_000)
         _check_range("max_in_flight", max_in_flight, 1, 5)
@@ -261,10 +269,13 @@ class Client:
                 linger=linger_ms / 1000,
                 max_in_flight=max_in_flight,
                 delivery_timeout=delivery_timeout_ms / 1000,
+                ends_unconfirmed=confirm_timeout is not None,
             ),
             buffer_bytes=buffer_bytes,
             compression=compression,
             client_id=f"{self._name}#{number}",
+            durability=asked,
+            confirm_timeout_ms=0 if confirm_timeout is None else max(1, round(confirm_timeout * 1000)),
             spread=number,
             on_closed=lambda closed: self._producers.pop(closed, None),
         )
@@ -441,6 +452,31 @@ def _subjects(namespace: str) -> Subjects:
         return Subjects(namespace)
     except TidelogError as error:
         raise typed(error) from None
+
+
+def _acks(text: str) -> Acks:
+    try:
+        return Acks(text)
+    except ValueError:
+        raise BadRequest(Code.BAD_REQUEST, f"acks={text!r} is none of 'all', 'leader' and 'none'") from None
+
+
+def _durability(text: str, acks: Acks) -> Durability:
+    try:
+        asked = Durability.parse(text)
+    except ValueError as error:
+        raise BadRequest(Code.BAD_REQUEST, f"durability={text!r}: {error}") from None
+    if acks is Acks.NONE:
+        raise BadRequest(
+            Code.BAD_REQUEST, f"durability={asked} says when to acknowledge, acks='none' never to; leave one out"
+        )
+    if acks is Acks.LEADER and asked.has_floor:
+        raise BadRequest(
+            Code.BAD_REQUEST,
+            f"durability={asked} waits for other replicas, and acks='leader' for the leader alone; leave acks out, or"
+            " ask for durability='local_durable'",
+        )
+    return asked
 
 
 def _check_range(name: str, value: float, low: float, high: float) -> None:

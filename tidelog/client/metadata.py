@@ -15,6 +15,7 @@ from typing import Any
 from tidelog.client.api import Api
 from tidelog.client.errors import WrongIncarnation, typed
 from wire.batch import Compression
+from wire.durability import DURABLE, Durability
 from wire.errors import Code, TidelogError
 from wire.subjects import check_stream_name
 from wire.types import BrokerId, Incarnation, LeaderEpoch, StreamName
@@ -53,6 +54,14 @@ class StreamMetadata:
     def compression(self) -> Compression:
         """Of producers that do not choose. One that this version does not know is none."""
         return Compression.__members__.get(self.config.get("compression", "").upper(), Compression.NONE)
+
+    @property
+    def durability(self) -> Durability:
+        """The stream's level; as the default where a newer broker names one that is not known here."""
+        try:
+            return Durability.parse(self.config.get("durability", str(DURABLE)))
+        except ValueError:
+            return DURABLE
 
     @classmethod
     def from_json(cls, answer: Mapping[str, Any]) -> StreamMetadata:

@@ -40,8 +40,9 @@ from tidelog.client.errors import BadRequest, BufferFull, Closed, RecordTooLarge
 from tidelog.client.metadata import MetadataCache, StreamMetadata
 from tidelog.client.partitioner import Partitioner
 from tidelog.client.records import BatchReceipt, Receipt
-from wire.append import encode_append
+from wire.append import ask_durability, encode_append
 from wire.batch import HEADER_SIZE, BatchBuilder, Compression, EncodedBatch, encode_headers
+from wire.durability import Durability
 from wire.errors import Code, CorruptData, TidelogError
 from wire.replication import decode_header
 from wire.subjects import Subjects
@@ -87,6 +88,8 @@ class Producer:
         buffer_bytes: int,
         compression: str | None,
         client_id: str,
+        durability: Durability | None,
+        confirm_timeout_ms: int,
         spread: int,
         on_closed: Callable[[Producer], object],
     ) -> None:
@@ -101,6 +104,8 @@ class Producer:
         self._buffer_bytes = buffer_bytes
         self._compression = _COMPRESSION[compression]
         self._client_id = client_id
+        self._durability = durability
+        self._confirm_timeout_ms = confirm_timeout_ms
         self._spread = spread
         self._on_closed = on_closed
         self._loop = asyncio.get_running_loop()
@@ -161,7 +166,10 @@ class Producer:
         self._max_record, self._max_record_why = room - RECORD_OVERHEAD, "what the NATS server takes in one message"
         if layout.max_record_bytes is not None and layout.max_record_bytes <= self._max_record:
             self._max_record, self._max_record_why = layout.max_record_bytes, "the stream's max_record_bytes"
+        self._check_level(layout)
         settings = replace(self._settings, batch_bytes=batch_bytes)
+        if settings.acks is Acks.ALL and (self._durability or layout.durability).is_local:
+            settings = replace(settings, acks=Acks.LEADER)  # what is acknowledged may be lost with the leader
         session = await self._new_session() if settings.acks is not Acks.NONE else None
         for partition, known in layout.partitions.items():
             core = PartitionAccumulator(f"{self.stream}/{partition}", settings, known.leader_epoch)
@@ -171,12 +179,25 @@ class Producer:
                 stream_incarnation=layout.incarnation,
                 partition_incarnation=known.incarnation,
                 partitioning_version=layout.partitioning_version,
-                acks=_WIRE_ACKS[settings.acks],
+                acks=_WIRE_ACKS[self._settings.acks],
+                confirm_timeout_ms=self._confirm_timeout_ms,
                 client_id=self._client_id,
             )
+            if self._durability is not None:
+                ask_durability(request, self._durability)
             self._pipes[partition] = _Pipe(self, partition, core, request)
         self._layout = layout
         self._partitioner = Partitioner(tuple(layout.partitions), start=self._spread)
+
+    def _check_level(self, layout: StreamMetadata) -> None:
+        """Raises BadRequest: no partition has so many replicas."""
+        replicas = layout.replication_factor
+        if self._durability is not None and self._durability.in_sync_floor(replicas) > replicas:
+            raise BadRequest(
+                Code.BAD_REQUEST,
+                f"durability={self._durability} needs more replicas than the {replicas} of stream {self.stream!r}; ask"
+                f" for {replicas} at most",
+            )
 
     async def send(
         self,

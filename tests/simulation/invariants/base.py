@@ -21,6 +21,7 @@ if TYPE_CHECKING:
     from tests.simulation.world import World
     from wire import metadata_pb2 as pb
     from wire.batch import RecordBatch
+    from wire.durability import Durability
     from wire.types import LeaderReport, PartitionKey
 
 
@@ -34,6 +35,10 @@ class Acknowledged:
     offset: int
     value: bytes
     by: str
+    durability: Durability | None = None
+    """What the publish asked for; None: what the stream has."""
+    losses: int = 0
+    """How often a disk had lost anything when it was sent."""
 
 
 @dataclass(frozen=True, slots=True)

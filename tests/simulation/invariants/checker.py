@@ -24,6 +24,7 @@ from tests.simulation.invariants.commits import (
     OnlyLeadersCommit,
 )
 from tests.simulation.invariants.history import CommittedHistory, batches_of
+from tests.simulation.invariants.levels import FloorHolds, HeldByAllStays, SyncedByAllStays
 from tests.simulation.invariants.metadata import (
     CompareAndSet,
     ElectionsHaveCause,
@@ -87,6 +88,9 @@ INVARIANTS: tuple[type[Invariant], ...] = (
     CommittedIsHeldByIsr,
     NoAcknowledgedRecordLost,
     AckedIsCommitted,
+    SyncedByAllStays,
+    HeldByAllStays,
+    FloorHolds,
     ConsumersSeeOnlyCommitted,
     ConsumersSeeOneValue,
     NoDuplicates,
@@ -294,6 +298,11 @@ class Invariants:
             self._acked_ends[named] = max(self._acked_ends.get(named, 0), ack.offset + 1)
         for invariant in self._on_acked:
             invariant.on_acked(ack, promised=promised)
+
+    @property
+    def losses(self) -> int:
+        """How often a disk has lost anything."""
+        return sum(broker.disk.losses for broker in self.brokers.values())
 
     def acked_end(self, stream: str, incarnation: int, partition: int) -> int:
         """What a client was told, with acks=all, to be stored: its end."""

@@ -29,6 +29,8 @@ class NoAcknowledgedRecordLost(Invariant):
         if promised:
             self._by_all.append(ack)
             return
+        if ack.durability is not None:
+            return
         key = self._key(ack)
         truth = self.raft.truth.partition(key) if key is not None else None
         if key is not None and truth is not None and truth.leader is not None:

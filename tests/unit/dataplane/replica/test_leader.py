@@ -7,6 +7,7 @@ from typing import TypeVar
 
 import pytest
 
+from dataplane.replica.ack_levels import AckLevel
 from dataplane.replica.consumers import ConsumerFetch
 from dataplane.replica.effects import (
     CompleteProduce,
@@ -42,6 +43,8 @@ _Effect = TypeVar("_Effect")
 A, B, C = BrokerId("a"), BrokerId("b"), BrokerId("c")
 KEY = PartitionKey(StreamName("s"), Incarnation(1), 0, Incarnation(1))
 SETTINGS = ReplicaSettings()
+ALL = AckLevel(is_local=False, is_synced=True)
+LOCAL = AckLevel(is_local=True, is_synced=True)
 
 
 def view(
@@ -465,7 +468,7 @@ def test_a_view_of_another_epoch_is_a_bug_of_the_driver() -> None:
 # ---------------------------------------------------------------- publishes
 def test_an_acknowledgement_waits_for_the_commit() -> None:
     driver = Driver()
-    assert driver.leader.await_commit(Offset(5), "token", 10.0, 0.0) == []
+    assert driver.leader.await_ack(ALL, Offset(5), "token", 10.0, 0.0) == []
     assert of(CompleteProduce, driver.append(5)) == []
     driver.fetch(B, 5)
     assert of(CompleteProduce, driver.fetch(C, 5)) == [CompleteProduce("token")]
@@ -475,8 +478,8 @@ def test_a_duplicate_of_an_uncommitted_batch_waits_for_the_originals_commit() ->
     driver = Driver()
     driver.append(5)
     driver.append(5)
-    driver.leader.await_commit(Offset(10), "second", 10.0, 0.0)
-    assert driver.leader.await_commit(Offset(5), "first again", 10.0, 0.0) == []
+    driver.leader.await_ack(ALL, Offset(10), "second", 10.0, 0.0)
+    assert driver.leader.await_ack(ALL, Offset(5), "first again", 10.0, 0.0) == []
     driver.fetch(B, 5)
     assert of(CompleteProduce, driver.fetch(C, 5)) == [CompleteProduce("first again")]
 
@@ -484,7 +487,7 @@ def test_a_duplicate_of_an_uncommitted_batch_waits_for_the_originals_commit() ->
 def test_a_confirm_timeout_says_that_the_outcome_is_unknown() -> None:
     driver = Driver()
     driver.append(5)
-    driver.leader.await_commit(Offset(5), "token", 2.0, 0.0)
+    driver.leader.await_ack(ALL, Offset(5), "token", 2.0, 0.0)
     assert of(CompleteProduce, driver.leader.tick(1.9)) == []
     (done,) = of(CompleteProduce, driver.leader.tick(2.0))
     assert done.error is not None
@@ -496,7 +499,7 @@ def test_a_confirm_timeout_says_that_the_outcome_is_unknown() -> None:
 def test_when_leadership_ends_publishes_that_wait_are_unknown_never_failed() -> None:
     driver = Driver()
     driver.append(5)
-    driver.leader.await_commit(Offset(5), "token", 2.0, 0.0)
+    driver.leader.await_ack(ALL, Offset(5), "token", 2.0, 0.0)
     (done,) = of(CompleteProduce, driver.leader.resign("a new LeaderEpoch"))
     assert done.error is not None
     assert done.error.code is Code.OUTCOME_UNKNOWN
@@ -505,16 +508,16 @@ def test_when_leadership_ends_publishes_that_wait_are_unknown_never_failed() -> 
 
 def test_an_acknowledged_publish_below_min_isr_is_refused_before_it_is_appended() -> None:
     leader = Driver(view(isr=(A,))).leader
-    refused = leader.refuse_publish(acknowledged=True, acks_all=True, lease_valid=True)
+    refused = leader.refuse_publish(ALL, lease_valid=True)
     assert refused is not None
     assert refused.code is Code.NOT_ENOUGH_REPLICAS
-    assert leader.refuse_publish(acknowledged=False, acks_all=False, lease_valid=True) is None
+    assert leader.refuse_publish(None, lease_valid=True) is None
 
 
 def test_without_a_lease_only_what_the_isr_guards_goes_on() -> None:
     leader = Driver().leader
-    assert leader.refuse_publish(acknowledged=True, acks_all=True, lease_valid=False) is None
-    refused = leader.refuse_publish(acknowledged=True, acks_all=False, lease_valid=False)
+    assert leader.refuse_publish(ALL, lease_valid=False) is None
+    refused = leader.refuse_publish(LOCAL, lease_valid=False)
     assert refused is not None
     assert refused.code is Code.UNAVAILABLE
 
@@ -522,18 +525,18 @@ def test_without_a_lease_only_what_the_isr_guards_goes_on() -> None:
 def test_too_much_uncommitted_is_back_pressure() -> None:
     driver = Driver(settings=ReplicaSettings(max_uncommitted_bytes=400))
     driver.append(5)
-    refused = driver.leader.refuse_publish(acknowledged=True, acks_all=True, lease_valid=True)
+    refused = driver.leader.refuse_publish(ALL, lease_valid=True)
     assert refused is not None
     assert refused.code is Code.BACKPRESSURE
     driver.fetch(B, 5)
     driver.fetch(C, 5)
-    assert driver.leader.refuse_publish(acknowledged=True, acks_all=True, lease_valid=True) is None
+    assert driver.leader.refuse_publish(ALL, lease_valid=True) is None
 
 
 def test_read_only_and_paused_partitions_refuse() -> None:
     driver = Driver()
     driver.leader.on_view(replace(view(epoch=2), readonly=True), 0.0)
-    refused = driver.leader.refuse_publish(acknowledged=True, acks_all=True, lease_valid=True)
+    refused = driver.leader.refuse_publish(ALL, lease_valid=True)
     assert refused is not None
     assert refused.code is Code.READONLY
 

@@ -7,14 +7,14 @@ import pytest
 
 from dataplane.replica.effects import CompleteDrain, CompleteProduce, LeaderEffect, Respond
 from dataplane.replica.leader import Leader
-from tests.unit.dataplane.replica.test_leader import A, B, C, Driver, of, view
+from tests.unit.dataplane.replica.test_leader import ALL, LOCAL, A, B, C, Driver, of, view
 from wire.durability import ACCEPTED
 from wire.errors import Code, TidelogError
 from wire.types import BrokerId, Offset
 
 
 def refusal(leader: Leader, *, acks_all: bool = True) -> TidelogError | None:
-    return leader.refuse_publish(acknowledged=True, acks_all=acks_all, lease_valid=True)
+    return leader.refuse_publish(ALL if acks_all else LOCAL, lease_valid=True)
 
 
 def drained(effects: list[LeaderEffect]) -> list[TidelogError | None]:
@@ -54,7 +54,7 @@ def test_a_publish_is_refused_as_one_that_may_be_sent_again() -> None:
 def test_followers_are_answered_until_the_target_and_the_high_watermark_are_at_the_end() -> None:
     driver = caught_up()
     driver.append(3)
-    driver.leader.await_commit(Offset(8), "ack", 10.0, 0.0)
+    driver.leader.await_ack(ALL, Offset(8), "ack", 10.0, 0.0)
     assert drained(drain(driver)) == []
     (answer,) = of(Respond, driver.fetch(B, 5))
     assert answer.max_bytes > 0

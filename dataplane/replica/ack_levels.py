@@ -1,0 +1,99 @@
+"""What publishes wait for.
+
+A publish asks for a level; without one it has the stream's. The level says in which way a copy counts (synced, or in
+the page cache), whether all of the maximal ISR must have one or the leader alone, and how many members the committed
+ISR must have. The stream's own way is the high watermark's: most publishes wait for that. Publishes in the other way
+wait for a mark beside it, which is the minimum of those other ends over the maximal ISR.
+
+    stream      level        acknowledged when every member of the maximal ISR
+    durable     durable      has synced it: the HW
+    durable     accepted     has it in its page cache, before the HW: consumers do not see it yet
+    accepted    accepted     has it in its page cache: the HW
+    accepted    durable      has synced it, behind the HW: the leader has everybody sync it
+
+The floor of a level is one of its own beside the stream's min ISR, which nothing undercuts: below it the HW is frozen,
+and who leaves the ISR stays eligible without having what comes then.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from dataplane.replica.effects import CompleteProduce
+from dataplane.replica.pending import PendingAcks
+from wire.durability import Durability
+from wire.errors import Code, TidelogError
+from wire.types import Offset, PartitionView
+
+
+@dataclass(frozen=True, slots=True)
+class AckLevel:
+    is_local: bool
+    """The leader's own copy is enough."""
+    is_synced: bool
+    """A copy counts once it is synced; else once it is in the page cache."""
+    floor: int = 0
+    """Members that the committed ISR must have, beyond what min ISR says."""
+
+
+def ack_level(view: PartitionView, asked: Durability | None = None, *, by_leader: bool = False) -> AckLevel:
+    """Of an acknowledged publish. `asked`: its own level, None: the stream's. `by_leader`: it asks for the leader's ack
+    alone, as acks=leader. Raises TidelogError(BAD_REQUEST) where that is not to be had."""
+    level = asked if asked is not None else view.config.durability
+    if by_leader and asked is not None and asked.has_floor:
+        raise TidelogError(
+            Code.BAD_REQUEST,
+            f"durability={asked} waits for other replicas, and acks=leader for the leader alone; ask for acks=all, or"
+            " for durability=local_durable",
+        )
+    floor = level.in_sync_floor(len(view.replicas))
+    if floor > len(view.replicas):
+        raise TidelogError(
+            Code.BAD_REQUEST,
+            f"durability={level} needs {floor} replicas and {view.key} has {len(view.replicas)}; ask for"
+            f" {len(view.replicas)} at most",
+        )
+    if by_leader or level.is_local:
+        return AckLevel(is_local=True, is_synced=level.is_synced)
+    return AckLevel(is_local=False, is_synced=level.is_synced, floor=floor)
+
+
+class WaitingAcks:
+    """Publishes that wait, by what they wait for."""
+
+    def __init__(self) -> None:
+        self._local = {False: PendingAcks(), True: PendingAcks()}
+        self._everywhere = {False: PendingAcks(), True: PendingAcks()}
+        self._all = (*self._everywhere.values(), *self._local.values())
+
+    def add(self, level: AckLevel, end: Offset, deadline: float, token: object) -> None:
+        queues = self._local if level.is_local else self._everywhere
+        queues[level.is_synced].add(end, deadline, token, level.floor)
+
+    def on_own_copy(self, appended: Offset, synced: Offset) -> list[CompleteProduce]:
+        """The leader's own copy ends there."""
+        return [*self._local[False].commit(appended), *self._local[True].commit(synced)]
+
+    def on_everywhere(self, end: Offset, members: int, *, is_synced: bool) -> list[CompleteProduce]:
+        """All of the maximal ISR holds everything below `end` in that way; the committed one has `members`."""
+        return self._everywhere[is_synced].commit(end, members)
+
+    def furthest_everywhere(self, *, is_synced: bool) -> Offset:
+        """Where the last publish ends that waits for all in that way; 0: none does."""
+        return self._everywhere[is_synced].furthest
+
+    @property
+    def furthest_local_sync(self) -> Offset:
+        """The same, for those that wait for the leader's own sync."""
+        return self._local[True].furthest
+
+    def next_deadline(self) -> float | None:
+        due = [deadline for queue in self._all if (deadline := queue.next_deadline()) is not None]
+        return min(due) if due else None
+
+    def expire(self, now: float) -> list[CompleteProduce]:
+        return [done for queue in self._all for done in queue.expire(now)]
+
+    def abandon(self, reason: str) -> list[CompleteProduce]:
+        """Leadership ended: every publish that waits has an unknown outcome."""
+        return [done for queue in self._all for done in queue.abandon(reason)]

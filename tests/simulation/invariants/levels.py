@@ -1,0 +1,163 @@
+"""What a publish is promised that asked for a durability level of its own."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from tests.simulation.invariants.base import Acknowledged, Invariant, Move, Scene
+from tests.simulation.invariants.history import value_at
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable, Mapping
+
+    from dataplane.broker.replica import Replica
+    from dataplane.log.partition_log import PartitionLog
+    from metadata.model import Partition
+    from tests.simulation.broker import SimBroker
+    from wire.types import BrokerId, PartitionKey
+
+
+class LevelInvariant(Invariant):
+    def partition_of(self, ack: Acknowledged) -> tuple[PartitionKey, Partition] | None:
+        """None: the stream is gone."""
+        named = ack.stream, ack.stream_incarnation, ack.partition
+        return next(
+            (
+                (key, partition)
+                for key, partition in self.raft.truth.partitions()
+                if (key.stream, key.stream_incarnation, key.partition) == named
+            ),
+            None,
+        )
+
+    def is_durable(self, key: PartitionKey) -> bool:
+        return self.raft.truth.streams[key.stream].durable
+
+    def sound(self, key: PartitionKey, members: Iterable[BrokerId]) -> list[tuple[SimBroker, Replica, PartitionLog]]:
+        """Those of them that serve, and that others count on."""
+        found = []
+        for member in members:
+            broker = self.brokers[member]
+            replica = broker.broker._replicas.get(key) if broker.broker is not None else None
+            if replica is None or replica._log is None or not self.scene.has_begun(broker):
+                continue
+            if self.scene.relied_on(broker, replica) is not None:
+                found.append((broker, replica, replica._log))
+        return found
+
+    @property
+    def losses(self) -> int:
+        """How often a disk has lost anything."""
+        return sum(broker.disk.losses for broker in self.brokers.values())
+
+
+class SyncedByAllStays(LevelInvariant):
+    """To who asks for `durable` on an `accepted` stream: whoever is in the ISR has it on its disk, from the
+    acknowledgement on. So it survives a power loss of all of them.
+    """
+
+    def __init__(self, scene: Scene) -> None:
+        super().__init__(scene)
+        self._last: dict[PartitionKey, Acknowledged] = {}
+
+    def on_acked(self, ack: Acknowledged, *, promised: bool) -> None:
+        found = self.partition_of(ack)
+        if not promised or found is None or ack.durability is None or not ack.durability.is_synced:
+            return
+        key, partition = found
+        if self.is_durable(key):
+            return
+        known = self._last.get(key)
+        if known is None or known.offset < ack.offset:
+            self._last[key] = ack
+        self._check(key, partition, ack)
+
+    def on_partition(self, key: PartitionKey, old: Partition | None, new: Partition) -> None:
+        if key in self._last:
+            self._check(key, new, self._last[key])
+
+    def _check(self, key: PartitionKey, partition: Partition, ack: Acknowledged) -> None:
+        for broker, _, log in self.sound(key, (*partition.isr, *partition.eligible)):
+            if ack.offset < log.log_start_offset:
+                continue  # removed for its age
+            if log.durable_end <= ack.offset:
+                self.broken(f"{ack.by}: {ack} was synced by all, {broker.id} has synced up to {log.durable_end}")
+            if not any(ack.value in broker.disk.synced(segment.path) for segment in log._segments):
+                self.broken(f"{ack.by}: {ack} was synced by all and is not on the disk of {broker.id}")
+
+
+class HeldByAllStays(LevelInvariant):
+    """To who asks for `accepted` on a `durable` stream: whoever is in the ISR holds it, from the acknowledgement on, and
+    it is stored in the end, unless a disk lost something before the HW covered it.
+    """
+
+    def __init__(self, scene: Scene) -> None:
+        super().__init__(scene)
+        self._kept: list[Acknowledged] = []
+        self._uncovered: dict[PartitionKey, list[Acknowledged]] = {}
+
+    def on_acked(self, ack: Acknowledged, *, promised: bool) -> None:
+        found = self.partition_of(ack)
+        if found is None or ack.durability is None or ack.durability.is_synced:
+            return
+        key, partition = found
+        if not self.is_durable(key):
+            return
+        self._forget_what_may_be_lost()
+        if self.history.history(key).end > ack.offset:
+            self._kept.append(ack)
+        elif ack.losses == self.losses:
+            self._uncovered.setdefault(key, []).append(ack)
+            self._check(key, partition, ack)
+
+    def on_partition(self, key: PartitionKey, old: Partition | None, new: Partition) -> None:
+        self._forget_what_may_be_lost()
+        for ack in self._uncovered.get(key, ())[-1:]:
+            self._check(key, new, ack)
+
+    def on_committed(self, move: Move) -> None:
+        waiting = self._uncovered.get(move.replica.key)
+        if waiting:
+            self._forget_what_may_be_lost()
+            waiting = self._uncovered.pop(move.replica.key, [])
+            self._kept += [ack for ack in waiting if ack.offset < move.end]
+            self._uncovered[move.replica.key] = [ack for ack in waiting if ack.offset >= move.end]
+
+    def _forget_what_may_be_lost(self) -> None:
+        now = self.losses
+        for key, acks in self._uncovered.items():
+            self._uncovered[key] = [ack for ack in acks if ack.losses == now]
+
+    def _check(self, key: PartitionKey, partition: Partition, ack: Acknowledged) -> None:
+        for broker, replica, log in self.sound(key, (*partition.isr, *partition.eligible)):
+            if ack.offset >= log.log_start_offset and value_at(replica, ack.offset) != ack.value:
+                self.broken(f"{ack.by}: {ack} was held by all, {broker.id} does not hold it (to {log.log_end_offset})")
+
+    def at_the_end(self, records: Mapping[tuple[str, int, int], list[bytes]]) -> None:
+        self._forget_what_may_be_lost()
+        for ack in [*self._kept, *(ack for acks in self._uncovered.values() for ack in acks)]:
+            found = records.get((ack.stream, ack.stream_incarnation, ack.partition))
+            if found is not None and (ack.offset >= len(found) or found[ack.offset] != ack.value):
+                self.broken(f"{ack.by}: {ack.value[:40]!r} at {ack} is lost")
+
+
+class FloorHolds(LevelInvariant):
+    """To who asks for N in-sync replicas: so many held it when it was acknowledged."""
+
+    def __init__(self, scene: Scene) -> None:
+        super().__init__(scene)
+        self._ends: dict[tuple[PartitionKey, str], tuple[int, int]] = {}
+        """Of each replica, when last seen: its LEO, and the end of what it has synced."""
+
+    def on_log(self, broker: SimBroker, replica: Replica, log: PartitionLog, end: int) -> None:
+        self._ends[replica.key, broker.id] = end, log.durable_end
+
+    def on_acked(self, ack: Acknowledged, *, promised: bool) -> None:
+        found = self.partition_of(ack)
+        if found is None or ack.durability is None or ack.losses != self.losses:
+            return
+        key, partition = found
+        floor = ack.durability.in_sync_floor(len(partition.replicas))
+        ends = [self._ends.get((key, replica), (0, 0))[ack.durability.is_synced] for replica in partition.replicas]
+        if sum(end > ack.offset for end in ends) < floor:
+            self.broken(f"{ack.by}: {ack} asked for {ack.durability}, and replicas hold it to {ends}")
