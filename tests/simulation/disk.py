@@ -117,9 +117,9 @@ class SimDisk:
         self.failing_syncs = 0
         """So many syncs of data fail with EIO."""
         self.has_failed = False
-        self.losses = 0
-        """How often it has lost what was written, or may have."""
         """Some call failed, or what is read is not what was written."""
+        self.losses = 0
+        """How often it has lost what was written and not synced, or all of it."""
         self._boot = 1
         self._folders: dict[Path, _Folder] = {Path("/"): _Folder()}
         self.clock: Callable[[], int] = lambda: 0

@@ -130,6 +130,14 @@ def batches_of(replica: Replica, start: int, end: int) -> list[tuple[int, bytes]
 
 
 def value_at(replica: Replica, offset: int) -> bytes | None:
-    for base, data in batches_of(replica, offset, offset + 1):
-        return RecordBatch.decode(data).values[offset - base]
+    """None: its log has no such record."""
+    log = replica._log
+    if log is None or not log.log_start_offset <= offset < log.log_end_offset:
+        return None
+    end = log.log_end_offset
+    parts = log.read(Offset(offset), max_bytes=1, end_offset=end)  # one batch at least, whatever its size
+    data = b"".join(parts) if parts else log.read_from_disk(Offset(offset), max_bytes=1, end_offset=end)
+    for position, header in iter_batches(data):
+        batch = RecordBatch.decode(data[position : position + header.size])
+        return batch.values[offset - header.base_offset] if header.base_offset <= offset else None
     return None

@@ -87,8 +87,8 @@ class SyncedByAllStays(LevelInvariant):
 
 
 class HeldByAllStays(LevelInvariant):
-    """To who asks for `accepted` on a `durable` stream: whoever is in the ISR holds it, from the acknowledgement on, and
-    it is stored in the end, unless a disk lost something before the HW covered it.
+    """To who asks for `accepted` on a `durable` stream: whoever is in the ISR holds it, from the acknowledgement on,
+    and it is stored in the end, unless a disk lost something before the HW covered it.
     """
 
     def __init__(self, scene: Scene) -> None:
