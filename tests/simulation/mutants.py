@@ -16,7 +16,7 @@ from dataplane.broker import broker, checkpoints, following, leading, reading, r
 from dataplane.broker.broker import Broker
 from dataplane.log import partition_log, segment, tail
 from dataplane.log.data_dir import DataDir
-from dataplane.replica import consumers, epochs, follower, leader, producers
+from dataplane.replica import consumers, epochs, follower, leader, pending, producers
 from metadata import election, state
 from metadata.controller import ControllerCore
 from metadata.liveness import Liveness
@@ -231,6 +231,33 @@ MUTANTS: tuple[Mutant, ...] = (
     _mutant(
         "acknowledges before the commit",
         (L, "await_ack", "if end <= self._reached(level):", "if True:"),
+    ),
+    _mutant(
+        "a durable publish on an accepted stream is acknowledged from page caches",
+        (L, "_advance", "self._end_of(member, is_synced=not self._durable)", "self._end_of(member, is_synced=False)"),
+    ),
+    _mutant(
+        "an accepted publish on a durable stream is acknowledged by the leader alone",
+        (L, "_advance", "for member in self.isr.maximal)", "for member in [self.broker])"),
+    ),
+    _mutant(
+        "expands to a follower that lacks what was acknowledged beside the HW",
+        (L, "_maybe_expand", "if self._end_of(replica, is_synced=not self._durable) < self._beside:", "if False:"),
+    ),
+    _mutant(
+        "expands an accepted stream to what has not synced what earlier epochs acknowledged as synced",
+        (
+            L,
+            "_maybe_expand",
+            "if follower.durable_end < self.epoch_start:",
+            "if self._acknowledged(replica) < self.epoch_start:",
+        ),
+    ),
+    _mutant(
+        "the floor of a publish is not looked at when it is acknowledged",
+        (pending.PendingAcks, "commit", "if pending.floor <= members:", "if True:"),
+        (L, "_reached", "if len(self.isr.members) < level.floor:", "if False:"),
+        (L, "refuse_publish", "max(view.config.min_isr, level.floor)", "view.config.min_isr"),
     ),
     _mutant(
         "the leader-epoch file is written once, and later epochs are not",

@@ -17,55 +17,61 @@ if TYPE_CHECKING:
     from wire.types import BrokerId, PartitionKey
 
 
-class LevelInvariant(Invariant):
+class _Look:
+    """What these invariants look at."""
+
+    def __init__(self, scene: Scene) -> None:
+        self._scene = scene
+
     def partition_of(self, ack: Acknowledged) -> tuple[PartitionKey, Partition] | None:
         """None: the stream is gone."""
         named = ack.stream, ack.stream_incarnation, ack.partition
         return next(
             (
                 (key, partition)
-                for key, partition in self.raft.truth.partitions()
+                for key, partition in self._scene.raft.truth.partitions()
                 if (key.stream, key.stream_incarnation, key.partition) == named
             ),
             None,
         )
 
     def is_durable(self, key: PartitionKey) -> bool:
-        return self.raft.truth.streams[key.stream].durable
+        return self._scene.raft.truth.streams[key.stream].durable
 
     def sound(self, key: PartitionKey, members: Iterable[BrokerId]) -> list[tuple[SimBroker, Replica, PartitionLog]]:
         """Those of them that serve, and that others count on."""
         found = []
         for member in members:
-            broker = self.brokers[member]
+            broker = self._scene.brokers[member]
             replica = broker.broker._replicas.get(key) if broker.broker is not None else None
-            if replica is None or replica._log is None or not self.scene.has_begun(broker):
+            if replica is None or replica._log is None or not self._scene.has_begun(broker):
                 continue
-            if self.scene.relied_on(broker, replica) is not None:
+            if self._scene.relied_on(broker, replica) is not None:
                 found.append((broker, replica, replica._log))
         return found
 
     @property
     def losses(self) -> int:
         """How often a disk has lost anything."""
-        return sum(broker.disk.losses for broker in self.brokers.values())
+        return sum(broker.disk.losses for broker in self._scene.brokers.values())
 
 
-class SyncedByAllStays(LevelInvariant):
+class SyncedByAllStays(Invariant):
     """To who asks for `durable` on an `accepted` stream: whoever is in the ISR has it on its disk, from the
     acknowledgement on. So it survives a power loss of all of them.
     """
 
     def __init__(self, scene: Scene) -> None:
         super().__init__(scene)
+        self._look = _Look(scene)
         self._last: dict[PartitionKey, Acknowledged] = {}
 
     def on_acked(self, ack: Acknowledged, *, promised: bool) -> None:
-        found = self.partition_of(ack)
+        found = self._look.partition_of(ack)
         if not promised or found is None or ack.durability is None or not ack.durability.is_synced:
             return
         key, partition = found
-        if self.is_durable(key):
+        if self._look.is_durable(key):
             return
         known = self._last.get(key)
         if known is None or known.offset < ack.offset:
@@ -77,7 +83,7 @@ class SyncedByAllStays(LevelInvariant):
             self._check(key, new, self._last[key])
 
     def _check(self, key: PartitionKey, partition: Partition, ack: Acknowledged) -> None:
-        for broker, _, log in self.sound(key, (*partition.isr, *partition.eligible)):
+        for broker, _, log in self._look.sound(key, (*partition.isr, *partition.eligible)):
             if ack.offset < log.log_start_offset:
                 continue  # removed for its age
             if log.durable_end <= ack.offset:
@@ -86,27 +92,28 @@ class SyncedByAllStays(LevelInvariant):
                 self.broken(f"{ack.by}: {ack} was synced by all and is not on the disk of {broker.id}")
 
 
-class HeldByAllStays(LevelInvariant):
+class HeldByAllStays(Invariant):
     """To who asks for `accepted` on a `durable` stream: whoever is in the ISR holds it, from the acknowledgement on,
     and it is stored in the end, unless a disk lost something before the HW covered it.
     """
 
     def __init__(self, scene: Scene) -> None:
         super().__init__(scene)
+        self._look = _Look(scene)
         self._kept: list[Acknowledged] = []
         self._uncovered: dict[PartitionKey, list[Acknowledged]] = {}
 
     def on_acked(self, ack: Acknowledged, *, promised: bool) -> None:
-        found = self.partition_of(ack)
+        found = self._look.partition_of(ack)
         if found is None or ack.durability is None or ack.durability.is_synced:
             return
         key, partition = found
-        if not self.is_durable(key):
+        if not self._look.is_durable(key):
             return
         self._forget_what_may_be_lost()
         if self.history.history(key).end > ack.offset:
             self._kept.append(ack)
-        elif ack.losses == self.losses:
+        elif ack.losses == self._look.losses:
             self._uncovered.setdefault(key, []).append(ack)
             self._check(key, partition, ack)
 
@@ -124,12 +131,12 @@ class HeldByAllStays(LevelInvariant):
             self._uncovered[move.replica.key] = [ack for ack in waiting if ack.offset >= move.end]
 
     def _forget_what_may_be_lost(self) -> None:
-        now = self.losses
+        now = self._look.losses
         for key, acks in self._uncovered.items():
             self._uncovered[key] = [ack for ack in acks if ack.losses == now]
 
     def _check(self, key: PartitionKey, partition: Partition, ack: Acknowledged) -> None:
-        for broker, replica, log in self.sound(key, (*partition.isr, *partition.eligible)):
+        for broker, replica, log in self._look.sound(key, (*partition.isr, *partition.eligible)):
             if ack.offset >= log.log_start_offset and value_at(replica, ack.offset) != ack.value:
                 self.broken(f"{ack.by}: {ack} was held by all, {broker.id} does not hold it (to {log.log_end_offset})")
 
@@ -141,11 +148,12 @@ class HeldByAllStays(LevelInvariant):
                 self.broken(f"{ack.by}: {ack.value[:40]!r} at {ack} is lost")
 
 
-class FloorHolds(LevelInvariant):
+class FloorHolds(Invariant):
     """To who asks for N in-sync replicas: so many held it when it was acknowledged."""
 
     def __init__(self, scene: Scene) -> None:
         super().__init__(scene)
+        self._look = _Look(scene)
         self._ends: dict[tuple[PartitionKey, str], tuple[int, int]] = {}
         """Of each replica, when last seen: its LEO, and the end of what it has synced."""
 
@@ -153,8 +161,8 @@ class FloorHolds(LevelInvariant):
         self._ends[replica.key, broker.id] = end, log.durable_end
 
     def on_acked(self, ack: Acknowledged, *, promised: bool) -> None:
-        found = self.partition_of(ack)
-        if found is None or ack.durability is None or ack.losses != self.losses:
+        found = self._look.partition_of(ack)
+        if found is None or ack.durability is None or ack.losses != self._look.losses:
             return
         key, partition = found
         floor = ack.durability.in_sync_floor(len(partition.replicas))
