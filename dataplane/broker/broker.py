@@ -62,7 +62,7 @@ async def open_replicas(
     loop = asyncio.get_running_loop()
     survived = data_dir.proof().page_cache_survived
     replicas = [
-        Replica(key, data_dir.partition_directory(key), LogConfig(), files=data_dir.files)
+        Replica(key, data_dir.partition_directory(key), LogConfig(), files=data_dir.files, pool=data_dir.pool)
         for key in data_dir.list_partitions()
     ]
     turns = asyncio.Semaphore(OPENED_AT_ONCE)
@@ -183,7 +183,9 @@ class Broker:
         if replica is None:
             config = LogConfig(segment_bytes=view.config.segment_bytes)
             data_dir = self._data_dir
-            replica = Replica(view.key, data_dir.partition_directory(view.key), config, files=data_dir.files)
+            replica = Replica(
+                view.key, data_dir.partition_directory(view.key), config, files=data_dir.files, pool=data_dir.pool
+            )
             self._add(replica)
         try:
             replica.on_view(view, self.context)

@@ -31,6 +31,7 @@ from dataplane.broker.space import NO_SPACE_RETRY
 from dataplane.log.errors import LogDamaged, NoSpace
 from dataplane.log.files import REAL_FILES, FileSystem
 from dataplane.log.partition_log import LogConfig, PartitionLog
+from dataplane.log.pool import LogPool
 from dataplane.log.quarantine import MAX_EVENTS, Quarantine
 from dataplane.log.recovery import RecoveryReport
 from wire.errors import Code, CorruptData, TidelogError
@@ -53,7 +54,13 @@ START_RETRY = 0.1
 
 class Replica:
     def __init__(
-        self, key: PartitionKey, directory: Path, config: LogConfig, *, files: FileSystem = REAL_FILES
+        self,
+        key: PartitionKey,
+        directory: Path,
+        config: LogConfig,
+        *,
+        files: FileSystem = REAL_FILES,
+        pool: LogPool | None = None,
     ) -> None:
         self.key = key
         self.directory = directory
@@ -62,6 +69,7 @@ class Replica:
         self.role: Role | None = None
         self._config = config
         self._files = files
+        self._pool = pool
         self._damaged = False
         """The log is not what was written: it may be cut and written anew, once nobody counts on it."""
         self._confession: asyncio.Task[None] | None = None
@@ -82,7 +90,7 @@ class Replica:
         """Open and recover the log. Blocking; called in a thread. Raises LogDamaged when there is nothing to work
         with."""
         self._log, report = PartitionLog.open(
-            self.directory, self._config, files=self._files, page_cache_survived=page_cache_survived
+            self.directory, self._config, files=self._files, pool=self._pool, page_cache_survived=page_cache_survived
         )
         self._high_watermark = self._checkpointed = self._log.high_watermark
         self._quarantined = Quarantine(self._files, self.directory).reports()

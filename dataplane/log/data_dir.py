@@ -27,6 +27,7 @@ from crc32c import crc32c
 from dataplane.log.checkpoints import read_file, replace_file
 from dataplane.log.errors import DataDirError, NoSpace
 from dataplane.log.files import REAL_FILES, is_no_space
+from dataplane.log.pool import LogPool
 from wire.errors import InvariantViolation
 from wire.types import BrokerId, Incarnation, PartitionKey, StreamName
 
@@ -74,10 +75,14 @@ class Identity:
 class DataDir:
     """An open, locked data folder. Blocking; used by one thread at a time."""
 
-    def __init__(self, path: Path, files: FileSystem, lock: int, identity: Identity, proof: Proof) -> None:
+    def __init__(
+        self, path: Path, files: FileSystem, lock: int, identity: Identity, proof: Proof, pool: LogPool
+    ) -> None:
         """Use `open`."""
         self.path = path
         self.files = files
+        self.pool = pool
+        """Of all logs in it."""
         self._lock = lock
         self._identity = identity
         self._proof = proof
@@ -85,9 +90,11 @@ class DataDir:
         """Whether this life's registration is applied and recorded."""
 
     @classmethod
-    def open(cls, path: Path, broker_id: BrokerId, *, files: FileSystem = REAL_FILES) -> DataDir:
-        """Makes the folder where it is missing and locks it. Raises DataDirError: in use, another broker's,
-        unusable."""
+    def open(
+        cls, path: Path, broker_id: BrokerId, *, files: FileSystem = REAL_FILES, open_files: int = 1024
+    ) -> DataDir:
+        """Makes the folder where it is missing and locks it. `open_files`: so many this process may have. Raises
+        DataDirError: in use, another broker's, unusable."""
         try:
             files.make_directory(path)
             lock = files.lock(path / LOCK_FILE)
@@ -102,7 +109,7 @@ class DataDir:
                 f"data folder {path} is in use by process {owner}: stop that broker, or choose another with --data-dir"
             )
         try:
-            return cls._locked(path, broker_id, files, lock)
+            return cls._locked(path, broker_id, files, lock, LogPool.within(files, open_files))
         except (OSError, NoSpace) as error:
             files.close(lock)
             reason = error.strerror if isinstance(error, OSError) else None
@@ -115,7 +122,7 @@ class DataDir:
             raise
 
     @classmethod
-    def _locked(cls, path: Path, broker_id: BrokerId, files: FileSystem, lock: int) -> DataDir:
+    def _locked(cls, path: Path, broker_id: BrokerId, files: FileSystem, lock: int, pool: LogPool) -> DataDir:
         files.truncate(lock, 0)
         try:
             files.write(lock, [f"{os.getpid()}\n".encode("ascii")], 0)
@@ -133,7 +140,7 @@ class DataDir:
         if found is not None:
             same_boot = found.boot_id != "" and found.boot_id == boot_id
             proof = Proof(found.last_incarnation is not None or found.lives != (), found.clean or same_boot)
-        data_dir = cls(path, files, lock, found or Identity(_VERSION, broker_id), proof)
+        data_dir = cls(path, files, lock, found or Identity(_VERSION, broker_id), proof, pool)
         if found is None:
             data_dir._write(data_dir._identity)
         data_dir._finish_removals()
@@ -248,6 +255,7 @@ class DataDir:
 
     def close(self) -> None:
         """Lets go of the lock."""
+        self.pool.reading.close()
         self.files.close(self._lock)
 
 

@@ -31,11 +31,12 @@ _IOV_MAX = 1024
 """Most buffers that one pwritev takes (Linux)."""
 
 
-_NO_SPACE = frozenset({errno.ENOSPC, errno.EDQUOT, errno.EFBIG})
+_NO_SPACE = frozenset({errno.ENOSPC, errno.EDQUOT, errno.EFBIG, errno.EMFILE, errno.ENFILE})
 
 
 def is_no_space(error: OSError) -> bool:
-    """The file system refused to take more: full, over a quota, or at the limit of a file's size."""
+    """The system refused to take more: a disk that is full, over a quota, at the limit of a file's size; or no more
+    open files. Nothing was written, and it passes."""
     return error.errno in _NO_SPACE
 
 

@@ -64,8 +64,9 @@ from dataplane.log.checkpoints import (
 from dataplane.log.damage import Damage, remove_mark
 from dataplane.log.derived_state import DerivedState
 from dataplane.log.errors import LogDamaged, NoSpace
-from dataplane.log.files import REAL_FILES, ReadHandles, is_no_space
+from dataplane.log.files import REAL_FILES, is_no_space
 from dataplane.log.index import NO_TIMESTAMP
+from dataplane.log.pool import LogPool
 from dataplane.log.quarantine import Piece, Quarantine
 from dataplane.log.recovery import Recovery, remove_segment
 from dataplane.log.scan import ChainBroken, only_zeros, walk
@@ -130,7 +131,12 @@ class PartitionLog:
         self.directory = recovery.directory
         self.config = config
         self._files = recovery.files
+        self._pool = recovery.pool
         self._handles = recovery.handles
+        self._holds_handle = False
+        """For writing, counted in the pool. Taken by the loop thread; nobody closes it but the loop, or under the I/O
+        lock while nobody appends."""
+        self.written_to = False
         self._io_lock = threading.Lock()
         self._replacing = threading.Lock()
         self._removing = threading.Lock()
@@ -166,19 +172,19 @@ class PartitionLog:
         config: LogConfig,
         *,
         files: FileSystem = REAL_FILES,
-        handles: ReadHandles | None = None,
+        pool: LogPool | None = None,
         page_cache_survived: bool = False,
     ) -> tuple[PartitionLog, RecoveryReport]:
         """Opens the log in `directory`, or makes an empty one there, and recovers it (see `dataplane.log.recovery`).
 
-        `handles` bounds the open files of many logs together. What is found is durable when this returns, except in a
+        `pool`: what many logs share. What is found is durable when this returns, except in a
         damaged log: there nothing is written, and appends are refused until `cut_damage` or `drop_all`.
         `page_cache_survived`: whatever was written by an earlier life, synced or not, must still be here. Raises
         LogDamaged when the disk fails, NoSpace when it is full.
         """
         recovery = Recovery(
             files,
-            handles or ReadHandles(files, _HANDLES_OF_ONE_LOG),
+            pool or LogPool(files, reading=_HANDLES_OF_ONE_LOG),
             directory,
             config.index_interval_bytes,
             DerivedState(files, directory),
@@ -223,6 +229,7 @@ class PartitionLog:
             self._sync_locked()
             if self._vouched() != self._durable_end:
                 self._write_checkpoint(self._high_watermark, self._durable_end)
+            self._put_aside()
 
     # ---- what is there
 
@@ -274,7 +281,7 @@ class PartitionLog:
     def has_unfinished_segments(self) -> bool:
         """Segments before the last that the next `sync` finishes."""
         segments = self._segments
-        return self.refusal is None and len(segments) > 1 and segments[-2].handle is not None
+        return self.refusal is None and len(segments) > 1 and not segments[-2].is_finished
 
     @property
     def needs_sync(self) -> bool:
@@ -308,10 +315,13 @@ class PartitionLog:
         try:
             if segment.size and segment.size + total > self.config.segment_bytes:
                 segment = self._roll()
+            if not self._holds_handle:
+                self._take_handle()
+            handle = segment.handle
+            self.written_to = True
             if segment.size + total > segment.allocated and self.config.preallocate_bytes:
                 self._preallocate(segment, total)
-            assert segment.handle is not None
-            self._files.write(segment.handle, parts, segment.size)
+            self._files.write(handle, parts, segment.size)
         except OSError as error:
             with self._replacing:
                 self.epochs.take_back(self._log_end_offset, epochs)
@@ -321,6 +331,27 @@ class PartitionLog:
         self._log_end_offset = headers[-1].end_offset
         if self._derived.record(headers, total):
             self._derived.capture(self._log_end_offset, self.epochs.entries)
+
+    def _take_handle(self) -> None:
+        self._pool.writing.take(self)
+        self._holds_handle = True
+
+    def put_aside(self) -> bool:
+        """Closes the handle for writing; the next append opens one. Loop thread, never waits. False, and nothing
+        happened: something is not synced, or somebody is busy with the disk."""
+        if not self._io_lock.acquire(blocking=False):
+            return False
+        try:
+            return self._put_aside()
+        finally:
+            self._io_lock.release()
+
+    def _put_aside(self) -> bool:
+        if not all(segment.put_aside() for segment in self._segments if segment.has_handle):
+            return False
+        self._holds_handle = False
+        self._pool.writing.closed(self)
+        return True
 
     def _not_written(self, segment: Segment, error: OSError) -> NoSpace | LogDamaged:
         """What of the write reached the file is taken back: it would follow what is written there next."""
@@ -413,6 +444,8 @@ class PartitionLog:
 
     def _roll(self) -> Segment:
         """The last segment is full. The next sync finishes it: nothing here waits for the disk."""
+        if not self._holds_handle:
+            self._take_handle()
         self._derived.capture(self._log_end_offset, self.epochs.entries)
         segment = self._new_segment(self._log_end_offset)
         with self._replacing:
@@ -431,7 +464,6 @@ class PartitionLog:
         return index.last.position + self.config.index_interval_bytes
 
     def _preallocate(self, segment: Segment, total: int) -> None:
-        assert segment.handle is not None
         room = max(total, self.config.preallocate_bytes)
         try:
             self._files.preallocate(segment.handle, segment.allocated, room)
@@ -477,7 +509,7 @@ class PartitionLog:
         segments = self._segments
         unfinished = []
         for segment in reversed(segments):
-            if segment.handle is None:
+            if segment.is_finished:
                 break
             unfinished.append(segment)
         unfinished.reverse()
@@ -485,7 +517,6 @@ class PartitionLog:
             for segment in unfinished:
                 size = segment.size
                 if segment.synced_size < size:
-                    assert segment.handle is not None
                     self._files.sync_data(segment.handle)
                     segment.synced_size = size
             if any(not segment.name_synced for segment in unfinished):
@@ -550,8 +581,10 @@ class PartitionLog:
                     self._write_checkpoint(self._high_watermark, self._durable_end)
             finally:
                 self._failure = self._failure or f"the log in {self.directory} is closed"
+                self._pool.writing.closed(self)
                 for segment in self._segments:
                     segment.close()
+                    self._pool.indexes.forget(segment)
                     self._handles.forget(segment.path)
 
     def _finish_last(self) -> None:
@@ -815,6 +848,8 @@ class PartitionLog:
                 following = number + 1
                 end = segments[following].base_offset if following < len(segments) else self._log_end_offset
                 index = segment.load(self._handles, end)
+        if segment.is_finished:
+            self._pool.indexes.used(segment)
         return index
 
     @staticmethod
@@ -863,11 +898,12 @@ class PartitionLog:
         for segment in reversed(gone):
             remove_segment(self._files, self._handles, segment)
         last = self._segments[-1]
-        if size < last.allocated or last.handle is None:
+        if size < last.allocated or last.is_finished:
             last.cut(size, newest)
         self._index_due = self._next_index_position()
         self.epochs.truncate_from(new_end)
         self._sync_locked()
+        self._put_aside()
 
     def _cut_point(self, offset: Offset) -> tuple[int, int, Offset, int]:
         """(number of the segment that becomes the last, its bytes, the log's end, the newest timestamp in it)."""
@@ -920,13 +956,17 @@ class PartitionLog:
                 point = self.compaction_point
                 if point != CompactionPoint():
                     self._save_compaction_point(CompactionPoint(deletions_end=point.deletions_end))
-                for segment in self._segments:
+                gone = self._segments
+                for segment in gone:
                     segment.close()
-                    self._handles.forget(segment.path)
                 try:
                     installation.begin(self._files, self.directory, snapshot)
                     installation.finish(self._files, self.directory)
+                    for segment in gone:
+                        self._pool.indexes.forget(segment)
+                        self._handles.forget(segment.path)
                     self._begin_at(snapshot)
+                    self._put_aside()
                 except OSError as error:
                     if is_no_space(error):
                         raise NoSpace(f"{self.directory} cannot begin anew: {error}") from error
@@ -978,6 +1018,7 @@ class PartitionLog:
             try:
                 for segment in gone:
                     segment.remove()
+                    self._pool.indexes.forget(segment)
                     self._handles.forget(segment.path)
                 with self._derived.lock:
                     self._derived.remove_surplus(segment.base_offset for segment in self._segments)
@@ -1048,6 +1089,7 @@ class PartitionLog:
             with self._cutting():
                 segment.replace(source, size, index)
                 self._handles.forget(segment.path)
+                self._pool.indexes.used(segment)
             return True
 
     def save_compaction_point(self, point: CompactionPoint, histories: int) -> bool:
@@ -1090,7 +1132,7 @@ class PartitionLog:
         if number is None or position >= segments[number].synced_size:
             return Checked(0, is_whole=True)
         segment, end = segments[number], segments[number].synced_size
-        is_finished = number + 1 < len(segments) and segment.handle is None
+        is_finished = number + 1 < len(segments) and segment.is_finished
         checked, previous_end = position, base_offset
         with self._handles.borrow(segment.path) as handle:
             self._files.forget_cached(handle, position, max_bytes)

@@ -48,6 +48,7 @@ if TYPE_CHECKING:
 
     from dataplane.log.derived_state import DerivedState
     from dataplane.log.files import FileSystem, ReadHandles
+    from dataplane.log.pool import LogPool
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -75,7 +76,7 @@ class Recovery:
     """The state that a `PartitionLog` starts from."""
 
     files: FileSystem
-    handles: ReadHandles
+    pool: LogPool
     directory: Path
     index_interval: int
     derived: DerivedState
@@ -98,6 +99,10 @@ class Recovery:
     """Every offset below was on stable storage here, or committed."""
     _mark: str | None = None
     """Damage was met in an earlier life: nothing is cut."""
+
+    @property
+    def handles(self) -> ReadHandles:
+        return self.pool.reading
 
     def run(self) -> None:
         """Raises OSError."""

@@ -5,8 +5,8 @@
 
 Exactly the last segment of a log is written to. Its life: created by the append that finds the one before it full;
 filled; no longer the last one, and then, with the next sync, finished: cut to its length, its index written to the end,
-its handle for writing closed. `size` is what the log holds of the file; behind it there may be reserved room, or
-damage.
+never written to again. Its handle for writing is opened when it is needed and may be put aside while all is synced.
+`size` is what the log holds of the file; behind it there may be reserved room, or damage.
 
 Fields are written by one thread at a time: `size`, `max_timestamp` and the index grow in the appending thread while the
 segment is the last; the rest changes under the log's I/O lock.
@@ -20,6 +20,7 @@ from dataplane.log.checkpoints import read_file
 from dataplane.log.files import is_no_space
 from dataplane.log.index import ENTRY_SIZE, NO_TIMESTAMP, IndexEntry, SparseIndex, decode_entries
 from dataplane.log.scan import ChainBroken, walk
+from wire.errors import InvariantViolation
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -42,14 +43,16 @@ class Segment:
     """A segment file and what is known of it. Everything that touches the disk raises OSError."""
 
     __slots__ = (
+        "__weakref__",
         "_files",
+        "_handle",
         "_index",
         "_saved",
         "allocated",
         "base_offset",
         "doubtful_from",
-        "handle",
         "index_path",
+        "is_finished",
         "max_timestamp",
         "name_synced",
         "path",
@@ -75,8 +78,10 @@ class Segment:
         """False from the making of the file until its folder was synced."""
         self.max_timestamp = NO_TIMESTAMP
         """ns; of the records in it."""
-        self.handle: int | None = None
-        """For writing; None in a finished segment."""
+        self.is_finished = True
+        """Not written to any more."""
+        self._handle: int | None = None
+        """For writing."""
         self._index: SparseIndex | None = None
         self._saved = 0
         """Entries of `_index` that are in the index file; -1 = the file is damaged and must be written anew."""
@@ -84,18 +89,41 @@ class Segment:
     # ---- writing
 
     def open_for_writing(self, *, create: bool = False) -> None:
-        if self.handle is None:
-            self.handle = self._files.open(self.path, write=True, create=create)
+        self.is_finished = False
         if create:
+            self._handle = self._files.open(self.path, write=True, create=True)
             self.name_synced = False
             self._index = SparseIndex(self.base_offset)
+
+    @property
+    def has_handle(self) -> bool:
+        return self._handle is not None
+
+    @property
+    def handle(self) -> int:
+        """For writing, of a segment that is not finished."""
+        if self._handle is None:
+            if self.is_finished:
+                raise InvariantViolation(f"{self.path} is finished, and not written to any more")
+            self._handle = self._files.open(self.path, write=True)
+        return self._handle
+
+    def put_aside(self) -> bool:
+        """Closes the handle; the next write opens another. False: something is not synced yet."""
+        if self._handle is not None and self.synced_size == self.size and self.name_synced:
+            self._close_handle()
+        return self._handle is None
+
+    def _close_handle(self) -> None:
+        handle, self._handle = self._handle, None
+        if handle is not None:
+            self._files.close(handle)
 
     def rewrite_doubtful(self) -> None:
         """Writes what is doubtful once more, so that the next sync covers it. An fsync that failed in an earlier life
         left pages in the cache that count as clean: they read well, no later fsync writes them, power takes them."""
         if self.doubtful_from is None:
             return
-        assert self.handle is not None
         for position in range(self.doubtful_from, self.size, _REWRITE_BYTES):
             content = self._files.read(self.handle, min(_REWRITE_BYTES, self.size - position), position)
             self._files.write(self.handle, [content], position)
@@ -104,7 +132,7 @@ class Segment:
 
     def finish(self, end_offset: int) -> None:
         """No more appends come, and everything is synced: gives back reserved room, completes the index, closes."""
-        if self.handle is None:
+        if self.is_finished:
             return
         if self.allocated > self.size:
             self._files.truncate(self.handle, self.size)
@@ -113,17 +141,16 @@ class Segment:
         self.add_index_entry(end_offset, self.size)
         self.save_index()
         self.close()
+        self.drop_index()
 
     def close(self) -> None:
-        if self.handle is not None:
-            self._files.close(self.handle)
-            self.handle = None
+        self.is_finished = True
+        self._close_handle()
 
     def cut(self, size: int, max_timestamp: int) -> None:
         """Shortens the segment to `size` bytes, durably; the index first, so that it never points past the end."""
         self.cut_index(size)
         self.open_for_writing()
-        assert self.handle is not None
         self._files.truncate(self.handle, size)
         self._files.sync_all(self.handle)
         self.size = self.synced_size = self.allocated = size
@@ -162,12 +189,24 @@ class Segment:
     def load(self, handles: ReadHandles, end_offset: int) -> SparseIndex:
         """The index of a finished segment that ends before offset `end_offset`; what is damaged or missing of it is
         found again in the batches' headers. Under the log's I/O lock. Raises ChainBroken."""
-        if self._index is None:
+        index = self._index
+        if index is None:
             index, saved = self.load_index()
             if index.last[:2] != (end_offset, self.size):
                 self._complete_index(index, handles, end_offset)
             self._index, self._saved = index, saved
-        return self._index
+        return index
+
+    @property
+    def index_bytes(self) -> int:
+        """Of memory."""
+        index = self._index
+        return len(index) * ENTRY_SIZE if index is not None else 0
+
+    def drop_index(self) -> None:
+        """From memory. It is there again with the next `load`."""
+        if self.is_finished:
+            self._index = None
 
     def load_index(self) -> tuple[SparseIndex, int]:
         """(what the index file says of the first `size` bytes, how many entries the file holds; -1 = damaged)."""
@@ -207,9 +246,9 @@ class Segment:
 
     def forget_torn(self) -> None:
         """A write beyond `size` broke off: nothing of it may stay behind the end, where the next open would read it."""
-        assert self.handle is not None
-        self._files.truncate(self.handle, self.size)
-        self.allocated = self.size
+        if self._handle is not None:
+            self._files.truncate(self._handle, self.size)
+            self.allocated = self.size
 
     def save_index(self) -> None:
         """Appends to the index file what it lacks, of the synced part of the segment. Not synced itself: what is lost

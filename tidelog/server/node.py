@@ -38,6 +38,7 @@ from tidelog.runtime.nats import NatsConnection, NatsUnavailable
 from tidelog.server.assembly import Assembly, Ground
 from tidelog.server.config import ServerConfig
 from tidelog.server.log_limit import LogLimit
+from tidelog.server.open_files import raise_limit
 from wire.errors import Code, TidelogError
 from wire.subjects import Subjects
 
@@ -113,7 +114,8 @@ class Node:
         config, stack = self.config, self._stack
         loop = asyncio.get_running_loop()
         try:
-            data_dir = DataDir.open(config.data_dir, config.broker, files=RealFiles(config.boot_id_file))
+            files = RealFiles(config.boot_id_file)
+            data_dir = DataDir.open(config.data_dir, config.broker, files=files, open_files=raise_limit())
         except DataDirError as e:
             raise TidelogError(Code.BAD_CONFIG, str(e)) from e
         stack.callback(data_dir.close)

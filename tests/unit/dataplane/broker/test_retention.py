@@ -154,7 +154,7 @@ class TestEndsByAge:
         house.now_ms += 1
         house.run(segment_max_age_ms=HOUR_MS)
         assert [segment.base_offset for segment in house.log.segments] == [0, 3]
-        assert house.log.segments[0].handle is None, "finished"
+        assert house.log.segments[0].is_finished
         assert house.counted == {"segments_ended_by_age": 1}
         assert house.run(segment_max_age_ms=HOUR_MS) == 0, "an empty segment is not old"
         house.append(1)

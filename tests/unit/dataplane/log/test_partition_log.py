@@ -10,8 +10,9 @@ from typing import TYPE_CHECKING
 import pytest
 
 from dataplane.log.errors import LogDamaged
-from dataplane.log.files import REAL_FILES, ReadHandles, RealFiles
+from dataplane.log.files import REAL_FILES, RealFiles
 from dataplane.log.partition_log import LogConfig, PartitionLog
+from dataplane.log.pool import LogPool
 from dataplane.replica.epochs import EpochEntry
 from wire.batch import control_batch, iter_batches, parse_header
 from wire.errors import Code, CorruptData, InvariantViolation, TidelogError
@@ -226,15 +227,15 @@ class TestReading:
         assert reads
 
     def test_open_files_are_bounded(self, tmp_path: Path, batches: Batches) -> None:
-        handles = ReadHandles(REAL_FILES, capacity=3)
-        log, _ = PartitionLog.open(tmp_path, LogConfig(segment_bytes=4096, tail_bytes=0), handles=handles)
+        pool = LogPool(REAL_FILES, reading=3)
+        log, _ = PartitionLog.open(tmp_path, LogConfig(segment_bytes=4096, tail_bytes=0), pool=pool)
         batches.fill(log, 1000)
         log.sync()
         before = open_handles()
         batches.stored(log)
         assert len(list(tmp_path.glob("*.log"))) > 20
         assert open_handles() <= before + 3
-        handles.close()
+        pool.reading.close()
         assert open_handles() == before
 
 

@@ -10,8 +10,9 @@ import pytest
 
 from dataplane.log.checkpoints import OffsetCheckpoint, read_epochs, read_offsets, write_offsets
 from dataplane.log.errors import LogDamaged
-from dataplane.log.files import REAL_FILES, ReadHandles, RealFiles
+from dataplane.log.files import REAL_FILES, RealFiles
 from dataplane.log.partition_log import LogConfig, PartitionLog
+from dataplane.log.pool import LogPool
 from wire.errors import Code, TidelogError
 from wire.types import LeaderEpoch, Offset
 
@@ -100,14 +101,15 @@ def test_below_the_start_readers_are_told_where_it_is(log: PartitionLog) -> None
 
 
 class _Interrupting(RealFiles):
-    """Does something before the next file is opened."""
+    """Does something before the next segment is opened."""
 
     def __init__(self) -> None:
         self.then: Callable[[], object] = lambda: None
 
     def open(self, path: Path, *, write: bool = False, create: bool = False) -> int:
-        then, self.then = self.then, lambda: None
-        then()
+        if path.suffix == ".log":
+            then, self.then = self.then, lambda: None
+            then()
         return super().open(path, write=write, create=create)
 
 
@@ -147,8 +149,9 @@ def test_the_headers_of_a_log_are_read_on_where_it_now_begins(tmp_path: Path, ba
 
 
 def test_no_handle_of_a_removed_segment_is_kept(tmp_path: Path, batches: Batches) -> None:
-    handles = ReadHandles(REAL_FILES, 100)
-    log, _ = PartitionLog.open(tmp_path, CONFIG, handles=handles)
+    pool = LogPool(REAL_FILES)
+    handles = pool.reading
+    log, _ = PartitionLog.open(tmp_path, CONFIG, pool=pool)
     batches.fill(log, 40)
     log.sync()
     with handles.borrow(tmp_path / f"{0:020d}.log"):
