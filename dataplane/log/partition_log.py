@@ -1060,7 +1060,7 @@ class PartitionLog:
         return [
             (segment, Offset(following.base_offset))
             for segment, following in itertools.pairwise(self._segments)
-            if following.base_offset <= end and segment.handle is None and segment.synced_size == segment.size
+            if following.base_offset <= end and segment.is_finished and segment.synced_size == segment.size
         ]
 
     def holds(self, segment: Segment) -> bool:
