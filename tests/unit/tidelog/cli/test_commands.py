@@ -84,6 +84,7 @@ def test_the_server_comes_from_the_environment_unless_it_is_given() -> None:
         (["publish", "s"], "either VALUE or --file"),
         (["publish", "s", "v", "--file", "-"], "either VALUE or --file"),
         (["publish", "s", "v", "--acks", "some"], "'some' is not one of"),
+        (["publish", "s", "v", "--confirm-timeout", "0"], "--confirm-timeout"),
         (["stream", "create", "s", "--config", "x"], "'x' is not KEY=VALUE"),
         (["stream", "alter", "s", "--config", "x"], "'x' is not KEY=VALUE"),
         (["stream", "create", "s", "--partitions", "0"], "--partitions"),

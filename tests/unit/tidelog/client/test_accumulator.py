@@ -315,6 +315,14 @@ class TestEndings:
         assert isinstance(error, DeliveryTimeout)
         assert error.outcome_unknown
 
+    def test_a_confirm_timeout_of_the_producers_own_ends_the_batch(self) -> None:
+        acc = core(ends_unconfirmed=True)
+        fill(acc, 1)
+        (a,) = sent(acc)
+        error = failure(acc.on_error(a, 1, refused(Code.CONFIRM_TIMEOUT), 0.1))
+        assert isinstance(error, DeliveryTimeout)
+        assert error.outcome_unknown
+
     def test_a_batch_that_waits_in_line_grows_old_as_well(self) -> None:
         acc = core(delivery_timeout=3.0)
         fill(acc, 7)

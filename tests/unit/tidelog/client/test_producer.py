@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import time
-from typing import Literal
+from typing import Any, Literal
 
 import pytest
 
@@ -23,6 +23,7 @@ from tidelog.client.errors import (
 from tidelog.client.records import Receipt
 from wire.batch import Compression, RecordBatch, parse_header
 from wire.errors import Code, TidelogError
+from wire.tidelog_pb2 import AppendRequest
 
 
 @pytest.fixture
@@ -110,6 +111,41 @@ async def test_batches_are_compressed_as_the_producer_says_else_as_the_stream_do
             await producer.send(b"again and again " * 100)
         found.append(parse_header(broker.logs[stream, 0].batches[-1][1]).compression)
     assert found == [Compression.ZSTD, Compression.LZ4, Compression.NONE, Compression.NONE, Compression.NONE]
+
+
+async def test_a_producer_asks_for_its_level_and_its_time_with_every_batch(cluster: Cluster) -> None:
+    _, broker, client = cluster
+    async with client.producer("s") as producer:
+        await producer.send(b"a")
+    async with client.producer("s", durability="replica_accepted:1", confirm_timeout=0.5) as producer:
+        await producer.send(b"b")
+    plain, asked = (request for request, _ in broker.appends)
+    assert (plain.durability, plain.confirm_timeout_ms) == (AppendRequest.STREAM, 0)
+    assert (asked.durability, asked.durability_replicas, asked.confirm_timeout_ms) == (
+        AppendRequest.REPLICA_ACCEPTED, 1, 500,
+    )  # fmt: skip
+
+
+@pytest.mark.parametrize(
+    ("arguments", "words"),
+    [
+        ({"durability": "sturdy"}, "none of durable"),
+        ({"durability": "durable", "acks": "none"}, "acks='none'"),
+        ({"durability": "majority_durable", "acks": "leader"}, "acks='leader'"),
+        ({"confirm_timeout": 0.0}, "confirm_timeout"),
+        ({"confirm_timeout": 4000.0}, "confirm_timeout"),
+    ],
+)
+async def test_a_level_or_time_that_cannot_be_is_refused_at_once(
+    cluster: Cluster, arguments: dict[str, Any], words: str
+) -> None:
+    with pytest.raises(BadRequest, match=words):
+        cluster[2].producer("s", **arguments)
+
+
+async def test_a_level_of_more_replicas_than_there_are_is_refused_at_start(cluster: Cluster) -> None:
+    with pytest.raises(BadRequest, match="ask for 1 at most"):
+        await cluster[2].producer("s", durability="replica_durable:4").start()
 
 
 async def test_send_many_says_where_each_value_went(cluster: Cluster) -> None:
