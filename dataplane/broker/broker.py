@@ -50,7 +50,7 @@ log = logging.getLogger(__name__)
 
 HIGH_WATERMARK_CHECKPOINT_INTERVAL = 1.0
 """Seconds."""
-OPENED_AT_ONCE = 8
+OPENED_AT_ONCE = 4
 """Logs, at start; no more than the executor has threads."""
 
 

@@ -145,10 +145,8 @@ class DerivedState:
                 self._files.remove(self._path(offset))
 
     def cut(self, end: Offset) -> None:
-        """Before the log is cut to `end`: what says more goes, durably."""
-        for captured in [*self._captured]:
-            if captured.offset > end:
-                self._captured.remove(captured)
+        """Before the log is cut to `end`: what says more goes, durably. `restore` follows, before `lock` is let go: it
+        forgets what was captured."""
         for offset in reversed(self.offsets()):
             if offset > end:
                 self._files.remove(self._path(offset))
