@@ -190,6 +190,12 @@ async def test_keys_are_rotated_under_load(cluster: DevCluster) -> None:
         used = [stored[at + 96 + 24 : at + 96 + 31] for at, _ in iter_batches(stored)]
         assert used == sorted(used), "once the new key is in use everywhere, the old one is used no more"
         assert {*used} == {b"2026-05", b"2026-11"}
+        give_keys(cluster, "b1", "rubbish")  # a file that cannot be used changes nothing
+        cluster.kill("b1", signal.SIGHUP)
+        deadline = time.monotonic() + LIMIT
+        while "b1 goes on with the master keys it has" not in cluster.log_file("b1").read_text():
+            assert time.monotonic() < deadline
+            await asyncio.sleep(0.02)
         brokers = (await client.cluster_status())["brokers"]
         assert {broker["labels"]["master_keys"] for broker in brokers} == {"2026-11,2026-05"}
 

@@ -20,7 +20,10 @@ RECORDS = 10_000
 
 @pytest.fixture(scope="module")
 def cluster(tmp_path_factory: pytest.TempPathFactory) -> Iterator[DevCluster]:
-    with DevCluster(tmp_path_factory.mktemp("cluster"), nodes=3, port=0) as running:
+    folder = tmp_path_factory.mktemp("cluster")
+    keys = folder / "master-keys"
+    keys.write_text("2026 " + "ab" * 32)
+    with DevCluster(folder / "cluster", nodes=3, port=0, master_key_file=keys) as running:
         running.wait_ready(60)
         yield running
 
@@ -31,9 +34,9 @@ def spark() -> Iterator[SparkSession]:
         yield session
 
 
-async def create(url: str, stream: str, partitions: int = 3) -> None:
+async def create(url: str, stream: str, partitions: int = 3, **config: str) -> None:
     async with await tidelog.connect(url) as client:
-        await client.create_stream(stream, subject=stream, partitions=partitions, replication_factor=3)
+        await client.create_stream(stream, subject=stream, partitions=partitions, replication_factor=3, config=config)
 
 
 async def recreate(url: str, stream: str) -> None:
@@ -102,6 +105,12 @@ def test_stream_restarts_from_its_checkpoint_without_gap_or_repeat(
     asyncio.run(recreate(cluster.nats_url, "live"))
     with pytest.raises(PySparkException, match="deleted and created again"):
         run(spark, given, tmp_path)
+
+
+def test_an_encrypted_stream_reads_as_any_other(spark: SparkSession, cluster: DevCluster) -> None:
+    asyncio.run(create(cluster.nats_url, "vault", encryption="true", compression="lz4"))
+    sent = asyncio.run(publish(cluster.nats_url, "vault", range(1000)))
+    assert records(spark.read.format("tidelog").options(**options(cluster, "vault")).load()) == sent
 
 
 def test_no_server_is_one_clear_sentence(spark: SparkSession) -> None:
