@@ -1,13 +1,16 @@
-"""Brokers whose disks run full are relieved of their leaderships: which ones, when, and to whom. Events in, moves out.
+"""Brokers that cannot do a leader's work, because their disks run full or because they lack the master key of encrypted
+streams, are relieved of their leaderships: which ones, when, and to whom. Events in, moves out.
 
-How much room a broker has rides on its probe answers, the newest counts; it never enters Raft, for it changes by the
-second. A leadership moves as an operator would move it (`metadata.moves`): drained, a compare-and-set, the old leader
-stays in the ISR, so nothing is lost and nothing depends on what was known here.
+How much room a broker has, and whether it has a key, rides on its probe answers, the newest counts; it never enters
+Raft, for it changes by the second. A leadership moves as an operator would move it (`metadata.moves`): drained, a
+compare-and-set, the old leader stays in the ISR, so nothing is lost and nothing depends on what was known here.
 
     SHORT     leaderships go to an ISR member with AMPLE room; but those of streams that evict, for which the broker
               makes room
     FULL      all go, to AMPLE room, else to a broker that is SHORT, which still takes records
     nowhere   the leader stays, serves reads, and refuses publishes once it is FULL
+    no key    those of encrypted streams go to an ISR member with a key, whatever room it has; and no leadership of them
+              goes to a broker without one
 
 A move that fails is tried again after a pause that doubles; a few are under way at a time. Whoever was relieved gets
 nothing back for having room again.
@@ -22,7 +25,7 @@ from typing import Final
 
 from metadata.model import Partition
 from metadata.state import ClusterState
-from wire.types import BrokerId, LeaderMove, OnUnderCapacity, PartitionKey, Room
+from wire.types import BrokerId, LeaderMove, OnUnderCapacity, PartitionKey, Room, StreamConfig
 
 MAX_MOVES = 16
 """Under way at a time."""
@@ -46,6 +49,7 @@ class Relief:
     def __init__(self, state: ClusterState) -> None:
         self._state = state
         self._rooms: dict[BrokerId, Room] = {}
+        self._without_key: set[BrokerId] = set()
         self._under_way: dict[PartitionKey, LeaderMove] = {}
         self._failed: dict[PartitionKey, _Failed] = {}
         self._look_at = -inf
@@ -53,10 +57,17 @@ class Relief:
     def clear(self) -> None:
         """The office was left: what was heard is old, and moves end by themselves."""
         self._rooms.clear()
+        self._without_key.clear()
         self._failed.clear()
 
     def on_room(self, broker: BrokerId, room: Room) -> None:
         self._rooms[broker] = room
+
+    def on_master_key(self, broker: BrokerId, has_one: bool) -> None:
+        if has_one:
+            self._without_key.discard(broker)
+        else:
+            self._without_key.add(broker)
 
     def with_room(self, brokers: Sequence[BrokerId], enough: int) -> list[BrokerId]:
         """For new replicas: those that are not known to lack room, if there are `enough`, else all."""
@@ -65,9 +76,8 @@ class Relief:
 
     def due(self, now: float) -> list[LeaderMove]:
         """Moves to begin now; say how each ended with `on_ended`."""
-        in_need = {
-            broker for broker, room in self._rooms.items() if room is not Room.AMPLE and self._state.is_alive(broker)
-        }
+        short = {broker for broker, room in self._rooms.items() if room is not Room.AMPLE}
+        in_need = {broker for broker in short | self._without_key if self._state.is_alive(broker)}
         if not in_need:
             self._failed.clear()
             return []
@@ -78,7 +88,7 @@ class Relief:
         for key, partition in self._led_by(in_need):
             if len(self._under_way) >= MAX_MOVES:
                 break
-            target = self._target(partition)
+            target = self._target(key, partition)
             if target is None or key in self._under_way or not self._is_due(key, now):
                 continue
             assert partition.leader is not None
@@ -101,15 +111,25 @@ class Relief:
     def _led_by(self, in_need: set[BrokerId]) -> Iterator[tuple[PartitionKey, Partition]]:
         for key, partition in self._state.partitions():
             if partition.leader in in_need:
-                policy = self._state.streams[key.stream].settings.on_under_capacity
-                if policy is OnUnderCapacity.WITHDRAW or self._rooms[partition.leader] is Room.FULL:
+                settings = self._state.streams[key.stream].settings
+                room = self._rooms.get(partition.leader, Room.AMPLE)
+                if (
+                    self._lacks_key(partition.leader, settings)
+                    or room is Room.FULL
+                    or (room is Room.SHORT and settings.on_under_capacity is OnUnderCapacity.WITHDRAW)
+                ):
                     yield key, partition
 
-    def _target(self, partition: Partition) -> BrokerId | None:
+    def _lacks_key(self, broker: BrokerId, settings: StreamConfig) -> bool:
+        return settings.encryption and broker in self._without_key
+
+    def _target(self, key: PartitionKey, partition: Partition) -> BrokerId | None:
         """A live member of the ISR with more room than the leader, that can take records; most room first, then the
         one that leads fewest, those on their way counted."""
         leader = partition.leader
         assert leader is not None
+        settings = self._state.streams[key.stream].settings
+        worst = len(_RANK) if self._lacks_key(leader, settings) else _RANK[self._rooms.get(leader, Room.AMPLE)]
         able = [
             broker
             for broker in partition.isr
@@ -117,7 +137,8 @@ class Relief:
             and self._state.is_alive(broker)
             and not partition.is_withdrawn(broker)
             and broker in self._rooms
-            and _RANK[self._rooms[broker]] < _RANK[self._rooms[leader]]
+            and not self._lacks_key(broker, settings)
+            and _RANK[self._rooms[broker]] < worst
         ]
         order = partition.replicas.index
         return min(able, key=lambda b: (_RANK[self._rooms[b]], self._will_lead(b), order(b)), default=None)

@@ -44,7 +44,7 @@ from metadata.describe import (
     partition_form,
     said_by_leaders,
 )
-from metadata.master_keys import check_encryption
+from metadata.master_keys import MASTER_KEYS_LABEL, check_encryption
 from metadata.model import Changes, Outcome, Stream
 from metadata.moves import LeaderMoves
 from metadata.raft.types import RaftError, RaftOutcomeUnknown, RaftRole, RaftStatus, RaftUnavailable, StateMachine
@@ -729,11 +729,12 @@ class MetadataService:
             self._labels[probe.broker] = dict(said.labels)
             if said.room in _ROOMS:
                 self._core.relief.on_room(probe.broker, _ROOMS[said.room])
+                self._core.relief.on_master_key(probe.broker, said.labels.get(MASTER_KEYS_LABEL) != "")
                 self._relieve()
             self._run(self._core.on_probe_answer(probe.broker, probe.number, Generation(said.generation), now))
 
     def _relieve(self) -> None:
-        """Leaderships of brokers whose disks run full go to others."""
+        """Leaderships of brokers whose disks run full, or that lack a key, go to others."""
         if self.in_office:
             for move in self._core.relief.due(self._monotonic()):
                 self._spawn(self._hand_over(move))
@@ -745,7 +746,7 @@ class MetadataService:
             await self._moves.move(key.stream, key.partition, move.target)
             moved = True
         except TidelogError as error:
-            _log.info("%s, whose disk runs full, leads %s still: %s", move.leader, key, error)
+            _log.info("%s, which should not, leads %s still: %s", move.leader, key, error)
         finally:
             self._core.relief.on_ended(move, moved, self._monotonic())
 

@@ -72,7 +72,6 @@ from wire.types import (
     Offset,
     PartitionState,
     PartitionView,
-    Withdrawal,
 )
 
 log = logging.getLogger(__name__)
@@ -130,8 +129,6 @@ class Leading(ReadableRole):
     async def start(self) -> None:
         """Tail synced, then (LeaderEpoch -> LEO) durable, then subscriptions: in that order."""
         context, view, key = self.context, self.view, self.view.key
-        if self._declines():
-            return
         try:
             await context.loop.run_in_executor(
                 context.executor, self.log.assign_epoch, view.leader_epoch, self.log.log_end_offset
@@ -225,30 +222,24 @@ class Leading(ReadableRole):
         if self._core is not None and not self.ended:
             self._run(self._core.on_view(view, self.context.now()))
             self._schedule()
-            self._declines()
-
-    def _declines(self) -> bool:
-        """Who has no master key leaves the leadership of an encrypted partition to another member of the ISR. It needs
-        none to follow, and as the last one it leads, so that what it can serve is served, and refuses publishes."""
-        error = self._lacks_key()
-        if error is None or not any(member != self.context.broker for member in self.view.isr):
-            return False
-        log.error("partition %s: %s declines to lead: %s", self.view.key, self.context.broker, error)
-        self.context.counters.withdrawals += 1
-        self.context.metadata.withdraw(
-            Withdrawal(
-                key=self.view.key,
-                broker=self.context.broker,
-                expected_epoch=self.view.epoch,
-                reason=f"it cannot lead: {error}",
-            )
-        )
-        return True
 
     def _lacks_key(self) -> TidelogError | None:
+        """It leads nevertheless: following and being followed need no key. The controller gives the leadership to a
+        member of the ISR that has one; until then, or for good if there is none, publishes are refused."""
         if not self.view.config.encryption or self._cipher.can_encrypt:
             return None
-        return self.context.keyring.lacks_a_key(f"cannot encrypt what is published to {self.view.key}")
+        return self._until_another_leads(
+            self.context.keyring.lacks_a_key(f"cannot encrypt what is published to {self.view.key}")
+        )
+
+    def _until_another_leads(self, error: TidelogError) -> TidelogError:
+        if len(self.view.isr) < 2 or self._cipher.can_encrypt:
+            return error
+        return TidelogError(
+            Code.UNAVAILABLE,
+            f"{error.message}; another in-sync replica is asked to lead {self.view.key}",
+            {"retry_after_ms": "50"},
+        )
 
     def on_connection(self, connected: bool) -> None:
         if self._core is not None:

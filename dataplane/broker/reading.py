@@ -237,10 +237,15 @@ class ReadableRole(Role):
         if self._cold_reads:
             await asyncio.wait(set(self._cold_reads))
 
+    def _until_another_leads(self, error: TidelogError) -> TidelogError:
+        """What a consumer is told that came to a broker without any master key: a follower's goes on elsewhere."""
+        return error
+
     def _read_failed(self, inbox: str, error: LogDamaged | CorruptData | TidelogError) -> None:
         if isinstance(error, TidelogError):
             if error.code is Code.NO_KEY:
                 log.warning("partition %s: %s", self.view.key, error)
+                error = self._until_another_leads(error)
             self._answers.error(inbox, error)
             return
         log.error("partition %s: a read failed: %s", self.view.key, error)

@@ -124,3 +124,39 @@ def test_new_replicas_go_where_there_is_room_if_there_is_enough(script: Script) 
     script.rooms(a=FULL, b=AMPLE)
     assert script.relief.with_room(brokers, 2) == ["b", "c"]
     assert script.relief.with_room(brokers, 3) == ["a", "b", "c"]
+
+
+@pytest.fixture
+def vault() -> Script:
+    cluster = Cluster("a", "b", "c")
+    cluster.create("s", ["a b c"])
+    cluster.create("vault", ["a b c", "b c a"], config={"encryption": "true"})
+    script = Script(cluster)
+    script.rooms(a=AMPLE, b=AMPLE, c=AMPLE)
+    return script
+
+
+def test_who_lacks_the_key_of_encrypted_streams_leads_none_of_them(vault: Script) -> None:
+    vault.relief.on_master_key(BrokerId("a"), False)
+    vault.relief.on_master_key(BrokerId("b"), True)
+    assert vault.shown() == ["vault/0 a>c"]
+
+
+def test_leaderships_of_encrypted_streams_go_to_brokers_with_a_key_only(vault: Script) -> None:
+    for broker in ("a", "c"):
+        vault.relief.on_master_key(BrokerId(broker), False)
+    vault.rooms(b=FULL)
+    # b has no room and a key: it may lead what a and c cannot, and gives nothing to them.
+    assert vault.shown() == ["vault/0 a>b"]
+
+
+def test_where_nobody_has_a_key_everything_stays(vault: Script) -> None:
+    for broker in ("a", "b", "c"):
+        vault.relief.on_master_key(BrokerId(broker), False)
+    assert vault.shown() == []
+
+
+def test_a_key_that_was_given_is_heard_of(vault: Script) -> None:
+    vault.relief.on_master_key(BrokerId("a"), False)
+    vault.relief.on_master_key(BrokerId("a"), True)
+    assert vault.shown() == []
