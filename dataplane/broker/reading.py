@@ -210,7 +210,7 @@ class ReadableRole(Role):
         data = read_checked(self.log, offset, limit, end)
         return self._cipher.plain([data]) if holds_encrypted(data) else [data]
 
-    async def _read_cold(self, offset: Offset, limit: int, end: Offset) -> bytes:
+    async def _read_cold(self, offset: Offset, limit: int, end: Offset) -> Buffer:
         """Both CRCs of each batch are checked. Raises as `PartitionLog.read_from_disk`."""
         return await self.context.loop.run_in_executor(
             self.context.readers, lambda: read_checked(self.log, offset, limit, end)
@@ -257,7 +257,7 @@ class ReadableRole(Role):
             self.on_damage(str(error))
 
 
-def read_checked(partition_log: PartitionLog, offset: Offset, limit: int, end: Offset) -> bytes:
+def read_checked(partition_log: PartitionLog, offset: Offset, limit: int, end: Offset) -> Buffer:
     """As `PartitionLog.read_from_disk`, bodies included: what leaves this broker is what was written. Blocking. Raises
     as that does."""
     data = partition_log.read_from_disk(offset, max_bytes=limit, end_offset=end)

@@ -660,7 +660,7 @@ class PartitionLog:
             return []
         return self._tail.read(offset, max_bytes, end_offset)
 
-    def read_from_disk(self, offset: Offset, *, max_bytes: int, end_offset: Offset) -> bytes:
+    def read_from_disk(self, offset: Offset, *, max_bytes: int, end_offset: Offset) -> Buffer:
         """As `read`, from the files; may hold fewer batches than fit. Headers are checked, bodies are for the receiver
         to check.
 
@@ -686,7 +686,7 @@ class PartitionLog:
             if self._cuts == cuts:
                 return result
 
-    def _read_from_disk(self, offset: Offset, max_bytes: int, end_offset: Offset) -> bytes:
+    def _read_from_disk(self, offset: Offset, max_bytes: int, end_offset: Offset) -> Buffer:
         end_offset = min(end_offset, self._log_end_offset)
         segments = self._segments
         self._check_not_before_log(offset, segments)
@@ -701,7 +701,7 @@ class PartitionLog:
 
     def _read_segment(
         self, segment: Segment, start: IndexEntry, offset: Offset, max_bytes: int, end_offset: Offset
-    ) -> bytes | None:
+    ) -> Buffer | None:
         """None: the segment has no record at or above `offset`."""
         size = segment.size
         with self._handles.borrow(segment.path) as handle:
@@ -721,7 +721,7 @@ class PartitionLog:
             if whole + header.size > len(block) or header.end_offset > end_offset:
                 break
             whole += header.size
-        return block if whole == len(block) else block[:whole]
+        return block if whole == len(block) else memoryview(block)[:whole]  # not copied: it may be megabytes
 
     def offset_for_timestamp(
         self, timestamp_ns: int, end_offset: Offset, *, decrypt: Callable[[Buffer], bytes] = bytes

@@ -124,7 +124,7 @@ def batches_of(replica: Replica, start: int, end: int) -> list[tuple[int, bytes]
         if not data:
             break
         for position, header in iter_batches(data):
-            out.append((header.base_offset, data[position : position + header.size]))
+            out.append((header.base_offset, bytes(data[position : position + header.size])))
             at = header.end_offset
     return out
 

@@ -34,9 +34,9 @@ def opened(path: Path, config: LogConfig = SMALL, files: RealFiles = REAL_FILES)
     return log
 
 
-def end_of(block: bytes | Sequence[Buffer] | None) -> int:
+def end_of(block: Buffer | Sequence[Buffer] | None) -> int:
     assert block
-    data = block if isinstance(block, bytes) else b"".join(block)
+    data = block if isinstance(block, (bytes, bytearray, memoryview)) else b"".join(block)
     return max(header.end_offset for _, header in iter_batches(data))
 
 
@@ -205,7 +205,7 @@ class TestReading:
                     offset = Offset(max(0, end - 30))
                     block = log.read_from_disk(offset, max_bytes=3000, end_offset=end)
                     for at, header in iter_batches(block):
-                        value = block[at + 96 : at + header.size]
+                        value = bytes(block[at + 96 : at + header.size])
                         # The record says which epoch wrote it: a mixture of old and new bytes would not match.
                         assert f" of {header.leader_epoch} ".encode() in value
                         assert header.base_offset in epochs
