@@ -107,6 +107,8 @@ class Recovery:
     def run(self) -> None:
         """Raises OSError."""
         self.files.make_directory(self.directory)
+        # Whoever made or changed the names that are found here may have died before they were durable.
+        self.files.sync_directory(self.directory)
         self._find_segments()
         self.checkpoint = read_offsets(self.files, self.directory)
         self._mark = read_mark(self.files, self.directory)

@@ -95,12 +95,28 @@ class DiskFile:
         self.pending.clear()
         self.content = bytearray(self.synced)
 
+    def copy(self) -> DiskFile:
+        return DiskFile(bytearray(self.content), bytearray(self.synced), self.pending[:], self.written_at)
+
 
 @dataclass(eq=False, slots=True)
 class _Folder:
     now: dict[str, DiskFile] = field(default_factory=dict)
     synced: dict[str, DiskFile] = field(default_factory=dict)
     changes: list[tuple[str, DiskFile | None]] = field(default_factory=list)
+
+    def files(self) -> list[DiskFile]:
+        """All that a loss of power may leave, each once, in an order of their own."""
+        found = [*self.synced.values(), *(file for _, file in self.changes if file is not None), *self.now.values()]
+        return list(dict.fromkeys(found))
+
+    def copy(self) -> _Folder:
+        copies = {file: file.copy() for file in self.files()}
+        return _Folder(
+            {name: copies[file] for name, file in self.now.items()},
+            {name: copies[file] for name, file in self.synced.items()},
+            [(name, None if file is None else copies[file]) for name, file in self.changes],
+        )
 
 
 class SimDisk:
@@ -114,6 +130,8 @@ class SimDisk:
         """The number of the call that power is lost in; -1: none."""
         self.capacity = AMPLE
         """Bytes. What does not fit any more fails with ENOSPC; of a write, what fits is written."""
+        self.before_call: Callable[[], None] = lambda: None
+        """Called at the beginning of every call that changes something."""
         self.failing_syncs = 0
         """So many syncs of data fail with EIO."""
         self.has_failed = False
@@ -152,6 +170,35 @@ class SimDisk:
         self.kill_process()
         self._boot += 1
 
+    def copy(self) -> SimDisk:
+        """As it is now, for another process."""
+        other = SimDisk(crash=self._crash)
+        other.capacity, other._boot, other.clock = self.capacity, self._boot, self.clock
+        other._folders = {path: folder.copy() for path, folder in self._folders.items()}
+        return other
+
+    def unsynced(self) -> list[int]:
+        """What a loss of power may take, piece by piece: of each folder with unsynced names the number of their
+        changes, which survive up to some point, and 1 for each file with unsynced bytes."""
+        folders = self._folders.values()
+        names = [len(folder.changes) for folder in folders if folder.changes]
+        return names + [1 for folder in folders for file in folder.files() if file.pending]
+
+    def lose_power_leaving(self, kept: Sequence[int]) -> None:
+        """Of each piece of `unsynced` so much survives."""
+        rest = iter(kept)
+        names = {id(folder): next(rest) for folder in self._folders.values() if folder.changes}
+        files = [file for folder in self._folders.values() for file in folder.files() if file.pending]
+        for file, whole in zip(files, rest, strict=True):
+            file.crash(lambda pending, whole=whole: pending if whole else [])  # type: ignore[misc]
+        for folder in self._folders.values():
+            for name, renamed in folder.changes[: names.get(id(folder), 0)]:
+                _rename(folder.synced, name, renamed)
+            folder.changes.clear()
+            folder.now = dict(folder.synced)
+        self.kill_process()
+        self._boot += 1
+
     def wipe(self) -> None:
         """Another disk, empty."""
         self.losses += 1
@@ -181,6 +228,7 @@ class SimDisk:
 
     def _step(self) -> bool:
         """True in the call that does not return."""
+        self.before_call()
         self.calls += 1
         if 0 <= self.crash_at < self.calls - 1:
             raise self._crash

@@ -58,7 +58,7 @@ class Batches:
         found = bytearray()
         offset = log.log_start_offset
         while offset < log.log_end_offset:
-            block = log.read_from_disk(offset, max_bytes=1000, end_offset=log.log_end_offset)
+            block = log.read_from_disk(offset, max_bytes=4000, end_offset=log.log_end_offset)
             assert block
             for at, header in iter_batches(block):
                 verify_body(block, at, header)
