@@ -15,6 +15,7 @@ from dataplane.log.partition_log import LogConfig, PartitionLog
 from metadata.raft.journal import Entry, Journal, SnapshotHead
 from metadata.raft.snapshot import encode_snapshot
 from wire.batch import BatchBuilder, BatchHeader, iter_batches
+from wire.transport import Buffer
 from wire.types import BrokerId, Incarnation, LeaderEpoch, Offset, PartitionKey, StreamName
 
 BROKER = BrokerId("b1")
@@ -130,5 +131,5 @@ def content(log: PartitionLog) -> bytes:
     return b"".join(segment.path.read_bytes()[: segment.size] for segment in log.segments)
 
 
-def batches_in(data: bytes) -> dict[int, bytes]:
-    return {header.base_offset: data[at : at + header.size] for at, header in iter_batches(data)}
+def batches_in(data: Buffer) -> dict[int, bytes]:
+    return {header.base_offset: bytes(data[at : at + header.size]) for at, header in iter_batches(data)}
