@@ -53,6 +53,8 @@ def test_segments_that_nobody_lived_to_make_durable_are_made_so_by_whoever_repor
     checkpoint that vouches for them; the third finds nothing to write."""
     disk = _DiesInFolderSyncs(crash=PowerLoss)
     log, _ = PartitionLog.open(HOME, CONFIG, files=disk)
+    batches.fill(log, 2)
+    log.sync()
     batches.fill(log, 30)
     disk.dies = True
     with pytest.raises(PowerLoss):
