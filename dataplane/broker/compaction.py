@@ -15,6 +15,7 @@ from weakref import WeakKeyDictionary
 from dataplane.broker.housekeeping import Progress
 from dataplane.encryption.bodies import BatchCipher
 from dataplane.log.compaction import Compacted, CompactionPass, dirt_of, tombstones_are_due
+from dataplane.log.errors import NoSpace
 from dataplane.log.retention import NS_PER_MS
 
 if TYPE_CHECKING:
@@ -103,13 +104,22 @@ class Compaction:
                 worked += next(active.steps)
         except StopIteration:
             return self._finished(active, visit)
+        except NoSpace as error:
+            # Room for a second copy of a segment, which records do not need: the disk need not be full for them.
+            self._give_up(visit)
+            log.warning("partition %s: is not compacted for a while: %s", visit.key, error)
+            return Progress(counted={"housekeeping_failures": 1})
         except Exception:
-            self._active = None
-            self._not_before[visit.log] = visit.time_ns + RETRY_NS
+            self._give_up(visit)
             raise
         if self._settings.compaction_bytes_per_second:
             visit.stop.wait(worked / self._settings.compaction_bytes_per_second)
         return Progress(more=True, counted=self._counted(active))
+
+    def _give_up(self, visit: Visit) -> None:
+        self._active = None
+        self._ratios.pop(visit.log, None)
+        self._not_before[visit.log] = visit.time_ns + RETRY_NS
 
     def _take_up(self, visit: Visit) -> _Active | None:
         """The pass that goes on here, or a new one; None when the stream is compacted no more."""
@@ -140,7 +150,8 @@ class Compaction:
             "partition %s: compacted to offset %d: %d records removed, %d segments replaced, %d bytes given back",
             visit.key, clean_end, done.records, done.segments, done.bytes,
         )  # fmt: skip
-        return Progress(counted={"compaction_passes": 1, **self._counted(active)})
+        counted = {"compaction_passes": 1, **self._counted(active)}
+        return Progress(counted=counted, then=visit.log.forget_compacted)
 
     @staticmethod
     def _counted(active: _Active) -> dict[str, int]:

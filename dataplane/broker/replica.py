@@ -463,6 +463,7 @@ class Replica:
             "high_watermark": high_watermark_to_wire(self.high_watermark),
             "log_start_offset": partition_log.log_start_offset if partition_log is not None else None,
             "log_end_offset": partition_log.log_end_offset if partition_log is not None else None,
+            "compacted_to": partition_log.compaction_point.clean_end if partition_log is not None else None,
             "replicas_progress": None,
         }
         if isinstance(role, Leading) and role.core is not None and not role.ended:

@@ -38,7 +38,8 @@ from typing import TYPE_CHECKING, NamedTuple
 
 import numpy as np
 
-from dataplane.log.errors import LogDamaged
+from dataplane.log.errors import LogDamaged, NoSpace
+from dataplane.log.files import is_no_space
 from dataplane.log.newest_offsets import NewestOffsets
 from dataplane.log.rewriting import batches_of, rewrite
 from wire.errors import CorruptData, TidelogError
@@ -122,7 +123,7 @@ class CompactionPass:
 
     def steps(self) -> Generator[int, None, None]:
         """Yields after each small piece of work the bytes read and written in it. Closed before its end, it leaves
-        nothing behind. Raises LogDamaged, CorruptData (of the log), OSError and NoSpace (no room for a new segment)."""
+        nothing behind. Raises LogDamaged, CorruptData (of the log), NoSpace, OSError (of a new segment)."""
         try:
             end = yield from self._map_keys()
             for segment, segment_end in self._segments:
@@ -205,6 +206,10 @@ class CompactionPass:
         except (LogDamaged, CorruptData):
             self._check_not_overtaken(segment)
             raise
+        except OSError as error:
+            if not is_no_space(error):
+                raise
+            raise NoSpace(f"what is left of {segment.path} cannot be written: {error}") from error
         if new is None:
             return
         with suppress(TidelogError):  # removed for its age

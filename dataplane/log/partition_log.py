@@ -1063,6 +1063,10 @@ class PartitionLog:
             if following.base_offset <= end and segment.is_finished and segment.synced_size == segment.size
         ]
 
+    def forget_compacted(self) -> None:
+        """What was compacted is read from disk, as it is now, and no longer from memory. Loop thread."""
+        self._tail.drop_before(self.compaction_point.clean_end)
+
     def holds(self, segment: Segment) -> bool:
         return segment in self._segments
 

@@ -56,6 +56,15 @@ class Tail:
             first = 0
         self._first = first
 
+    def drop_before(self, offset: int) -> None:
+        """Those that end at or below it."""
+        first = self._first
+        while first < len(self._batches) and self._batches[first].end_offset <= offset:
+            self._bytes -= self._batches[first].size
+            self._batches[first] = _GONE
+            first += 1
+        self._first = first
+
     def read(self, offset: int, max_bytes: int, end_offset: int) -> list[Buffer] | None:
         """The buffers of whole batches from the one that holds `offset`; None when that may be older than what is
         kept."""

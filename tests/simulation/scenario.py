@@ -82,6 +82,10 @@ class Shape:
     """Settings of the streams that make old records go."""
     housekeeping_interval: float = 5.0
     """Seconds."""
+    keys: int = 0
+    """Of the records, and then the streams are compacted; 0: records without keys."""
+    tombstone_retention_ms: int = 0
+    min_dirty_ratio: float = 0.5
 
     @classmethod
     def drawn(cls, rng: Random, drama: str | None) -> Shape:
@@ -127,6 +131,19 @@ class Shape:
         )
         return replace(self, segment_bytes=4096, retention=limits, housekeeping_interval=rng.choice((0.05, 0.3, 1.0)))
 
+    def compacting(self, rng: Random) -> Shape:
+        """Some runs have streams that are compacted."""
+        if rng.random() >= 0.35:
+            return self
+        return replace(
+            self,
+            segment_bytes=4096,
+            housekeeping_interval=rng.choice((0.05, 0.2, 0.6)),
+            keys=rng.choice((2, 5, 20)),
+            tombstone_retention_ms=rng.choice((0, 0, 300, 2000)),
+            min_dirty_ratio=rng.choice((0.01, 0.3)),
+        )
+
 
 @dataclass(slots=True)
 class Result:
@@ -158,6 +175,7 @@ class Cluster:
         rng = _rng_of_shape(world.seed)
         drama = draw_drama(rng)
         self.shape = Shape.drawn(rng, drama).keeping_less(Random(f"retention of {world.seed}"))
+        self.shape = self.shape.compacting(Random(f"compaction of {world.seed}"))
         names = tuple(f"b{number + 1}" for number in range(self.shape.brokers))
         self.schedule = draw(rng, names, self.shape.duration, drama) if schedule is None else schedule
         self.data = DATA
@@ -185,11 +203,18 @@ class Cluster:
             broker.replica_settings = replace(
                 usual, push_to_waiters=self.shape.push_to_waiters, fetch_max_bytes=self.shape.fetch_max_bytes
             )
-            broker.storage_settings = StorageSettings(housekeeping_interval=self.shape.housekeeping_interval)
+            broker.storage_settings = StorageSettings(
+                housekeeping_interval=self.shape.housekeeping_interval,
+                compaction_min_dirty_ratio=self.shape.min_dirty_ratio,
+                compaction_memory=1 << 20,
+                compaction_bytes_per_second=0,
+            )
             if self.shape.quick:
                 broker.metadata_settings = QUICK_METADATA
         self.workloads = [
-            Workload(self.world, self.nats, self.invariants, self.subjects, name, rate=self.shape.rate)
+            Workload(
+                self.world, self.nats, self.invariants, self.subjects, name, rate=self.shape.rate, keys=self.shape.keys
+            )
             for name in ("c", "d")[: self.shape.streams]
         ]
         self.clients = self.workloads[0]
@@ -300,6 +325,8 @@ class Cluster:
         config = {"durability": str(shape.durability), "segment_bytes": str(shape.segment_bytes)}
         config["min_isr"] = str(shape.min_isr)
         config.update({key: str(value) for key, value in shape.retention})
+        if shape.keys:
+            config |= {"compact": "true", "tombstone_retention_ms": str(shape.tombstone_retention_ms)}
         self._create("s", clients, config)
         clients.spawn(clients.feed_back)
         for acks in ("all", "all", "leader", "none"):

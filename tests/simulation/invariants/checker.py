@@ -12,6 +12,7 @@ from tests.simulation.invariants.clients import (
     AckedIsCommitted,
     ConsumersSeeOneValue,
     ConsumersSeeOnlyCommitted,
+    ConsumersSeeTheNewest,
     NoAcknowledgedRecordLost,
     NoDuplicates,
     ProducerOrder,
@@ -93,6 +94,7 @@ INVARIANTS: tuple[type[Invariant], ...] = (
     FloorHolds,
     ConsumersSeeOnlyCommitted,
     ConsumersSeeOneValue,
+    ConsumersSeeTheNewest,
     NoDuplicates,
     ProducerOrder,
 )
@@ -339,6 +341,8 @@ class Invariants:
     def _look_at_order(self, where: str, values: list[bytes]) -> None:
         last: dict[bytes, int] = {}
         for offset, value in enumerate(values):
+            if not value:
+                continue  # a tombstone
             name, number, *_ = value.split(b":")
             if not name.startswith(b"i"):
                 continue  # only idempotent producers promise it

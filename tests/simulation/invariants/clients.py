@@ -5,13 +5,13 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from tests.simulation.invariants.base import Acknowledged, Invariant, Numbered, Scene
-from tests.simulation.invariants.history import value_at
-from wire.batch import RecordBatch
+from tests.simulation.invariants.history import Row, rows, value_at
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
 
     from tests.simulation.invariants.history import History
+    from wire.batch import RecordBatch
     from wire.types import LeaderEpoch, PartitionKey
 
 
@@ -100,10 +100,33 @@ class ConsumersSeeOneValue(Invariant):
         if history is None:
             return
         base = batch.header.base_offset
-        committed = RecordBatch.decode(history.at[base])
-        first = int(batch.offsets[0]) - base if len(batch.offsets) else 0
-        if committed.values[first : first + len(batch.values)] != batch.values:
+        got = map(Row, batch.offsets.tolist(), batch.keys, batch.values)
+        if not set(got) <= set(rows(history.at[base])):
             self.broken(f"{who} got another value at {where} offset {base}")
+
+
+class ConsumersSeeTheNewest(Invariant):
+    """To consumers: who reads a compacted stream to its end has seen the newest record of each key."""
+
+    def __init__(self, scene: Scene) -> None:
+        super().__init__(scene)
+        self._seen: dict[tuple[str, str, int], dict[bytes | None, Row]] = {}
+
+    def on_consumed(self, who: str, where: str, history: History | None, batch: RecordBatch) -> None:
+        seen = self._seen.setdefault((who, where, id(history)), {})
+        for row in map(Row, batch.offsets.tolist(), batch.keys, batch.values):
+            seen[row.key] = row
+
+    def at_the_end(self, records: Mapping[tuple[str, int, int], list[bytes]]) -> None:
+        for (who, where, life), seen in self._seen.items():
+            for history in self.history.of.values():
+                if id(history) != life or history.removed_to:
+                    continue
+                newest = {row.key: row for _, data in history.batches for row in rows(data)}
+                for key, row in newest.items():
+                    # A tombstone may have been gone by the time at which who reads slowly came to it.
+                    if key is not None and row.value is not None and seen.get(key) != row:
+                        self.broken(f"{who} has read {where} to its end, and saw {seen.get(key)} instead of {row}")
 
 
 class NoDuplicates(Invariant):

@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from tests.simulation.invariants.base import Invariant, Move, Scene
-from tests.simulation.invariants.history import batches_of
+from tests.simulation.invariants.history import batches_of, is_left_of
 from wire.batch import iter_batches
 
 if TYPE_CHECKING:
@@ -46,7 +46,7 @@ class LogMatching(Invariant):
         where = move.broker.id
         if known is None and base < history.end:
             self.broken(f"{move.replica.key} on {where} has a batch at {base}, inside what was committed otherwise")
-        if known is not None and known != data:
+        if known is not None and known != data and not is_left_of(data, known):
             self.broken(
                 f"{move.replica.key} at offset {base}: {where} has another batch than {history.told_by[base]} had"
                 f" committed (epochs {_epoch(data)} and {_epoch(known)})"
@@ -103,7 +103,7 @@ class CommittedIsHeldByIsr(Invariant):
             self.broken(f"{what} holds up to {has}")
         committed = self.history.history(held.key).at
         for base, data in batches_of(held, move.start, move.end):
-            if committed.get(base) != data:
+            if base not in committed or (committed[base] != data and not is_left_of(data, committed[base])):
                 self.broken(f"{what} holds something else at {base}")
             if is_durable and not self._is_on_disk(other, log, base, data):
                 self.broken(f"{what} says that it synced offset {base}, and it is not on its disk")

@@ -1,15 +1,16 @@
 """The oracle: the batches that some leader's high watermark has covered. Whatever is in it stays, at its offset, byte
-for byte, for ever and for everybody.
+for byte, for ever and for everybody. But for compaction: of a stream with `compact`, a record may go once a newer one
+of its key is committed, and a tombstone in its time.
 """
 
 from __future__ import annotations
 
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, NamedTuple
 
 from dataplane.replica.epochs import LeaderEpochCache
 from dataplane.replica.producers import ProducerTable
-from wire.batch import RecordBatch, iter_batches
+from wire.batch import RecordBatch, iter_batches, parse_header
 from wire.types import Offset
 
 if TYPE_CHECKING:
@@ -78,10 +79,43 @@ class CommittedHistory:
         for base, data in history.batches:
             if base < start:
                 continue  # removed for its age
-            if held.get(base) != data:
+            if held.get(base) != data and not (_is_compacted(replica) and is_left_of(held.get(base), data)):
                 self.world.broken(
                     invariant, f"{replica.key} on {broker.id} lacks the committed batch at {base} ({why})"
                 )
+        if _is_compacted(replica):
+            self._check_newest(broker, replica, held, invariant, why)
+
+    def _check_newest(
+        self, broker: SimBroker, replica: Replica, held: dict[int, bytes], invariant: str, why: str
+    ) -> None:
+        """Of each key the newest committed record is there; of a deleted one that is the tombstone, or nothing."""
+        log = replica._log
+        assert log is not None
+        committed = [
+            row
+            for _, data in self.history(replica.key).batches
+            for row in rows(data)
+            if row.offset >= log.log_start_offset
+        ]
+        here = [row for data in held.values() for row in rows(data)]
+        has = set(here)
+        newest = {row.key: row for row in committed}
+        newest_here = {row.key: row for row in here}
+        for row in committed:
+            if row.key is None and row not in has:
+                self.world.broken(invariant, f"{replica.key} on {broker.id} lacks {row}, which has no key ({why})")
+        for key, row in newest.items():
+            if key is None or newest_here.get(key) == row or (row.value is None and key not in newest_here):
+                continue
+            self.world.broken(
+                invariant, f"{replica.key} on {broker.id}: newest is {row}, here it is {newest_here.get(key)} ({why})"
+            )
+        clean_end = log.compaction_point.clean_end
+        on_disk = [row for _, data in batches_of(replica, 0, clean_end, from_disk=True) for row in rows(data)]
+        clean = [row.key for row in on_disk if row.key is not None and row.offset < clean_end]
+        if len(clean) > len(set(clean)):
+            self.world.broken(invariant, f"{replica.key} on {broker.id} is not clean below {clean_end} ({why})")
 
     def check_derived_state(self, broker: SimBroker, replica: Replica, invariant: str, why: str) -> None:
         """What that replica says of producers and leader epochs follows from the log, also from what it never had, or
@@ -107,7 +141,34 @@ class CommittedHistory:
             self.world.broken(invariant, f"{replica.key} on {broker.id} is wrong about producers {wrong} ({why})")
 
 
-def batches_of(replica: Replica, start: int, end: int) -> list[tuple[int, bytes]]:
+class Row(NamedTuple):
+    offset: int
+    key: bytes | None
+    value: bytes | None
+
+
+def rows(data: bytes) -> list[Row]:
+    """The records of one batch."""
+    batch = RecordBatch.decode(data)
+    return list(map(Row, batch.offsets.tolist(), batch.keys, batch.values))
+
+
+def _is_compacted(replica: Replica) -> bool:
+    return replica.view is not None and replica.view.config.compact
+
+
+def is_left_of(data: bytes | None, original: bytes) -> bool:
+    """Whether `data` (None: nothing) is what compaction may leave of a batch: some of its records, at its place."""
+    if data is None:
+        return True
+    header, before = parse_header(data), parse_header(original)
+    place = (before.base_offset, before.end_offset, before.leader_epoch, before.producer_id, before.base_sequence)
+    return (
+        header.base_offset, header.end_offset, header.leader_epoch, header.producer_id, header.base_sequence
+    ) == place and set(rows(data)) <= set(rows(original))  # fmt: skip
+
+
+def batches_of(replica: Replica, start: int, end: int, *, from_disk: bool = False) -> list[tuple[int, bytes]]:
     """(base offset, bytes) of what the replica's log holds in [start, end)."""
     log = replica._log
     if log is None or end <= start:
@@ -115,7 +176,7 @@ def batches_of(replica: Replica, start: int, end: int) -> list[tuple[int, bytes]
     out: list[tuple[int, bytes]] = []
     at = max(start, log.log_start_offset)
     while at < end:
-        parts = log.read(Offset(at), max_bytes=ALL, end_offset=Offset(end))
+        parts = None if from_disk else log.read(Offset(at), max_bytes=ALL, end_offset=Offset(end))
         data = (
             b"".join(parts)
             if parts is not None
@@ -138,6 +199,6 @@ def value_at(replica: Replica, offset: int) -> bytes | None:
     parts = log.read(Offset(offset), max_bytes=1, end_offset=end)  # one batch at least, whatever its size
     data = b"".join(parts) if parts else log.read_from_disk(Offset(offset), max_bytes=1, end_offset=end)
     for position, header in iter_batches(data):
-        batch = RecordBatch.decode(data[position : position + header.size])
-        return batch.values[offset - header.base_offset] if header.base_offset <= offset else None
+        found = rows(data[position : position + header.size])
+        return next((row.value for row in found if row.offset == offset), None)
     return None
