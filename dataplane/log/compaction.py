@@ -199,6 +199,7 @@ class CompactionPass:
             read=self._reader(segment),
             cipher=self._cipher,
             judge=judge,
+            is_remembered=self._log.producers.remembers,
             index_interval=self._log.config.index_interval_bytes,
         )
         try:

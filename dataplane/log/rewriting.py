@@ -7,9 +7,10 @@ What happens to a batch:
 
     all its records stay           as it is, byte for byte
     some stay                      the same batch with holes
-    none stays                     it goes; but the first batch of each leader epoch in the segment, by which the epochs
-                                   are found again, and the last batch of the segment, by which its end is known,
-                                   become a control batch over the same offsets
+    none stays                     it goes; but a control batch over the same offsets is left of the first batch of each
+                                   leader epoch in the segment, by which the epochs are found again, of the last one of
+                                   the segment, by which its end is known, and of those by which a producer's repetition
+                                   is recognised, also by who copies this log; until it is none of these any more
     control, or not to be read     as it is
 
 An encrypted batch is decrypted, and what is left of it is encrypted anew, with a data key of this broker's own. So
@@ -26,7 +27,15 @@ import numpy as np
 
 from dataplane.log.checkpoints import TEMPORARY_SUFFIX
 from dataplane.log.index import NO_TIMESTAMP, IndexEntry, SparseIndex
-from wire.batch import HEADER_SIZE, CompactableBatch, emptied, parse_header, verify_body
+from wire.batch import (
+    HEADER_SIZE,
+    CompactableBatch,
+    ControlType,
+    decode_control,
+    emptied,
+    parse_header,
+    verify_body,
+)
 from wire.batch.header import body_of
 from wire.errors import CorruptData, TidelogError
 
@@ -166,6 +175,7 @@ def rewrite(
     read: Callable[[int, int], bytes],
     cipher: BatchCipher,
     judge: Judge,
+    is_remembered: Callable[[BatchHeader], bool],
     index_interval: int,
 ) -> Generator[int, None, RewrittenSegment | None]:
     """Yields, step by step, the bytes read and written; returns the new file, None when nothing changes.
@@ -182,7 +192,8 @@ def rewrite(
             for batch, kept in zip(found, judge(found), strict=True):
                 header = batch.header
                 is_last = batch.position + header.size == segment.size
-                left = _what_is_left(batch, kept, cipher, is_wanted=is_last or header.leader_epoch != epoch)
+                is_wanted = is_last or header.leader_epoch != epoch or is_remembered(header)
+                left = _what_is_left(batch, kept, cipher, is_wanted=is_wanted)
                 epoch = header.leader_epoch
                 if left is not None and output is None:
                     output = _Output(files, segment.path.with_suffix(f".compacted{TEMPORARY_SUFFIX}"))
@@ -221,6 +232,8 @@ def _what_is_left(
     batch: LocatedBatch, kept: BoolArray | None, cipher: BatchCipher, *, is_wanted: bool
 ) -> list[Buffer] | None:
     """None: it is left as it is."""
+    if not is_wanted and batch.header.is_control and decode_control(batch.data).type == ControlType.EMPTIED:
+        return []
     if batch.content is None or kept is None or bool(kept.all()):
         return None
     if not kept.any() and not is_wanted:

@@ -117,6 +117,11 @@ class ProducerTable:
                 return Duplicate(Offset(base), Offset(base + span))
         return Rejected(_out_of_order(producer_id, base_sequence, known.next_sequence))
 
+    def remembers(self, header: BatchHeader) -> bool:
+        """Whether that batch is one by which a repetition is recognised. Any thread."""
+        known = self._producers.get(header.producer_id)
+        return known is not None and any(batch.base_offset == header.base_offset for batch in known.batches)
+
     def record(self, header: BatchHeader) -> None:
         """Take note of an appended batch; called for every batch, in log order, on every replica."""
         producer_id = header.producer_id

@@ -119,8 +119,8 @@ class ConsumersSeeTheNewest(Invariant):
 
     def at_the_end(self, records: Mapping[tuple[str, int, int], list[bytes]]) -> None:
         for (who, where, life), seen in self._seen.items():
-            for history in self.history.of.values():
-                if id(history) != life or history.removed_to:
+            for partition, history in self.history.of.items():
+                if id(history) != life or history.removed_to or self.raft.truth.partition(partition) is None:
                     continue
                 newest = {row.key: row for _, data in history.batches for row in rows(data)}
                 for key, row in newest.items():

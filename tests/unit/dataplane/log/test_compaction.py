@@ -425,18 +425,25 @@ def test_dirt(keyed: Keyed) -> None:
     assert dirt_of(keyed.log, Offset(40)).dirty == 0
 
 
-def test_a_producer_whose_batches_are_all_compacted_away_is_still_known(keyed: Keyed) -> None:
-    append(keyed.log, [(b"a", b"first")], producer=(6, 0))
+def test_batches_by_which_a_repetition_is_recognised_leave_their_place(keyed: Keyed) -> None:
+    """Also to who copies this log, who never had them. Once they are not remembered any more they go."""
     append(keyed.log, [(b"a", b"x" * 30), (b"b", b"y" * 30)], producer=(7, 0))
     for number in range(30):
         append(keyed.log, [(b"a", b"x" * 30), (b"b", b"y" * 30)], producer=(8, 2 * number))
     keyed.log.sync()
     compact(keyed.log)
-    assert 7 not in {header.producer_id for header in keyed.log.producer_batches(Offset(0))}
-    keyed.log.close()
-    for name in keyed.disk.names(HOME):
-        if name.endswith(".snapshot") and int(name.split(".")[0]) > 30:
-            keyed.disk.remove(HOME / name)
-    log, _ = PartitionLog.open(HOME, CONFIG, files=keyed.disk)
-    assert isinstance(log.producers.check(7, 0, 2, 1), Fresh)
-    assert not isinstance(log.producers.check(7, 0, 4, 1), Fresh)
+    copy = ProducerTable(keyed.log.producer_batches(Offset(0)))
+    assert copy.known == keyed.log.producers.known
+    assert isinstance(copy.check(7, 0, 0, 2), Duplicate)
+    place = next(header for header in keyed.log.producer_batches(Offset(0)) if header.producer_id == 7)
+    assert (place.is_control, place.end_offset) == (True, 2)
+    for number in range(30, 60):
+        append(keyed.log, [(b"a", b"x" * 30), (b"b", b"y" * 30)], producer=(8, 2 * number))
+    for number in range(1, 7):
+        append(keyed.log, [(b"a", b"x" * 30)], producer=(7, 1 + number))
+    keyed.log.sync()
+    left = [header.base_offset for header in keyed.log.producer_batches(Offset(0)) if header.is_control]
+    compact(keyed.log)
+    now = [header.base_offset for header in keyed.log.producer_batches(Offset(0)) if header.is_control]
+    assert set(left) - set(now)
+    assert ProducerTable(keyed.log.producer_batches(Offset(0))).known == keyed.log.producers.known
