@@ -120,7 +120,7 @@ class ProducerTable:
     def remembers(self, header: BatchHeader) -> bool:
         """Whether that batch is one by which a repetition is recognised. Any thread."""
         known = self._producers.get(header.producer_id)
-        return known is not None and any(batch.base_offset == header.base_offset for batch in known.batches)
+        return known is not None and any(base == header.base_offset for _, base, _ in known.batches)
 
     def record(self, header: BatchHeader) -> None:
         """Take note of an appended batch; called for every batch, in log order, on every replica."""

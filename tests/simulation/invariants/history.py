@@ -79,11 +79,11 @@ class CommittedHistory:
         for base, data in history.batches:
             if base < start:
                 continue  # removed for its age
-            if held.get(base) != data and not (_is_compacted(replica) and is_left_of(held.get(base), data)):
+            if held.get(base) != data and not (is_compacted(replica) and is_left_of(held.get(base), data)):
                 self.world.broken(
                     invariant, f"{replica.key} on {broker.id} lacks the committed batch at {base} ({why})"
                 )
-        if _is_compacted(replica):
+        if is_compacted(replica):
             self._check_newest(broker, replica, held, invariant, why)
 
     def _check_newest(
@@ -153,7 +153,7 @@ def rows(data: bytes) -> list[Row]:
     return list(map(Row, batch.offsets.tolist(), batch.keys, batch.values))
 
 
-def _is_compacted(replica: Replica) -> bool:
+def is_compacted(replica: Replica) -> bool:
     return replica.view is not None and replica.view.config.compact
 
 
@@ -191,7 +191,7 @@ def batches_of(replica: Replica, start: int, end: int, *, from_disk: bool = Fals
 
 
 def value_at(replica: Replica, offset: int) -> bytes | None:
-    """None: its log has no such record."""
+    """b"" for a tombstone. None: its log has no such record."""
     log = replica._log
     if log is None or not log.log_start_offset <= offset < log.log_end_offset:
         return None
@@ -200,5 +200,5 @@ def value_at(replica: Replica, offset: int) -> bytes | None:
     data = b"".join(parts) if parts else log.read_from_disk(Offset(offset), max_bytes=1, end_offset=end)
     for position, header in iter_batches(data):
         found = rows(data[position : position + header.size])
-        return next((row.value for row in found if row.offset == offset), None)
+        return next((row.value or b"" for row in found if row.offset == offset), None)
     return None
