@@ -199,6 +199,6 @@ def value_at(replica: Replica, offset: int) -> bytes | None:
     parts = log.read(Offset(offset), max_bytes=1, end_offset=end)  # one batch at least, whatever its size
     data = b"".join(parts) if parts else log.read_from_disk(Offset(offset), max_bytes=1, end_offset=end)
     for position, header in iter_batches(data):
-        found = rows(data[position : position + header.size])
+        found = rows(bytes(data)[position : position + header.size])
         return next((row.value or b"" for row in found if row.offset == offset), None)
     return None
