@@ -162,6 +162,21 @@ class Workload:
         except TidelogError as error:
             self.world.say(f"{self.stream}/{partition} was not moved to {target}: {error}")
 
+    def alter(self, lowest_min_isr: int) -> bool:
+        """Ask for another min ISR, while the stream is used."""
+        if not self.incarnation:
+            return False
+        min_isr = self.rng.choice([wanted for wanted in (1, 2, 3) if wanted >= lowest_min_isr])
+        self.spawn(lambda: self._alter(min_isr))
+        return True
+
+    async def _alter(self, min_isr: int) -> None:
+        try:
+            await self.client.alter_stream(self.stream, config={"min_isr": min_isr})
+            self.world.say(f"{self.stream} has min ISR {min_isr}")
+        except TidelogError as error:
+            self.world.say(f"{self.stream} keeps its min ISR: {error}")
+
     # ---- producers
 
     async def produce(self, acks: Literal["all", "leader", "none"], durability: Durability | None = None) -> None:

@@ -70,6 +70,7 @@ WEIGHTS: dict[str, float] = {
     "power all": 3,
     "recreate": 2,
     "move leader": 5,
+    "alter": 4,
 }
 
 
@@ -400,6 +401,11 @@ def _move_leader(_: Fault, cluster: Cluster) -> bool:
     return cluster.clients.move_leader()
 
 
+def _alter(_: Fault, cluster: Cluster) -> bool:
+    """Another min ISR, never so low that a disk that is lost elsewhere takes records with it."""
+    return cluster.clients.alter(min(cluster.shape.min_isr, 2))
+
+
 _DO: dict[str, Callable[[Fault, Cluster], bool]] = {
     "kill": _kill,
     "power": _power,
@@ -428,5 +434,6 @@ _DO: dict[str, Callable[[Fault, Cluster], bool]] = {
     "power all": _all(_power),
     "recreate": _recreate,
     "move leader": _move_leader,
+    "alter": _alter,
     "drama": _drama,
 }

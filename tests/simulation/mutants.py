@@ -179,6 +179,15 @@ MUTANTS: tuple[Mutant, ...] = (
         (election, "with_isr", "if len(isr) < min_isr:", "if True:"),
     ),
     _mutant(
+        "a lowered min ISR leaves those outside eligible",
+        (
+            election,
+            "with_min_isr",
+            "return with_isr(partition, partition.isr, min_isr=min_isr)",
+            "return partition",
+        ),
+    ),
+    _mutant(
         "progress of earlier lives counts",
         (L, "on_fetch", "if fetch.incarnation > follower.incarnation:", "if False:"),
     ),
