@@ -143,6 +143,8 @@ class PartitionLog:
         """Held while files are removed that are no longer part of the log: none of their names is taken meanwhile."""
         self._cuts = 0
         self._failure: str | None = None
+        self._half_installed: str | None = None
+        """An installation was begun and found no room to end: the next `install`, or the next open, does."""
         self._unsound = recovery.damaged
         self._segments: tuple[Segment, ...] = tuple(recovery.segments)
         """Oldest first; not empty once opened. The last one is written to."""
@@ -293,7 +295,7 @@ class PartitionLog:
     @property
     def refusal(self) -> str | None:
         """Why appends are refused; None while they are not."""
-        return self._failure or self._unsound
+        return self._failure or self._unsound or self._half_installed
 
     # ---- writing
 
@@ -304,7 +306,7 @@ class PartitionLog:
         batch begins at the log's end, or above it where the log it comes from was compacted. Raises LogDamaged (the log
         takes no more writes), NoSpace and InvariantViolation (nothing was written).
         """
-        if self._failure is not None or self._unsound is not None:
+        if self.refusal is not None:
             raise LogDamaged(self.refusal)
         if not headers:
             return
@@ -872,12 +874,16 @@ class PartitionLog:
         cut), InvariantViolation (the log is damaged: `cut_damage`).
         """
         with self._removing, self._derived.lock:
-            with self._io_lock:
-                self._check_writable()
-                if self._unsound is not None:
-                    raise InvariantViolation(f"{self.directory} is damaged and must not be cut at {offset}")
-                with self._cutting():
-                    self._cut_to(*self._cut_point(max(offset, self.log_start_offset)))
+            try:
+                with self._io_lock:
+                    self._check_writable()
+                    if self._unsound is not None:
+                        raise InvariantViolation(f"{self.directory} is damaged and must not be cut at {offset}")
+                    with self._cutting():
+                        self._cut_to(*self._cut_point(max(offset, self.log_start_offset)))
+            except NoSpace:
+                self._restore_producers()  # the records may be gone already
+                raise
             self._restore_producers()
             return self._log_end_offset
 
@@ -957,10 +963,11 @@ class PartitionLog:
                 if point != CompactionPoint():
                     self._save_compaction_point(CompactionPoint(deletions_end=point.deletions_end))
                 gone = self._segments
-                for segment in gone:
-                    segment.close()
                 try:
                     installation.begin(self._files, self.directory, snapshot)
+                    self._half_installed = f"{self.directory} is given up for a log from offset {snapshot.offset} on"
+                    for segment in gone:
+                        segment.close()
                     installation.finish(self._files, self.directory)
                     for segment in gone:
                         self._pool.indexes.forget(segment)
@@ -971,6 +978,7 @@ class PartitionLog:
                     if is_no_space(error):
                         raise NoSpace(f"{self.directory} cannot begin anew: {error}") from error
                     raise
+                self._half_installed = None
                 if deleted_end or point != CompactionPoint():
                     self._save_compaction_point(CompactionPoint.of_copy(deleted_end))
 

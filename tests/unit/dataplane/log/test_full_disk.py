@@ -20,9 +20,10 @@ from tests.simulation.disk import AMPLE, SimDisk
 from wire.types import LeaderEpoch, Offset
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
+    from collections.abc import Callable, Sequence
 
     from tests.unit.dataplane.log.conftest import Batches
+    from wire.transport import Buffer
 
 HOME = Path("/log")
 PLAIN = LogConfig(segment_bytes=700, index_interval_bytes=200, tail_bytes=300)
@@ -180,3 +181,32 @@ def test_an_index_that_found_no_room_is_written_later(batches: Batches) -> None:
 def test_the_real_file_system_tells_its_size(tmp_path: Path) -> None:
     found = REAL_FILES.space(tmp_path)
     assert found.total > found.free > 0
+
+
+def test_a_log_that_is_half_given_up_takes_nothing_until_it_has_begun_anew(
+    batches: Batches, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Whatever was appended to what is left of the old one would be gone with the next start."""
+    workload = Workload(AMPLE, batches, PLAIN)
+    workload.append(3, 1)
+    log, disk = workload.log, workload.disk
+    write = disk.write
+
+    def refuse(handle: int, parts: Sequence[Buffer], position: int) -> None:
+        if b"offset-checkpoint" in b"".join(parts):
+            raise OSError(errno.ENOSPC, "No space left on device")
+        write(handle, parts, position)
+
+    monkeypatch.setattr(disk, "write", refuse)
+    with pytest.raises(NoSpace):
+        log.drop_all(Offset(50))
+    with pytest.raises(LogDamaged, match="given up"):
+        batches.append(log)
+    monkeypatch.undo()
+    left = deepcopy(disk)
+    log.drop_all(Offset(60))
+    batches.append(log)
+    assert (log.log_start_offset, log.log_end_offset, log.refusal) == (60, 61, None)
+    left.kill_process()
+    again = opened(left, PLAIN)
+    assert (again.log_start_offset, again.log_end_offset) == (50, 50)
