@@ -126,7 +126,9 @@ class StreamConfig:
     compact: bool = field(default=False, metadata={"help": "keep the newest record of each key, at its offset"})
     tombstone_retention_ms: int = field(
         default=24 * 3_600_000,
-        metadata={"help": "of a compacted stream: a key without a value is remembered this long after its record"},
+        metadata={
+            "help": "of a compacted stream: a key without a value is remembered so long at least once it was compacted"
+        },
     )
     on_under_capacity: OnUnderCapacity = field(
         default=OnUnderCapacity.WITHDRAW,

@@ -14,7 +14,7 @@ from typing import Any
 
 from dataplane.broker import broker, checkpoints, following, leading, reading, replica, retention, role
 from dataplane.broker.broker import Broker
-from dataplane.log import partition_log, segment, tail
+from dataplane.log import compaction, partition_log, segment, tail
 from dataplane.log.data_dir import DataDir
 from dataplane.replica import consumers, epochs, follower, leader, pending, producers
 from metadata import election, state
@@ -447,6 +447,18 @@ MUTANTS: tuple[Mutant, ...] = (
         "who had no room once has none for ever",
         (F, "on_space", "self._no_space = no_space", "self._no_space = self._no_space or no_space"),
         drama="full disks",
+    ),
+    _mutant(
+        "compaction goes past the HW",
+        (partition_log.PartitionLog, "finished_below", "end = min(end, self._durable_end)", "end = self._durable_end"),
+    ),
+    _mutant(
+        "compaction removes the newest record of a key",
+        (compaction.CompactionPass, "_judge", "<= content.offsets[keyed]", "< content.offsets[keyed]"),
+    ),
+    _mutant(
+        "batches by which a repetition is recognised are compacted away",
+        (producers.ProducerTable, "remembers", "return known is not None and", "return False and"),
     ),
     _mutant(
         "a full disk is taken for a broken one",
