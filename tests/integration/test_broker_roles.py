@@ -10,6 +10,7 @@ import asyncio
 import json
 from collections.abc import AsyncIterator, Callable
 from concurrent.futures import ThreadPoolExecutor
+from dataclasses import replace
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -290,6 +291,36 @@ async def test_latest_is_not_told_without_a_lease(a: Node, client: NatsConnectio
         assert error is not None, position
         assert error.code is Code.UNAVAILABLE, position
     assert TidelogError.from_headers((await fetch(client, offset=0)).headers) is None
+
+
+async def test_a_stream_acknowledged_by_its_leader_alone_promises_nothing_without_a_lease(
+    a: Node, client: NatsConnection
+) -> None:
+    """Its followers, who are in the ISR and silent, are not waited for; but another of them may lead by now."""
+    role = await a.leads(view(isr=(A, B), min_isr=2, durability=Durability.parse("local_durable")))
+    assert (await publish(client))["offset"] == 0
+    assert role.high_watermark == 0
+    sync_done = role._on_synced
+
+    def synced(durable_end: Offset) -> None:
+        a.metadata.lease = False  # between the append and the sync
+        sync_done(durable_end)
+
+    role._on_synced = synced  # type: ignore[method-assign]
+    assert (await publish(client))["error"]["code"] == Code.OUTCOME_UNKNOWN.name
+    assert (await publish(client))["error"]["code"] == Code.UNAVAILABLE.name
+
+
+async def test_settings_change_while_it_leads(a: Node, client: NatsConnection) -> None:
+    role = await a.leads(view())
+    await publish(client, b"x" * 500)
+    changed = view(epoch=2)
+    role.on_view(replace(changed, config=replace(changed.config, max_record_bytes=100, reply_acks=False)))
+    with pytest.raises(TimeoutError):
+        await publish(client, b"not answered", timeout=0.3)
+    await until(lambda: role.log.log_end_offset == 2)
+    role.on_view(replace(view(epoch=3), config=replace(changed.config, max_record_bytes=100)))
+    assert (await publish(client, b"x" * 500))["error"]["code"] == Code.RECORD_TOO_LARGE.name
 
 
 # ---------------------------------------------------------------- disks fail
