@@ -17,6 +17,7 @@ from enum import Enum
 from typing import TYPE_CHECKING, Any
 
 from dataplane.log.damage import set_mark
+from wire.types import Offset
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -55,6 +56,8 @@ def repair(partition_log: PartitionLog, key: PartitionKey, way: WayBack, *, time
     lost = way is WayBack.ACCEPT
     damage = partition_log.examine(without_beginning=lost)
     report = partition_log.cut_damage(damage, when_ns=time_ns, lost=lost)
+    if way is WayBack.COPY and partition_log.is_without_past():
+        partition_log.drop_all(Offset(0))  # the leader says where it may begin, and what is to be known there
     log.warning(
         "partition %s: cut a damaged log to offset %d, it went up to %d (%s): %s",
         key, damage.sound_end, damage.known_end, way.value, damage.reason,

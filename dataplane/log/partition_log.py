@@ -646,6 +646,13 @@ class PartitionLog:
                 logger.warning("%s: the state at offset %d is not written: %s", self.directory, offset, error)
             return encode_snapshot(snapshot)
 
+    def is_without_past(self) -> bool:
+        """It begins above 0 and is empty, and nothing says what producers wrote before. Blocking; nobody may append
+        meanwhile."""
+        start = self.log_start_offset
+        with self._derived.lock:
+            return 0 < start == self._log_end_offset and self._derived.newest(start, start) is None
+
     def _restore_producers(self) -> Offset:
         """From where on headers were read. Raises CorruptData, LogDamaged."""
         return self._derived.restore(self.log_start_offset, self._log_end_offset, self.producer_batches)

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING
 
 import pytest
 
+from dataplane.broker.repair import WayBack, repair
 from dataplane.log import derived_state
 from dataplane.log.checkpoints import EPOCHS_FILE
 from dataplane.log.files import RealFiles
@@ -17,6 +18,7 @@ from dataplane.log.snapshot import Section, Snapshot, decode_snapshot, encode_sn
 from dataplane.replica.epochs import EpochEntry
 from dataplane.replica.producers import Duplicate, ProducerTable
 from tests.simulation.disk import SimDisk
+from tests.unit.dataplane.replica.test_follower import KEY
 from wire.batch import BatchBuilder
 from wire.types import LeaderEpoch, Offset
 
@@ -219,6 +221,25 @@ class TestOpening:
         (written.log.directory / f"{first:020d}.snapshot").write_bytes(old)
         log, report = PartitionLog.open(written.log.directory, CONFIG)
         assert report.replayed_from == log.log_start_offset > first
+
+
+class TestRepair:
+    @pytest.mark.parametrize("has_snapshot", [True, False])
+    def test_a_log_that_lost_all_and_knows_nothing_of_its_past_begins_at_0(
+        self, written: Written, has_snapshot: bool
+    ) -> None:
+        written.log.install(Snapshot(Offset(100), (EpochEntry(LeaderEpoch(1), Offset(0)),)))
+        written.append(3)
+        written.log.close()
+        if not has_snapshot:
+            for path in written.log.directory.glob("*.snapshot"):
+                path.unlink()
+        segment = written.log.directory / f"{100:020d}.log"
+        segment.write_bytes(bytes(segment.stat().st_size))
+        log, report = PartitionLog.open(written.log.directory, CONFIG)
+        assert report.damaged is not None or log.log_end_offset == 106
+        repair(log, KEY, WayBack.COPY, time_ns=0)
+        assert (log.log_start_offset, log.log_end_offset) == ((100, 100) if has_snapshot else (0, 0))
 
 
 class TestUnknownSections:
