@@ -128,6 +128,31 @@ async def test_disks_that_others_fill_to_the_last_byte(tmp_path: Path) -> None:
         disks.check_nobody_died()
 
 
+async def test_a_broker_that_starts_on_a_full_disk_waits_for_room(tmp_path: Path) -> None:
+    """Nothing is wrong with its replicas: it does not leave the ISR as one that lost something."""
+    with small_disks(tmp_path / "cluster") as disks:
+        url = disks.processes.nats_url
+        async with await tidelog.connect(url, api_timeout=LIMIT) as client:
+            await client.create_stream("s", replication_factor=3, config={"segment_bytes": str(MIB)})
+            await wait_in_sync(url, "s")
+            async with acked_load(url, "s", pause=PAUSE) as ledger:
+                await asyncio.sleep(1.0)
+                broker = str((await partition(client, "s"))["leader"])
+                disks.processes.kill(broker)
+                await until_led_by_another(client, "s", broker)
+                disks.fill_up(broker)
+                (disks.processes.broker_dir(broker) / "reserve").unlink()
+                disks.fill_up(broker)
+                disks.processes.start_broker(broker)
+                disks.pids[broker] = disks.processes.pid(broker)
+                await asyncio.sleep(5.0)
+                disks.make_room(broker)
+                await until_isr(client, "s", *disks.brokers)
+            findings = await check(url, ledger, disks.data_dirs, timeout=LIMIT)
+            assert findings.ok, findings
+        disks.check_nobody_died()
+
+
 async def test_a_stream_that_evicts_its_oldest_stays_writable(tmp_path: Path) -> None:
     config = {
         "on_under_capacity": "evict_oldest", "retention_max_bytes": str(1 << 40), "segment_bytes": str(MIB // 2),
