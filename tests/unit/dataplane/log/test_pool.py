@@ -17,7 +17,7 @@ from dataplane.log.pool import RESERVED_FILES, LoadedIndexes, LogPool, WriteHand
 from wire.types import Offset
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
+    from collections.abc import Callable, Iterator
 
     from tests.unit.dataplane.log.conftest import Batches
 
@@ -203,6 +203,31 @@ def test_reading_many_segments_keeps_few_indexes(tmp_path: Path, batches: Batche
     assert batches.stored(log) == stored
     log.remove_before(Offset(150))
     assert set(pool.indexes._segments) <= set(log.segments)
+
+
+def test_a_look_up_opens_one_segment_however_many_there_are(tmp_path: Path, batches: Batches) -> None:
+    opened: list[str] = []
+
+    class Watched(RealFiles):
+        def open(self, path: Path, *, write: bool = False, create: bool = False) -> int:
+            opened.append(path.name)
+            return super().open(path, write=write, create=create)
+
+    files = Watched()
+    log, _ = PartitionLog.open(tmp_path, CONFIG, files=files, pool=LogPool(files, reading=0))
+    batches.fill(log, 200)
+    log.sync()
+    assert len(log.segments) > 30
+    looks_up: tuple[Callable[[], object], ...] = (
+        lambda: log.offset_for_timestamp(100_000, END),
+        lambda: log.read_from_disk(Offset(60), max_bytes=100, end_offset=END),
+    )
+    for look_up in looks_up:
+        opened.clear()
+        look_up()
+        assert len(opened) == 2, "an index and its segment"
+        assert len({name.partition(".")[0] for name in opened}) == 1
+    assert log.offset_for_timestamp(100_000, END) == 100
 
 
 def test_the_shares_of_a_pool_leave_room_for_everything_else() -> None:

@@ -1,0 +1,100 @@
+"""Deleting a partition frees its disk, and nothing of it is ever shown by who has its name next; at any crash."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from random import Random
+from typing import TYPE_CHECKING
+
+import pytest
+
+from dataplane.log.data_dir import DataDir
+from dataplane.log.partition_log import LogConfig, PartitionLog
+from tests.simulation.disk import SURVIVALS, SimDisk, Survival
+from wire.types import BrokerId, Incarnation, Offset, PartitionKey, StreamName
+
+if TYPE_CHECKING:
+    from tests.unit.dataplane.log.conftest import Batches
+
+HOME = Path("/data")
+CONFIG = LogConfig(segment_bytes=700, index_interval_bytes=200)
+END = Offset(1 << 40)
+
+
+class PowerLoss(BaseException):
+    """Not an Exception: nothing may catch it."""
+
+
+def key(incarnation: int) -> PartitionKey:
+    return PartitionKey(StreamName("s"), Incarnation(incarnation), 0, Incarnation(incarnation))
+
+
+OLD, NEW = key(1), key(2)
+
+
+def opened(disk: SimDisk) -> DataDir:
+    return DataDir.open(HOME, BrokerId("b"), files=disk)
+
+
+def log_of(data_dir: DataDir, which: PartitionKey) -> PartitionLog:
+    log, report = PartitionLog.open(data_dir.partition_directory(which), CONFIG, files=data_dir.files)
+    assert report.damaged is None
+    return log
+
+
+def filled(disk: SimDisk, batches: Batches) -> DataDir:
+    """With a log of many segments, the oldest of which retention removed."""
+    data_dir = opened(disk)
+    log = log_of(data_dir, OLD)
+    batches.fill(log, 40, size=100)
+    log.sync()
+    log.remove_before(Offset(20))
+    assert (len(log.segments) > 3, log.log_start_offset) == (True, 18)
+    log.close()
+    return data_dir
+
+
+def bytes_below(disk: SimDisk, text: str) -> int:
+    return sum(size for path, size in disk.files_below(HOME) if text in str(path))
+
+
+def test_the_disk_is_free_and_the_new_life_is_empty(batches: Batches) -> None:
+    disk = SimDisk(crash=PowerLoss)
+    data_dir = filled(disk, batches)
+    assert bytes_below(disk, "s-1") > 1000
+    data_dir.remove_partition(OLD)
+    assert bytes_below(disk, "s-1") == 0
+    assert data_dir.list_partitions() == []
+    log = log_of(data_dir, NEW)
+    assert (log.log_start_offset, log.log_end_offset) == (0, 0)
+    assert log.read_from_disk(Offset(0), max_bytes=1000, end_offset=END) == b""
+
+
+@pytest.mark.parametrize("how", SURVIVALS)
+def test_a_crash_anywhere_leaves_the_partition_or_nothing_of_it(how: Survival, batches: Batches) -> None:
+    crash_at, done = 0, False
+    while not done:
+        disk = SimDisk(crash=PowerLoss)
+        data_dir = filled(disk, batches)
+        disk.crash_in(crash_at)
+        try:
+            data_dir.remove_partition(OLD)
+            batches.fill(log_of(data_dir, NEW), 3, epoch=9)
+            done = True
+        except PowerLoss:
+            pass
+        disk.lose_power(how, Random(crash_at))
+        again = opened(disk)
+        listed = again.list_partitions()
+        if OLD in listed:
+            assert NEW not in listed
+            log = log_of(again, OLD)
+            assert (log.log_start_offset, log.log_end_offset) == (18, 40), "not begun: all of it is there"
+            assert batches.stored(log)
+        else:
+            assert bytes_below(disk, "s-1") == 0, "what a crash interrupted is finished at the next start"
+        fresh = log_of(again, NEW)
+        assert fresh.log_end_offset in (0, 1, 2, 3)
+        assert b" of 1 " not in fresh.read_from_disk(Offset(0), max_bytes=10_000, end_offset=END)
+        crash_at += 1
+    assert crash_at > 5
