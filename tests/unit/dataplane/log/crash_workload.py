@@ -88,8 +88,9 @@ class Workload:
         assert self.promises.durable == self.log.log_end_offset
 
     def roll(self) -> None:
-        """By age; nothing happens to an empty segment."""
+        """By age; nothing happens to an empty segment. Its handle is wanted elsewhere."""
         self.log.roll()
+        self.log.put_aside()
 
     def checkpoint(self, high_watermark: int) -> None:
         """At most up to what is durable, as a replica does it."""
