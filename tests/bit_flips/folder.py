@@ -93,7 +93,7 @@ def make_folder(path: Path, state: State) -> Truth:
     log.sync()  # reported as durable, and not in the checkpoint yet
     truth.log = b"".join(truth.batches[base] for base in sorted(truth.batches))
     truth.epochs = tuple((entry.epoch, entry.start) for entry in log.epochs.entries)
-    truth.journal = make_raft(path / "raft", state)
+    truth.journal = make_raft(path / "raft")
     if state is State.CLOSED:
         log.checkpoint_high_watermark(Offset(RECORDS))
         log.close()
@@ -102,7 +102,7 @@ def make_folder(path: Path, state: State) -> Truth:
     return truth
 
 
-def make_raft(directory: Path, state: State) -> list[Entry]:
+def make_raft(directory: Path) -> list[Entry]:
     directory.mkdir()
     journal = Journal(directory / "journal", snapshot=None, exit_process=end_process, boot_id="boot-1")
     journal.setCurrentTerm(3, "127.0.0.1:7002")
@@ -114,8 +114,10 @@ def make_raft(directory: Path, state: State) -> list[Entry]:
     head = SnapshotHead(journal[10], journal[9])
     (directory / "snapshot").write_bytes(encode_snapshot(head, SNAPSHOT_STATE))
     journal.deleteEntriesTo(9)
+    for index in range(ENTRIES + 1, ENTRIES + 11):
+        journal.add(b"command %d" % index, index, 3)
+        journal.sync()
     entries = journal[0 : len(journal)]
-    journal.sync()
     journal._destroy()
     return entries
 

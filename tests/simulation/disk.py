@@ -15,15 +15,20 @@ does not return.
 from __future__ import annotations
 
 import errno
-from collections.abc import Callable, Sequence
+import json
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
 from random import Random
 from typing import Literal, TypeAlias
 
-from dataplane.log.checkpoints import read_file, read_offsets
+from dataplane.log.checkpoints import TEMPORARY_SUFFIX, read_file, read_offsets
+from dataplane.log.damage import MARK_FILE
+from dataplane.log.data_dir import IDENTITY_FILE
 from dataplane.log.files import Space
 from dataplane.log.index import decode_entries
+from dataplane.log.quarantine import QUARANTINE
 from wire.batch import iter_batches
 from wire.errors import CorruptData
 from wire.transport import Buffer
@@ -68,6 +73,10 @@ class DiskFile:
     """Not synced yet."""
     written_at: int = 0
     """ns."""
+    flipped: dict[int, int] = field(default_factory=dict)
+    """Position -> what a flipped bit made of the byte there, until something else is written there."""
+    masks: dict[int, int] = field(default_factory=dict)
+    """Position -> the bit."""
 
     @staticmethod
     def _apply(content: bytearray, position: int, data: bytes | None) -> None:
@@ -79,7 +88,32 @@ class DiskFile:
                 content.extend(bytes(position - len(content)))
             content[position : position + len(data)] = data
 
+    def flip(self, position: int, bit: int) -> None:
+        """On the disk and in the page cache."""
+        mask = 1 << bit
+        for content in (self.content, self.synced):
+            if position < len(content):
+                content[position] ^= mask
+        self.masks[position] = self.masks.get(position, 0) ^ mask
+        self.flipped[position] = self.content[position]
+
+    def correct(self) -> None:
+        """Flipped bits are as they were; called once more, they are flipped again."""
+        for position, mask in self.masks.items():
+            for content in (self.content, self.synced):
+                if position < len(content):
+                    content[position] ^= mask
+
+    def _forget_flips(self) -> None:
+        gone = [at for at, wrong in self.flipped.items() if at >= len(self.content) or self.content[at] != wrong]
+        gone += [at for at, mask in self.masks.items() if not mask]
+        for at in set(gone):
+            del self.flipped[at], self.masks[at]
+
     def change(self, position: int, data: bytes | None) -> None:
+        end = 1 << 62 if data is None else position + len(data)
+        for at in [at for at in self.flipped if position <= at < end]:
+            del self.flipped[at], self.masks[at]
         self.pending.append((position, data))
         self._apply(self.content, position, data)
 
@@ -94,6 +128,7 @@ class DiskFile:
             self._apply(self.synced, position, data)
         self.pending.clear()
         self.content = bytearray(self.synced)
+        self._forget_flips()
 
     def copy(self) -> DiskFile:
         return DiskFile(bytearray(self.content), bytearray(self.synced), self.pending[:], self.written_at)
@@ -138,6 +173,7 @@ class SimDisk:
         """Some call failed, or what is read is not what was written."""
         self.losses = 0
         """How often it has lost what was written and not synced, or all of it."""
+        self._is_as_written = False
         self._boot = 1
         self._folders: dict[Path, _Folder] = {Path("/"): _Folder()}
         self.clock: Callable[[], int] = lambda: 0
@@ -206,12 +242,36 @@ class SimDisk:
         self._folders = {Path("/"): _Folder()}
 
     def flip_bit(self, path: Path, position: int, bit: int) -> None:
-        """In a file at rest, on stable storage."""
+        """In a file at rest or in use."""
         self.has_failed = True
-        file = self._file(path)
-        for content in (file.content, file.synced):
-            if position < len(content):
-                content[position] ^= 1 << bit
+        self._file(path).flip(position, bit)
+
+    def flipped_below(self, path: Path) -> list[Path]:
+        """Files that hold flipped bits, sorted; what lies in quarantine counts no more."""
+        return sorted(
+            folder / name
+            for folder, names in self._folders.items()
+            if path in (folder, *folder.parents) and QUARANTINE not in folder.parts
+            for name, file in names.now.items()
+            if file.flipped and not name.endswith(TEMPORARY_SUFFIX)
+        )
+
+    @contextmanager
+    def as_written(self) -> Iterator[None]:
+        """Inside, no bit is flipped: for those who know what was written."""
+        if self._is_as_written:
+            yield
+            return
+        self._is_as_written = True
+        files = [file for names in self._folders.values() for file in names.now.values() if file.masks]
+        for file in files:
+            file.correct()
+        try:
+            yield
+        finally:
+            self._is_as_written = False
+            for file in files:
+                file.correct()
 
     def synced(self, path: Path) -> bytearray:
         """What of that file is on stable storage."""
@@ -413,6 +473,21 @@ def _rename(names: dict[str, DiskFile], name: str, file: DiskFile | None) -> Non
         names.pop(source, None)
     if file is not None:
         names[target or source] = file
+
+
+def is_nothing_torn(disk: SimDisk, data: Path) -> bool:
+    """Whether the next start will know that all that was written is there: then it can tell damage anywhere."""
+    identity = json.loads(read_file(disk, data / IDENTITY_FILE) or b"{}")
+    return bool(identity.get("clean") or identity.get("boot_id") == disk.boot_id())
+
+
+def damageable_files(disk: SimDisk, data: Path) -> list[tuple[Path, int]]:
+    """(path, size) of what belongs to partitions."""
+    return [
+        (path, size)
+        for path, size in disk.files_below(data)
+        if path.parent != data and size and QUARANTINE not in path.parts and path.name != MARK_FILE
+    ]
 
 
 def vouched_places(disk: SimDisk, data: Path) -> list[tuple[Path, int, int]]:

@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple, TypeAlias
 from dataplane.broker.following import Following
 from dataplane.broker.leading import Leading
 from tests.simulation.broker import SimBroker
-from tests.simulation.disk import AMPLE, vouched_places
+from tests.simulation.disk import AMPLE, damageable_files, is_nothing_torn, vouched_places
 from wire import metadata_pb2 as pb
 from wire.types import PartitionKey
 
@@ -580,6 +580,36 @@ def full_disks(stage: Stage) -> Iterator[float | Until]:
     yield Until(lambda: len(stage.isr) == 3, 8.0)
 
 
+def silent_damage(stage: Stage) -> Iterator[float | Until]:
+    """Bits flip in the logs of a broker that runs, where nobody may look; then its replicas are relied on."""
+    rng = stage.rng
+    yield Until(lambda: stage.leader and len(stage.isr) == 3)
+    stage.flood(2.0)
+    yield 1.5 + rng.random()
+    victim = rng.choice(stage.replicas)
+    broker = stage.broker(victim)
+    if not broker.is_running or not stage.cluster.may_lose_disk(broker):
+        return
+    for _ in range(rng.randrange(1, 4)):
+        logs = [
+            (path, size) for path, size in damageable_files(broker.disk, stage.cluster.data) if path.suffix == ".log"
+        ]
+        if logs and is_nothing_torn(broker.disk, stage.cluster.data):
+            path, size = rng.choice(logs)
+            broker.disk.flip_bit(path, rng.randrange(size), rng.randrange(8))
+        yield rng.random() * 0.3
+    if rng.random() < 0.5:
+        stage.kill(victim)
+        yield rng.random() * 0.5
+        stage.start(victim)
+    yield 0.5 + rng.random()
+    leader = stage.leader
+    if leader is not None and leader != victim:
+        stage.kill(leader)
+        yield 0.5
+        stage.start(leader)
+
+
 def nats_restarts(stage: Stage) -> Iterator[float | Until]:
     """Everybody is silent for as long as it takes to be called dead, and nobody is."""
     rng = stage.rng
@@ -656,6 +686,7 @@ DRAMAS: dict[str, Drama] = {
         sync_fails_then_power,
         damage,
         full_disks,
+        silent_damage,
         nats_restarts,
         witnesses,
         below_the_log_start,

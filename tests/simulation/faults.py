@@ -12,7 +12,7 @@ from dataclasses import dataclass, replace
 from random import Random
 from typing import TYPE_CHECKING
 
-from tests.simulation.disk import AMPLE, SURVIVALS, Survival, vouched_places
+from tests.simulation.disk import AMPLE, SURVIVALS, Survival, damageable_files, is_nothing_torn, vouched_places
 from tests.simulation.dramas import DRAMAS, Stage
 from tests.simulation.messaging import Weather
 
@@ -63,7 +63,7 @@ WEIGHTS: dict[str, float] = {
     "wipe": 2,
     "failing fsync": 2,
     "full disk": 6,
-    "bit flip": 2,
+    "bit flip": 4,
     "zombie": 6,
     "relay": 4,
     "kill all": 2,
@@ -325,17 +325,25 @@ def _full_disk(fault: Fault, cluster: Cluster) -> bool:
 
 
 def _bit_flip(fault: Fault, cluster: Cluster) -> bool:
-    broker = cluster.brokers[fault.broker]
+    """In any file of a partition, while the broker runs or while it is down."""
+    broker, rng = cluster.brokers[fault.broker], cluster.world.rng
     if not cluster.may_lose_disk(broker):
         return False
-    places = vouched_places(broker.disk, cluster.data)
-    if not places:
-        cluster.disk_is_sound(broker)
-        return False
-    path, start, end = places[fault.number % len(places)]
-    broker.kill()
-    broker.disk.flip_bit(path, cluster.world.rng.randrange(start, end), fault.number % 8)
-    cluster.start_later(broker, fault.lasts)
+    files = damageable_files(broker.disk, cluster.data)
+    logs = [(path, size) for path, size in files if path.suffix == ".log"]
+    if files and is_nothing_torn(broker.disk, cluster.data):
+        path, size = rng.choice(logs if logs and fault.number % 3 else files)
+        start, end = 0, size
+    else:
+        places = vouched_places(broker.disk, cluster.data)
+        if not places:
+            cluster.disk_is_sound(broker)
+            return False
+        path, start, end = places[fault.number % len(places)]
+    if fault.lasts > 0.3 and broker.is_running:
+        broker.kill()
+        cluster.start_later(broker, fault.lasts)
+    broker.disk.flip_bit(path, rng.randrange(start, end), fault.number % 8)
     return True
 
 

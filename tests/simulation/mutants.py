@@ -12,7 +12,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any
 
-from dataplane.broker import broker, checkpoints, following, leading, reading, replica, retention, role
+from dataplane.broker import broker, checkpoints, following, housekeeping, leading, reading, replica, retention, role
 from dataplane.broker.broker import Broker
 from dataplane.log import compaction, partition_log, segment, tail
 from dataplane.log.data_dir import DataDir
@@ -384,6 +384,16 @@ MUTANTS: tuple[Mutant, ...] = (
     _mutant(
         "streams may store what the cluster says to itself",
         (subjects, "_subject_fault", "if not subject:", "return None\n    if not subject:"),
+    ),
+    _mutant(
+        "the scrubber finds damage and ignores it",
+        (housekeeping.Housekeeping, "_fail", "replica.on_damage(", "str("),
+        drama="silent damage",
+    ),
+    _mutant(
+        "a damaged replica is cut while it is in the ISR",
+        (replica, "way_back", "if view.leader is None or broker in view.isr or broker in view.eligible:", "if False:"),
+        drama="silent damage",
     ),
     _mutant(
         "a damaged replica repairs itself and says nothing",

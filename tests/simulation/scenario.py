@@ -208,6 +208,7 @@ class Cluster:
                 compaction_min_dirty_ratio=self.shape.min_dirty_ratio,
                 compaction_memory=1 << 20,
                 compaction_bytes_per_second=0,
+                scrub_interval=1.0,
             )
             if self.shape.quick:
                 broker.metadata_settings = QUICK_METADATA
@@ -273,6 +274,8 @@ class Cluster:
     def may_lose_power(self, broker: SimBroker, *, dead: bool = False) -> bool:
         if not dead and not broker.is_running:
             return False
+        if broker.disk.flipped_below(self.data):
+            return False  # in what was synced since the last checkpoint it would look like a torn write
         return self.shape.durability.is_synced or self.may_lose_disk(broker)
 
     def disk_is_sound(self, broker: SimBroker) -> None:
@@ -285,6 +288,8 @@ class Cluster:
 
     def _is_back(self, broker: SimBroker) -> bool:
         if broker.broker is None or broker.broker.status()["failed"] or broker.disk.failing_syncs:
+            return False
+        if any(path.suffix != ".index" for path in broker.disk.flipped_below(self.data)):
             return False
         known = self.raft.truth.brokers.get(broker.id)
         if known is None or known.life_id != f"{broker.id}-{broker.lives}" or not known.alive:
@@ -407,6 +412,9 @@ class Cluster:
                 return f"{broker.id} does not run ({broker.fatal})"
             if not truth.is_alive(broker.id):
                 return f"{broker.id} is not registered"
+            for path in broker.disk.flipped_below(self.data):
+                if path.suffix == ".log":
+                    return f"{path} on {broker.id} is damaged, and nobody notices"
         for key, partition in truth.partitions():
             if partition.leader is None:
                 return f"{key} has no leader: {partition}"

@@ -190,8 +190,9 @@ class Invariants:
     def after_turn(self, broker: SimBroker) -> None:
         if broker.broker is None:
             return
-        for replica in tuple(broker.broker._replicas.values()):
-            self._look(broker, replica)
+        with broker.disk.as_written():
+            for replica in tuple(broker.broker._replicas.values()):
+                self._look(broker, replica)
 
     def _look(self, broker: SimBroker, replica: Replica) -> None:
         place = (broker.id, broker.lives, replica.key)

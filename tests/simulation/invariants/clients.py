@@ -34,11 +34,12 @@ class NoAcknowledgedRecordLost(Invariant):
         key = self._key(ack)
         truth = self.raft.truth.partition(key) if key is not None else None
         if key is not None and truth is not None and truth.leader is not None:
-            broker = self.brokers[truth.leader].broker
-            replica = broker._replicas.get(key) if broker is not None else None
-            # An answer may come late, in a LeaderEpoch that has cut what it tells of.
-            if replica is not None and value_at(replica, ack.offset) == ack.value:
-                self._by_leader.append((ack, key, truth.leader_epoch))
+            leader = self.brokers[truth.leader]
+            replica = leader.broker._replicas.get(key) if leader.broker is not None else None
+            with leader.disk.as_written():
+                # An answer may come late, in a LeaderEpoch that has cut what it tells of.
+                if replica is not None and value_at(replica, ack.offset) == ack.value:
+                    self._by_leader.append((ack, key, truth.leader_epoch))
 
     def _key(self, ack: Acknowledged) -> PartitionKey | None:
         named = ack.stream, ack.stream_incarnation, ack.partition

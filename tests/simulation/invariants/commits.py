@@ -93,6 +93,10 @@ class CommittedIsHeldByIsr(Invariant):
                 self.broken(f"{what}, ISR member {member} has no replica")
 
     def _check(self, move: Move, other: SimBroker, held: Replica, what: str, *, is_durable: bool) -> None:
+        with other.disk.as_written():
+            self._check_log(move, other, held, what, is_durable=is_durable)
+
+    def _check_log(self, move: Move, other: SimBroker, held: Replica, what: str, *, is_durable: bool) -> None:
         log = held._log
         if log is None or held.failure is not None:
             return
