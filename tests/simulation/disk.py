@@ -172,7 +172,7 @@ class SimDisk:
         self.has_failed = False
         """Some call failed, or what is read is not what was written."""
         self.losses = 0
-        """How often it has lost what was written and not synced, or all of it."""
+        """How often it has lost what was written and not synced, or all of it, or damage was cut out of a log."""
         self._is_as_written = False
         self._boot = 1
         self._folders: dict[Path, _Folder] = {Path("/"): _Folder()}
@@ -441,6 +441,8 @@ class SimDisk:
                 raise self._crash
 
     def _change_name(self, path: Path, file: DiskFile | None) -> None:
+        if QUARANTINE in path.parts:
+            self.losses += 1
         folder = self._folders[path.parent]
         folder.changes.append((path.name, file))
         _rename(folder.now, path.name, file)
