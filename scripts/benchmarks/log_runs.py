@@ -6,11 +6,14 @@ import multiprocessing
 import os
 import queue
 import signal
+import threading
 import time
 from collections.abc import Callable
 from pathlib import Path
 from typing import NamedTuple
 
+from dataplane.broker.broker import HIGH_WATERMARK_CHECKPOINT_INTERVAL
+from dataplane.broker.settings import StorageSettings
 from dataplane.log.group_commit import SyncScheduler
 from dataplane.log.partition_log import LogConfig, PartitionLog
 from wire.batch import BatchBuilder, EncodedBatch, iter_batches
@@ -18,6 +21,8 @@ from wire.types import LeaderEpoch, Offset
 
 UNSYNCED_BYTES = 64 << 20
 """Appended and not yet durable, at most: a leader's bound is of that kind (`max_uncommitted_bytes`)."""
+HOUSEKEEPING_INTERVAL = StorageSettings().housekeeping_interval
+"""Seconds."""
 WARM_UP_BYTES = 256 << 20
 """Read before the memory is watched."""
 _RECORD_BYTES = 1024
@@ -51,9 +56,11 @@ def append_one_by_one(folder: Path, block: int, total: int) -> float:
     return seconds
 
 
-def append_grouped(folder: Path, block: int, total: int) -> float:
+def append_grouped(folder: Path, block: int, total: int, *, housekeeping: bool = False) -> float:
     """Seconds until all of it is durable."""
     log, batch = open_log(folder), batch_of(block)
+    if housekeeping:
+        threading.Thread(target=_keep_house, args=(log,), daemon=True).start()
     calls: queue.SimpleQueue[Callable[[], None]] = queue.SimpleQueue()
     syncer = SyncScheduler(calls.put, threads=1)
     unsynced = 0
@@ -99,7 +106,18 @@ class Killed(NamedTuple):
 
 
 def _append_for_ever(folder: Path, block: int) -> None:
-    append_grouped(folder, block, 1 << 50)
+    append_grouped(folder, block, 1 << 50, housekeeping=True)
+
+
+def _keep_house(log: PartitionLog) -> None:
+    """What a broker does for its logs at these intervals, in threads of its own."""
+    snapshots_at = time.monotonic() + HOUSEKEEPING_INTERVAL
+    while True:
+        time.sleep(HIGH_WATERMARK_CHECKPOINT_INTERVAL)
+        log.checkpoint_high_watermark(log.durable_end)
+        if time.monotonic() >= snapshots_at and log.snapshot_is_due:
+            log.write_snapshots()
+            snapshots_at += HOUSEKEEPING_INTERVAL
 
 
 def _bytes_of(folder: Path) -> int:
