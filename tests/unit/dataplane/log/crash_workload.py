@@ -92,6 +92,10 @@ class Workload:
         self.log.roll()
         self.log.put_aside()
 
+    def snapshots(self) -> None:
+        """Of the derived state, at the beginnings of segments."""
+        self.log.write_snapshots()
+
     def checkpoint(self, high_watermark: int) -> None:
         """At most up to what is durable, as a replica does it."""
         high_watermark = min(high_watermark, self.promises.durable)
@@ -159,8 +163,8 @@ class Workload:
         for _ in range(steps):
             start, end = self.log.log_start_offset, self.log.log_end_offset
             match rng.choices(
-                ["append", "sync", "roll", "checkpoint", "lead", "cut", "remove", "drop", "restart"],
-                [10, 6, 2, 4, 2, 2, 3, 0.3, 1],
+                ["append", "sync", "roll", "snapshots", "checkpoint", "lead", "cut", "remove", "drop", "restart"],
+                [10, 6, 2, 2, 4, 2, 2, 3, 0.3, 1],
             )[0]:
                 case "append":
                     self.append(rng.randint(1, 8), rng.randint(1, 4))
@@ -189,6 +193,7 @@ WORKLOADS: dict[str, list[Step]] = {
         ("remove", 18),
         ("sync",),
         ("roll",),
+        ("snapshots",),
         ("checkpoint", 25),
         ("append", 6, 2),
         ("cut", 35),
@@ -205,6 +210,7 @@ WORKLOADS: dict[str, list[Step]] = {
         ("lead",),
         ("cut_at_the_end",),
         ("restart",),
+        ("snapshots",),
         ("append", 9, 3),
         ("remove", 45),
         ("sync",),
@@ -224,7 +230,7 @@ WORKLOADS: dict[str, list[Step]] = {
 def check(disk: SimDisk, config: LogConfig, promises: Promises, *, page_cache_survived: bool) -> None:
     """Of what a crash has left. Raises AssertionError."""
     log, report = PartitionLog.open(HOME, config, files=disk)
-    assert report.damaged is None
+    assert (report.damaged, report.damaged_snapshots) == (None, ())
     assert not page_cache_survived or log.log_end_offset >= promises.appended, "in the page cache and lost"
     assert log.log_end_offset >= promises.durable, "reported durable and lost"
     assert log.durable_end == log.log_end_offset
