@@ -16,6 +16,7 @@ from dataplane.log.checkpoints import COMPACTION_FILE, CompactionPoint
 from dataplane.log.compaction import dirt_of, tombstones_are_due
 from dataplane.log.partition_log import LogConfig, PartitionLog
 from dataplane.log.snapshot import snapshot_name
+from dataplane.replica.epochs import LeaderEpochCache
 from dataplane.replica.producers import Duplicate, Fresh, ProducerTable
 from tests.simulation.disk import SimDisk
 from tests.unit.dataplane.log.compacting import Model, Row, append, compact, one_pass, rows, stored
@@ -447,3 +448,15 @@ def test_batches_by_which_a_repetition_is_recognised_leave_their_place(keyed: Ke
     now = [header.base_offset for header in keyed.log.producer_batches(Offset(0)) if header.is_control]
     assert set(left) - set(now)
     assert ProducerTable(keyed.log.producer_batches(Offset(0))).known == keyed.log.producers.known
+
+
+def test_where_an_epoch_begins_is_known_by_the_batches_that_are_left(keyed: Keyed) -> None:
+    for epoch in (2, 3, 4):
+        keyed.epoch = epoch
+        keyed.fill("aaabbbccc" * 2)
+    compact(keyed.log)
+    left = LeaderEpochCache()
+    for header in keyed.log.producer_batches(Offset(0)):
+        left.assign(header.leader_epoch, header.base_offset)
+    assert left.entries == keyed.log.epochs.entries
+    assert len(keyed.rows) < len(keyed.model.rows) / 2
