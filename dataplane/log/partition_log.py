@@ -47,6 +47,7 @@ import itertools
 import logging
 import threading
 from bisect import bisect_right
+from contextlib import suppress
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any, TypeVar
 
@@ -854,8 +855,9 @@ class PartitionLog:
         index = segment.index
         if index is None:
             with self._io_lock:
-                following = number + 1
-                end = segments[following].base_offset if following < len(segments) else self._log_end_offset
+                present = self._segments  # `segments` may be of a time when it was the last one
+                following = bisect_right(present, segment.base_offset, key=_base_offset)
+                end = present[following].base_offset if following < len(present) else self._log_end_offset
                 index = segment.load(self._handles, end)
         if segment.is_finished:
             self._pool.indexes.used(segment)
@@ -1028,7 +1030,8 @@ class PartitionLog:
                     self._segments = self._segments[number:]
                     self.epochs.truncate_before(start)
                 self._cuts += 2
-                self._sync_locked()  # the epochs
+                with suppress(NoSpace):  # the next sync writes the epochs; without them the segments go all the same
+                    self._sync_locked()
             gone = segments[:number]
             try:
                 for segment in gone:

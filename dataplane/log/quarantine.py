@@ -20,6 +20,7 @@ The report is written, durably, before anything is moved.
 from __future__ import annotations
 
 import json
+from contextlib import suppress
 from dataclasses import asdict, dataclass
 from datetime import UTC, datetime
 from typing import TYPE_CHECKING, Any
@@ -89,11 +90,17 @@ class Quarantine:
             "dropped_bytes": dropped,
         }
         replace_file(self._files, self._report(number), (json.dumps(report, indent=2) + "\n").encode())
-        for piece, name, kept in plan:
+        try:
+            for piece, name, kept in plan:
+                if not piece.whole:
+                    self._copy(piece.path, piece.start, piece.start + kept, self.path / name)
+        except OSError:
+            with suppress(OSError):  # nothing was moved yet, and half a copy would take the room that is lacking
+                self._forget(number, report_too=True)
+            raise
+        for piece, name, _ in plan:
             if piece.whole:
                 self._files.rename(piece.path, self.path / name)
-            else:
-                self._copy(piece.path, piece.start, piece.start + kept, self.path / name)
         self._files.sync_directory(self.path)
         self._files.sync_directory(self._partition)
         return report

@@ -259,6 +259,13 @@ class Recovery:
             return
         if self._mark is not None:
             return
+        if self.beyond and self.beyond[0].base_offset < self.log_end_offset:
+            # A crash takes from the end of a segment, and adds nothing to it: this one, or its index, tells lies.
+            self.damaged = (
+                f"{segment.path} reaches up to offset {self.log_end_offset}, "
+                f"and the next segment begins at {self.beyond[0].base_offset}"
+            )
+            return
         if self.nothing_torn and not self._is_cut_short(segment):
             self.damaged = (
                 f"{segment.path} is damaged {broken}; it is sound up to offset {self.log_end_offset}, and what lies "

@@ -178,6 +178,64 @@ def test_an_index_that_found_no_room_is_written_later(batches: Batches) -> None:
     assert again.offset_for_timestamp(20_000, Offset(1 << 40)) == 20
 
 
+def refusing(disk: SimDisk, monkeypatch: pytest.MonkeyPatch, ending: str) -> None:
+    """No room for files whose names end so."""
+    opens = disk.open
+
+    def refuse(path: Path, *, write: bool = False, create: bool = False) -> int:
+        if create and path.name.endswith(ending):
+            raise OSError(errno.ENOSPC, "No space left on device")
+        return opens(path, write=write, create=create)
+
+    monkeypatch.setattr(disk, "open", refuse)
+
+
+def test_an_index_found_again_ends_where_the_segment_ends_that_is_no_longer_the_last(
+    batches: Batches, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A reader that began when it was the last one must not write down the log's end in its place: the next open would
+    cut the segments behind it."""
+    disk = SimDisk(crash=Crash)
+    log = opened(disk, PLAIN)
+    while len(log.segments) < 2:
+        batches.append(log)
+    log.sync()
+    reader = log.producer_batches(Offset(0))
+    next(reader)
+    refusing(disk, monkeypatch, ".index")
+    while len(log.segments) < 3:
+        batches.append(log)
+    batches.append(log)
+    log.sync()
+    monkeypatch.undo()
+    list(reader)
+    stored, end = batches.stored(log), log.log_end_offset
+    log.checkpoint_high_watermark(end)
+    disk.kill_process()
+    again = opened(disk, PLAIN)
+    assert again.log_end_offset == end
+    assert batches.stored(again) == stored
+
+
+def test_old_segments_go_though_there_is_no_room_for_the_epochs(
+    batches: Batches, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    disk = SimDisk(crash=Crash)
+    log = opened(disk, PLAIN)
+    batches.fill(log, 20)
+    batches.fill(log, 40, epoch=2)
+    log.sync()
+    refusing(disk, monkeypatch, "leader-epoch-checkpoint.tmp")
+    assert log.remove_before(Offset(30))
+    assert sorted(int(name[:20]) for name in disk.names(HOME) if name.endswith(".log")) == [
+        segment.base_offset for segment in log.segments
+    ]
+    assert log.needs_sync
+    monkeypatch.undo()
+    log.sync()
+    assert [tuple(entry) for entry in opened(disk, PLAIN).epochs.entries] == [(2, 20)]
+
+
 def test_the_real_file_system_tells_its_size(tmp_path: Path) -> None:
     found = REAL_FILES.space(tmp_path)
     assert found.total > found.free > 0

@@ -297,6 +297,16 @@ class TestDamage:
         self.check_unsound(tmp_path, batches, int(gone.stem), stored)
         self.repaired(tmp_path, batches)
 
+    def test_a_segment_that_begins_within_the_one_before_it(self, tmp_path: Path, batches: Batches) -> None:
+        """No crash does that, so nothing is cut, though nothing vouches for it."""
+        killed(tmp_path, batches)
+        last = segments(tmp_path)[-1]
+        last.rename(last.with_name(f"{int(last.stem) - 1:020d}.log"))
+        _, report = PartitionLog.open(tmp_path, CONFIG)
+        assert report.damaged is not None
+        assert f"the next segment begins at {int(last.stem) - 1}" in report.damaged
+        assert segments(tmp_path)[-1].stem == f"{int(last.stem) - 1:020d}"
+
     def test_no_segments_at_all(self, tmp_path: Path, batches: Batches) -> None:
         stored = killed(tmp_path, batches, checkpoint=10)
         for path in segments(tmp_path):

@@ -2,15 +2,22 @@
 
 from __future__ import annotations
 
+import errno
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 import pytest
 
 from dataplane.log import quarantine
 from dataplane.log.damage import Damage
-from dataplane.log.files import REAL_FILES
+from dataplane.log.files import REAL_FILES, RealFiles
 from dataplane.log.quarantine import Piece, Quarantine
 from wire.types import Offset
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    from wire.transport import Buffer
 
 WHAT = Damage(file="1.log", first_byte=10, sound_end=Offset(5), known_end=Offset(9), reason="a bit was flipped")
 
@@ -96,6 +103,27 @@ def test_what_an_operator_gave_up_is_kept_whole_and_for_good(folder: Folder) -> 
         "000001-2.log": 4000,
         "000006-1.log.from-10": 900,
     }
+
+
+def test_what_found_no_room_leaves_nothing_behind(folder: Folder, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Else each new try would take more of the room that is lacking, and what an operator gave up is never removed."""
+    write = RealFiles.write
+
+    def refuse(files: RealFiles, handle: int, parts: Sequence[Buffer], position: int) -> None:
+        if sum(map(len, parts)) == 3000:
+            write(files, handle, [parts[0][:1000]], position)
+            raise OSError(errno.ENOSPC, "No space left on device")
+        write(files, handle, parts, position)
+
+    monkeypatch.setattr(RealFiles, "write", refuse)
+    for _ in range(2):
+        with pytest.raises(OSError, match="No space"):
+            folder.event(first=3000, behind=(200,), lost=True)
+        assert (folder.held, folder.quarantine.reports()) == ({}, [])
+        assert (folder.path / "2.log").exists()
+    monkeypatch.undo()
+    assert folder.event(first=3000, behind=(200,), lost=True)["event"] == 1
+    assert folder.held == {"000001-1.log.from-10": 3000, "000001-2.log": 200}
 
 
 def test_a_report_that_cannot_be_read_is_left_out(folder: Folder) -> None:
