@@ -193,12 +193,17 @@ class PartitionLog:
             DerivedState(files, directory),
             nothing_torn=page_cache_survived and not config.preallocate_bytes,
         )
+        log: PartitionLog | None = None
         try:
             installation.finish(files, directory)
             recovery.run()
             log = cls(recovery, config)
             log._start()
-        except OSError as error:
+        except (OSError, LogDamaged, NoSpace) as error:
+            for segment in log.segments if log is not None else recovery.segments:
+                segment.close()
+            if not isinstance(error, OSError):
+                raise
             reason = f"the log in {directory} cannot be opened: {error}"
             raise (NoSpace if is_no_space(error) else LogDamaged)(reason) from error
         try:

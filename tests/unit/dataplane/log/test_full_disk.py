@@ -16,6 +16,7 @@ import pytest
 from dataplane.log.errors import LogDamaged, NoSpace
 from dataplane.log.files import REAL_FILES
 from dataplane.log.partition_log import LogConfig, PartitionLog
+from dataplane.log.pool import LogPool
 from tests.simulation.disk import AMPLE, SimDisk
 from wire.types import LeaderEpoch, Offset
 
@@ -176,6 +177,25 @@ def test_an_index_that_found_no_room_is_written_later(batches: Batches) -> None:
     log.close()
     again = opened(workload.disk, PLAIN)
     assert again.offset_for_timestamp(20_000, Offset(1 << 40)) == 20
+
+
+@pytest.mark.parametrize("config", [PLAIN, PREALLOCATING], ids=["plain", "preallocating"])
+def test_an_open_that_found_no_room_leaves_no_file_open(batches: Batches, config: LogConfig) -> None:
+    """It is tried again and again, for as long as the disk is full, for every log."""
+    disk = SimDisk(crash=Crash)
+    log = opened(disk, config)
+    batches.fill(log, 60)
+    disk.kill_process()
+    refused = 0
+    for room in range(-400, 400, STEP):
+        full = deepcopy(disk)
+        full.capacity = full.used + room
+        try:
+            PartitionLog.open(HOME, config, files=full, pool=LogPool(full, reading=0))
+        except NoSpace:
+            refused += 1
+            assert not full._open
+    assert refused
 
 
 def refusing(disk: SimDisk, monkeypatch: pytest.MonkeyPatch, ending: str) -> None:
