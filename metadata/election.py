@@ -157,13 +157,12 @@ def after_registration(
 def after_withdrawal(
     partition: Partition, broker: BrokerId, *, alive: IsAlive, led: Mapping[BrokerId, int], min_isr: int, reason: str
 ) -> Partition:
-    """`broker`'s replica is unsound. The LeaderEpoch rises even when another leads: whatever the leader knows of the
-    replica's progress, and requests sent before it cut its log, belong to an earlier epoch and count no more."""
+    """`broker`'s replica is unsound. The LeaderEpoch rises even when another leads, and when the replica is out of sync
+    already: whatever the leader knows of its progress, requests sent before it cut its log, and an expansion on its
+    way, belong to an earlier epoch and count no more."""
     left = leave(partition, broker, alive=alive, min_isr=min_isr, unsound=reason)
-    if left == partition:
-        return partition
     if partition.leader is None or partition.leader == broker:
-        return elect(left, alive=alive, led=led, min_isr=min_isr)
+        return partition if left == partition else elect(left, alive=alive, led=led, min_isr=min_isr)
     return replace(left, leader_epoch=LeaderEpoch(partition.leader_epoch + 1))
 
 

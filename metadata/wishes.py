@@ -1,8 +1,9 @@
 """What the data plane asks of the controller, repeated until applied state shows that it is over.
 
 An ISR change is over when the partition has another LeaderEpoch, or an epoch above the one it expected; a withdrawal
-when the replica is neither in the ISR nor eligible, or is marked as withdrawn. No answer is waited for: the state is
-the answer, and a copy that comes late fails its compare-and-set. A report is sent once; its follower repeats it.
+when the replica is neither in the ISR nor eligible and the LeaderEpoch that it names is over, or when it is marked as
+withdrawn. No answer is waited for: the state is the answer, and a copy that comes late fails its compare-and-set. A
+report is sent once; its follower repeats it.
 
 Bounded: one ISR change, one withdrawal and one report per partition. Pauses double up to `LONGEST_PAUSE_S`.
 """
@@ -106,7 +107,10 @@ class Wishes:
             if (
                 partition is None
                 or partition.is_withdrawn(broker)
-                or broker not in (*partition.isr, *partition.eligible)
+                or (
+                    broker not in (*partition.isr, *partition.eligible)
+                    and (partition.leader is None or partition.leader_epoch > withdrawal.leader_epoch)
+                )
             ):
                 del self._withdrawals[key]
 

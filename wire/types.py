@@ -325,3 +325,5 @@ class Withdrawal:
     broker: BrokerId
     expected_epoch: PartitionEpoch
     reason: str
+    leader_epoch: LeaderEpoch = LeaderEpoch(0)
+    """It is not over before this LeaderEpoch is, wherever the replica is: leaders go by what it said in it."""

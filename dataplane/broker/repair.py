@@ -1,13 +1,16 @@
 """How a replica whose log is damaged comes right again, without a restart.
 
-    met ──marked on disk──> withdraws ──out of the ISR and of `eligible`───────────────> COPY: cut, then follow
+    met ──marked on disk──> withdraws ──out of the ISR and of `eligible`, and ─────────> COPY: cut, then follow
+                               │         the LeaderEpoch in which it was met is over
                                │
                                └──the last copy, nobody leads──> read only (`dataplane.broker.remnant`)
                                                                       │
                                                                       └──an operator──> ACCEPT: cut, then lead
 
-Nothing is cut before. `PartitionView.loss_accepted` tells an operator's election from one by a controller that has not
-heard of the damage yet. Before it cuts, the replica reads its whole log: it does not come back with a second damage.
+Nothing is cut before. In the LeaderEpoch in which the damage was met the leader goes by what it heard of this log: it
+may have proposed to take the replica into the ISR, and would again. `PartitionView.loss_accepted` tells an operator's
+election from one by a controller that has not heard of the damage yet. Before it cuts, the replica reads its whole log:
+it does not come back with a second damage.
 """
 
 from __future__ import annotations
@@ -24,7 +27,7 @@ if TYPE_CHECKING:
 
     from dataplane.log.files import FileSystem
     from dataplane.log.partition_log import PartitionLog
-    from wire.types import BrokerId, PartitionKey, PartitionView
+    from wire.types import BrokerId, LeaderEpoch, PartitionKey, PartitionView
 
 log = logging.getLogger(__name__)
 
@@ -34,13 +37,14 @@ class WayBack(Enum):
     ACCEPT = "an operator accepts the loss of what is damaged and of what lies behind it"
 
 
-def way_back(view: PartitionView, broker: BrokerId) -> WayBack | None:
-    """How the damaged replica of `broker` may be repaired; None: others may count on it, or nobody could help it."""
+def way_back(view: PartitionView, broker: BrokerId, met_in: LeaderEpoch) -> WayBack | None:
+    """How the damaged replica of `broker` may be repaired; None: others may count on it, or nobody could help it.
+    `met_in`: the damage was met in that LeaderEpoch; 0: before this life of the process had one."""
     if view.leader == broker:
         return WayBack.ACCEPT if view.loss_accepted else None
     if view.leader is None or broker in view.isr or broker in view.eligible:
         return None
-    return WayBack.COPY
+    return WayBack.COPY if view.leader_epoch > met_in else None
 
 
 def mark(files: FileSystem, directory: Path, reason: str, key: PartitionKey) -> None:

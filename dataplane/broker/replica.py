@@ -38,6 +38,7 @@ from wire.errors import Code, CorruptData, TidelogError
 from wire.transport import Message, Subscription
 from wire.types import (
     BrokerId,
+    LeaderEpoch,
     Offset,
     PartitionEpoch,
     PartitionKey,
@@ -72,6 +73,7 @@ class Replica:
         self._pool = pool
         self._damaged = False
         """The log is not what was written: it may be cut and written anew, once nobody counts on it."""
+        self._damage_met_in = LeaderEpoch(0)
         self._confession: asyncio.Task[None] | None = None
         """That it is damaged is being written down."""
         self._quarantined: list[dict[str, Any]] = []
@@ -113,6 +115,8 @@ class Replica:
         context.counters.damage_found += 1
         self.failed = reason
         self._damaged = True
+        if self.view is not None:
+            self._damage_met_in = self.view.leader_epoch
         if self.role is not None:
             self.role.stop(reason)
         self._confession = context.loop.create_task(self._confess(reason, context))
@@ -141,7 +145,7 @@ class Replica:
     def _way_back(self, view: PartitionView, broker: BrokerId) -> WayBack | None:
         if not self._damaged or self._log is None or self._confession is not None:
             return None
-        return way_back(view, broker)
+        return way_back(view, broker, self._damage_met_in)
 
     def _is_remnant(self, view: PartitionView, broker: BrokerId) -> bool:
         """It is damaged, and nobody else can lead: what can be read of it must be read here."""
@@ -325,7 +329,15 @@ class Replica:
     def _withdraw(self, reason: str, context: BrokerContext) -> None:
         context.counters.withdrawals += 1
         epoch = self.view.epoch if self.view is not None else PartitionEpoch(0)
-        context.metadata.withdraw(Withdrawal(key=self.key, broker=context.broker, expected_epoch=epoch, reason=reason))
+        context.metadata.withdraw(
+            Withdrawal(
+                key=self.key,
+                broker=context.broker,
+                expected_epoch=epoch,
+                reason=reason,
+                leader_epoch=self._damage_met_in if self._damaged else LeaderEpoch(0),
+            )
+        )
 
     async def _begin_role(self, view: PartitionView, context: BrokerContext) -> None:
         assert self._log is not None

@@ -115,6 +115,33 @@ async def test_a_follower_is_repaired_without_a_restart(
         await b.close()
 
 
+async def test_a_follower_outside_the_isr_cuts_in_a_later_leader_epoch_only(
+    a: Node, client: NatsConnection, nats_server: EmbeddedNatsServer, tmp_path: Path
+) -> None:
+    """Until then the leader goes by what it heard of the log before, and an expansion may be on its way."""
+    await a.leads(view(isr=(A,)))
+    b = await Node(B, tmp_path / "b").start(nats_server.url)
+    try:
+        role = await b.follows(view(isr=(A,)))
+        await publish_all(client, 0, 60)
+        await until(lambda: role.log.log_end_offset == 60)
+        await until(lambda: a.metadata.changes)  # the leader wants it in
+        await flip(role, 10)
+        b.replica.on_damage("somebody found it", b.context)
+        await until(lambda: b.metadata.withdrawals)
+        b.broker.on_partitions([view(isr=(A, B), epoch=2)])
+        b.broker.on_partitions([view(isr=(A,), epoch=3)])
+        await until(lambda: b.replica._transition is None)
+        assert b.replica.failure is not None
+        assert b.replica.log_end_offset == 60
+        assert b.metadata.withdrawals[0].leader_epoch == 1
+        for node in (a, b):
+            node.broker.on_partitions([view(isr=(A,), epoch=4, leader_epoch=2)])
+        await until(lambda: b.replica.log_end_offset == 60 and b.replica.failure is None)
+    finally:
+        await b.close()
+
+
 async def test_a_restart_does_not_forget_it(
     client: NatsConnection, nats_server: EmbeddedNatsServer, tmp_path: Path
 ) -> None:

@@ -445,6 +445,27 @@ def test_a_withdrawn_follower_leaves_and_the_leader_epoch_rises() -> None:
     assert cluster.alter(cluster.alteration("a b c")).items == (None,)
 
 
+def test_the_leader_epoch_rises_when_a_replica_outside_the_isr_withdraws() -> None:
+    """An expansion may be on its way, by what the leader heard of its log before it was damaged."""
+    cluster = Cluster("a", "b", "c")
+    cluster.create(config={"min_isr": "1"})
+    cluster.alter(cluster.alteration("a b"))
+    coming = cluster.alteration("a b c")
+    assert cluster.withdraw("c").items == (None,)
+    assert cluster.shown() == "a | a b |  | @2"
+    assert cluster.alter(coming).items == (Code.FENCED_LEADER_EPOCH,)
+
+
+def test_nothing_is_changed_by_a_withdrawal_from_outside_where_nobody_leads() -> None:
+    cluster = Cluster("a", "b", "c")
+    cluster.create(config={"min_isr": "1"})
+    cluster.alter(cluster.alteration("a"))
+    cluster.die("a")
+    before = cluster.state.snapshot()
+    cluster.withdraw("c")
+    assert unchanged(cluster, before)
+
+
 def test_a_withdrawn_leader_hands_over() -> None:
     cluster = Cluster("a", "b", "c")
     cluster.create()
