@@ -392,7 +392,12 @@ MUTANTS: tuple[Mutant, ...] = (
     ),
     _mutant(
         "a damaged replica is cut while it is in the ISR",
-        (replica, "way_back", "if view.leader is None or broker in view.isr or broker in view.eligible:", "if False:"),
+        (
+            replica,
+            "way_back",
+            "if view.leader is None or broker in view.isr or broker in view.eligible:",
+            "if True:\n        return WayBack.COPY\n    if False:",
+        ),
         drama="silent damage",
     ),
     _mutant(
