@@ -12,8 +12,9 @@ import logging
 from collections.abc import Iterable, Mapping
 from typing import TYPE_CHECKING
 
-from dataplane.log.errors import LogDamaged
+from dataplane.log.errors import LogDamaged, NoSpace
 from dataplane.log.retention import Limits
+from wire.errors import CorruptData
 from wire.types import Offset, OnUnderCapacity
 
 if TYPE_CHECKING:
@@ -46,12 +47,14 @@ class Eviction:
         self._replicas = replicas
 
     async def run(self, wanted: int) -> int:
-        """Removes segments of `wanted` bytes together, or all that may go. How many bytes went. Raises NoSpace."""
+        """Removes segments of `wanted` bytes together, or all that may go. How many bytes went. Raises NoSpace: none
+        did, for want of room to write down where the logs begin."""
         context = self._context
         segments = freed = 0
         touched: set[PartitionKey] = set()
         held_back: set[PartitionKey] = set()
         """Logs that removed nothing when they were asked to."""
+        refused: NoSpace | None = None
         while freed < wanted:
             replicas = [replica for replica in self._replicas.values() if replica.key not in held_back]
             visits = (replica.visit(context) for replica in replicas)
@@ -61,10 +64,17 @@ class Eviction:
             visit, end = found
             try:
                 gone = await context.loop.run_in_executor(context.executor, visit.log.remove_before, end)
-            except LogDamaged as error:
+            except (LogDamaged, CorruptData) as error:
                 replica = self._replicas.get(visit.key)
                 if replica is not None and replica.visit(context) is not None:  # else it was closed meanwhile
-                    replica.fail(f"evicting: {error}", context)
+                    if isinstance(error, CorruptData):
+                        replica.on_damage(f"evicting: {error}", context)
+                    else:
+                        replica.fail(f"evicting: {error}", context)
+                held_back.add(visit.key)
+                continue
+            except NoSpace as error:
+                refused = error
                 held_back.add(visit.key)
                 continue
             if not gone:
@@ -82,4 +92,6 @@ class Eviction:
                 "evicted the oldest %d segments, %d bytes, of %d partitions, for want of room; %d bytes were wanted",
                 segments, freed, len(touched), wanted,
             )  # fmt: skip
+        elif refused is not None:
+            raise refused
         return freed

@@ -2,14 +2,17 @@
 
 from __future__ import annotations
 
+import asyncio
 import threading
 from types import SimpleNamespace
 from typing import Any, cast
 
 import pytest
 
-from dataplane.broker.eviction import oldest
+from dataplane.broker.eviction import Eviction, oldest
 from dataplane.broker.housekeeping import Visit
+from dataplane.log.errors import LogDamaged, NoSpace
+from wire.errors import CorruptData
 from wire.types import Incarnation, Offset, PartitionKey, StreamConfig, StreamName
 
 
@@ -57,3 +60,55 @@ def test_never_of_a_stream_that(config: dict[str, str]) -> None:
 @pytest.mark.parametrize("limit", ["retention_max_age_ms", "retention_max_messages", "retention_max_bytes"])
 def test_any_limit_will_do(limit: str) -> None:
     assert chosen(visit(0, [(0, 50), (10, 60)], config={"retention_max_bytes": "0", limit: "5"}))
+
+
+class FakeReplica:
+    """Its log has two segments, the first of which is of 100 bytes, or cannot be removed."""
+
+    def __init__(self, partition: int, error: Exception | None) -> None:
+        self._visit = visit(partition, [(0, partition), (10, 60)])
+        self.key = self._visit.key
+        self.error = error
+        self.met: list[str] = []
+        cast(Any, self._visit.log).remove_before = self.remove_before
+
+    def remove_before(self, _offset: Offset) -> tuple[Any, ...]:
+        if self.error is not None:
+            raise self.error
+        log = cast(Any, self._visit.log)
+        log.segments = log.segments[1:]
+        return (SimpleNamespace(size=100),)
+
+    def visit(self, _context: object) -> Visit:
+        return self._visit
+
+    def on_log_start(self) -> None:
+        pass
+
+    def on_damage(self, _reason: str, _context: object) -> None:
+        self.met.append("damage")
+
+    def fail(self, _reason: str, _context: object) -> None:
+        self.met.append("failure")
+
+
+def evict(*errors: Exception | None) -> tuple[int, list[list[str]]]:
+    replicas = [FakeReplica(partition, error) for partition, error in enumerate(errors)]
+
+    async def run() -> int:
+        counters = SimpleNamespace(evicted_segments=0, evicted_bytes=0)
+        context = SimpleNamespace(loop=asyncio.get_running_loop(), executor=None, counters=counters)
+        return await Eviction(cast(Any, context), cast(Any, {each.key: each for each in replicas})).run(1000)
+
+    return asyncio.run(run()), [each.met for each in replicas]
+
+
+def test_a_log_that_cannot_give_its_segment_keeps_no_other_from_it() -> None:
+    """Else the disk would stay full for all of them."""
+    damaged, failed = CorruptData("a bit was flipped"), LogDamaged("the disk failed")
+    assert evict(damaged, failed, NoSpace("full"), None) == (100, [["damage"], ["failure"], [], []])
+
+
+def test_no_room_to_write_down_where_any_log_begins_is_said() -> None:
+    with pytest.raises(NoSpace):
+        evict(NoSpace("full"), NoSpace("full"))
