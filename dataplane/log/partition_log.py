@@ -162,7 +162,7 @@ class PartitionLog:
         self._derived = recovery.derived
         self._saved_epochs: tuple[EpochEntry, ...] = recovery.saved_epochs or ()
         self._histories = 0
-        """Counts what replaces records by others: `truncate`, `install`."""
+        """Counts what replaces records by others (`truncate`, `install`), or is about to (`examine`)."""
         self.compaction_point: CompactionPoint = read_compaction(self._files, self.directory, self._log_end_offset)
         self._tail = Tail(config.tail_bytes)
         self._index_due = 0
@@ -1183,6 +1183,8 @@ class PartitionLog:
         Blocking; nobody may append meanwhile. Raises LogDamaged (the disk).
         """
         with self._removing:
+            with self._io_lock:
+                self._histories += 1  # a compaction that is at work replaces no segment any more
             return self._examine(without_beginning)
 
     def _examine(self, without_beginning: bool) -> Damage:

@@ -202,6 +202,22 @@ def test_the_point_is_cut_with_the_log(keyed: Keyed) -> None:
     assert keyed.rows == keyed.model.compacted_to(keyed.clean_end)
 
 
+def test_a_log_that_is_examined_for_damage_stays_as_it_is_until_it_is_cut(keyed: Keyed) -> None:
+    """Where the damage lies is a byte of a file: in a file that was compacted meanwhile it is another place."""
+    keyed.fill("ab" * 20)
+    log = keyed.log
+    steps = one_pass(log).steps()
+    next(steps)
+    sizes = [segment.size for segment in log.segments]
+    damage = log.examine()
+    for _ in steps:
+        pass
+    assert [segment.size for segment in log.segments] == sizes
+    log.cut_damage(damage, when_ns=0, lost=False)
+    compact(log)
+    assert [segment.size for segment in log.segments] != sizes
+
+
 def test_a_pass_over_a_log_that_is_cut_meanwhile_gives_up(keyed: Keyed) -> None:
     keyed.fill("ab" * 20)
     for after in range(1, 30):
