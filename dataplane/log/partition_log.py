@@ -434,20 +434,25 @@ class PartitionLog:
         """Ends the last segment, so that it can be removed or compacted; the next sync finishes it.
 
         Loop thread, never waits. False, and nothing happened: the last segment holds no record, somebody is busy with
-        the disk, it is full, or no appends are taken. Raises LogDamaged.
+        the disk, or with the derived state, the disk is full, or no appends are taken. Raises LogDamaged.
         """
-        if not self._io_lock.acquire(blocking=False):
-            return False
+        if not self._derived.lock.acquire(blocking=False):
+            return False  # what producers wrote is being learned anew, perhaps: there is no state to capture
         try:
-            if self.refusal is not None or not self._segments[-1].size:
+            if not self._io_lock.acquire(blocking=False):
                 return False
-            self._roll()
-        except OSError as error:
-            if is_no_space(error):
-                return False
-            raise self._failed(f"beginning a segment in {self.directory} failed: {error}") from error
+            try:
+                if self.refusal is not None or not self._segments[-1].size:
+                    return False
+                self._roll()
+            except OSError as error:
+                if is_no_space(error):
+                    return False
+                raise self._failed(f"beginning a segment in {self.directory} failed: {error}") from error
+            finally:
+                self._io_lock.release()
         finally:
-            self._io_lock.release()
+            self._derived.lock.release()
         return True
 
     def _roll(self) -> Segment:

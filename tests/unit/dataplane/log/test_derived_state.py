@@ -318,6 +318,34 @@ class TestTheLogStart:
         assert written.log.refusal is None
 
 
+class Rolling(RealFiles):
+    """Whatever is read, the loop thread would just like to begin a segment."""
+
+    def __init__(self) -> None:
+        self.log: PartitionLog | None = None
+        self.reads = 0
+
+    def read(self, handle: int, size: int, position: int) -> bytes:
+        if self.log is not None:
+            self.reads += 1
+            assert not self.log.roll(), "with the producers of a part of the log"
+        return super().read(handle, size, position)
+
+
+def test_no_segment_begins_while_the_producers_are_learned_anew(tmp_path: Path) -> None:
+    files = Rolling()
+    written = Written(PartitionLog.open(tmp_path, CONFIG, files=files)[0])
+    written.append(60)
+    files.log = written.log
+    written.cut(50)
+    files.log = None
+    assert files.reads
+    assert written.log.roll()
+    written.log.sync()
+    written.log.write_snapshots()
+    written.reopen()
+
+
 class Counting(RealFiles):
     """How much is read."""
 
