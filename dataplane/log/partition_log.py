@@ -911,7 +911,8 @@ class PartitionLog:
         self._cut_compaction_point(new_end)
         self._derived.cut(new_end)
         high_watermark = min(self._high_watermark, new_end)
-        self._write_checkpoint(high_watermark, min(self._vouched(), new_end))
+        start = self.log_start_offset if number >= 0 else new_end
+        self._replace_checkpoint(OffsetCheckpoint(high_watermark, min(self._vouched(), new_end), start))
         if new_end < self._log_end_offset:
             self._histories += 1
         self._tail = Tail(self.config.tail_bytes)

@@ -290,6 +290,21 @@ class TestDamage:
         self.check_unsound(tmp_path, batches, int(gone.stem), stored)
         self.repaired(tmp_path, batches)
 
+    def test_what_is_copied_in_place_of_a_missing_beginning_is_not_below_the_log_start(
+        self, tmp_path: Path, batches: Batches
+    ) -> None:
+        """The checkpoint with which it is cut says where the log begins then, not where what was left of it began."""
+        killed(tmp_path, batches, checkpoint=90)
+        segments(tmp_path)[0].unlink()
+        log, report = PartitionLog.open(tmp_path, CONFIG)
+        assert report.damaged is not None
+        log.cut_damage(log.examine(), when_ns=0, lost=False)
+        assert (log.log_start_offset, log.log_end_offset) == (0, 0)
+        batches.fill(log, 3)
+        log.sync()
+        again = opened(tmp_path)
+        assert (again.log_start_offset, again.log_end_offset) == (0, 3)
+
     def test_a_missing_end(self, tmp_path: Path, batches: Batches) -> None:
         stored = killed(tmp_path, batches, checkpoint=10)
         gone = segments(tmp_path)[-1]
