@@ -57,8 +57,8 @@ class Compaction:
         self._settings = settings
         self._keyring = keyring
         self._active: _Active | None = None
-        self._ratios: WeakKeyDictionary[PartitionLog, float] = WeakKeyDictionary()
-        """Of the logs that are worth it, when last looked at."""
+        self._ratios: WeakKeyDictionary[PartitionLog, tuple[float, int]] = WeakKeyDictionary()
+        """Of the logs that are worth it, when last looked at, and when that was (ns)."""
         self._not_before: WeakKeyDictionary[PartitionLog, int] = WeakKeyDictionary()
         """ns"""
 
@@ -72,10 +72,12 @@ class Compaction:
         if ratio is None:
             self._ratios.pop(visit.log, None)
             return False
-        self._ratios[visit.log] = ratio
+        self._ratios[visit.log] = ratio, visit.time_ns
         if active is not None and not self._is_abandoned(active, visit.time_ns):
             return False
-        return ratio >= max(self._ratios.values())
+        # A log that nobody visits any more, for its replica has failed, holds up no other.
+        seen_since = visit.time_ns - ABANDONED_NS
+        return ratio >= max(other for other, seen_ns in self._ratios.values() if seen_ns > seen_since)
 
     def _worth(self, visit: Visit) -> float | None:
         """The share that is dirty; None: leave it."""

@@ -158,6 +158,21 @@ def test_a_log_that_nobody_visits_any_more_holds_up_no_other(house: House, monke
     assert house.round() == ["b"]
 
 
+def test_a_dirtier_log_whose_replica_failed_holds_up_no_other() -> None:
+    """It is there still, open, and nobody visits it."""
+    house = House(compaction_min_dirty_ratio=0.1)
+    house.log("less", "abcdefghijklm")
+    house.round()
+    house.fill("less", "abcdefghijklm")
+    house.log("more", "xyxyxyxyxyxyx")
+    assert house.job.is_due(house.visit("more"))
+    failed = house.logs.pop("more")
+    assert house.round() == []
+    house.now_ms += 61_000
+    assert house.round() == ["less"]
+    assert failed.refusal is None
+
+
 def test_tombstones_are_a_reason_when_their_time_has_come(house: House) -> None:
     log = house.log("a", "xyx-xyabcdefghijk")
     assert house.round() == ["a"]
