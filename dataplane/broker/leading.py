@@ -739,7 +739,9 @@ class Leading(ReadableRole):
             piece = await context.loop.run_in_executor(context.readers, checkpoints.read_piece, self.log, effect, limit)
         except TidelogError as e:  # the log start has moved on
             self._answers.error(effect.inbox, e, header)
-        except (LogDamaged, CorruptData) as e:
+        except CorruptData as e:
+            self.on_damage(f"{effect.replica} asked for the state at offset {effect.offset}: {e}")
+        except LogDamaged as e:
             self.fail(f"the state at offset {effect.offset} cannot be read for follower {effect.replica}: {e}")
         else:
             if not self.ended:

@@ -30,9 +30,9 @@ from tests.integration.test_broker_roles import (
 )
 from wire.append import encode_append
 from wire.batch import BatchBuilder, RecordBatch, iter_batches
-from wire.errors import Code, TidelogError
+from wire.errors import Code, CorruptData, TidelogError
 from wire.replication import HEADER_SIZE
-from wire.tidelog_pb2 import AppendRequest
+from wire.tidelog_pb2 import AppendRequest, CheckpointRequest
 from wire.types import Offset
 
 if TYPE_CHECKING:
@@ -176,6 +176,25 @@ async def test_it_is_written_down_before_others_hear_of_it(a: Node, client: Nats
     await fetch(client, offset=10)
     await until(lambda: marks)
     assert marks[0] is not None
+
+
+async def test_damage_that_a_leader_meets_when_it_looks_for_its_state_is_damage_like_any_other(
+    a: Node, client: NatsConnection, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    role = await a.leads(view())
+    await publish_all(client, 0, 3)
+
+    def snapshot_at(_offset: Offset) -> bytes:
+        raise CorruptData("a flipped bit in a header")
+
+    monkeypatch.setattr(role.log, "snapshot_at", snapshot_at)
+    request = CheckpointRequest(
+        replica_id=B, leader_epoch=1, broker_incarnation=1, stream_incarnation=3, partition_incarnation=3
+    )
+    assert client.publish(SUBJECTS.checkpoint(KEY.stream, 0), [request.SerializeToString()], reply="answers.b")
+    await until(lambda: a.metadata.withdrawals)
+    assert a.replica.is_damaged
+    assert read_mark(REAL_FILES, a.replica.directory) is not None
 
 
 async def test_a_leader_that_is_elected_before_its_withdrawal_is_heard_cuts_nothing(
