@@ -41,7 +41,8 @@ def way_back(view: PartitionView, broker: BrokerId, met_in: LeaderEpoch) -> WayB
     """How the damaged replica of `broker` may be repaired; None: others may count on it, or nobody could help it.
     `met_in`: the damage was met in that LeaderEpoch; 0: before this life of the process had one."""
     if view.leader == broker:
-        return WayBack.ACCEPT if view.loss_accepted else None
+        # It may have been met long after the operator's word, in the LeaderEpoch that the word began.
+        return WayBack.ACCEPT if view.loss_accepted and view.leader_epoch > met_in else None
     if view.leader is None or broker in view.isr or broker in view.eligible:
         return None
     return WayBack.COPY if view.leader_epoch > met_in else None

@@ -266,3 +266,20 @@ async def test_an_operator_accepts_the_loss(a: Node, client: NatsConnection) -> 
     assert (report["sound_end"], report["known_end"], report["lost"]) == (10, 60, True)
     kept = b"".join((folder / piece["file"]).read_bytes() for piece in report["kept"])
     assert kept == b"".join(before[name] for name in sorted(before))[-len(kept) :]
+
+
+async def test_a_loss_was_accepted_of_the_damage_before_it_and_of_no_other(a: Node, client: NatsConnection) -> None:
+    """It leads by an operator's word still when it meets the next damage."""
+    role = await a.leads(view(loss_accepted=True))
+    await publish_all(client, 0, 60)
+    await flip(role, 10)
+    await fetch(client, offset=10)
+    await until(lambda: a.metadata.withdrawals)
+    await until(lambda: a.replica._confession is None and a.replica._transition is None)
+    assert a.replica.failure is not None
+    assert a.replica.log_end_offset == 60
+    a.broker.on_partitions([view(leader=None, epoch=2, leader_epoch=2)])
+    await until(lambda: isinstance(a.replica.role, Remnant) and a.replica._transition is None)
+    a.broker.on_partitions([view(epoch=3, leader_epoch=3, loss_accepted=True)])
+    await until(lambda: isinstance(a.replica.role, Leading) and a.replica._transition is None)
+    assert a.replica.log_end_offset == 10
