@@ -785,13 +785,16 @@ class PartitionLog:
         batch = RecordBatch.decode(decrypt(stored) if header.is_encrypted else stored)
         return Offset(int(batch.offsets[np.argmax(batch.timestamps >= timestamp)]))
 
-    def first_timestamp(self, base_offset: int) -> int:
-        """ns; of the first record of a segment that has one. Blocking, any thread. Raises as `read_from_disk`."""
+    def first_timestamp(self, base_offset: int) -> int | None:
+        """ns; of the first record of a segment; None: it has none, or was just cut. Blocking, any thread. Raises as
+        `read_from_disk`."""
         return self._stable(lambda: self._first_timestamp(base_offset))
 
-    def _first_timestamp(self, base_offset: int) -> int:
+    def _first_timestamp(self, base_offset: int) -> int | None:
         segments = self._segments
         segment = segments[max(0, bisect_right(segments, base_offset, key=_base_offset) - 1)]
+        if not segment.size:
+            return None
         with self._handles.borrow(segment.path) as handle:
             block = self._files.read(handle, HEADER_SIZE, 0)
         return self._header(segment, block, 0, 0).first_timestamp

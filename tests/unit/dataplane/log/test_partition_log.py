@@ -106,6 +106,15 @@ class TestAppending:
         log.append([data[at : at + 3] for at in range(0, len(data), 3)], [parse_header(data)])
         assert batches.stored(log) == data
 
+    def test_the_first_timestamp_of_a_segment_that_was_cut_meanwhile(self, tmp_path: Path, batches: Batches) -> None:
+        """It holds nothing, which is no damage."""
+        log = opened(tmp_path)
+        batches.fill(log, 100)
+        last = log.segments[-1].base_offset
+        assert log.first_timestamp(last) == 1000 * last
+        log.truncate(Offset(last))
+        assert (log.segments[-1].base_offset, log.first_timestamp(last)) == (last, None)
+
 
 class TestReading:
     def test_whole_batches_from_the_one_that_holds_the_offset(self, tmp_path: Path, batches: Batches) -> None:
