@@ -153,7 +153,7 @@ class Compaction:
             visit.key, clean_end, done.records, done.segments, done.bytes,
         )  # fmt: skip
         counted = {"compaction_passes": 1, **self._counted(active)}
-        return Progress(counted=counted, then=visit.log.forget_compacted)
+        return Progress(counted=counted, then=visit.log.swapping.forget_compacted)
 
     @staticmethod
     def _counted(active: _Active) -> dict[str, int]:

@@ -77,7 +77,7 @@ class Remnant(ReadableRole):
 
     async def _examine(self) -> None:
         with contextlib.suppress(LogDamaged):  # which the next reader meets too
-            self.damage = await self.context.loop.run_in_executor(self.context.readers, self.log.examine)
+            self.damage = await self.context.loop.run_in_executor(self.context.readers, self.log.checking.examine)
 
     async def _let_go(self, reason: str) -> None:
         if self._starting is not None:

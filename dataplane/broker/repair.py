@@ -59,8 +59,8 @@ def mark(files: FileSystem, directory: Path, reason: str, key: PartitionKey) -> 
 def repair(partition_log: PartitionLog, key: PartitionKey, way: WayBack, *, time_ns: int) -> dict[str, Any]:
     """Cut the damage and all behind it; the report of that. Blocking; in a thread. Raises LogDamaged."""
     lost = way is WayBack.ACCEPT
-    damage = partition_log.examine(without_beginning=lost)
-    report = partition_log.cut_damage(damage, when_ns=time_ns, lost=lost)
+    damage = partition_log.checking.examine(without_beginning=lost)
+    report = partition_log.checking.cut_damage(damage, when_ns=time_ns, lost=lost)
     if way is WayBack.COPY and partition_log.is_without_past():
         partition_log.drop_all(Offset(0))  # the leader says where it may begin, and what is to be known there
     log.warning(

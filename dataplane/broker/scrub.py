@@ -104,7 +104,7 @@ class Scrubber:
             if cuts != found.cuts:  # the segment may have been cut, or compacted: begin it anew
                 found.cuts, found.position = cuts, 0
             try:
-                checked = visit.log.check(found.segment, found.position, STEP_BYTES - read, visit.stop)
+                checked = visit.log.checking.check(found.segment, found.position, STEP_BYTES - read, visit.stop)
             except CorruptData:
                 if visit.log.cuts != cuts:
                     continue

@@ -7,7 +7,7 @@
 
 One pass: the keys of the dirty part go into a map of bounded size (hash of the key -> newest offset); where it is full
 the part ends, and another pass goes on from there. Then each segment from the oldest up to that point loses the records
-that the map knows newer ones of, and is replaced (`PartitionLog.replace_segment`). When all of them are, `clean_end`
+that the map knows newer ones of, and is replaced (`Swapping.replace_segment`). When all of them are, `clean_end`
 moves up, durably. A pass that is broken off has done no harm and begins anew.
 
 Records without a key are no key's records: they stay. Nobody may be refused for one, since plain publishes have none.
@@ -69,7 +69,7 @@ class Dirt(NamedTuple):
 
 def dirt_of(log: PartitionLog, high_watermark: Offset) -> Dirt:
     clean_end = log.compaction_point.clean_end
-    sizes = [(segment.size, end > clean_end) for segment, end in log.finished_below(high_watermark)]
+    sizes = [(segment.size, end > clean_end) for segment, end in log.swapping.finished_below(high_watermark)]
     return Dirt(sum(size for size, is_dirty in sizes if is_dirty), sum(size for size, _ in sizes))
 
 
@@ -113,7 +113,7 @@ class CompactionPass:
         self._point = log.compaction_point
         self._now_ms = now_ms
         self._cipher = cipher
-        self._segments = log.finished_below(high_watermark)
+        self._segments = log.swapping.finished_below(high_watermark)
         self._is_due = now_ms >= self._point.settled_at_ms + tombstone_retention_ms
         self._tombstones_below = self._point.settled_end if self._is_due else Offset(0)
         self._tombstones = 0
@@ -172,12 +172,12 @@ class CompactionPass:
         return Offset(int(offsets[taken])) if taken < len(offsets) else None
 
     def _reader(self, segment: Segment) -> Callable[[int, int], bytes]:
-        return lambda size, position: self._log.read_segment(segment, size, position)
+        return lambda size, position: self._log.swapping.read_segment(segment, size, position)
 
     def _check_not_overtaken(self, segment: Segment) -> None:
         """What was read makes no sense: was it still the log's?"""
         log = self._log
-        if log.histories != self._histories or log.refusal is not None or not log.holds(segment):
+        if log.histories != self._histories or log.refusal is not None or not log.swapping.holds(segment):
             raise _Overtaken
 
     # ---- rewriting
@@ -215,7 +215,7 @@ class CompactionPass:
             return
         with suppress(TidelogError):  # removed for its age
             self._log.snapshot_at(end)  # what producers wrote in the batches that go is known by nothing else
-        if not self._log.replace_segment(segment, new.path, new.size, new.index, self._histories):
+        if not self._log.swapping.replace_segment(segment, new.path, new.size, new.index, self._histories):
             self._log.files.remove(new.path)
             raise _Overtaken
         self.done.segments += 1
@@ -265,7 +265,7 @@ class CompactionPass:
         self._save(point)
 
     def _save(self, point: CompactionPoint) -> None:
-        if not self._log.save_compaction_point(point, self._histories):
+        if not self._log.swapping.save_compaction_point(point, self._histories):
             raise _Overtaken
         self._point = point
 

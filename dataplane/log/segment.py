@@ -21,6 +21,7 @@ from dataplane.log.files import is_no_space
 from dataplane.log.index import ENTRY_SIZE, NO_TIMESTAMP, IndexEntry, SparseIndex, decode_entries
 from dataplane.log.scan import ChainBroken, walk
 from wire.errors import InvariantViolation
+from wire.types import Offset
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -293,3 +294,7 @@ class Segment:
                 self._files.close(handle)
         self._saved = keep_saved
         self._index = SparseIndex(self.base_offset, kept)
+
+
+def base_offset_of(segment: Segment) -> Offset:
+    return Offset(segment.base_offset)

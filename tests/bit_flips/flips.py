@@ -211,7 +211,7 @@ class Bench:
     def _scrub(flip: Flip, log: PartitionLog) -> None:
         try:
             for segment in log.segments:
-                log.check(segment.base_offset, 0, 1 << 30, threading.Event())
+                log.checking.check(segment.base_offset, 0, 1 << 30, threading.Event())
         except CorruptData:
             return
         raise Broken(f"{flip}: the scrubber did not find it")

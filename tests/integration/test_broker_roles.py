@@ -332,7 +332,7 @@ async def damage(role: Leading) -> None:
     with path.open("r+b") as file:
         file.seek(40)
         file.write(b"\xff\xff")
-    role.log._tail.__init__(0)  # type: ignore[misc]
+    role.log._state.tail.__init__(0)  # type: ignore[misc]
 
 
 @pytest.mark.parametrize("position", [{"offset": 0}, {"timestamp": 1}])
@@ -595,7 +595,7 @@ async def test_a_damaged_replica_copies_from_the_leader_once_it_is_out_of_the_is
 async def test_a_deleted_stream_leaves_no_folder_though_its_log_has_failed(a: Node, client: NatsConnection) -> None:
     role = await a.leads(view())
     await publish(client)
-    role.log._failed("the disk refused a write")
+    role.log._state.failed("the disk refused a write")
     a.broker.on_partitions([PartitionGone(KEY)])
     await until(lambda: not role.log.directory.exists() and not a.broker._leaving)
 

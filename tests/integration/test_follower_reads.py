@@ -112,7 +112,7 @@ async def test_a_long_poll_at_a_follower_ends_with_the_next_commit(a: Node, b: N
 
 async def test_what_is_not_in_memory_comes_from_the_followers_disk(a: Node, b: Node, client: NatsConnection) -> None:
     _, follower = await in_sync(a, b, 5, client)
-    follower.log._tail.__init__(0)  # type: ignore[misc]
+    follower.log._state.tail.__init__(0)  # type: ignore[misc]
     assert (await ask(client, B, offset=0)).data == (await fetch(client, offset=0)).data
 
 
@@ -140,7 +140,7 @@ async def test_a_follower_that_meets_damage_says_so_and_withdraws(a: Node, b: No
     with path.open("r+b") as file:
         file.seek(40)
         file.write(b"\xff\xff")
-    follower.log._tail.__init__(0)  # type: ignore[misc]
+    follower.log._state.tail.__init__(0)  # type: ignore[misc]
     assert refusal(await ask(client, B, offset=0)).code is Code.UNAVAILABLE
     await until(lambda: b.metadata.withdrawals)
     await until(lambda: follower.ended)

@@ -14,7 +14,8 @@ from typing import Any
 
 from dataplane.broker import broker, checkpoints, following, housekeeping, leading, reading, replica, retention, role
 from dataplane.broker.broker import Broker
-from dataplane.log import compaction, partition_log, segment, tail
+from dataplane.log import appending, compaction, cutting, segment, swapping, syncing, tail
+from dataplane.log import state as log_state
 from dataplane.log.data_dir import DataDir
 from dataplane.replica import consumers, epochs, follower, leader, pending, producers
 from metadata import election, state
@@ -114,7 +115,7 @@ MUTANTS: tuple[Mutant, ...] = (
     ),
     _mutant(
         "the epoch entry is durable, the tail in front of it is not",
-        (partition_log.PartitionLog, "assign_epoch", "self._sync_locked()\n", "pass\n"),
+        (syncing.Syncing, "assign_epoch", "self.sync_locked()\n", "pass\n"),
         drama="power at takeover",
     ),
     _mutant(
@@ -221,7 +222,7 @@ MUTANTS: tuple[Mutant, ...] = (
     ),
     _mutant(
         "the producer table survives a truncation",
-        (partition_log.PartitionLog, "truncate", "self._restore_producers()", "pass"),
+        (cutting.Cutting, "truncate", "self._capturing.restore_producers()", "pass"),
         drama="rolled back producer",
     ),
     _mutant(
@@ -270,11 +271,11 @@ MUTANTS: tuple[Mutant, ...] = (
     ),
     _mutant(
         "the leader-epoch file is written once, and later epochs are not",
-        (partition_log.PartitionLog, "_save_epochs", "if entries != self._saved_epochs:", "if not self._saved_epochs:"),
+        (syncing.Syncing, "_save_epochs", "if entries != state.saved_epochs:", "if not state.saved_epochs:"),
     ),
     _mutant(
         "fsync is skipped",
-        (partition_log.PartitionLog, "_sync_locked", "self._files.sync_data(segment.handle)", "pass"),
+        (syncing.Syncing, "sync_locked", "state.files.sync_data(segment.handle)", "pass"),
     ),
     _mutant(
         "a follower reports what it has not synced",
@@ -297,7 +298,7 @@ MUTANTS: tuple[Mutant, ...] = (
     _mutant(
         "a failed fsync is forgotten",
         (role.Role, "_sync_done", 'self.fail(f"fdatasync failed: {result}")', "pass"),
-        (partition_log.PartitionLog, "_failed", "self._failure =", "_ ="),
+        (log_state.LogState, "failed", "self.failure =", "_ ="),
         drama="sync fails then power",
     ),
     _mutant(
@@ -418,9 +419,9 @@ MUTANTS: tuple[Mutant, ...] = (
     _mutant(
         "old segments are removed before the checkpoint says so",
         (
-            partition_log.PartitionLog,
+            cutting.Cutting,
             "remove_before",
-            "self._replace_checkpoint(OffsetCheckpoint(self._high_watermark, self._durable_end, start))",
+            "self._syncing.replace_checkpoint(OffsetCheckpoint(state.high_watermark, state.durable_end, start))",
             "pass",
         ),
     ),
@@ -455,7 +456,7 @@ MUTANTS: tuple[Mutant, ...] = (
     ),
     _mutant(
         "what a full disk refused counts as written",
-        (partition_log.PartitionLog, "append", "raise self._not_written(segment, error) from error", "pass"),
+        (appending.Appending, "append", "raise self._not_written(segment, error) from error", "pass"),
         drama="full disks",
     ),
     _mutant(
@@ -465,7 +466,12 @@ MUTANTS: tuple[Mutant, ...] = (
     ),
     _mutant(
         "compaction goes past the HW",
-        (partition_log.PartitionLog, "finished_below", "end = min(end, self._durable_end)", "end = self._durable_end"),
+        (
+            swapping.Swapping,
+            "finished_below",
+            "end = min(end, self._state.durable_end)",
+            "end = self._state.durable_end",
+        ),
     ),
     _mutant(
         "compaction removes the newest record of a key",

@@ -113,7 +113,7 @@ class CommittedIsHeldByIsr(Invariant):
                 self.broken(f"{what} says that it synced offset {base}, and it is not on its disk")
 
     def _is_on_disk(self, broker: SimBroker, log: PartitionLog, base: int, data: bytes) -> bool:
-        segment = next(segment for segment in reversed(log._segments) if segment.base_offset <= base)
+        segment = next(segment for segment in reversed(log.segments) if segment.base_offset <= base)
         place = broker.id, str(segment.path)
         content = broker.disk.synced(segment.path)
         at = content.find(data, self._found.get(place, 0))

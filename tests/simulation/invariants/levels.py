@@ -90,7 +90,7 @@ class SyncedByAllStays(Invariant):
                 self.broken(f"{ack.by}: {ack} was synced by all, {broker.id} has synced up to {log.durable_end}")
             if is_compacted(replica):
                 continue  # a newer record of its key may have come
-            if not any(ack.value in broker.disk.synced(segment.path) for segment in log._segments):
+            if not any(ack.value in broker.disk.synced(segment.path) for segment in log.segments):
                 self.broken(f"{ack.by}: {ack} was synced by all and is not on the disk of {broker.id}")
 
 

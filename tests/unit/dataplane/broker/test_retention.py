@@ -180,7 +180,7 @@ class TestEndsByAge:
 
     def test_not_while_somebody_is_busy_with_the_disk(self, house: House) -> None:
         house.append(2)
-        with house.log._io_lock:
+        with house.log._state.io_lock:
             assert not house.log.roll()
         assert house.log.roll()
         assert not house.log.roll()

@@ -115,12 +115,12 @@ def test_the_newest_record_of_each_key_stays_at_its_offset(steps: list) -> None:
 
 def test_nothing_at_or_past_the_high_watermark_nor_in_the_last_segment_is_touched(keyed: Keyed) -> None:
     keyed.fill("aaaaaaaaaaaaaaaaaaaaaaaaaaaaaa")
-    assert len(keyed.log.finished_below(Offset(30))) >= 4
+    assert len(keyed.log.swapping.finished_below(Offset(30))) >= 4
     compact(keyed.log, 9)
     assert 0 < keyed.clean_end <= 9
     assert [row.offset for row in keyed.rows if row.offset >= keyed.clean_end] == list(range(keyed.clean_end, 30))
     compact(keyed.log, 30)
-    last = keyed.log.finished_below(Offset(30))[-1][1]
+    last = keyed.log.swapping.finished_below(Offset(30))[-1][1]
     assert keyed.clean_end == last < 30
     assert [row.offset for row in keyed.rows] == [last - 1, *range(last, 30)]
 
@@ -141,7 +141,7 @@ def test_a_small_map_takes_several_passes() -> None:
     keyed.log.sync()
     passes = [compact(keyed.log).done.records]
     ends = [keyed.clean_end]
-    while keyed.clean_end < keyed.log.finished_below(keyed.log.log_end_offset)[-1][1]:
+    while keyed.clean_end < keyed.log.swapping.finished_below(keyed.log.log_end_offset)[-1][1]:
         passes.append(compact(keyed.log).done.records)
         ends.append(keyed.clean_end)
         assert keyed.rows == keyed.model.compacted_to(keyed.clean_end)
@@ -162,7 +162,7 @@ def test_a_log_whose_point_was_lost_is_compacted_anew(keyed: Keyed) -> None:
 
 def test_a_pass_that_is_broken_off_leaves_nothing_and_begins_anew(keyed: Keyed) -> None:
     keyed.fill("ab" * 20)
-    names = {*keyed.disk.names(HOME), *(snapshot_name(end) for _, end in keyed.log.finished_below(Offset(40)))}
+    names = {*keyed.disk.names(HOME), *(snapshot_name(end) for _, end in keyed.log.swapping.finished_below(Offset(40)))}
     for steps in range(1, 40):
         steps_of = one_pass(keyed.log, now_ms=1, retention_ms=0).steps()
         if sum(1 for _ in zip(range(steps), steps_of, strict=False)) < steps:
@@ -177,13 +177,13 @@ def test_a_pass_that_is_broken_off_leaves_nothing_and_begins_anew(keyed: Keyed) 
 def test_what_remains_can_be_opened_cut_and_read_by_time(keyed: Keyed) -> None:
     keyed.fill("abcdefgh" * 5)
     compact(keyed.log)
-    keyed.disk.remove(keyed.log._segments[1].index_path)
+    keyed.disk.remove(keyed.log.segments[1].index_path)
     left = keyed.rows
     keyed.reopen()
     assert keyed.rows == left
     for row in left:
         assert keyed.log.offset_for_timestamp(1_000 * (row.offset + 1), Offset(40)) == row.offset
-    third = keyed.log._segments[2].base_offset
+    third = keyed.log.segments[2].base_offset
     end = keyed.log.truncate(Offset(third))
     assert keyed.rows == [row for row in left if row.offset < end]
     assert keyed.clean_end <= end
@@ -269,7 +269,7 @@ def test_headers_that_are_being_read_go_on_where_they_were(keyed: Keyed) -> None
 
 def test_damage_is_not_compacted_away(keyed: Keyed) -> None:
     keyed.fill("ab" * 20)
-    path = keyed.log._segments[1].path
+    path = keyed.log.segments[1].path
     keyed.disk.flip_bit(path, 150, 3)
     with pytest.raises(CorruptData, match="byte"):
         compact(keyed.log)

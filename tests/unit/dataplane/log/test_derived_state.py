@@ -473,7 +473,7 @@ class Workload:
             found.append((ProducerTable(there).known, kept))
         assert any(log.producers.known == known for known, _ in found), "producers"
         assert any(log.epochs.entries == epochs for _, epochs in found), "epochs"
-        assert not [offset for offset in log._derived.offsets() if offset > log.log_end_offset]
+        assert not [offset for offset in log._state.derived.offsets() if offset > log.log_end_offset]
 
 
 @pytest.mark.parametrize("how", ["nothing", "everything", "random"])

@@ -113,7 +113,7 @@ class TestAfterAKill:
         config = LogConfig(segment_bytes=4096, preallocate_bytes=2048)
         log = opened(tmp_path, config)
         batches.fill(log, 30)
-        assert segments(tmp_path)[-1].stat().st_size > log._segments[-1].size
+        assert segments(tmp_path)[-1].stat().st_size > log.segments[-1].size
         stored = batches.stored(log)
         assert batches.stored(opened(tmp_path, config)) == stored
         log.close()
@@ -195,7 +195,7 @@ class TestTheMark:
         assert batches.stored(log) == stored
         with pytest.raises(LogDamaged):
             batches.append(log)
-        log.cut_damage(log.examine(), when_ns=0, lost=False)
+        log.checking.cut_damage(log.checking.examine(), when_ns=0, lost=False)
         assert read_mark(REAL_FILES, tmp_path) is None
         assert batches.stored(log) == stored
         batches.append(log)
@@ -240,9 +240,9 @@ class TestDamage:
         end = log.log_end_offset
         with pytest.raises(InvariantViolation):
             log.truncate(end)
-        damage = log.examine()
+        damage = log.checking.examine()
         assert damage.sound_end == end
-        report = log.cut_damage(damage, when_ns=0, lost=False)
+        report = log.checking.cut_damage(damage, when_ns=0, lost=False)
         assert (report["sound_end"], report["known_end"]) == (end, damage.known_end)
         assert log.log_end_offset == end
         batches.fill(log, 150, epoch=9)
@@ -343,12 +343,12 @@ class TestDamage:
         log.sync()
         second = segments(tmp_path)[1]
         change(second, 3 * batches.one(0).header.size - 10)
-        damage = log.examine()
+        damage = log.checking.examine()
         end = int(second.stem) + 2
         assert (damage.file, damage.first_byte) == (second.name, 2 * batches.one(0).header.size)
         assert (damage.sound_end, damage.known_end) == (end, 100)
         behind = [path.read_bytes() for path in segments(tmp_path)[2:]]
-        report = log.cut_damage(damage, when_ns=1_700_000_000_000_000_000, lost=False)
+        report = log.checking.cut_damage(damage, when_ns=1_700_000_000_000_000_000, lost=False)
         assert report["when"] == "2023-11-14T22:13:20.000+00:00"
         kept = [(tmp_path / "quarantine" / piece["file"]).read_bytes() for piece in report["kept"]]
         assert kept[1:] == behind

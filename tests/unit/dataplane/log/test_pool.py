@@ -97,7 +97,7 @@ def test_what_is_not_synced_is_not_put_aside(tmp_path: Path, batches: Batches) -
     assert not log.put_aside()
     assert log.segments[-1].has_handle
     log.sync()
-    with log._io_lock:
+    with log._state.io_lock:
         assert not log.put_aside(), "a sync is under way"
     assert log.put_aside()
 

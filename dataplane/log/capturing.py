@@ -1,0 +1,76 @@
+"""Snapshots of the derived state of a log (`dataplane.log.derived_state`): when they are written, and what is asked of
+them.
+
+Any thread, for all but `restore_producers`; blocking. All take the lock of the derived state; `snapshot_at` holds
+`removing` around it, so that no segment goes whose headers it may have to read. The I/O lock is not needed.
+
+    write_captured, restore_producers   whoever holds the lock of the derived state
+    snapshot_while_removing             whoever holds `removing`
+"""
+
+from __future__ import annotations
+
+import logging
+from typing import TYPE_CHECKING
+
+from dataplane.log.snapshot import encode_snapshot
+
+if TYPE_CHECKING:
+    from dataplane.log.reading import Reading
+    from dataplane.log.state import LogState
+    from wire.types import Offset
+
+logger = logging.getLogger(__name__)
+
+
+class Capturing:
+    def __init__(self, state: LogState, reading: Reading) -> None:
+        self._state = state
+        self._reading = reading
+
+    def write_snapshots(self) -> None:
+        """Writes what of the derived state was captured, and is durable by now. Blocking, any thread."""
+        if self._state.refusal is None:
+            with self._state.derived.lock:
+                self.write_captured()
+
+    def write_captured(self) -> None:
+        state = self._state
+        state.derived.write_captured(state.durable_end, [segment.base_offset for segment in state.segments])
+
+    def snapshot_at(self, offset: Offset) -> bytes:
+        """The derived state at `offset`, where a batch or a segment begins, as its snapshot lies on disk; it is built,
+        and written, where it is missing. Of what lies before the log's start only the snapshots know the producers.
+
+        Blocking, any thread. Raises CorruptData, LogDamaged, TidelogError(OFFSET_BEFORE_LOG): the log begins above it.
+        """
+        with self._state.removing:
+            return self.snapshot_while_removing(offset)
+
+    def snapshot_while_removing(self, offset: Offset) -> bytes:
+        state = self._state
+        with state.derived.lock:
+            content = state.derived.content_at(offset)
+            if content is not None:
+                return content
+            self._reading.check_not_before_log(offset, state.segments)
+            snapshot = state.derived.build(offset, state.log_start_offset, state.epochs, self._reading.producer_batches)
+            try:
+                if offset <= state.durable_end:
+                    state.derived.write(snapshot)
+            except OSError as error:
+                logger.warning("%s: the state at offset %d is not written: %s", state.directory, offset, error)
+            return encode_snapshot(snapshot)
+
+    def is_without_past(self) -> bool:
+        """It begins above 0 and is empty, and nothing says what producers wrote before. Blocking; nobody may append
+        meanwhile."""
+        state = self._state
+        start = state.log_start_offset
+        with state.derived.lock:
+            return 0 < start == state.log_end_offset and state.derived.newest(start, start) is None
+
+    def restore_producers(self) -> Offset:
+        """From where on headers were read. Raises CorruptData, LogDamaged."""
+        state = self._state
+        return state.derived.restore(state.log_start_offset, state.log_end_offset, self._reading.producer_batches)

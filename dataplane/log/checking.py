@@ -1,0 +1,189 @@
+"""Looking for damage in a log, and cutting it off.
+
+check       any thread, while appends and reads go on; no lock but as every reader (`dataplane.log.reading`)
+examine     a worker, while nobody appends; holds `removing`
+cut_damage  a worker, while nobody appends; holds `removing`, the lock of the derived state and the I/O lock
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+from dataplane.log.damage import Damage, remove_mark
+from dataplane.log.errors import LogDamaged, NoSpace
+from dataplane.log.files import is_no_space
+from dataplane.log.index import NO_TIMESTAMP
+from dataplane.log.quarantine import Piece, Quarantine
+from dataplane.log.recovery import remove_segment
+from dataplane.log.scan import ChainBroken, only_zeros, walk
+from wire.errors import CorruptData
+from wire.types import Offset
+
+if TYPE_CHECKING:
+    import threading
+
+    from dataplane.log.capturing import Capturing
+    from dataplane.log.cutting import Cutting
+    from dataplane.log.reading import Reading
+    from dataplane.log.state import LogState
+    from dataplane.log.syncing import Syncing
+
+
+@dataclass(frozen=True, slots=True)
+class Checked:
+    """What `Checking.check` has read."""
+
+    size: int
+    """Bytes, of whole batches."""
+    is_whole: bool
+    """The segment is read to the end of what is synced, or it is no longer there."""
+
+
+class Checking:
+    def __init__(
+        self, state: LogState, *, syncing: Syncing, reading: Reading, capturing: Capturing, cutting: Cutting
+    ) -> None:
+        self._state = state
+        self._syncing = syncing
+        self._reading = reading
+        self._capturing = capturing
+        self._cutting = cutting
+
+    def check(self, base_offset: int, position: int, max_bytes: int, stop: threading.Event) -> Checked:
+        """Reads synced batches of the segment that begins at `base_offset` once more, from the disk, from byte
+        `position` (where a batch begins) on, up to about `max_bytes` or until `stop` is set, and checks both CRCs.
+
+        Blocking, any thread, while appends go on. Raises CorruptData (damage), LogDamaged (the disk).
+        """
+        return self._reading.stable(lambda: self._check(base_offset, position, max_bytes, stop))
+
+    def _check(self, base_offset: int, position: int, max_bytes: int, stop: threading.Event) -> Checked:
+        state = self._state
+        segments = state.segments
+        number = next((at for at, each in enumerate(segments) if each.base_offset == base_offset), None)
+        if number is None or position >= segments[number].synced_size:
+            return Checked(0, is_whole=True)
+        segment, end = segments[number], segments[number].synced_size
+        is_finished = number + 1 < len(segments) and segment.is_finished
+        checked, previous_end = position, base_offset
+        with state.handles.borrow(segment.path) as handle:
+            state.files.forget_cached(handle, position, max_bytes)
+            try:
+                for at, header in walk(state.files, handle, position, end, base_offset, verify=True):
+                    checked, previous_end = at + header.size, header.end_offset
+                    if checked - position >= max_bytes or stop.is_set():
+                        break
+            except ChainBroken as broken:
+                raise CorruptData(f"{segment.path} is damaged {broken}") from broken
+            state.files.forget_cached(handle, position, checked - position)
+        if checked == end and is_finished and previous_end != (following := segments[number + 1].base_offset):
+            raise CorruptData(f"{segment.path} ends at offset {previous_end}, the next segment begins at {following}")
+        return Checked(checked - position, is_whole=checked == end)
+
+    def examine(self, *, without_beginning: bool = False) -> Damage:
+        """Reads and checks the whole log, body by body: where its sound part ends. In a sound log that is its end; in
+        one that has lost its first segments it is the log start, unless `without_beginning`: then it begins where it
+        does.
+
+        Blocking; nobody may append meanwhile. Raises LogDamaged (the disk).
+        """
+        with self._state.removing:
+            return self._examine(without_beginning)
+
+    def _examine(self, without_beginning: bool) -> Damage:
+        state = self._state
+        end, epoch = int(state.log_start_offset), 0
+        if not without_beginning and state.checkpoint is not None and state.checkpoint.log_start_offset is not None:
+            end = state.checkpoint.log_start_offset
+        file, size = "", 0
+        reason = state.unsound or f"{state.directory} was read and is sound"
+        try:
+            for segment in state.segments:
+                if segment.base_offset != end:
+                    reason = f"{state.directory} ends at offset {end}, the next segment begins at {segment.base_offset}"
+                    break
+                file, size = segment.path.name, 0
+                with state.handles.borrow(segment.path) as handle:
+                    batches = walk(state.files, handle, 0, segment.size, end, verify=True, epoch=epoch)
+                    for position, header in batches:
+                        end, epoch, size = header.end_offset, header.leader_epoch, position + header.size
+        except ChainBroken as broken:
+            reason = f"{state.directory / file} is damaged {broken}"
+        except OSError as error:
+            raise LogDamaged(f"reading {state.directory} failed: {error}") from error
+        return Damage(
+            file=file,
+            first_byte=size,
+            sound_end=Offset(end),
+            known_end=state.known_end,
+            reason=reason,
+        )
+
+    def cut_damage(self, damage: Damage, *, when_ns: int, lost: bool) -> dict[str, Any]:
+        """Cuts the log where its sound part ends (`examine`), and takes the mark away: it takes appends again. What was
+        cut goes into `quarantine/`; the report of that. `lost`: an operator gave up what only this log may hold.
+
+        Only out of the ISR, or by an operator's word. Durable on return. Blocking; nobody may append meanwhile. Raises
+        LogDamaged, NoSpace (nothing was cut: what is to be kept finds no room), CorruptData (the disk gives back
+        something else than just before).
+        """
+        state = self._state
+        with state.removing, state.derived.lock:
+            with state.io_lock:
+                state.check_writable()
+                with state.cutting():
+                    report = self._cut_damage(damage, when_ns, lost=lost)
+            self._capturing.restore_producers()
+            return report
+
+    def _cut_damage(self, damage: Damage, when_ns: int, *, lost: bool) -> dict[str, Any]:
+        state = self._state
+        number = next((at for at, each in enumerate(state.segments) if each.path.name == damage.file), -1)
+        try:
+            report = Quarantine(state.files, state.directory).take(
+                damage, self._behind(number, damage.first_byte), when_ns=when_ns, lost=lost
+            )
+        except OSError as error:
+            if is_no_space(error):
+                raise NoSpace(f"the damage in {state.directory} cannot be put aside: {error}") from error
+            raise
+        for segment in reversed(state.beyond):
+            remove_segment(state.files, state.handles, segment)
+        state.beyond = []
+        newest = self._newest_timestamp(number, damage.first_byte, damage.sound_end)
+        state.unsound = None
+        self._cutting.cut_to(number, damage.first_byte, damage.sound_end, newest)
+        if state.checkpoint is None:
+            self._syncing.write_checkpoint(state.high_watermark, state.durable_end)
+        state.once_known_end = Offset(0)
+        remove_mark(state.files, state.directory)
+        return report
+
+    def _behind(self, number: int, position: int) -> list[Piece]:
+        """What lies behind that byte of that segment, in order; room that was reserved and never written does not
+        count."""
+        state = self._state
+        pieces = []
+        if number >= 0:
+            segment = state.segments[number]
+            with state.handles.borrow(segment.path) as handle:
+                size = state.files.size(handle)
+                if not only_zeros(state.files, handle, position, size):
+                    pieces.append(Piece(segment.path, position, size, whole=False))
+        for segment in (*state.segments[number + 1 :], *state.beyond):
+            segment.close()
+            state.handles.forget(segment.path)
+            pieces.append(Piece(segment.path, 0, max(segment.size, segment.allocated), whole=True))
+        return pieces
+
+    def _newest_timestamp(self, number: int, size: int, end: Offset) -> int:
+        """Of the first `size` bytes of that segment, which were checked."""
+        state = self._state
+        if number < 0:
+            return NO_TIMESTAMP
+        segment = state.segments[number]
+        with state.handles.borrow(segment.path) as handle:
+            batches = walk(state.files, handle, 0, size, segment.base_offset, verify=False)
+            found = (header.last_timestamp for _, header in batches if header.end_offset <= end)
+            return max(found, default=NO_TIMESTAMP)

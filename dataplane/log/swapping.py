@@ -1,0 +1,97 @@
+"""What compaction does to a log (see `dataplane.log.compaction`): finished segments get another content, and the log
+keeps in mind how far that has come.
+
+Any thread, while appends and reads go on; blocking. `replace_segment` and `save_compaction_point` take the I/O lock;
+`cut_compaction_point` and `save_point_locked` are called by who holds it. `forget_compacted` is the loop thread's.
+"""
+
+from __future__ import annotations
+
+import itertools
+from typing import TYPE_CHECKING
+
+from dataplane.log.checkpoints import CompactionPoint, write_compaction
+from dataplane.log.errors import LogDamaged
+from wire.types import Offset
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+    from dataplane.log.index import SparseIndex
+    from dataplane.log.segment import Segment
+    from dataplane.log.state import LogState
+
+
+class Swapping:
+    def __init__(self, state: LogState) -> None:
+        self._state = state
+
+    def finished_below(self, end: Offset) -> list[tuple[Segment, Offset]]:
+        """(segment, where the next one begins): those that nobody writes to any more and that lie wholly below `end`
+        and on stable storage; oldest first, never the last one."""
+        end = min(end, self._state.durable_end)
+        return [
+            (segment, Offset(following.base_offset))
+            for segment, following in itertools.pairwise(self._state.segments)
+            if following.base_offset <= end and segment.is_finished and segment.synced_size == segment.size
+        ]
+
+    def forget_compacted(self) -> None:
+        """What was compacted is read from disk, as it is now, and no longer from memory. Loop thread."""
+        self._state.tail.drop_before(self._state.compaction_point.clean_end)
+
+    def holds(self, segment: Segment) -> bool:
+        return segment in self._state.segments
+
+    def read_segment(self, segment: Segment, size: int, position: int) -> bytes:
+        """Up to `size` bytes of the segment's file, which may be another one by then. Blocking, any thread. Raises
+        LogDamaged."""
+        try:
+            with self._state.handles.borrow(segment.path) as handle:
+                return self._state.files.read(handle, size, position)
+        except OSError as error:
+            raise LogDamaged(f"reading {segment.path} failed: {error}") from error
+
+    def replace_segment(self, segment: Segment, source: Path, size: int, index: SparseIndex, histories: int) -> bool:
+        """A finished segment gets the content of `source`, and that file is gone. False: nothing was done, for the log
+        is another one than when `histories` was asked, or the segment was removed.
+
+        Durable on return; a crash leaves the old content or the new. Blocking, any thread, while appends and reads go
+        on. Raises LogDamaged.
+        """
+        state = self._state
+        with state.io_lock:
+            state.check_writable()
+            if histories != state.histories or segment not in state.segments[:-1]:
+                return False
+            with state.cutting():
+                segment.replace(source, size, index)
+                state.handles.forget(segment.path)
+                state.pool.indexes.used(segment)
+            return True
+
+    def save_compaction_point(self, point: CompactionPoint, histories: int) -> bool:
+        """Durably; False: nothing was done, as with `replace_segment`. Blocking, any thread. Raises LogDamaged,
+        NoSpace."""
+        state = self._state
+        with state.io_lock:
+            state.check_writable()
+            if histories != state.histories:
+                return False
+            self.save_point_locked(point)
+            return True
+
+    def cut_compaction_point(self, end: Offset) -> None:
+        """The log is about to be cut to `end`, or was found to end there."""
+        point = self._state.compaction_point
+        if end < point.clean_end or (end < self._state.high_watermark and point != CompactionPoint()):
+            self.save_point_locked(point.cut(end))
+
+    def save_point_locked(self, point: CompactionPoint) -> None:
+        state = self._state
+        try:
+            write_compaction(state.files, state.directory, point)
+        except OSError as error:
+            what = f"writing the compaction point of {state.directory} failed"
+            raise state.not_replaced(what, error) from error
+        state.compaction_point = point

@@ -1,0 +1,126 @@
+"""Making durable what is appended, and saying so: sync, leader epochs, checkpoint.
+
+    sync, checkpoint_high_watermark     any thread, any time; they take the I/O lock
+    assign_epoch                        a worker, while nobody appends; it takes the I/O lock
+    the others                          whoever holds the I/O lock
+
+The order in which a sync writes is told in `dataplane.log.partition_log`.
+"""
+
+from __future__ import annotations
+
+import itertools
+from typing import TYPE_CHECKING
+
+from dataplane.log.checkpoints import OffsetCheckpoint, write_epochs, write_offsets
+from wire.errors import InvariantViolation
+
+if TYPE_CHECKING:
+    from dataplane.log.state import LogState
+    from dataplane.replica.epochs import EpochEntry
+    from wire.types import LeaderEpoch, Offset
+
+
+class Syncing:
+    def __init__(self, state: LogState) -> None:
+        self._state = state
+
+    def assign_epoch(self, epoch: LeaderEpoch, start_offset: Offset) -> None:
+        """A new leader's first act: everything before `start_offset`, the log's end, is made durable, then the epoch.
+
+        Blocking; nobody may append meanwhile. Raises LogDamaged, NoSpace, InvariantViolation.
+        """
+        state = self._state
+        with state.io_lock:
+            state.check_writable()
+            if start_offset != state.log_end_offset:
+                raise InvariantViolation(
+                    f"leader epoch {epoch} cannot begin at {start_offset}: "
+                    f"{state.directory} ends at {state.log_end_offset}"
+                )
+            self.sync_locked()
+            state.epochs.assign(epoch, start_offset)
+            self._save_epochs(state.epochs.entries)
+
+    def sync(self) -> Offset:
+        """Makes durable what is appended now, and the leader epochs. The new `durable_end`.
+
+        Any thread, while appends go on. Raises LogDamaged, and for good: a failed fsync is never tried again; NoSpace
+        when there is no room for the leader epochs.
+        """
+        state = self._state
+        with state.io_lock:
+            if state.unsound is None:
+                state.check_writable()
+                self.sync_locked()
+            return state.durable_end
+
+    def sync_locked(self) -> None:
+        state = self._state
+        # Read in this order: all records below `end` are in `segments`, and so are all before each of `epochs`.
+        end = state.log_end_offset
+        epochs = state.epochs.entries
+        segments = state.segments
+        unfinished = []
+        for segment in reversed(segments):
+            if segment.is_finished:
+                break
+            unfinished.append(segment)
+        unfinished.reverse()
+        try:
+            for segment in unfinished:
+                size = segment.size
+                if segment.synced_size < size:
+                    state.files.sync_data(segment.handle)
+                    segment.synced_size = size
+            if any(not segment.name_synced for segment in unfinished):
+                state.files.sync_directory(state.directory)
+                for segment in unfinished:
+                    segment.name_synced = True
+        except OSError as error:
+            raise state.failed(f"syncing {state.directory} failed: {error}") from error
+        self._save_epochs(epochs)
+        state.durable_end = max(state.durable_end, end)
+        try:
+            for segment, following in itertools.pairwise(unfinished):
+                segment.finish(following.base_offset)
+        except OSError as error:
+            raise state.failed(f"finishing a segment of {state.directory} failed: {error}") from error
+
+    def _save_epochs(self, entries: tuple[EpochEntry, ...]) -> None:
+        state = self._state
+        if entries is state.saved_epochs:
+            return
+        if entries != state.saved_epochs:
+            try:
+                write_epochs(state.files, state.directory, entries)
+            except OSError as error:
+                raise state.not_replaced(f"writing the leader epochs of {state.directory} failed", error) from error
+        state.saved_epochs = entries
+
+    def checkpoint_high_watermark(self, high_watermark: Offset) -> None:
+        """Records the high watermark, and how far the log is durable: where the next recovery begins.
+
+        Blocking, any thread. Nothing happens in a damaged log: what its checkpoint vouches for is the evidence. Raises
+        LogDamaged, NoSpace.
+        """
+        state = self._state
+        with state.io_lock:
+            if state.unsound is None:
+                state.check_writable()
+                state.high_watermark = min(high_watermark, state.log_end_offset)
+                self.write_checkpoint(state.high_watermark, state.durable_end)
+
+    def write_checkpoint(self, high_watermark: Offset, recovery_point: Offset) -> None:
+        self.replace_checkpoint(OffsetCheckpoint(high_watermark, recovery_point, self._state.log_start_offset))
+
+    def replace_checkpoint(self, checkpoint: OffsetCheckpoint) -> None:
+        state = self._state
+        if checkpoint != state.checkpoint:
+            try:
+                for segment in state.segments:
+                    segment.save_index()
+                write_offsets(state.files, state.directory, checkpoint)
+            except OSError as error:
+                raise state.not_replaced(f"writing the checkpoint of {state.directory} failed", error) from error
+        state.checkpoint = checkpoint
