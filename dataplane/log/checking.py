@@ -1,8 +1,10 @@
 """Looking for damage in a log, and cutting it off.
 
-check       any thread, while appends and reads go on; no lock but as every reader (`dataplane.log.reading`)
-examine     a worker, while nobody appends; holds `removing`
-cut_damage  a worker, while nobody appends; holds `removing`, the lock of the derived state and the I/O lock
+    check       any thread, while appends and reads go on; no lock but as every reader (`dataplane.log.reading`)
+    examine     a worker, while nobody appends; holds `removing`, and takes the I/O lock for a moment
+    cut_damage  a worker, while nobody appends; holds `removing`, the lock of the derived state and the I/O lock
+
+All of it blocks.
 """
 
 from __future__ import annotations
@@ -88,7 +90,10 @@ class Checking:
 
         Blocking; nobody may append meanwhile. Raises LogDamaged (the disk).
         """
-        with self._state.removing:
+        state = self._state
+        with state.removing:
+            with state.io_lock:
+                state.histories += 1  # a compaction that is at work replaces no segment any more
             return self._examine(without_beginning)
 
     def _examine(self, without_beginning: bool) -> Damage:

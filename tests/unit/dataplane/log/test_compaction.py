@@ -209,11 +209,11 @@ def test_a_log_that_is_examined_for_damage_stays_as_it_is_until_it_is_cut(keyed:
     steps = one_pass(log).steps()
     next(steps)
     sizes = [segment.size for segment in log.segments]
-    damage = log.examine()
+    damage = log.checking.examine()
     for _ in steps:
         pass
     assert [segment.size for segment in log.segments] == sizes
-    log.cut_damage(damage, when_ns=0, lost=False)
+    log.checking.cut_damage(damage, when_ns=0, lost=False)
     compact(log)
     assert [segment.size for segment in log.segments] != sizes
 

@@ -298,7 +298,7 @@ class TestDamage:
         segments(tmp_path)[0].unlink()
         log, report = PartitionLog.open(tmp_path, CONFIG)
         assert report.damaged is not None
-        log.cut_damage(log.examine(), when_ns=0, lost=False)
+        log.checking.cut_damage(log.checking.examine(), when_ns=0, lost=False)
         assert (log.log_start_offset, log.log_end_offset) == (0, 0)
         batches.fill(log, 3)
         log.sync()
