@@ -321,6 +321,10 @@ class RaftEngine(SyncObj):  # type: ignore[misc] # PySyncObj ships no types
         """True asks the leader's tick to send the commit index at once."""
         before = self._SyncObj__raftLastApplied
         if self.is_leader:
+            if self.journal.holds(self.commit_index, self.term):
+                # A majority stored an entry of this node's own term. Without the mark the first leader of a group would
+                # never vote again after a restart: it never hears a leader before.
+                self.journal.mark_joined()
             self.journal.sync()
             if self.journal.stalled:
                 return False

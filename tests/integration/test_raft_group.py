@@ -213,6 +213,24 @@ async def test_the_loss_of_the_leader_is_told_and_another_takes_over(tmp_path: P
         assert new.machine.commands == [b"before", b"after"]
 
 
+async def test_the_first_leader_of_a_group_votes_after_a_restart(tmp_path: Path) -> None:
+    members = group(tmp_path)
+    async with running(*members):
+        first = await leader_of(members)
+        await first.node.propose(b"before", timeout=5)
+        rest = [member for member in members if member is not first]
+        await first.node.close()
+        second = await leader_of(rest)
+        (third,) = (member for member in rest if member is not second)
+        await second.node.propose(b"between", timeout=5)
+        await second.node.close()
+        again = Member(first.config)
+        async with running(again):
+            await third.node.propose(b"after", timeout=5)
+            await again.node.propose(b"and again", timeout=5)
+            await until(lambda: again.machine.commands == [b"before", b"between", b"after", b"and again"])
+
+
 async def test_a_leader_that_hands_over_is_followed_by_another(tmp_path: Path) -> None:
     members = group(tmp_path)
     async with running(*members):
