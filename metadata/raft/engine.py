@@ -15,7 +15,8 @@ calls:
 * When the leader's connection closes, the followers run for leader at once, in the order of their addresses,
   FAILOVER_STEP_S apart, so that they do not split the vote.
 * A voter that starts with an empty disk may have forgotten a vote. Until it has synchronised (or the whole group is
-  new) it votes only for candidates whose log is empty too.
+  new) it votes only for candidates whose log is empty too; and for nobody when it has set damaged files aside: its
+  group is not new, and two such voters of three would forget what the third holds.
 
 * A node whose journal has no room (`Journal.stalled`) stands still like a paused process: from the failed write on
   nothing leaves it, a leader applies nothing, and no tick runs until everything pending is durable. What a message
@@ -43,6 +44,7 @@ from pysyncobj.node import Node
 from metadata.raft import assumptions
 from metadata.raft.journal import Journal
 from metadata.raft.poller import EpollPoller
+from metadata.raft.set_aside import has_set_aside
 from metadata.raft.snapshot import CHUNK_BYTES, SnapshotStore
 from metadata.raft.transport import HardenedTransport
 from metadata.raft.types import MAX_PENDING_COMMANDS, ExitProcess, RaftConfig, RaftRole, RaftStatus, StateMachine
@@ -161,6 +163,7 @@ class RaftEngine(SyncObj):  # type: ignore[misc] # PySyncObj ships no types
         self._leader_heard_at = float("-inf")
         self._pre_vote: _PreVoteRound | None = None
         self._last_tick = monotonic()
+        self._has_set_aside = has_set_aside(config.directory)
         self._snapshots = SnapshotStore(
             config.directory / SNAPSHOT_FILE,
             state_machine,
@@ -369,9 +372,9 @@ class RaftEngine(SyncObj):  # type: ignore[misc] # PySyncObj ships no types
 
     def may_vote_for(self, last_log_index: int) -> bool:
         """False while this node may have forgotten a vote and the candidate has entries that such a vote could have
-        concerned.
+        concerned, or this node had entries itself.
         """
-        return self.journal.joined or last_log_index <= 1
+        return self.journal.joined or (last_log_index <= 1 and not self._has_set_aside)
 
     def synchronised_up_to(self, leader_commit_index: int, leader: str) -> None:
         """A leader was heard. When all it has committed is here, this node may vote from the next term on."""

@@ -1,7 +1,8 @@
 """A voter whose Raft files are damaged begins anew, empty, and synchronises from the others.
 
-That is safe, and what an operator would be told to do: an empty voter votes for nobody who has entries, and counts for
-no commit it has not stored, until it has everything that a leader has committed (`Journal.joined`). Alone (no peers) it
+That is safe, and what an operator would be told to do: such a voter votes for nobody, and counts for no commit it has
+not stored, until it has everything that a leader has committed (`Journal.joined`). Where more than the others can do
+without begin anew at once, nobody is elected before an operator brings one of their files back. Alone (no peers) it
 would be the loss of the cluster's metadata: there the damage is refused.
 
     <raft>/damaged/1-journal, 1-snapshot, 1-reason.txt         the newest MAX_KEPT times are kept
@@ -43,6 +44,11 @@ def open_or_set_aside(config: RaftConfig, make: Callable[[], _Opened]) -> _Opene
         _log.error("%s It is set aside, and this node begins anew, empty, and synchronises from the others.", damage)
         set_aside(config.directory, str(damage))
         return make()
+
+
+def has_set_aside(directory: Path) -> bool:
+    """Whether a life of this node had files in that directory that were damaged."""
+    return (directory / FOLDER).exists()
 
 
 def set_aside(directory: Path, reason: str) -> None:

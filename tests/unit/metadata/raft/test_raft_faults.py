@@ -24,6 +24,7 @@ from pysyncobj.node import Node, TCPNode
 from metadata.raft import MAX_COMMAND_BYTES, RaftConfig, RaftRole
 from metadata.raft.connection import CONNECTED
 from metadata.raft.engine import BATCH_BYTES, REGULAR, ApplyFailure, RaftEngine
+from metadata.raft.set_aside import set_aside
 from metadata.raft.transport import well_formed
 
 SELF, PEER, OTHER = "127.0.0.1:7001", "127.0.0.1:7002", "127.0.0.1:7003"
@@ -521,6 +522,18 @@ def test_a_voter_with_an_emptied_disk_votes_only_after_it_has_synchronised(tmp_p
 def test_a_new_group_elects_although_no_voter_has_synchronised(tmp_path: Path) -> None:
     bench = Bench(tmp_path / "raft", joined=False)
     assert vote(bench, term=1, last_index=1)
+    bench.close()
+
+
+def test_a_voter_that_set_its_files_aside_is_of_no_new_group(tmp_path: Path) -> None:
+    """Two of three would elect each other, and the third's commands, which were committed, would be forgotten."""
+    directory = tmp_path / "raft"
+    Bench(directory).close()
+    set_aside(directory, "a flipped bit")
+    bench = Bench(directory, joined=False)
+    assert not vote(bench, term=1, last_index=1)
+    bench.entries(bench.peer, term=1, previous=1, previous_term=0, commands=[b"1", b"2"], commit=3)
+    assert vote(bench, term=2, last_index=30)
     bench.close()
 
 
