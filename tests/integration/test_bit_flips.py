@@ -120,8 +120,14 @@ async def test_a_damaged_raft_journal_is_set_aside_and_synchronised_anew(cluster
         content[len(content) // 2] ^= 4
         journal.write_bytes(content)
         cluster.start_broker("b2")
+        kept = journal.parent / "damaged" / "1-journal"
+
+        async def is_set_aside() -> bool:
+            return kept.exists() and journal.exists()
+
+        await until("the damaged file to be set aside", is_set_aside)  # it is in sync until its death is noticed
+        assert kept.read_bytes() == content
         await wait_in_sync(cluster.nats_url, STREAM)
-        assert (journal.parent / "damaged" / "1-journal").read_bytes() == content
         await read_all(client)
 
 
