@@ -71,7 +71,12 @@ async def run(broker: str, nats: str, raft: Mapping[str, str], directory: Path, 
     def status(stream: StreamName) -> Mapping[str, Any]:
         return {
             "partitions": [
-                {"partition": key.partition, "leader_epoch": view.leader_epoch, "log_end_offset": 0}
+                {
+                    "partition": key.partition,
+                    "incarnation": key.partition_incarnation,
+                    "leader_epoch": view.leader_epoch,
+                    "log_end_offset": 0,
+                }
                 for key, view in views.items()
                 if key.stream == stream and view.leader == broker
             ]

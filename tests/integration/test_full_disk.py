@@ -174,5 +174,6 @@ async def test_a_stream_that_evicts_its_oldest_stays_writable(tmp_path: Path) ->
                 counters = broker["counters"] or {}
                 assert counters["evicted_bytes"] > 10 * MIB, f"{broker['id']}: {counters}"
             read = [r.offset async for r in client.consume("s", start="earliest", stop="latest")]
-            assert read == list(range(described["log_start_offset"], 4000))
+            assert read == list(range(read[0], 4000))
+            assert read[0] >= described["log_start_offset"], "more may have been removed meanwhile"
         disks.check_nobody_died()

@@ -69,7 +69,7 @@ def _show(found: ClusterStatus) -> None:
             str(broker["leaders"]),
             str(broker["replicas"]),
             _disk(broker),
-            _dropped(broker),
+            "?" if broker.get("counters") is None else str(sum(_dropped(broker).values())),
         )
     console().print(table)
     console().print(
@@ -82,6 +82,9 @@ def _show(found: ClusterStatus) -> None:
     if found["config"]:
         console().print(_defaults(found["config"]), highlight=False)
     for broker in found["brokers"]:
+        if dropped := _dropped(broker):
+            kinds = ", ".join(f"{kind} {count}" for kind, count in dropped.items())
+            console().print(f"{broker['id']} has dropped: {kinds}", highlight=False)
         if broker.get("failed"):
             console().print(f"[red]{broker['id']}[/] holds unsound replicas of {', '.join(broker['failed'] or ())}")
         if broker.get("damaged"):
@@ -102,14 +105,10 @@ def _disk(broker: BrokerStatus) -> str:
     return free if space["room"] == "ample" else f"[red]{space['room']}[/] {free}"
 
 
-def _dropped(broker: BrokerStatus) -> str:
+def _dropped(broker: BrokerStatus) -> dict[str, int]:
     """Each kind of thing that the broker refused to take in; its log says why."""
-    counters = broker.get("counters")
-    if counters is None:
-        return "?"
-    shown = [
-        f"{name.removeprefix('dropped_')} {count}"
-        for name, count in counters.items()
+    return {
+        name.removeprefix("dropped_"): count
+        for name, count in (broker.get("counters") or {}).items()
         if count and (name.startswith("dropped_") or name == "bad_requests")
-    ]
-    return "\n".join(shown) or "0"
+    }
