@@ -123,7 +123,7 @@ class CompactionPass:
 
     def steps(self) -> Generator[int, None, None]:
         """Yields after each small piece of work the bytes read and written in it. Closed before its end, it leaves
-        nothing behind. Raises LogDamaged, CorruptData (of the log), NoSpace, OSError (of a new segment)."""
+        nothing behind. Raises LogDamaged, CorruptData (of the log), NoSpace."""
         try:
             end = yield from self._map_keys()
             for segment, segment_end in self._segments:
@@ -208,9 +208,8 @@ class CompactionPass:
             self._check_not_overtaken(segment)
             raise
         except OSError as error:
-            if not is_no_space(error):
-                raise
-            raise NoSpace(f"what is left of {segment.path} cannot be written: {error}") from error
+            reason = f"what is left of {segment.path} cannot be written: {error}"
+            raise (NoSpace(reason) if is_no_space(error) else LogDamaged(reason)) from error
         if new is None:
             return
         with suppress(TidelogError):  # removed for its age
