@@ -9,7 +9,7 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, NamedTuple
 
 from dataplane.replica.epochs import LeaderEpochCache
-from dataplane.replica.producers import ProducerTable
+from dataplane.replica.producers import Producer, ProducerTable
 from wire.batch import RecordBatch, iter_batches, parse_header
 from wire.types import Offset
 
@@ -136,9 +136,21 @@ class CommittedHistory:
                 invariant, f"{replica.key} on {broker.id} has epochs {found}, the log says {epochs.entries} ({why})"
             )
         producers = ProducerTable((*known, *own)).known
-        if log.producers.known != producers:
-            wrong = sorted(set(log.producers.known.items()) ^ set(producers.items()))
+        held = log.producers.known
+        if may_be_compacted(replica) and held.keys() == producers.keys():
+            producers = {number: _as_kept(held[number], producer) for number, producer in producers.items()}
+        if held != producers:
+            wrong = sorted(set(held.items()) ^ set(producers.items()))
             self.world.broken(invariant, f"{replica.key} on {broker.id} is wrong about producers {wrong} ({why})")
+
+
+def _as_kept(held: Producer, truth: Producer) -> Producer:
+    """`truth` with the oldest of its batches as `held` has them, where those behind them agree. Compaction leaves no
+    more than what is remembered; a cut of uncommitted batches makes older ones count again, which a log that was copied
+    meanwhile may lack. Its producer had those acknowledged when it sent what was cut, and does not repeat them."""
+    lacks = len([batch for batch in truth.batches if batch not in held.batches])
+    kept = truth.batches[lacks:]
+    return truth._replace(batches=held.batches) if kept and held.batches[-len(kept) :] == kept else truth
 
 
 class Row(NamedTuple):
