@@ -106,7 +106,7 @@ def _free_port() -> int:
         return int(listener.getsockname()[1])
 
 
-@pytest.fixture(scope="session")
+@pytest.fixture(scope="package")
 def compose_cluster() -> Iterator[ComposeCluster]:
     compose_class = _compose_class()
     _need_images()
