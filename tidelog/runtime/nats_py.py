@@ -27,6 +27,7 @@ import logging
 import ssl
 import time
 from collections.abc import Callable
+from contextlib import suppress
 from typing import Any, cast
 from urllib.parse import ParseResult
 
@@ -40,6 +41,11 @@ from tidelog.runtime.parser import ChunkParser, ProtocolError
 log = logging.getLogger(__name__)
 
 _RETRY_AFTER_BUG = 1.0  # seconds before nats-py's reconnect loop is started again after it ended with an exception
+
+
+def _abort(transport: asyncio.WriteTransport) -> None:
+    with suppress(AttributeError):  # a TLS transport that has closed, of Python 3.11.2
+        transport.abort()
 
 
 class _TcpTransport(TcpTransport):
@@ -59,7 +65,7 @@ class _TcpTransport(TcpTransport):
             await super().connect_tls(uri, ssl_context, buffer_size, connect_timeout)
         except BaseException:
             if self._io_writer is not None:
-                self._io_writer.transport.abort()
+                _abort(self._io_writer.transport)
             self._io_writer = self._io_reader = None
             raise
 
@@ -114,7 +120,7 @@ class _Link(asyncio.BufferedProtocol):
             self.lost = error
             self._client.link_lost(self)
             self.wake.set()
-        self.transport.abort()
+        _abort(self.transport)
 
 
 class ChunkedClient(Client):
@@ -186,7 +192,7 @@ class ChunkedClient(Client):
         """Close the socket without sending what is buffered."""
         writer = getattr(self._transport, "_io_writer", None)
         if writer is not None:
-            writer.transport.abort()
+            _abort(writer.transport)
 
     # ---- reading
 
