@@ -59,15 +59,19 @@ class Stage:
         elif isinstance(wait, Until):
             self._wait(acts, wait.condition, world.now + wait.limit)
         else:
-            world.after(wait, lambda: self._go_on(acts))
+            world.after(wait, lambda: self._go_on(acts) if self.partition is not None else self._give_up())
+
+    def _give_up(self) -> None:
+        """What it waits for does not come, or somebody has deleted the scene."""
+        self.cluster.world.say("the drama is given up")
+        self._on_end(False)
 
     def _wait(self, acts: Iterator[float | Until], condition: Callable[[], object], deadline: float) -> None:
         world = self.cluster.world
         if condition():
             self._go_on(acts)
         elif world.now >= deadline:
-            world.say("the drama is given up")
-            self._on_end(False)
+            self._give_up()
         elif not self.cluster.is_calm:
             world.after(POLL, lambda: self._wait(acts, condition, deadline))
 
