@@ -89,7 +89,9 @@ class DiskFile:
             content[position : position + len(data)] = data
 
     def flip(self, position: int, bit: int) -> None:
-        """On the disk and in the page cache."""
+        """On the disk and in the page cache. Not in what was cut off and may come back with a loss of power."""
+        if position >= len(self.content):
+            return
         mask = 1 << bit
         for content in (self.content, self.synced):
             if position < len(content):
