@@ -59,7 +59,7 @@ def _defaults(config: dict[str, str]) -> str:
 def _show(found: ClusterStatus) -> None:
     from rich.table import Table
 
-    table = Table("broker", "", "controller", "votes", "leads", "replicas", "disk", "dropped")
+    table = Table("broker", "", "controller", "votes", "leads", "replicas", "free", "dropped")
     for broker in sorted(found["brokers"], key=lambda b: b["id"]):
         table.add_row(
             broker["id"],
@@ -101,7 +101,7 @@ def _disk(broker: BrokerStatus) -> str:
     space = broker.get("space")
     if not space or not space["total_bytes"]:
         return "?"
-    free = f"{space['free_bytes'] / 1e9:.1f} of {space['total_bytes'] / 1e9:.1f} GB free"
+    free = f"{space['free_bytes'] / 1e9:.1f} GB"
     return free if space["room"] == "ample" else f"[red]{space['room']}[/] {free}"
 
 
