@@ -340,6 +340,7 @@ def _bit_flip(fault: Fault, cluster: Cluster) -> bool:
             cluster.disk_is_sound(broker)
             return False
         path, start, end = places[fault.number % len(places)]
+    broker.power_goes_with_it = False  # as in `Cluster.may_lose_power`
     if fault.lasts > 0.3 and broker.is_running:
         broker.kill()
         cluster.start_later(broker, fault.lasts)
