@@ -12,16 +12,18 @@ from wire.types import BrokerId, PartitionKey, StreamName
 
 Said = Mapping[str, Any]
 """What a broker said of one of its replicas: `leader_epoch`, `log_start_offset`, `log_end_offset`, `high_watermark`
-(inclusive, -1 = none), `replicas_progress` {broker: {"log_end_offset"}} where it leads; `damage` {"reason",
+(inclusive, -1 = none), `replicas_progress` {broker: {"log_end_offset"}} where it leads and serves; `damage` {"reason",
 "sound_end", "known_end"} where its log is damaged; `quarantined` {"events", "latest"}: what was cut out of it."""
 
 
 def said_by_leaders(stream: Stream, said: Mapping[int, Mapping[BrokerId, Said]]) -> dict[int, Said]:
-    """By partition: what its leader said, where it leads by the state here too."""
+    """By partition: what its leader said, where it serves and leads by the state here too."""
     found = {}
     for number, partition in stream.partitions.items():
         told = said.get(number, {}).get(partition.leader) if partition.leader is not None else None
-        if told is not None and told.get("leader_epoch") == partition.leader_epoch:
+        if told is None or told.get("replicas_progress") is None:
+            continue
+        if told.get("leader_epoch") == partition.leader_epoch:
             found[number] = told
     return found
 
@@ -225,6 +227,7 @@ def cluster_form(
                 "damaged": totals.get(broker.id, {}).get("damaged"),
                 "counters": totals.get(broker.id, {}).get("counters"),
                 "space": totals.get(broker.id, {}).get("space"),
+                "publish_gaps": totals.get(broker.id, {}).get("publish_gaps"),
             }
             for _, broker in sorted(state.brokers.items())
         ],

@@ -77,7 +77,8 @@ class Relief:
     def due(self, now: float) -> list[LeaderMove]:
         """Moves to begin now; say how each ended with `on_ended`."""
         short = {broker for broker, room in self._rooms.items() if room is not Room.AMPLE}
-        in_need = {broker for broker in short | self._without_key if self._state.is_alive(broker)}
+        keyless = self._without_key if self._is_any_encrypted() else set()
+        in_need = {broker for broker in short | keyless if self._state.is_alive(broker)}
         if not in_need:
             self._failed.clear()
             return []
@@ -119,6 +120,9 @@ class Relief:
                     or (room is Room.SHORT and settings.on_under_capacity is OnUnderCapacity.WITHDRAW)
                 ):
                     yield key, partition
+
+    def _is_any_encrypted(self) -> bool:
+        return any(stream.settings.encryption for stream in self._state.streams.values())
 
     def _lacks_key(self, broker: BrokerId, settings: StreamConfig) -> bool:
         return settings.encryption and broker in self._without_key

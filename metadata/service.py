@@ -366,14 +366,15 @@ class MetadataService:
         command = self._core.create_stream(name, subject, partitions, replication_factor, config or {})
         self._check_encryption(with_defaults(config or {}, self.state.defaults))
         (await self._commit(command)).raise_for_refusal()
-        deadline = self._monotonic() + READY_TIMEOUT_S
+        deadline, pause = self._monotonic() + READY_TIMEOUT_S, 0.01
         while True:
             form = await self.describe_stream(name)
             if all(partition["log_end_offset"] is not None for partition in form["partitions"]):
                 return form
             if self._monotonic() >= deadline:
                 return form
-            await asyncio.sleep(0.01)
+            await asyncio.sleep(pause)  # longer each time: leaders by the thousand have better things to do
+            pause = min(2 * pause, 0.2)
 
     def _check_encryption(self, config: Mapping[str, str]) -> None:
         """Raises TidelogError(BAD_CONFIG) where these settings ask for it and a live broker has no master key."""

@@ -77,6 +77,11 @@ class Transport(Protocol):
         ...
 
     @property
+    def loss_reason(self) -> str:
+        """Why the connection was lost the last time, as far as that is known; empty: it never was."""
+        ...
+
+    @property
     def max_payload(self) -> int:
         """Largest payload in bytes that the server takes."""
         ...

@@ -11,6 +11,9 @@ import json
 import logging
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from typing import TYPE_CHECKING, Final, TypeAlias
+
+import numpy as np
 
 from wire.envelope import encode_ack
 from wire.errors import Code, TidelogError
@@ -18,15 +21,38 @@ from wire.tidelog_pb2 import Ack, AckError, AckPolicy, AppendResponse, Message
 from wire.transport import Buffer, Transport
 from wire.types import Offset, PartitionKey
 
+if TYPE_CHECKING:
+    from numpy.typing import NDArray
+
 log = logging.getLogger(__name__)
 
+Replies: TypeAlias = "list[bytes | None] | NDArray[np.void]"
+"""Reply subjects of bare publishes at consecutive offsets: one by one, with None for those that want no answer; or as a
+column where all have one length."""
 
-@dataclass(frozen=True, slots=True)
+_LOW: Final = 10_000
+_LOW_DIGITS = np.frombuffer(b"".join(b"%04d" % i for i in range(_LOW)), "<u4")
+"""[_LOW] The last four digits of a number, as their four bytes."""
+_BLOCK_FROM = 16
+"""Fewer acks than this are formatted one by one: a block costs some calls of numpy."""
+
+
+def reply_column(block: memoryview, count: int, at: int, size: int, stride: int) -> NDArray[np.void]:
+    """A copy of `count` reply subjects of `size` bytes that lie `stride` bytes apart from `at` on."""
+    column: NDArray[np.void] = np.ndarray((count,), np.dtype(("V", size)), block, at, (stride,))
+    return column.copy()
+
+
+def each_reply(replies: Replies) -> list[bytes | None]:
+    return replies if isinstance(replies, list) else list(replies.tolist())
+
+
+@dataclass(slots=True)
 class BareReplies:
-    """A run of bare publishes, the first of them at `base_offset`; those that want no answer are None."""
+    """The bare publishes of a batch that are to be answered."""
 
-    base_offset: Offset
-    replies: list[bytes | None]
+    runs: list[tuple[Offset, Replies]]
+    """Each with the offset of its first record."""
     needs_lease: bool = False
     """As of `AppendReply`."""
 
@@ -59,30 +85,72 @@ class Answers:
         self._subject = subject
         self.undeliverable = 0
         """Answers to addresses that NATS does not know, dropped."""
-        self._prefix = b'{"stream":%b,"partition":%d,"seq":' % (json.dumps(key.stream).encode(), key.partition)
+        self._body = b'{"stream":%b,"partition":%d,"seq":' % (json.dumps(key.stream).encode(), key.partition)
+        self._body_form = self._body.replace(b"%", b"%%")
 
     def bare(self, token: BareReplies) -> None:
         """One socket write for all of them."""
-        prefix = self._prefix
-        length = len(prefix) + len(b',"offset":}')
-        offset = token.base_offset
-        lines: list[bytes] = []
-        for reply in token.replies:
-            if reply is not None:
-                seq = b"%d" % (offset + 1)
-                at = b"%d" % offset
-                lines.append(
-                    b'PUB %b %d\r\n%b%b,"offset":%b}\r\n' % (reply, length + len(seq) + len(at), prefix, seq, at)
-                )
-            offset = Offset(offset + 1)
+        lines: list[Buffer] = []
+        for offset, replies in token.runs:
+            if isinstance(replies, list):
+                lines += self._formatted(offset, replies)
+            else:
+                self._add_column(offset, replies, lines)
         if lines:
-            self._transport.publish_raw([b"".join(lines)])
+            self._transport.publish_raw(lines)
 
-    def bare_error(self, replies: list[bytes | None], error: TidelogError) -> None:
+    def _formatted(self, offset: int, replies: list[bytes | None]) -> list[bytes]:
+        lines: list[bytes] = []
+        at = 0
+        while at < len(replies):
+            first = offset + at
+            seq_digits, offset_digits = len(str(first + 1)), len(str(first))
+            end = min(len(replies), at + 10**seq_digits - 1 - first, at + 10**offset_digits - first)
+            size = len(self._body) + seq_digits + len(b',"offset":}') + offset_digits
+            form = b'PUB %%b %d\r\n%b%%d,"offset":%%d}\r\n' % (size, self._body_form)
+            lines += [form % (r, o + 1, o) for o, r in enumerate(replies[at:end], first) if r is not None]
+            at = end
+        return lines
+
+    def _add_column(self, offset: int, replies: NDArray[np.void], lines: list[Buffer]) -> None:
+        """Cut where any digit of an offset or a seq changes but for the last four."""
+        at = 0
+        while at < len(replies):
+            first = offset + at
+            low = first % _LOW
+            count = min(len(replies) - at, _LOW - 1 - low)
+            if first >= _LOW and count >= _BLOCK_FROM:
+                lines.append(self._block(first // _LOW, low, replies[at : at + count]))
+            else:
+                count = min(len(replies) - at, _LOW - low)
+                lines += self._formatted(first, each_reply(replies[at : at + count]))
+            at += count
+
+    def _block(self, high: int, low: int, replies: NDArray[np.void]) -> Buffer:
+        """Offsets begin with the digits of `high`; the last four digits count from `low` on, and neither those of the
+        last seq carry over."""
+        count, width, high_digits = len(replies), replies.itemsize, b"%d" % high
+        size = len(self._body) + len(b'0000,"offset":0000}') + 2 * len(high_digits)
+        seq = b" %d\r\n%b%b" % (size, self._body, high_digits)
+        offset = b',"offset":%b' % high_digits
+        line = b"PUB " + bytes(width) + seq + b"0000" + offset + b"0000}\r\n"
+        stride = len(line)
+        block = bytearray(line * count)
+
+        def put(at: int, column: NDArray[np.void] | NDArray[np.uint32]) -> int:
+            np.ndarray((count,), column.dtype, block, at, (stride,))[:] = column
+            return at + column.itemsize
+
+        at = put(len(b"PUB "), replies)
+        at = put(at + len(seq), _LOW_DIGITS[low + 1 : low + 1 + count])
+        put(at + len(offset), _LOW_DIGITS[low : low + count])
+        return block
+
+    def bare_error(self, replies: Replies, error: TidelogError) -> None:
         body = json.dumps(
             {"error": error.to_json(), "stream": self._key.stream, "partition": self._key.partition}
         ).encode()
-        for reply in replies:
+        for reply in each_reply(replies):
             if reply is not None:
                 self._send(reply.decode(errors="surrogateescape"), [body], error.to_headers())
 

@@ -20,6 +20,7 @@ from dataplane.broker.compaction import Compaction
 from dataplane.broker.context import BrokerContext
 from dataplane.broker.eviction import Eviction
 from dataplane.broker.following import Following
+from dataplane.broker.gaps import PublishGaps
 from dataplane.broker.housekeeping import Housekeeping
 from dataplane.broker.leading import Leading
 from dataplane.broker.replica import Replica
@@ -108,6 +109,7 @@ class Broker:
         self._scrubber = Scrubber(context.storage, Random(f"{context.broker} {context.time_ns()}"))
         jobs = (SnapshotJob(), Retention(), Compaction(context.storage, context.keyring), self._scrubber)
         self._housekeeping = Housekeeping(context, self._replicas, jobs)
+        self._gaps = PublishGaps(context, self._count_led)
         self._leaving: set[asyncio.Task[None]] = set()
         self._removing = asyncio.Lock()
         """The data folder is one thread's at a time."""
@@ -124,6 +126,7 @@ class Broker:
             context.subjects.notify(context.broker), self._on_notification
         )
         context.control.on_connection_change(self._on_connection)
+        context.ingest.on_connection_change(self._gaps.on_connection)
         self._checkpointer = context.loop.create_task(self._checkpoint_for_ever())
         self._housekeeping.start()
         context.space.on_room = self._on_room
@@ -158,7 +161,8 @@ class Broker:
         if not self.context.incarnation:
             log.error("%d partitions of a broker that is not registered are left alone", len(changes))
             return
-        for change in changes:
+        # Those to be led come first: everybody else waits for their leaders.
+        for change in sorted(changes, key=self._is_followed):
             if isinstance(change, PartitionGone):
                 self._leave(change.key)
             else:
@@ -169,6 +173,9 @@ class Broker:
             for key in [k for k in self._replicas if k not in known]:
                 log.info("partition %s is not this broker's any more", key)
                 self._leave(key)
+
+    def _is_followed(self, change: PartitionView | PartitionGone) -> bool:
+        return isinstance(change, PartitionGone) or change.leader != self.context.broker
 
     def drain(self, move: LeaderMove, timeout: float, answer: DrainAnswer) -> None:
         """Get ready for a planned move of a leadership held here."""
@@ -254,7 +261,7 @@ class Broker:
     async def _checkpoint_for_ever(self) -> None:
         while True:
             await asyncio.sleep(HIGH_WATERMARK_CHECKPOINT_INTERVAL)
-            for replica in list(self._replicas.values()):
+            for replica in [r for r in self._replicas.values() if r.owes_checkpoint]:
                 try:
                     await replica.keep_checkpoint(self.context)
                 except Exception:
@@ -269,13 +276,16 @@ class Broker:
         scrubbed_at = self._scrubber.completed_at_ns(replica.log) if replica.log is not None else None
         return {**replica.status(), "scrubbed_at_ns": scrubbed_at}
 
+    def _count_led(self) -> int:
+        return sum(isinstance(replica.role, Leading) for replica in self._replicas.values())
+
     def status(self) -> dict[str, Any]:
-        roles = [type(r.role).__name__ for r in self._replicas.values()]
         return {
             "replicas": len(self._replicas),
-            "leaders": roles.count("Leading"),
+            "leaders": self._count_led(),
             "failed": sorted(str(r.key) for r in self._replicas.values() if r.failure),
             "damaged": sorted(str(r.key) for r in self._replicas.values() if r.is_damaged),
             "counters": self.context.counters.as_dict(),
+            "publish_gaps": self._gaps.status(),
             "space": self.context.space.status(),
         }

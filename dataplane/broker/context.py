@@ -13,6 +13,7 @@ from dataplane.broker.space import SpaceWatch
 from dataplane.encryption.keyring import Keyring
 from dataplane.log.group_commit import Syncer
 from dataplane.replica.settings import ReplicaSettings
+from dataplane.replica.uncommitted import Uncommitted
 from wire.subjects import Subjects
 from wire.transport import Transport
 from wire.types import BrokerId, Incarnation, IsrChange, LeaderReport, Withdrawal
@@ -42,6 +43,8 @@ class Counters:
     dropped_corrupt_batch: int = 0
     dropped_refused: int = 0
     """Plain publishes that could not be appended (back-pressure, read-only, lease)."""
+    publish_gaps: int = 0
+    """Losses of the connection on which clients publish: see `dataplane.broker.gaps`."""
     bad_requests: int = 0
     bad_answers: int = 0
     truncations: int = 0
@@ -109,6 +112,11 @@ class BrokerContext:
     counters: Counters = field(default_factory=Counters)
     keyring: Keyring = field(default_factory=Keyring)
     """For streams with `encryption`."""
+    uncommitted: Uncommitted = field(init=False)
+    """Of all partitions that are led."""
+
+    def __post_init__(self) -> None:
+        self.uncommitted = Uncommitted(self.settings)
 
     def now(self) -> float:
         """Monotonic seconds."""

@@ -61,6 +61,15 @@ class Following(ReadableRole):
         self._checkpoint_inbox: str | None = None
         self._batches: tuple[memoryview, list[BatchHeader]] | None = None
         """Of the answer being looked at; valid while its AppendReplicated is carried out."""
+        key = view.key
+        self._replicate_subject = context.subjects.replicate(key.stream, key.partition)
+        self._request = ReplicationRequest(
+            replicaID=context.broker,
+            leaderEpoch=view.leader_epoch,
+            stream_incarnation=key.stream_incarnation,
+            partition_incarnation=key.partition_incarnation,
+        )
+        """The fields that are the same in all requests of this role, and those of the last one."""
         self.sequence = first_sequence
         """Last request number used: the next life of this role goes on above it."""
         self.core = Follower(
@@ -287,25 +296,20 @@ class Following(ReadableRole):
                     self._refuse_reader(effect)
 
     def _send_fetch(self, effect: SendFetch) -> None:
-        key = self.view.key
         self.sequence = effect.sequence
-        request = ReplicationRequest(
-            replicaID=self.context.broker,
-            offset=effect.offset,
-            leaderEpoch=self.leader_epoch,
-            broker_incarnation=self.context.incarnation,
-            stream_incarnation=key.stream_incarnation,
-            partition_incarnation=key.partition_incarnation,
-            sequence=effect.sequence,
-            progress_only=effect.progress_only,
-            refused_batch=effect.refused_batch,
-            no_space=effect.no_space,
-            deleted_end=self.log.compaction_point.deleted_end,
-        )
-        if effect.durable_end is not None:
+        request = self._request
+        request.offset = effect.offset
+        request.broker_incarnation = self.context.incarnation
+        request.sequence = effect.sequence
+        request.progress_only = effect.progress_only
+        request.refused_batch = effect.refused_batch
+        request.no_space = effect.no_space
+        request.deleted_end = self.log.compaction_point.deleted_end
+        if effect.durable_end is None:
+            request.ClearField("durable_offset")
+        else:
             request.durable_offset = effect.durable_end
-        control = self.context.control
-        subject = self.context.subjects.replicate(key.stream, key.partition)
+        control, subject = self.context.control, self._replicate_subject
         if effect.progress_only:
             control.publish(subject, [request.SerializeToString()])
             return
@@ -355,7 +359,13 @@ class Following(ReadableRole):
         except (LogDamaged, InvariantViolation) as e:
             self.fail(f"append failed: {e}")
             return
-        self._run(self.core.on_appended(self.log.log_end_offset, high_watermark, self.context.now()))
+        try:
+            durable_end = self.context.syncer.at_once(self.log) if self.view.config.is_durable else None
+        except LogDamaged as e:
+            self.fail(f"fdatasync failed: {e}")
+            return
+        end = self.log.log_end_offset
+        self._run(self.core.on_appended(end, high_watermark, self.context.now(), durable_end=durable_end))
 
     async def _truncate(self, offset: Offset) -> None:
         await self._finish_cold_reads()

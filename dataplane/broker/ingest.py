@@ -1,9 +1,9 @@
 """What any NATS client publishes to a stream's subject becomes records here, a received chunk at a time.
 
-Nothing is done per message while a run is uniform: lengths and payloads go into the open batch as columns. Only two
-kinds of message are looked at one by one: envelopes (they carry a key and an ack inbox), and what is too large. A
-message that begins with the envelope's magic and does not decode is dropped, counted and logged, never stored as a
-plain payload.
+Nothing is done per message while a run is uniform: lengths and payloads go into the open batch as columns. Messages of
+mixed sizes, with and without headers, are joined to columns a chunk at a time. Only two kinds of message are looked at
+one by one: envelopes (they carry a key and an ack inbox), and what is too large. A message that begins with the
+envelope's magic and does not decode is dropped, counted and logged, never stored as a plain payload.
 
 The open batch is sealed when it is large enough, when a follower waits, or when the log is not syncing anyway: small
 batches are latency, large ones throughput.
@@ -16,18 +16,21 @@ from collections.abc import Callable
 
 import numpy as np
 
-from dataplane.broker.acks import BareReplies
-from wire.batch import BatchBuilder, Compression, EncodedBatch, encode_headers
-from wire.envelope import any_envelope, decode_publish, is_envelope
+from dataplane.broker.acks import Replies, each_reply, reply_column
+from wire.batch import BatchBuilder, Compression, EncodedBatch, Joined, encode_headers
+from wire.envelope import MAGIC, any_envelope, decode_publish, is_envelope
 from wire.errors import Code, CorruptData, TidelogError
 from wire.tidelog_pb2 import AckPolicy, Message
 from wire.transport import BulkHandler
-from wire.types import Acks, Offset
+from wire.types import Acks
 
 log = logging.getLogger(__name__)
 
 _PER_RECORD = 16
 """Bytes of a batch that a record costs besides its payload, at most: two offsets and padding."""
+
+_WORTH_COLUMNS = 4
+"""Messages from which on joining them takes less time than adding each by itself."""
 
 SEAL_BYTES = 256 << 10
 """An open batch of this size is sealed at once."""
@@ -43,7 +46,7 @@ class Ingest(BulkHandler):
         seal: Callable[[], None],
         wants_batch: Callable[[], bool],
         refuse: Callable[[bool], TidelogError | None],
-        on_refused: Callable[[list[bytes | None], TidelogError, int], None],
+        on_refused: Callable[[Replies, TidelogError, int], None],
         on_corrupt: Callable[[str, bytes | None], None],
         on_envelope_refused: Callable[[Message, TidelogError], None],
         time_ns: Callable[[], int],
@@ -60,8 +63,8 @@ class Ingest(BulkHandler):
         self._with_replies = False
         self._builder = BatchBuilder()
         self._estimate = 0
-        self._replies: list[tuple[int, list[bytes | None]]] = []
-        """(index of the first record in the open batch, one reply subject or None per record)."""
+        self._replies: list[tuple[int, Replies]] = []
+        """(index of the first record in the open batch, reply subjects from there on)."""
         self._envelopes: list[tuple[int, Message, int]] = []
 
     def configure(self, *, max_record_bytes: int, with_replies: bool) -> None:
@@ -99,16 +102,24 @@ class Ingest(BulkHandler):
                 continue
             take = min(count - done, max(room, 1))
             part = block[done * stride : (done + take) * stride]
-            if acknowledged:
-                self._replies.append((self._builder.count, self._cut(part, take, stride, reply)))
+            if reply is not None and acknowledged:
+                self._replies.append((self._builder.count, reply_column(part, take, *reply, stride)))
             self._builder.add_uniform(part, take, payload_at, payload_size, stride)
             self._estimate += take * each
             done += take
 
     def on_messages(self, payloads: list[bytes], replies: list[bytes | None], headers: list[bytes | None]) -> None:
-        largest = max(map(len, payloads))
-        with_headers = headers.count(None) != len(headers)
-        if largest > self._max_record or with_headers or any(map(is_envelope, payloads)):
+        if len(payloads) < _WORTH_COLUMNS:
+            self._each(payloads, replies, headers)
+            return
+        values = Joined.of(payloads)
+        sizes = values.sizes
+        blocks: Joined | None = None
+        if headers.count(None) != len(headers):
+            blocks = Joined.of([block or b"" for block in headers])
+            sizes = sizes + blocks.sizes
+        # The magic may also lie inside a payload, or where two of them meet.
+        if int(sizes.max()) > self._max_record or (MAGIC in values.data and any(map(is_envelope, payloads))):
             self._each(payloads, replies, headers)
             return
         plain = replies.count(None) if self._with_replies else len(replies)
@@ -120,22 +131,22 @@ class Ingest(BulkHandler):
         if error is not None:
             self._drop(replies, error, len(payloads))
             return
-        sizes = np.fromiter(map(len, payloads), np.int64, len(payloads)) + _PER_RECORD
-        total = int(sizes.sum())
-        if self._estimate + total <= self._max_batch:
-            self._add(payloads, replies if acknowledged else None, total)
-            return
-        ends = np.cumsum(sizes)
-        done, before = 0, 0
-        while done < len(payloads):
+        ends = np.cumsum(sizes + _PER_RECORD, dtype=np.int64)
+        done, before, count = 0, 0, len(payloads)
+        while done < count:
             upto = int(np.searchsorted(ends, before + self._max_batch - self._estimate, "right"))
             if upto <= done:
                 if self._builder.count:
                     self._seal()
                     continue
                 upto = done + 1
-            size = int(ends[upto - 1]) - before
-            self._add(payloads[done:upto], replies[done:upto] if acknowledged else None, size)
+            if acknowledged:
+                self._replies.append((self._builder.count, replies[done:upto]))
+            if done == 0 and upto == count:
+                self._builder.add_joined(values, blocks)
+            else:
+                self._builder.add_joined(values.part(done, upto), None if blocks is None else blocks.part(done, upto))
+            self._estimate += int(ends[upto - 1]) - before
             done, before = upto, int(ends[upto - 1])
 
     def chunk_done(self) -> None:
@@ -149,7 +160,7 @@ class Ingest(BulkHandler):
 
     def take(
         self, compression: Compression
-    ) -> tuple[EncodedBatch, list[tuple[int, list[bytes | None]]], list[tuple[int, Message, int]]]:
+    ) -> tuple[EncodedBatch, list[tuple[int, Replies]], list[tuple[int, Message, int]]]:
         """The batch with all that came in so far, and who waits for its records (by index). There must be some."""
         batch = self._builder.build(self._time_ns(), compression=compression)
         replies, self._replies = self._replies, []
@@ -166,12 +177,6 @@ class Ingest(BulkHandler):
             self._on_refused(run, error, 0)
         for _, message, _ in envelopes:
             self._on_envelope_refused(message, error)
-
-    def _add(self, payloads: list[bytes], replies: list[bytes | None] | None, size: int) -> None:
-        if replies is not None:
-            self._replies.append((self._builder.count, replies))
-        self._builder.add_values(payloads)
-        self._estimate += size
 
     # ------------------------------------------------------------------ one by one
     def _each(self, payloads: list[bytes], replies: list[bytes | None], headers: list[bytes | None]) -> None:
@@ -194,7 +199,7 @@ class Ingest(BulkHandler):
         self._make_room(size)
         if acknowledged:
             self._replies.append((self._builder.count, [reply]))
-        self._builder.add_values([payload], [header])
+        self._builder.add_record(payload, headers=header or b"")
         self._estimate += size + 2 * _PER_RECORD
 
     def _envelope(self, payload: bytes, reply: bytes | None) -> None:
@@ -257,9 +262,7 @@ class Ingest(BulkHandler):
     def _cut(block: memoryview, count: int, stride: int, reply: tuple[int, int] | None) -> list[bytes | None]:
         if reply is None:
             return [None] * count
-        at, size = reply
-        column = np.ndarray((count,), f"S{size}", block, at, (stride,))
-        return list(column.tolist())
+        return each_reply(reply_column(block, count, *reply, stride))
 
 
 _POLICIES = {AckPolicy.LEADER: Acks.LEADER, AckPolicy.ALL: Acks.ALL, AckPolicy.NONE: Acks.NONE}
@@ -271,7 +274,3 @@ def _policy(message: Message) -> Acks:
 
 def envelope_waits_for_all(message: Message) -> bool:
     return bool(message.ackInbox) and _policy(message) is Acks.ALL
-
-
-def bare_tokens(base: Offset, replies: list[tuple[int, list[bytes | None]]], *, needs_lease: bool) -> list[BareReplies]:
-    return [BareReplies(Offset(base + index), run, needs_lease) for index, run in replies]

@@ -20,9 +20,9 @@ from typing import Any
 from google.protobuf.message import DecodeError
 
 from dataplane.broker import checkpoints
-from dataplane.broker.acks import AppendReply, BareReplies, EnvelopeReply
+from dataplane.broker.acks import AppendReply, BareReplies, EnvelopeReply, Replies
 from dataplane.broker.context import BrokerContext
-from dataplane.broker.ingest import SEAL_BYTES, Ingest, bare_tokens, envelope_waits_for_all
+from dataplane.broker.ingest import SEAL_BYTES, Ingest, envelope_waits_for_all
 from dataplane.broker.reading import ReadableRole
 from dataplane.log.errors import LogDamaged, NoSpace
 from dataplane.log.partition_log import PartitionLog
@@ -76,6 +76,9 @@ from wire.types import (
 
 log = logging.getLogger(__name__)
 
+REPLY_BYTES = 128
+"""What a bare request that waits for its answer counts among the uncommitted bytes, beside its record."""
+
 
 @dataclass(frozen=True, slots=True)
 class _Mover:
@@ -97,6 +100,8 @@ class Leading(ReadableRole):
         super().__init__(context, view, partition_log, on_damage)
         self._initial_high_watermark = high_watermark
         self._core: Leader | None = None
+        self._is_heard = False
+        """NATS brings it everything that is published and asked."""
         self._subscriptions: list[Subscription] = []
         self._checkpoint_reads = 0
         """Followers for which the derived state is being read."""
@@ -120,6 +125,7 @@ class Leading(ReadableRole):
     def _configure(self) -> None:
         """As the newest view says; settings change while the stream lives."""
         config = self.view.config
+        self._compression = Compression[config.compression.name]
         self._max_record = min(config.max_record_bytes, self._max_batch - HEADER_SIZE - 64)
         self._confirm_timeout = config.confirm_timeout_ms / 1000
         self._level = ack_level(self.view)
@@ -150,6 +156,7 @@ class Leading(ReadableRole):
             settings=context.settings,
             now=context.now(),
             no_space=context.space.is_full,
+            shared=context.uncommitted,
         )
         context.counters.elections_won += 1
         self._starting = context.loop.create_task(self._subscribe())
@@ -164,8 +171,8 @@ class Leading(ReadableRole):
             "partition %s: leading LeaderEpoch %d from offset %d, HW %d, ISR %s",
             key, view.leader_epoch, core.epoch_start, core.high_watermark, ",".join(view.isr),
         )  # fmt: skip
-        now = context.now()
-        self._run(core.tick(now))
+        self._is_heard = True
+        self._run([*core.announce(), *core.tick(context.now())])
         self._schedule()
 
     def give_up_starting(self) -> None:
@@ -216,6 +223,11 @@ class Leading(ReadableRole):
     def core(self) -> Leader | None:
         return self._core
 
+    @property
+    def is_serving(self) -> bool:
+        """It takes all that is published, without an acknowledgement, too."""
+        return self._is_heard and not self.ended and self.context.metadata.lease_valid(self.context.now())
+
     def on_view(self, view: PartitionView) -> None:
         self.view = view
         self._configure()
@@ -244,6 +256,8 @@ class Leading(ReadableRole):
     def on_connection(self, connected: bool) -> None:
         if self._core is not None:
             self._core.on_connection(connected, self.context.now())
+            if connected:
+                self._run(self._core.announce())
 
     def on_log_start(self) -> None:
         if self._core is not None:
@@ -296,7 +310,7 @@ class Leading(ReadableRole):
         core = self._core
         if self.ended or core is None or not self._ingest.open_records:
             return
-        batch, replies, envelopes = self._ingest.take(Compression[self.view.config.compression.name])
+        batch, replies, envelopes = self._ingest.take(self._compression)
         header = self._append(batch)
         if isinstance(header, TidelogError):
             if header.code is Code.NO_SPACE:
@@ -311,14 +325,17 @@ class Leading(ReadableRole):
         now = self.context.now()
         base, end = header.base_offset, header.end_offset
         effects: list[LeaderEffect] = []
-        for token in bare_tokens(base, replies, needs_lease=self._level.is_local):
+        if replies:
+            runs = [(Offset(base + index), run) for index, run in replies]
+            token = BareReplies(runs, needs_lease=self._level.is_local)
             effects += core.await_ack(self._level, end, token, self._confirm_timeout, now)
         for index, message, received in envelopes:
             waits_for_all = envelope_waits_for_all(message)
             level = self._level if waits_for_all else ack_level(self.view, by_leader=True)
             reply = EnvelopeReply(message, self.view.subject, Offset(base + index), received, level.is_local)
             effects += core.await_ack(level, end, reply, self._confirm_timeout, now)
-        effects += core.on_appended(end, header.size, now)
+        waiting = sum(len(run) for _, run in replies) * REPLY_BYTES
+        effects += core.on_appended(end, header.size + waiting, now)
         self._run(effects)
         self._schedule()
 
@@ -359,12 +376,12 @@ class Leading(ReadableRole):
     def _refuse_publish(self, acknowledged: bool) -> TidelogError | None:
         if self.ended or self.failed is not None or self._core is None:
             return TidelogError(Code.NOT_LEADER, f"{self.context.broker} does not lead {self.view.key} now; try again")
+        now = self.context.now()
         return self._lacks_key() or self._core.refuse_publish(
-            self._level if acknowledged else None,
-            lease_valid=self.context.metadata.lease_valid(self.context.now()),
+            self._level if acknowledged else None, lease_valid=self.context.metadata.lease_valid(now), now=now
         )
 
-    def _bare_refused(self, replies: list[bytes | None], error: TidelogError, count: int) -> None:
+    def _bare_refused(self, replies: Replies, error: TidelogError, count: int) -> None:
         if count:
             counters = self.context.counters
             if error.code is Code.RECORD_TOO_LARGE:
@@ -460,8 +477,9 @@ class Leading(ReadableRole):
         if self.view.state is not PartitionState.ACTIVE:
             code = Code.PARTITION_DRAINING if self.view.state is PartitionState.DRAINING else Code.PARTITION_RETIRED
             raise TidelogError(code, f"partition {key} is {self.view.state.value}; refresh the metadata")
+        now = self.context.now()
         error = self._lacks_key() or core.refuse_publish(
-            level, lease_valid=self.context.metadata.lease_valid(self.context.now())
+            level, lease_valid=self.context.metadata.lease_valid(now), now=now
         )
         if error is not None:
             raise error
@@ -750,28 +768,28 @@ class Leading(ReadableRole):
             self._checkpoint_reads -= 1
 
     def _complete(self, token: object, error: TidelogError | None) -> None:
-        lease = self.context.metadata.lease_valid(self.context.now())
         match token:
             case BareReplies():
-                error = error or self._no_lease(token.needs_lease and not lease)
+                error = error or self._no_lease(token.needs_lease)
                 if error is None:
                     self._answers.bare(token)
                 else:
-                    self._answers.bare_error(token.replies, error)
+                    for _, replies in token.runs:
+                        self._answers.bare_error(replies, error)
             case AppendReply():
-                error = error or self._no_lease(token.needs_lease and not lease)
+                error = error or self._no_lease(token.needs_lease)
                 if error is None:
                     self._answers.append(token)
                 else:
                     self._answers.error(token.inbox, error)
             case EnvelopeReply():
-                error = error or self._no_lease(token.needs_lease and not lease)
+                error = error or self._no_lease(token.needs_lease)
                 self._answers.envelope(token, self.context.time_ns(), error)
             case _:
                 raise TypeError(f"unknown token {token!r}")
 
-    def _no_lease(self, lost: bool) -> TidelogError | None:
-        if not lost:
+    def _no_lease(self, needed: bool) -> TidelogError | None:
+        if not needed or self.context.metadata.lease_valid(self.context.now()):
             return None
         return TidelogError(
             Code.OUTCOME_UNKNOWN,

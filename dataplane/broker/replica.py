@@ -180,12 +180,17 @@ class Replica:
     def failure(self) -> str | None:
         return self.failed or (self.role.failed if self.role is not None else None)
 
-    async def keep_checkpoint(self, context: BrokerContext) -> None:
-        """Called periodically: the HW is written down when it has moved, an `accepted` stream is synced."""
+    @property
+    def owes_checkpoint(self) -> bool:
+        """The HW has moved since it was written down, or an `accepted` stream is to be synced."""
         partition_log = self._log
         if partition_log is None or self._closing or self.failure is not None:
-            return
-        if self.high_watermark == self._checkpointed and not (self._is_accepted and partition_log.needs_sync):
+            return False
+        return self.high_watermark != self._checkpointed or (self._is_accepted and partition_log.needs_sync)
+
+    async def keep_checkpoint(self, context: BrokerContext) -> None:
+        """Called periodically: the HW is written down when it has moved, an `accepted` stream is synced."""
+        if not self.owes_checkpoint:
             return
         known = self.high_watermark
         try:
@@ -478,7 +483,7 @@ class Replica:
             "compacted_to": partition_log.compaction_point.clean_end if partition_log is not None else None,
             "replicas_progress": None,
         }
-        if isinstance(role, Leading) and role.core is not None and not role.ended:
+        if isinstance(role, Leading) and role.core is not None and role.is_serving:
             out["replicas_progress"] = {
                 replica: {"log_end_offset": end, "in_sync": in_sync}
                 for replica, (end, in_sync) in role.core.progress().items()

@@ -4,19 +4,26 @@ from __future__ import annotations
 
 import asyncio
 import logging
+import math
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Coroutine
 from typing import Any
 
 from dataplane.broker.context import BrokerContext
 from dataplane.broker.space import NO_SPACE_RETRY
-from dataplane.log.errors import NoSpace
+from dataplane.log.errors import LogDamaged, NoSpace
 from dataplane.log.partition_log import PartitionLog
 from wire.errors import InvariantViolation
 from wire.transport import Message, MessageHandler
 from wire.types import LeaderEpoch, Offset, PartitionView, Withdrawal
 
 log = logging.getLogger(__name__)
+
+BEAT = 0.02
+"""Seconds. Deadlines that are not near are met at the next multiple of it: so the timers of a thousand idle partitions
+wake the loop fifty times a second, and what they send to one leader arrives together."""
+NEAR = 0.25
+"""Seconds. A deadline that is nearer is met exactly."""
 
 
 class Role(ABC):
@@ -40,6 +47,8 @@ class Role(ABC):
         self._timer: asyncio.TimerHandle | None = None
         self._timer_at = 0.0
         self._syncs_out = 0
+        self._sync_due = False
+        """One is asked for at the end of this turn of the loop."""
         self._sync_missed = False
         """A sync was asked for that none of those that are out may cover."""
         self._work: set[asyncio.Task[None]] = set()
@@ -113,15 +122,20 @@ class Role(ABC):
     # ------------------------------------------------------------------ timer
     def _schedule(self) -> None:
         """Arm the timer for the machine's next deadline; cheap when it has not come closer."""
-        if self.ended:
-            return
-        due = self._next_deadline()
+        if not self.ended:
+            self._arm(self._next_deadline())
+
+    def _arm(self, due: float) -> None:
+        if self._timer is not None and due >= self._timer_at:
+            return  # it fires early and is armed again then
+        if due - self.context.now() > NEAR and due < math.inf:
+            due = math.ceil(due / BEAT) * BEAT
         if self._timer is not None:
             if due >= self._timer_at:
-                return  # it fires early and is armed again then
+                return
             self._timer.cancel()
             self._timer = None
-        if due == float("inf"):
+        if due == math.inf:
             return
         self._timer_at = due
         self._timer = self.context.loop.call_at(due, self._on_timer)
@@ -130,12 +144,12 @@ class Role(ABC):
         self._timer = None
         if self.ended:
             return
-        self._carefully(self._tick_if_due)
-        self._schedule()
-
-    def _tick_if_due(self) -> None:
-        if self._next_deadline() <= self.context.now() + 0.0005:
-            self._tick()
+        due = self._next_deadline()
+        if due <= self.context.now() + 0.0005:
+            self._carefully(self._tick)
+            self._schedule()
+        else:
+            self._arm(due)
 
     def _stop_timer(self) -> None:
         if self._timer is not None:
@@ -185,12 +199,30 @@ class Role(ABC):
     # ------------------------------------------------------------------ syncing and failing
     def _request_sync(self) -> None:
         """At most two are out: one that runs, and one that has not begun and covers all that was appended until it
-        does."""
+        does. It begins when what is to be sent before it has left."""
+        if self._sync_due:
+            return
         if self._syncs_out < 2:
             self._syncs_out += 1
-            self.context.syncer.request(self.log, self._sync_done)
+            self._sync_due = True
+            self.context.loop.call_soon(self._begin_sync)
         else:
             self._sync_missed = True
+
+    def _begin_sync(self) -> None:
+        self._sync_due = False
+        if self.ended:
+            self._syncs_out -= 1
+            return
+        try:
+            durable_end = self.context.syncer.at_once(self.log)
+        except LogDamaged as e:
+            self._sync_done(e)
+            return
+        if durable_end is None:
+            self.context.syncer.request(self.log, self._sync_done)
+        else:
+            self._sync_done(durable_end)
 
     def _sync_done(self, result: Offset | Exception) -> None:
         self._syncs_out -= 1

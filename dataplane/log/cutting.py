@@ -24,7 +24,6 @@ from dataplane.log.index import NO_TIMESTAMP
 from dataplane.log.recovery import remove_segment
 from dataplane.log.segment import base_offset_of
 from dataplane.log.snapshot import Snapshot
-from dataplane.log.tail import Tail
 from wire.errors import InvariantViolation
 from wire.types import Offset
 
@@ -90,7 +89,7 @@ class Cutting:
         self._syncing.replace_checkpoint(OffsetCheckpoint(high_watermark, min(state.vouched(), new_end), start))
         if new_end < state.log_end_offset:
             state.histories += 1
-        state.tail = Tail(state.config.tail_bytes)
+        state.forget_tail()
         state.log_end_offset = new_end
         state.durable_end = min(state.durable_end, new_end)
         state.high_watermark = high_watermark
@@ -185,7 +184,7 @@ class Cutting:
         state.epochs.replace(snapshot.epochs)
         state.epochs.truncate_before(offset)
         state.saved_epochs = state.epochs.entries
-        state.tail = Tail(state.config.tail_bytes)
+        state.forget_tail()
         state.log_end_offset = state.durable_end = state.high_watermark = offset
         state.checkpoint = OffsetCheckpoint(offset, offset, offset)
         state.segments = (state.new_segment(offset),)

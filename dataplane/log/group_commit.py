@@ -1,4 +1,4 @@
-"""Group commit: one fdatasync serves every batch that waits for it, and none of them stands on the event loop.
+"""Group commit: one fdatasync serves every batch that waits for it, and only a quick one stands on the event loop.
 
     request(log, done)     loop      done joins those that wait for `log`; the log is queued unless it is already
                            worker    takes ALL that wait for the log, log.sync(), posts one call with their outcome
@@ -7,12 +7,22 @@
 A sync serves the requests that were there when it began: what they wait for was appended before. Those that come while
 it runs wait for the next one of that log, so a log is synced by one worker at a time, and a busy log has at most one
 sync running and one queued, however many requests there are. Logs are served in the order in which they were queued.
+
+    at_once(log)           loop      syncs here and now where that is quick, or says that it is not
+
+To hand a sync to a thread and its outcome back costs as much as a quick disk takes for it. So a small one is done on
+the loop, while nobody else waits for the disk and the disk is quick. What that may cost is bounded: after a quick one
+the loop does none for as long as it took, so that many logs that are written to at once go to the threads; after one
+that took `quick_below` or longer for SLOW_REST times as long, and twice that with each further one in a row: a disk
+that stays slow holds up the loop for a thousandth of the time.
 """
 
 from __future__ import annotations
 
 import logging
+import math
 import threading
+import time
 from collections import deque
 from typing import TYPE_CHECKING, Protocol, TypeAlias
 
@@ -28,6 +38,11 @@ if TYPE_CHECKING:
 MAX_WAITING_PER_LOG = 65_536
 """Requests that wait for one log; one more is refused with BACKPRESSURE."""
 
+SMALL_BYTES = 16 << 10
+"""Most that is synced at once."""
+SLOW_REST = 8
+MOST_SLOW_REST = 1024
+
 logger = logging.getLogger(__name__)
 
 
@@ -36,11 +51,15 @@ class Syncable(Protocol):
 
     def sync(self) -> Offset: ...
 
+    def sync_small(self, most_bytes: int) -> Offset | None: ...
+
 
 class Syncer(Protocol):
     """What a broker needs of a `SyncScheduler`."""
 
     def request(self, log: Syncable, done: Done) -> None: ...
+
+    def at_once(self, log: Syncable) -> Offset | None: ...
 
 
 class Post(Protocol):
@@ -53,8 +72,22 @@ class Post(Protocol):
 class SyncScheduler:
     """Worker threads that sync logs. `request` and `close` belong to the loop thread."""
 
-    def __init__(self, post: Post, *, threads: int = 2) -> None:
+    def __init__(
+        self,
+        post: Post,
+        *,
+        threads: int = 2,
+        quick_below: float = 0.0,
+        monotonic: Callable[[], float] = time.monotonic,
+    ) -> None:
+        """`quick_below`: in seconds, of a sync that may stand on the loop; 0: none may."""
         self._post = post
+        self._quick_below = quick_below
+        self._monotonic = monotonic
+        self._at_once_from = -math.inf if quick_below else math.inf
+        """When the loop may sync next."""
+        self._rest = SLOW_REST
+        """How long it is to leave that, in terms of what a slow one took."""
         self._wake = threading.Condition()
         self._waiting: dict[Syncable, list[Done]] = {}
         """Who waits for a sync that has not begun. A log is a key while it is queued or being synced."""
@@ -86,6 +119,22 @@ class SyncScheduler:
                 raise TidelogError(
                     Code.BACKPRESSURE, f"{len(waiting)} requests wait for the disk to sync one log; try again later"
                 )
+
+    def at_once(self, log: Syncable) -> Offset | None:
+        """The durable end of `log`, synced now; None: nothing was done, `request` it. Raises what `log.sync` does."""
+        began = self._monotonic()
+        if began < self._at_once_from or self._waiting:
+            return None
+        end = log.sync_small(SMALL_BYTES)
+        if end is not None:
+            ended = self._monotonic()
+            took = ended - began
+            if took < self._quick_below:
+                self._at_once_from, self._rest = ended + took, SLOW_REST
+            else:
+                self._at_once_from = ended + took * self._rest
+                self._rest = min(2 * self._rest, MOST_SLOW_REST)
+        return end
 
     def close(self) -> None:
         """Finishes what was requested, then ends the threads. Blocks until then."""

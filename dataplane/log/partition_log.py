@@ -33,8 +33,8 @@ ask `PartitionLog.swapping` and `PartitionLog.checking`.
 
 The LOOP thread is the one that appends. WORKERS do what blocks.
 
-    loop thread only        append, read, and while nobody appends: assign_epoch, truncate, drop_all, install, close in
-                            a worker
+    loop thread only        append, read, sync_small, and while nobody appends: assign_epoch, truncate, drop_all,
+                            install, close in a worker
     any thread, any time    sync, checkpoint_high_watermark, remove_before, replace_segment, read_from_disk,
                             offset_for_timestamp, check, what snapshots need; all properties
 
@@ -209,6 +209,7 @@ class PartitionLog:
             finally:
                 state.failure = state.failure or f"the log in {state.directory} is closed"
                 state.pool.writing.closed(self._appending)
+                state.forget_tail()
                 for segment in state.segments:
                     segment.close()
                     state.pool.indexes.forget(segment)
@@ -349,6 +350,10 @@ class PartitionLog:
     def sync(self) -> Offset:
         """See `Syncing.sync`."""
         return self._syncing.sync()
+
+    def sync_small(self, most_bytes: int) -> Offset | None:
+        """See `Syncing.sync_small`."""
+        return self._syncing.sync_small(most_bytes)
 
     def checkpoint_high_watermark(self, high_watermark: Offset) -> None:
         """See `Syncing.checkpoint_high_watermark`."""

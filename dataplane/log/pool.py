@@ -1,9 +1,10 @@
 """What the logs of one broker share, so that thousands of partitions need no more than some: open files, and memory for
-the indexes of segments that are not written to any more.
+their newest batches and for the indexes of segments that are not written to any more.
 
     reading     handles for reading (`ReadHandles`)
     writing     which logs hold a handle for writing
     indexes     which segments have their index in memory
+    tails       how much the newest batches of all logs take (`dataplane.log.tail`)
 
 A log takes a handle for writing with its first append, on the loop thread, and is asked, there too, to put it aside
 when others want one. It does so only when all that it wrote is synced: the error of an fsync that is still to come
@@ -19,6 +20,7 @@ from collections import OrderedDict
 from typing import TYPE_CHECKING, Protocol
 
 from dataplane.log.files import ReadHandles
+from dataplane.log.tail import TailMemory
 
 if TYPE_CHECKING:
     from dataplane.log.files import FileSystem
@@ -28,6 +30,7 @@ RESERVED_FILES = 256
 MOST_READING = 1024
 MOST_WRITING = 4096
 INDEX_BYTES = 64 << 20
+TAIL_BYTES = 256 << 20
 _TRIES = 64
 """Logs that are looked at when one wants a handle: what that takes is bounded, whatever all of them are doing."""
 
@@ -110,11 +113,18 @@ class LoadedIndexes:
 
 class LogPool:
     def __init__(
-        self, files: FileSystem, *, reading: int = 256, writing: int = MOST_WRITING, index_bytes: int = INDEX_BYTES
+        self,
+        files: FileSystem,
+        *,
+        reading: int = 256,
+        writing: int = MOST_WRITING,
+        index_bytes: int = INDEX_BYTES,
+        tail_bytes: int = TAIL_BYTES,
     ) -> None:
         self.reading = ReadHandles(files, reading)
         self.writing = WriteHandles(writing)
         self.indexes = LoadedIndexes(index_bytes)
+        self.tails = TailMemory(tail_bytes)
 
     @classmethod
     def within(cls, files: FileSystem, open_files: int) -> LogPool:

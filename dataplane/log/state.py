@@ -31,7 +31,7 @@ class LogConfig:
     """An append that would take the last segment beyond this begins a new one. A single append may be larger."""
     index_interval_bytes: int = 64 << 10
     tail_bytes: int = 4 << 20
-    """Newest batches kept in memory for `read`."""
+    """Newest batches kept in memory for `read`, unless all logs together hold too much: see `LogPool`."""
     preallocate_bytes: int = 0
     """Room reserved ahead of the end of the log, this much at a time, so that fdatasync need not write the length."""
 
@@ -82,7 +82,7 @@ class LogState:
         self.derived = recovery.derived
         self.histories = 0
         """Counts what replaces records by others (`truncate`, `install`), or is about to (`examine`)."""
-        self.tail = Tail(config.tail_bytes)
+        self.tail = Tail(config.tail_bytes, self.pool.tails)
         self.index_due = 0
         """Byte position in the last segment at which the next index entry is made."""
 
@@ -99,6 +99,11 @@ class LogState:
     def refusal(self) -> str | None:
         """Why appends are refused; None while they are not."""
         return self.failure or self.unsound or self.half_installed
+
+    def forget_tail(self) -> None:
+        """What it holds is no part of the log any more, or nobody appends any more."""
+        self.pool.tails.forget(self.tail)
+        self.tail = Tail(self.config.tail_bytes, self.pool.tails)
 
     # ---- failing
 

@@ -1,6 +1,7 @@
 """Making durable what is appended, and saying so: sync, leader epochs, checkpoint.
 
     sync, checkpoint_high_watermark     any thread, any time; they take the I/O lock
+    sync_small                          the loop thread; it takes the I/O lock when it is free
     assign_epoch                        a worker, while nobody appends; it takes the I/O lock
     the others                          whoever holds the I/O lock
 
@@ -54,6 +55,27 @@ class Syncing:
                 state.check_writable()
                 self.sync_locked()
             return state.durable_end
+
+    def sync_small(self, most_bytes: int) -> Offset | None:
+        """As `sync`, where that is one fdatasync of `most_bytes` or fewer. None, and nothing happened: it is more than
+        that, or somebody is busy with the disk. Loop thread; it waits for the disk. Raises LogDamaged."""
+        state = self._state
+        last = state.segments[-1]
+        if (
+            last.size - last.synced_size > most_bytes
+            or not last.name_synced
+            or state.epochs.entries is not state.saved_epochs
+            or (len(state.segments) > 1 and not state.segments[-2].is_finished)
+            or state.unsound is not None
+            or not state.io_lock.acquire(blocking=False)
+        ):
+            return None
+        try:
+            state.check_writable()
+            self.sync_locked()
+        finally:
+            state.io_lock.release()
+        return state.durable_end
 
     def sync_locked(self) -> None:
         state = self._state

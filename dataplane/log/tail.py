@@ -1,8 +1,14 @@
-"""The newest batches of a log, kept in memory: a follower or consumer that is nearly caught up reads no file."""
+"""The newest batches of a log, kept in memory: a follower or consumer that is nearly caught up reads no file.
+
+Each tail has a limit, and all tails of a broker have one together (`TailMemory`): above it those of the logs that were
+appended to the longest ago are emptied, and what was in them is read from disk.
+"""
 
 from __future__ import annotations
 
+import threading
 from bisect import bisect_right
+from collections import OrderedDict
 from typing import TYPE_CHECKING, NamedTuple
 
 if TYPE_CHECKING:
@@ -21,12 +27,14 @@ _GONE = _Batch(0, 0, ())
 
 
 class Tail:
-    """Batches in order of offset, up to `limit` bytes, the oldest dropped first; always at least the newest one."""
+    """Batches in order of offset, up to `limit` bytes, the oldest dropped first; at least the newest one, unless all of
+    them were dropped for other logs. Loop thread."""
 
-    __slots__ = ("_bases", "_batches", "_bytes", "_first", "_limit", "holds_encrypted")
+    __slots__ = ("_bases", "_batches", "_bytes", "_first", "_limit", "_memory", "holds_encrypted")
 
-    def __init__(self, limit: int) -> None:
+    def __init__(self, limit: int, memory: TailMemory) -> None:
         self._limit = limit
+        self._memory = memory
         self._bases: list[int] = []
         self._batches: list[_Batch] = []
         self._first = 0
@@ -55,6 +63,7 @@ class Tail:
             del self._bases[:first]
             first = 0
         self._first = first
+        self._memory.holds(self, self._bytes)
 
     def drop_before(self, offset: int) -> None:
         """Those that end at or below it."""
@@ -64,6 +73,11 @@ class Tail:
             self._batches[first] = _GONE
             first += 1
         self._first = first
+
+    def empty(self) -> None:
+        self._bases.clear()
+        self._batches.clear()
+        self._first = self._bytes = 0
 
     def read(self, offset: int, max_bytes: int, end_offset: int) -> list[Buffer] | None:
         """The buffers of whole batches from the one that holds `offset`; None when that may be older than what is
@@ -84,3 +98,36 @@ class Tail:
             found.extend(batch.parts)
             at += 1
         return found
+
+
+class TailMemory:
+    """What the tails of many logs hold together, at most about `capacity` bytes: one tail more than that, at times."""
+
+    def __init__(self, capacity: int) -> None:
+        self._capacity = capacity
+        self._lock = threading.Lock()
+        self._tails: OrderedDict[Tail, int] = OrderedDict()
+        """Bytes of each; the one that was appended to the longest ago comes first."""
+        self._bytes = 0
+
+    @property
+    def bytes(self) -> int:
+        return self._bytes
+
+    def holds(self, tail: Tail, size: int) -> None:
+        """`tail` was appended to and holds so many bytes now. Others may be emptied for it. Loop thread."""
+        emptied = []
+        with self._lock:
+            self._bytes += size - self._tails.pop(tail, 0)
+            self._tails[tail] = size
+            while self._bytes > self._capacity and len(self._tails) > 1:
+                other, held = self._tails.popitem(last=False)
+                self._bytes -= held
+                emptied.append(other)
+        for other in emptied:
+            other.empty()
+
+    def forget(self, tail: Tail) -> None:
+        """Nobody uses it any more. Any thread."""
+        with self._lock:
+            self._bytes -= self._tails.pop(tail, 0)

@@ -88,8 +88,12 @@ class WaitingAcks:
         return self._local[True].furthest
 
     def next_deadline(self) -> float | None:
-        due = [deadline for queue in self._all if (deadline := queue.next_deadline()) is not None]
-        return min(due) if due else None
+        due: float | None = None
+        for queue in self._all:
+            deadline = queue.next_deadline()
+            if deadline is not None and (due is None or deadline < due):
+                due = deadline
+        return due
 
     def expire(self, now: float) -> list[CompleteProduce]:
         return [done for queue in self._all for done in queue.expire(now)]

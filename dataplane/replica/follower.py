@@ -58,7 +58,7 @@ from wire.errors import Code, InvariantViolation, TidelogError
 from wire.types import BrokerId, LeaderEpoch, LeaderReport, Offset, PartitionView
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@dataclass(slots=True, kw_only=True)
 class FetchAnswer:
     """An answer to a fetch, decoded and its CRCs checked."""
 
@@ -112,7 +112,7 @@ class Truncating:
     pass
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(slots=True)
 class Fetching:
     sequence: int
     offset: Offset
@@ -120,7 +120,7 @@ class Fetching:
     """When silence becomes a reason to probe."""
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(slots=True)
 class Idle:
     sequence: int
     offset: Offset
@@ -205,6 +205,9 @@ class Follower:
         self._nobody_listens = False
         """NATS answered the request that is out with 503: it is sent again soon, and no slow answer is to be waited
         for."""
+        self._nobody_wait = settings.no_leader_retry
+        """How soon. It doubles from one 503 to the next: a leader that begins says so, and of a thousand that begin
+        together most are asked many times. A good answer ends that."""
         self._no_space = no_space
         """Records cannot be written at present."""
         self._reported_at = -math.inf
@@ -387,11 +390,16 @@ class Follower:
             return [self._progress(), *served]  # all of it is synced, and the leader waits to hear that
         return served
 
-    def on_appended(self, log_end: Offset, high_watermark: Offset, now: float) -> list[FollowerEffect]:
-        """The batches of the answer are in the log (page cache). Fetch on at once; the sync goes on beside it."""
+    def on_appended(
+        self, log_end: Offset, high_watermark: Offset, now: float, *, durable_end: Offset | None = None
+    ) -> list[FollowerEffect]:
+        """The batches of the answer are in the log (page cache), and everything below `durable_end` is synced where
+        the driver knows already. Fetch on at once; a sync that is still owed goes on beside it."""
         if log_end <= self.log_end_offset:
             raise InvariantViolation(f"{self.view.key}: appended up to {log_end} at LEO {self.log_end_offset}")
         self.log_end_offset = log_end
+        if durable_end is not None:
+            self.durable_end = max(self.durable_end, min(durable_end, log_end))
         served = self._adopt(high_watermark, now)
         sync: list[FollowerEffect] = [RequestSync()] if self.owes_a_sync else []
         return [*self._fetch(now), *sync, *served]
@@ -433,11 +441,17 @@ class Follower:
         return self._fetch(now) if isinstance(self.state, (Fetching, Idle)) else []
 
     def on_notification(self, leader_epoch: LeaderEpoch, now: float) -> list[FollowerEffect]:
-        """New data at the leader. While a fetch is out it is remembered: an empty answer may have crossed it."""
+        """New data at the leader, or it has just begun. While a fetch is out it is remembered: an empty answer may have
+        crossed it."""
         if leader_epoch != self.leader_epoch:
             return []
-        if isinstance(self.state, Idle) and not self._refused_batch:
+        state = self.state
+        if isinstance(state, Idle) and not self._refused_batch:
             return self._fetch(now)
+        if isinstance(state, Reconciling):  # it has begun, and did not hear us before
+            return self._ask(state.asked, state.cut, now)
+        if isinstance(state, Fetching) and self._nobody_listens:
+            return self._reconcile(now)
         self._notified = True
         return []
 
@@ -520,6 +534,7 @@ class Follower:
     # ------------------------------------------------------------------ suspicion
     def _good(self, now: float) -> None:
         self._last_good = now
+        self._nobody_wait = self.settings.no_leader_retry
         self._answered = True
         self._suspected = False
 
@@ -529,12 +544,14 @@ class Follower:
             self._suspected = True
         state = self.state
         self._nobody_listens = True
+        again_at = now + self._nobody_wait
+        self._nobody_wait = max(self._nobody_wait, min(2 * self._nobody_wait, self.settings.offset_retry))
         if isinstance(state, Reconciling):
-            self.state = Reconciling(state.asked, state.cut, state.number, now + self.settings.no_leader_retry)
+            self.state = Reconciling(state.asked, state.cut, state.number, again_at)
         elif isinstance(state, Installing):
-            self.state = replace(state, ask_again_at=now + self.settings.no_leader_retry)
+            self.state = replace(state, ask_again_at=again_at)
         elif isinstance(state, (Fetching, Idle)):
-            self.state = Fetching(state.sequence, state.offset, now + self.settings.no_leader_retry)
+            self.state = Fetching(state.sequence, state.offset, again_at)
         return self._maybe_report(now)
 
     def _maybe_report(self, now: float) -> list[FollowerEffect]:
@@ -610,12 +627,12 @@ class Follower:
     def next_deadline(self) -> float:
         state = self.state
         match state:
-            case Reconciling() | Installing():
-                due = state.ask_again_at
             case Fetching():
                 due = state.unanswered_at
             case Idle():
                 due = state.until
+            case Reconciling() | Installing():
+                due = state.ask_again_at
             case _:
                 return math.inf
         suspicion = 0.0 if self._suspected else self._last_good + self.settings.replica_max_leader_timeout

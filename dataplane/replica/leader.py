@@ -49,7 +49,7 @@ from __future__ import annotations
 import math
 from collections.abc import Collection
 from dataclasses import dataclass
-from typing import assert_never
+from typing import Final, assert_never
 
 from dataplane.replica.ack_levels import AckLevel, WaitingAcks
 from dataplane.replica.consumers import ConsumerFetch, Consumers, Readable
@@ -69,6 +69,7 @@ from dataplane.replica.epochs import LeaderEpochCache
 from dataplane.replica.isr import CommittedIsr, IsrState, PendingExpandIsr, PendingShrinkIsr
 from dataplane.replica.refusals import before_log, deletions_gone, fenced
 from dataplane.replica.settings import ReplicaSettings
+from dataplane.replica.uncommitted import Uncommitted
 from wire.errors import Code, InvariantViolation, TidelogError
 from wire.types import (
     BrokerId,
@@ -81,7 +82,7 @@ from wire.types import (
 )
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@dataclass(slots=True, kw_only=True)
 class FollowerFetch:
     """A ReplicationRequest, decoded."""
 
@@ -132,7 +133,9 @@ class _Follower:
     caught_up_at: float = 0.0
     waiter_inbox: str | None = None
     waiter_max_bytes: int = 0
-    """Inbox of the request whose answer was empty: its data waiter is registered."""
+    """Inbox of the request whose answer was empty, or is put off: its data waiter is registered."""
+    answer_due: float | None = None
+    """The waiter's request has had no answer; it gets an empty one then, and the waiter stays."""
     notified_at: float | None = None
     """Set from the waiter's firing until the follower fetches."""
     told_high_watermark: Offset = Offset(0)
@@ -142,6 +145,9 @@ class _Follower:
     """Of the last fetch since it is not in the ISR."""
     expand_not_before: float = -math.inf
     """After a refusal (its life is over, it is declared dead) it is not proposed again at once."""
+
+
+_NOBODY: Final[frozenset[BrokerId]] = frozenset()
 
 
 @dataclass(slots=True)
@@ -171,7 +177,9 @@ class Leader:
         settings: ReplicaSettings,
         now: float,
         no_space: bool = False,
+        shared: Uncommitted | None = None,
     ) -> None:
+        """`shared`: the uncommitted bytes of all partitions that this broker leads."""
         if view.leader != broker:
             raise InvariantViolation(f"{view.key}: {broker} made leader under a view whose leader is {view.leader}")
         self.view = view
@@ -198,13 +206,23 @@ class Leader:
         """This replica can write no records at present."""
         self._consumers = Consumers(epochs, settings, leads=True)
         self._high_watermark_at = now
+        self._appended_at = -math.inf
         self._connected = True
         self._last_tick = now
+        self._shared = shared or Uncommitted(settings)
+        self._shared.partitions += 1
         self._uncommitted_bytes = 0
-        self._uncommitted: list[tuple[Offset, int]] = []
+        self._uncommitted: list[tuple[Offset, int, float]] = []
+        """(exclusive end, bytes, when appended)."""
+
+    # ------------------------------------------------------------------ begin
+    def announce(self) -> list[LeaderEffect]:
+        """Everything that is asked of this leader reaches it from now on. Those who asked before, in vain, need not
+        wait until they ask again."""
+        return [Notify(replica) for replica in self._followers]
 
     # ------------------------------------------------------------------ admission
-    def refuse_publish(self, level: AckLevel | None, *, lease_valid: bool) -> TidelogError | None:
+    def refuse_publish(self, level: AckLevel | None, *, lease_valid: bool, now: float) -> TidelogError | None:
         """Why a publish may not be appended now; None when it may. Asked before anything is appended. `level`: None for
         one that wants no acknowledgement."""
         view = self.view
@@ -238,10 +256,12 @@ class Leader:
                 f"{self.broker} has not heard of a controller within its lease"
                 f" and may lead {view.key} no more; try again",
             )
-        if self._uncommitted_bytes > self.settings.max_uncommitted_bytes:
+        waited = now - self._uncommitted[0][2] if self._uncommitted else 0.0
+        too_much = self._shared.why_not(self._uncommitted_bytes, waited)
+        if too_much is not None:
             return TidelogError(
                 Code.BACKPRESSURE,
-                f"partition {view.key} has {self._uncommitted_bytes} bytes waiting for their commit; slow down",
+                f"partition {view.key} has {too_much}; slow down",
                 {"retry_after_ms": "50"},
             )
         return None
@@ -254,8 +274,8 @@ class Leader:
         return sorted(full) if full and len(self.isr.members - full) < self.view.config.min_isr else []
 
     def _members_without_room(self) -> frozenset[BrokerId]:
-        followers = self._followers
-        return frozenset(m for m in self.isr.members if m != self.broker and m in followers and followers[m].no_space)
+        full = [replica for replica, follower in self._followers.items() if follower.no_space]
+        return self.isr.members.intersection(full) if full else _NOBODY
 
     def _refuse_while_draining(self, drain: _Drain) -> TidelogError:
         moving = f"the leadership of {self.view.key} is moving from {self.broker} to {drain.target}"
@@ -265,12 +285,15 @@ class Leader:
 
     # ------------------------------------------------------------------ appending
     def on_appended(self, end: Offset, size: int, now: float) -> list[LeaderEffect]:
-        """The log holds everything below `end` (page cache); `size` bytes came in with this batch."""
+        """The log holds everything below `end` (page cache); `size` bytes wait with it."""
         if end <= self.log_end_offset:
             raise InvariantViolation(f"{self.view.key}: appended up to {end} at LEO {self.log_end_offset}")
         self.log_end_offset = end
+        self._appended_at = now
         self._uncommitted_bytes += size
-        self._uncommitted.append((end, size))
+        self._shared.size += size
+        self._shared.waiting += not self._uncommitted
+        self._uncommitted.append((end, size, now))
         out: list[LeaderEffect] = []
         for replica, follower in self._followers.items():
             if follower.waiter_inbox is not None:
@@ -380,7 +403,7 @@ class Leader:
             if fetch.lacks_deletions:
                 out.append(Refuse(fetch.inbox, deletions_gone(self.view.key, self.log_start_offset, fetch.offset)))
                 return out
-            self._answer(fetch, follower, out)
+            self._answer(fetch, follower, now, out)
         return out
 
     def _refuse_stranger(self, replica: BrokerId, incarnation: Incarnation) -> TidelogError | None:
@@ -419,8 +442,9 @@ class Leader:
         if not fetch.progress_only:
             follower.notified_at = None
             follower.waiter_inbox = None
+            follower.answer_due = None
 
-    def _answer(self, fetch: FollowerFetch, follower: _Follower, out: list[LeaderEffect]) -> None:
+    def _answer(self, fetch: FollowerFetch, follower: _Follower, now: float, out: list[LeaderEffect]) -> None:
         limit = min(fetch.max_bytes or self.settings.fetch_max_bytes, self.settings.fetch_max_bytes)
         sync_to = self._sync_wanted_of(fetch.replica, follower)
         if fetch.no_space:
@@ -428,14 +452,33 @@ class Leader:
         elif fetch.offset < self.log_end_offset:
             out.append(Respond(fetch.replica, fetch.inbox, fetch.offset, limit, self.high_watermark, sync_to))
         else:
-            out.append(Respond(fetch.replica, fetch.inbox, fetch.offset, 0, self.high_watermark, sync_to))
             follower.waiter_inbox = fetch.inbox
             follower.waiter_max_bytes = limit
+            if not sync_to and self._are_records_coming(now):
+                follower.answer_due = now + self.settings.empty_answer_delay
+                return
+            out.append(Respond(fetch.replica, fetch.inbox, fetch.offset, 0, self.high_watermark, sync_to))
+        follower.told_high_watermark = self.high_watermark
+
+    def _are_records_coming(self, now: float) -> bool:
+        """As far as the last ones let hope. Then an empty answer, and what its follower does with it, is work for
+        nothing. Where data do not go to waiters, the answer is what makes the follower listen to notifications."""
+        return self.settings.push_to_waiters and now - self._appended_at < self.settings.empty_answer_delay
+
+    def _answer_late(self, replica: BrokerId, follower: _Follower, out: list[LeaderEffect]) -> None:
+        """No data came; the waiter stays."""
+        follower.answer_due = None
+        inbox, end = follower.waiter_inbox, follower.log_end_offset
+        if inbox is None:
+            raise InvariantViolation(f"{self.view.key}: {replica} waits for nothing")
+        sync_to = self._sync_wanted_of(replica, follower)
+        out.append(Respond(replica, inbox, end, 0, self.high_watermark, sync_to))
         follower.told_high_watermark = self.high_watermark
 
     def _fire_waiter(self, replica: BrokerId, follower: _Follower, now: float, out: list[LeaderEffect]) -> None:
         """Once: unregistered before anything is sent."""
         inbox, follower.waiter_inbox = follower.waiter_inbox, None
+        follower.answer_due = None
         if inbox is None:
             raise InvariantViolation(f"{self.view.key}: no data waiter of {replica} to fire")
         follower.notified_at = now
@@ -460,6 +503,18 @@ class Leader:
     def _acknowledged(self, member: BrokerId) -> Offset:
         return self._end_of(member, is_synced=self._durable)
 
+    def _acknowledged_by_all(self) -> Offset:
+        """Of the maximal ISR. Asked at every fetch: `_acknowledged` of each, without a call for each."""
+        end = self.durable_end if self._durable else self.log_end_offset
+        for member in self.isr.maximal:
+            if member == self.broker:
+                continue
+            follower = self._followers.get(member)
+            if follower is None:
+                return Offset(-1)
+            end = min(end, follower.durable_end if self._durable else follower.log_end_offset)
+        return end
+
     def _advance(self, now: float, out: list[LeaderEffect]) -> None:
         members = len(self.isr.members)
         if members < self.view.config.min_isr:
@@ -474,7 +529,7 @@ class Leader:
             out.extend(self._acks.on_everywhere(self._beside, members, is_synced=not self._durable))
 
     def _move_high_watermark(self, now: float) -> bool:
-        end = min(self._acknowledged(member) for member in self.isr.maximal)
+        end = self._acknowledged_by_all()
         if end <= self.high_watermark:
             return False
         if end > self.log_end_offset:
@@ -482,12 +537,14 @@ class Leader:
         self.high_watermark = end
         self._high_watermark_at = now
         done = 0
-        for uncommitted_end, size in self._uncommitted:
+        for uncommitted_end, size, _ in self._uncommitted:
             if uncommitted_end > end:
                 break
             self._uncommitted_bytes -= size
+            self._shared.size -= size
             done += 1
         del self._uncommitted[:done]
+        self._shared.waiting -= done > 0 and not self._uncommitted
         return True
 
     # ------------------------------------------------------------------ ISR
@@ -540,6 +597,8 @@ class Leader:
         if not isinstance(self.isr, CommittedIsr) or not self._connected:
             return
         full = self._members_without_room()
+        if not full:
+            return
         behind = frozenset(m for m in full if self._followers[m].log_end_offset < self.log_end_offset)
         for leaving in (behind,) if self._no_space else (full, behind):
             if leaving and len(self.isr.members - leaving) >= self.view.config.min_isr:
@@ -678,6 +737,9 @@ class Leader:
             elif follower.notified_at is not None and now - follower.notified_at >= settings.notify_retry:
                 follower.notified_at = now
                 out.append(Notify(replica))
+            elif follower.answer_due is not None:
+                if now >= follower.answer_due:
+                    self._answer_late(replica, follower, out)
             elif (
                 follower.waiter_inbox is not None
                 and follower.told_high_watermark < self.high_watermark
@@ -720,13 +782,15 @@ class Leader:
         """When `tick` is due at the latest (monotonic seconds)."""
         due = self._last_tick + self._tick_interval()
         waits_until = self._acks.next_deadline()
-        if waits_until is not None:
-            due = min(due, waits_until)
+        if waits_until is not None and waits_until < due:
+            due = waits_until
         for replica, follower in self._followers.items():
             if follower.expand_not_before > self._last_tick and self._wants_in(replica, follower, self._last_tick):
                 due = min(due, follower.expand_not_before)
             if follower.notified_at is not None:
                 due = min(due, follower.notified_at + self.settings.notify_retry)
+            elif follower.answer_due is not None:
+                due = min(due, follower.answer_due)
             elif follower.waiter_inbox is not None and follower.told_high_watermark < self.high_watermark:
                 due = min(due, self._high_watermark_at + self.settings.high_watermark_notify_delay)
         due = min(due, self._consumers.next_deadline())
@@ -786,13 +850,21 @@ class Leader:
         out: list[LeaderEffect] = [*self._acks.abandon(reason)]
         out.extend(self._consumers.refuse_all(TidelogError(Code.NOT_LEADER, reason)))
         self._end_drain(reason, out)
+        self._shared.partitions -= 1
+        self._shared.size -= self._uncommitted_bytes
+        self._shared.waiting -= bool(self._uncommitted)
+        self._uncommitted_bytes = 0
+        self._uncommitted.clear()
         return out
 
     # ------------------------------------------------------------------ what others want to know
     @property
     def has_waiting_follower(self) -> bool:
         """Some follower would take a batch at once."""
-        return any(f.waiter_inbox is not None for f in self._followers.values())
+        for follower in self._followers.values():  # noqa: SIM110 - asked for every chunk, and half the time of any()
+            if follower.waiter_inbox is not None:
+                return True
+        return False
 
     def progress(self) -> dict[BrokerId, tuple[Offset | None, bool]]:
         """Replica -> (its LEO, None when not heard of in this epoch; in the committed ISR)."""

@@ -57,6 +57,8 @@ class PendingAcks:
     @property
     def furthest(self) -> Offset:
         """Where the last of them ends; 0: nobody waits."""
+        if not self._by_offset and not self._late:
+            return Offset(0)
         newest = next((p.end_offset for p in reversed(self._by_offset) if not p.done), Offset(0))
         return max([newest, *(p.end_offset for p in self._late if not p.done)])
 
@@ -69,6 +71,8 @@ class PendingAcks:
         """Everything that ends at or below the mark and asks for no more in-sync members, in log order."""
         out: list[CompleteProduce] = []
         queue = self._by_offset
+        if not self._late and (not queue or queue[0].end_offset > mark):
+            return out
         while queue and queue[0].end_offset <= mark:
             pending = queue.popleft()
             if pending.floor <= members:

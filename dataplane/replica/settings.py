@@ -17,6 +17,8 @@ class ReplicaSettings:
     """An unanswered fetch is followed by a probe over `.offset` after this long."""
     notify_retry: float = 0.05
     """A notification is repeated at this interval until the follower fetches."""
+    empty_answer_delay: float = 0.02
+    """While records come in, an empty answer is put off for this long, and left out when data go first. 0: never."""
     high_watermark_notify_delay: float = 0.02
     """An idle follower is told of a new HW when this long brought no data."""
     liveness_grace: float = 1.0
@@ -26,7 +28,8 @@ class ReplicaSettings:
     offset_retry: float = 0.2
     """Refused by who knows better, a follower asks again after this long; it also paces what is refused by itself."""
     no_leader_retry: float = 0.02
-    """After a 503 ask again after this long. An unanswered `.offset` request is repeated first after this long, then
+    """After a 503 ask again after this long, after the next one after twice as long, up to `offset_retry`; sooner when
+    the leader says that it has begun. An unanswered `.offset` request is repeated first after this long, then
     after twice as long each time, up to `replica_max_leader_timeout`."""
     alter_isr_retry: float = 0.5
     """An ISR change whose outcome is not known is sent again after this long."""
@@ -40,8 +43,11 @@ class ReplicaSettings:
     fetch_max_bytes: int = 4 << 20
     """Most bytes of batches in one answer (one whole batch is always sent)."""
     max_uncommitted_bytes: int = 256 << 20
-    """Appended and not yet committed; above it publishes are refused with BACKPRESSURE (and plain ones dropped,
-    counted)."""
+    """Appended and not yet committed, per partition; above it publishes are refused with BACKPRESSURE (and plain ones
+    dropped, counted)."""
+    max_uncommitted_bytes_of_all: int = 256 << 20
+    """The same for all partitions that a broker leads: above it those are refused that hold more than their share;
+    where a commit takes long, above a small part of it: see `dataplane.replica.uncommitted`."""
     max_waiting_fetches: int = 10_000
     """Consumers' long polls per partition; above it they are refused with BACKPRESSURE."""
     follower_read_max_age: float = 3.0

@@ -76,6 +76,7 @@ async def run(broker: str, nats: str, raft: Mapping[str, str], directory: Path, 
                     "incarnation": key.partition_incarnation,
                     "leader_epoch": view.leader_epoch,
                     "log_end_offset": 0,
+                    "replicas_progress": {},
                 }
                 for key, view in views.items()
                 if key.stream == stream and view.leader == broker

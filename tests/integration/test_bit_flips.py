@@ -12,6 +12,8 @@ from typing import Any
 import pytest
 
 import tidelog
+from dataplane.log.checkpoints import read_offsets
+from dataplane.log.files import REAL_FILES
 from tests.integration.test_leader_by_operator import command, partition_of, until
 from tests.integration.workload import wait_in_sync
 from tidelog.server.devcluster import DevCluster
@@ -138,6 +140,13 @@ async def test_the_last_copy_is_read_around_the_damage_until_an_operator_accepts
         assert leader is not None
         damaged = segments(cluster, leader)[1]
         offset = int(damaged.stem) + 3
+
+        async def known_to_be_committed() -> bool:
+            """After a restart, too."""
+            checkpoint = read_offsets(REAL_FILES, damaged.parent)
+            return checkpoint is not None and checkpoint.high_watermark == RECORDS
+
+        await until("the checkpoint", known_to_be_committed)
         flip(damaged, offset, random.Random(1))
 
         async def offline() -> bool:

@@ -61,7 +61,7 @@ async def flip(role: Role, offset: int, *, in_body: bool = True) -> None:
                 content[at + (header.size - 100 if in_body else 40)] ^= 4
                 with path.open("r+b") as file:
                     file.write(content)
-    role.log._state.tail.__init__(0)  # type: ignore[misc]
+    role.log._state.forget_tail()
 
 
 def whole_log(node: Node) -> bytes:

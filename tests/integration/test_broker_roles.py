@@ -332,7 +332,7 @@ async def damage(role: Leading) -> None:
     with path.open("r+b") as file:
         file.seek(40)
         file.write(b"\xff\xff")
-    role.log._state.tail.__init__(0)  # type: ignore[misc]
+    role.log._state.forget_tail()
 
 
 @pytest.mark.parametrize("position", [{"offset": 0}, {"timestamp": 1}])

@@ -11,6 +11,7 @@ import time
 from collections.abc import Iterator
 from typing import Any
 
+import nats
 import pytest
 
 import tidelog
@@ -53,6 +54,19 @@ async def leader_of(client: tidelog.Client, stream: str, partition: int) -> str:
     leader = (await client.describe(stream))["partitions"][partition]["leader"]
     assert leader is not None
     return leader
+
+
+async def test_what_is_published_right_after_the_creation_is_stored(cluster: DevCluster) -> None:
+    """Whoever publishes plainly hears of no loss: where `create_stream` returns, every leader listens."""
+    count = 100
+    plain = await nats.connect(cluster.nats_url)
+    async with await tidelog.connect(cluster.nats_url) as client:
+        await client.create_stream("prompt", partitions=count, replication_factor=3, config={"min_isr": "1"})
+        subjects = ["prompt", *(f"prompt.{partition}" for partition in range(1, count))]
+        answers = await asyncio.gather(*(plain.request(subject, b"first", timeout=10) for subject in subjects))
+        assert [json.loads(answer.data)["offset"] for answer in answers] == [0] * count
+        await client.delete_stream("prompt")
+    await plain.close()
 
 
 async def test_the_command_line_from_create_to_delete(cluster: DevCluster) -> None:

@@ -10,6 +10,7 @@ import socket
 import ssl
 import subprocess
 import time
+from array import array
 from collections.abc import Callable, Iterator
 from importlib.util import find_spec
 from pathlib import Path
@@ -20,7 +21,7 @@ import pytest
 from tidelog.runtime.micro import ERROR_CODE_HEADER, ERROR_HEADER, Answer
 from tidelog.runtime.nats import ConnectionClosed, NatsConnection, NatsUnavailable
 from tidelog.runtime.server import EmbeddedNatsServer, NatsPortTaken, NatsServerFailed
-from wire.transport import NO_RESPONDERS, Message, Transport
+from wire.transport import NO_RESPONDERS, Buffer, Message, Transport
 
 
 @pytest.fixture
@@ -99,6 +100,28 @@ async def test_parts_are_counted_in_bytes_and_copied_at_once(server: EmbeddedNat
     buffer[:] = b"behind"
     await connection.flush()
     assert received[0].data == bytes(range(16)) + b"before"
+    await connection.close()
+
+
+async def test_large_messages_of_many_parts_arrive_whole_whatever_the_socket_takes(server: EmbeddedNatsServer) -> None:
+    received: list[Message] = []
+    connection = await NatsConnection.connect(server.url)
+    await connection.subscribe("a", received.append)
+    numbers = array("H", range(1000))
+    changing = bytearray(b"c" * 70_000)
+    few: list[Buffer] = [b"f" * 3_000_000, changing, memoryview(numbers)]
+    many: list[Buffer] = [bytes([i % 251]) * (i % 97) for i in range(5000)]
+    small: list[Buffer] = [b"small"]
+    sent = []
+    server.freeze()
+    for parts in (few, many, small, *[few] * 6, many, small[1:], many):
+        assert connection.publish("a", parts)
+        sent.append(b"".join(bytes(part) for part in parts))
+    assert connection.outgoing_bytes, "the socket does not take all of that at once"
+    changing[:] = b"d" * len(changing)
+    server.thaw()
+    await until(lambda: len(received) == len(sent))
+    assert [message.data for message in received] == sent
     await connection.close()
 
 

@@ -566,7 +566,7 @@ class PartitionWorld:
             level = self.level(broker, acks, durability)
         except TidelogError as error:
             return error
-        refused = leader.refuse_publish(level, lease_valid=lease_valid)
+        refused = leader.refuse_publish(level, lease_valid=lease_valid, now=self.now)
         if refused is not None:
             return refused
         self.append(broker, Batch(broker.log.end, leader.leader_epoch, values), level, token, timeout)

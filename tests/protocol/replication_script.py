@@ -64,6 +64,7 @@ class ReplicationScript:
             "log": self._log,
             "epoch": self._epoch,
             "begin": self._begin,
+            "announce": self._announce,
             "publish": self._publish,
             "deliver": self._deliver,
             "step": self._step,
@@ -120,7 +121,7 @@ class ReplicationScript:
     def _stream(self, command: Command) -> None:
         times = {field.name for field in fields(ReplicaSettings)}
         config = {key: value for key, value in command.options.items() if key in ("min_isr", "durability")}
-        settings: dict[str, float | bool] = {}
+        settings: dict[str, float | bool] = {"empty_answer_delay": 0.0}  # each answer in its place, but where asked
         for key, value in command.options.items():
             if key in times:
                 settings[key] = float(value)
@@ -143,6 +144,13 @@ class ReplicationScript:
         runs = [(int(epoch), values) for epoch, values in (word.split(":") for word in command.words[1:])]
         broker.log.preset(runs, int(command.options.get("start", "0")))
         broker.high_watermark = Offset(int(command.options.get("hw", "0")))
+
+    def _announce(self, command: Command) -> None:
+        name = command.words[0]
+        leader = self.world.brokers[name].leading
+        if leader is None:
+            raise ScriptError(f"{name} does not lead")
+        self.world.lead_effects(name, leader.announce())
 
     def _epoch(self, command: Command) -> None:
         self.world.set_leader_epoch(int(command.words[0]))

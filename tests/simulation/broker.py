@@ -27,7 +27,7 @@ from tests.simulation.world import Process, SimulatedCrash, World
 from tidelog.server.assembly import Assembly, Ground
 from wire.errors import Code, TidelogError
 from wire.subjects import Subjects
-from wire.types import BrokerId, LeaderReport
+from wire.types import BrokerId, LeaderReport, Offset
 
 if TYPE_CHECKING:
     from dataplane.log.group_commit import Done
@@ -37,7 +37,8 @@ DATA = Path("/data")
 
 class SimSyncer:
     """`dataplane.log.group_commit.SyncScheduler`, its threads simulated: a log is synced by one of them at a time, and
-    a sync serves those who waited when it began."""
+    a sync serves those who waited when it began. Whether the disk is quick enough to sync at once is a matter of
+    chance."""
 
     def __init__(self, process: Process) -> None:
         self._process = process
@@ -50,6 +51,11 @@ class SimSyncer:
             return
         self._waiting[log] = [done]
         self._begin(log)
+
+    def at_once(self, log: Syncable) -> Offset | None:
+        if self._waiting or self._process.world.rng.random() < 0.5:
+            return None
+        return log.sync_small(1 << 20)
 
     def _begin(self, log: Syncable) -> None:
         served: list[Done] = []

@@ -291,6 +291,7 @@ class SimConnection:
     """A `Transport`."""
 
     max_payload = 1 << 20
+    loss_reason = "the simulated connection was cut"
 
     def __init__(self, nats: Nats, process: Process, name: str) -> None:
         self.nats = nats

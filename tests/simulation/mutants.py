@@ -133,7 +133,7 @@ MUTANTS: tuple[Mutant, ...] = (
     ),
     _mutant(
         "HW from the committed ISR, not the maximal one",
-        (L, "_move_high_watermark", "for member in self.isr.maximal)", "for member in self.isr.members)"),
+        (L, "_acknowledged_by_all", "for member in self.isr.maximal:", "for member in self.isr.members:"),
         drama="unheard expansion",
     ),
     _mutant(

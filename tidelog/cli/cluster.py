@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from datetime import UTC, datetime
 from typing import TYPE_CHECKING
 
 import click
@@ -85,6 +86,13 @@ def _show(found: ClusterStatus) -> None:
         if dropped := _dropped(broker):
             kinds = ", ".join(f"{kind} {count}" for kind, count in dropped.items())
             console().print(f"{broker['id']} has dropped: {kinds}", highlight=False)
+        if gaps := (broker.get("counters") or {}).get("publish_gaps"):
+            newest = (broker.get("publish_gaps") or [])[-1:]
+            console().print(
+                f"[yellow]{broker['id']}[/] may have missed plain publishes {gaps} times: "
+                + "".join(f"last at {_time(gap['began_ns'])}, {gap['reason']}" for gap in newest),
+                highlight=False,
+            )
         if broker.get("failed"):
             console().print(f"[red]{broker['id']}[/] holds unsound replicas of {', '.join(broker['failed'] or ())}")
         if broker.get("damaged"):
@@ -95,6 +103,10 @@ def _show(found: ClusterStatus) -> None:
                 f"[yellow]{broker['id']}[/] has met damage {counters['damage_found']} times since it started, and"
                 f" repaired {counters.get('damage_repaired', 0)}: look at its disk"
             )
+
+
+def _time(ns: int) -> str:
+    return datetime.fromtimestamp(ns / 1e9, UTC).strftime("%Y-%m-%d %H:%M:%S UTC")
 
 
 def _disk(broker: BrokerStatus) -> str:

@@ -49,11 +49,13 @@ from collections import deque
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from enum import Enum
-from typing import Any, NamedTuple, TypeAlias
+from typing import Any, NamedTuple, TypeAlias, TypeVar
 
 from tidelog.client.errors import DeliveryTimeout, OutOfOrderSequence, typed
 from wire.errors import Code, TidelogError
 from wire.types import REMEMBERED_BATCHES, Acks
+
+_T = TypeVar("_T")
 
 MAX_SEQUENCE = (1 << 31) - 1
 """Sequence numbers are i32. Before they run out the partition goes on in a new session."""
@@ -78,12 +80,15 @@ class BatchState(Enum):
 
 
 Claim: TypeAlias = tuple[int, Sequence[int] | None, Any]
-"""Who waits for a run of a batch's records: (place of the first in the batch; positions in the caller's list for a run
-of `send_many`, None for a single record; the driver's future, not looked at here). A plain tuple: one per record."""
+"""Who waits for a run of a batch's records: the place of the first in the batch, and
+- for a run of `send_many`, the positions in the caller's list, and the driver's future for all of them;
+- for records given one by one, None, and the list of the driver's futures, one per record.
+Futures are not looked at here."""
 
 
 class PendingBatch:
-    """Records on their way to one partition, as columns."""
+    """Records on their way to one partition, as columns. `keys`, `headers` and `timestamps` are None as long as no
+    record has any."""
 
     __slots__ = (
         "attempts",
@@ -109,9 +114,9 @@ class PendingBatch:
 
     def __init__(self, created_at: float, deadline: float) -> None:
         self.values: list[bytes | None] = []
-        self.keys: list[bytes | None] = []
-        self.headers: list[Mapping[str, bytes] | None] = []
-        self.timestamps: list[int | None] = []
+        self.keys: list[bytes | None] | None = None
+        self.headers: list[Mapping[str, bytes] | None] | None = None
+        self.timestamps: list[int | None] | None = None
         self.claims: list[Claim] = []
         self.place = 0
         """How many batches of this partition began before it."""
@@ -135,6 +140,10 @@ class PendingBatch:
 
     def __len__(self) -> int:
         return len(self.values)
+
+    @property
+    def has_values_only(self) -> bool:
+        return self.keys is None and self.headers is None and self.timestamps is None
 
     def __repr__(self) -> str:
         return f"<PendingBatch {len(self)} records seq={self.base_sequence} {self.state.value} attempt={self.attempts}>"
@@ -175,7 +184,7 @@ class AccumulatorSettings:
     """Times in seconds, sizes in bytes."""
 
     acks: Acks = Acks.ALL
-    batch_bytes: int = 256 << 10
+    batch_bytes: int = 1 << 20
     linger: float = 0.0
     max_in_flight: int = 5
     """Leaders remember the last five batches of a producer; a larger window could not be told from repetitions."""
@@ -223,6 +232,11 @@ class PartitionAccumulator:
     # What is gathered
 
     @property
+    def open_batch(self) -> PendingBatch | None:
+        """The batch that the next record goes into, if it fits."""
+        return self._open
+
+    @property
     def is_idle(self) -> bool:
         """Everything given to this partition is resolved."""
         return self._open is None and not self._sealed and not self._window
@@ -251,11 +265,15 @@ class PartitionAccumulator:
         sealed = False
         if batch is None or batch.size + size > self._settings.batch_bytes:
             batch, sealed = self._room(size, now)
-        batch.claims.append((len(batch.values), None, future))
+        place = len(batch.values)
+        if batch.claims and batch.claims[-1][1] is None:
+            batch.claims[-1][2].append(future)
+        else:
+            batch.claims.append((place, None, [future]))
         batch.values.append(value)
-        batch.keys.append(key)
-        batch.headers.append(headers)
-        batch.timestamps.append(timestamp)
+        batch.keys = _extended(batch.keys, place, key)
+        batch.headers = _extended(batch.headers, place, headers)
+        batch.timestamps = _extended(batch.timestamps, place, timestamp)
         batch.size += size
         return sealed
 
@@ -270,12 +288,17 @@ class PartitionAccumulator:
     ) -> bool:
         """Take records that lie in one batch: `size` bounds all of them together and must not exceed a batch."""
         batch, sealed = self._room(size, now)
-        count = len(values)
-        batch.claims.append((len(batch.values), indices, future))
+        place, count = len(batch.values), len(values)
+        batch.claims.append((place, indices, future))
         batch.values.extend(values)
-        batch.keys.extend([None] * count if keys is None else keys)
-        batch.headers.extend([None] * count)
-        batch.timestamps.extend([None] * count)
+        if keys is not None and batch.keys is None:
+            batch.keys = [None] * place
+        if batch.keys is not None:
+            batch.keys.extend([None] * count if keys is None else keys)
+        if batch.headers is not None:
+            batch.headers.extend([None] * count)
+        if batch.timestamps is not None:
+            batch.timestamps.extend([None] * count)
         batch.size += size
         return sealed
 
@@ -602,6 +625,16 @@ class PartitionAccumulator:
             "see `tidelog cluster status`",
             {"outcome": "not_written"},
         )
+
+
+def _extended(column: list[_T | None] | None, place: int, cell: _T | None) -> list[_T | None] | None:
+    """A column that begins with the first record that has a cell in it; `place` is that of the new record."""
+    if column is None:
+        if cell is None:
+            return None
+        column = [None] * place
+    column.append(cell)
+    return column
 
 
 def _epoch_of(error: TidelogError) -> int:

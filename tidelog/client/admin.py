@@ -64,6 +64,17 @@ class SpaceStatus(TypedDict):
     min_free_bytes: int
 
 
+class PublishGap(TypedDict):
+    """A time for which plain publishes to what a broker leads may have been lost."""
+
+    began_ns: int
+    ended_ns: int | None
+    """None: it lasts. Both since 1970."""
+    partitions: int
+    """That it led."""
+    reason: str
+
+
 class BrokerStatus(TypedDict):
     id: str
     alive: bool
@@ -79,6 +90,8 @@ class BrokerStatus(TypedDict):
     counters: dict[str, int] | None
     """What it took in and what it dropped, since it started."""
     space: SpaceStatus | None
+    publish_gaps: list[PublishGap] | None
+    """The newest; the counter of that name has all."""
 
 
 class OtherReplica(TypedDict):

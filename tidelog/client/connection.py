@@ -64,8 +64,10 @@ async def connect(
     cluster is behind it shows with the first call.
     """
     # The one adapter between the client and NATS; imported when there is something to connect to.
+    from tidelog.runtime.allocator import learn_from_a_large_buffer
     from tidelog.runtime.nats import NatsConnection, NatsUnavailable
 
+    learn_from_a_large_buffer()
     listed = [url.strip() for url in (servers.split(",") if isinstance(servers, str) else servers) if url.strip()]
     if not listed:
         raise BadConfig(Code.BAD_CONFIG, f"servers={servers!r} names no server; give a URL such as {DEFAULT_SERVER}")
@@ -226,7 +228,7 @@ class Client:
         acks: Literal["all", "leader", "none"] = "all",
         durability: str | None = None,
         confirm_timeout: float | None = None,
-        batch_bytes: int = 256 << 10,
+        batch_bytes: int = 1 << 20,
         linger_ms: float = 0.0,
         max_in_flight: int = 5,
         buffer_bytes: int = 64 << 20,

@@ -288,7 +288,7 @@ class PartitionFetcher:
                 break
             if header.end_offset <= position:
                 continue
-            batch = RecordBatch.decode(body, at)
+            batch = RecordBatch.decode(body, at, header=header)
             end = header.end_offset
             if header.base_offset < position or (stop is not None and end > stop):
                 end = end if stop is None else Offset(min(end, stop))

@@ -16,11 +16,14 @@ from __future__ import annotations
 import asyncio
 import time
 from collections import deque
-from collections.abc import Callable, Coroutine, Mapping, Sequence
+from collections.abc import Callable, Coroutine, Iterable, Mapping, Sequence
 from dataclasses import replace
 from functools import partial
+from itertools import repeat
 from types import TracebackType
-from typing import Self
+from typing import Self, cast
+
+import numpy as np
 
 from tidelog.client.accumulator import (
     AccumulatorSettings,
@@ -115,6 +118,13 @@ class Producer:
         self._pipes: dict[int, _Pipe] = {}
         self._max_record = 0
         self._max_record_why = ""
+        self._max_size = 0
+        self._batch_bytes = 0
+        self._gathering: PendingBatch | None = None
+        """The open batch of the partition that records without a key go to now, if it holds values only, takes them
+        one by one, and is sent in this turn of the loop anyway. None when all that has to be looked at (`_append`)."""
+        self._gathering_futures: list[asyncio.Future[Receipt]] = []
+        """Of the last claim of `_gathering`."""
         self._buffered = 0
         self._waiting_for_room: deque[tuple[int, asyncio.Future[None]]] = deque()
         self._dirty: dict[_Pipe, None] = {}
@@ -166,6 +176,8 @@ class Producer:
         self._max_record, self._max_record_why = room - RECORD_OVERHEAD, "what the NATS server takes in one message"
         if layout.max_record_bytes is not None and layout.max_record_bytes <= self._max_record:
             self._max_record, self._max_record_why = layout.max_record_bytes, "the stream's max_record_bytes"
+        self._max_size = self._max_record + RECORD_OVERHEAD
+        self._batch_bytes = batch_bytes
         self._check_level(layout)
         settings = replace(self._settings, batch_bytes=batch_bytes)
         if settings.acks is Acks.ALL and (self._durability or layout.durability).is_local:
@@ -238,6 +250,25 @@ class Producer:
 
         Futures need not be awaited: `flush` raises the first failure since the last `flush`.
         """
+        batch = self._gathering
+        if (
+            batch is not None
+            and type(value) is bytes
+            and key is None
+            and headers is None
+            and partition is None
+            and timestamp is None
+        ):
+            size = len(value) + RECORD_OVERHEAD
+            filled = batch.size + size
+            buffered = self._buffered + size
+            if filled <= self._batch_bytes and buffered <= self._buffer_bytes and size <= self._max_size:
+                future: asyncio.Future[Receipt] = asyncio.Future(loop=self._loop)
+                self._gathering_futures.append(future)
+                batch.values.append(value)
+                batch.size = filled
+                self._buffered = buffered
+                return future
         size = _checked_size(value, key, headers, timestamp)
         if self._buffered + size > self._buffer_bytes:
             raise BufferFull(
@@ -348,7 +379,7 @@ class Producer:
         if partitioner is None or self._closed or self._fatal is not None:
             self._check_usable()
             raise BadRequest(Code.BAD_REQUEST, "the producer is not started; use `async with` or await its start()")
-        if size - RECORD_OVERHEAD > self._max_record:
+        if size > self._max_size:
             raise self._too_large(size - RECORD_OVERHEAD)
         if partition is None:
             partition = partitioner.sticky if key is None else partitioner.for_key(key)
@@ -362,30 +393,44 @@ class Producer:
         if pipe.core.append(value, key, headers or None, timestamp, size, future, pipe.touched_at):
             self.leave_partition(partition)
             pipe.pump()
+        elif partition == partitioner.sticky:
+            self._gather_into(pipe.core.open_batch)
         return future
+
+    def _gather_into(self, batch: PendingBatch | None) -> None:
+        """`batch` has just taken a record that was given alone."""
+        if batch is not None and batch.has_values_only:
+            self._gathering, self._gathering_futures = batch, batch.claims[-1][2]
+        else:
+            self._gathering = None
+
+    def stop_gathering(self) -> None:
+        """Look at everything with the next record: some partition is about to send."""
+        self._gathering = None
 
     async def _append_unkeyed(
         self, values: Sequence[bytes | None], partition: int | None, futures: list[asyncio.Future[BatchReceipt]]
     ) -> None:
         assert self._partitioner is not None
-        sizes = [(0 if value is None else len(value)) + RECORD_OVERHEAD for value in values]
-        if sizes and max(sizes) - RECORD_OVERHEAD > self._max_record:
-            raise self._too_large(max(sizes) - RECORD_OVERHEAD)
-        at = 0
+        filled = [value or b"" for value in values] if None in values else cast("Sequence[bytes]", values)
+        sizes = np.fromiter(map(len, filled), np.int64, len(values)) + RECORD_OVERHEAD
+        if len(values) and (largest := int(sizes.max())) > self._max_size:
+            raise self._too_large(largest - RECORD_OVERHEAD)
+        ends = np.cumsum(sizes)
+        at = before = 0
+        """The first `at` values are taken, `before` bytes of records."""
         while at < len(values):
             target = self._partitioner.sticky if partition is None else partition
             if target not in self._pipes:
                 raise self._no_partition(target)
             pipe = self._pipes[target]
-            room = pipe.core.room_for(sizes[at])
-            end, size = at + 1, sizes[at]
-            while end < len(sizes) and size + sizes[end] <= room:
-                size += sizes[end]
-                end += 1
+            room = pipe.core.room_for(int(sizes[at]))
+            end = max(int(np.searchsorted(ends, before + room, "right")), at + 1)
+            size = int(ends[end - 1]) - before
             if self._waiting_for_room or self._buffered + size > self._buffer_bytes:
                 await self._room(size)
             futures.append(self._append_run(pipe, values[at:end], None, size, range(at, end)))
-            at = end
+            at, before = end, before + size
 
     async def _append_keyed(
         self,
@@ -441,6 +486,7 @@ class Producer:
         indices: Sequence[int],
     ) -> asyncio.Future[BatchReceipt]:
         self._check_usable()
+        self.stop_gathering()
         future: asyncio.Future[BatchReceipt] = self._loop.create_future()
         self._buffered += size
         if pipe.core.append_run(values, keys, size, indices, future, self._loop.time()):
@@ -509,36 +555,47 @@ class Producer:
         if isinstance(effect, Failed):
             self._settle_failed(batch, effect.error)
         else:
-            base, timestamp = effect.base_offset, batch.timestamp
-            step = 0 if base < 0 else 1
-            for (first, indices, future), own in zip(batch.claims, self._stamps(batch), strict=True):
-                if not future.done():
-                    offset = base + first * step
-                    if indices is None:
-                        future.set_result(Receipt(partition, offset, timestamp if own is None else own))
-                    else:
-                        future.set_result(BatchReceipt(partition, offset, timestamp, indices))
+            step = 0 if effect.base_offset < 0 else 1
+            for first, indices, waiting in batch.claims:
+                offset = effect.base_offset + first * step
+                if indices is None:
+                    self._give_receipts(batch, partition, first, offset, step, waiting)
+                elif not waiting.done():
+                    waiting.set_result(BatchReceipt(partition, offset, batch.timestamp, indices))
         if self._waiting_for_room:
             self._grant_room()
         self._settled.set()
 
     @staticmethod
-    def _stamps(batch: PendingBatch) -> Sequence[int | None]:
-        stamps = batch.timestamps
-        return stamps if len(stamps) == len(batch.claims) else [stamps[first] for first, _, _ in batch.claims]
+    def _give_receipts(
+        batch: PendingBatch, partition: int, first: int, offset: int, step: int, futures: list[asyncio.Future[Receipt]]
+    ) -> None:
+        """To records given one by one, from place `first` of the batch on, which got `offset`, `offset + step`, …"""
+        count = len(futures)
+        offsets = range(offset, offset + count) if step else repeat(offset, count)
+        stamps: Iterable[int] = repeat(batch.timestamp)
+        if batch.timestamps is not None:
+            own = batch.timestamps[first : first + count]
+            stamps = [batch.timestamp if stamp is None else stamp for stamp in own]
+        # Receipt(…) itself takes more than twice as long, and there is one per record.
+        receipts = map(tuple.__new__, repeat(Receipt), zip(repeat(partition), offsets, stamps, strict=False))
+        for future, receipt in zip(futures, receipts, strict=True):
+            if not future.done():
+                future.set_result(receipt)
 
     def _settle_failed(self, batch: PendingBatch, error: TidelogError) -> None:
         quiet = False
-        for _, indices, future in batch.claims:
-            if future.done():
-                continue
-            future.set_exception(error)
-            if indices is not None or quiet:
-                future.exception()  # asyncio reports failures that nobody looks at; once per batch is enough
-                continue
-            quiet = True
-            if self._first_failure is None and future not in self._awaited:
-                self._first_failure = error
+        for _, indices, waiting in batch.claims:
+            for future in waiting if indices is None else [waiting]:
+                if future.done():
+                    continue
+                future.set_exception(error)
+                if indices is not None or quiet:
+                    future.exception()  # asyncio reports failures that nobody looks at; once per batch is enough
+                    continue
+                quiet = True
+                if self._first_failure is None and future not in self._awaited:
+                    self._first_failure = error
 
     def want_session(self, pipe: _Pipe) -> None:
         self._spawn(self._renew_session(pipe))
@@ -636,6 +693,7 @@ class _Pipe:
 
     def pump(self) -> None:
         """Send what may be sent, and set the timer."""
+        self._producer.stop_gathering()
         if self._transport.is_connected:
             while (batch := self.core.next_send(self._loop.time())) is not None:
                 if not self._publish(batch):
@@ -785,14 +843,12 @@ def _checked_size(
 
 def _encode(batch: PendingBatch, compression: Compression) -> EncodedBatch:
     builder = BatchBuilder()
-    bare = [value for value in batch.values if value is not None]
-    if len(bare) == len(batch) and all(
-        column.count(None) == len(batch) for column in (batch.keys, batch.headers, batch.timestamps)
-    ):
-        builder.add_values(bare)
+    if batch.has_values_only and None not in batch.values:
+        builder.add_values(cast("list[bytes]", batch.values))
     else:
+        absent = [None] * len(batch)
         for value, key, headers, timestamp in zip(
-            batch.values, batch.keys, batch.headers, batch.timestamps, strict=True
+            batch.values, batch.keys or absent, batch.headers or absent, batch.timestamps or absent, strict=True
         ):
             builder.add_record(value, key, encode_headers(headers) if headers else b"", timestamp)
     session = batch.session

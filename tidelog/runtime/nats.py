@@ -22,6 +22,7 @@ import asyncio
 import contextlib
 import logging
 import math
+import os
 import re
 import ssl
 import time
@@ -49,8 +50,15 @@ WRITABLE_BELOW = 1 << 20
 """`wait_writable` waits from four times this many waiting bytes on until they are fewer than this."""
 MAX_CONTROL_LINE = 4096
 """Longest protocol line that a nats-server takes as configured by default: verb, subject, reply and sizes."""
+LAST_WORDS = 1.0
+"""An error that the server told no longer than this before it closed the connection is the reason, seconds."""
 FLUSH_TIMEOUT = 10.0
 CLOSE_TIMEOUT = 2.0
+
+_GATHER_FROM = 64 << 10
+"""Bytes; joining less is cheaper than another way to send."""
+_IOV_MAX = 1024
+"""Most buffers that one writev takes (Linux)."""
 
 _T = TypeVar("_T")
 _SUBJECT = re.compile(r"[^\x00-\x20\x7f]+")
@@ -93,6 +101,15 @@ class NatsConnection:
         self._connection_handlers: list[Callable[[bool], None]] = []
         self._waiting: dict[asyncio.Future[Any], str] = {}  # what fails at a loss -> what it waits for, as text
         self._connected_since = math.inf
+        self._next_flush: asyncio.Task[None] | None = None
+        """Has not begun: it covers all that is written until it does."""
+        self._loss: Exception | None = None
+        self._server_lost = ""
+        """Id of the server that the connection was lost to."""
+        self._words, self._words_at = "", -math.inf
+        """The newest -ERR."""
+        self._last_words = ""
+        """The one that came with the loss."""
         self._closed = False
         self._up = asyncio.Event()
         self._buffer_low = asyncio.Event()
@@ -205,6 +222,24 @@ class NatsConnection:
         transport = self._client.link_transport
         return 0 if transport is None else transport.get_write_buffer_size()
 
+    @property
+    def loss_reason(self) -> str:
+        """Why the connection was lost the last time, as far as that is known; empty: it never was."""
+        if self._loss is None:
+            return ""
+        if self._last_words:
+            return f"the NATS server said {self._last_words}"
+        if isinstance(self._loss, (errors.UnexpectedEOF, ConnectionError)):
+            if self._up.is_set() and self._server_lost == self._client.info.get("server_id"):
+                return "the NATS server cut it off and lives: a slow consumer, most likely; its log says so"
+            return "the NATS server went away"
+        return f"{type(self._loss).__name__}: {self._loss}"
+
+    def give_way_to(self, other: NatsConnection) -> None:
+        """While `other` has a backlog of messages, little is read here at a time. Both belong to one loop, which reads
+        from each of them once in a turn."""
+        self._client.precedes = other._client
+
     def on_connection_change(self, handler: Callable[[bool], None]) -> None:
         self._connection_handlers.append(handler)
 
@@ -225,7 +260,7 @@ class NatsConnection:
         """
         size = 0
         for part in parts:
-            size += len(part) if type(part) is bytes else memoryview(part).nbytes
+            size += _size(part)
         address = _subject(subject) if reply is None else f"{_subject(subject)} {_subject(reply)}"
         if headers:
             block = encode_headers(headers)
@@ -242,22 +277,42 @@ class NatsConnection:
             )
         if len(line) > MAX_CONTROL_LINE:
             raise ValueError(f"subject and reply of {len(line)} bytes are too long for NATS: {subject[:80]!r}…")
-        return self._write(pieces)
+        return self._write(pieces, len(line) + size + 2)
 
     def publish_raw(self, lines: Sequence[Buffer]) -> bool:
         """Write ready-made `PUB …` protocol bytes now, as one socket write."""
-        return self._write(lines)
+        return self._write(lines, sum(map(_size, lines)))
 
-    def _write(self, pieces: Sequence[Buffer]) -> bool:
+    def _write(self, pieces: Sequence[Buffer], size: int) -> bool:
         transport = self._client.link_transport
         if transport is None or not self._up.is_set() or transport.get_write_buffer_size() > self._outgoing_limit:
             self.counters.dropped_publishes += 1
             return False
-        # Joined, not writelines: from Python 3.12 on that keeps the caller's buffers, which may change afterwards.
-        data = b"".join(pieces)
-        transport.write(data)
+        if size < _GATHER_FROM or not self._gather(pieces, size):
+            # Joined, not writelines: from Python 3.12 on that keeps the caller's buffers, which may change afterwards.
+            transport.write(b"".join(pieces))
         self.counters.messages_out += 1
-        self.counters.bytes_out += len(data)
+        self.counters.bytes_out += size
+        return True
+
+    def _gather(self, pieces: Sequence[Buffer], size: int) -> bool:
+        """Large pieces go to the socket as they lie, where nothing waits to be sent before them; what it does not take
+        is joined. False: nothing was sent."""
+        link = self._client.link
+        if link is None or link.gather_fd is None or link.transport.get_write_buffer_size():
+            return False
+        try:
+            sent = os.writev(link.gather_fd, pieces[:_IOV_MAX])
+        except OSError:  # it takes nothing now, or is lost: the transport's to find out
+            return False
+        if sent < size:
+            rest = []
+            for piece in pieces:
+                length = _size(piece)
+                if sent < length:
+                    rest.append(memoryview(piece).cast("B")[sent:])
+                sent = max(0, sent - length)
+            link.transport.write(b"".join(rest))
         return True
 
     async def wait_writable(self) -> None:
@@ -272,6 +327,18 @@ class NatsConnection:
         """Returns when the server has taken everything published before, and everything it had sent before that is
         delivered. Raises TimeoutError, also when the connection is lost."""
         await self._answer(self._flushing(), timeout)
+
+    async def _flush_together(self) -> None:
+        """As `flush`, one for all who ask in the same turn of the loop: brokers subscribe to thousands of subjects."""
+        flush = self._next_flush
+        if flush is None:
+            flush = self._next_flush = asyncio.get_running_loop().create_task(self._flush_next())
+            flush.add_done_callback(lambda done: done.cancelled() or done.exception())
+        await asyncio.shield(flush)
+
+    async def _flush_next(self) -> None:
+        self._next_flush = None
+        await self.flush()
 
     def _flushing(self) -> asyncio.Future[bool]:
         answered: asyncio.Future[bool] = self._waiting_for("a flush")
@@ -356,7 +423,7 @@ class NatsConnection:
                     # A server that has this id already (from a reconnect in between) ignores the second SUB.
                     transport.write(f"SUB {subject} {sid}\r\n".encode())
                 with contextlib.suppress(TimeoutError):
-                    await self.flush()
+                    await self._flush_together()
                     return Subscription(self, sid, subject)
         except BaseException:
             self._client.remove_subscription(sid)
@@ -371,7 +438,7 @@ class NatsConnection:
         if transport is not None and self._up.is_set():
             transport.write(f"UNSUB {sid}\r\n".encode())
             with contextlib.suppress(TimeoutError):  # a lost connection forgets the subscription as well
-                await self.flush()
+                await self._flush_together()
 
     # ---- services
 
@@ -445,9 +512,12 @@ class NatsConnection:
         log.info("connected to NATS again (%s)", self._client.info.get("server_name", "?"))
         self._tell(True)
 
-    def _went_down(self) -> None:
+    def _went_down(self, error: Exception) -> None:
         if not self._up.is_set():
             return  # lost while connecting
+        self._loss = error
+        self._server_lost = str(self._client.info.get("server_id", ""))
+        self._last_words = self._words if time.monotonic() - self._words_at < LAST_WORDS else ""
         self._up.clear()
         self._connected_since = math.inf
         self._fail_waiting("the connection to NATS was lost")
@@ -469,6 +539,7 @@ class NatsConnection:
 
     def _server_error(self, text: str) -> None:
         self.counters.server_errors += 1
+        self._words, self._words_at = text, time.monotonic()
         log.warning("NATS server says: %s", text)
 
     async def _error(self, error: Exception) -> None:
@@ -569,6 +640,11 @@ class _GuardedBulk:
     def chunk_done(self) -> None:
         with self._guard:
             self._handler.chunk_done()
+
+
+def _size(piece: Buffer) -> int:
+    """In bytes."""
+    return len(piece) if type(piece) is bytes else memoryview(piece).nbytes
 
 
 def _message(subject: bytes, reply: bytes | None, headers: bytes | None, payload: bytes) -> Message:

@@ -7,7 +7,7 @@ called from the read callback itself.
 
     connect, or a reconnect
       -> nats-py opens the stream, does TLS, CONNECT, PING, and starts `_read_loop`
-      -> `_read_loop` puts a `_Link` in place of the stream's protocol object; the stream's own protocol object keeps
+      -> `_read_loop` puts a `Link` in place of the stream's protocol object; the stream's own protocol object keeps
          hearing of flow control and of the loss, because `drain()` and `wait_closed()` wait there
       -> on a reconnect nats-py sends SUB for everything in `_subs`, waits for a PONG and calls `reconnected_cb`
     loss (end of file, error, unanswered pings, a line that is not NATS)
@@ -40,6 +40,10 @@ from tidelog.runtime.parser import ChunkParser, ProtocolError
 
 log = logging.getLogger(__name__)
 
+BEHIND = 256 << 10
+"""A connection whose newest read was of so many bytes has a backlog, as a rule: its reads are a loop's turn apart."""
+GIVING_WAY = 64 << 10
+"""Bytes that are read at most while another connection, which goes first, has a backlog."""
 _RETRY_AFTER_BUG = 1.0  # seconds before nats-py's reconnect loop is started again after it ended with an exception
 
 
@@ -70,13 +74,16 @@ class _TcpTransport(TcpTransport):
             raise
 
 
-class _Link(asyncio.BufferedProtocol):
+class Link(asyncio.BufferedProtocol):
     """One connected socket: its protocol object, from CONNECT to the loss."""
 
     def __init__(
         self, client: ChunkedClient, transport: asyncio.Transport, stream_protocol: asyncio.StreamReaderProtocol
     ) -> None:
         self.transport = transport
+        plain = transport.get_extra_info("sslcontext") is None
+        self.gather_fd: int | None = transport.get_extra_info("socket").fileno() if plain else None
+        """Of the socket, for who writes to it what the transport need not join; None: bytes go through TLS."""
         self.wake = asyncio.Event()
         self.lost: Exception | None = None
         self.info: dict[str, Any] | None = None
@@ -84,11 +91,14 @@ class _Link(asyncio.BufferedProtocol):
         self._stream_protocol = stream_protocol
 
     def get_buffer(self, sizehint: int) -> memoryview:  # noqa: ARG002 - asyncio's signature
-        return self._client.parser.get_buffer()
+        client = self._client
+        room = client.parser.get_buffer()
+        return room[:GIVING_WAY] if client.gives_way() else room
 
     def buffer_updated(self, nbytes: int) -> None:
         if self.lost is not None:
             return
+        self._client.is_behind = nbytes >= BEHIND
         try:
             self._client.parser.received(nbytes)
         except ProtocolError as error:
@@ -118,7 +128,7 @@ class _Link(asyncio.BufferedProtocol):
         """The first call counts. Reconnecting is begun by the read loop, which this wakes."""
         if self.lost is None:
             self.lost = error
-            self._client.link_lost(self)
+            self._client.link_lost(self, error)
             self.wake.set()
         _abort(self.transport)
 
@@ -126,14 +136,14 @@ class _Link(asyncio.BufferedProtocol):
 class ChunkedClient(Client):
     """nats-py's client with a `ChunkParser` in place of its reading.
 
-    `on_down()`: the connection is lost (called once per loss, at once). `on_writable(bool)`: the outgoing buffer fell
-    below its low mark / rose above its high mark. `on_server_error(text)`: a -ERR line.
+    `on_down(why)`: the connection is lost (called once per loss, at once). `on_writable(bool)`: the outgoing buffer
+    fell below its low mark / rose above its high mark. `on_server_error(text)`: a -ERR line.
     """
 
     def __init__(
         self,
         *,
-        on_down: Callable[[], None],
+        on_down: Callable[[Exception], None],
         on_writable: Callable[[bool], None],
         on_server_error: Callable[[str], None],
         write_marks: tuple[int, int],
@@ -145,9 +155,26 @@ class ChunkedClient(Client):
         self._on_down = on_down
         self._on_server_error = on_server_error
         self._write_marks = write_marks  # (high, low) of the outgoing buffer, in bytes
-        self._link: _Link | None = None
+        self._link: Link | None = None
+        self.is_behind = False
+        """The newest read found so much that there is more, as a rule."""
+        self.precedes: ChunkedClient | None = None
+        """Whose messages go first."""
 
     # ---- for the connection
+
+    def gives_way(self) -> bool:
+        """Another client has a backlog. Asked before each read; answered once for each of the other's."""
+        first = self.precedes
+        if first is None or not first.is_behind:
+            return False
+        first.is_behind = False
+        return True
+
+    @property
+    def link(self) -> Link | None:
+        """The connected socket; None while there is no connection."""
+        return self._link
 
     @property
     def link_transport(self) -> asyncio.Transport | None:
@@ -212,12 +239,12 @@ class ChunkedClient(Client):
                 await self._process_op_err(link.lost)
                 return
 
-    def _attach(self) -> _Link:
+    def _attach(self) -> Link:
         assert self._transport is not None
         streams = cast(Any, self._transport)
         reader = streams._io_reader
         transport = streams._io_writer.transport
-        link = _Link(self, transport, transport.get_protocol())
+        link = Link(self, transport, transport.get_protocol())
         self.parser.reset()
         self._link = link
         if reader.at_eof() or reader.exception() is not None or transport.is_closing():
@@ -266,10 +293,10 @@ class ChunkedClient(Client):
 
     # ---- loss and reconnect
 
-    def link_lost(self, link: _Link) -> None:
+    def link_lost(self, link: Link, error: Exception) -> None:
         if self._link is link:
             self._link = None
-            self._on_down()
+            self._on_down(error)
 
     async def _process_op_err(self, e: Exception) -> None:
         if not self.is_closed and not self.is_reconnecting:

@@ -1,11 +1,16 @@
 """The NATS protocol as it arrives, parsed by whole chunks. No socket, no clock: bytes in, calls out.
 
 One persistent buffer takes what the socket has (`get_buffer`, then `received`). What is complete is parsed at once and
-handed, in order of arrival, to the sink of its subscription id:
+handed to the sink of its subscription id:
 
     bulk sink    `wire.transport.BulkHandler`: uniform runs where many messages have one shape, lists otherwise
     direct sink  one call per message (subject, reply, header block, payload)
     control      one call per INFO, PING, PONG, +OK or -ERR line
+
+Each sink gets its messages in order of arrival. Direct sinks and control lines are a fence as well: what came before
+one of them on any subscription is delivered before it. Between two bulk sinks, which are two subscriptions to subjects
+that have nothing to do with one another, there is no order within a chunk: messages are collected per sink, so that a
+stream whose partitions take turns is parsed as quickly as one partition alone.
 
 A chunk is cut in three ways, the quickest that is exact:
 
@@ -14,8 +19,9 @@ A chunk is cut in three ways, the quickest that is exact:
                  only where the message before it ends. The same works when the lines differ in the text of a reply
                  subject of fixed length. A gate (one comparison, seven strides ahead) keeps the attempt from being made
                  in vain, and a first window of 64 messages keeps a short run from costing a long comparison.
-    known line   Header lines seen before are looked up whole (`_lines`), guessing that the next line is as long as the
-                 last one. A guess never looks beyond what was received: stale bytes of earlier chunks lie there.
+    known line   Header lines seen before are looked up whole (`_lines`), with the CRLF before them, guessing that the
+                 next line is as long as the one that last came after a line like this. A guess never looks beyond what
+                 was received: stale bytes of earlier chunks lie there.
     any line     Regular expressions.
 
 Invariants:
@@ -87,6 +93,39 @@ class ReadCounters:
     """Messages of a subscription that has just been given up."""
 
 
+class _Collected:
+    """What one bulk sink is given next, in order of arrival."""
+
+    __slots__ = ("handler", "headers", "payloads", "replies")
+
+    def __init__(self, handler: BulkHandler) -> None:
+        self.handler = handler
+        self.payloads: list[bytes] = []
+        # As long as `payloads`, or shorter: None for the rest.
+        self.replies: list[bytes | None] = []
+        self.headers: list[bytes | None] = []
+
+    def take(self) -> tuple[list[bytes], list[bytes | None], list[bytes | None]]:
+        """(payloads, replies, headers), of equal length; nothing is collected any more."""
+        payloads, replies, headers = self.payloads, self.replies, self.headers
+        self.payloads, self.replies, self.headers = [], [], []
+        replies += [None] * (len(payloads) - len(replies))
+        headers += [None] * (len(payloads) - len(headers))
+        return payloads, replies, headers
+
+
+class _KnownLine:
+    """A whole header line of a bulk sink's message without a reply subject."""
+
+    __slots__ = ("header_size", "next_length", "sink", "size")
+
+    def __init__(self, sink: _Collected, header_size: int, size: int, length: int) -> None:
+        self.sink = sink
+        self.header_size = header_size
+        self.size = size  # header block and payload
+        self.next_length = length  # of the line that last followed one like this
+
+
 class ChunkParser:
     """Cuts what a NATS server sends into messages and control lines. See the module's text.
 
@@ -96,26 +135,22 @@ class ChunkParser:
     def __init__(self, on_control: Callable[[bytes], None], *, buffer_size: int = BUFFER_SIZE) -> None:
         self.counters = ReadCounters()
         self._on_control = on_control
-        self._bulk: dict[int, BulkHandler] = {}
+        self._bulk: dict[int, _Collected] = {}
         self._direct: dict[int, DirectHandler] = {}
-        self._lines: dict[bytes, tuple[BulkHandler, int]] = {}  # whole MSG line of a bulk sink -> (sink, payload size)
+        self._lines: dict[bytes, _KnownLine] = {}  # by CRLF and the whole line
         self._line_length = 16  # of the last header line: the next one is likely as long
         self._base_size = max(buffer_size, 2 * MIN_READ)
         self._buffer = bytearray(self._base_size)
         self._view = memoryview(self._buffer)
         self._start = self._end = self._need = 0
         self._reads_too_large = 0
-        # What is collected for one bulk sink, and the sinks that got something in this chunk.
-        self._sink: BulkHandler | None = None
-        self._payloads: list[bytes] = []
-        self._replies: list[bytes | None] = []
-        self._headers: list[bytes | None] = []
-        self._touched: dict[int, BulkHandler] = {}
+        self._waiting: list[_Collected] = []  # those for whom something is collected
+        self._touched: dict[int, BulkHandler] = {}  # those that got something in this chunk
 
     # ---- sinks
 
     def add_bulk(self, sid: int, handler: BulkHandler) -> None:
-        self._bulk[sid] = handler
+        self._bulk[sid] = _Collected(handler)
 
     def add_direct(self, sid: int, handler: DirectHandler) -> None:
         self._direct[sid] = handler
@@ -123,8 +158,10 @@ class ChunkParser:
     def remove(self, sid: int) -> None:
         """Messages of this subscription are counted and dropped from now on."""
         self._direct.pop(sid, None)
-        if self._bulk.pop(sid, None) is not None:
+        sink = self._bulk.pop(sid, None)
+        if sink is not None:
             self._lines.clear()
+            self.counters.unclaimed_messages += len(sink.take()[0])
 
     # ---- the buffer
 
@@ -198,7 +235,7 @@ class ChunkParser:
         while position < end:
             # Never beyond `end`: a whole line could lie there, left by an earlier chunk.
             line = bytes(view[position : min(position + self._line_length, end)])
-            known = known_lines.get(line)
+            known = known_lines.get(_CRLF + line)
             if known is None:
                 found = buffer.find(_CRLF, position, end)
                 if found < 0 and end - position <= MAX_CONTROL_LINE:
@@ -207,7 +244,7 @@ class ChunkParser:
                     begin = bytes(view[position : position + 40])
                     raise ProtocolError(f"a protocol line is longer than {MAX_CONTROL_LINE} bytes: {begin!r}…")
                 line = bytes(view[position : found + 2])
-                known = known_lines.get(line)
+                known = known_lines.get(_CRLF + line)
             if known is None:
                 taken = self._take_line(line, position)
                 if not taken:
@@ -216,59 +253,78 @@ class ChunkParser:
                 self._start = position
                 continue
 
-            sink, size = known
+            size = known.size
             length = self._line_length = len(line)
             stride = length + size + 2
             if position + stride > end:
                 self._need = stride
                 break
             fit = (end - position) // stride
-            if fit >= MIN_RUN and buffer.startswith(line, position + (MIN_RUN - 1) * stride):
+            if (
+                fit >= MIN_RUN
+                and not known.header_size
+                and buffer.startswith(line, position + stride)
+                and buffer.startswith(line, position + (MIN_RUN - 1) * stride)
+            ):
                 count = self._equal_run(position, fit, line, stride)
                 if count > 1:
-                    self._hand_over_run(sink, position, count, length, size, stride, None)
+                    self._hand_over_run(known.sink, position, count, length, size, stride, None)
                     position += count * stride
                     self._start = position
                     continue
-            self._collect_for(sink)
-            had = len(self._payloads)
             if size >= _SLICE_DIRECTLY:
                 self._expect_crlf(position + stride - 2)
-                self._payloads.append(bytes(view[position + length : position + length + size]))
+                self._collect(known.sink, position + length, known.header_size, size, None)
                 position += stride
             else:
                 if chunk is None:
                     chunk, chunk_at = bytes(view[position:end]), position
-                position = chunk_at + self._take_known(chunk, position - chunk_at, sink)
-            absent = [None] * (len(self._payloads) - had)
-            self._replies += absent
-            self._headers += absent
-            self.counters.messages += len(absent)
+                position = chunk_at + self._take_known(chunk, position - chunk_at, known)
             self._start = position
         self._start = position
 
-    def _take_known(self, chunk: bytes, position: int, sink: BulkHandler) -> int:
-        """Collect messages of `sink` with known lines, of any size, from `position` in `chunk` on; the first is one.
-        Returns where the next message begins."""
-        get, put, length = self._lines.get, self._payloads.append, self._line_length
+    def _take_known(self, chunk: bytes, position: int, known: _KnownLine) -> int:
+        """Collect messages with known lines, of any sink and size, from `position` in `chunk` on, where the line
+        `known` stands, `_line_length` bytes long, and all of its message. Returns where the next message begins."""
+        get, length = self._lines.get, self._line_length
         limit = len(chunk)
-        for _ in range(_MIXED_BURST):
-            known = get(chunk[position : position + length])
-            if known is None:
-                found = chunk.find(_CRLF, position, position + MAX_CONTROL_LINE)
-                known = get(chunk[position : found + 2]) if found >= 0 else None
-                if known is None:
-                    break
-                length = found + 2 - position
-            payload_at = position + length
-            payload_end = payload_at + known[1]
-            if known[0] is not sink or payload_end + 2 > limit:
+        taken = 0
+        while taken < _MIXED_BURST:
+            body_at = position + length
+            body_end = body_at + known.size
+            position_then = body_end + 2
+            if position_then > limit:
                 break
-            if chunk[payload_end : payload_end + 2] != _CRLF:
-                raise self._no_crlf(chunk[payload_end : payload_end + 2])
-            put(chunk[payload_at:payload_end])
-            position = payload_end + 2
+            length = known.next_length
+            following = get(chunk[body_end : position_then + length])
+            if following is None:
+                if chunk[body_end:position_then] != _CRLF:
+                    self.counters.messages += taken
+                    raise self._no_crlf(chunk[body_end:position_then])
+                found = chunk.find(_CRLF, position_then, position_then + MAX_CONTROL_LINE)
+                following = get(chunk[body_end : found + 2]) if found >= 0 else None
+                if following is not None:
+                    length = known.next_length = found + 2 - position_then
+            sink = known.sink
+            payloads = sink.payloads
+            if not payloads:
+                self._waiting.append(sink)
+            header_size = known.header_size
+            if header_size:
+                headers, payload_at = sink.headers, body_at + header_size
+                if len(headers) < len(payloads):
+                    headers += [None] * (len(payloads) - len(headers))
+                headers.append(chunk[body_at:payload_at])
+                payloads.append(chunk[payload_at:body_end])
+            else:
+                payloads.append(chunk[body_at:body_end])
+            position = position_then
+            taken += 1
+            if following is None:
+                break
+            known = following
         self._line_length = length
+        self.counters.messages += taken
         return position
 
     def _take_line(self, line: bytes, position: int) -> int:
@@ -307,30 +363,40 @@ class ChunkParser:
                 span = (message.start(3), message.end(3) - message.start(3))
                 self._hand_over_run(sink, position, count, length, total, stride, span)
                 return count * stride
-        headers = bytes(self._view[body_at : body_at + header_size]) if header_size else None
-        payload = bytes(self._view[body_at + header_size : body_at + total])
-        self.counters.messages += 1
         if sink is not None:
-            if reply is None and message is not None:
-                self._remember(line, sink, total)
-            self._collect_for(sink)
-            self._payloads.append(payload)
-            self._replies.append(reply)
-            self._headers.append(headers)
+            if reply is None:
+                self._remember(line, sink, header_size, total)
+            self._collect(sink, body_at, header_size, total, reply)
             return stride
+        self.counters.messages += 1
         direct = self._direct.get(sid)
         if direct is None:
             self.counters.unclaimed_messages += 1
             return stride
         self._hand_over()
-        direct(subject, reply, headers, payload)
+        headers = bytes(self._view[body_at : body_at + header_size]) if header_size else None
+        direct(subject, reply, headers, bytes(self._view[body_at + header_size : body_at + total]))
         return stride
 
-    def _remember(self, line: bytes, sink: BulkHandler, size: int) -> None:
+    def _collect(self, sink: _Collected, body_at: int, header_size: int, total: int, reply: bytes | None) -> None:
+        payloads = sink.payloads
+        count = len(payloads)
+        if not count:
+            self._waiting.append(sink)
+        if reply is not None:
+            sink.replies += [None] * (count - len(sink.replies))
+            sink.replies.append(reply)
+        if header_size:
+            sink.headers += [None] * (count - len(sink.headers))
+            sink.headers.append(bytes(self._view[body_at : body_at + header_size]))
+        payloads.append(bytes(self._view[body_at + header_size : body_at + total]))
+        self.counters.messages += 1
+
+    def _remember(self, line: bytes, sink: _Collected, header_size: int, size: int) -> None:
         if len(self._lines) >= MAX_KNOWN_LINES:
             self._lines.clear()
-        self._lines[line] = (sink, size)
         self._line_length = len(line)
+        self._lines[_CRLF + line] = _KnownLine(sink, header_size, size, len(line))
 
     def _expect_crlf(self, position: int) -> None:
         if not self._buffer.startswith(_CRLF, position):
@@ -397,27 +463,22 @@ class ChunkParser:
 
     # ---- delivery
 
-    def _collect_for(self, sink: BulkHandler) -> None:
-        if sink is not self._sink:
-            self._hand_over()
-            self._sink = sink
-
     def _hand_over(self) -> None:
-        """Deliver what is collected; order of arrival is kept over all sinks."""
-        sink = self._sink
-        if sink is None:
-            return
-        payloads, replies, headers = self._payloads, self._replies, self._headers
-        self._sink, self._payloads, self._replies, self._headers = None, [], [], []
+        """Deliver what is collected, to all."""
+        while self._waiting:
+            waiting, self._waiting = self._waiting, []
+            for sink in waiting:
+                self._hand_over_to(sink)
+
+    def _hand_over_to(self, sink: _Collected) -> None:
+        payloads, replies, headers = sink.take()
         if payloads:
-            self._touched[id(sink)] = sink
-            # A protocol error may have cut the collecting of a run of plain messages short.
-            absent: list[bytes | None] = [None] * (len(payloads) - len(replies))
-            sink.on_messages(payloads, replies + absent, headers + absent)
+            self._touched[id(sink)] = sink.handler
+            sink.handler.on_messages(payloads, replies, headers)
 
     def _hand_over_run(
         self,
-        sink: BulkHandler,
+        sink: _Collected,
         position: int,
         count: int,
         payload_at: int,
@@ -425,12 +486,14 @@ class ChunkParser:
         stride: int,
         reply: tuple[int, int] | None,
     ) -> None:
-        self._hand_over()
-        self._touched[id(sink)] = sink
+        self._hand_over_to(sink)
+        self._touched[id(sink)] = sink.handler
         self.counters.messages += count
         self.counters.uniform_messages += count
         self.counters.runs += 1
-        sink.on_uniform(self._view[position : position + count * stride], count, payload_at, size, stride, reply)
+        sink.handler.on_uniform(
+            self._view[position : position + count * stride], count, payload_at, size, stride, reply
+        )
 
 
 def _word_places(start: int, end: int, width: int) -> list[int]:

@@ -124,6 +124,10 @@ class DevCluster:
     def nats_alive(self) -> bool:
         return self._nats is not None and self._nats.is_running
 
+    @property
+    def nats_pid(self) -> int | None:
+        return None if self._nats is None else self._nats.pid
+
     def pid(self, broker: str) -> int | None:
         """None when it does not run."""
         process = self._processes.get(broker)

@@ -34,6 +34,7 @@ from dataplane.log.group_commit import SyncScheduler
 from dataplane.log.reserve import Reserve
 from metadata.master_keys import MASTER_KEYS_LABEL
 from metadata.raft import RaftConfig, RaftError, RaftNode, RaftStatus, StateMachine
+from tidelog.runtime.allocator import keep_freed_memory
 from tidelog.runtime.nats import NatsConnection, NatsUnavailable
 from tidelog.server.assembly import Assembly, Ground
 from tidelog.server.config import ServerConfig
@@ -65,6 +66,7 @@ def run(config: ServerConfig) -> int:
     )
     for handler in logging.getLogger().handlers:
         handler.addFilter(LogLimit())
+    keep_freed_memory()
     return asyncio.run(_run(config))
 
 
@@ -130,6 +132,7 @@ class Node:
             stack.push_async_callback(ingest.close)
             control = await NatsConnection.connect(config.nats, name=f"tidelog {config.broker} control")
             stack.push_async_callback(control.close)
+            ingest.give_way_to(control)
         except NatsUnavailable as e:
             raise TidelogError(Code.UNAVAILABLE, str(e)) from e
 
@@ -139,7 +142,9 @@ class Node:
         stack.callback(readers.shutdown)
         housekeeping = ThreadPoolExecutor(1, "housekeeping")
         stack.callback(housekeeping.shutdown)
-        syncer = SyncScheduler(post=loop.call_soon_threadsafe, threads=SYNC_THREADS)
+        syncer = SyncScheduler(
+            post=loop.call_soon_threadsafe, threads=SYNC_THREADS, quick_below=config.storage.quick_sync_below
+        )
         stack.callback(syncer.close)
         subjects = Subjects(config.namespace)
         await self._check_cluster(data_dir, control, subjects)

@@ -50,7 +50,7 @@ What can be wrong with bytes is `CorruptData`, which names the place; what a cli
 
 from __future__ import annotations
 
-from wire.batch.builder import BatchBuilder
+from wire.batch.builder import BatchBuilder, Joined
 from wire.batch.columns import Column
 from wire.batch.compacting import CompactableBatch, emptied
 from wire.batch.control import ControlRecord, ControlType, control_batch, decode_control
@@ -83,6 +83,7 @@ __all__ = [
     "ControlRecord",
     "ControlType",
     "EncodedBatch",
+    "Joined",
     "RecordBatch",
     "control_batch",
     "decode_control",

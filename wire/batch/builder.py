@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import struct
 from collections.abc import Sequence
-from typing import TYPE_CHECKING, Final
+from itertools import accumulate
+from typing import TYPE_CHECKING, Final, NamedTuple, Self
 
 import numpy as np
 
@@ -20,6 +22,26 @@ if TYPE_CHECKING:
     from wire.transport import Buffer
 
 _INT64_MIN: Final = -INT64_MAX - 1
+_WORTH_NUMPY: Final = 16
+"""Elements of a column from which on numpy makes its offsets faster."""
+
+
+class Joined(NamedTuple):
+    """Byte strings, one after the other."""
+
+    data: Buffer
+    sizes: Int32Array
+    """[n]"""
+
+    @classmethod
+    def of(cls, elements: Sequence[bytes]) -> Self:
+        return cls(b"".join(elements), np.fromiter(map(len, elements), LITTLE_I32, len(elements)))
+
+    def part(self, first: int, upto: int) -> Self:
+        """Those from `first` on, before `upto`, as a view."""
+        start = int(self.sizes[:first].sum())
+        sizes = self.sizes[first:upto]
+        return type(self)(memoryview(self.data)[start : start + int(sizes.sum())], sizes)
 
 
 class _BytesColumnBuilder:
@@ -48,6 +70,14 @@ class _BytesColumnBuilder:
         self.count += count
         self.data_bytes += count * size
 
+    def add_joined(self, elements: Joined) -> None:
+        self._seal_loose()
+        if elements.data:
+            self._parts.append(elements.data)
+        self._runs.append(elements.sizes)
+        self.count += len(elements.sizes)
+        self.data_bytes += len(elements.data)
+
     def add(self, element: bytes) -> None:
         self._loose.append(element)
         self.count += 1
@@ -66,11 +96,16 @@ class _BytesColumnBuilder:
         if null:
             self._nulls.append((self.count, missing))
             self.null_count += missing
-        self._loose.extend([b""] * missing)
+        self._seal_loose()
+        self._runs.append((0, missing))
         self.count = count
 
     def sections(self) -> list[Buffer]:
         """Offsets and data, each padded."""
+        if self._loose and not self._runs and self.count < _WORTH_NUMPY:
+            ends = accumulate(map(len, self._loose), initial=0)
+            few = struct.pack(f"<{self.count + 1}i", *ends)
+            return [*padded(few), b"".join(self._loose), *padding(self.data_bytes)]
         self._seal_loose()
         offsets: Int32Array
         if len(self._runs) == 1 and isinstance(run := self._runs[0], tuple) and run[0]:
@@ -78,7 +113,7 @@ class _BytesColumnBuilder:
         else:
             offsets = np.zeros(self.count + 1, LITTLE_I32)
             sizes = [np.full(run[1], run[0], LITTLE_I32) if isinstance(run, tuple) else run for run in self._runs]
-            np.cumsum(np.concatenate(sizes), out=offsets[1:])
+            np.cumsum(np.concatenate(sizes), dtype=LITTLE_I32, out=offsets[1:])
         return [*padded(offsets.data.cast("B")), *self._parts, *padding(self.data_bytes)]
 
     def validity(self) -> list[Buffer]:
@@ -90,8 +125,9 @@ class _BytesColumnBuilder:
 
     def _seal_loose(self) -> None:
         if self._loose:
-            self._parts.append(b"".join(self._loose))
-            self._runs.append(np.fromiter(map(len, self._loose), LITTLE_I32, len(self._loose)))
+            joined = Joined.of(self._loose)
+            self._parts.append(joined.data)
+            self._runs.append(joined.sizes)
             self._loose = []
 
 
@@ -131,6 +167,19 @@ class BatchBuilder:
     def add_uniform(self, block: memoryview, count: int, payload_at: int, payload_size: int, stride: int) -> None:
         """`count` values of `payload_size` bytes, `stride` bytes apart from `payload_at` on. `block` is copied from."""
         self._values.add_uniform(block, count, payload_at, payload_size, stride)
+
+    def add_joined(self, values: Joined, headers: Joined | None = None) -> None:
+        """Values in order, their bytes not copied again; `headers`, of equal length, are raw NATS header blocks or
+        empty."""
+        before = self.count
+        self._values.add_joined(values)
+        if headers is not None:
+            if len(headers.sizes) != len(values.sizes):
+                raise InvariantViolation(f"{len(headers.sizes)} header blocks for {len(values.sizes)} payloads")
+            if self._headers is None:
+                self._headers = _BytesColumnBuilder()
+            self._headers.fill_to(before, null=False)
+            self._headers.add_joined(headers)
 
     def add_values(self, payloads: list[bytes], headers: list[bytes | None] | None = None) -> None:
         """Values in order; `headers`, of equal length, are raw NATS header blocks or None."""

@@ -31,6 +31,8 @@ LITTLE_I32: Final = np.dtype("<i4")
 LITTLE_I64: Final = np.dtype("<i8")
 
 _COMPRESSED = struct.Struct("<II")
+_WORTH_NUMPY = 32
+"""Elements of a list from which on it may be made by numpy."""
 
 
 class Column(IntEnum):
@@ -60,8 +62,8 @@ class BytesColumn:
         bounds = self.offsets[first : first + count + 1]
         start, end = int(bounds[0]), int(bounds[-1])
         data = bytes(self.data[start:end])
-        size = (end - start) // count if count else 0
-        if size and size * count == end - start and bool((np.diff(bounds) == size).all()):
+        size = (end - start) // count if count >= _WORTH_NUMPY else 0
+        if size and size * count == end - start and bool((bounds[1:] - bounds[:-1] == size).all()):
             # Equal sizes: numpy makes the objects, more than twice as fast.
             return cast("list[bytes]", np.frombuffer(data, np.dtype(("V", size))).tolist())
         return [data[a:b] for a, b in pairwise((bounds - start).tolist())]

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from functools import cached_property
+from itertools import repeat
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -33,13 +35,21 @@ class RecordBatch:
 
     @classmethod
     def decode(
-        cls, buf: Buffer, at: int = 0, *, verify: bool = True, max_body_bytes: int = MAX_BODY_BYTES
+        cls,
+        buf: Buffer,
+        at: int = 0,
+        *,
+        header: BatchHeader | None = None,
+        verify: bool = True,
+        max_body_bytes: int = MAX_BODY_BYTES,
     ) -> RecordBatch:
-        """The batch at `at`. The structure is checked always, the body's CRC with `verify`. Raises CorruptData.
+        """The batch at `at`, whose `header` may have been parsed before. The structure is checked always, the body's
+        CRC with `verify`. Raises CorruptData.
 
         Uncompressed columns are views of `buf`, which must not change while the result lives.
         """
-        header = parse_header(buf, at)
+        if header is None:
+            header = parse_header(buf, at)
         body = body_of(buf, at, header)
         if verify:
             verify_body(buf, at, header)
@@ -80,6 +90,26 @@ class RecordBatch:
         if self._columns.offset_deltas is None:
             return np.arange(base + self._first, base + self._first + self._count, dtype=np.int64)
         return base + self._columns.offset_deltas[self._first : self._first + self._count].astype(np.int64)
+
+    def fields(
+        self,
+    ) -> tuple[
+        Iterable[int], Iterable[int], Iterable[bytes | None], Iterable[bytes | None], Iterable[dict[str, bytes]]
+    ]:
+        """(offsets, timestamps, keys, values, headers) of the records, for who goes through them once: columns that are
+        absent take no arrays then, which counts in small batches. Some have no end: the offsets say where it is. Raises
+        CorruptData for headers that do not decode.
+        """
+        header, columns = self.header, self._columns
+        base = header.base_offset + self._first
+        return (
+            range(base, base + self._count) if columns.offset_deltas is None else self.offsets.tolist(),
+            repeat(header.first_timestamp) if columns.timestamps is None else self.timestamps.tolist(),
+            repeat(None) if columns.keys is None else self.keys,
+            repeat(None) if columns.values is None else self.values,
+            # A dict each: whoever gets the record may change it.
+            map(dict, repeat(())) if columns.headers is None else self.headers,
+        )
 
     def slice(self, start_offset: Offset, end_offset: Offset) -> RecordBatch:
         """The records with start_offset <= offset < end_offset; views, nothing is copied."""

@@ -52,7 +52,7 @@ from wire import metadata_pb2 as pb
 from wire.batch import RecordBatch
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
+    from collections.abc import Callable, Mapping
 
     from dataplane.broker.replica import Replica
     from dataplane.log.partition_log import PartitionLog
@@ -147,6 +147,7 @@ class Invariants:
         self._at_the_end = self._that_override("at_the_end")
         self._on_numbered = self._that_override("on_numbered")
         self._seen: dict[tuple[str, int, PartitionKey], _Seen] = {}
+        self._leaders: dict[tuple[str, int, PartitionKey], Replica] = {}
         self._acked_ends: dict[tuple[str, int, int], int] = {}
 
     def _that_override(self, hook: str) -> tuple[Invariant, ...]:
@@ -193,6 +194,19 @@ class Invariants:
         with broker.disk.as_written():
             for replica in tuple(broker.broker._replicas.values()):
                 self._look(broker, replica)
+            self._look_at_deposed(broker, broker.broker._replicas)
+
+    def _look_at_deposed(self, broker: SimBroker, kept: Mapping[PartitionKey, Replica]) -> None:
+        """Leaders of a stream whose deletion was heard: until they end they may commit, and say so."""
+        for place in [place for place in self._leaders if place[:2] == (broker.id, broker.lives)]:
+            if place[2] in kept:
+                continue
+            replica = self._leaders[place]
+            role = replica.role
+            if isinstance(role, Leading) and role.core is not None and replica._log is not None:
+                self._led_to(broker, replica, self._seen[place], role.core.high_watermark)
+            if role is None or role.ended:
+                del self._leaders[place]
 
     def _look(self, broker: SimBroker, replica: Replica) -> None:
         place = (broker.id, broker.lives, replica.key)
@@ -228,6 +242,7 @@ class Invariants:
                 seen.has_led = True
                 for invariant in self._on_lead:
                     invariant.on_lead(broker, replica, role)
+            self._leaders[place] = replica
             self._led_to(broker, replica, seen, core.high_watermark)
         elif isinstance(role, Following) and role.core.high_watermark != seen.high_watermark:
             self._moved(Move(broker, replica, seen.high_watermark, role.core.high_watermark, leads=False))

@@ -90,7 +90,9 @@ class SyncedByAllStays(Invariant):
                 self.broken(f"{ack.by}: {ack} was synced by all, {broker.id} has synced up to {log.durable_end}")
             if may_be_compacted(replica):
                 continue  # a newer record of its key may have come
-            if not any(ack.value in broker.disk.synced(segment.path) for segment in log.segments):
+            with broker.disk.as_written():
+                is_there = any(ack.value in broker.disk.synced(segment.path) for segment in log.segments)
+            if not is_there:
                 self.broken(f"{ack.by}: {ack} was synced by all and is not on the disk of {broker.id}")
 
 

@@ -85,6 +85,7 @@ class HubSubscription:
 class HubTransport:
     is_connected = True
     max_payload = 1 << 20
+    loss_reason = ""
 
     def __init__(self, hub: Hub) -> None:
         self._hub = hub

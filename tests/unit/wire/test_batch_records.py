@@ -79,6 +79,9 @@ def test_what_goes_in_comes_out(
         assert batch.headers == [record.headers for record in records[start:end]]
         assert batch.timestamps.tolist() == stamps[start:end]
         assert batch.offsets.tolist() == list(range(base_offset, base_offset + len(records)))[start:end]
+        rows = list(zip(*batch.fields(), strict=False))
+        columns = (batch.offsets.tolist(), batch.timestamps.tolist(), batch.keys, batch.values, batch.headers)
+        assert rows == list(zip(*columns, strict=True))
 
     batch = RecordBatch.decode(encoded)
     check(batch, 0, len(records))

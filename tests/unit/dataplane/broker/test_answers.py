@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 
 import pytest
 
-from dataplane.broker.acks import Answers, BareReplies, EnvelopeReply
+from dataplane.broker.acks import Answers, BareReplies, EnvelopeReply, Replies, reply_column
 from wire.errors import Code, TidelogError
 from wire.tidelog_pb2 import AckPolicy, Message
 from wire.transport import Buffer
@@ -20,6 +22,7 @@ class Wire:
 
     def __init__(self) -> None:
         self.subjects: list[str] = []
+        self.raw: list[bytes] = []
 
     def publish(
         self,
@@ -35,6 +38,7 @@ class Wire:
         return True
 
     def publish_raw(self, lines: Sequence[Buffer]) -> bool:
+        self.raw.append(b"".join(lines))
         return True
 
 
@@ -55,5 +59,33 @@ def test_a_reply_subject_that_is_no_text_does_not_keep_the_others_from_their_ref
     answers = Answers(wire, KEY, "s")  # type: ignore[arg-type]
     answers.bare_error([b"\xff\xfe", None, b"good.inbox"], TidelogError(Code.BACKPRESSURE, "slow down"))
     assert wire.subjects == ["good.inbox"]
-    answers.bare(BareReplies(Offset(0), [b"\xff\xfe", b"good"]))
+    answers.bare(BareReplies([(Offset(0), [b"\xff\xfe", b"good"])]))
     assert answers.undeliverable == 1
+
+
+def acks(stream: str, first: int, replies: list[bytes | None]) -> bytes:
+    lines = []
+    for offset, reply in enumerate(replies, first):
+        if reply is not None:
+            body = {"stream": stream, "partition": 0, "seq": offset + 1, "offset": offset}
+            text = json.dumps(body, separators=(",", ":")).encode()
+            lines.append(b"PUB %b %d\r\n%b\r\n" % (reply, len(text), text))
+    return b"".join(lines)
+
+
+@pytest.mark.parametrize("first", [0, 8, 95, 9_990, 9_999, 10_000, 19_995, 99_990, 123_456, 999_999, 10**12 - 30])
+@pytest.mark.parametrize("count", [1, 15, 16, 50, 25_000])
+def test_acks_of_a_run_are_the_same_as_a_column_and_one_by_one(first: int, count: int) -> None:
+    """Offsets and seqs get another digit, or carry over, anywhere in it."""
+    subjects = [b"_INBOX.%06d" % i for i in range(count)]
+    block = b"".join(b"MSG s 1 %b 0\r\n\r\n" % subject for subject in subjects)
+    column = reply_column(memoryview(block), count, len(b"MSG s 1 "), len(subjects[0]), len(block) // count)
+    some = [subject if i % 3 else None for i, subject in enumerate(subjects)]
+    shapes: list[list[tuple[Offset, Replies]]] = [
+        [(Offset(first), column), (Offset(first + count), some)],
+        [(Offset(first), [*subjects, *some])],
+    ]
+    for runs in shapes:
+        wire = Wire()
+        Answers(wire, replace(KEY, stream=StreamName("50%")), "s").bare(BareReplies(runs))  # type: ignore[arg-type]
+        assert wire.raw == [acks("50%", first, [*subjects, *some])]

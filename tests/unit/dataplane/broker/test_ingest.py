@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field
 
+from dataplane.broker.acks import each_reply
 from dataplane.broker.ingest import Ingest
 from wire.batch import Compression, RecordBatch
 from wire.envelope import MAGIC, encode_publish
@@ -37,7 +38,7 @@ class Partition:
             seal=self.seal,
             wants_batch=lambda: self.wants,
             refuse=lambda acknowledged: self.refusal if acknowledged in self.refuses else None,
-            on_refused=lambda replies, error, count: self.refused.append((replies, error.code, count)),
+            on_refused=lambda replies, error, count: self.refused.append((each_reply(replies), error.code, count)),
             on_corrupt=lambda reason, _: self.corrupt.append(reason),
             on_envelope_refused=lambda _message, error: self.refused_envelopes.append(error.code),
             time_ns=lambda: 5,
@@ -49,7 +50,7 @@ class Partition:
         base = sum(len(b) for b in self.batches)
         parts, _ = batch.stamp(Offset(base), LeaderEpoch(1))
         self.batches.append(RecordBatch.decode(b"".join(bytes(p) for p in parts)))
-        self.replies += [(base + index, run) for index, run in replies]
+        self.replies += [(base + index, each_reply(run)) for index, run in replies]
         self.envelopes += [(base + index, message, at) for index, message, at in envelopes]
 
     def uniform(self, payloads: list[bytes], replies: list[bytes] | None = None) -> None:
@@ -102,6 +103,33 @@ def test_headers_travel_with_their_record() -> None:
     partition.ingest.on_messages([b"a", b"b"], [None, None], [block, None])
     partition.ingest.chunk_done()
     assert [dict(h) for h in partition.batches[0].headers] == [{"Trace": b"7"}, {}]
+
+
+def test_headers_stay_with_their_records_where_a_chunk_is_split() -> None:
+    partition = Partition(max_batch=700)
+    partition.uniform([b"u"] * 9)
+    values = [b"%d" % i * (i % 40) for i in range(60)]
+    blocks = [b"NATS/1.0\r\nN: %d\r\n\r\n" % i if i % 3 else None for i in range(60)]
+    replies = [b"r%d" % i if i % 5 == 0 else None for i in range(60)]
+    partition.ingest.on_messages(values, replies, blocks)
+    partition.ingest.on_messages([b"last"], [None], [None])
+    partition.ingest.chunk_done()
+    assert len(partition.batches) > 3
+    assert all(batch.header.length <= 800 for batch in partition.batches)
+    assert partition.values == [b"u"] * 9 + values + [b"last"]
+    headers = [dict(found) for batch in partition.batches for found in batch.headers]
+    assert headers == [{}] * 9 + [{"N": b"%d" % i} if i % 3 else {} for i in range(60)] + [{}]
+    acked = {base + i: r for base, run in partition.replies for i, r in enumerate(run) if r is not None}
+    assert acked == {9 + i: b"r%d" % i for i in range(0, 60, 5)}
+
+
+def test_the_magic_of_envelopes_inside_a_payload_and_across_two_of_them_means_nothing() -> None:
+    partition = Partition()
+    payloads = [b"a" + MAGIC, MAGIC[:2], MAGIC[2:], b"b"]
+    partition.ingest.on_messages(payloads, [None] * 4, [None] * 4)
+    partition.ingest.chunk_done()
+    assert partition.values == payloads
+    assert not partition.corrupt
 
 
 def test_an_envelope_brings_key_headers_timestamp_and_its_own_acknowledgement() -> None:

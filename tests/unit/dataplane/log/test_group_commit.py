@@ -57,6 +57,9 @@ class SlowLog:
         self.running = 0
         self.error: Exception | None = None
 
+    def sync_small(self, most_bytes: int) -> Offset | None:
+        raise AssertionError("nobody asked for it")
+
     def sync(self) -> Offset:
         self.running += 1
         assert self.running == 1, "two syncs of one log at a time"
@@ -194,3 +197,112 @@ async def test_a_real_log_on_a_real_loop(tmp_path: Path, batches: Batches) -> No
     await asyncio.gather(*waiting)
     assert log.durable_end == 300
     scheduler.close()
+
+
+class Disk:
+    """A log on a disk that takes as long as the test says; its own clock."""
+
+    def __init__(self) -> None:
+        self.now = 0.0
+        self.takes = 0.0002
+        self.small = True
+
+    def sync(self) -> Offset:
+        raise AssertionError("a thread was asked")
+
+    def sync_small(self, most_bytes: int) -> Offset | None:
+        assert most_bytes == group_commit.SMALL_BYTES
+        if not self.small:
+            return None
+        self.now += self.takes
+        return Offset(5)
+
+
+@pytest.fixture
+def quick(loop: Loop) -> Iterator[tuple[SyncScheduler, Disk]]:
+    disk = Disk()
+    scheduler = SyncScheduler(loop.post, threads=1, quick_below=0.001, monotonic=lambda: disk.now)
+    yield scheduler, disk
+    scheduler.close()
+
+
+def test_a_quick_sync_stands_on_the_loop_half_of_the_time_at_most(quick: tuple[SyncScheduler, Disk]) -> None:
+    scheduler, disk = quick
+    assert scheduler.at_once(disk) == 5
+    assert scheduler.at_once(disk) is None
+    disk.now += disk.takes
+    assert scheduler.at_once(disk) == 5
+
+
+def test_what_is_not_small_is_left_to_the_threads(quick: tuple[SyncScheduler, Disk]) -> None:
+    scheduler, disk = quick
+    disk.small = False
+    assert scheduler.at_once(disk) is None
+    disk.small = True
+    assert scheduler.at_once(disk) == 5
+
+
+def test_a_slow_disk_is_tried_ever_more_rarely_and_a_quick_sync_ends_that(quick: tuple[SyncScheduler, Disk]) -> None:
+    scheduler, disk = quick
+    disk.takes = 0.05
+    waits = []
+    for _ in range(10):
+        assert scheduler.at_once(disk) == 5
+        began = disk.now
+        while scheduler.at_once(disk) is None:
+            disk.now += 0.01
+        waits.append((disk.now - disk.takes - began) / disk.takes)
+        disk.now += 10_000
+    assert waits[0] == pytest.approx(8, rel=0.1)
+    assert waits[1:4] == pytest.approx([32, 128, 512], rel=0.1)
+    assert waits[5:] == pytest.approx([1024] * 5, rel=0.1)
+    disk.takes = 0.0002
+    assert scheduler.at_once(disk) == 5
+    disk.now += disk.takes
+    assert scheduler.at_once(disk) == 5
+
+
+def test_nothing_is_synced_at_once_while_somebody_waits_for_a_thread(loop: Loop) -> None:
+    scheduler = SyncScheduler(loop.post, threads=1, quick_below=0.001)
+    log, disk = SlowLog(), Disk()
+    scheduler.request(log, lambda _: None)
+    assert log.begun.acquire(timeout=WAIT)
+    assert scheduler.at_once(disk) is None
+    log.may_end.release()
+    scheduler.close()
+
+
+def test_nothing_is_synced_at_once_when_that_is_off(scheduler: SyncScheduler) -> None:
+    assert scheduler.at_once(Disk()) is None
+
+
+def test_a_small_sync_leaves_what_is_more_to_a_thread(tmp_path: Path, batches: Batches) -> None:
+    log, _ = PartitionLog.open(tmp_path, LogConfig())
+    batches.append(log)
+    assert log.sync_small(1 << 20) is None, "a leader epoch is not on disk yet"
+    log.sync()
+    size = batches.append(log, 3).header.size
+    assert log.sync_small(size - 1) is None
+    assert log.durable_end == 1
+    assert log.sync_small(size) == 4
+    assert log.durable_end == 4
+    log.close()
+
+
+def test_a_sync_at_once_that_fails_is_final(tmp_path: Path, batches: Batches, monkeypatch: pytest.MonkeyPatch) -> None:
+    log, _ = PartitionLog.open(tmp_path, LogConfig())
+    batches.append(log)
+    log.sync()
+    batches.append(log)
+
+    def broken(handle: int) -> None:
+        raise OSError(5, "Input/output error")
+
+    with monkeypatch.context() as patch:
+        patch.setattr(log.files, "sync_data", broken)
+        with pytest.raises(LogDamaged):
+            log.sync_small(1 << 20)
+    assert (log.durable_end, log.refusal is not None) == (1, True)
+    with pytest.raises(LogDamaged):
+        log.sync()
+    log.close()

@@ -258,6 +258,15 @@ def test_the_durable_end_is_reported_after_the_sync_as_progress() -> None:
     assert (report.durable_end, report.progress_only) == (7, True)
 
 
+def test_what_is_synced_when_the_append_is_told_the_next_fetch_reports() -> None:
+    core = follower()
+    core.start(0.0)
+    answer(core, first=0)
+    effects = core.on_appended(Offset(7), Offset(0), 0.0, durable_end=Offset(7))
+    assert [type(e) for e in effects] == [SendFetch]
+    assert (fetched(effects).durable_end, fetched(effects).progress_only) == (7, False)
+
+
 def test_progress_reports_leave_the_data_request_the_newest() -> None:
     core = follower()
     core.start(0.0)

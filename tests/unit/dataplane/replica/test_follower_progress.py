@@ -142,16 +142,30 @@ def test_an_offset_answer_that_is_slow_to_come_is_waited_for_longer_each_time() 
     assert isinstance(core.state, Fetching)
 
 
-def test_an_offset_answer_makes_the_follower_ask_quickly_again_and_503_keeps_it_quick() -> None:
+def test_an_offset_answer_makes_the_follower_ask_quickly_again() -> None:
     core = follower(log_end=10)
     core.start(0.0)
     core.tick(0.2)
     agree(core, 0.3)
     core.on_connection(0.0, 1.0)
-    for i in range(10):
-        state = core.state
-        assert isinstance(state, Reconciling)
-        now = 1.0 + i / 10
-        assert state.ask_again_at == pytest.approx(now + ReplicaSettings().no_leader_retry)
+    assert isinstance(core.state, Reconciling)
+    assert core.state.ask_again_at == pytest.approx(1.0 + ReplicaSettings().no_leader_retry)
+
+
+def test_where_nobody_listens_is_asked_ever_more_slowly_until_the_leader_answers_or_says_that_it_has_begun() -> None:
+    settings = ReplicaSettings()
+    core = follower(log_end=10)
+    core.start(0.0)
+    now, wait = 0.0, settings.no_leader_retry
+    for _ in range(10):
         core.on_no_responders(now)
-        core.tick(now + 0.1)
+        assert isinstance(core.state, Reconciling)
+        assert core.state.ask_again_at == pytest.approx(now + wait)
+        now, wait = core.state.ask_again_at, min(2 * wait, settings.offset_retry)
+        core.tick(now)
+    assert isinstance(core.state, Reconciling)
+    asked = core.state.number
+    assert core.on_notification(EPOCH, now) == [SendOffsetRequest(EPOCH, asked + 1)]
+    agree(core, now)
+    core.on_no_responders(now)
+    assert core.next_deadline() == pytest.approx(now + settings.no_leader_retry)

@@ -25,6 +25,7 @@ from dataplane.replica.isr import CommittedIsr, PendingExpandIsr, PendingShrinkI
 from dataplane.replica.leader import FollowerFetch, Leader
 from dataplane.replica.refusals import DELETIONS_GONE
 from dataplane.replica.settings import ReplicaSettings
+from dataplane.replica.uncommitted import Uncommitted
 from wire.durability import ACCEPTED, DURABLE, Durability
 from wire.errors import Code, InvariantViolation, TidelogError
 from wire.types import (
@@ -79,6 +80,7 @@ class Driver:
         high_watermark: int = 0,
         settings: ReplicaSettings = SETTINGS,
         log_start: int = 0,
+        shared: Uncommitted | None = None,
     ) -> None:
         first = first or view()
         epochs = LeaderEpochCache([EpochEntry(LeaderEpoch(1), Offset(0))] if log_end else [])
@@ -95,6 +97,7 @@ class Driver:
             epochs=epochs,
             settings=settings,
             now=0.0,
+            shared=shared,
         )
         self.sequence = 0
 
@@ -508,35 +511,71 @@ def test_when_leadership_ends_publishes_that_wait_are_unknown_never_failed() -> 
 
 def test_an_acknowledged_publish_below_min_isr_is_refused_before_it_is_appended() -> None:
     leader = Driver(view(isr=(A,))).leader
-    refused = leader.refuse_publish(ALL, lease_valid=True)
+    refused = leader.refuse_publish(ALL, lease_valid=True, now=0.0)
     assert refused is not None
     assert refused.code is Code.NOT_ENOUGH_REPLICAS
-    assert leader.refuse_publish(None, lease_valid=True) is None
+    assert leader.refuse_publish(None, lease_valid=True, now=0.0) is None
 
 
 def test_without_a_lease_only_what_the_isr_guards_goes_on() -> None:
     leader = Driver().leader
-    assert leader.refuse_publish(ALL, lease_valid=False) is None
-    refused = leader.refuse_publish(LOCAL, lease_valid=False)
+    assert leader.refuse_publish(ALL, lease_valid=False, now=0.0) is None
+    refused = leader.refuse_publish(LOCAL, lease_valid=False, now=0.0)
     assert refused is not None
     assert refused.code is Code.UNAVAILABLE
+
+
+def test_without_pushes_an_empty_answer_is_never_put_off() -> None:
+    """It is what makes the follower listen to notifications."""
+    pushed, notified = Driver(), Driver(settings=ReplicaSettings(push_to_waiters=False))
+    for driver in (pushed, notified):
+        driver.append(1)
+    assert of(Respond, pushed.fetch(B, 1)) == []
+    assert [answer.max_bytes for answer in of(Respond, notified.fetch(B, 1))] == [0]
 
 
 def test_too_much_uncommitted_is_back_pressure() -> None:
     driver = Driver(settings=ReplicaSettings(max_uncommitted_bytes=400))
     driver.append(5)
-    refused = driver.leader.refuse_publish(ALL, lease_valid=True)
+    refused = driver.leader.refuse_publish(ALL, lease_valid=True, now=0.0)
     assert refused is not None
     assert refused.code is Code.BACKPRESSURE
     driver.fetch(B, 5)
     driver.fetch(C, 5)
-    assert driver.leader.refuse_publish(ALL, lease_valid=True) is None
+    assert driver.leader.refuse_publish(ALL, lease_valid=True, now=0.0) is None
+
+
+def test_late_commits_of_all_partitions_together_are_back_pressure_for_those_above_their_share() -> None:
+    settings = ReplicaSettings(max_uncommitted_bytes_of_all=2 * 800)
+    shared = Uncommitted(settings)
+    busy, idle = Driver(settings=settings, shared=shared), Driver(settings=settings, shared=shared)
+    late = settings.replica_max_lag_time / 2
+
+    def refused(driver: Driver, now: float) -> Code | None:
+        error = driver.leader.refuse_publish(None, lease_valid=True, now=now)
+        return None if error is None else error.code
+
+    busy.append(7, now=0.0)
+    idle.append(2, now=0.0)
+    assert refused(busy, 0.1) is None, "nothing is late"
+    assert refused(busy, late) is Code.BACKPRESSURE
+    assert refused(idle, late) is None, "it has less than its share"
+    busy.append(300, now=0.1)
+    assert refused(busy, 0.2) is Code.BACKPRESSURE, "too much, late or not"
+    assert shared.waiting == 2
+    busy.fetch(B, 307, now=late)
+    busy.fetch(C, 307, now=late)
+    assert (shared.size, shared.waiting) == (2 * 100, 1)
+    assert refused(busy, late) is None
+    busy.leader.resign("moved")
+    idle.leader.resign("moved")
+    assert (shared.size, shared.partitions) == (0, 0)
 
 
 def test_read_only_and_paused_partitions_refuse() -> None:
     driver = Driver()
     driver.leader.on_view(replace(view(epoch=2), readonly=True), 0.0)
-    refused = driver.leader.refuse_publish(ALL, lease_valid=True)
+    refused = driver.leader.refuse_publish(ALL, lease_valid=True, now=0.0)
     assert refused is not None
     assert refused.code is Code.READONLY
 

@@ -33,6 +33,7 @@ class FakeTransport:
         self.is_connected = True
         self.connected_since = 0.0
         self.max_payload = max_payload
+        self.loss_reason = ""
         self.published = 0
         self.full = False
         self._listeners: dict[str, MessageHandler] = {}

@@ -98,6 +98,35 @@ async def test_key_value_headers_and_tombstones_arrive(cluster: Cluster) -> None
     ]
 
 
+async def test_records_of_every_kind_share_a_batch_and_get_their_own_receipts(cluster: Cluster) -> None:
+    """The columns of a batch begin with the first record that has a cell in them."""
+    _, broker, client = cluster
+    async with client.producer("s", linger_ms=20) as producer:
+        futures = [
+            producer.send_nowait(b"0"),
+            producer.send_nowait(b"1"),
+            producer.send_nowait(b"2", timestamp=77),
+            producer.send_nowait(b"3"),
+            producer.send_nowait(b"4", key=b"k"),
+        ]
+        many = asyncio.create_task(producer.send_many([b"5", None]))
+        keyed = asyncio.create_task(producer.send_many([b"7", b"8"], keys=[None, b"k"]))
+        await asyncio.sleep(0)
+        futures += [producer.send_nowait(b"9", headers={"h": b"x"}), producer.send_nowait(b"10")]
+        futures[1].cancel()
+        receipts = await asyncio.gather(*futures, return_exceptions=True)
+        assert [(r.base_offset, list(r.indices)) for r in await many] == [(5, [0, 1])]
+        assert [(r.base_offset, list(r.indices)) for r in await keyed] == [(7, [0, 1])]
+    assert len(broker.appends) == 1
+    assert [r.offset for r in receipts if isinstance(r, Receipt)] == [0, 2, 3, 4, 9, 10]
+    assert [r.timestamp == 77 for r in receipts if isinstance(r, Receipt)] == [False, True, *[False] * 4]
+    records = [record async for record in client.consume("s", stop="latest")]
+    assert [r.value for r in records] == [b"0", b"1", b"2", b"3", b"4", b"5", None, b"7", b"8", b"9", b"10"]
+    assert [r.offset for r in records if r.key] == [4, 8]
+    assert [r.offset for r in records if r.headers] == [9]
+    assert [r.offset for r in records if r.timestamp == 77] == [2]
+
+
 async def test_batches_are_compressed_as_the_producer_says_else_as_the_stream_does(cluster: Cluster) -> None:
     _, broker, client = cluster
     broker.create("dense", compression="zstd")

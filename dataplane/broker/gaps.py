@@ -1,0 +1,65 @@
+"""When plain publishes may have been lost on their way to this broker.
+
+What reaches the broker is counted record by record, whether it is stored or refused. What does not is known to nobody:
+while the connection on which clients publish is down, NATS has no one to give a plain publish to, and what nats-server
+held for a connection that it cuts off (a slow consumer: the broker read more slowly than was published, for longer than
+`max_pending` or `write_deadline` of the server allow) is gone. So each loss of that connection is told as a gap: when,
+for how long, how many partitions were led, and what is known of the cause. Publishes with an acknowledgement are not
+lost by it: nobody acknowledged them.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections import deque
+from collections.abc import Callable
+from dataclasses import asdict, dataclass
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from dataplane.broker.context import BrokerContext
+
+log = logging.getLogger(__name__)
+
+KEPT = 16
+"""The newest gaps, to look at."""
+
+
+@dataclass(slots=True)
+class Gap:
+    began_ns: int
+    """Wall clock. What was published shortly before may be missing, too: nats-server held it."""
+    ended_ns: int | None
+    """None: it lasts."""
+    partitions: int
+    """Led at its beginning."""
+    reason: str
+
+
+class PublishGaps:
+    """`leads`: how many partitions this broker leads."""
+
+    def __init__(self, context: BrokerContext, leads: Callable[[], int]) -> None:
+        self._context = context
+        self._leads = leads
+        self._gaps: deque[Gap] = deque(maxlen=KEPT)
+
+    def on_connection(self, connected: bool) -> None:
+        """Of the connection on which clients publish."""
+        gap = self._gaps[-1] if self._gaps and self._gaps[-1].ended_ns is None else None
+        if not connected:
+            if gap is None and (partitions := self._leads()):
+                self._context.counters.publish_gaps += 1
+                self._gaps.append(Gap(self._context.time_ns(), None, partitions, "the connection was lost"))
+        elif gap is not None:
+            gap.ended_ns = self._context.time_ns()
+            gap.reason = self._context.ingest.loss_reason
+            log.warning(
+                "plain publishes to %d partitions led here may have been lost: for %.3f s there was no connection to"
+                " NATS: %s",
+                gap.partitions, (gap.ended_ns - gap.began_ns) / 1e9, gap.reason,
+            )  # fmt: skip
+
+    def status(self) -> list[dict[str, Any]]:
+        """Oldest first."""
+        return [asdict(gap) for gap in self._gaps]

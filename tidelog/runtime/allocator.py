@@ -1,0 +1,44 @@
+"""What the C library's allocator does with memory that a broker, or a client, lets go: it keeps it.
+
+A broker takes and frees buffers of some MiB all the time: chunks, joined columns, answers. By default glibc maps such
+a buffer anew each time, or gives the top of its heap back, and the kernel clears every page of it when it is touched
+next: more work than all that is done with the bytes. Held instead are at most `KEPT_BYTES` more than are in use.
+
+A client that reads takes and frees such buffers too. Its process is another's, whose settings are left alone: there
+glibc is given the occasion to learn, as it does from every large buffer that a program frees.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import logging
+
+log = logging.getLogger(__name__)
+
+KEPT_BYTES = 64 << 20
+"""Free memory at the top of the heap that is not given back to the system."""
+MAPPED_FROM = 32 << 20
+"""A buffer of this size or more gets a mapping of its own, and gives it back; glibc takes no larger limit."""
+
+_M_TRIM_THRESHOLD = -1
+_M_TOP_PAD = -2
+_M_MMAP_THRESHOLD = -3
+_GROWTH = 8 << 20
+"""Bytes by which the heap grows at least."""
+
+
+def keep_freed_memory() -> None:
+    """For this process; where the C library is not glibc, nothing happens."""
+    try:
+        mallopt = ctypes.CDLL(None).mallopt
+    except (OSError, AttributeError):
+        return
+    for name, value in ((_M_MMAP_THRESHOLD, MAPPED_FROM), (_M_TRIM_THRESHOLD, KEPT_BYTES), (_M_TOP_PAD, _GROWTH)):
+        if not mallopt(name, value):
+            log.info("the C library's allocator does not take %d for its setting %d", value, name)
+
+
+def learn_from_a_large_buffer() -> None:
+    """Once glibc has unmapped a buffer of n bytes, those up to n come from its heap, which keeps up to 2 n bytes that
+    are free. Takes no time: the buffer is never touched. After `keep_freed_memory`, and elsewhere, nothing happens."""
+    bytes(MAPPED_FROM - (64 << 10))  # glibc learns from no mapping above that limit
