@@ -1,8 +1,8 @@
 """Group commit: one fdatasync serves every batch that waits for it, and only a quick one stands on the event loop.
 
     request(log, done)     loop      done joins those that wait for `log`; the log is queued unless it is already
-                           worker    takes ALL that wait for the log, log.sync(), posts one call with their outcome
-    done(durable end)      loop      or done(the exception)
+                           worker    takes ALL that wait for the log, log.sync(), puts their outcome to the others
+    done(durable end)      loop      or done(the exception); one call for all outcomes that are there by then
 
 A sync serves the requests that were there when it began: what they wait for was appended before. Those that come while
 it runs wait for the next one of that log, so a log is synced by one worker at a time, and a busy log has at most one
@@ -93,6 +93,8 @@ class SyncScheduler:
         """Who waits for a sync that has not begun. A log is a key while it is queued or being synced."""
         self._queue: deque[Syncable] = deque()
         """Logs that nobody is syncing and somebody waits for. At most one entry per log."""
+        self._outcomes: list[tuple[list[Done], Offset | Exception]] = []
+        """Which the loop has not heard of; while there are any, a call that tells them is posted."""
         self._closed = False
         self._threads = [
             threading.Thread(target=self._work, name=f"tidelog-sync-{number}", daemon=True) for number in range(threads)
@@ -177,11 +179,21 @@ class SyncScheduler:
                     self._wake.notify_all()
 
     def _report(self, served: list[Done], outcome: Offset | Exception) -> None:
-        def tell() -> None:
-            for done in served:
-                done(outcome)
-
+        with self._wake:
+            self._outcomes.append((served, outcome))
+            if len(self._outcomes) > 1:
+                return
         try:
-            self._post(tell)
+            self._post(self._tell)
         except RuntimeError:
-            logger.warning("the event loop is closed: %d requests for a sync end unanswered", len(served))
+            logger.warning("the event loop is closed: requests for syncs end unanswered")
+
+    def _tell(self) -> None:
+        with self._wake:
+            outcomes, self._outcomes = self._outcomes, []
+        for served, outcome in outcomes:
+            for done in served:
+                try:
+                    done(outcome)
+                except Exception:  # whoever waits for another log hears of that nevertheless
+                    logger.exception("what waited for a sync met a bug")

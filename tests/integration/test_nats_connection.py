@@ -125,6 +125,46 @@ async def test_large_messages_of_many_parts_arrive_whole_whatever_the_socket_tak
     await connection.close()
 
 
+async def test_what_is_published_in_one_turn_of_the_loop_leaves_as_one_write(
+    server: EmbeddedNatsServer, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    connection = await NatsConnection.connect(server.url)
+    seen = Collector()
+    await connection.subscribe_bulk("a", seen)
+    transport = connection._client.link_transport
+    assert transport is not None
+    writes: list[int] = []
+    write = transport.write
+
+    def counted(data: Buffer) -> None:
+        writes.append(len(data))
+        write(data)
+
+    monkeypatch.setattr(transport, "write", counted)
+    for number in range(100):
+        connection.publish("a", (b"%d" % number,))
+    asyncio.get_running_loop().call_soon(lambda: writes.append(0))  # as a sync that is asked for after them
+    assert not writes
+    assert connection.outgoing_bytes > 100
+    await asyncio.sleep(0)
+    assert len(writes) == 2
+    assert not writes[1], "they leave before what is asked of the loop after them"
+    connection.publish("a", (b"100",))
+    connection.publish("a", (b"x" * 100_000,))
+    for number in range(102, 200):
+        connection.publish("a", (b"%d" % number * 100,))
+    await connection.flush()
+    assert 3 < len(writes) < 12, "much does not wait for the end of the turn"
+    assert [payload[:3] for payload in seen.payloads[100:]] == [b"100", b"xxx", *(b"%d" % n for n in range(102, 200))]
+    observer = await NatsConnection.connect(server.url)
+    heard = Collector()
+    await observer.subscribe_bulk("a", heard)
+    connection.publish("a", (b"last words",))
+    await connection.close()
+    await until(lambda: heard.payloads == [b"last words"])
+    await observer.close()
+
+
 async def test_a_bulk_subscription_gets_runs_replies_and_headers(server: EmbeddedNatsServer) -> None:
     publisher = await NatsConnection.connect(server.url)
     connection = await NatsConnection.connect(server.url)

@@ -1,8 +1,8 @@
 """The NATS connection: `wire.transport.Transport` on nats-py.
 
 What differs from nats-py's own client: every subscription is delivered from the socket's read callback, without a queue
-or a task behind it; publishing is a plain call that writes at once; nothing is kept while there is no connection; and
-connecting anew never ends.
+or a task behind it; publishing is a plain call, and what is published in one turn of the loop leaves as one write at
+its end; nothing is kept while there is no connection; and connecting anew never ends.
 
 States of a connection:
 
@@ -57,6 +57,8 @@ CLOSE_TIMEOUT = 2.0
 
 _GATHER_FROM = 64 << 10
 """Bytes; joining less is cheaper than another way to send."""
+_TURN_BYTES = 16 << 10
+"""So much leaves before the turn ends: whoever gets it can begin."""
 _IOV_MAX = 1024
 """Most buffers that one writev takes (Linux)."""
 
@@ -111,6 +113,8 @@ class NatsConnection:
         self._last_words = ""
         """The one that came with the loss."""
         self._closed = False
+        self._turn = bytearray()
+        """Published in this turn of the loop. A socket write, and a read of the server's, cost more than a message."""
         self._up = asyncio.Event()
         self._buffer_low = asyncio.Event()
         self._buffer_low.set()
@@ -220,7 +224,7 @@ class NatsConnection:
     def outgoing_bytes(self) -> int:
         """Bytes that wait to be sent."""
         transport = self._client.link_transport
-        return 0 if transport is None else transport.get_write_buffer_size()
+        return 0 if transport is None else transport.get_write_buffer_size() + len(self._turn)
 
     @property
     def loss_reason(self) -> str:
@@ -253,7 +257,8 @@ class NatsConnection:
         reply: str | None = None,
         headers: Mapping[str, str] | None = None,
     ) -> bool:
-        """Write one message now. False, and nothing sent, when not connected or the outgoing buffer is above its limit.
+        """Write one message, before anything is done that is asked of the loop from now on. False, and nothing sent,
+        when not connected or the outgoing buffer is above its limit.
 
         Raises ValueError for what the server would end the connection for: a bad subject, a message above
         `max_payload`.
@@ -280,7 +285,7 @@ class NatsConnection:
         return self._write(pieces, len(line) + size + 2)
 
     def publish_raw(self, lines: Sequence[Buffer]) -> bool:
-        """Write ready-made `PUB …` protocol bytes now, as one socket write."""
+        """As `publish`, for ready-made `PUB …` protocol bytes."""
         return self._write(lines, sum(map(_size, lines)))
 
     def _write(self, pieces: Sequence[Buffer], size: int) -> bool:
@@ -288,12 +293,31 @@ class NatsConnection:
         if transport is None or not self._up.is_set() or transport.get_write_buffer_size() > self._outgoing_limit:
             self.counters.dropped_publishes += 1
             return False
-        if size < _GATHER_FROM or not self._gather(pieces, size):
-            # Joined, not writelines: from Python 3.12 on that keeps the caller's buffers, which may change afterwards.
-            transport.write(b"".join(pieces))
+        if size >= _GATHER_FROM:
+            self._end_turn()
+            if not self._gather(pieces, size):
+                # Joined, not writelines: from Python 3.12 on that keeps the caller's buffers, which may change.
+                transport.write(b"".join(pieces))
+        else:
+            turn = self._turn
+            if not turn:
+                asyncio.get_running_loop().call_soon(self._end_turn)
+            for piece in pieces:
+                turn += piece
+            if len(turn) >= _TURN_BYTES:
+                self._end_turn()
         self.counters.messages_out += 1
         self.counters.bytes_out += size
         return True
+
+    def _end_turn(self) -> None:
+        """What was published in this turn of the loop is written."""
+        turn = self._turn
+        if turn:
+            self._turn = bytearray()
+            transport = self._client.link_transport
+            if transport is not None:
+                transport.write(turn)
 
     def _gather(self, pieces: Sequence[Buffer], size: int) -> bool:
         """Large pieces go to the socket as they lie, where nothing waits to be sent before them; what it does not take
@@ -343,6 +367,7 @@ class NatsConnection:
     def _flushing(self) -> asyncio.Future[bool]:
         answered: asyncio.Future[bool] = self._waiting_for("a flush")
         if self._up.is_set():
+            self._end_turn()
             self._client.ping(answered)
         else:
             answered.set_exception(TimeoutError("flush: there is no connection to NATS at the moment"))
@@ -420,6 +445,7 @@ class NatsConnection:
                 self._check_open()
                 transport = self._client.link_transport
                 if transport is not None:
+                    self._end_turn()
                     # A server that has this id already (from a reconnect in between) ignores the second SUB.
                     transport.write(f"SUB {subject} {sid}\r\n".encode())
                 with contextlib.suppress(TimeoutError):
@@ -436,6 +462,7 @@ class NatsConnection:
         self._client.remove_subscription(sid)
         transport = self._client.link_transport
         if transport is not None and self._up.is_set():
+            self._end_turn()
             transport.write(f"UNSUB {sid}\r\n".encode())
             with contextlib.suppress(TimeoutError):  # a lost connection forgets the subscription as well
                 await self._flush_together()
@@ -456,6 +483,7 @@ class NatsConnection:
         """Give up all subscriptions, deliver what is on the way, send what is buffered, close."""
         transport = self._client.link_transport
         if transport is not None and self._up.is_set():
+            self._end_turn()
             for sid in self._client.subscription_ids():
                 transport.write(f"UNSUB {sid}\r\n".encode())
             with contextlib.suppress(TimeoutError):
@@ -467,6 +495,7 @@ class NatsConnection:
         if self._closed:
             return
         self._closed = True
+        self._end_turn()
         self._fail_waiting("the connection to NATS was closed")
         self._connected_since = math.inf
         try:
@@ -519,6 +548,7 @@ class NatsConnection:
         self._server_lost = str(self._client.info.get("server_id", ""))
         self._last_words = self._words if time.monotonic() - self._words_at < LAST_WORDS else ""
         self._up.clear()
+        self._turn.clear()
         self._connected_since = math.inf
         self._fail_waiting("the connection to NATS was lost")
         if not self._closed:

@@ -49,7 +49,8 @@ LOG_THREADS = 4
 """Threads for blocking work on logs (recovery, truncation, checkpoints)."""
 READ_THREADS = 4
 """Threads for cold reads, so that changes of role do not stand behind them."""
-SYNC_THREADS = 2
+SYNC_THREADS = 8
+"""Where many logs are written to at once, a file system makes several of them durable with one commit of its own."""
 CLUSTER_CHECK_TIMEOUT = 1.0
 """Seconds to wait for a controller's word on which cluster this is."""
 CLUSTER_CHECK_INTERVAL = 1.0

@@ -94,9 +94,10 @@ def test_requests_that_come_during_a_sync_share_the_next_one(scheduler: SyncSche
     for number in range(1, 100):
         log.end += 1
         scheduler.request(log, lambda end, number=number: done.append((number, end)))  # type: ignore[misc]
-    log.may_end.release(2)
+    log.may_end.release()
     loop.run_one()
     assert done == [(0, 10)]
+    log.may_end.release()
     loop.run_one()
     assert done[1:] == [(number, 109) for number in range(1, 100)]
     assert (log.syncs, loop.posts) == (2, 2)
@@ -131,6 +132,25 @@ def test_a_failure_reaches_all_that_wait_and_the_workers_go_on(scheduler: SyncSc
     assert done[-1] == 0
 
 
+def test_one_call_tells_all_outcomes_that_are_there(scheduler: SyncScheduler, loop: Loop) -> None:
+    logs = [SlowLog() for _ in range(10)]
+    done: list[int] = []
+
+    def told(number: int) -> None:
+        done.append(number)
+        if number == 3:
+            raise ZeroDivisionError  # keeps nobody else from hearing
+
+    for number, log in enumerate(logs):
+        log.may_end.release()
+        scheduler.request(log, lambda _, number=number: told(number))  # type: ignore[misc]
+    scheduler.close()
+    assert loop.posts == 1
+    loop.run_one()
+    assert sorted(done) == list(range(10))
+    assert not loop.posted
+
+
 def test_too_many_requests_are_refused(scheduler: SyncScheduler, loop: Loop, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(group_commit, "MAX_WAITING_PER_LOG", 3)
     log = SlowLog()
@@ -142,8 +162,9 @@ def test_too_many_requests_are_refused(scheduler: SyncScheduler, loop: Loop, mon
     with pytest.raises(TidelogError) as caught:
         scheduler.request(log, done.append)
     assert caught.value.code is Code.BACKPRESSURE
-    log.may_end.release(2)
+    log.may_end.release()
     loop.run_one()
+    log.may_end.release()
     loop.run_one()
     assert len(done) == 4
 
