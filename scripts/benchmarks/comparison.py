@@ -10,6 +10,9 @@ from typing import Any, Literal, Self
 from rich.console import Console
 from rich.table import Table
 
+NOT_SYNCED = "JetStream: at its default, nothing synced"
+"""A note of figures where Tidelog is `durable`."""
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Figure:
@@ -29,9 +32,10 @@ class Figure:
     """Target: Tidelog's value, in `unit`."""
     at_most: float | None = None
     less_is_better: bool = False
-    is_drawn: bool = False
-    """In the picture."""
+    drawn_as: str = ""
+    """What the picture calls it, which has no tables around it. Empty: it is not drawn."""
     note: str = ""
+    """What one must know to read it."""
 
     @property
     def workload(self) -> str:

@@ -17,7 +17,7 @@ from typing import Self
 
 import nats
 
-from scripts.benchmarks.comparison import Figure
+from scripts.benchmarks.comparison import NOT_SYNCED, Figure
 from scripts.benchmarks.running import POLL, Run, new_stream, tell
 from scripts.benchmarks.systems import JetStream, System, Tidelog
 
@@ -40,7 +40,8 @@ FIGURES = (
         unit="ms",
         less_is_better=True,
         at_most=100.0,
-        is_drawn=True,
+        note=NOT_SYNCED,
+        drawn_as="No acknowledged write after kill -9",
     ),
     Figure(
         key="failover/worst",

@@ -29,7 +29,7 @@ FIGURES = tuple(
         unit="ms",
         less_is_better=True,
         ratio_at_most=target if way == "request" and quantile != "p99.9" else None,
-        is_drawn=way == "request" and quantile == "p50",
+        drawn_as=f"One awaited publish, {level.value}, median" if way == "request" and quantile == "p50" else "",
     )
     for level, target in TARGETS.items()
     for way, what in (("request", "nats-py request"), ("client", "Python client"))
