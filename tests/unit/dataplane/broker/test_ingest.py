@@ -79,6 +79,44 @@ def test_a_uniform_run_becomes_one_batch_with_its_replies() -> None:
     assert partition.replies == [(0, [b"_INBOX.%02d" % i for i in range(50)])]
 
 
+def test_what_a_run_brought_stays_when_its_buffer_is_read_into_again() -> None:
+    partition = Partition(wants=False)
+    for name in (b"a", b"b"):
+        lines = b"".join(b"MSG s 1 %b.%02d 1\r\n%b\r\n" % (name, i, name) for i in range(20))
+        buffer = bytearray(lines)
+        stride = len(lines) // 20
+        partition.ingest.on_uniform(memoryview(buffer), 20, stride - 3, 1, stride, (8, 4))
+        buffer[:] = bytes(len(buffer))
+    partition.seal()
+    assert partition.values == [b"a"] * 20 + [b"b"] * 20
+    assert partition.replies == [
+        (0, [b"a.%02d" % i for i in range(20)]),
+        (20, [b"b.%02d" % i for i in range(20)]),
+    ]
+
+
+def test_replies_stay_with_their_records_over_runs_and_batches_of_one_chunk() -> None:
+    partition = Partition(max_batch=600)
+    expected: dict[int, bytes] = {}
+    values: list[bytes | None] = []
+    for number in range(12):
+        payloads = [b"%02d.%02d" % (number, i) for i in range(7 + number)]
+        replies = [b"r.%02d.%02d" % (number, i) for i in range(7 + number)]
+        if number % 3 == 0:
+            partition.uniform(payloads, replies)
+        elif number % 3 == 1:
+            partition.uniform(payloads)
+        else:
+            partition.ingest.on_messages(payloads, list(replies), [None] * len(payloads))
+        if number % 3 != 1:
+            expected |= dict(enumerate(replies, len(values)))
+        values += payloads
+    partition.ingest.chunk_done()
+    assert len(partition.batches) > 3
+    assert partition.values == values
+    assert {base + i: r for base, run in partition.replies for i, r in enumerate(run) if r is not None} == expected
+
+
 def test_empty_payloads_are_records() -> None:
     partition = Partition()
     partition.uniform([b""] * 3)

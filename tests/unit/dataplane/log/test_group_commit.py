@@ -327,3 +327,71 @@ def test_a_sync_at_once_that_fails_is_final(tmp_path: Path, batches: Batches, mo
     with pytest.raises(LogDamaged):
         log.sync()
     log.close()
+
+
+def test_a_small_sync_waits_for_nobody_who_syncs_in_a_thread(
+    tmp_path: Path, batches: Batches, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Both at a time, the error of the one's fdatasync would be the other's success."""
+    log, _ = PartitionLog.open(tmp_path, LogConfig())
+    batches.append(log)
+    log.sync()
+    begun, may_end = threading.Event(), threading.Event()
+    sync_data = log.files.sync_data
+
+    def slow(handle: int) -> None:
+        begun.set()
+        assert may_end.wait(WAIT)
+        sync_data(handle)
+
+    batches.append(log)
+    with monkeypatch.context() as patch:
+        patch.setattr(log.files, "sync_data", slow)
+        thread = threading.Thread(target=log.sync)
+        thread.start()
+        assert begun.wait(WAIT)
+        patch.setattr(log.files, "sync_data", sync_data)
+        batches.append(log)
+        assert log.sync_small(1 << 20) is None
+        assert log.durable_end == 1
+        may_end.set()
+        thread.join()
+    assert log.durable_end == 2
+    assert log.sync_small(1 << 20) == 3
+    log.close()
+
+
+def test_no_small_sync_follows_one_that_failed(
+    tmp_path: Path, batches: Batches, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The kernel tells of an error once; after that the lost pages count as clean."""
+    log, _ = PartitionLog.open(tmp_path, LogConfig())
+    batches.append(log)
+    log.sync()
+    batches.append(log)
+
+    def broken(handle: int) -> None:
+        raise OSError(5, "Input/output error")
+
+    with monkeypatch.context() as patch:
+        patch.setattr(log.files, "sync_data", broken)
+        with pytest.raises(LogDamaged):
+            log.sync()
+    for _ in range(2):  # the first leaves the disk to others
+        with pytest.raises(LogDamaged):
+            log.sync_small(1 << 20)
+    assert log.durable_end == 1
+    log.close()
+
+
+def test_segments_that_began_and_ended_are_no_small_sync(tmp_path: Path, batches: Batches) -> None:
+    log, _ = PartitionLog.open(tmp_path, LogConfig(segment_bytes=1000))
+    batches.append(log)
+    log.sync()
+    while len(log.segments) < 2:
+        batches.append(log)
+    assert log.sync_small(1 << 20) is None
+    end = log.sync()
+    batches.append(log)
+    assert log.sync_small(1 << 20) == end + 1
+    log.close()

@@ -120,6 +120,7 @@ class Driver:
         sequence: int | None = None,
         progress_only: bool = False,
         refused: str = "",
+        no_space: bool = False,
         lacks_deletions: bool = False,
     ) -> list[LeaderEffect]:
         """`durable` -1: everything it has is synced."""
@@ -135,6 +136,7 @@ class Driver:
                 progress_only=progress_only,
                 inbox=f"inbox.{replica}.{self.sequence}",
                 refused_batch=refused,
+                no_space=no_space,
                 lacks_deletions=lacks_deletions,
             ),
             now,
@@ -534,6 +536,62 @@ def test_without_pushes_an_empty_answer_is_never_put_off() -> None:
     assert [answer.max_bytes for answer in of(Respond, notified.fetch(B, 1))] == [0]
 
 
+DELAY = SETTINGS.empty_answer_delay
+
+
+def test_a_put_off_answer_is_left_out_when_data_go_first() -> None:
+    driver = Driver()
+    driver.append(1)
+    assert of(Respond, driver.fetch(B, 1)) == []
+    (data,) = of(Respond, driver.append(1, now=DELAY / 2))
+    assert (data.replica, data.offset, data.max_bytes > 0) == (B, 1, True)
+    assert of(Respond, driver.leader.tick(2 * DELAY)) == []
+
+
+def test_a_later_request_takes_the_place_of_one_whose_answer_is_put_off() -> None:
+    driver = Driver()
+    driver.append(1)
+    assert of(Respond, driver.fetch(B, 1)) == []
+    assert len(of(Respond, driver.fetch(B, 1, no_space=True))) == 1
+    assert of(Respond, driver.leader.tick(2 * DELAY)) == []
+
+
+def test_a_progress_report_leaves_the_put_off_answer_due_and_it_tells_what_that_committed() -> None:
+    driver = Driver()
+    driver.append(1)
+    driver.fetch(C, 1)
+    assert of(Respond, driver.fetch(B, 1, durable=0)) == []
+    driver.fetch(B, 1, progress_only=True, now=DELAY / 2)
+    assert driver.high_watermark == 1
+    assert driver.leader.next_deadline() == pytest.approx(DELAY)
+    late = {answer.replica: answer for answer in of(Respond, driver.leader.tick(DELAY))}
+    assert [(late[r].offset, late[r].max_bytes, late[r].high_watermark) for r in (B, C)] == [(1, 0, 1)] * 2
+    assert of(Respond, driver.leader.tick(2 * DELAY)) == [], "they know that HW"
+    assert {answer.replica for answer in of(Respond, driver.append(1, now=1.0))} == {B, C}, "their waiters stay"
+
+
+def test_a_late_answer_asks_for_the_sync_that_is_wanted_by_then() -> None:
+    driver = Driver(view(durability=ACCEPTED), log_end=5)
+    driver.append(1, synced=False)
+    assert of(Respond, driver.fetch(C, 6, durable=None)) == []
+    driver.leader.on_view(view(isr=(A, B), epoch=2, durability=ACCEPTED), 0.0)
+    (late,) = of(Respond, driver.leader.tick(DELAY))
+    assert (late.replica, late.sync_to) == (C, 5), "to come back it has to sync what earlier epochs wrote"
+
+
+def test_a_follower_whose_late_answer_went_before_the_commit_is_told_of_it() -> None:
+    driver = Driver()
+    driver.append(1)
+    driver.fetch(B, 1)
+    (late,) = of(Respond, driver.leader.tick(DELAY))
+    assert (late.replica, late.high_watermark) == (B, 0)
+    driver.fetch(C, 1, now=2 * DELAY)
+    due = driver.leader.next_deadline()
+    assert due == pytest.approx(2 * DELAY + SETTINGS.high_watermark_notify_delay)
+    (told,) = of(Respond, driver.leader.tick(due + 0.001))
+    assert (told.replica, told.high_watermark) == (B, 1)
+
+
 def test_too_much_uncommitted_is_back_pressure() -> None:
     driver = Driver(settings=ReplicaSettings(max_uncommitted_bytes=400))
     driver.append(5)
@@ -569,7 +627,22 @@ def test_late_commits_of_all_partitions_together_are_back_pressure_for_those_abo
     assert refused(busy, late) is None
     busy.leader.resign("moved")
     idle.leader.resign("moved")
-    assert (shared.size, shared.partitions) == (0, 0)
+    assert (shared.size, shared.partitions, shared.waiting) == (0, 0, 0)
+
+
+def test_a_commit_is_late_by_the_oldest_record_that_waits_for_one() -> None:
+    driver = Driver(settings=(settings := ReplicaSettings(max_uncommitted_bytes_of_all=1000)), shared=None)
+    other = Driver(settings=settings, shared=driver.leader._shared)
+    other.append(1)
+    late = settings.replica_max_lag_time / 2
+    driver.append(4)
+    driver.append(2, now=late)
+    refused = driver.leader.refuse_publish(None, lease_valid=True, now=late)
+    assert refused is not None
+    assert refused.code is Code.BACKPRESSURE
+    driver.fetch(B, 4, now=late)
+    driver.fetch(C, 4, now=late)
+    assert driver.leader.refuse_publish(None, lease_valid=True, now=late) is None
 
 
 def test_read_only_and_paused_partitions_refuse() -> None:

@@ -1,0 +1,208 @@
+"""A broker's ground for one role: a real log on a simulated disk, connections that note what is sent, a loop whose time
+is set by hand."""
+
+from __future__ import annotations
+
+import asyncio
+import heapq
+import itertools
+from collections.abc import Callable, Coroutine, Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from types import SimpleNamespace
+from typing import TYPE_CHECKING, Any, cast
+
+from dataplane.broker.context import BrokerContext
+from dataplane.log.partition_log import LogConfig, PartitionLog
+from dataplane.replica.settings import ReplicaSettings
+from tests.simulation.disk import SimDisk
+from wire.subjects import Subjects
+from wire.transport import Buffer, BulkHandler, Message, MessageHandler
+from wire.types import (
+    BrokerId,
+    Incarnation,
+    LeaderEpoch,
+    Offset,
+    PartitionEpoch,
+    PartitionKey,
+    PartitionView,
+    StreamConfig,
+    StreamName,
+    Withdrawal,
+)
+
+if TYPE_CHECKING:
+    from dataplane.log.group_commit import Done, Syncable
+
+A, B = BrokerId("a"), BrokerId("b")
+KEY = PartitionKey(StreamName("s"), Incarnation(1), 0, Incarnation(1))
+EPOCH = LeaderEpoch(2)
+HOME = Path("/data/s")
+
+
+def view(*replicas: BrokerId, leader: BrokerId = A, durability: str = "durable") -> PartitionView:
+    config = StreamConfig.from_strings({"min_isr": "1", "durability": durability})
+    return PartitionView(
+        key=KEY,
+        subject="s",
+        config=config,
+        replicas=replicas,
+        leader=leader,
+        isr=replicas,
+        eligible=(),
+        epoch=PartitionEpoch(1),
+        leader_epoch=EPOCH,
+    )
+
+
+class Crash(BaseException):
+    pass
+
+
+class Loop:
+    """Of one process; nothing happens in it by itself."""
+
+    def __init__(self) -> None:
+        self.now = 100.0
+        self.soon: list[Callable[[], Any]] = []
+        self.tasks: list[asyncio.Task[Any]] = []
+        self._timers: list[tuple[float, int, asyncio.TimerHandle]] = []
+        self._number = itertools.count()
+
+    def time(self) -> float:
+        return self.now
+
+    def call_soon(self, callback: Callable[[], Any]) -> None:
+        self.soon.append(callback)
+
+    def call_at(self, when: float, callback: Callable[[], Any]) -> asyncio.TimerHandle:
+        handle = asyncio.TimerHandle(when, callback, (), cast(Any, self))
+        heapq.heappush(self._timers, (when, next(self._number), handle))
+        return handle
+
+    def call_later(self, delay: float, callback: Callable[[], Any]) -> asyncio.TimerHandle:
+        return self.call_at(self.now + delay, callback)
+
+    def create_task(self, work: Coroutine[Any, Any, Any]) -> asyncio.Task[Any]:
+        self.tasks.append(asyncio.get_running_loop().create_task(work))
+        return self.tasks[-1]
+
+    def turn(self) -> None:
+        """What is due at once."""
+        soon, self.soon = self.soon, []
+        for callback in soon:
+            callback()
+
+    @property
+    def wakes_at(self) -> list[float]:
+        return sorted(when for when, _, handle in self._timers if not handle.cancelled())
+
+    def run_to(self, end: float) -> None:
+        while self._timers and self._timers[0][0] <= end:
+            when, _, handle = heapq.heappop(self._timers)
+            if not handle.cancelled():
+                self.now = max(self.now, when)
+                handle._run()
+        self.now = end
+
+    # asyncio.TimerHandle asks for these
+    def get_debug(self) -> bool:
+        return False
+
+    def _timer_handle_cancelled(self, handle: asyncio.TimerHandle) -> None:
+        pass
+
+
+@dataclass
+class Connection:
+    sent: list[tuple[str, bytes, Mapping[str, str] | None]] = field(default_factory=list)
+    inboxes: dict[str, MessageHandler] = field(default_factory=dict)
+    subscribed: dict[str, Any] = field(default_factory=dict)
+    connected_since: float = 0.0
+    loss_reason: str = ""
+    max_payload: int = 1 << 20
+
+    def publish(
+        self,
+        subject: str,
+        parts: Sequence[Buffer],
+        *,
+        reply: str | None = None,
+        headers: Mapping[str, str] | None = None,
+    ) -> bool:
+        self.sent.append((subject, b"".join(parts), headers))
+        return True
+
+    def publish_raw(self, lines: Sequence[Buffer]) -> bool:
+        self.sent.append(("", b"".join(lines), None))
+        return True
+
+    def new_inbox(self) -> str:
+        return f"inbox.{len(self.sent)}"
+
+    def on_inbox(self, inbox: str, handler: MessageHandler | None) -> None:
+        if handler is None:
+            self.inboxes.pop(inbox, None)
+        else:
+            self.inboxes[inbox] = handler
+
+    async def subscribe(self, subject: str, handler: MessageHandler) -> Any:
+        return await self.subscribe_bulk(subject, handler)
+
+    async def subscribe_bulk(self, subject: str, handler: MessageHandler | BulkHandler) -> Any:
+        async def unsubscribe() -> None:
+            self.subscribed.pop(subject, None)
+
+        self.subscribed[subject] = handler
+        return SimpleNamespace(unsubscribe=unsubscribe)
+
+    def answer(self, data: bytes) -> None:
+        """On the newest inbox."""
+        inbox, handler = list(self.inboxes.items())[-1]
+        handler(Message(inbox, data))
+
+
+@dataclass
+class Syncer:
+    """`is_quick`: syncs at once."""
+
+    is_quick: bool = True
+    asked: list[Done] = field(default_factory=list)
+    """Of threads."""
+
+    def at_once(self, log: Syncable) -> Offset | None:
+        return log.sync_small(1 << 20) if self.is_quick else None
+
+    def request(self, log: Syncable, done: Done) -> None:
+        self.asked.append(done)
+
+
+class Bench:
+    """`loop`: a `Loop`, or asyncio's."""
+
+    def __init__(self, loop: Any) -> None:
+        self.disk = SimDisk(crash=Crash)
+        self.disk.make_directory(HOME)
+        self.log, _ = PartitionLog.open(HOME, LogConfig(), files=self.disk)
+        self.control, self.ingest, self.syncer = Connection(), Connection(), Syncer()
+        self.withdrawn: list[Withdrawal] = []
+        self.has_lease = True
+        self.damage: list[str] = []
+        metadata = SimpleNamespace(withdraw=self.withdrawn.append, lease_valid=lambda _now: self.has_lease)
+        space = SimpleNamespace(is_full=False, append=lambda log, parts, headers: log.append(parts, headers))
+        self.context = BrokerContext(
+            broker=A,
+            incarnation=Incarnation(7),
+            ingest=cast(Any, self.ingest),
+            control=cast(Any, self.control),
+            subjects=Subjects("tidelog"),
+            settings=ReplicaSettings(),
+            metadata=cast(Any, metadata),
+            syncer=self.syncer,
+            executor=cast(Any, None),
+            readers=cast(Any, None),
+            housekeeping=cast(Any, None),
+            space=cast(Any, space),
+            loop=loop,
+            time_ns=lambda: 5,
+        )

@@ -1,0 +1,101 @@
+"""What a follower's driver tells of its disk."""
+
+from __future__ import annotations
+
+import asyncio
+
+import pytest
+
+from dataplane.broker.following import Following
+from dataplane.log.errors import LogDamaged
+from tests.unit.dataplane.broker.role_bench import EPOCH, A, B, Bench, Loop, view
+from tests.unit.dataplane.log.conftest import Batches
+from wire.replication import encode_header
+from wire.tidelog_pb2 import ReplicationRequest
+from wire.types import Offset
+
+
+@pytest.fixture
+def batches() -> Batches:
+    return Batches()
+
+
+@pytest.fixture
+def loop() -> Loop:
+    return Loop()
+
+
+@pytest.fixture
+def bench(loop: Loop) -> Bench:
+    return Bench(loop)
+
+
+async def follow(bench: Bench, *, durability: str = "durable") -> Following:
+    followed = view(A, B, leader=B, durability=durability)
+    role = Following(bench.context, followed, bench.log, Offset(0), 0, bench.damage.append)
+    await role.start()
+    return role
+
+
+def told(bench: Bench) -> list[tuple[int, int | None, bool]]:
+    """(offset, durable end, progress only) of each request."""
+    out = []
+    for _, data, _ in bench.control.sent:
+        request = ReplicationRequest.FromString(data)
+        durable = request.durable_offset if request.HasField("durable_offset") else None
+        out.append((request.offset, durable, request.progress_only))
+    return out
+
+
+def send(bench: Bench, batches: Batches) -> None:
+    """The leader's answer with one record more."""
+    data = batches.one(bench.log.log_end_offset, epoch=EPOCH).data
+    bench.control.answer(encode_header(EPOCH, Offset(0)) + data)
+
+
+async def test_what_is_synced_at_once_the_next_fetch_reports(bench: Bench, loop: Loop, batches: Batches) -> None:
+    await follow(bench)
+    send(bench, batches)  # the first of an epoch, which a thread syncs
+    loop.turn()
+    bench.syncer.asked.pop()(bench.log.sync())
+    send(bench, batches)
+    assert told(bench) == [(0, 0, False), (1, 0, False), (1, 1, True), (2, 2, False)]
+    assert bench.log.durable_end == 2
+    loop.turn()
+    assert bench.syncer.asked == []
+
+
+async def test_what_is_not_synced_at_once_is_reported_when_it_is(bench: Bench, loop: Loop, batches: Batches) -> None:
+    bench.syncer.is_quick = False
+    await follow(bench)
+    send(bench, batches)
+    loop.turn()
+    assert told(bench) == [(0, 0, False), (1, 0, False)]
+    bench.syncer.asked.pop()(bench.log.sync())
+    assert told(bench)[-1] == (1, 1, True)
+
+
+async def test_on_an_accepted_stream_nothing_is_synced_by_itself(bench: Bench, loop: Loop, batches: Batches) -> None:
+    await follow(bench, durability="accepted")
+    bench.log.sync()
+    send(bench, batches)
+    loop.turn()
+    assert told(bench) == [(0, None, False), (1, None, False)]
+    assert (bench.log.durable_end, bench.syncer.asked) == (0, [])
+
+
+async def test_a_sync_at_once_that_fails_ends_the_replica_and_is_reported_by_no_fetch(
+    bench: Bench, loop: Loop, batches: Batches
+) -> None:
+    await follow(bench)
+    send(bench, batches)
+    bench.log.sync()
+    before = told(bench)
+    bench.disk.failing_syncs = 1
+    send(bench, batches)
+    assert told(bench) == before
+    assert len(bench.withdrawn) == 1
+    with pytest.raises(LogDamaged):
+        bench.log.sync()
+    await asyncio.gather(*loop.tasks)
+    assert bench.control.inboxes == {}

@@ -1,0 +1,125 @@
+"""What a leader's driver says when, and of what its disk holds."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator
+from concurrent.futures import ThreadPoolExecutor
+from typing import Any
+
+import pytest
+
+from dataplane.broker.ingest import Ingest
+from dataplane.broker.leading import Leading
+from tests.unit.dataplane.broker.role_bench import A, B, Bench, view
+from wire.tidelog_pb2 import PartitionNotification
+from wire.transport import BulkHandler, MessageHandler
+from wire.types import Offset
+
+
+@pytest.fixture
+async def bench() -> AsyncIterator[Bench]:
+    bench = Bench(asyncio.get_running_loop())
+    with ThreadPoolExecutor(1) as executor:
+        bench.context.executor = executor
+        yield bench
+
+
+async def lead(bench: Bench, *, durability: str = "durable") -> Leading:
+    role = Leading(bench.context, view(A, durability=durability), bench.log, Offset(0), bench.damage.append)
+    await role.start()
+    return role
+
+
+def publish(bench: Bench, value: bytes, reply: bytes) -> None:
+    ingest = bench.ingest.subscribed["s"]
+    assert isinstance(ingest, Ingest)
+    ingest.on_messages([value], [reply], [None])
+    ingest.chunk_done()
+
+
+def answers(bench: Bench) -> list[bytes]:
+    return [data for subject, data, _ in bench.control.sent if not subject]
+
+
+async def turn() -> None:
+    await asyncio.sleep(0)
+    await asyncio.sleep(0)
+
+
+async def test_a_durable_publish_is_acknowledged_once_it_is_synced_at_once(bench: Bench) -> None:
+    role = await lead(bench)
+    publish(bench, b"one", b"reply.1")
+    assert answers(bench) == []
+    await turn()
+    assert bench.log.durable_end == 1
+    assert [b"reply.1" in answer for answer in answers(bench)] == [True]
+    await role.end("over")
+
+
+async def test_a_durable_publish_waits_for_the_thread_that_syncs_it(bench: Bench) -> None:
+    bench.syncer.is_quick = False
+    role = await lead(bench)
+    publish(bench, b"one", b"reply.1")
+    await turn()
+    assert answers(bench) == []
+    bench.syncer.asked.pop()(bench.log.sync())
+    assert [b"reply.1" in answer for answer in answers(bench)] == [True]
+    await role.end("over")
+
+
+async def test_a_durable_publish_whose_sync_fails_is_never_acknowledged(bench: Bench) -> None:
+    role = await lead(bench)
+    bench.disk.failing_syncs = 1
+    publish(bench, b"one", b"reply.1")
+    await turn()
+    assert len(bench.withdrawn) == 1
+    await role.end("over")
+    assert answers(bench) == []
+    assert [h["Tidelog-Error"] for subject, _, h in bench.control.sent if subject == "reply.1" and h] == [
+        "OUTCOME_UNKNOWN"
+    ]
+
+
+def serves(role: Leading) -> bool:
+    """As of now; a type checker takes a property for constant."""
+    return role.is_serving
+
+
+async def test_a_leader_serves_once_it_is_heard_and_while_it_has_a_lease(bench: Bench) -> None:
+    role = Leading(bench.context, view(A), bench.log, Offset(0), bench.damage.append)
+    asked, heard = asyncio.Event(), asyncio.Event()
+    subscribe = bench.ingest.subscribe_bulk
+
+    async def slow(subject: str, handler: MessageHandler | BulkHandler) -> Any:
+        asked.set()
+        await heard.wait()
+        return await subscribe(subject, handler)
+
+    bench.ingest.subscribe_bulk = slow  # type: ignore[method-assign]
+    beginning = asyncio.get_running_loop().create_task(role.start())
+    await asked.wait()
+    await turn()
+    assert role.core is not None
+    assert not serves(role)
+    heard.set()
+    await beginning
+    assert serves(role)
+    bench.has_lease = False
+    assert not serves(role)
+    bench.has_lease = True
+    await role.end("over")
+    assert not serves(role)
+
+
+async def test_a_leader_says_so_when_it_begins_and_when_its_connection_is_back(bench: Bench) -> None:
+    role = Leading(bench.context, view(A, B), bench.log, Offset(0), bench.damage.append)
+    await role.start()
+    notify = bench.context.subjects.notify(B)
+    assert [subject for subject, _, _ in bench.control.sent] == [notify]
+    assert PartitionNotification.FromString(bench.control.sent[0][1]).leader_epoch == role.leader_epoch
+    role.on_connection(False)
+    assert len(bench.control.sent) == 1
+    role.on_connection(True)
+    assert [subject for subject, _, _ in bench.control.sent] == [notify, notify]
+    await role.end("over")
