@@ -15,6 +15,7 @@ from dataplane.broker.context import BrokerContext
 from dataplane.broker.reading import ReadableRole
 from dataplane.broker.space import NO_SPACE_RETRY
 from dataplane.log.errors import LogDamaged, NoSpace
+from dataplane.log.group_commit import SMALL_BYTES
 from dataplane.log.partition_log import PartitionLog
 from dataplane.replica.consumers import ConsumerFetch
 from dataplane.replica.effects import (
@@ -140,7 +141,7 @@ class Following(ReadableRole):
         return self.core.next_deadline()
 
     def _on_synced(self, durable_end: Offset) -> None:
-        self._run(self.core.on_synced(durable_end))
+        self._run(self.core.on_synced(durable_end, self.context.now()))
 
     # ------------------------------------------------------------------ consumers
     def _look_up(self, position: str, request: FetchRequest, inbox: str) -> None:  # noqa: ARG002 - none is known here
@@ -359,13 +360,20 @@ class Following(ReadableRole):
         except (LogDamaged, InvariantViolation) as e:
             self.fail(f"append failed: {e}")
             return
+        is_durable, syncer = self.view.config.is_durable, self.context.syncer
         try:
-            durable_end = self.context.syncer.at_once(self.log) if self.view.config.is_durable else None
+            durable_end = syncer.at_once(self.log) if is_durable else None
         except LogDamaged as e:
             self.fail(f"fdatasync failed: {e}")
             return
-        end = self.log.log_end_offset
-        self._run(self.core.on_appended(end, high_watermark, self.context.now(), durable_end=durable_end))
+        effects = self.core.on_appended(
+            self.log.log_end_offset,
+            high_watermark,
+            self.context.now(),
+            durable_end=durable_end,
+            sync_first=is_durable and len(data) <= SMALL_BYTES and syncer.is_crowded,
+        )
+        self._run(effects)
 
     async def _truncate(self, offset: Offset) -> None:
         await self._finish_cold_reads()

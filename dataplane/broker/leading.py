@@ -303,7 +303,10 @@ class Leading(ReadableRole):
     # ------------------------------------------------------------------ appending
     def _wants_batch(self) -> bool:
         core = self._core
-        return core is not None and (not self._syncing or core.has_waiting_follower)
+        if core is None or not self._syncing:
+            return core is not None
+        # Where many logs wait for the disk the batch grows until this one has been synced.
+        return core.has_waiting_follower and not self.context.syncer.is_crowded
 
     def _seal(self) -> None:
         """The open batch of bare publishes goes into the log."""
@@ -571,7 +574,7 @@ class Leading(ReadableRole):
             self._deleted_ends[fetch.replica] = Offset(request.deleted_end)
         effects = core.on_fetch(fetch, self.context.now())
         self._run(effects)
-        if self._ingest.open_records and core.has_waiting_follower:
+        if self._ingest.open_records and core.has_waiting_follower and self._wants_batch():
             self._seal()
         self._schedule()
 

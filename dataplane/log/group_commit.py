@@ -61,6 +61,11 @@ class Syncer(Protocol):
 
     def at_once(self, log: Syncable) -> Offset | None: ...
 
+    @property
+    def is_crowded(self) -> bool:
+        """Many logs wait: who has little to write does well to gather more."""
+        ...
+
 
 class Post(Protocol):
     """Runs a function on the event loop, from any thread: `loop.call_soon_threadsafe`. RuntimeError: the loop is
@@ -121,6 +126,11 @@ class SyncScheduler:
                 raise TidelogError(
                     Code.BACKPRESSURE, f"{len(waiting)} requests wait for the disk to sync one log; try again later"
                 )
+
+    @property
+    def is_crowded(self) -> bool:
+        """More logs wait for a sync than are synced at a time."""
+        return len(self._queue) > len(self._threads)
 
     def at_once(self, log: Syncable) -> Offset | None:
         """The durable end of `log`, synced now; None: nothing was done, `request` it. Raises what `log.sync` does."""

@@ -2,7 +2,8 @@
 
     start ──> Reconciling ──cut known──> Truncating ──done──> Fetching <──────────┐
                   ^  │ log empty: nothing to reconcile ─────────^  │              │
-                  │  └──503, silence: ask again, suspect           ├─ batches: append, fetch on at once
+                  │  └──503, silence: ask again, suspect           ├─ batches: append, fetch on at once, or Syncing,
+                  │                                                │  then fetch
                   └────── OFFSET_AHEAD, fetch unanswered ──────────┤              │
                                                                    ├─ empty ──> Idle ── idle wait over, notification,
                                                                    │                    second answer on the same inbox
@@ -128,6 +129,13 @@ class Idle:
 
 
 @dataclass(frozen=True, slots=True)
+class Syncing:
+    """No fetch is out: one leaves when all that is here is synced, and tells that; at `until` it leaves anyway."""
+
+    until: float
+
+
+@dataclass(frozen=True, slots=True)
 class Leaderless:
     """The partition is offline, or this follower has nobody to ask until metadata changes."""
 
@@ -146,7 +154,7 @@ class Installing:
         return sum(map(len, self.pieces))
 
 
-FollowerState: TypeAlias = Reconciling | Truncating | Installing | Fetching | Idle | Leaderless
+FollowerState: TypeAlias = Reconciling | Truncating | Installing | Fetching | Idle | Syncing | Leaderless
 
 MAX_CHECKPOINT_BYTES = 64 << 20
 """Of derived state that a follower takes: 20,000 producers are 3 MB, a million of leader epochs 16 MB."""
@@ -391,18 +399,29 @@ class Follower:
         return served
 
     def on_appended(
-        self, log_end: Offset, high_watermark: Offset, now: float, *, durable_end: Offset | None = None
+        self,
+        log_end: Offset,
+        high_watermark: Offset,
+        now: float,
+        *,
+        durable_end: Offset | None = None,
+        sync_first: bool = False,
     ) -> list[FollowerEffect]:
         """The batches of the answer are in the log (page cache), and everything below `durable_end` is synced where
-        the driver knows already. Fetch on at once; a sync that is still owed goes on beside it."""
+        the driver knows already. Fetch on at once; a sync that is still owed goes on beside it. `sync_first`: they are
+        small, and many logs wait for the disk. Then one request after the sync does for two, and finds more."""
         if log_end <= self.log_end_offset:
             raise InvariantViolation(f"{self.view.key}: appended up to {log_end} at LEO {self.log_end_offset}")
         self.log_end_offset = log_end
         if durable_end is not None:
             self.durable_end = max(self.durable_end, min(durable_end, log_end))
         served = self._adopt(high_watermark, now)
-        sync: list[FollowerEffect] = [RequestSync()] if self.owes_a_sync else []
-        return [*self._fetch(now), *sync, *served]
+        if not self.owes_a_sync:
+            return [*self._fetch(now), *served]
+        if sync_first:
+            self.state = Syncing(now + self.settings.replica_fetch_timeout / 2)
+            return [RequestSync(), *served]
+        return [*self._fetch(now), RequestSync(), *served]
 
     def on_bad_answer(self, sequence: int, reason: str, now: float) -> list[FollowerEffect]:
         """What came does not decode: nothing is taken of it, and the leader is told. It verifies its copy each time, so
@@ -419,11 +438,13 @@ class Follower:
         self.state = Idle(state.sequence, state.offset, now + wait)
         return []
 
-    def on_synced(self, durable_end: Offset) -> list[FollowerEffect]:
+    def on_synced(self, durable_end: Offset, now: float) -> list[FollowerEffect]:
         if durable_end <= self.durable_end:
             return []
         owed = self.owes_a_sync
         self.durable_end = min(durable_end, self.log_end_offset)
+        if isinstance(self.state, Syncing):
+            return [] if self.owes_a_sync else self._fetch(now)
         if not owed or not isinstance(self.state, (Fetching, Idle)):
             return []
         return [self._progress()]
@@ -438,7 +459,7 @@ class Follower:
         if no_space == self._no_space:
             return []
         self._no_space = no_space
-        return self._fetch(now) if isinstance(self.state, (Fetching, Idle)) else []
+        return self._fetch(now) if isinstance(self.state, (Fetching, Idle, Syncing)) else []
 
     def on_notification(self, leader_epoch: LeaderEpoch, now: float) -> list[FollowerEffect]:
         """New data at the leader, or it has just begun. While a fetch is out it is remembered: an empty answer may have
@@ -506,7 +527,7 @@ class Follower:
         """Why consumers should go elsewhere; None while they are served here."""
         if self.broker not in self.view.isr:
             why = "is not in sync"
-        elif not isinstance(self.state, (Fetching, Idle)):
+        elif not isinstance(self.state, (Fetching, Idle, Syncing)):
             why = "is finding out where its log and the leader's part"
         elif self._fetched_at == -math.inf:
             why = f"has not fetched in LeaderEpoch {self.leader_epoch} yet"
@@ -614,7 +635,7 @@ class Follower:
                 if not self._nobody_listens:
                     self._fetch_timeout = min(2 * self._fetch_timeout, self.settings.replica_max_leader_timeout)
                 out += self._reconcile(now)  # the probe: it finds a leader that is gone, and does no harm
-            case Idle() if now >= state.until:
+            case Idle() | Syncing() if now >= state.until:
                 out += self._fetch(now)
             case _:
                 pass
@@ -629,7 +650,7 @@ class Follower:
         match state:
             case Fetching():
                 due = state.unanswered_at
-            case Idle():
+            case Idle() | Syncing():
                 due = state.until
             case Reconciling() | Installing():
                 due = state.ask_again_at

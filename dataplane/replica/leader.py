@@ -138,6 +138,11 @@ class _Follower:
     """The waiter's request has had no answer; it gets an empty one then, and the waiter stays."""
     notified_at: float | None = None
     """Set from the waiter's firing until the follower fetches."""
+    fired_at: float = -math.inf
+    """When the waiter last fired."""
+    patience: float = 0.0
+    """Seconds until it is notified again, if more than `notify_retry`: twice as long as it took to fetch the last time,
+    and twice that after each repetition. Brokers that have much to do are not given more."""
     told_high_watermark: Offset = Offset(0)
     no_space: bool = False
     """As its last request said."""
@@ -146,6 +151,9 @@ class _Follower:
     expand_not_before: float = -math.inf
     """After a refusal (its life is over, it is declared dead) it is not proposed again at once."""
 
+
+UNCOMMITTED_DELAYS: Final = 10
+"""So many times `empty_answer_delay` an empty answer waits for the commit of what its follower has, at most."""
 
 _NOBODY: Final[frozenset[BrokerId]] = frozenset()
 
@@ -440,6 +448,8 @@ class Leader:
         follower.last_fetch_at = now
         follower.no_space = fetch.no_space
         if not fetch.progress_only:
+            if follower.notified_at is not None:
+                follower.patience = 2 * (now - follower.fired_at)
             follower.notified_at = None
             follower.waiter_inbox = None
             follower.answer_due = None
@@ -454,16 +464,32 @@ class Leader:
         else:
             follower.waiter_inbox = fetch.inbox
             follower.waiter_max_bytes = limit
-            if not sync_to and self._are_records_coming(now):
-                follower.answer_due = now + self.settings.empty_answer_delay
+            delay = 0.0 if sync_to else self._better_later(now)
+            if delay:
+                follower.answer_due = now + delay
                 return
             out.append(Respond(fetch.replica, fetch.inbox, fetch.offset, 0, self.high_watermark, sync_to))
         follower.told_high_watermark = self.high_watermark
 
-    def _are_records_coming(self, now: float) -> bool:
-        """As far as the last ones let hope. Then an empty answer, and what its follower does with it, is work for
-        nothing. Where data do not go to waiters, the answer is what makes the follower listen to notifications."""
-        return self.settings.push_to_waiters and now - self._appended_at < self.settings.empty_answer_delay
+    def _better_later(self, now: float) -> float:
+        """For how long an empty answer is put off; 0: not at all. While records come in, as far as the last ones let
+        hope, it is work for nothing, and what its follower does with it too. Before they are committed it would have to
+        be followed by another one that says so. Where data do not go to waiters, the answer is what makes the follower
+        listen to notifications."""
+        settings = self.settings
+        delay = settings.empty_answer_delay
+        if not settings.push_to_waiters or not delay:
+            return 0.0
+        if self.high_watermark < self.log_end_offset:
+            return max(delay, min(UNCOMMITTED_DELAYS * delay, settings.replica_fetch_timeout / 2))
+        return delay if now - self._appended_at < delay else 0.0
+
+    def _answer_due_at(self, follower: _Follower) -> float:
+        """Of an answer that is put off: sooner when all is committed."""
+        due = math.inf if follower.answer_due is None else follower.answer_due
+        if self.high_watermark < self.log_end_offset:
+            return due
+        return min(due, max(self._high_watermark_at, follower.last_fetch_at) + self.settings.empty_answer_delay)
 
     def _answer_late(self, replica: BrokerId, follower: _Follower, out: list[LeaderEffect]) -> None:
         """No data came; the waiter stays."""
@@ -481,7 +507,7 @@ class Leader:
         follower.answer_due = None
         if inbox is None:
             raise InvariantViolation(f"{self.view.key}: no data waiter of {replica} to fire")
-        follower.notified_at = now
+        follower.notified_at = follower.fired_at = now
         if self.settings.push_to_waiters:
             limit = follower.waiter_max_bytes if follower.log_end_offset < self.log_end_offset else 0
             sync_to = self._sync_wanted_of(replica, follower)
@@ -734,11 +760,12 @@ class Leader:
         for replica, follower in self._followers.items():
             if follower.notified_at is not None and now - follower.last_fetch_at > settings.replica_max_lag_time:
                 follower.notified_at = None  # gone; should it live, it asks after its idle wait anyway
-            elif follower.notified_at is not None and now - follower.notified_at >= settings.notify_retry:
+            elif follower.notified_at is not None and now - follower.notified_at >= self._patience(follower):
+                follower.patience = 2 * self._patience(follower)
                 follower.notified_at = now
                 out.append(Notify(replica))
             elif follower.answer_due is not None:
-                if now >= follower.answer_due:
+                if now >= self._answer_due_at(follower):
                     self._answer_late(replica, follower, out)
             elif (
                 follower.waiter_inbox is not None
@@ -775,6 +802,10 @@ class Leader:
                 assert_never(state)
         return out
 
+    def _patience(self, follower: _Follower) -> float:
+        settings = self.settings
+        return max(settings.notify_retry, min(follower.patience, settings.replica_max_lag_time / 5))
+
     def _tick_interval(self) -> float:
         return self.settings.replica_max_lag_time / 4
 
@@ -788,9 +819,9 @@ class Leader:
             if follower.expand_not_before > self._last_tick and self._wants_in(replica, follower, self._last_tick):
                 due = min(due, follower.expand_not_before)
             if follower.notified_at is not None:
-                due = min(due, follower.notified_at + self.settings.notify_retry)
+                due = min(due, follower.notified_at + self._patience(follower))
             elif follower.answer_due is not None:
-                due = min(due, follower.answer_due)
+                due = min(due, self._answer_due_at(follower))
             elif follower.waiter_inbox is not None and follower.told_high_watermark < self.high_watermark:
                 due = min(due, self._high_watermark_at + self.settings.high_watermark_notify_delay)
         due = min(due, self._consumers.next_deadline())

@@ -39,6 +39,7 @@ from dataplane.replica.follower import (
     Leaderless,
     OffsetAnswer,
     Reconciling,
+    Syncing,
     Truncating,
 )
 from dataplane.replica.isr import CommittedIsr, PendingExpandIsr, PendingShrinkIsr
@@ -237,6 +238,8 @@ def state_shown(follower: Follower) -> str:
             return f"fetching #{state.sequence}"
         case Idle():
             return f"idle #{state.sequence}"
+        case Syncing():
+            return "syncing"
         case Leaderless():
             return "leaderless"
         case _:

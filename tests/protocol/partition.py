@@ -280,7 +280,7 @@ class PartitionWorld:
                 if broker.leading is not None:
                     self._lead(broker, broker.leading.on_synced(body.end, self.now))
                 elif broker.following is not None:
-                    self._follow(broker, broker.following.on_synced(body.end))
+                    self._follow(broker, broker.following.on_synced(body.end, self.now))
             case CutDone():
                 assert broker.following is not None
                 self._follow(broker, broker.following.on_truncated(broker.log.start, broker.log.end, self.now))

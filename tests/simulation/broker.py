@@ -52,6 +52,10 @@ class SimSyncer:
         self._waiting[log] = [done]
         self._begin(log)
 
+    @property
+    def is_crowded(self) -> bool:
+        return self._process.world.rng.random() < 0.3
+
     def at_once(self, log: Syncable) -> Offset | None:
         if self._waiting or self._process.world.rng.random() < 0.5:
             return None

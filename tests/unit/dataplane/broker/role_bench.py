@@ -167,6 +167,7 @@ class Syncer:
     """`is_quick`: syncs at once."""
 
     is_quick: bool = True
+    is_crowded: bool = False
     asked: list[Done] = field(default_factory=list)
     """Of threads."""
 

@@ -75,6 +75,25 @@ async def test_what_is_not_synced_at_once_is_reported_when_it_is(bench: Bench, l
     assert told(bench)[-1] == (1, 1, True)
 
 
+async def test_where_many_logs_wait_for_the_disk_the_next_fetch_leaves_after_the_sync_and_reports_it(
+    bench: Bench, loop: Loop, batches: Batches
+) -> None:
+    bench.syncer.is_quick, bench.syncer.is_crowded = False, True
+    await follow(bench)
+    send(bench, batches)
+    loop.turn()
+    assert told(bench) == [(0, 0, False)]
+    bench.syncer.asked.pop()(bench.log.sync())
+    assert told(bench) == [(0, 0, False), (1, 1, False)]
+
+
+async def test_on_an_accepted_stream_nothing_is_waited_for_where_many_logs_wait(bench: Bench, batches: Batches) -> None:
+    bench.syncer.is_crowded = True
+    await follow(bench, durability="accepted")
+    send(bench, batches)
+    assert told(bench) == [(0, None, False), (1, None, False)]
+
+
 async def test_on_an_accepted_stream_nothing_is_synced_by_itself(bench: Bench, loop: Loop, batches: Batches) -> None:
     await follow(bench, durability="accepted")
     bench.log.sync()

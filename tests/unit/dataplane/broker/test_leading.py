@@ -12,8 +12,8 @@ import pytest
 from dataplane.broker.ingest import Ingest
 from dataplane.broker.leading import Leading
 from tests.unit.dataplane.broker.role_bench import A, B, Bench, view
-from wire.tidelog_pb2 import PartitionNotification
-from wire.transport import BulkHandler, MessageHandler
+from wire.tidelog_pb2 import PartitionNotification, ReplicationRequest
+from wire.transport import BulkHandler, Message, MessageHandler
 from wire.types import Offset
 
 
@@ -79,6 +79,38 @@ async def test_a_durable_publish_whose_sync_fails_is_never_acknowledged(bench: B
     assert [h["Tidelog-Error"] for subject, _, h in bench.control.sent if subject == "reply.1" and h] == [
         "OUTCOME_UNKNOWN"
     ]
+
+
+@pytest.mark.parametrize(("is_crowded", "ends"), [(False, [1, 2, 2]), (True, [1, 1, 2])])
+async def test_where_many_logs_wait_for_the_disk_a_batch_grows_until_the_last_one_is_synced(
+    bench: Bench, is_crowded: bool, ends: list[int]
+) -> None:
+    bench.syncer.is_quick, bench.syncer.is_crowded = False, is_crowded
+    role = Leading(bench.context, view(A, B), bench.log, Offset(0), bench.damage.append)
+    await role.start()
+    key = role.view.key
+    seen = []
+    publish(bench, b"one", b"reply.1")
+    await turn()
+    seen.append(bench.log.log_end_offset)
+    publish(bench, b"two", b"reply.2")
+    request = ReplicationRequest(
+        replicaID=B,
+        offset=1,
+        durable_offset=0,
+        leaderEpoch=role.leader_epoch,
+        sequence=1,
+        broker_incarnation=1,
+        stream_incarnation=key.stream_incarnation,
+        partition_incarnation=key.partition_incarnation,
+    )
+    subject = bench.context.subjects.replicate(key.stream, key.partition)
+    bench.control.subscribed[subject](Message(subject, request.SerializeToString(), "inbox.b"))
+    seen.append(bench.log.log_end_offset)
+    bench.syncer.asked.pop(0)(bench.log.sync())
+    seen.append(bench.log.log_end_offset)
+    assert seen == ends
+    await role.end("over")
 
 
 def serves(role: Leading) -> bool:

@@ -293,6 +293,22 @@ def test_nothing_is_synced_at_once_while_somebody_waits_for_a_thread(loop: Loop)
     scheduler.close()
 
 
+def test_it_is_crowded_while_more_logs_wait_than_are_synced_at_a_time(scheduler: SyncScheduler, loop: Loop) -> None:
+    logs = [SlowLog() for _ in range(5)]
+    crowded: list[bool] = []
+    for log in logs[:4]:
+        scheduler.request(log, lambda _: None)
+    for log in logs[:2]:
+        assert log.begun.acquire(timeout=WAIT)
+    crowded.append(scheduler.is_crowded)
+    scheduler.request(logs[4], lambda _: None)
+    crowded.append(scheduler.is_crowded)
+    for log in logs:
+        log.may_end.release()
+    scheduler.close()
+    assert [*crowded, scheduler.is_crowded] == [False, True, False]
+
+
 def test_nothing_is_synced_at_once_when_that_is_off(scheduler: SyncScheduler) -> None:
     assert scheduler.at_once(Disk()) is None
 

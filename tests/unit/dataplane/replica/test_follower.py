@@ -254,7 +254,7 @@ def test_the_durable_end_is_reported_after_the_sync_as_progress() -> None:
     core.start(0.0)
     answer(core, first=0)
     core.on_appended(Offset(7), Offset(0), 0.0)
-    report = fetched(core.on_synced(Offset(7)))
+    report = fetched(core.on_synced(Offset(7), 0.0))
     assert (report.durable_end, report.progress_only) == (7, True)
 
 
@@ -267,12 +267,45 @@ def test_what_is_synced_when_the_append_is_told_the_next_fetch_reports() -> None
     assert (fetched(effects).durable_end, fetched(effects).progress_only) == (7, False)
 
 
+def test_where_many_logs_wait_for_the_disk_one_request_after_the_sync_does_for_two() -> None:
+    core = follower()
+    core.start(0.0)
+    answer(core, first=0)
+    assert [type(e) for e in core.on_appended(Offset(7), Offset(0), 0.0, sync_first=True)] == [RequestSync]
+    assert core.on_notification(core.leader_epoch, 0.0) == []
+    assert core.on_synced(Offset(6), 0.1) == [], "not all of it is synced"
+    request = fetched(core.on_synced(Offset(7), 0.1))
+    assert (request.offset, request.durable_end, request.progress_only) == (7, 7, False)
+    assert answer(core, first=7) == [AppendReplicated(Offset(0))]
+
+
+def test_a_sync_that_takes_long_is_not_waited_for_with_the_next_request() -> None:
+    core = follower()
+    core.start(0.0)
+    answer(core, first=0)
+    core.on_appended(Offset(7), Offset(0), 0.0, sync_first=True)
+    due = core.next_deadline()
+    assert 0.1 < due < 0.5
+    assert core.tick(due - 0.01) == []
+    assert fetched(core.tick(due)).durable_end == 0
+    report = fetched(core.on_synced(Offset(7), 1.0))
+    assert (report.durable_end, report.progress_only) == (7, True)
+
+
+def test_a_request_does_not_wait_for_a_sync_that_nobody_owes() -> None:
+    core = follower()
+    core.start(0.0)
+    answer(core, first=0)
+    effects = core.on_appended(Offset(7), Offset(0), 0.0, durable_end=Offset(7), sync_first=True)
+    assert fetched(effects).durable_end == 7
+
+
 def test_progress_reports_leave_the_data_request_the_newest() -> None:
     core = follower()
     core.start(0.0)
     answer(core, first=0)
     request = fetched(core.on_appended(Offset(7), Offset(0), 0.0))
-    core.on_synced(Offset(7))
+    core.on_synced(Offset(7), 0.0)
     assert answer(core, sequence=request.sequence, first=7) == [AppendReplicated(Offset(0))]
 
 

@@ -169,7 +169,7 @@ def test_nobody_listens_is_asked_again_soon(core: Follower) -> None:
 def test_while_it_lasts_nobody_is_served_and_an_answer_to_a_fetch_is_late(core: Follower) -> None:
     refused(core)
     assert core.on_notification(LeaderEpoch(5), 0.0) == []
-    core.on_synced(Offset(7))
+    core.on_synced(Offset(7), 0.0)
     assert isinstance(core.state, Installing)
 
 

@@ -22,7 +22,7 @@ from dataplane.replica.effects import (
 )
 from dataplane.replica.epochs import EpochEntry, LeaderEpochCache
 from dataplane.replica.isr import CommittedIsr, PendingExpandIsr, PendingShrinkIsr
-from dataplane.replica.leader import FollowerFetch, Leader
+from dataplane.replica.leader import UNCOMMITTED_DELAYS, FollowerFetch, Leader
 from dataplane.replica.refusals import DELETIONS_GONE
 from dataplane.replica.settings import ReplicaSettings
 from dataplane.replica.uncommitted import Uncommitted
@@ -563,10 +563,10 @@ def test_a_progress_report_leaves_the_put_off_answer_due_and_it_tells_what_that_
     assert of(Respond, driver.fetch(B, 1, durable=0)) == []
     driver.fetch(B, 1, progress_only=True, now=DELAY / 2)
     assert driver.high_watermark == 1
-    assert driver.leader.next_deadline() == pytest.approx(DELAY)
-    late = {answer.replica: answer for answer in of(Respond, driver.leader.tick(DELAY))}
+    assert driver.leader.next_deadline() == pytest.approx(1.5 * DELAY), "from the commit on"
+    late = {answer.replica: answer for answer in of(Respond, driver.leader.tick(1.5 * DELAY))}
     assert [(late[r].offset, late[r].max_bytes, late[r].high_watermark) for r in (B, C)] == [(1, 0, 1)] * 2
-    assert of(Respond, driver.leader.tick(2 * DELAY)) == [], "they know that HW"
+    assert of(Respond, driver.leader.tick(3 * DELAY)) == [], "they know that HW"
     assert {answer.replica for answer in of(Respond, driver.append(1, now=1.0))} == {B, C}, "their waiters stay"
 
 
@@ -575,7 +575,8 @@ def test_a_late_answer_asks_for_the_sync_that_is_wanted_by_then() -> None:
     driver.append(1, synced=False)
     assert of(Respond, driver.fetch(C, 6, durable=None)) == []
     driver.leader.on_view(view(isr=(A, B), epoch=2, durability=ACCEPTED), 0.0)
-    (late,) = of(Respond, driver.leader.tick(DELAY))
+    assert of(Respond, driver.leader.tick(DELAY)) == [], "it is not committed"
+    (late,) = of(Respond, driver.leader.tick(UNCOMMITTED_DELAYS * DELAY))
     assert (late.replica, late.sync_to) == (C, 5), "to come back it has to sync what earlier epochs wrote"
 
 
@@ -583,11 +584,12 @@ def test_a_follower_whose_late_answer_went_before_the_commit_is_told_of_it() -> 
     driver = Driver()
     driver.append(1)
     driver.fetch(B, 1)
-    (late,) = of(Respond, driver.leader.tick(DELAY))
+    waited = UNCOMMITTED_DELAYS * DELAY
+    (late,) = of(Respond, driver.leader.tick(waited))
     assert (late.replica, late.high_watermark) == (B, 0)
-    driver.fetch(C, 1, now=2 * DELAY)
+    driver.fetch(C, 1, now=waited + DELAY)
     due = driver.leader.next_deadline()
-    assert due == pytest.approx(2 * DELAY + SETTINGS.high_watermark_notify_delay)
+    assert due == pytest.approx(waited + DELAY + SETTINGS.high_watermark_notify_delay)
     (told,) = of(Respond, driver.leader.tick(due + 0.001))
     assert (told.replica, told.high_watermark) == (B, 1)
 
