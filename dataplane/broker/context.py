@@ -114,10 +114,9 @@ class BrokerContext:
     """For streams with `encryption`."""
     uncommitted: Uncommitted = field(init=False)
     """Of all partitions that are led."""
+    now: Callable[[], float] = field(init=False)
+    """Monotonic seconds."""
 
     def __post_init__(self) -> None:
         self.uncommitted = Uncommitted(self.settings)
-
-    def now(self) -> float:
-        """Monotonic seconds."""
-        return self.loop.time()
+        self.now = self.loop.time

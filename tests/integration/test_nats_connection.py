@@ -165,6 +165,48 @@ async def test_what_is_published_in_one_turn_of_the_loop_leaves_as_one_write(
     await observer.close()
 
 
+async def test_what_a_read_callback_publishes_leaves_at_its_end(
+    server: EmbeddedNatsServer, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """On its own connection, and on the one that goes first."""
+    ingest = await NatsConnection.connect(server.url)
+    control = await NatsConnection.connect(server.url)
+    ingest.give_way_to(control)
+    transport = control._client.link_transport
+    assert transport is not None
+    told: list[Buffer | str] = []
+    write = transport.write
+
+    def counted(data: Buffer) -> None:
+        told.append(bytes(data))
+        write(data)
+
+    def answer(message: Message) -> None:
+        asyncio.get_running_loop().call_soon(lambda: told.append("the end of the turn"))
+        control.publish("answer", (message.data,))
+        control.publish("answer", (message.data,))
+        told.append("published")
+
+    await ingest.subscribe("ask", answer)
+    await control.subscribe("ask.too", answer)
+    answers = await NatsConnection.connect(server.url)
+    received: list[bytes] = []
+    await answers.subscribe("answer", lambda message: received.append(message.data))
+    monkeypatch.setattr(transport, "write", counted)
+    for subject in ("ask", "ask.too"):
+        answers.publish(subject, (b"x",))
+        await until(lambda: len(received) == 2)
+        assert told == ["published", b"PUB answer 1\r\nx\r\n" * 2, "the end of the turn"]
+        told.clear()
+        received.clear()
+    control.publish("answer", (b"y",))
+    assert not told, "outside a read callback it leaves with the turn"
+    await control.flush()
+    assert told
+    for connection in (ingest, control, answers):
+        await connection.close()
+
+
 async def test_a_bulk_subscription_gets_runs_replies_and_headers(server: EmbeddedNatsServer) -> None:
     publisher = await NatsConnection.connect(server.url)
     connection = await NatsConnection.connect(server.url)

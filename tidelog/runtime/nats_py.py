@@ -98,9 +98,11 @@ class Link(asyncio.BufferedProtocol):
     def buffer_updated(self, nbytes: int) -> None:
         if self.lost is not None:
             return
-        self._client.is_behind = nbytes >= BEHIND
+        client = self._client
+        client.is_behind = nbytes >= BEHIND
+        client.on_read(True)
         try:
-            self._client.parser.received(nbytes)
+            client.parser.received(nbytes)
         except ProtocolError as error:
             log.error("NATS connection: %s; connecting anew", error)
             self.lose(error)
@@ -108,6 +110,8 @@ class Link(asyncio.BufferedProtocol):
             # Sinks are guarded, so this is a bug of ours in the parser. Its state is unknown: begin anew.
             log.exception("NATS connection: reading failed; connecting anew")
             self.lose(error)
+        finally:
+            client.on_read(False)
 
     def eof_received(self) -> bool:
         return False  # let the transport close; connection_lost follows
@@ -137,7 +141,8 @@ class ChunkedClient(Client):
     """nats-py's client with a `ChunkParser` in place of its reading.
 
     `on_down(why)`: the connection is lost (called once per loss, at once). `on_writable(bool)`: the outgoing buffer
-    fell below its low mark / rose above its high mark. `on_server_error(text)`: a -ERR line.
+    fell below its low mark / rose above its high mark. `on_server_error(text)`: a -ERR line. `on_read(begins)`: before
+    and after sinks are called for what was read.
     """
 
     def __init__(
@@ -146,11 +151,13 @@ class ChunkedClient(Client):
         on_down: Callable[[Exception], None],
         on_writable: Callable[[bool], None],
         on_server_error: Callable[[str], None],
+        on_read: Callable[[bool], None],
         write_marks: tuple[int, int],
     ) -> None:
         super().__init__()
         self.parser = ChunkParser(self._control_line)
         self.on_writable = on_writable
+        self.on_read = on_read
         self._is_shut = False
         self._on_down = on_down
         self._on_server_error = on_server_error

@@ -34,7 +34,7 @@ from dataplane.log.group_commit import SyncScheduler
 from dataplane.log.reserve import Reserve
 from metadata.master_keys import MASTER_KEYS_LABEL
 from metadata.raft import RaftConfig, RaftError, RaftNode, RaftStatus, StateMachine
-from tidelog.runtime.allocator import keep_freed_memory
+from tidelog.runtime.allocator import collect_only_what_comes, keep_freed_memory
 from tidelog.runtime.nats import NatsConnection, NatsUnavailable
 from tidelog.server.assembly import Assembly, Ground
 from tidelog.server.config import ServerConfig
@@ -199,6 +199,7 @@ class Node:
             ready.write_text(f"{os.getpid()}\n")
         except OSError as e:  # it is for whoever waits for the start, and nothing here depends on it
             log.warning("%s cannot be written: %s", ready, e)
+        collect_only_what_comes()
         log.info("%s serves: incarnation %d, data in %s", config.broker, assembly.incarnation, config.data_dir)
 
     async def _check_cluster_for_ever(self, data_dir: DataDir, control: NatsConnection, subjects: Subjects) -> None:

@@ -117,6 +117,15 @@ def test_a_deadline_that_was_put_off_is_met_then(loop: Loop, role: Idle) -> None
     assert 0 <= role.ticked[0] - 101.0 <= BEAT + 1e-6
 
 
+def test_a_timer_that_fires_within_a_beat_is_not_armed_anew(loop: Loop, role: Idle) -> None:
+    role.is_due(loop.now + BEAT)
+    armed = list(loop.wakes_at)
+    role.is_due(loop.now + BEAT / 4)
+    assert loop.wakes_at == armed, "it would be asked for after every message"
+    loop.run_to(loop.now + 1.0)
+    assert role.ticked == pytest.approx([100.0 + BEAT])
+
+
 # ---- syncs
 
 
