@@ -43,6 +43,11 @@ from wire.types import LeaderEpoch, Offset, PartitionView
 
 log = logging.getLogger(__name__)
 
+CACHED_BYTES = 16 << 20
+"""Of the end of a log that is followed and read by nobody, what stays in the page cache; where memory is dear to touch,
+or short, it is better spent on what is read: the logs that are led. It is what a consumer that keeps up, or another
+follower, asks for when this replica leads next."""
+
 _T = TypeVar("_T")
 
 
@@ -71,6 +76,7 @@ class Following(ReadableRole):
             partition_incarnation=key.partition_incarnation,
         )
         """The fields that are the same in all requests of this role, and those of the last one."""
+        partition_log.cached_bytes = CACHED_BYTES
         self.sequence = first_sequence
         """Last request number used: the next life of this role goes on above it."""
         self.core = Follower(
@@ -153,6 +159,7 @@ class Following(ReadableRole):
         self._answers.error(inbox, error)
 
     def _on_consumer_fetch(self, fetch: ConsumerFetch) -> None:
+        self.log.cached_bytes = None
         self._run(self.core.on_consumer_fetch(fetch, self.context.now()))
 
     # ------------------------------------------------------------------ answers

@@ -98,6 +98,7 @@ class Leading(ReadableRole):
         on_damage: Callable[[str], None],
     ) -> None:
         super().__init__(context, view, partition_log, on_damage)
+        partition_log.cached_bytes = None
         self._initial_high_watermark = high_watermark
         self._core: Leader | None = None
         self._is_heard = False

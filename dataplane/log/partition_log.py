@@ -319,6 +319,16 @@ class PartitionLog:
         return state.durable_end < state.log_end_offset or state.epochs.entries is not state.saved_epochs
 
     @property
+    def cached_bytes(self) -> int | None:
+        """Bytes at the end of the log that its reader may want from memory. What is synced before them is dropped from
+        the page cache, some MiB at a time, in the course of `sync`. None, as at first: the system decides."""
+        return self._state.cached_bytes
+
+    @cached_bytes.setter
+    def cached_bytes(self, cached_bytes: int | None) -> None:
+        self._state.cached_bytes = cached_bytes
+
+    @property
     def snapshot_is_due(self) -> bool:
         """Whether `write_snapshots` would write something."""
         state = self._state

@@ -31,6 +31,7 @@ if TYPE_CHECKING:
 LOG_SUFFIX = ".log"
 INDEX_SUFFIX = ".index"
 
+_FORGET_BYTES = 4 << 20
 _REWRITE_BYTES = 1 << 20
 _REBUILT_INTERVAL = 64 << 10
 """Bytes between the entries of an index that is found again in the headers."""
@@ -52,6 +53,7 @@ class Segment:
         "allocated",
         "base_offset",
         "doubtful_from",
+        "forgotten_size",
         "index_path",
         "is_finished",
         "max_timestamp",
@@ -71,6 +73,8 @@ class Segment:
         """Bytes of whole batches."""
         self.synced_size = 0
         """Invariant: <= size. Bytes known to be on stable storage."""
+        self.forgotten_size = 0
+        """Bytes, from the beginning, that the page cache need not keep."""
         self.doubtful_from: int | None = None
         """Bytes from here on were found at an open; nothing says that an earlier life of the process synced them."""
         self.allocated = size
@@ -131,6 +135,14 @@ class Segment:
         self.synced_size = min(self.synced_size, self.doubtful_from)
         self.doubtful_from = None
 
+    def forget_cached(self, size: int) -> None:
+        """The page cache need not keep the first `size` bytes, or a little less, where they are synced. Of a segment
+        that is not finished."""
+        size = min(size, self.synced_size)
+        if size >= self.forgotten_size + _FORGET_BYTES:
+            self._files.forget_cached(self.handle, self.forgotten_size, size - self.forgotten_size)
+            self.forgotten_size = size
+
     def finish(self, end_offset: int) -> None:
         """No more appends come, and everything is synced: gives back reserved room, completes the index, closes."""
         if self.is_finished:
@@ -155,6 +167,7 @@ class Segment:
         self._files.truncate(self.handle, size)
         self._files.sync_all(self.handle)
         self.size = self.synced_size = self.allocated = size
+        self.forgotten_size = min(self.forgotten_size, size)
         self.max_timestamp = max_timestamp
 
     def replace(self, source: Path, size: int, index: SparseIndex) -> None:

@@ -83,6 +83,8 @@ class LogState:
         self.histories = 0
         """Counts what replaces records by others (`truncate`, `install`), or is about to (`examine`)."""
         self.tail = Tail(config.tail_bytes, self.pool.tails)
+        self.cached_bytes: int | None = None
+        """Of the end of the log, what the page cache keeps at least; None: whatever the system keeps."""
         self.index_due = 0
         """Byte position in the last segment at which the next index entry is made."""
 

@@ -11,6 +11,7 @@ The order in which a sync writes is told in `dataplane.log.partition_log`.
 from __future__ import annotations
 
 import itertools
+from contextlib import suppress
 from typing import TYPE_CHECKING
 
 from dataplane.log.checkpoints import OffsetCheckpoint, write_epochs, write_offsets
@@ -54,6 +55,7 @@ class Syncing:
             if state.unsound is None:
                 state.check_writable()
                 self.sync_locked()
+                self._forget_cached()
             return state.durable_end
 
     def sync_small(self, most_bytes: int) -> Offset | None:
@@ -108,6 +110,19 @@ class Syncing:
                 segment.finish(following.base_offset)
         except OSError as error:
             raise state.failed(f"finishing a segment of {state.directory} failed: {error}") from error
+
+    def _forget_cached(self) -> None:
+        """Of what is synced, and not wanted soon."""
+        state = self._state
+        kept = state.cached_bytes
+        if kept is None:
+            return
+        for segment in reversed(state.segments):
+            if segment.is_finished or not segment.has_handle:
+                break
+            with suppress(OSError):  # it is a hint
+                segment.forget_cached(segment.size - kept)
+            kept = max(0, kept - segment.size)
 
     def _save_epochs(self, entries: tuple[EpochEntry, ...]) -> None:
         state = self._state

@@ -18,7 +18,7 @@ from typing import Any
 import pytest
 
 import tidelog
-from dataplane.broker.following import Following
+from dataplane.broker.following import CACHED_BYTES, Following
 from dataplane.broker.role import Role
 from dataplane.replica.settings import ReplicaSettings
 from tests.integration.command_line import tidelog_command
@@ -99,6 +99,19 @@ async def test_a_follower_serves_what_the_leader_does(a: Node, b: Node, client: 
         assert len(of_follower.data) > HEADER_SIZE
         assert of_follower.data == of_leader.data == (await ask(client, A, offset=offset)).data
         assert decode_header(of_follower.data) == (1, 5)
+
+
+async def test_a_followers_log_leaves_the_page_cache_until_somebody_reads_it(
+    a: Node, b: Node, client: NatsConnection
+) -> None:
+    leader, follower = await in_sync(a, b, 1, client)
+    assert (leader.log.cached_bytes, follower.log.cached_bytes) == (None, CACHED_BYTES)
+    await ask(client, B, offset=0)
+    assert follower.log.cached_bytes is None
+    follower = await b.follows(view(leader_epoch=2, epoch=2, isr=BOTH))
+    assert follower.log.cached_bytes == CACHED_BYTES
+    leader = await b.leads(view(leader=B, leader_epoch=3, epoch=3, isr=(B,)))
+    assert leader.log.cached_bytes is None
 
 
 async def test_a_long_poll_at_a_follower_ends_with_the_next_commit(a: Node, b: Node, client: NatsConnection) -> None:

@@ -290,6 +290,48 @@ class TestSyncing:
         assert log.durable_end == 10
         assert not log.needs_sync
 
+    def test_the_page_cache_keeps_what_is_wanted_and_what_is_not_synced(self, tmp_path: Path, batches: Batches) -> None:
+        forgotten: list[tuple[int, int]] = []
+
+        class Watched(RealFiles):
+            def forget_cached(self, handle: int, position: int, size: int) -> None:
+                forgotten.append((position, position + size))
+                super().forget_cached(handle, position, size)
+
+        mib = 1 << 20
+        log = opened(tmp_path, LogConfig(segment_bytes=64 * mib), Watched())
+
+        def grow(size: int) -> None:
+            end = log.size_bytes + size
+            while log.size_bytes < end:
+                batches.append(log, 16, size=64 << 10)
+
+        grow(8 * mib)
+        log.sync()
+        assert forgotten == [], "nobody said that it is not wanted"
+        log.cached_bytes = 2 * mib
+        grow(2 * mib)
+        assert forgotten == [], "nothing is while it is not synced"
+        log.sync()
+        first = log.size_bytes - 2 * mib
+        assert forgotten == [(0, first)]
+        grow(3 * mib)
+        log.sync()
+        assert forgotten == [(0, first)], "not a little at a time"
+        grow(3 * mib)
+        log.sync()
+        assert forgotten == [(0, first), (first, log.size_bytes - 2 * mib)]
+        log.truncate(Offset(64))
+        cut = log.size_bytes
+        grow(8 * mib)
+        log.sync()
+        assert forgotten[2:] == [(cut, log.size_bytes - 2 * mib)], "what is written anew is new"
+        log.cached_bytes = None
+        grow(8 * mib)
+        log.sync()
+        assert len(forgotten) == 3
+        assert batches.stored(log)
+
     def test_the_epoch_is_on_disk_when_sync_returns(self, tmp_path: Path, batches: Batches) -> None:
         log = opened(tmp_path)
         batches.append(log, epoch=4)
