@@ -102,6 +102,11 @@ class Transport(Protocol):
         """Write ready-made `PUB …` protocol bytes now, as one socket write. For blocks of acknowledgements."""
         ...
 
+    def publish_to_each(self, subjects: Sequence[bytes], payload: Buffer, headers: Mapping[str, str]) -> int:
+        """Write the same message to each of these reply subjects, as NATS told them, now, in few socket writes. How
+        many of them were left out, because they are too long."""
+        ...
+
     async def request(
         self,
         subject: str,

@@ -147,12 +147,13 @@ class Answers:
         return block
 
     def bare_error(self, replies: Replies, error: TidelogError) -> None:
+        """Who is refused costs no more than who is served: a leader refuses most when it has no time."""
         body = json.dumps(
             {"error": error.to_json(), "stream": self._key.stream, "partition": self._key.partition}
         ).encode()
-        for reply in each_reply(replies):
-            if reply is not None:
-                self._send(reply.decode(errors="surrogateescape"), [body], error.to_headers())
+        subjects = [reply for reply in each_reply(replies) if reply is not None]
+        if subjects:
+            self.undeliverable += self._transport.publish_to_each(subjects, body, error.to_headers())
 
     def append(self, token: AppendReply) -> None:
         self._send(token.inbox, [token.response.SerializeToString()])

@@ -169,12 +169,13 @@ class Ingest(BulkHandler):
         return batch, replies, envelopes
 
     def abandon(self, error: TidelogError) -> None:
-        """Leadership ended: what was never appended is refused."""
+        """Leadership ended: what was never appended is refused, and counted."""
         if not self._builder.count:
             return
-        _, replies, envelopes = self.take(Compression.NONE)
+        batch, replies, envelopes = self.take(Compression.NONE)
         for _, run in replies:
-            self._on_refused(run, error, 0)
+            self._on_refused(run, error, len(run))
+        self._on_refused([], error, batch.record_count - len(envelopes) - sum(len(run) for _, run in replies))
         for _, message, _ in envelopes:
             self._on_envelope_refused(message, error)
 
@@ -272,5 +273,10 @@ def _policy(message: Message) -> Acks:
     return _POLICIES[message.ackPolicy]
 
 
+def envelope_waits(message: Message) -> bool:
+    """For an answer."""
+    return bool(message.ackInbox) and _policy(message) is not Acks.NONE
+
+
 def envelope_waits_for_all(message: Message) -> bool:
-    return bool(message.ackInbox) and _policy(message) is Acks.ALL
+    return envelope_waits(message) and _policy(message) is Acks.ALL

@@ -22,7 +22,7 @@ from google.protobuf.message import DecodeError
 from dataplane.broker import checkpoints
 from dataplane.broker.acks import AppendReply, BareReplies, EnvelopeReply, Replies
 from dataplane.broker.context import BrokerContext
-from dataplane.broker.ingest import SEAL_BYTES, Ingest, envelope_waits_for_all
+from dataplane.broker.ingest import SEAL_BYTES, Ingest, envelope_waits, envelope_waits_for_all
 from dataplane.broker.reading import ReadableRole
 from dataplane.log.errors import LogDamaged, NoSpace
 from dataplane.log.partition_log import PartitionLog
@@ -77,7 +77,10 @@ from wire.types import (
 log = logging.getLogger(__name__)
 
 REPLY_BYTES = 128
-"""What a bare request that waits for its answer counts among the uncommitted bytes, beside its record."""
+"""What a bare request that waits for its answer counts among the uncommitted bytes, beside its record: that much memory
+it takes."""
+ENVELOPE_BYTES = 2048
+"""The same for an envelope."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -196,7 +199,7 @@ class Leading(ReadableRole):
             told(control, subjects.replicate(key.stream, key.partition), self._on_replicate),
             told(control, subjects.offset(key.stream, key.partition), self._on_offset),
             told(control, subjects.checkpoint(key.stream, key.partition), self._on_checkpoint),
-            hold(lambda: ingest.subscribe_bulk(self.view.subject, self._ingest)),
+            hold(lambda: ingest.subscribe_bulk(self.view.subject, self._bulk_handler(self._ingest))),
             told(ingest, subjects.append(key.stream, key.partition), self._on_append),
             told(ingest, subjects.fetch(key.stream, key.partition), self._on_fetch),
         )
@@ -317,8 +320,7 @@ class Leading(ReadableRole):
         batch, replies, envelopes = self._ingest.take(self._compression)
         header = self._append(batch)
         if isinstance(header, TidelogError):
-            if header.code is Code.NO_SPACE:
-                self.context.counters.dropped_refused += batch.record_count
+            self.context.counters.dropped_refused += batch.record_count
             for _, run in replies:
                 self._answers.bare_error(run, header)
             for _, message, received in envelopes:
@@ -333,12 +335,13 @@ class Leading(ReadableRole):
             runs = [(Offset(base + index), run) for index, run in replies]
             token = BareReplies(runs, needs_lease=self._level.is_local)
             effects += core.await_ack(self._level, end, token, self._confirm_timeout, now)
+        envelopes = [waiting for waiting in envelopes if envelope_waits(waiting[1])]
         for index, message, received in envelopes:
             waits_for_all = envelope_waits_for_all(message)
             level = self._level if waits_for_all else ack_level(self.view, by_leader=True)
             reply = EnvelopeReply(message, self.view.subject, Offset(base + index), received, level.is_local)
             effects += core.await_ack(level, end, reply, self._confirm_timeout, now)
-        waiting = sum(len(run) for _, run in replies) * REPLY_BYTES
+        waiting = sum(len(run) for _, run in replies) * REPLY_BYTES + len(envelopes) * ENVELOPE_BYTES
         effects += core.on_appended(end, header.size + waiting, now)
         self._run(effects)
         self._schedule()

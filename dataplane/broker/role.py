@@ -14,7 +14,7 @@ from dataplane.broker.space import NO_SPACE_RETRY
 from dataplane.log.errors import LogDamaged, NoSpace
 from dataplane.log.partition_log import PartitionLog
 from wire.errors import InvariantViolation
-from wire.transport import Message, MessageHandler
+from wire.transport import BulkHandler, Message, MessageHandler
 from wire.types import LeaderEpoch, Offset, PartitionView, Withdrawal
 
 log = logging.getLogger(__name__)
@@ -181,6 +181,10 @@ class Role(ABC):
 
         return careful
 
+    def _bulk_handler(self, handler: BulkHandler) -> BulkHandler:
+        """The same for a bulk subscription."""
+        return _CarefulBulk(handler, self._stop_on)
+
     # ------------------------------------------------------------------ work that takes a while
     def _spawn(self, work: Coroutine[Any, Any, None]) -> asyncio.Task[None]:
         """Work that touches the log off the loop. The next role begins when all of it is done."""
@@ -269,3 +273,35 @@ class Role(ABC):
         if self.failed is None:
             self.failed = reason
             self._end_soon(reason)
+
+
+class _CarefulBulk(BulkHandler):
+    def __init__(self, handler: BulkHandler, stop_on: Callable[[InvariantViolation], None]) -> None:
+        self._handler = handler
+        self._stop_on = stop_on
+
+    def on_uniform(
+        self,
+        block: memoryview,
+        count: int,
+        payload_at: int,
+        payload_size: int,
+        stride: int,
+        reply: tuple[int, int] | None,
+    ) -> None:
+        try:
+            self._handler.on_uniform(block, count, payload_at, payload_size, stride, reply)
+        except InvariantViolation as e:
+            self._stop_on(e)
+
+    def on_messages(self, payloads: list[bytes], replies: list[bytes | None], headers: list[bytes | None]) -> None:
+        try:
+            self._handler.on_messages(payloads, replies, headers)
+        except InvariantViolation as e:
+            self._stop_on(e)
+
+    def chunk_done(self) -> None:
+        try:
+            self._handler.chunk_done()
+        except InvariantViolation as e:
+            self._stop_on(e)

@@ -199,6 +199,7 @@ class Follower:
         self._answered = False
         """The leader has answered us in this LeaderEpoch."""
         self._notified = False
+        """Since the last fetch left; while it reconciles: since the last question that was due."""
         self._suspected = False
         self._fetch_timeout = settings.replica_fetch_timeout
         """Doubles with every fetch that is given up, so that slow answers come through; an answer ends that."""
@@ -240,6 +241,7 @@ class Follower:
 
     def _ask(self, epoch: LeaderEpoch, cut: Offset, now: float) -> list[FollowerEffect]:
         self._number += 1
+        self._notified = False
         self._nobody_listens = False
         self.state = Reconciling(epoch, cut, self._number, now + self._ask_wait)
         return [SendOffsetRequest(epoch, self._number)]
@@ -469,12 +471,14 @@ class Follower:
         state = self.state
         if isinstance(state, Idle) and not self._refused_batch:
             return self._fetch(now)
-        if isinstance(state, Reconciling):  # it has begun, and did not hear us before
-            return self._ask(state.asked, state.cut, now)
         if isinstance(state, Fetching) and self._nobody_listens:
             return self._reconcile(now)
+        asked: list[FollowerEffect] = []
+        if isinstance(state, Reconciling) and (self._nobody_listens or not self._notified):
+            # It has begun, and did not hear us before. If it did, its answer is given up: once only.
+            asked = self._ask(state.asked, state.cut, now)
         self._notified = True
-        return []
+        return asked
 
     def _adopt(self, high_watermark: Offset, now: float) -> list[FollowerEffect]:
         self.high_watermark = max(self.high_watermark, min(high_watermark, self.log_end_offset))

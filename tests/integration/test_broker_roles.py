@@ -21,7 +21,7 @@ import pytest
 from dataplane.broker.broker import Broker, open_replicas
 from dataplane.broker.context import BrokerContext
 from dataplane.broker.following import Following
-from dataplane.broker.leading import Leading
+from dataplane.broker.leading import ENVELOPE_BYTES, Leading
 from dataplane.broker.replica import Replica
 from dataplane.broker.settings import StorageSettings
 from dataplane.broker.space import SpaceWatch
@@ -270,6 +270,44 @@ async def test_a_publish_whose_append_fails_is_answered_and_the_replica_withdraw
     assert answer["error"]["code"] == Code.OUTCOME_UNKNOWN.name
     await until(lambda: a.metadata.withdrawals)
     await until(lambda: role.ended)
+
+
+async def test_what_is_published_while_a_log_cannot_be_written_to_is_counted(a: Node, client: NatsConnection) -> None:
+    role = await a.leads(view())
+
+    def broken(*_: object) -> None:
+        raise LogDamaged("no space left on the disk")
+
+    role.log.append = broken  # type: ignore[method-assign, assignment]
+    for _ in range(10):
+        client.publish(SUBJECT, [b"plain"])
+    await client.flush()
+    await until(lambda: role.ended)
+    counters = a.context.counters
+    assert counters.records_in + counters.dropped_refused == 10
+
+
+async def test_a_rule_that_is_broken_while_publishes_come_in_stops_the_leader(a: Node, client: NatsConnection) -> None:
+    role = await a.leads(view())
+    core = role.core
+    assert core is not None
+    core.log_end_offset = Offset(1000)  # the log ends at 0
+    client.publish(SUBJECT, [b"x"])
+    await until(lambda: a.metadata.withdrawals)
+    assert "a rule is broken" in a.metadata.withdrawals[0].reason
+    await until(lambda: role.ended)
+
+
+async def test_envelopes_that_wait_count_what_memory_they_take(a: Node, client: NatsConnection) -> None:
+    """Hundreds of bytes of objects wait with each; those that nobody is to be told of do not wait."""
+    role = await a.leads(view(isr=(A, B), min_isr=2))
+    core = role.core
+    assert core is not None
+    told = EnvelopeMessage(value=b"v", ackInbox="inbox", ackPolicy=AckPolicy.ALL)
+    for envelope in (told, EnvelopeMessage(value=b"v"), EnvelopeMessage(value=b"v", ackPolicy=AckPolicy.ALL)):
+        client.publish(SUBJECT, [encode_publish(envelope)])
+    await until(lambda: role.log.log_end_offset == 3)
+    assert ENVELOPE_BYTES < core._uncommitted_bytes < 2 * ENVELOPE_BYTES
 
 
 async def test_a_bad_ack_inbox_does_not_stop_a_change_of_role(a: Node, client: NatsConnection) -> None:

@@ -231,6 +231,32 @@ async def test_a_bulk_subscription_gets_runs_replies_and_headers(server: Embedde
     await connection.close()
 
 
+async def test_one_message_to_many_reply_subjects_leaves_in_few_writes(server: EmbeddedNatsServer) -> None:
+    """Also to subjects that are no text; those that the server would cut us off for are left out."""
+    connection = await NatsConnection.connect(server.url)
+    receiver = await NatsConnection.connect(server.url)
+    received: list[Message] = []
+    await receiver.subscribe("r.>", received.append)
+    collector = Collector()
+    await receiver.subscribe_bulk("odd.*", collector)
+    subjects = [b"r.%d" % index for index in range(20_000)]
+    longest = b"r." + b"x" * (4096 - len(b"HPUB r. 18 22\r\n"))
+    headers = {"A": "b"}
+    before = connection.counters.messages_out
+    left_out = connection.publish_to_each([*subjects, b"odd.\xff\xfe", longest, longest + b"x"], b"body", headers)
+    assert left_out == 1
+    assert connection.counters.messages_out - before < 20
+    assert connection.publish_to_each([], b"body", headers) == 0
+    await connection.flush()
+    await until(lambda: len(received) == 20_001 and len(collector.payloads) == 1)
+    assert [message.subject.encode() for message in received] == [*subjects, longest]
+    assert {message.data for message in received} == {b"body", *collector.payloads}
+    assert all(message.headers == headers for message in received)
+    assert connection.counters.losses == 0
+    await receiver.close()
+    await connection.close()
+
+
 async def test_subscribe_returns_when_the_server_knows(server: EmbeddedNatsServer) -> None:
     connection = await NatsConnection.connect(server.url)
     other = await NatsConnection.connect(server.url)

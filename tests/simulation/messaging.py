@@ -433,6 +433,11 @@ class SimConnection:
             self.nats.send(self.session, subject.decode(), data[start : at - 2], None, None)
         return True
 
+    def publish_to_each(self, subjects: Sequence[bytes], payload: Buffer, headers: Mapping[str, str]) -> int:
+        for subject in subjects:
+            self.publish(subject.decode(), (payload,), headers=headers)
+        return 0
+
     async def request(
         self, subject: str, payload: Buffer, *, timeout: float, headers: Mapping[str, str] | None = None
     ) -> Message:

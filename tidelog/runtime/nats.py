@@ -58,6 +58,8 @@ _GATHER_FROM = 64 << 10
 """Bytes; joining less is cheaper than another way to send."""
 _TURN_BYTES = 16 << 10
 """So much leaves before the turn ends: whoever gets it can begin."""
+_BLOCK_BYTES = 256 << 10
+"""Of messages to many subjects, in one socket write."""
 _IOV_MAX = 1024
 """Most buffers that one writev takes (Linux)."""
 
@@ -289,6 +291,19 @@ class NatsConnection:
     def publish_raw(self, lines: Sequence[Buffer]) -> bool:
         """As `publish`, for ready-made `PUB …` protocol bytes."""
         return self._write(lines, sum(map(_size, lines)))
+
+    def publish_to_each(self, subjects: Sequence[bytes], payload: Buffer, headers: Mapping[str, str]) -> int:
+        """Write the same message to each of these reply subjects, as NATS told them, now, in few socket writes. How
+        many of them were left out, because they are too long."""
+        block = encode_headers(headers)
+        sizes = b" %d %d\r\n" % (len(block), len(block) + memoryview(payload).nbytes)
+        rest = sizes + block + payload + b"\r\n"
+        longest = MAX_CONTROL_LINE - len(b"HPUB ") - len(sizes)
+        fitting = [subject for subject in subjects if len(subject) <= longest]
+        at_once = max(1, _BLOCK_BYTES // len(rest))
+        for first in range(0, len(fitting), at_once):
+            self.publish_raw([b"HPUB %b%b" % (subject, rest) for subject in fitting[first : first + at_once]])
+        return len(subjects) - len(fitting)
 
     def _write(self, pieces: Sequence[Buffer], size: int) -> bool:
         transport = self._client.link_transport

@@ -106,6 +106,11 @@ class HubTransport:
     def publish_raw(self, lines: Sequence[bytes | bytearray | memoryview]) -> bool:
         raise NotImplementedError
 
+    def publish_to_each(
+        self, subjects: Sequence[bytes], payload: bytes | bytearray | memoryview, headers: Mapping[str, str]
+    ) -> int:
+        raise NotImplementedError
+
     async def request(
         self,
         subject: str,

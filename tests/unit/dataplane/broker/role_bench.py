@@ -137,6 +137,10 @@ class Connection:
         self.sent.append(("", b"".join(lines), None))
         return True
 
+    def publish_to_each(self, subjects: Sequence[bytes], payload: Buffer, headers: Mapping[str, str]) -> int:
+        self.sent.extend((subject.decode(), bytes(payload), headers) for subject in subjects)
+        return 0
+
     def new_inbox(self) -> str:
         return f"inbox.{len(self.sent)}"
 

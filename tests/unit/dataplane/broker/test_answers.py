@@ -23,6 +23,7 @@ class Wire:
     def __init__(self) -> None:
         self.subjects: list[str] = []
         self.raw: list[bytes] = []
+        self.refusals: list[tuple[list[bytes], bytes, dict[str, str]]] = []
 
     def publish(
         self,
@@ -36,6 +37,11 @@ class Wire:
             raise ValueError(f"{subject!r} cannot be a NATS subject")
         self.subjects.append(subject)
         return True
+
+    def publish_to_each(self, subjects: Sequence[bytes], payload: Buffer, headers: Mapping[str, str]) -> int:
+        fitting = [subject for subject in subjects if len(subject) < 4000]
+        self.refusals.append((fitting, bytes(payload), dict(headers)))
+        return len(subjects) - len(fitting)
 
     def publish_raw(self, lines: Sequence[Buffer]) -> bool:
         self.raw.append(b"".join(lines))
@@ -54,13 +60,18 @@ def test_an_ack_inbox_that_is_no_subject_raises_nothing(error: TidelogError | No
     assert answers.undeliverable == 1
 
 
-def test_a_reply_subject_that_is_no_text_does_not_keep_the_others_from_their_refusal() -> None:
+def test_refusals_of_a_chunk_leave_together_also_to_a_reply_subject_that_is_no_text() -> None:
     wire = Wire()
     answers = Answers(wire, KEY, "s")  # type: ignore[arg-type]
-    answers.bare_error([b"\xff\xfe", None, b"good.inbox"], TidelogError(Code.BACKPRESSURE, "slow down"))
-    assert wire.subjects == ["good.inbox"]
-    answers.bare(BareReplies([(Offset(0), [b"\xff\xfe", b"good"])]))
+    error = TidelogError(Code.BACKPRESSURE, "slow down")
+    answers.bare_error([b"\xff\xfe", None, b"good.inbox", b"x" * 4090], error)
+    ((subjects, body, headers),) = wire.refusals
+    assert subjects == [b"\xff\xfe", b"good.inbox"]
+    assert json.loads(body) == {"error": error.to_json(), "stream": "s", "partition": 0}
+    assert headers == error.to_headers()
     assert answers.undeliverable == 1
+    answers.bare_error([None, None], error)
+    assert len(wire.refusals) == 1
 
 
 def acks(stream: str, first: int, replies: list[bytes | None]) -> bytes:

@@ -247,11 +247,14 @@ def test_while_nobody_wants_a_batch_it_grows_until_it_is_large() -> None:
     assert len(partition.batches) == 1
 
 
-def test_at_the_end_of_leadership_what_was_never_appended_is_refused() -> None:
+def test_at_the_end_of_leadership_what_was_never_appended_is_refused_and_counted() -> None:
     partition = Partition(wants=False)
     partition.uniform([b"abc"], [b"r1"])
+    partition.uniform([b"plain"] * 20)
+    partition.ingest.on_messages([encode_publish(Message(value=b"v")), b"mixed"], [None, None], [None, None])
     partition.ingest.abandon(TidelogError(Code.NOT_LEADER, "over"))
-    assert partition.refused == [([b"r1"], Code.NOT_LEADER, 0)]
+    assert partition.refused == [([b"r1"], Code.NOT_LEADER, 1), ([], Code.NOT_LEADER, 21)]
+    assert partition.refused_envelopes == [Code.NOT_LEADER]
     assert partition.ingest.open_records == 0
 
 

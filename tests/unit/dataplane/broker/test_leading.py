@@ -5,11 +5,10 @@ from __future__ import annotations
 import asyncio
 from collections.abc import AsyncIterator
 from concurrent.futures import ThreadPoolExecutor
-from typing import Any
+from typing import Any, cast
 
 import pytest
 
-from dataplane.broker.ingest import Ingest
 from dataplane.broker.leading import Leading
 from tests.unit.dataplane.broker.role_bench import A, B, Bench, view
 from wire.tidelog_pb2 import PartitionNotification, ReplicationRequest
@@ -32,8 +31,7 @@ async def lead(bench: Bench, *, durability: str = "durable") -> Leading:
 
 
 def publish(bench: Bench, value: bytes, reply: bytes) -> None:
-    ingest = bench.ingest.subscribed["s"]
-    assert isinstance(ingest, Ingest)
+    ingest = cast("BulkHandler", bench.ingest.subscribed["s"])
     ingest.on_messages([value], [reply], [None])
     ingest.chunk_done()
 

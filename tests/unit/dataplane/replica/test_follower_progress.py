@@ -169,3 +169,27 @@ def test_where_nobody_listens_is_asked_ever_more_slowly_until_the_leader_answers
     agree(core, now)
     core.on_no_responders(now)
     assert core.next_deadline() == pytest.approx(now + settings.no_leader_retry)
+
+
+def test_notifications_do_not_make_it_miss_the_answer_for_ever() -> None:
+    """A leader whose answers take longer than `notify_retry` repeats its notification before each of them has come, and
+    each question has its own inbox: asked anew at every notification, none would be answered."""
+    settings = ReplicaSettings()
+    core = follower(log_end=10)
+    round_trip = 3 * settings.notify_retry
+    out = {asked.number: round_trip for asked in core.start(0.0) if isinstance(asked, SendOffsetRequest)}
+    now, notified_at = 0.0, settings.notify_retry
+    while isinstance(core.state, Reconciling):
+        now = min([core.next_deadline(), notified_at, *out.values()])
+        assert now < settings.replica_max_lag_time / 2
+        effects: list[FollowerEffect] = []
+        for number in [number for number, due in out.items() if due <= now]:
+            del out[number]
+            answer = OffsetAnswer(number=number, leader_epoch=EPOCH, epoch=EPOCH, end=Offset(10))
+            effects += core.on_offset_answer(answer, now)
+        if notified_at <= now:
+            notified_at += settings.notify_retry
+            effects += core.on_notification(EPOCH, now)
+        effects += core.tick(now)
+        out |= {asked.number: now + round_trip for asked in effects if isinstance(asked, SendOffsetRequest)}
+    assert isinstance(core.state, Fetching)

@@ -91,6 +91,9 @@ class FakeTransport:
     def publish_raw(self, lines: Sequence[Buffer]) -> bool:
         raise NotImplementedError
 
+    def publish_to_each(self, subjects: Sequence[bytes], payload: Buffer, headers: Mapping[str, str]) -> int:
+        raise NotImplementedError
+
     async def request(
         self, subject: str, payload: Buffer, *, timeout: float, headers: Mapping[str, str] | None = None
     ) -> Message:
