@@ -282,6 +282,14 @@ MUTANTS: tuple[Mutant, ...] = (
         (F, "_reported_end", "self.durable_end if self._durable or self._sync_to else None", "self.log_end_offset"),
     ),
     _mutant(
+        "a sync at once tells the log's end and syncs nothing",
+        (syncing.Syncing, "sync_small", "self.sync_locked()", "state.durable_end = state.log_end_offset"),
+    ),
+    _mutant(
+        "a follower takes what it appended for synced at once",
+        (following.Following, "_append", "durable_end=durable_end,", "durable_end=self.log.log_end_offset,"),
+    ),
+    _mutant(
         "the leader counts its own copy before it is synced",
         (L, "_end_of", "self.durable_end if is_synced else self.log_end_offset", "self.log_end_offset"),
     ),
