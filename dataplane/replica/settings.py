@@ -64,6 +64,11 @@ class ReplicaSettings:
                 f"2 x replica_max_idle_wait ({self.replica_max_idle_wait} s) <= replica_max_lag_time"
                 f" ({self.replica_max_lag_time} s) < confirm_timeout ({self.confirm_timeout} s) does not hold"
             )
+        if not self.empty_answer_delay < self.replica_fetch_timeout:
+            raise ValueError(
+                f"empty_answer_delay ({self.empty_answer_delay} s) must be below replica_fetch_timeout"
+                f" ({self.replica_fetch_timeout} s): a follower would give up each fetch whose answer is put off"
+            )
         if not self.replica_max_idle_wait + self.replica_fetch_timeout <= self.follower_read_max_age:
             raise ValueError(
                 f"replica_max_idle_wait ({self.replica_max_idle_wait} s) + replica_fetch_timeout"

@@ -300,6 +300,15 @@ def test_a_request_does_not_wait_for_a_sync_that_nobody_owes() -> None:
     assert fetched(effects).durable_end == 7
 
 
+def test_a_durable_end_that_is_told_with_an_append_is_neither_above_the_log_nor_below_what_was_told() -> None:
+    core = follower()
+    core.start(0.0)
+    answer(core, first=0)
+    assert fetched(core.on_appended(Offset(7), Offset(0), 0.0, durable_end=Offset(9))).durable_end == 7
+    answer(core, first=7)
+    assert fetched(core.on_appended(Offset(8), Offset(0), 0.0, durable_end=Offset(5))).durable_end == 7
+
+
 def test_progress_reports_leave_the_data_request_the_newest() -> None:
     core = follower()
     core.start(0.0)

@@ -539,6 +539,11 @@ def test_without_pushes_an_empty_answer_is_never_put_off() -> None:
 DELAY = SETTINGS.empty_answer_delay
 
 
+def test_no_answer_is_put_off_for_longer_than_a_follower_waits_for_one() -> None:
+    with pytest.raises(ValueError, match="empty_answer_delay"):
+        ReplicaSettings(empty_answer_delay=0.5, replica_fetch_timeout=0.5)
+
+
 def test_a_put_off_answer_is_left_out_when_data_go_first() -> None:
     driver = Driver()
     driver.append(1)
