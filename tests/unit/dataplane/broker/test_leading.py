@@ -55,6 +55,25 @@ async def test_a_durable_publish_is_acknowledged_once_it_is_synced_at_once(bench
     await role.end("over")
 
 
+async def test_each_publish_of_a_batch_that_came_in_several_pieces_is_told_its_own_offset(bench: Bench) -> None:
+    role = await lead(bench)
+    publish(bench, b"before", b"reply.0")
+    await turn()
+    ingest = cast("BulkHandler", bench.ingest.subscribed["s"])
+    ingest.on_messages([b"one", b"two"], [b"reply.1", b"reply.2"], [None, None])
+    ingest.on_messages([b"plain", b"plain"], [None, None], [None, None])
+    ingest.on_messages([b"five"], [b"reply.5"], [None])
+    ingest.chunk_done()
+    await turn()
+    told = b"".join(answers(bench))
+    offsets = {
+        f"reply.{n}": int(told.split(b"PUB reply.%d " % n)[1].split(b'"offset":')[1].split(b"}")[0])
+        for n in (0, 1, 2, 5)
+    }
+    assert offsets == {"reply.0": 0, "reply.1": 1, "reply.2": 2, "reply.5": 5}
+    await role.end("over")
+
+
 async def test_a_durable_publish_waits_for_the_thread_that_syncs_it(bench: Bench) -> None:
     bench.syncer.is_quick = False
     role = await lead(bench)

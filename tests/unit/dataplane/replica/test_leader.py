@@ -550,7 +550,7 @@ def test_a_put_off_answer_is_left_out_when_data_go_first() -> None:
     assert of(Respond, driver.fetch(B, 1)) == []
     (data,) = of(Respond, driver.append(1, now=DELAY / 2))
     assert (data.replica, data.offset, data.max_bytes > 0) == (B, 1, True)
-    assert of(Respond, driver.leader.tick(2 * DELAY)) == []
+    assert of(Respond, driver.leader.tick(2 * UNCOMMITTED_DELAYS * DELAY)) == []
 
 
 def test_a_later_request_takes_the_place_of_one_whose_answer_is_put_off() -> None:
@@ -558,7 +558,7 @@ def test_a_later_request_takes_the_place_of_one_whose_answer_is_put_off() -> Non
     driver.append(1)
     assert of(Respond, driver.fetch(B, 1)) == []
     assert len(of(Respond, driver.fetch(B, 1, no_space=True))) == 1
-    assert of(Respond, driver.leader.tick(2 * DELAY)) == []
+    assert of(Respond, driver.leader.tick(2 * UNCOMMITTED_DELAYS * DELAY)) == []
 
 
 def test_a_progress_report_leaves_the_put_off_answer_due_and_it_tells_what_that_committed() -> None:
