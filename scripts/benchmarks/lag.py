@@ -32,7 +32,7 @@ FIGURES = (
         less_is_better=True,
         ratio_at_most=0.25,
         note=NOT_SYNCED,
-        drawn_as="CPU time of all servers, 1 M records",
+        drawn_as="CPU time of all servers, 1 M plain",
     ),
     Figure(
         key="lag/lost",

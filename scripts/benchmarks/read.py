@@ -35,7 +35,7 @@ FIGURES = (
         what="columns of values",
         unit="records/s",
         ratio_at_least=10.0,
-        drawn_as="Reading from the start, Python client",
+        drawn_as="Reading from the start, in columns",
         note=_NOTE,
     ),
     Figure(key="read/records", what="an object each", unit="records/s", ratio_at_least=10.0, note=_NOTE),

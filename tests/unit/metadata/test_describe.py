@@ -1,10 +1,12 @@
-"""What an unclean election is said to give up."""
+"""What an unclean election is said to give up, and whose word on a partition counts."""
 
 from __future__ import annotations
 
 from typing import Any
 
-from metadata.describe import loss_form
+import pytest
+
+from metadata.describe import loss_form, said_by_leaders
 from tests.unit.metadata.cluster import Cluster
 from wire.types import BrokerId
 
@@ -60,3 +62,25 @@ def test_a_replica_that_does_not_tell_what_it_holds_may_lose_anything() -> None:
     assert form["log_end_offset"] is None
     assert form["loss"].startswith("c does not tell what it holds")
     assert "a (isr, dead), b (eligible, dead)" in form["loss"]
+
+
+@pytest.mark.parametrize(
+    ("broker", "replicas_progress", "epochs_off", "counts"),
+    [
+        ("a", {}, 0, True),
+        ("a", None, 0, False),  # it does not serve yet, or has no lease
+        ("a", {}, -1, False),  # it has not heard that it leads anew
+        ("a", {}, 1, False),
+        ("b", {}, 0, False),
+    ],
+)
+def test_of_a_partition_only_what_its_leader_says_while_it_serves_counts(
+    broker: str, replicas_progress: dict[str, Any] | None, epochs_off: int, counts: bool
+) -> None:
+    cluster = Cluster("a", "b")
+    cluster.create(assignments=["a b"])
+    (stream,) = cluster.state.streams.values()
+    partition = cluster.partition()
+    assert partition.leader == "a"
+    said = {"leader_epoch": partition.leader_epoch + epochs_off, "replicas_progress": replicas_progress}
+    assert said_by_leaders(stream, {0: {BrokerId(broker): said}}) == ({0: said} if counts else {})

@@ -10,7 +10,9 @@ from typing import Any, cast
 import pytest
 
 from dataplane.broker.leading import Leading
-from tests.unit.dataplane.broker.role_bench import A, B, Bench, view
+from dataplane.broker.replica import Replica
+from dataplane.log.partition_log import LogConfig
+from tests.unit.dataplane.broker.role_bench import HOME, KEY, A, B, Bench, view
 from wire.tidelog_pb2 import PartitionNotification, ReplicationRequest
 from wire.transport import BulkHandler, Message, MessageHandler
 from wire.types import Offset
@@ -159,6 +161,15 @@ async def test_a_leader_serves_once_it_is_heard_and_while_it_has_a_lease(bench: 
     bench.has_lease = True
     await role.end("over")
     assert not serves(role)
+
+
+async def test_a_leader_without_a_lease_tells_no_progress(bench: Bench) -> None:
+    replica = Replica(KEY, HOME, LogConfig(), files=bench.disk)
+    replica.role = await lead(bench)
+    assert replica.status()["replicas_progress"] is not None
+    bench.has_lease = False
+    assert replica.status()["replicas_progress"] is None
+    await replica.role.end("over")
 
 
 async def test_a_leader_says_so_when_it_begins_and_when_its_connection_is_back(bench: Bench) -> None:
