@@ -120,9 +120,13 @@ class DiskFile:
         self._apply(self.content, position, data)
 
     def sync(self, changes: int | None = None) -> None:
-        """The first so many of what is pending; all of it unless given."""
+        """The first so many of what is pending; all of it unless given. Bits that flipped in the page cache meanwhile
+        are written as they are there."""
         for position, data in self.pending[:changes]:
             self._apply(self.synced, position, data)
+            for at, mask in self.masks.items():
+                if data is not None and position <= at < position + len(data):
+                    self.synced[at] ^= mask
         del self.pending[:changes]
 
     def crash(self, survives: Callable[[list[Change]], list[Change]]) -> None:
