@@ -477,6 +477,8 @@ class Follower:
         if isinstance(state, Reconciling) and (self._nobody_listens or not self._notified):
             # It has begun, and did not hear us before. If it did, its answer is given up: once only.
             asked = self._ask(state.asked, state.cut, now)
+        elif isinstance(state, Fetching) and not (self._answered or self._notified):
+            asked = self._fetch(now)  # the same, with an empty log
         self._notified = True
         return asked
 

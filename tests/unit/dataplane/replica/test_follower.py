@@ -425,9 +425,23 @@ def test_a_notification_of_another_epoch_does_not() -> None:
 def test_a_notification_that_meets_a_fetch_is_remembered() -> None:
     core = follower()
     core.start(0.0)
+    answer(core)
+    fetched(core.on_notification(LeaderEpoch(5), 0.0))
     assert core.on_notification(LeaderEpoch(5), 0.0) == []
     assert fetched(answer(core)).offset == 0
     assert answer(core) == [], "remembered once"
+
+
+def test_a_follower_with_an_empty_log_asks_again_when_its_leader_begins_and_once_for_each_wait() -> None:
+    """The leader may have opened its log for long, and heard nothing; should it have heard, its answer is given up."""
+    core = follower()
+    first = fetched(core.start(0.0))
+    again = fetched(core.on_notification(LeaderEpoch(5), 0.1))
+    assert (again.offset, again.sequence > first.sequence) == (0, True)
+    assert core.on_notification(LeaderEpoch(5), 0.15) == [], "a slow answer comes through"
+    (third,) = (effect for effect in core.tick(core.next_deadline()) if isinstance(effect, SendFetch))
+    assert third.sequence > again.sequence
+    fetched(core.on_notification(LeaderEpoch(5), core.next_deadline() - 0.1))
 
 
 def test_a_second_answer_on_the_same_inbox_brings_data() -> None:
