@@ -1,6 +1,6 @@
 """Measures Tidelog beside JetStream on this machine, or parts of Tidelog by themselves.
 
-    scripts/bench                              every workload, about 20 minutes
+    scripts/bench                              every workload, about 26 minutes
     scripts/bench --quick                      the same with fewer records and one round, about 4 minutes
     scripts/bench plain sync --rounds 5        two workloads
     scripts/bench --json > figures.json        all samples, versions, machine and date, instead of the table

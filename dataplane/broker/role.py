@@ -276,6 +276,8 @@ class Role(ABC):
 
 
 class _CarefulBulk(BulkHandler):
+    """A rule that breaks while messages come in stops the partition, as it does everywhere else."""
+
     def __init__(self, handler: BulkHandler, stop_on: Callable[[InvariantViolation], None]) -> None:
         self._handler = handler
         self._stop_on = stop_on
