@@ -4,20 +4,19 @@ What `SyncObj.__init__` creates and offers no option for is replaced by properti
 assigned: the journal, the snapshot serializer and the poller. The rest are overrides of the methods that the tick
 calls:
 
-* `tick` first reads the sockets when it comes late (a paused process must hear its leader before it runs for leader).
+* `tick` reads the sockets first when it comes late (a paused process must hear its leader before it asks for votes).
 * Commands are sent to the followers when they are added, not with the next heartbeat; a commit goes out when it
   happens.
 * A leader applies, and answers, nothing that its own journal has not synced.
 * Nothing but regular commands is executed (stock unpickles and runs membership and version commands from the log); an
   `apply` or a callback that raises neither stops the log nor applies an entry twice.
 * Before an election a majority must grant a pre-vote: it knows of no leader and lacks no entry that this node has not.
-  A node that was paused or cut off so deposes nobody.
-* When the leader's connection closes, the followers run for leader at once, in the order of their addresses,
+  So a node that was paused or cut off cannot depose the leader.
+* When the leader's connection closes, the followers ask for votes at once, in the order of their addresses,
   FAILOVER_STEP_S apart, so that they do not split the vote.
 * A voter that starts with an empty disk may have forgotten a vote. Until it has synchronised (or the whole group is
-  new) it votes only for candidates whose log is empty too; and for nobody when it has set damaged files aside: its
-  group is not new, and two such voters of three would forget what the third holds.
-
+  new) it votes only for candidates whose log is empty too. When it has set damaged files aside it does not vote at
+  all: its group is not new, and two such voters of three would forget what the third holds.
 * A node whose journal has no room (`Journal.stalled`) stands still like a paused process: from the failed write on
   nothing leaves it, a leader applies nothing, and no tick runs until everything pending is durable. What a message
   began when the disk was full is finished in memory first: an exception in the middle of PySyncObj could leave a leader
@@ -119,8 +118,11 @@ _HARMLESS_TRUNCATION = _HarmlessTruncation()
 
 
 class RaftEngine(SyncObj):  # type: ignore[misc] # PySyncObj ships no types
-    """One node of the group, without an event loop: somebody calls `tick`, and again at `next_deadline` or when the
-    poller is readable.
+    """One node of the group, without an event loop: the owner calls `tick` at `next_deadline` and whenever the poller
+    is readable.
+
+    The class has more than thirty methods because PySyncObj has one class for the node: what it offers no option for is
+    replaced by overriding that class's methods and attributes by name.
     """
 
     _SyncObj__commandsWaitingCommit: dict[int, list[tuple[int, CommandCallback]]]

@@ -1,18 +1,18 @@
 """Authenticated frames between the nodes of the metadata group. Pure: bytes in, messages out.
 
-    hello := "TLRAFT01" | nonce 16 bytes                          once in each direction, fresh random bytes for each
-    connection frame := length u32 | tag 16 bytes | body (msgpack)           length is that of the body
+    hello := "TLRAFT01" | nonce 16 bytes                   once in each direction; fresh random bytes per connection
+    frame := length u32 | tag 16 bytes | body (msgpack)    length is that of the body
 
     tag   = HMAC-SHA256(direction key, counter u64 | length u32 | body), the first 16 bytes
     key   = HMAC-SHA256(secret, label | direction | initiator's nonce | acceptor's nonce | acceptor's address)
 
-The initiator (who connects) says hello first. The acceptor answers with its hello and a first frame [WELCOME, its
-group], which proves that it knows the secret; only then does the initiator believe it is connected, and only if both
-are of one group: the logs of two groups can look alike, and those of one that meets the other are lost. Who is new does
-not know its group yet. The initiator's first frame says who it is.
+The initiator (the node that connects) says hello first. The acceptor answers with its hello and a first frame
+[WELCOME, its group], which proves that it knows the secret. Only then does the initiator believe that it is connected,
+and only if both nodes are of one group: the logs of two groups can look alike, and a node of one group that meets the
+other loses its log. A new node does not know its group yet. The initiator's first frame holds its address.
 
-    NEW --peer's hello--> GREETED --first frame that verifies--> OPEN        any fault: FrameError, and the connection
-    is closed
+    NEW --peer's hello--> GREETED --first frame that verifies--> OPEN
+    any fault: FrameError, and the connection is closed
 
 What always holds:
 

@@ -1,5 +1,5 @@
-"""Between PySyncObj's Raft and the network: what must be durable first, and what stock Raft messages must not be
-believed.
+"""Between PySyncObj's Raft and the network: what must be durable before a message leaves, and which parts of received
+messages are corrected.
 
 Persist before send. `append_entries` leaves at once (the leader syncs while the followers do). Acknowledgements are
 held back and leave in `flush`, after the journal was synced: all messages that one poll brought in share one sync.
@@ -8,15 +8,18 @@ Votes and requests for votes are preceded by a sync.
 Received messages are checked for shape, then corrected before the stock code sees them. The letters are those of the
 tests:
 
-    a  a pipelined acknowledgement never moves a follower's next index back; a late request to reset it is dropped b  a
-    commit index never covers more than the message itself verified c  while a snapshot is being received the commit
-    index stays g  a snapshot that covers nothing new is not installed h  acknowledgements carry their term; others are
-    dropped, a higher one deposes; an old leader is told of the new term m  oversized entries, which stock would pickle,
-    are refused -  only voters speak Raft to voters; observers may acknowledge and submit, nothing else; there are no
-    remote administration verbs
+    a  a pipelined acknowledgement never moves a follower's next index back; a late request to reset it is dropped
+    b  a commit index never covers more than the message itself verified
+    c  while a snapshot is being received the commit index stays
+    g  a snapshot that covers nothing new is not installed
+    h  acknowledgements carry their term; those of another term are dropped, a higher one deposes the leader, and an
+       old leader is told of the new term
+    m  oversized entries, which stock would pickle, are refused
+    -  only voters speak Raft to voters; observers may acknowledge and submit, nothing else; PySyncObj's remote
+       administration verbs are not registered
 
-It also notices a lost leader from its closed connection, and keeps idle connections alive with pings, so that a silent
-one is dead.
+The transport also notices a lost leader from its closed connection, and keeps idle connections alive with pings, so
+that a silent connection is a dead one.
 """
 
 from __future__ import annotations
@@ -25,18 +28,17 @@ import logging
 import socket
 from collections.abc import Callable
 from functools import partial
-from typing import TYPE_CHECKING, Any
+from typing import Any, Protocol
 
 from pysyncobj.node import Node, TCPNode
 from pysyncobj.transport import TCPTransport
 
 from metadata.raft.connection import CONNECTED, DISCONNECTED, FramedConnection, FrameServer
 from metadata.raft.framing import DEVELOPMENT_SECRET
+from metadata.raft.journal import Journal
+from metadata.raft.poller import EpollPoller
 from metadata.raft.snapshot import offered_entry
 from metadata.raft.types import MAX_COMMAND_BYTES, RaftAddressError
-
-if TYPE_CHECKING:
-    from metadata.raft.engine import RaftEngine
 
 _log = logging.getLogger(__name__)
 
@@ -112,12 +114,66 @@ def _well_formed_entries(message: Message) -> bool:
     return True
 
 
+class RaftPort(Protocol):
+    """What the transport needs of the Raft node that it carries messages for (`metadata.raft.engine.RaftEngine`)."""
+
+    conf: Any
+    """PySyncObj's SyncObjConf."""
+    journal: Journal
+    poller: EpollPoller
+
+    @staticmethod
+    def monotonic() -> float: ...
+
+    @property
+    def term(self) -> int: ...
+
+    @property
+    def commit_index(self) -> int: ...
+
+    @property
+    def is_leader(self) -> bool: ...
+
+    @property
+    def voters(self) -> set[Node]: ...
+
+    @property
+    def next_index(self) -> dict[Node, int]: ...
+
+    @property
+    def match_index(self) -> dict[Node, int]: ...
+
+    def addOnTickCallback(self, callback: Callable[[], None]) -> None: ...  # noqa: N802
+
+    def isNodeConnected(self, node: Node) -> bool: ...  # noqa: N802
+
+    def leader_heard(self) -> None: ...
+
+    def may_vote_for(self, last_log_index: int) -> bool: ...
+
+    def synchronised_up_to(self, leader_commit_index: int, leader: str) -> None: ...
+
+    def grants_pre_vote(self, term: int, last_log_term: int, last_log_index: int) -> bool: ...
+
+    def on_pre_vote_granted(self, node: Node, term: int) -> None: ...
+
+    def step_down(self, term: int) -> None: ...
+
+    def send_soon(self) -> None: ...
+
+    def peer_connected(self, node: Node) -> None: ...
+
+    def peer_disconnected(self, node: Node) -> None: ...
+
+    def snapshot_received(self) -> None: ...
+
+
 class HardenedTransport(TCPTransport):  # type: ignore[misc] # PySyncObj ships no types
     """PySyncObj's transport with framed connections, the durability barrier and the corrections above."""
 
     def __init__(
         self,
-        engine: RaftEngine,
+        engine: RaftPort,
         self_node: TCPNode | None,
         other_nodes: set[TCPNode],
         *,
