@@ -300,7 +300,8 @@ class Client:
 
         `start` and `stop` (exclusive; None = go on for ever) are spelled as `tidelog.client.positions` says:
         "earliest", "latest" (as a start the newest record, as a stop the end of what is committed now), "new", an
-        offset, {partition: offset}, a datetime or AtTime(ns). `max_bytes` bounds one answer, `prefetch_bytes` what is
+        offset, {partition: offset} for every partition read (as `Consumer.positions`, which goes on where another
+        consumer stopped), a datetime or AtTime(ns). `max_bytes` bounds one answer, `prefetch_bytes` what is
         fetched ahead of the caller. Records of a partition come in offset order; partitions come as they answer.
         `read_from`: "leader", or "follower" = from an in-sync follower, which takes load off the leader and may be some
         milliseconds behind it; while none serves, from the leader. The records are the same.
@@ -382,8 +383,8 @@ class Client:
             )
         settings = FetchSettings(max_bytes=min(max_bytes, self._transport.max_payload - ANSWER_OVERHEAD))
         reader = self._reader(layout, partition, AtOffset(start_offset), AtOffset(end_offset), settings)
-        while batches := await reader.read():
-            for batch in batches:
+        while answer := await reader.read():
+            for batch in answer.batches:
                 yield batch
 
     async def _offset(self, layout: StreamMetadata, partition: int, position: Position) -> int:

@@ -12,7 +12,7 @@ import time
 from collections import deque
 from collections.abc import AsyncGenerator, AsyncIterator, Callable, Iterable, Mapping
 from contextlib import aclosing
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from enum import Enum
 from types import TracebackType
 from typing import Self
@@ -57,6 +57,16 @@ class OnGap(Enum):
     """It goes on where the log begins now, says so in its log, and counts what it missed."""
 
 
+@dataclass(frozen=True, slots=True)
+class Answer:
+    """What one step of reading a partition brought."""
+
+    batches: tuple[RecordBatch, ...]
+    """Empty when the position moved past offsets that hold no record to hand out."""
+    end: int
+    """The next offset to hand out after these batches."""
+
+
 class PartitionReader:
     """Carries out a fetcher's requests."""
 
@@ -96,13 +106,15 @@ class PartitionReader:
                 "see `tidelog cluster status`",
             ) from None
 
-    async def read(self) -> tuple[RecordBatch, ...]:
-        """The next batches; empty when the stop is reached. Raises typed errors."""
+    async def read(self) -> Answer | None:
+        """What moves the position on; None when the stop is reached. Raises typed errors."""
         while not self.fetcher.is_done:
+            before = self.fetcher.position
             batches = await self._step()
-            if batches:
-                return batches
-        return ()
+            end = self.fetcher.position
+            if end is not None and end != before:
+                return Answer(batches, end)
+        return None
 
     async def _step(self) -> tuple[RecordBatch, ...]:
         followers, now_ns = self.fetcher.followers, self._clock_ns()
@@ -190,14 +202,16 @@ class Consumer:
         self._readers: dict[int, PartitionReader] = {}
         self._tasks: list[asyncio.Task[None]] = []
         self._refresh_task: asyncio.Task[None] | None = None
-        self._ready: deque[tuple[int, tuple[RecordBatch, ...]]] = deque()
+        self._ready: deque[tuple[int, Answer]] = deque()
         """Answers as they came in, with their partition."""
+        self._positions: dict[int, int] = {}
         self._room: dict[int, asyncio.Semaphore] = {}
         self._wake = asyncio.Event()
         self._failure: BaseException | None = None
         self._running = 0
         self._closed = False
         self._started = False
+        self._iterated = False
 
     async def __aenter__(self) -> Self:
         await self.start()
@@ -213,12 +227,13 @@ class Consumer:
 
     @property
     def positions(self) -> Mapping[int, int]:
-        """Per partition the next offset to fetch; known once reading has begun."""
-        return {
-            partition: reader.fetcher.position
-            for partition, reader in self._readers.items()
-            if reader.fetcher.position is not None
-        }
+        """Per partition read, the offset after the last record (or batch) that the iteration has handed out; where
+        reading begins, before the first. Known once reading has begun, also after the end of the iteration.
+
+        What was fetched ahead does not count, so `client.consume(stream, start=positions)` goes on without a gap: save
+        them, for instance as JSON, once the record that was handed out last has been processed.
+        """
+        return dict(self._positions)
 
     @property
     def missed(self) -> Mapping[int, int]:
@@ -276,6 +291,9 @@ class Consumer:
                 raise self._failure from None
             raise
         self._check_within(starts, stops)
+        for partition, reader in self._readers.items():
+            assert reader.fetcher.position is not None
+            self._positions[partition] = reader.fetcher.position
         self._running = len(self._readers)
         self._tasks = [asyncio.create_task(self._fetch(p, r)) for p, r in self._readers.items()]
 
@@ -304,7 +322,7 @@ class Consumer:
 
     def batches(self) -> AsyncIterator[Batch]:
         """Batches of columns instead of single records."""
-        return self._batches()
+        return self._whole_batches()
 
     async def aclose(self) -> None:
         """Stop fetching. Safe to call twice."""
@@ -320,20 +338,38 @@ class Consumer:
         self._on_closed(self)
 
     async def _records(self) -> AsyncIterator[Record]:
-        async with aclosing(self._batches()) as batches:
+        positions = self._positions
+        async with aclosing(self._taken()) as batches:
             async for batch in batches:
+                partition = batch.partition
                 for record in batch.records():
+                    positions[partition] = record.offset + 1
                     yield record
 
-    async def _batches(self) -> AsyncGenerator[Batch, None]:
+    async def _whole_batches(self) -> AsyncIterator[Batch]:
+        async with aclosing(self._taken()) as batches:
+            async for batch in batches:
+                self._positions[batch.partition] = int(batch.offsets[-1]) + 1
+                yield batch
+
+    async def _taken(self) -> AsyncGenerator[Batch, None]:
+        """The answers in order of arrival. Who asks for the next batch has handed out the one before."""
+        if self._iterated:
+            raise Closed(
+                Code.BAD_REQUEST,
+                f"this consumer of {self.stream!r} has been iterated over already; to go on where it stopped, make a "
+                "new one with start=consumer.positions",
+            )
+        self._iterated = True
         try:
             await self.start()
             while True:
                 while self._ready:
                     partition, answer = self._ready.popleft()
                     self._room[partition].release()
-                    for columns in answer:
+                    for columns in answer.batches:
                         yield Batch(self.stream, partition, columns)
+                    self._positions[partition] = answer.end
                 if self._failure is not None:
                     raise self._failure
                 if self._running == 0:
@@ -349,7 +385,7 @@ class Consumer:
             while True:
                 await self._room[partition].acquire()
                 answer = await reader.read()
-                if not answer:
+                if answer is None:
                     break
                 self._ready.append((partition, answer))
                 self._wake.set()

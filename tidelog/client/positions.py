@@ -6,8 +6,12 @@
 | "latest" | the newest committed record (Liftbridge's meaning) | the end of what is committed when reading begins |
 | "new" | only what is committed after reading begins | no |
 | whole number | that offset, in every partition read | that offset |
-| {partition: offset} | that offset each; reads exactly those partitions | that offset each |
+| {partition: offset} | that offset each | that offset each |
 | datetime, AtTime(ns) | the first record at or after that time | the first record at or after that time |
+
+A mapping gives an offset for every partition that is read; one that is left out is never taken for "do not read it"
+(that is said with `partitions`) nor for "from the beginning". `Consumer.positions` is such a mapping. Its keys may be
+text, as JSON makes them: {"0": 17}.
 
 A start above the committed end waits for the log to grow; with a stop at or below it, there is nothing to read. With
 the stop "latest" it is refused, when it is too much for every partition read.
@@ -15,6 +19,7 @@ the stop "latest" it is refused, when it is too much for every partition read.
 
 from __future__ import annotations
 
+import operator
 import re
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
@@ -50,8 +55,10 @@ class AtTime:
 
 
 Position: TypeAlias = Anchor | AtOffset | AtTime
-Start: TypeAlias = str | int | Mapping[int, int] | datetime | AtTime
-Stop: TypeAlias = str | int | Mapping[int, int] | datetime | AtTime | None
+Offsets: TypeAlias = Mapping[int, int] | Mapping[str, int]
+"""By partition, a number or its digits."""
+Start: TypeAlias = str | int | Offsets | datetime | AtTime
+Stop: TypeAlias = str | int | Offsets | datetime | AtTime | None
 
 
 def start_positions(start: Start, partitions: Iterable[int] | None, known: Iterable[int]) -> dict[int, Position]:
@@ -59,11 +66,24 @@ def start_positions(start: Start, partitions: Iterable[int] | None, known: Itera
 
     Raises BadRequest naming the partition or the value that cannot be.
     """
-    chosen = _chosen(start, partitions, known)
-    if isinstance(start, Mapping):
-        return {partition: AtOffset(_offset(start[partition])) for partition in chosen}
-    position = _one(start, "start")
-    return dict.fromkeys(chosen, position)
+    there = sorted(set(known))
+    chosen = there if partitions is None else sorted(set(partitions))
+    if not chosen:
+        raise _bad("no partition to read was given")
+    _check_known(chosen, there)
+    if not isinstance(start, Mapping):
+        return dict.fromkeys(chosen, _one(start, "start"))
+    offsets = _offsets(start, "start")
+    _check_known(offsets, there)
+    missing = [p for p in chosen if p not in offsets]
+    if missing and partitions is None:
+        raise _bad(
+            f"start names no offset for partition {_list(missing)}; give one for every partition, or say which to read "
+            f"with partitions=[{_list(sorted(offsets))}]"
+        )
+    if missing:
+        raise _bad(f"start names no offset for partition {_list(missing)}; give one for every partition read")
+    return {partition: offsets[partition] for partition in chosen}
 
 
 def stop_positions(stop: Stop, partitions: Iterable[int]) -> dict[int, Position]:
@@ -72,10 +92,11 @@ def stop_positions(stop: Stop, partitions: Iterable[int]) -> dict[int, Position]
         return {}
     chosen = list(partitions)
     if isinstance(stop, Mapping):
-        missing = [p for p in chosen if p not in stop]
+        offsets = _offsets(stop, "stop")
+        missing = [p for p in chosen if p not in offsets]
         if missing:
             raise _bad(f"stop names no offset for partition {_list(missing)}; give one for every partition read")
-        return {partition: AtOffset(_offset(stop[partition])) for partition in chosen}
+        return {partition: offsets[partition] for partition in chosen}
     position = _one(stop, "stop")
     if position in (Anchor.EARLIEST, Anchor.NEW):
         raise _bad(f"stop={stop!r} is no end; use 'latest', an offset or a time")
@@ -127,37 +148,45 @@ def timestamp_of(moment: datetime) -> int:
     return (moment - _EPOCH) // timedelta(microseconds=1) * 1000
 
 
-def _chosen(start: Start, partitions: Iterable[int] | None, known: Iterable[int]) -> list[int]:
-    there = set(known)
-    if partitions is not None:
-        chosen = sorted(set(partitions))
-    elif isinstance(start, Mapping):
-        chosen = sorted(start)
-    else:
-        chosen = sorted(there)
-    strange = [p for p in chosen if p not in there]
+def _check_known(partitions: Iterable[int], there: list[int]) -> None:
+    strange = [p for p in partitions if p not in there]
     if strange:
-        raise _bad(f"there is no partition {_list(strange)}; the stream has {_list(sorted(there))}")
-    if not chosen:
-        raise _bad("no partition to read was given")
-    if isinstance(start, Mapping):
-        missing = [p for p in chosen if p not in start]
-        if missing:
-            raise _bad(f"start names no offset for partition {_list(missing)}; give one for every partition read")
-    return chosen
+        raise _bad(f"there is no partition {_list(strange)}; the stream has {_list(there)}")
 
 
-def _one(value: str | int | datetime | AtTime | Mapping[int, int], what: str) -> Position:
+def _offsets(given: Offsets, what: str) -> dict[int, AtOffset]:
+    offsets: dict[int, AtOffset] = {}
+    for key, value in given.items():
+        partition = int(key) if isinstance(key, str) and key.isascii() and key.isdigit() else _whole(key)
+        offset = _whole(value)
+        if partition is None or offset is None:
+            raise _bad(f"{what} has {key!r}: {value!r}; it takes {{partition: offset}}, both whole numbers")
+        if partition in offsets:
+            raise _bad(f"{what} names partition {partition} twice, as a number and as text")
+        offsets[partition] = AtOffset(_offset(offset))
+    return offsets
+
+
+def _whole(value: object) -> int | None:
+    """Any integer type, numpy's too; True is none."""
+    if isinstance(value, bool):
+        return None
+    try:
+        return operator.index(value)  # type: ignore[arg-type]  # what has no __index__ raises
+    except TypeError:
+        return None
+
+
+def _one(value: str | int | datetime | AtTime, what: str) -> Position:
     if isinstance(value, AtTime):
         return value
     if isinstance(value, datetime):
         return AtTime(timestamp_of(value))
-    if isinstance(value, bool):
-        raise _bad(f"{what}={value!r} is no position")
-    if isinstance(value, int):
-        return AtOffset(_offset(value))
     if isinstance(value, str):
         return position_from_text(value)
+    offset = _whole(value)
+    if offset is not None:
+        return AtOffset(_offset(offset))
     raise _bad(f"{what}={value!r} is no position; use a word, an offset, {{partition: offset}} or a datetime")
 
 

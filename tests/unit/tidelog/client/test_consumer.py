@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import json
 import time
 from datetime import UTC, datetime, timedelta
 
@@ -258,6 +259,87 @@ async def test_a_range_is_fetched_exactly(cluster: Cluster) -> None:
     with pytest.raises(BadRequest, match="no partition 9"):
         async for _ in client.fetch_batches("s", 9, 0, 1):
             pass
+
+
+# ---------------------------------------------------------------- going on where reading stopped
+async def fill_three(broker: FakeBroker) -> set[tuple[int, int]]:
+    for partition in range(3):
+        for _ in range(30):
+            broker.seed("three", partition, [b"x"] * 10)
+    return {(partition, offset) for partition in range(3) for offset in range(300)}
+
+
+@pytest.mark.parametrize("taken", [0, 1, 9, 10, 11, 395, 900])
+async def test_who_resumes_at_the_positions_reads_each_record_once(cluster: Cluster, taken: int) -> None:
+    """Also after a break, with much fetched ahead, and through JSON."""
+    _, broker, client = cluster
+    expected = await fill_three(broker)
+    seen: list[tuple[int, int]] = []
+    async with client.consume("three", stop="latest") as consumer:
+        assert consumer.positions == {0: 0, 1: 0, 2: 0}
+        async for record in consumer:
+            if len(seen) == taken:
+                seen_before = dict(consumer.positions)
+                assert seen_before[record.partition] == record.offset + 1, "this one was handed out, too"
+                seen.append((record.partition, record.offset))
+                break
+            seen.append((record.partition, record.offset))
+    stored = json.loads(json.dumps(consumer.positions))
+    seen += [(record.partition, record.offset) async for record in client.consume("three", start=stored, stop="latest")]
+    assert len(seen) == len(expected)
+    assert set(seen) == expected
+
+
+async def test_positions_of_batches_are_after_the_last_one_handed_out(cluster: Cluster) -> None:
+    _, broker, client = cluster
+    expected = await fill_three(broker)
+    seen: list[tuple[int, int]] = []
+    consumer = client.consume("three", stop="latest")
+    async for batch in consumer.batches():
+        seen += [(batch.partition, int(offset)) for offset in batch.offsets]
+        assert consumer.positions[batch.partition] == batch.offsets[-1] + 1
+        if len(seen) >= 350:
+            break
+    async for batch in client.consume("three", start=consumer.positions, stop="latest").batches():
+        seen += [(batch.partition, int(offset)) for offset in batch.offsets]
+    assert len(seen) == len(expected)
+    assert set(seen) == expected
+
+
+async def test_positions_are_kept_when_reading_has_come_to_its_end(cluster: Cluster) -> None:
+    _, _, client = cluster
+    consumer = client.consume("s", start=90, stop=95)
+    assert await numbers(consumer) == [90, 91, 92, 93, 94]
+    assert consumer.positions == {0: 95}
+    latest = client.consume("s", start="latest", stop="latest")
+    await latest.start()
+    assert latest.positions == {0: 99}
+    await latest.aclose()
+    assert latest.positions == {0: 99}
+
+
+async def test_positions_move_over_what_was_removed(cluster: Cluster) -> None:
+    """Who stores them while nothing new comes begins at a record that is there."""
+    _, broker, client = cluster
+    async with client.consume("s", start=3, on_gap="skip", stop=101) as consumer:
+        broker.logs["s", 0].start = 100
+        reading = asyncio.create_task(numbers(consumer))
+        async with asyncio.timeout(5):
+            while consumer.positions != {0: 100}:  # noqa: ASYNC110 - positions are no event
+                await asyncio.sleep(0.01)
+        broker.seed("s", 0, [b"100"])
+        assert await reading == [100]
+
+
+async def test_a_consumer_is_iterated_over_once(cluster: Cluster) -> None:
+    """The second iteration would begin behind what was fetched for the first."""
+    _, _, client = cluster
+    async with client.consume("s", stop="latest") as consumer:
+        first = aiter(consumer)
+        assert (await anext(first)).offset == 0
+        with pytest.raises(Closed, match=r"start=consumer\.positions"):
+            await numbers(consumer)
+        assert (await anext(first)).offset == 1, "the first is as it was"
 
 
 # ---------------------------------------------------------------- reading from followers

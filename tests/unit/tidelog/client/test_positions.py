@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import json
 from datetime import UTC, datetime, timedelta, timezone
 
+import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
@@ -60,10 +62,43 @@ def test_a_datetime_is_exact_to_the_microsecond_in_any_zone() -> None:
     assert timestamp_of(moment) % 10**9 == 123_457_000
 
 
-def test_a_mapping_chooses_the_partitions() -> None:
-    assert start_positions({2: 5, 0: 7}, None, range(3)) == {0: AtOffset(7), 2: AtOffset(5)}
+def test_a_mapping_gives_an_offset_for_every_partition_read() -> None:
+    assert start_positions({2: 5, 0: 7}, [0, 2], range(3)) == {0: AtOffset(7), 2: AtOffset(5)}
+    assert start_positions({2: 5, 0: 7}, [2], range(3)) == {2: AtOffset(5)}
     with pytest.raises(BadRequest, match="no offset for partition 1"):
         start_positions({0: 7}, [0, 1], range(3))
+    with pytest.raises(BadRequest, match=r"no offset for partition 1; .* partitions=\[0, 2\]"):
+        start_positions({2: 5, 0: 7}, None, range(3))
+
+
+def test_a_mapping_survives_json() -> None:
+    stored = json.loads(json.dumps({0: 7, 1: 0, 10: 5}))
+    assert start_positions(stored, None, [0, 1, 10]) == {0: AtOffset(7), 1: AtOffset(0), 10: AtOffset(5)}
+    assert stop_positions(stored, [1, 10]) == {1: AtOffset(0), 10: AtOffset(5)}
+
+
+@pytest.mark.parametrize(
+    ("given", "text"),
+    [
+        ({"0": 1, 0: 1}, "names partition 0 twice"),
+        ({"zero": 1}, "'zero': 1; it takes"),
+        ({0: "1"}, "0: '1'; it takes"),
+        ({0: None}, "0: None; it takes"),
+        ({0: 1.0}, "0: 1.0; it takes"),
+        ({True: 1}, "True: 1; it takes"),
+        ({-1: 1}, "no partition -1; the stream has 0"),
+        ({"3": 1}, "no partition 3; the stream has 0"),
+        ({0: -1}, "offset -1 is outside"),
+    ],
+)
+def test_a_mapping_that_cannot_be_is_refused_by_what_it_says(given: dict[int, int], text: str) -> None:
+    with pytest.raises(BadRequest, match=text):
+        start_positions(given, None, [0])
+
+
+def test_numbers_of_numpy_are_numbers() -> None:
+    assert start_positions({np.int64(0): np.int64(3)}, None, [0]) == {0: AtOffset(3)}  # type: ignore[arg-type]
+    assert start_positions(np.int32(4), None, [0]) == {0: AtOffset(4)}  # type: ignore[arg-type]
 
 
 def test_one_position_serves_every_partition() -> None:
