@@ -6,6 +6,7 @@ import asyncio
 import json
 import os
 import signal
+import socket
 import subprocess
 import time
 from collections.abc import Callable, Iterator
@@ -13,12 +14,19 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
+import pytest
+
 import tidelog
 from tests.integration.command_line import assert_refused, start_tidelog, tidelog_command
+from tests.integration.workload import acked_load, check, wait_in_sync
+from tidelog.runtime.server import EmbeddedNatsServer
+from tidelog.server.devcluster import NatsKeeper
+from wire.errors import TidelogError
 
 READY_TIMEOUT = 30.0
 STOP_TIMEOUT = 20.0
 """Seconds; a stop is a matter of one or two on an idle machine."""
+LIMIT = 30.0
 RECORDS = 300
 
 
@@ -180,6 +188,75 @@ def test_a_killed_broker_comes_back_after_the_time_that_was_asked_for(tmp_path: 
             assert f"{broker['id']} ended with status -9" in running.said()
         asyncio.run(read_back(printed["nats_url"]))
         assert running.interrupt() == 0
+
+
+def nats_pid(running: Up) -> int:
+    (pid,) = [
+        pid for pid in running.processes() if b"nats-server" in (Path("/proc") / str(pid) / "cmdline").read_bytes()
+    ]
+    return pid
+
+
+def test_a_killed_nats_server_is_started_again_and_nothing_acknowledged_is_lost(tmp_path: Path) -> None:
+    with up(tmp_path / "cluster") as running:
+        printed = running.wait_ready()
+        brokers = {broker["id"]: broker["pid"] for broker in printed["brokers"]}
+        data_dirs = {broker["id"]: Path(broker["data_dir"]) for broker in printed["brokers"]}
+
+        async def main() -> None:
+            url = printed["nats_url"]
+            async with await tidelog.connect(url) as client:
+                await client.create_stream("kept", partitions=2, replication_factor=3)
+            async with acked_load(url, "kept", partitions=2) as ledger:
+                for kills in (1, 2):
+                    await asyncio.sleep(1.0)
+                    acknowledged, pid = len(ledger.acked), nats_pid(running)
+                    os.kill(pid, signal.SIGKILL)
+                    async with asyncio.timeout(LIMIT):
+                        while running.said().count("nats-server runs again") < kills:  # noqa: ASYNC110 - a file
+                            await asyncio.sleep(0.02)
+                    assert nats_pid(running) != pid
+                    killed_at = time.monotonic()
+                    async with asyncio.timeout(LIMIT):
+                        while len(ledger.acked) < acknowledged + 500 or any(  # noqa: ASYNC110 - numbers are no event
+                            not ledger.ack_times[p] or ledger.ack_times[p][-1] < killed_at for p in (0, 1)
+                        ):
+                            await asyncio.sleep(0.02)
+            await wait_in_sync(url, "kept")
+            found = await check(url, ledger, data_dirs)
+            assert found.ok, found
+
+        asyncio.run(main())
+        assert "nats-server ended with status -9" in running.said()
+        assert {broker["id"]: broker["pid"] for broker in running.document["brokers"]} == brokers, "none was restarted"
+        assert running.interrupt() == 0, running.said()
+        for broker in brokers:
+            assert "Traceback" not in (running.folder / f"{broker}.log").read_text()
+
+
+def test_a_nats_server_whose_port_was_taken_meanwhile_is_given_up(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("tidelog.server.devcluster.NATS_GIVE_UP", 0.5)
+    said: list[str] = []
+    with EmbeddedNatsServer(store_dir=tmp_path / "nats") as server, socket.socket() as thief:
+        keeper = NatsKeeper(server, said.append)
+        pid = server.pid
+        assert pid is not None
+        os.kill(pid, signal.SIGKILL)
+        wait_until(lambda: not server.is_running, "the end of nats-server")
+        thief.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        thief.bind((server.host, server.port))
+        thief.listen()
+
+        def look_forever() -> None:
+            while True:
+                keeper.look()
+                time.sleep(0.05)
+
+        with pytest.raises(TidelogError, match=rf"cannot be started again.*port {server.port} on .* is taken"):
+            look_forever()
+    assert any("does not start, trying again" in line for line in said)
 
 
 def test_without_it_a_killed_broker_stays_dead_until_it_is_started_by_hand(tmp_path: Path) -> None:

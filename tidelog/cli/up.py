@@ -54,12 +54,13 @@ def up(
     \b
       tidelog server --config DIR/b1.toml
 
-    or with --restart-after.
+    or with --restart-after. A nats-server that ends is started again on its port, and the brokers connect to it by
+    themselves.
     """
     from rich.console import Console
     from rich.table import Table
 
-    from tidelog.server.devcluster import DevCluster
+    from tidelog.server.devcluster import DevCluster, NatsKeeper
     from wire.errors import TidelogError
 
     console = Console(stderr=True)
@@ -67,8 +68,16 @@ def up(
     try:
         with DevCluster(data_dir, nodes=nodes, port=port, master_key_file=master_key_file) as cluster:
             try:
+                keeper = NatsKeeper(
+                    cluster.nats, lambda text: console.print(text, style="bold red", soft_wrap=True, highlight=False)
+                )
+
+                def on_wait() -> None:
+                    stop.check()
+                    keeper.look()
+
                 with console.status("waiting for the brokers"):
-                    cluster.wait_ready(on_wait=stop.check)
+                    cluster.wait_ready(on_wait=on_wait)
                 if as_json:
                     click.echo((data_dir / "cluster.json").read_text().strip())
                 else:
@@ -76,8 +85,12 @@ def up(
                     for broker in cluster.broker_ids:
                         table.add_row(broker, str(cluster.pid(broker)), str(cluster.broker_dir(broker)))
                     console.print(table)
-                    console.print("Ctrl-C stops the cluster.")
-                _watch(cluster, stop, restart_after, console.print)
+                    console.print(
+                        f"Ready: {nodes} broker{'s serve' if nodes > 1 else ' serves'} at {cluster.nats_url}."
+                        " Ctrl-C stops the cluster.",
+                        soft_wrap=True,
+                    )
+                _watch(cluster, on_wait, restart_after, console.print)
             except _Stopped:
                 console.print("stopping")
     except TidelogError as e:
@@ -103,17 +116,13 @@ class _Stop:
             raise _Stopped
 
 
-def _watch(cluster: DevCluster, stop: _Stop, restart_after: float | None, say: Callable[[str], None]) -> None:
-    """Until told to stop; says who died, and starts them again when asked to."""
-    from wire.errors import Code, TidelogError
-
+def _watch(
+    cluster: DevCluster, on_wait: Callable[[], None], restart_after: float | None, say: Callable[[str], None]
+) -> None:
+    """Until `on_wait` raises; says which brokers died, and starts them again when asked to."""
     died: dict[str, float] = {}
     while True:
-        stop.check()
-        if not cluster.nats_alive():
-            raise TidelogError(
-                Code.UNAVAILABLE, "nats-server has ended; see the folder nats of the data folder, and start again"
-            )
+        on_wait()
         for broker in cluster.broker_ids:
             if cluster.pid(broker) is not None:
                 died.pop(broker, None)

@@ -68,6 +68,8 @@ class EmbeddedNatsServer:
         self._write_deadline = write_deadline
         self._config = config
         self._process: subprocess.Popen[bytes] | None = None
+        self._log_start = 0
+        """Where the output of the newest run begins in the log, in bytes."""
 
     @property
     def url(self) -> str:
@@ -83,26 +85,24 @@ class EmbeddedNatsServer:
         return self._process is not None and self._process.poll() is None
 
     @property
+    def exit_status(self) -> int | None:
+        """Of a server that has ended by itself, negative for a signal; None while it runs and after `stop`."""
+        return None if self._process is None else self._process.poll()
+
+    @property
     def log_path(self) -> Path:
+        """Output of all runs, one after the other."""
         return self.store_dir / "nats-server.log"
 
     def start(self, timeout: float = START_TIMEOUT) -> None:
         """Returns when it answers. Raises NatsPortTaken or NatsServerFailed."""
         if self.is_running:
             return
-        self.store_dir.mkdir(parents=True, exist_ok=True)
-        settings = self.store_dir / "nats-server.conf"
-        settings.write_text(self._settings())
         deadline = time.monotonic() + timeout
-        with self.log_path.open("wb") as output:
-            process = self._process = subprocess.Popen(
-                [str(find_nats_server()), "--config", str(settings)],
-                stdin=subprocess.DEVNULL,
-                stdout=output,
-                stderr=subprocess.STDOUT,
-                start_new_session=True,  # Ctrl-C in the terminal ends us, and we end the server, in that order
-                preexec_fn=ends_with_us(),  # noqa: PLW1509 - see there
-            )
+        try:
+            process = self._process = self._spawn()
+        except OSError as error:
+            raise NatsServerFailed(f"nats-server cannot be started in {self.store_dir}: {error}") from error
         ports_file = self.store_dir / f"nats-server_{process.pid}.ports"
         try:
             while not self._answers(ports_file):
@@ -118,6 +118,21 @@ class EmbeddedNatsServer:
             raise
         finally:
             ports_file.unlink(missing_ok=True)
+
+    def _spawn(self) -> subprocess.Popen[bytes]:
+        self.store_dir.mkdir(parents=True, exist_ok=True)
+        settings = self.store_dir / "nats-server.conf"
+        settings.write_text(self._settings())
+        with self.log_path.open("ab") as output:
+            self._log_start = output.tell()
+            return subprocess.Popen(
+                [str(find_nats_server()), "--config", str(settings)],
+                stdin=subprocess.DEVNULL,
+                stdout=output,
+                stderr=subprocess.STDOUT,
+                start_new_session=True,  # Ctrl-C in the terminal ends us, and we end the server, in that order
+                preexec_fn=ends_with_us(),  # noqa: PLW1509 - see there
+            )
 
     def stop(self) -> None:
         """End it, gently first. A temporary folder goes with it at exit."""
@@ -187,7 +202,9 @@ class EmbeddedNatsServer:
             return False
 
     def _start_error(self) -> NatsServerFailed:
-        text = self.log_path.read_text(errors="replace")[-_LOG_TAIL:]
+        with self.log_path.open("rb") as log:
+            log.seek(self._log_start)
+            text = log.read().decode(errors="replace")[-_LOG_TAIL:]
         if "address already in use" in text:
             return NatsPortTaken(
                 f"port {self.port} on {self.host} is taken, so nats-server cannot listen there: stop what uses it, or"

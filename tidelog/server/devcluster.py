@@ -8,7 +8,8 @@
     DIR/nats/            nats-server's
 
 Ports of Raft are chosen at the first start and kept in the configuration files, so that a second start on the same
-folder finds the same group. A broker that dies stays dead, unless `restart_after` says otherwise.
+folder finds the same group. A broker that dies stays dead, unless its operator says otherwise; a nats-server that dies
+is started again (`NatsKeeper`), and the brokers and clients connect to it by themselves.
 """
 
 from __future__ import annotations
@@ -33,6 +34,13 @@ from tidelog.server.config import VOTER_COUNTS
 from wire.errors import Code, TidelogError
 
 MAX_NODES = 16
+NATS_PAUSE = 0.5
+"""Seconds before the second start in a row of a nats-server that does not stay; doubled with each further one."""
+NATS_MAX_PAUSE = 10.0
+NATS_STEADY = 30.0
+"""A nats-server that has run for so many seconds is started again at once when it ends."""
+NATS_GIVE_UP = 15.0
+"""Seconds for which nats-server may refuse to start before the cluster ends."""
 STOP_TIMEOUT = 15.0
 """Seconds that a broker has to end by itself before it is killed."""
 
@@ -117,12 +125,13 @@ class DevCluster:
     # ------------------------------------------------------------------ brokers
     @property
     def nats_url(self) -> str:
+        return self.nats.url
+
+    @property
+    def nats(self) -> EmbeddedNatsServer:
         if self._nats is None:
             raise TidelogError(Code.UNAVAILABLE, "the development cluster is not running; start it first")
-        return self._nats.url
-
-    def nats_alive(self) -> bool:
-        return self._nats is not None and self._nats.is_running
+        return self._nats
 
     @property
     def nats_pid(self) -> int | None:
@@ -303,6 +312,66 @@ class DevCluster:
         except OSError:
             lines = []
         return lines[-1] if lines else "it has logged nothing"
+
+
+class NatsKeeper:
+    """Starts a nats-server again whenever it has ended. Call `look` every now and then; it blocks while the server
+    starts, some 30 ms.
+
+        RUNS ── it ended ──> WAITS (0 s, then NATS_PAUSE, doubled each time, up to NATS_MAX_PAUSE) ── start ──> RUNS
+                               ^──── the start failed ────┘     failing for NATS_GIVE_UP: TidelogError
+
+    A server that has run for NATS_STEADY begins with no pause again.
+    """
+
+    def __init__(
+        self, nats: EmbeddedNatsServer, say: Callable[[str], None], clock: Callable[[], float] = time.monotonic
+    ) -> None:
+        self._nats = nats
+        self._say = say
+        self._clock = clock
+        self._started_at = clock()
+        self._start_at: float | None = None
+        """When to start it; None while it runs."""
+        self._pause = 0.0
+        """Before the next start."""
+        self._failing_since: float | None = None
+
+    def look(self) -> None:
+        """Raises TidelogError when the server cannot be started."""
+        if self._nats.is_running:
+            return
+        now = self._clock()
+        if self._start_at is None:
+            if now - self._started_at >= NATS_STEADY:
+                self._pause = 0.0
+            self._start_at = now + self._pause
+            when = f"in {self._pause:g} s" if self._pause else "now"
+            self._say(
+                f"nats-server ended with status {self._nats.exit_status}: the cluster stands still. Starting it again"
+                f" {when}, on port {self._nats.port}; what it said is in {self._nats.log_path}"
+            )
+        if now < self._start_at:
+            return
+        self._pause = min(max(2 * self._pause, NATS_PAUSE), NATS_MAX_PAUSE)
+        try:
+            self._nats.start()
+        except NatsServerFailed as error:
+            self._on_failed(error)
+        else:
+            self._started_at, self._start_at, self._failing_since = self._clock(), None, None
+            self._say(f"nats-server runs again at {self._nats.url}; brokers and clients connect by themselves")
+
+    def _on_failed(self, error: NatsServerFailed) -> None:
+        now = self._clock()
+        if self._failing_since is None:
+            self._failing_since = now
+        if now - self._failing_since >= NATS_GIVE_UP:
+            raise TidelogError(
+                Code.UNAVAILABLE, f"nats-server ended and cannot be started again, so the cluster stops: {error}"
+            ) from error
+        self._start_at = now + self._pause
+        self._say(f"nats-server does not start, trying again in {self._pause:g} s: {error}")
 
 
 def _nodes(count: int) -> str:
