@@ -26,16 +26,16 @@ from math import inf
 from typing import TypeAlias
 
 from metadata import election, stream_settings
-from metadata.commands.partitions import why_not_unclean
 from metadata.liveness import Liveness
-from metadata.model import MAX_PARTITIONS, MAX_REPLICATION_FACTOR, Changes, Outcome, Partition
+from metadata.model import MAX_PARTITIONS, Changes, Outcome, Partition
 from metadata.placement import Chance, place
-from metadata.references import ref_of
 from metadata.relief import Relief
 from metadata.settings import MetadataSettings
-from metadata.state import ClusterState
+from metadata.state import ClusterState, ref_of
 from wire import metadata_pb2 as pb
+from wire.durability import DEFAULT_REPLICAS, MAX_REPLICAS
 from wire.errors import Code, TidelogError
+from wire.stream_config import StreamConfig
 from wire.subjects import check_stream_name, check_subject
 from wire.types import (
     BrokerId,
@@ -45,7 +45,6 @@ from wire.types import (
     LeaderMove,
     LeaderReport,
     PartitionKey,
-    StreamConfig,
     StreamName,
 )
 
@@ -54,8 +53,6 @@ DECISION_RETRY_S = 0.5
 
 MAX_ELECTIONS = 1000
 """In one command, which must not be too large for Raft; more go into further ones."""
-
-DEFAULT_REPLICATION_FACTOR = 3
 
 
 class Phase(Enum):
@@ -310,8 +307,12 @@ class ControllerCore:
         partitions: int,
         replication_factor: int | None,
         config: Mapping[str, str],
+        *,
+        voters: int = 1,
     ) -> pb.Command:
-        """The command that creates it. `replication_factor` None: 3, or all brokers of a smaller cluster.
+        """The command that creates it. `replication_factor` None: DEFAULT_REPLICAS, or all brokers of a smaller
+        cluster: those that have ever registered, and at least as many as the metadata group has `voters`, some of which
+        may still be on their way.
 
         Raises TidelogError: NOT_CONTROLLER, BAD_NAME, BAD_SUBJECT, BAD_CONFIG, BAD_REPLICATION_FACTOR.
         """
@@ -322,13 +323,13 @@ class ControllerCore:
             raise TidelogError(Code.BAD_CONFIG, f"partitions={partitions} is outside 1 to {MAX_PARTITIONS}")
         factor = replication_factor
         if factor is None:
-            factor = max(1, min(DEFAULT_REPLICATION_FACTOR, len(self._state.brokers)))
-        if not 1 <= factor <= MAX_REPLICATION_FACTOR:
+            factor = min(DEFAULT_REPLICAS, max(voters, len(self._state.brokers)))
+        if not 1 <= factor <= MAX_REPLICAS:
             raise TidelogError(
-                Code.BAD_REPLICATION_FACTOR, f"replication_factor={factor} is outside 1 to {MAX_REPLICATION_FACTOR}"
+                Code.BAD_REPLICATION_FACTOR, f"replication_factor={factor} is outside 1 to {MAX_REPLICAS}"
             )
         wanted = stream_settings.with_defaults(config, self._state.defaults)
-        stream_settings.check(StreamConfig.from_strings(wanted), factor)
+        StreamConfig.from_strings(wanted).check(factor)
         live = self.live_brokers()
         if factor > len(live):
             raise TidelogError(
@@ -426,7 +427,7 @@ class ControllerCore:
     def unclean_elect(self, name: str, partition: int, broker: BrokerId) -> pb.Command:
         """Raises TidelogError: NOT_CONTROLLER, UNKNOWN_STREAM, BAD_REQUEST."""
         key, known = self._find(name, partition)
-        wrong = why_not_unclean(self._state, key, known, broker)
+        wrong = self._state.why_not_unclean(key, known, broker)
         if wrong is not None:
             raise TidelogError(Code.BAD_REQUEST, wrong)
         return pb.Command(

@@ -15,6 +15,7 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 
 from wire.errors import Code, InvariantViolation, TidelogError
+from wire.stream_config import StreamConfig
 from wire.subjects import ingest_subject
 from wire.types import (
     BrokerId,
@@ -25,13 +26,11 @@ from wire.types import (
     PartitionKey,
     PartitionState,
     PartitionView,
-    StreamConfig,
     StreamName,
 )
 
 MAX_PARTITIONS = 10_000
 """Per stream; a stream is created by one Raft command of bounded size."""
-MAX_REPLICATION_FACTOR = 16
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

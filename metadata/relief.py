@@ -25,7 +25,8 @@ from typing import Final
 
 from metadata.model import Partition
 from metadata.state import ClusterState
-from wire.types import BrokerId, LeaderMove, OnUnderCapacity, PartitionKey, Room, StreamConfig
+from wire.stream_config import OnUnderCapacity, StreamConfig
+from wire.types import BrokerId, LeaderMove, PartitionKey, Room
 
 MAX_MOVES = 16
 """Under way at a time."""

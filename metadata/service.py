@@ -48,13 +48,13 @@ from metadata.master_keys import MASTER_KEYS_LABEL, check_encryption
 from metadata.model import Changes, Outcome, Stream
 from metadata.moves import LeaderMoves
 from metadata.raft.types import RaftError, RaftOutcomeUnknown, RaftRole, RaftStatus, RaftUnavailable, StateMachine
-from metadata.references import key_of, ref_of
 from metadata.settings import MetadataSettings
-from metadata.state import ClusterState
+from metadata.state import ClusterState, key_of, ref_of
 from metadata.stream_settings import with_defaults
 from metadata.wishes import Wishes
 from wire import metadata_pb2 as pb
 from wire.errors import Code, TidelogError
+from wire.stream_config import StreamConfig
 from wire.subjects import Subjects
 from wire.transport import NO_RESPONDERS, Message, MessageHandler, Subscription, Transport
 from wire.types import (
@@ -71,7 +71,6 @@ from wire.types import (
     PartitionKey,
     PartitionView,
     Room,
-    StreamConfig,
     StreamName,
     Withdrawal,
 )
@@ -364,7 +363,9 @@ class MetadataService:
         config: Mapping[str, str] | None = None,
     ) -> dict[str, Any]:
         """Returns the description, after the leaders serve or READY_TIMEOUT_S. Raises TidelogError."""
-        command = self._core.create_stream(name, subject, partitions, replication_factor, config or {})
+        command = self._core.create_stream(
+            name, subject, partitions, replication_factor, config or {}, voters=self._raft.status().voters
+        )
         self._check_encryption(with_defaults(config or {}, self.state.defaults))
         (await self._commit(command)).raise_for_refusal()
         deadline, pause = self._monotonic() + READY_TIMEOUT_S, 0.01

@@ -13,15 +13,17 @@ WORST_METADATA_FAILOVER_S = 2.0
 @dataclass(frozen=True, slots=True, kw_only=True)
 class MetadataSettings:
     heartbeat_interval_s: float = 0.1
-    """The controller probes each broker so often."""
+    """The controller probes each broker so often. It does not believe its own connection when three probes of itself
+    stay unanswered."""
     broker_silence_timeout_s: float = 2.0
-    """A broker that answers no probe for so long is dead."""
+    """A broker that neither answers nor refuses a probe for so long is dead."""
     liveness_grace_s: float = 1.0
     """What a connection younger than this says about others is not believed."""
     witness_window_s: float = 6.0
     """A report of a failed leader counts for so long."""
     leader_lease_s: float = 5.0
-    """A leader without a controller's probe for so long, or with applied state so far behind, does not act alone."""
+    """A leader without a controller's probe for so long, or with applied state so far behind, does not act alone
+    (R29)."""
     probe_confirm_delay_s: float = 0.01
     """Nobody listens where a broker should: asked again after this time before it counts."""
     probe_timeout_s: float = 0.2
@@ -29,8 +31,8 @@ class MetadataSettings:
     command_timeout_s: float = 5.0
     """A Raft command without an outcome by then has an unknown one."""
     retry_interval_s: float = 0.1
-    """Requests to the controller are repeated so often until applied state settles them."""
-
+    """Requests to the controller are repeated after this time, which doubles up to 1 s, until applied state settles
+    them."""
     drain_timeout_s: float = 2.0
     """In a planned move the leader stops sequencing for so long at most until the target holds everything, and as long
     again for the change to come."""

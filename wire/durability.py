@@ -30,6 +30,8 @@ class DurabilityKind(Enum):
         return self in (DurabilityKind.REPLICA_ACCEPTED, DurabilityKind.REPLICA_DURABLE)
 
 
+DEFAULT_REPLICAS = 3
+"""Of each partition of a stream that is created without a number; fewer in a cluster of fewer brokers."""
 MAX_REPLICAS = 16
 """More replicas than this no partition has."""
 
@@ -59,8 +61,7 @@ class Durability:
         kinds = {kind.value: kind for kind in DurabilityKind}
         kind = kinds.get(name)
         if kind is None:
-            known = [f"{kind.value}:N" if kind.takes_number else kind.value for kind in DurabilityKind]
-            raise ValueError(f"{text!r} is none of {', '.join(known)}; give one of them")
+            raise ValueError(f"{text!r} is none of {', '.join(cls.spellings())}; give one of them")
         if kind.takes_number != bool(colon) or (colon and not (number.isascii() and number.isdigit())):
             if kind.takes_number:
                 raise ValueError(
@@ -68,6 +69,11 @@ class Durability:
                 )
             raise ValueError(f"{text!r} has a number that {name} does not take; give {name}")
         return cls(kind, int(number) if colon else 0)
+
+    @staticmethod
+    def spellings() -> tuple[str, ...]:
+        """Of all levels, with N where a number goes."""
+        return tuple(f"{kind.value}:N" if kind.takes_number else kind.value for kind in DurabilityKind)
 
     def __str__(self) -> str:
         return f"{self.kind.value}:{self.replicas}" if self.kind.takes_number else self.kind.value

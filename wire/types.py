@@ -8,13 +8,13 @@ does.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
-from dataclasses import dataclass, field, fields, replace
+from collections.abc import Callable
+from dataclasses import dataclass
 from enum import Enum
-from typing import Any, ClassVar, NewType, TypeAlias
+from typing import NewType, TypeAlias
 
-from wire.durability import DURABLE, Durability
-from wire.errors import Code, TidelogError
+from wire.errors import TidelogError
+from wire.stream_config import StreamConfig
 
 BrokerId = NewType("BrokerId", str)
 StreamName = NewType("StreamName", str)
@@ -50,23 +50,6 @@ class Acks(Enum):
     ALL = "all"
 
 
-class OnUnderCapacity(Enum):
-    """What a broker does with a replica when its disk is full."""
-
-    WITHDRAW = "withdraw"
-    """It takes no more records, and gives leadership and ISR membership to those who have room."""
-    EVICT_OLDEST = "evict_oldest"
-    """Retention runs early, within its limits."""
-
-
-class StreamCompression(Enum):
-    """How batches are compressed where nobody says otherwise."""
-
-    NONE = "none"
-    LZ4 = "lz4"
-    ZSTD = "zstd"
-
-
 class Room(Enum):
     """On a broker's disk."""
 
@@ -81,151 +64,6 @@ class PartitionState(Enum):
     ACTIVE = "active"
     DRAINING = "draining"
     RETIRED = "retired"
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class StreamConfig:
-    """What can be set per stream (`--config KEY=VALUE`)."""
-
-    min_isr: int = field(
-        default=0,
-        metadata={
-            "help": "members that must have a record before it commits; 0 = what durability says, else 2 from RF 3 up,"
-            " else 1"
-        },
-    )
-    durability: Durability = field(
-        default=DURABLE,
-        metadata={
-            "help": "what an ack waits for: durable (synced by the ISR), accepted (page cache), replica_durable:N,"
-            " replica_accepted:N, majority_durable, local_durable"
-        },
-    )
-    reply_acks: bool = field(default=True, metadata={"help": "answer bare publishes that carry a reply subject"})
-    max_record_bytes: int = field(
-        default=1 << 20, metadata={"help": "largest record (key + value + headers), in bytes"}
-    )
-    segment_bytes: int = field(default=256 << 20, metadata={"help": "a log segment is rolled at this size, in bytes"})
-    segment_max_age_ms: int = field(
-        default=7 * 24 * 3_600_000,
-        metadata={"help": "a log segment is rolled when its first record is this old; 0 = never for its age"},
-    )
-    confirm_timeout_ms: int = field(
-        default=10_000, metadata={"help": "an acknowledged publish waits at most this long for its commit"}
-    )
-    retention_max_age_ms: int = field(
-        default=0, metadata={"help": "segments whose newest record is older are removed; 0 = kept whatever their age"}
-    )
-    retention_max_bytes: int = field(
-        default=0,
-        metadata={"help": "per partition: the oldest segments beyond so many bytes are removed; 0 = no limit"},
-    )
-    retention_max_messages: int = field(
-        default=0, metadata={"help": "per partition: the oldest segments beyond so many records go; 0 = no limit"}
-    )
-    compact: bool = field(default=False, metadata={"help": "keep the newest record of each key, at its offset"})
-    tombstone_retention_ms: int = field(
-        default=24 * 3_600_000,
-        metadata={
-            "help": "of a compacted stream: a key without a value is remembered so long at least once it was compacted"
-        },
-    )
-    on_under_capacity: OnUnderCapacity = field(
-        default=OnUnderCapacity.WITHDRAW,
-        metadata={
-            "help": "a full disk: withdraw (give leadership away, refuse publishes) or evict_oldest (early retention)"
-        },
-    )
-    compression: StreamCompression = field(
-        default=StreamCompression.NONE,
-        metadata={
-            "help": "none, lz4 (fast) or zstd (dense): of what the leader batches, and of producers that do not choose"
-        },
-    )
-    encryption: bool = field(default=False, metadata={"help": "batches lie encrypted on disk (AES-256-GCM)"})
-
-    _LIMITS: ClassVar[Mapping[str, tuple[int, int]]] = {
-        "min_isr": (0, 16),
-        "max_record_bytes": (1, 64 << 20),
-        "segment_bytes": (4096, 1 << 30),
-        "segment_max_age_ms": (0, 1 << 52),
-        "confirm_timeout_ms": (1, 3_600_000),
-        "retention_max_age_ms": (0, 1 << 52),
-        "retention_max_bytes": (0, 1 << 60),
-        "retention_max_messages": (0, 1 << 60),
-        "tombstone_retention_ms": (0, 1 << 52),
-    }
-    _CHOICES: ClassVar[Mapping[str, Mapping[str, Any]]] = {
-        "on_under_capacity": {choice.value: choice for choice in OnUnderCapacity},
-        "compression": {choice.value: choice for choice in StreamCompression},
-        "reply_acks": {"true": True, "false": False},
-        "compact": {"true": True, "false": False},
-        "encryption": {"true": True, "false": False},
-    }
-
-    @classmethod
-    def from_strings(cls, values: Mapping[str, str]) -> StreamConfig:
-        """KEY -> text, as typed by a user. Raises TidelogError(BAD_CONFIG) that names the key, the value and what is
-        allowed."""
-        known = {f.name: f for f in fields(cls)}
-        parsed: dict[str, Any] = {}
-        for key, text in values.items():
-            if key not in known:
-                raise TidelogError(
-                    Code.BAD_CONFIG, f"unknown stream setting {key!r}; known: {', '.join(sorted(known))}"
-                )
-            parsed[key] = cls._parse(key, text)
-        return cls(**parsed)
-
-    @classmethod
-    def _parse(cls, key: str, text: str) -> Any:
-        if key == "durability":
-            try:
-                return Durability.parse(text)
-            except ValueError as error:
-                raise TidelogError(Code.BAD_CONFIG, f"durability={text!r}: {error}") from None
-        choices = cls._CHOICES.get(key)
-        if choices is not None:
-            if text.lower() not in choices:
-                raise TidelogError(
-                    Code.BAD_CONFIG, f"{key}={text!r} is neither {' nor '.join(map(repr, choices))}; give one of them"
-                )
-            return choices[text.lower()]
-        low, high = cls._LIMITS[key]
-        try:
-            number = int(text)
-        except ValueError:
-            raise TidelogError(Code.BAD_CONFIG, f"{key}={text!r} is not a whole number from {low} to {high}") from None
-        if not low <= number <= high:
-            raise TidelogError(
-                Code.BAD_CONFIG, f"{key}={text!r} is outside {low} to {high}; give a number between them"
-            )
-        return number
-
-    def to_strings(self) -> dict[str, str]:
-        out: dict[str, str] = {}
-        for f in fields(self):
-            value = getattr(self, f.name)
-            out[f.name] = (
-                value.value
-                if isinstance(value, Enum)
-                else str(value).lower()
-                if isinstance(value, bool)
-                else str(value)
-            )
-        return out
-
-    @property
-    def is_durable(self) -> bool:
-        """A replica reports an offset as acknowledged only after fdatasync; else once it is in the page cache."""
-        return self.durability.is_synced
-
-    def resolved(self, replication_factor: int) -> StreamConfig:
-        """With `min_isr` filled in: as `durability` says, else 2 from replication factor 3 up, else 1."""
-        if self.min_isr:
-            return self
-        floor = self.durability.in_sync_floor(replication_factor)
-        return replace(self, min_isr=floor or (2 if replication_factor >= 3 else 1))
 
 
 @dataclass(frozen=True, slots=True, order=True)

@@ -15,7 +15,8 @@ from typing import TYPE_CHECKING
 from dataplane.log.errors import LogDamaged, NoSpace
 from dataplane.log.retention import Limits
 from wire.errors import CorruptData
-from wire.types import Offset, OnUnderCapacity
+from wire.stream_config import OnUnderCapacity
+from wire.types import Offset
 
 if TYPE_CHECKING:
     from dataplane.broker.context import BrokerContext

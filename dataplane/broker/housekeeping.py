@@ -28,7 +28,8 @@ if TYPE_CHECKING:
     from dataplane.broker.context import BrokerContext
     from dataplane.broker.replica import Replica
     from dataplane.log.partition_log import PartitionLog
-    from wire.types import Offset, PartitionKey, StreamConfig
+    from wire.stream_config import StreamConfig
+    from wire.types import Offset, PartitionKey
 
 log = logging.getLogger(__name__)
 

@@ -26,7 +26,8 @@ from typing import TYPE_CHECKING, Protocol, TypeVar
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Sequence
 
-    from wire.types import Offset, StreamConfig
+    from wire.stream_config import StreamConfig
+    from wire.types import Offset
 
 NS_PER_MS = 1_000_000
 

@@ -14,7 +14,8 @@ class ReplicaSettings:
     replica_max_lag_time: float = 5.0
     """A member of the ISR that has not been caught up for this long is dropped."""
     replica_fetch_timeout: float = 0.5
-    """An unanswered fetch is followed by a probe over `.offset` after this long."""
+    """An unanswered fetch is followed by a probe over `.offset` after this long, which doubles with each one, up to
+    `replica_max_leader_timeout`."""
     notify_retry: float = 0.05
     """A notification is repeated at this interval until the follower fetches."""
     empty_answer_delay: float = 0.02
@@ -22,11 +23,12 @@ class ReplicaSettings:
     high_watermark_notify_delay: float = 0.02
     """An idle follower is told of a new HW when this long brought no data."""
     liveness_grace: float = 1.0
-    """After a reconnect of ours, 503 is no ground for suspicion for this long."""
+    """After a broker's own reconnect to NATS a 503 is no ground for suspicion for this long."""
     report_interval: float = 0.2
     """A suspicion is reported again at this interval."""
     offset_retry: float = 0.2
-    """Refused by who knows better, a follower asks again after this long; it also paces what is refused by itself."""
+    """A follower that was refused by a broker with newer metadata asks again after this long; it is also the first
+    pause after a second bad answer."""
     no_leader_retry: float = 0.02
     """After a 503 ask again after this long, after the next one after twice as long, up to `offset_retry`; sooner when
     the leader says that it has begun. An unanswered `.offset` request is repeated first after this long, then
@@ -34,24 +36,25 @@ class ReplicaSettings:
     alter_isr_retry: float = 0.5
     """An ISR change whose outcome is not known is sent again after this long."""
     late_tick: float = 1.0
-    """A tick that comes later than this proves that we slept; nobody's lag is judged by it."""
+    """A timer that fires this late means that the process stood still; no follower's lag is judged by it."""
     confirm_timeout: float = 10.0
-    """The longest that an acknowledged publish may wait by default."""
+    """Only checked against the lag time: what a publish waits is the stream's `confirm_timeout_ms`."""
     push_to_waiters: bool = True
     """A data waiter that fires sends the data itself as a second answer on the same inbox; the notification follows
-    when that brought no fetch within `notify_retry`. False: the notification alone."""
+    when that brought no fetch within `notify_retry` (R32). False: the notification alone."""
     fetch_max_bytes: int = 4 << 20
     """Most bytes of batches in one answer (one whole batch is always sent)."""
     max_uncommitted_bytes: int = 256 << 20
     """Appended and not yet committed, per partition; above it publishes are refused with BACKPRESSURE (and plain ones
     dropped, counted)."""
     max_uncommitted_bytes_of_all: int = 256 << 20
-    """The same for all partitions that a broker leads: above it those are refused that hold more than their share;
-    where a commit takes long, above a small part of it: see `dataplane.replica.uncommitted`."""
+    """The same for all partitions that a broker leads: above it those are refused that hold more than their even share.
+    Divided by the number of partitions that wait for a commit, up to 32, where the oldest uncommitted record is older
+    than a fifth of `replica_max_lag_time`."""
     max_waiting_fetches: int = 10_000
     """Consumers' long polls per partition; above it they are refused with BACKPRESSURE."""
     follower_read_max_age: float = 3.0
-    """A follower serves consumers while its last good fetch in this LeaderEpoch is not older than this."""
+    """A follower serves consumers while its last good fetch in this LeaderEpoch is not older than this (R34)."""
 
     def __post_init__(self) -> None:
         if not self.replica_max_idle_wait < self.replica_max_leader_timeout:

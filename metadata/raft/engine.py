@@ -264,6 +264,7 @@ class RaftEngine(SyncObj):  # type: ignore[misc] # PySyncObj ships no types
             commit_index=self.commit_index,
             applied_index=self._SyncObj__raftLastApplied,
             has_quorum=bool(self.hasQuorum) and not self.journal.stalled,
+            voters=len(self._SyncObj__otherNodes) + (self._SyncObj__selfNode is not None),
             connected=tuple(sorted(node.address for node in self._SyncObj__otherNodes if self.isNodeConnected(node))),
         )
 

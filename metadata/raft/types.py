@@ -177,5 +177,7 @@ class RaftStatus:
     """Inclusive: the last entry that the state machine has seen."""
     has_quorum: bool
     """This node is connected to a majority of the voters (itself counted when it is one)."""
+    voters: int = 1
+    """How many the group has."""
     connected: tuple[str, ...] = ()
     """Addresses of the other voters that this node has a live connection with, sorted."""

@@ -18,7 +18,8 @@ from dataplane.replica.follower import CheckpointAnswer, FetchAnswer, Follower, 
 from dataplane.replica.settings import ReplicaSettings
 from tests.bit_flips.folder import BROKER, KEY
 from wire.batch import iter_batches
-from wire.types import BrokerId, LeaderEpoch, Offset, PartitionEpoch, PartitionView, StreamConfig
+from wire.stream_config import StreamConfig
+from wire.types import BrokerId, LeaderEpoch, Offset, PartitionEpoch, PartitionView
 
 LEADER = BrokerId("b2")
 EPOCH = LeaderEpoch(7)

@@ -174,7 +174,6 @@ class SimBroker:
             raft_address=self.raft_address,
             syncer=SimSyncer(process),
             executor=threads,
-            checkpoints=threads,
             readers=threads,
             housekeeping=threads,
             loop=process,

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 import click
 
 from tidelog.cli.session import cluster_options, console, print_json, run
-from tidelog.cli.settings import alteration_options, config_of
+from tidelog.cli.settings import SettingsCommand, alteration_options, config_of
 
 if TYPE_CHECKING:
     from tidelog.client.admin import BrokerStatus, ClusterStatus
@@ -35,7 +35,7 @@ def status(server: str, namespace: str, as_json: bool) -> None:
     run(server, namespace, work)
 
 
-@cluster.command()
+@cluster.command(cls=SettingsCommand)
 @alteration_options
 @cluster_options
 def alter(settings: tuple[str, ...], unset: tuple[str, ...], server: str, namespace: str, as_json: bool) -> None:

@@ -1,4 +1,7 @@
-"""Settings of streams on the command line: `--config KEY=VALUE`, `--unset KEY`."""
+"""Settings of streams on the command line: `--config KEY=VALUE`, `--unset KEY`, their help and their completion.
+
+All of it is made from the table in `wire.stream_config`.
+"""
 
 from __future__ import annotations
 
@@ -6,20 +9,53 @@ from collections.abc import Callable, Iterable
 from typing import Any, TypeVar
 
 import click
+from click.shell_completion import CompletionItem
+
+from wire.stream_config import SETTINGS
 
 _Command = TypeVar("_Command", bound=Callable[..., Any])
 
 
+class SettingsCommand(click.Command):
+    """A command with `--config`: its help ends with the settings that there are."""
+
+    def format_epilog(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
+        with formatter.section("Settings (--config KEY=VALUE)"):
+            formatter.write_dl(
+                [
+                    (
+                        setting.name,
+                        f"{setting.help}.  [{setting.kind.values}; default: {setting.default_in_words}"
+                        + (f"; {setting.alterable_in_words}]" if setting.fixed is not None else "]"),
+                    )
+                    for setting in SETTINGS.values()
+                ]
+            )
+        super().format_epilog(ctx, formatter)
+
+
+def config_option(command: _Command) -> _Command:
+    """Adds --config: parameter `settings`."""
+    return click.option(
+        "--config",
+        "settings",
+        multiple=True,
+        metavar="KEY=VALUE",
+        shell_complete=_complete_setting,
+        help="A setting; may be given several times.",
+    )(command)
+
+
 def alteration_options(command: _Command) -> _Command:
     """Adds --config and --unset: parameters `settings`, `unset`."""
-    for option in (
-        click.option("--unset", multiple=True, metavar="KEY", help="Back to the default; may be given several times."),
-        click.option(
-            "--config", "settings", multiple=True, metavar="KEY=VALUE", help="A setting; may be given several times."
-        ),
-    ):
-        command = option(command)
-    return command
+    unset = click.option(
+        "--unset",
+        multiple=True,
+        metavar="KEY",
+        shell_complete=_complete_name,
+        help="Back to the default; may be given several times.",
+    )
+    return config_option(unset(command))
 
 
 def config_of(settings: Iterable[str]) -> dict[str, str]:
@@ -32,3 +68,18 @@ def _setting(text: str) -> tuple[str, str]:
     if not equals or not key:
         raise click.BadParameter(f"{text!r} is not KEY=VALUE", param_hint="--config")
     return key, value
+
+
+def _complete_setting(_context: click.Context, _parameter: click.Parameter, incomplete: str) -> list[CompletionItem]:
+    """KEY=VALUE for each value where there are few, else KEY= with the default: shells begin a new word after a bare
+    KEY=."""
+    return [
+        CompletionItem(f"{setting.name}={value}", help=setting.help)
+        for setting in SETTINGS.values()
+        for value in setting.kind.choices or (setting.kind.spell(setting.default),)
+        if f"{setting.name}={value}".startswith(incomplete)
+    ]
+
+
+def _complete_name(_context: click.Context, _parameter: click.Parameter, incomplete: str) -> list[CompletionItem]:
+    return [CompletionItem(name, help=SETTINGS[name].help) for name in SETTINGS if name.startswith(incomplete)]

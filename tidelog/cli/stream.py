@@ -7,7 +7,8 @@ from typing import TYPE_CHECKING
 import click
 
 from tidelog.cli.session import cluster_options, console, print_json, run
-from tidelog.cli.settings import alteration_options, config_of
+from tidelog.cli.settings import SettingsCommand, alteration_options, config_of, config_option
+from wire.durability import DEFAULT_REPLICAS, MAX_REPLICAS
 
 if TYPE_CHECKING:
     from tidelog.client.admin import PartitionDescription, ReplicaProgress, StreamDescription, StreamSummary
@@ -19,18 +20,22 @@ def stream() -> None:
     """Create, list, describe, alter and delete streams."""
 
 
-@stream.command()
+@stream.command(cls=SettingsCommand)
 @click.argument("name")
 @click.option("--subject", help="NATS subject to capture; partition i listens on SUBJECT.i.  [default: NAME]")
 @click.option("--partitions", type=click.IntRange(min=1), default=1, show_default=True)
-@click.option("--replication-factor", type=click.IntRange(min=1, max=16), default=3, show_default=True)
-@click.option("--config", "settings", multiple=True, metavar="KEY=VALUE", help="A setting; may be given several times.")
+@click.option(
+    "--replication-factor",
+    type=click.IntRange(min=1, max=MAX_REPLICAS),
+    help=f"Replicas of each partition.  [default: {DEFAULT_REPLICAS}, or all brokers of a smaller cluster]",
+)
+@config_option
 @cluster_options
 def create(
     name: str,
     subject: str | None,
     partitions: int,
-    replication_factor: int,
+    replication_factor: int | None,
     settings: tuple[str, ...],
     server: str,
     namespace: str,
@@ -38,20 +43,7 @@ def create(
 ) -> None:
     """Create a stream.
 
-    Settings (docs/operations.md has all of them):
-
-    \b
-      durability=LEVEL             durable (default), accepted, replica_durable:N, replica_accepted:N,
-                                   majority_durable, local_durable
-      min_isr=N                    in-sync replicas that a commit needs
-      confirm_timeout_ms=N         how long an acknowledged publish waits for its commit
-      max_record_bytes=N           largest record
-      segment_bytes=N              size of a log segment
-      retention_max_age_ms=N       also retention_max_bytes=N, retention_max_messages=N: what is kept
-      compact=true|false           keep the newest record of each key
-      on_under_capacity=WHAT       a full disk: withdraw (default) or evict_oldest
-      encryption=true|false        batches lie encrypted on disk
-      reply_acks=true|false        answer bare publishes that carry a reply subject
+    What is not set with --config has the cluster's default (`tidelog cluster alter`), else the one below.
     """
     config = config_of(settings)
 
@@ -64,7 +56,7 @@ def create(
         else:
             click.echo(
                 f"created stream {name}: subject {subject or name}, {_count(partitions, 'partition')}, "
-                f"replication factor {replication_factor}"
+                f"replication factor {made['replication_factor']}"
             )
 
     run(server, namespace, work)
@@ -103,7 +95,7 @@ def describe(name: str, server: str, namespace: str, as_json: bool) -> None:
     run(server, namespace, work)
 
 
-@stream.command()
+@stream.command(cls=SettingsCommand)
 @click.argument("name")
 @alteration_options
 @cluster_options

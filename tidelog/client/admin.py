@@ -9,8 +9,8 @@ from tidelog.client.api import REPEATED, Api
 from tidelog.client.errors import BadConfig, BadRequest, typed
 from tidelog.client.metadata import MetadataCache, stream_name
 from wire.errors import Code, TidelogError
+from wire.stream_config import StreamConfig
 from wire.subjects import Subjects
-from wire.types import StreamConfig
 
 _MOVE_TIMEOUT = 15.0
 """Of a move with all that it waits for, s: the drain, the election, the new leader."""
@@ -42,6 +42,7 @@ class PartitionDescription(TypedDict):
 class StreamDescription(TypedDict):
     name: str
     subject: str
+    replication_factor: int
     config: dict[str, str]
     partitions: list[PartitionDescription]
 
@@ -143,7 +144,7 @@ class Admin:
         *,
         subject: str | None,
         partitions: int,
-        replication_factor: int,
+        replication_factor: int | None,
         config: Mapping[str, str | int | bool],
     ) -> StreamDescription:
         stream = stream_name(name)

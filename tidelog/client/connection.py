@@ -143,10 +143,11 @@ class Client:
         *,
         subject: str | None = None,
         partitions: int = 1,
-        replication_factor: int = 3,
+        replication_factor: int | None = None,
         config: Mapping[str, str | int | bool] | None = None,
     ) -> StreamDescription:
-        """Create a stream that captures `subject` (default: its name). Returns what `describe` returns.
+        """Create a stream that captures `subject` (default: its name). `replication_factor` None: 3, or all brokers of
+        a smaller cluster. Returns what `describe` returns: it tells the replication factor and all settings.
 
         Raises StreamExists, SubjectTaken, BadName, BadSubject, BadConfig, BadReplicationFactor, NoServer.
         """

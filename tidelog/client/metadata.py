@@ -2,7 +2,7 @@
 
 Nothing here has to be right: requests carry incarnations and epochs, and a broker that knows better says so. A
 refusal whose code says `refresh_metadata` leads back here. Requests for the same stream that come together share one
-answer; when the last of those that wait for it gives up, it is asked for no longer.
+answer.
 """
 
 from __future__ import annotations
@@ -14,9 +14,8 @@ from typing import Any
 
 from tidelog.client.api import Api
 from tidelog.client.errors import WrongIncarnation, typed
-from wire.batch import Compression
-from wire.durability import DURABLE, Durability
 from wire.errors import Code, TidelogError
+from wire.stream_config import StreamConfig
 from wire.subjects import check_stream_name
 from wire.types import BrokerId, Incarnation, LeaderEpoch, StreamName
 
@@ -41,27 +40,10 @@ class StreamMetadata:
     incarnation: Incarnation
     partitioning_version: int
     replication_factor: int
-    config: Mapping[str, str]
+    config: StreamConfig
+    """What this version of the client does not know of it has its default."""
     partitions: Mapping[int, PartitionMetadata]
     """By number, ascending."""
-
-    @property
-    def max_record_bytes(self) -> int | None:
-        text = self.config.get("max_record_bytes", "")
-        return int(text) if text.isascii() and text.isdigit() else None
-
-    @property
-    def compression(self) -> Compression:
-        """Of producers that do not choose. One that this version does not know is none."""
-        return Compression.__members__.get(self.config.get("compression", "").upper(), Compression.NONE)
-
-    @property
-    def durability(self) -> Durability:
-        """The stream's level; as the default where a newer broker names one that is not known here."""
-        try:
-            return Durability.parse(self.config.get("durability", str(DURABLE)))
-        except ValueError:
-            return DURABLE
 
     @classmethod
     def from_json(cls, answer: Mapping[str, Any]) -> StreamMetadata:
@@ -72,7 +54,7 @@ class StreamMetadata:
             incarnation=Incarnation(answer["incarnation"]),
             partitioning_version=int(answer["partitioning_version"]),
             replication_factor=int(answer["replication_factor"]),
-            config={str(key): str(value) for key, value in answer["config"].items()},
+            config=StreamConfig.from_strings_known({str(key): str(value) for key, value in answer["config"].items()}),
             partitions={
                 int(p["partition"]): PartitionMetadata(
                     partition=int(p["partition"]),
@@ -86,19 +68,11 @@ class StreamMetadata:
         )
 
 
-@dataclass(slots=True)
-class _Asking:
-    """A request on its way."""
-
-    task: asyncio.Task[StreamMetadata]
-    waiting: int = 0
-
-
 class MetadataCache:
     def __init__(self, api: Api) -> None:
         self._api = api
         self._known: dict[StreamName, StreamMetadata] = {}
-        self._asking: dict[StreamName, _Asking] = {}
+        self._asking: dict[StreamName, asyncio.Task[StreamMetadata]] = {}
 
     async def why_over(self, stream: StreamName, known: StreamMetadata | None) -> TidelogError | None:
         """Asks anew. Why who works on the stream as `known` cannot go on; None when it can, or nobody says."""
@@ -124,18 +98,11 @@ class MetadataCache:
     async def refresh(self, stream: str) -> StreamMetadata:
         """As of now."""
         name = stream_name(stream)
-        asking = self._asking.get(name)
-        if asking is None or asking.task.done():
-            asking = self._asking[name] = _Asking(asyncio.create_task(self._ask(name)))
-        asking.waiting += 1
-        try:
-            return await asyncio.shield(asking.task)
-        finally:
-            asking.waiting -= 1
-            if not asking.waiting:
-                asking.task.cancel()
-            if self._asking.get(name) is asking and (asking.task.done() or not asking.waiting):
-                del self._asking[name]
+        task = self._asking.get(name)
+        if task is None:
+            task = self._asking[name] = asyncio.create_task(self._ask(name))
+            task.add_done_callback(lambda _: self._asking.pop(name, None))
+        return await asyncio.shield(task)
 
     def forget(self, stream: str) -> None:
         self._known.pop(StreamName(stream), None)

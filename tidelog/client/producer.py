@@ -161,30 +161,26 @@ class Producer:
         except TidelogError:
             self._starting = None
             raise
-        except asyncio.CancelledError:
-            if self._closed and not cast("asyncio.Task[None]", asyncio.current_task()).cancelling():
-                raise self._closed_error() from None
-            raise
 
     @property
     def compression(self) -> Compression:
         """As it was chosen, else as the stream says."""
         if self._compression is not None:
             return self._compression
-        return self._layout.compression if self._layout is not None else Compression.NONE
+        return Compression.NONE if self._layout is None else Compression[self._layout.config.compression.name]
 
     async def _start(self) -> None:
         layout = await self._metadata.refresh(self.stream)
         room = self._transport.max_payload - MESSAGE_OVERHEAD - BATCH_OVERHEAD
         batch_bytes = min(self._settings.batch_bytes, room, MAX_BATCH_BYTES)
         self._max_record, self._max_record_why = room - RECORD_OVERHEAD, "what the NATS server takes in one message"
-        if layout.max_record_bytes is not None and layout.max_record_bytes <= self._max_record:
-            self._max_record, self._max_record_why = layout.max_record_bytes, "the stream's max_record_bytes"
+        if layout.config.max_record_bytes <= self._max_record:
+            self._max_record, self._max_record_why = layout.config.max_record_bytes, "the stream's max_record_bytes"
         self._max_size = self._max_record + RECORD_OVERHEAD
         self._batch_bytes = batch_bytes
         self._check_level(layout)
         settings = replace(self._settings, batch_bytes=batch_bytes)
-        if settings.acks is Acks.ALL and (self._durability or layout.durability).is_local:
+        if settings.acks is Acks.ALL and (self._durability or layout.config.durability).is_local:
             settings = replace(settings, acks=Acks.LEADER)  # what is acknowledged may be lost with the leader
         session = await self._new_session() if settings.acks is not Acks.NONE else None
         for partition, known in layout.partitions.items():
@@ -333,6 +329,8 @@ class Producer:
         """Wait until everything given is acknowledged or has failed, then let go. Safe to call twice."""
         if self._closed:
             return
+        if self._starting is not None and not self._starting.done():
+            self._starting.cancel()
         self._closed = True
         try:
             for pipe in self._pipes.values():
@@ -360,8 +358,6 @@ class Producer:
             pipe.close()
         for task in self._tasks:
             task.cancel()
-        if self._starting is not None:
-            self._starting.cancel()
         while self._waiting_for_room:
             _, waiter = self._waiting_for_room.popleft()
             if not waiter.done():

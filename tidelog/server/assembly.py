@@ -53,8 +53,6 @@ class Ground:
     """Empty: an observer."""
     syncer: Syncer
     executor: Executor
-    checkpoints: Executor
-    """CHECKPOINTS_AT_ONCE threads."""
     readers: Executor
     housekeeping: Executor
     """One thread."""
@@ -142,7 +140,6 @@ class Assembly:
             metadata=metadata,
             syncer=ground.syncer,
             executor=ground.executor,
-            checkpoints=ground.checkpoints,
             readers=ground.readers,
             housekeeping=ground.housekeeping,
             storage=ground.storage_settings,

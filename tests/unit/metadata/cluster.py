@@ -5,8 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 
 from metadata.model import Outcome, Partition
-from metadata.references import ref_of
-from metadata.state import ClusterState
+from metadata.state import ClusterState, ref_of
 from wire import metadata_pb2 as pb
 from wire.types import BrokerId, PartitionKey, StreamName
 

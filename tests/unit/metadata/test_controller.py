@@ -451,6 +451,15 @@ def test_the_default_replication_factor_is_three_or_the_whole_cluster(office: Of
     assert create(alone, replication_factor=None).create_stream.replication_factor == 1
 
 
+def test_voters_that_have_not_registered_yet_count_for_the_default_replication_factor() -> None:
+    """A stream that is created while the brokers start would else have fewer replicas for ever."""
+    early = Office("a", "b", controller="a")
+    early.lead()
+    assert create(early, replication_factor=None, voters=1).create_stream.replication_factor == 2
+    with pytest.raises(TidelogError, match="replication_factor=3 is above the number of live brokers, 2"):
+        create(early, replication_factor=None, voters=3)
+
+
 def test_the_largest_stream_fits_into_a_raft_command() -> None:
     brokers = [f"broker-{number:02}" for number in range(16)]
     office = Office(*brokers, controller=brokers[0])

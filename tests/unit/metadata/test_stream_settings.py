@@ -8,7 +8,8 @@ from metadata import stream_settings
 from metadata.state import ClusterState
 from tests.unit.metadata.cluster import Cluster
 from wire.errors import Code, TidelogError
-from wire.types import StreamConfig, StreamName
+from wire.stream_config import StreamConfig
+from wire.types import StreamName
 
 
 def settings(cluster: Cluster, name: str = "s") -> StreamConfig:
@@ -48,7 +49,7 @@ def test_settings_that_do_not_go_together_are_refused_at_create_and_at_alter(
 
 def test_evict_oldest_goes_with_any_limit() -> None:
     for limit in ("retention_max_age_ms", "retention_max_bytes", "retention_max_messages"):
-        stream_settings.check(StreamConfig.from_strings({"on_under_capacity": "evict_oldest", limit: "1000"}), 1)
+        StreamConfig.from_strings({"on_under_capacity": "evict_oldest", limit: "1000"}).check(1)
 
 
 @pytest.mark.parametrize(

@@ -7,8 +7,8 @@ import pytest
 from wire.append import ask_durability, asked_durability
 from wire.durability import Durability
 from wire.errors import Code, TidelogError
+from wire.stream_config import StreamConfig
 from wire.tidelog_pb2 import AppendRequest
-from wire.types import StreamConfig
 
 LEVELS = ["durable", "accepted", "local_durable", "majority_durable", "replica_durable:2", "replica_accepted:16"]
 
@@ -44,7 +44,7 @@ def test_what_is_no_level_is_refused_with_what_would_be(text: str, words: list[s
     with pytest.raises(TidelogError) as bad:
         StreamConfig.from_strings({"durability": text})
     assert bad.value.code is Code.BAD_CONFIG
-    assert bad.value.message.startswith(f"durability={text!r}: ")
+    assert bad.value.message.startswith(f"durability={text!r} is no durability level: ")
 
 
 def test_a_publish_that_asks_for_nothing_has_the_streams_level() -> None:

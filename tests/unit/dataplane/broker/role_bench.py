@@ -16,6 +16,7 @@ from dataplane.broker.context import BrokerContext
 from dataplane.log.partition_log import LogConfig, PartitionLog
 from dataplane.replica.settings import ReplicaSettings
 from tests.simulation.disk import SimDisk
+from wire.stream_config import StreamConfig
 from wire.subjects import Subjects
 from wire.transport import Buffer, BulkHandler, Message, MessageHandler
 from wire.types import (
@@ -26,7 +27,6 @@ from wire.types import (
     PartitionEpoch,
     PartitionKey,
     PartitionView,
-    StreamConfig,
     StreamName,
     Withdrawal,
 )
@@ -205,7 +205,6 @@ class Bench:
             metadata=cast(Any, metadata),
             syncer=self.syncer,
             executor=cast(Any, None),
-            checkpoints=cast(Any, None),
             readers=cast(Any, None),
             housekeeping=cast(Any, None),
             space=cast(Any, space),

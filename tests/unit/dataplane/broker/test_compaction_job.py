@@ -17,7 +17,8 @@ from dataplane.log.partition_log import LogConfig, PartitionLog
 from dataplane.log.retention import NS_PER_MS
 from tests.simulation.disk import SimDisk
 from tests.unit.dataplane.log.compacting import append, rows, stored
-from wire.types import Incarnation, Offset, PartitionKey, StreamConfig, StreamName
+from wire.stream_config import StreamConfig
+from wire.types import Incarnation, Offset, PartitionKey, StreamName
 
 CONFIG = LogConfig(segment_bytes=600, index_interval_bytes=200, tail_bytes=200)
 

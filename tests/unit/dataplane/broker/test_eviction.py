@@ -13,7 +13,8 @@ from dataplane.broker.eviction import Eviction, oldest
 from dataplane.broker.housekeeping import Visit
 from dataplane.log.errors import LogDamaged, NoSpace
 from wire.errors import CorruptData
-from wire.types import Incarnation, Offset, PartitionKey, StreamConfig, StreamName
+from wire.stream_config import StreamConfig
+from wire.types import Incarnation, Offset, PartitionKey, StreamName
 
 
 def visit(

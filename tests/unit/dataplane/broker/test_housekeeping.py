@@ -16,7 +16,8 @@ from dataplane.broker.context import Counters
 from dataplane.broker.housekeeping import Housekeeping, Job, Progress, Visit
 from dataplane.broker.settings import StorageSettings
 from dataplane.log.errors import LogDamaged
-from wire.types import Incarnation, Offset, PartitionKey, StreamConfig, StreamName
+from wire.stream_config import StreamConfig
+from wire.types import Incarnation, Offset, PartitionKey, StreamName
 
 LONG = 3600.0
 """Seconds: no second round in a test."""

@@ -17,7 +17,8 @@ from dataplane.log.files import REAL_FILES
 from dataplane.log.partition_log import LogConfig, PartitionLog
 from dataplane.log.retention import NS_PER_MS
 from wire.batch import BatchBuilder
-from wire.types import Incarnation, LeaderEpoch, Offset, PartitionKey, StreamConfig, StreamName
+from wire.stream_config import StreamConfig
+from wire.types import Incarnation, LeaderEpoch, Offset, PartitionKey, StreamName
 
 HOUR_MS = 3_600_000
 KEY = PartitionKey(StreamName("s"), Incarnation(1), 0, Incarnation(1))

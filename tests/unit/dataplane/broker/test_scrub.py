@@ -18,7 +18,8 @@ from dataplane.log.partition_log import LogConfig, PartitionLog
 from tests.unit.dataplane.log.compacting import append, compact
 from wire.batch import BatchBuilder
 from wire.errors import CorruptData
-from wire.types import Incarnation, LeaderEpoch, Offset, PartitionKey, StreamConfig, StreamName
+from wire.stream_config import StreamConfig
+from wire.types import Incarnation, LeaderEpoch, Offset, PartitionKey, StreamName
 
 RATE = 1_000_000
 

@@ -8,7 +8,8 @@ import pytest
 
 from dataplane.log.index import NO_TIMESTAMP
 from dataplane.log.retention import NS_PER_MS, Limits, expired
-from wire.types import Offset, StreamConfig
+from wire.stream_config import StreamConfig
+from wire.types import Offset
 
 NOW = 1_000_000 * NS_PER_MS
 

@@ -34,6 +34,7 @@ from dataplane.replica.follower import (
 from dataplane.replica.settings import ReplicaSettings
 from wire.durability import DURABLE, Durability
 from wire.errors import Code, InvariantViolation, TidelogError
+from wire.stream_config import StreamConfig
 from wire.types import (
     BrokerId,
     Incarnation,
@@ -42,7 +43,6 @@ from wire.types import (
     PartitionEpoch,
     PartitionKey,
     PartitionView,
-    StreamConfig,
     StreamName,
 )
 

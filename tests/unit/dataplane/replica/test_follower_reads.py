@@ -19,6 +19,7 @@ from dataplane.replica.epochs import EpochEntry, LeaderEpochCache
 from dataplane.replica.follower import FetchAnswer, Fetching, Follower, Idle, OffsetAnswer, Reconciling
 from dataplane.replica.settings import ReplicaSettings
 from wire.errors import Code, TidelogError
+from wire.stream_config import StreamConfig
 from wire.types import (
     BrokerId,
     Incarnation,
@@ -27,7 +28,6 @@ from wire.types import (
     PartitionEpoch,
     PartitionKey,
     PartitionView,
-    StreamConfig,
     StreamName,
 )
 

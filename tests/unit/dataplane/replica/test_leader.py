@@ -28,6 +28,7 @@ from dataplane.replica.settings import ReplicaSettings
 from dataplane.replica.uncommitted import Uncommitted
 from wire.durability import ACCEPTED, DURABLE, Durability
 from wire.errors import Code, InvariantViolation, TidelogError
+from wire.stream_config import StreamConfig
 from wire.types import (
     BrokerId,
     Incarnation,
@@ -36,7 +37,6 @@ from wire.types import (
     PartitionEpoch,
     PartitionKey,
     PartitionView,
-    StreamConfig,
     StreamName,
 )
 

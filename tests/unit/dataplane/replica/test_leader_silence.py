@@ -6,6 +6,7 @@ from dataplane.replica.effects import LeaderEffect, Notify
 from dataplane.replica.epochs import LeaderEpochCache
 from dataplane.replica.leader import FollowerFetch, Leader
 from dataplane.replica.settings import ReplicaSettings
+from wire.stream_config import StreamConfig
 from wire.types import (
     BrokerId,
     Incarnation,
@@ -14,7 +15,6 @@ from wire.types import (
     PartitionEpoch,
     PartitionKey,
     PartitionView,
-    StreamConfig,
     StreamName,
 )
 

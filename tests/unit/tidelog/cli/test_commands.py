@@ -9,6 +9,7 @@ import pytest
 from click.testing import CliRunner
 
 from tidelog.cli import _COMMANDS, main
+from wire.stream_config import SETTINGS
 
 NOWHERE = "nats://127.0.0.1:1"
 
@@ -95,3 +96,14 @@ def test_a_wrong_command_line_ends_with_status_2(arguments: list[str], text: str
     status, _, err = invoke(*arguments)
     assert status == 2
     assert text in err
+
+
+@pytest.mark.parametrize("command", [("stream", "create"), ("stream", "alter"), ("cluster", "alter")])
+def test_help_and_completion_know_every_setting(command: tuple[str, str]) -> None:
+    _, out, _ = invoke(*command, "--help")
+    assert all(f"\n  {name} " in out for name in SETTINGS)
+    words = f"tidelog {' '.join(command)} --config"
+    _, keys, _ = invoke(COMP_WORDS=f"{words} ", COMP_CWORD="4", _MAIN_COMPLETE="bash_complete")
+    assert {line.removeprefix("plain,").partition("=")[0] for line in keys.splitlines()} == {*SETTINGS}
+    _, values, _ = invoke(COMP_WORDS=f"{words} compr", COMP_CWORD="4", _MAIN_COMPLETE="bash_complete")
+    assert values.split() == ["plain,compression=none", "plain,compression=lz4", "plain,compression=zstd"]

@@ -162,7 +162,7 @@ async def test_what_cannot_be_is_refused_before_it_is_sent(cluster: Cluster) -> 
         "name": "a",
         "subject": "a",
         "partitions": 1,
-        "replication_factor": 3,
+        "replication_factor": None,
         "config": {"min_isr": "2", "reply_acks": "false"},
     }
 

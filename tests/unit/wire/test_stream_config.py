@@ -1,0 +1,55 @@
+"""The table of settings: what each entry says is true, and every refusal says what to do."""
+
+from __future__ import annotations
+
+import pytest
+
+from wire.errors import Code, TidelogError
+from wire.stream_config import SETTINGS, Setting, StreamConfig, WholeNumber
+
+EACH = pytest.mark.parametrize("setting", SETTINGS.values(), ids=SETTINGS)
+
+
+@EACH
+def test_a_default_can_be_given(setting: Setting) -> None:
+    text = setting.kind.spell(setting.default)
+    assert setting.parse(text) == setting.default
+    assert StreamConfig.from_strings({setting.name: text}) == StreamConfig()
+
+
+@EACH
+def test_each_choice_can_be_given(setting: Setting) -> None:
+    for choice in setting.kind.choices:
+        text = choice + "1" if choice.endswith(":") else choice
+        value = setting.parse(text.upper())
+        assert setting.kind.spell(value) == text
+        assert StreamConfig(**{setting.name: value}).to_strings()[setting.name] == text
+
+
+@EACH
+def test_a_refusal_names_the_setting_the_value_and_what_can_be_given(setting: Setting) -> None:
+    with pytest.raises(TidelogError) as refused:
+        StreamConfig.from_strings({setting.name: "nonsense"})
+    assert refused.value.code is Code.BAD_CONFIG
+    assert refused.value.message.startswith(f"{setting.name}='nonsense' ")
+    if isinstance(setting.kind, WholeNumber):
+        assert f"{setting.kind.low} to {setting.kind.high}" in refused.value.message
+        for beyond in (setting.kind.low - 1, setting.kind.high + 1):
+            with pytest.raises(TidelogError, match=f"{setting.name}='{beyond}' is outside .*; give a number between"):
+                setting.parse(str(beyond))
+    else:
+        assert "give one of them" in refused.value.message
+
+
+def test_a_setting_that_does_not_exist_is_refused_with_those_that_do() -> None:
+    with pytest.raises(TidelogError, match=r"unknown stream setting 'colour'; known: compact, compression, .*segment"):
+        StreamConfig.from_strings({"colour": "red"})
+
+
+def test_what_a_stream_that_is_used_cannot_change() -> None:
+    assert {name for name, setting in SETTINGS.items() if setting.fixed is not None} == {"durability", "encryption"}
+
+
+def test_of_a_stream_of_another_version_what_is_not_known_has_its_default() -> None:
+    told = {"compression": "brotli", "colour": "red", "max_record_bytes": "7"}
+    assert StreamConfig.from_strings_known(told) == StreamConfig(max_record_bytes=7)

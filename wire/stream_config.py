@@ -1,0 +1,400 @@
+"""The settings of streams, declared once.
+
+Each field of StreamConfig is one setting: its default, the values that it takes, what it does, and whether a stream
+that is used can change it. The rest is made from these entries: the reading of texts (`--config KEY=VALUE` and the maps
+of strings in metadata.proto) and the sentences that refuse them, `stream describe`, help and completion on the command
+line, the table in docs/operations.md.
+
+To add a setting: an entry here, the code that obeys it, its test; then `scripts/docs-tables`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from contextlib import suppress
+from dataclasses import dataclass, field, fields, replace
+from enum import Enum
+from typing import Any, Protocol, TypeVar
+
+from wire.durability import DURABLE, MAX_REPLICAS, Durability
+from wire.errors import Code, TidelogError
+
+_T = TypeVar("_T")
+_E = TypeVar("_E", bound=Enum)
+
+_DAY_MS = 24 * 3_600_000
+
+
+class OnUnderCapacity(Enum):
+    """What a broker does with a replica when its disk is full."""
+
+    WITHDRAW = "withdraw"
+    """It takes no more records, and gives leadership and ISR membership to those who have room."""
+    EVICT_OLDEST = "evict_oldest"
+    """Retention runs early, within its limits."""
+
+
+class StreamCompression(Enum):
+    """How batches are compressed where nobody says otherwise."""
+
+    NONE = "none"
+    LZ4 = "lz4"
+    ZSTD = "zstd"
+
+
+# ---- what a setting can be -------------------------------------------------------------------------------------------
+
+
+class Kind(Protocol[_T]):
+    """The values of a setting, and their spelling."""
+
+    def parse(self, text: str) -> _T:
+        """Raises ValueError with what is wrong with the text and what to give, to be read after `KEY='TEXT' `."""
+
+    def spell(self, value: _T) -> str:
+        """`parse` gives the value back."""
+
+    @property
+    def values(self) -> str:
+        """What can be given, for help: "0 to 16", "true, false"."""
+
+    @property
+    def choices(self) -> tuple[str, ...]:
+        """All values, or the beginnings of them, where there are few; for completion."""
+
+
+@dataclass(frozen=True, slots=True)
+class WholeNumber(Kind[int]):
+    low: int
+    high: int
+
+    def parse(self, text: str) -> int:
+        try:
+            number = int(text)
+        except ValueError:
+            raise ValueError(f"is not a whole number from {self.low} to {self.high}") from None
+        if not self.low <= number <= self.high:
+            raise ValueError(f"is outside {self.low} to {self.high}; give a number between them")
+        return number
+
+    def spell(self, value: int) -> str:
+        return str(value)
+
+    @property
+    def values(self) -> str:
+        return f"{self.low} to {_power_of_two(self.high)}"
+
+    @property
+    def choices(self) -> tuple[str, ...]:
+        return ()
+
+
+@dataclass(frozen=True, slots=True)
+class OneOf(Kind[_E]):
+    enum: type[_E]
+
+    def parse(self, text: str) -> _E:
+        for choice in self.enum:
+            if choice.value == text.lower():
+                return choice
+        raise ValueError(_neither_nor(self.choices))
+
+    def spell(self, value: _E) -> str:
+        return str(value.value)
+
+    @property
+    def values(self) -> str:
+        return ", ".join(self.choices)
+
+    @property
+    def choices(self) -> tuple[str, ...]:
+        return tuple(choice.value for choice in self.enum)
+
+
+@dataclass(frozen=True, slots=True)
+class Flag(Kind[bool]):
+    def parse(self, text: str) -> bool:
+        if text.lower() not in self.choices:
+            raise ValueError(_neither_nor(self.choices))
+        return text.lower() == "true"
+
+    def spell(self, value: bool) -> str:
+        return "true" if value else "false"
+
+    @property
+    def values(self) -> str:
+        return "true, false"
+
+    @property
+    def choices(self) -> tuple[str, ...]:
+        return "true", "false"
+
+
+@dataclass(frozen=True, slots=True)
+class Level(Kind[Durability]):
+    def parse(self, text: str) -> Durability:
+        try:
+            return Durability.parse(text)
+        except ValueError as error:
+            raise ValueError(f"is no durability level: {error}") from None
+
+    def spell(self, value: Durability) -> str:
+        return str(value)
+
+    @property
+    def values(self) -> str:
+        return ", ".join(Durability.spellings())
+
+    @property
+    def choices(self) -> tuple[str, ...]:
+        return tuple(spelling.removesuffix("N") for spelling in Durability.spellings())
+
+
+def _neither_nor(choices: tuple[str, ...]) -> str:
+    return f"is neither {' nor '.join(map(repr, choices))}; give one of them"
+
+
+def _power_of_two(number: int) -> str:
+    """2^52 is easier to read than its digits."""
+    return f"2^{number.bit_length() - 1}" if number >= 1 << 20 and number & (number - 1) == 0 else str(number)
+
+
+# ---- what is declared of a setting -----------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Fixed:
+    """What of a setting cannot change while a stream lives."""
+
+    part: Callable[[Any], object]
+    """Of a value: what must stay the same."""
+    why: str
+    remedy: str
+    """`{wanted}` stands for the value that was asked for."""
+    name: str = ""
+    """What that part is called; empty: it is the whole value."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Setting:
+    """One entry of the table."""
+
+    name: str
+    kind: Kind[Any]
+    default: Any
+    help: str
+    shown_default: str
+    """Said in place of the default where that stands for something else; else empty."""
+    fixed: Fixed | None
+    since: str
+    """The first version of Tidelog that has it."""
+
+    @property
+    def default_in_words(self) -> str:
+        days = self.default / _DAY_MS if self.name.endswith("_ms") else 0
+        in_days = f" ({days:g} day{'' if days == 1 else 's'})" if days >= 1 else ""
+        return self.shown_default or self.kind.spell(self.default) + in_days
+
+    @property
+    def alterable_in_words(self) -> str:
+        if self.fixed is None:
+            return "can be altered"
+        return f"cannot be altered: {self.fixed.name}" if self.fixed.name else "cannot be altered"
+
+    def parse(self, text: str) -> Any:
+        """Raises TidelogError(BAD_CONFIG), which names the setting, the value and the remedy."""
+        try:
+            return self.kind.parse(text)
+        except ValueError as error:
+            raise TidelogError(Code.BAD_CONFIG, f"{self.name}={text!r} {error}") from None
+
+    def check_change(self, before: Any, after: Any) -> None:
+        """Whether a stream that is used may change this setting so. Raises TidelogError(BAD_CONFIG)."""
+        if self.fixed is not None and self.fixed.part(before) != self.fixed.part(after):
+            raise TidelogError(
+                Code.BAD_CONFIG,
+                f"{self.name}={self.kind.spell(before)} cannot become {self.kind.spell(after)} while the stream lives:"
+                f" {self.fixed.why}; {self.fixed.remedy.format(wanted=self.kind.spell(after))}",
+            )
+
+
+def _setting(
+    default: _T,
+    kind: Kind[_T],
+    help: str,  # noqa: A002 - what it is called everywhere
+    *,
+    shown_default: str = "",
+    fixed: Fixed | None = None,
+    since: str = "0.1.0",
+) -> _T:
+    """A field of StreamConfig. `help` is one line of plain text, which begins with a small letter."""
+    declared: _T = field(
+        default=default,
+        metadata={"kind": kind, "help": help, "shown_default": shown_default, "fixed": fixed, "since": since},
+    )
+    return declared
+
+
+# ---- the table -------------------------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class StreamConfig:
+    """What can be set per stream. One entry for each setting: see the module."""
+
+    min_isr: int = _setting(
+        0,
+        WholeNumber(0, MAX_REPLICAS),
+        "members of the ISR that must have a record before it commits",
+        shown_default="what durability says, else 2 from replication factor 3 up, else 1",
+    )
+    durability: Durability = _setting(
+        DURABLE,
+        Level(),
+        "what an acknowledgement waits for",
+        fixed=Fixed(
+            part=lambda level: level.is_synced,
+            name="whether copies count once they are synced",
+            why="its replicas have reported copies under the old rule",
+            remedy="ask for durability={wanted} at each publish, or create another stream",
+        ),
+    )
+    reply_acks: bool = _setting(
+        True,
+        Flag(),
+        "answer bare publishes that carry a reply subject; false for subjects that serve requests of others",
+    )
+    max_record_bytes: int = _setting(
+        1 << 20,
+        WholeNumber(1, 64 << 20),
+        "largest record, key, value and headers together; never above what one NATS message holds",
+    )
+    segment_bytes: int = _setting(256 << 20, WholeNumber(4096, 1 << 30), "a log segment is rolled at this size")
+    segment_max_age_ms: int = _setting(
+        7 * _DAY_MS,
+        WholeNumber(0, 1 << 52),
+        "a log segment is rolled when its first record is this old; 0 = never for its age",
+    )
+    confirm_timeout_ms: int = _setting(
+        10_000,
+        WholeNumber(1, 3_600_000),
+        "an acknowledged publish waits at most this long for what its level asks for; then CONFIRM_TIMEOUT",
+    )
+    retention_max_age_ms: int = _setting(
+        0, WholeNumber(0, 1 << 52), "segments whose newest record is older are removed; 0 = kept whatever their age"
+    )
+    retention_max_bytes: int = _setting(
+        0, WholeNumber(0, 1 << 60), "per partition: the oldest segments beyond so many bytes are removed; 0 = no limit"
+    )
+    retention_max_messages: int = _setting(
+        0,
+        WholeNumber(0, 1 << 60),
+        "per partition: the oldest segments beyond so many records are removed; 0 = no limit",
+    )
+    compact: bool = _setting(False, Flag(), "keep the newest record of each key, at its offset")
+    tombstone_retention_ms: int = _setting(
+        _DAY_MS,
+        WholeNumber(0, 1 << 52),
+        "of a compacted stream: a key without a value is remembered so long at least, once it was compacted",
+    )
+    on_under_capacity: OnUnderCapacity = _setting(
+        OnUnderCapacity.WITHDRAW,
+        OneOf(OnUnderCapacity),
+        "what a broker does with its replica when its disk runs full: withdraw (give leadership away, refuse publishes)"
+        " or evict_oldest (retention before its time), which needs a retention limit",
+    )
+    compression: StreamCompression = _setting(
+        StreamCompression.NONE,
+        OneOf(StreamCompression),
+        "lz4 (fast) or zstd (dense): how the leader compresses the batches that it makes of plain publishes and"
+        " envelopes, and what producers do that do not choose",
+    )
+    encryption: bool = _setting(
+        False,
+        Flag(),
+        "batches lie encrypted on disk (AES-256-GCM); needs a master key on every broker",
+        fixed=Fixed(
+            part=bool,
+            why="what is on the disks would stay as it is",
+            remedy="create another stream",
+        ),
+    )
+
+    @classmethod
+    def from_strings(cls, values: Mapping[str, str]) -> StreamConfig:
+        """KEY -> text, as typed by a user. Raises TidelogError(BAD_CONFIG) that names the key, the value and what is
+        allowed."""
+        return cls(**{key: setting_named(key).parse(text) for key, text in values.items()})
+
+    @classmethod
+    def from_strings_known(cls, values: Mapping[str, str]) -> StreamConfig:
+        """Of a stream that another version of Tidelog may have made: what is not known here has its default."""
+        known: dict[str, Any] = {}
+        for name in SETTINGS.keys() & values.keys():
+            with suppress(TidelogError):
+                known[name] = SETTINGS[name].parse(values[name])
+        return cls(**known)
+
+    def to_strings(self) -> dict[str, str]:
+        return {name: setting.kind.spell(getattr(self, name)) for name, setting in SETTINGS.items()}
+
+    @property
+    def is_durable(self) -> bool:
+        """A replica reports an offset as acknowledged only after fdatasync; else once it is in the page cache."""
+        return self.durability.is_synced
+
+    def resolved(self, replication_factor: int) -> StreamConfig:
+        """With `min_isr` filled in: as `durability` says, else 2 from replication factor 3 up, else 1."""
+        if self.min_isr:
+            return self
+        floor = self.durability.in_sync_floor(replication_factor)
+        return replace(self, min_isr=floor or (2 if replication_factor >= 3 else 1))
+
+    def check(self, replication_factor: int) -> None:
+        """Settings that are right each for itself and do not go together. Of settings as given: min ISR is not filled
+        in. Raises TidelogError(BAD_CONFIG)."""
+        floor = self.durability.in_sync_floor(replication_factor)
+        limits = self.retention_max_age_ms or self.retention_max_bytes or self.retention_max_messages
+        wrong: str | None = None
+        if self.min_isr > replication_factor:
+            wrong = f"min_isr={self.min_isr} is above the replication factor {replication_factor}; lower it"
+        elif floor > replication_factor:
+            wrong = (
+                f"durability={self.durability} needs {floor} replicas and the replication factor is"
+                f" {replication_factor}; ask for {replication_factor} at most"
+            )
+        elif 0 < self.min_isr < floor:
+            wrong = (
+                f"min_isr={self.min_isr} is below the {floor} in-sync replicas of durability={self.durability};"
+                " raise it, or leave it out"
+            )
+        elif self.on_under_capacity is OnUnderCapacity.EVICT_OLDEST and self.compact:
+            wrong = (
+                "on_under_capacity=evict_oldest would take the newest records of quiet keys from a stream with"
+                " compact=true; use withdraw"
+            )
+        elif self.on_under_capacity is OnUnderCapacity.EVICT_OLDEST and not limits:
+            wrong = (
+                "on_under_capacity=evict_oldest has nothing that it may evict: set retention_max_age_ms,"
+                " retention_max_bytes or retention_max_messages, or use withdraw"
+            )
+        if wrong is not None:
+            raise TidelogError(Code.BAD_CONFIG, wrong)
+
+    def check_change(self, after: StreamConfig) -> None:
+        """Whether a stream that is used may go from these settings to those. Raises TidelogError(BAD_CONFIG)."""
+        for name, setting in SETTINGS.items():
+            setting.check_change(getattr(self, name), getattr(after, name))
+
+
+SETTINGS: Mapping[str, Setting] = {
+    entry.name: Setting(name=entry.name, default=entry.default, **entry.metadata) for entry in fields(StreamConfig)
+}
+"""By name, in the order of the table."""
+
+
+def setting_named(name: str) -> Setting:
+    """Raises TidelogError(BAD_CONFIG)."""
+    if name not in SETTINGS:
+        raise TidelogError(Code.BAD_CONFIG, f"unknown stream setting {name!r}; known: {', '.join(sorted(SETTINGS))}")
+    return SETTINGS[name]
