@@ -107,7 +107,8 @@ class Broker:
         self._notifications: Subscription | None = None
         self._checkpointer: asyncio.Task[None] | None = None
         self._scrubber = Scrubber(context.storage, Random(f"{context.broker} {context.time_ns()}"))
-        jobs = (SnapshotJob(), Retention(), Compaction(context.storage, context.keyring), self._scrubber)
+        compaction = Compaction(context.storage, context.keyring, lambda: context.max_batch_bytes)
+        jobs = (SnapshotJob(), Retention(), compaction, self._scrubber)
         self._housekeeping = Housekeeping(context, self._replicas, jobs)
         self._gaps = PublishGaps(context, self._count_led)
         self._leaving: set[asyncio.Task[None]] = set()

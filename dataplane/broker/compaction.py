@@ -19,7 +19,7 @@ from dataplane.log.errors import NoSpace
 from dataplane.log.retention import NS_PER_MS
 
 if TYPE_CHECKING:
-    from collections.abc import Generator
+    from collections.abc import Callable, Generator
 
     from dataplane.broker.housekeeping import Visit
     from dataplane.broker.settings import StorageSettings
@@ -53,9 +53,11 @@ class Compaction:
 
     name = "compaction"
 
-    def __init__(self, settings: StorageSettings, keyring: Keyring) -> None:
+    def __init__(self, settings: StorageSettings, keyring: Keyring, max_batch_bytes: Callable[[], int]) -> None:
+        """`max_batch_bytes`: of a batch that a NATS message has room for."""
         self._settings = settings
         self._keyring = keyring
+        self._max_batch_bytes = max_batch_bytes
         self._active: _Active | None = None
         self._ratios: WeakKeyDictionary[PartitionLog, tuple[float, int]] = WeakKeyDictionary()
         """Of the logs that are worth it, when last looked at, and when that was (ns)."""
@@ -136,6 +138,7 @@ class Compaction:
                 tombstone_retention_ms=visit.config.tombstone_retention_ms,
                 now_ms=visit.time_ns // NS_PER_MS,
                 memory=self._settings.compaction_memory,
+                max_batch_bytes=self._max_batch_bytes(),
                 cipher=BatchCipher(self._keyring, visit.key),
             )
             clean_end = visit.log.compaction_point.clean_end
@@ -152,6 +155,12 @@ class Compaction:
             "partition %s: compacted to offset %d: %d records removed, %d segments replaced, %d bytes given back",
             visit.key, clean_end, done.records, done.segments, done.bytes,
         )  # fmt: skip
+        if done.left_whole:
+            log.warning(
+                "partition %s: %d batches at or above offset %d stay as they are, for they would be larger without the"
+                " records that should go; nothing from there on counts as compacted, and tombstones stay",
+                visit.key, done.left_whole, clean_end,
+            )  # fmt: skip
         counted = {"compaction_passes": 1, **self._counted(active)}
         return Progress(counted=counted, then=visit.log.swapping.forget_compacted)
 
@@ -164,4 +173,5 @@ class Compaction:
             "compaction_segments": done.segments - before.segments,
             "compaction_records": done.records - before.records,
             "compaction_bytes": done.bytes - before.bytes,
+            "compaction_left_whole": done.left_whole - before.left_whole,
         }

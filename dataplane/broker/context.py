@@ -18,6 +18,10 @@ from wire.subjects import Subjects
 from wire.transport import Transport
 from wire.types import BrokerId, Incarnation, IsrChange, LeaderReport, Withdrawal
 
+ANSWER_OVERHEAD = 1024
+"""Room in a message for the 16-byte header, NATS headers and an append preamble, or for what encryption adds to a batch
+that came with one."""
+
 
 class MetadataPort(Protocol):
     """What the data plane asks of the metadata plane. All of it is fire and forget: outcomes are read from later
@@ -78,6 +82,8 @@ class Counters:
     """Removed: there is a newer one of their key."""
     compaction_bytes: int = 0
     """Given back."""
+    compaction_left_whole: int = 0
+    """Batches that compaction could not rewrite without making them larger; counted in each pass that meets them."""
 
     def add(self, name: str, amount: int) -> None:
         setattr(self, name, getattr(self, name) + amount)
@@ -116,6 +122,11 @@ class BrokerContext:
     """Of all partitions that are led."""
     now: Callable[[], float] = field(init=False)
     """Monotonic seconds."""
+
+    @property
+    def max_batch_bytes(self) -> int:
+        """Of a batch that is taken in; a message of NATS has room for one of them and what goes with it."""
+        return min(self.ingest.max_payload, self.control.max_payload) - ANSWER_OVERHEAD
 
     def __post_init__(self) -> None:
         self.uncommitted = Uncommitted(self.settings)

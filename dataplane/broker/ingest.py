@@ -42,7 +42,6 @@ class Ingest(BulkHandler):
     def __init__(
         self,
         *,
-        max_batch_bytes: int,
         seal: Callable[[], None],
         wants_batch: Callable[[], bool],
         refuse: Callable[[bool], TidelogError | None],
@@ -52,7 +51,7 @@ class Ingest(BulkHandler):
         time_ns: Callable[[], int],
     ) -> None:
         self._max_record = 0
-        self._max_batch = max_batch_bytes
+        self._max_batch = 0
         self._seal = seal
         self._wants_batch = wants_batch
         self._refuse = refuse
@@ -67,8 +66,9 @@ class Ingest(BulkHandler):
         """(index of the first record in the open batch, reply subjects from there on)."""
         self._envelopes: list[tuple[int, Message, int]] = []
 
-    def configure(self, *, max_record_bytes: int, with_replies: bool) -> None:
-        """Before the first message, and whenever the stream's settings change."""
+    def configure(self, *, max_batch_bytes: int, max_record_bytes: int, with_replies: bool) -> None:
+        """Before the first message, and whenever the stream's settings, or the largest message of NATS, change."""
+        self._max_batch = max_batch_bytes
         self._max_record = max_record_bytes
         self._with_replies = with_replies
 

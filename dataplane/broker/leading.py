@@ -115,7 +115,6 @@ class Leading(ReadableRole):
         self._starting: asyncio.Task[None] | None = None
         self._unwanted = False
         self._ingest = Ingest(
-            max_batch_bytes=min(4 * SEAL_BYTES, self._max_batch - HEADER_SIZE - 64),
             seal=self._seal,
             wants_batch=self._wants_batch,
             refuse=self._refuse_publish,
@@ -127,13 +126,17 @@ class Leading(ReadableRole):
         self._configure()
 
     def _configure(self) -> None:
-        """As the newest view says; settings change while the stream lives."""
-        config = self.view.config
+        """As the newest view and NATS say; settings change while the stream lives."""
+        config, room = self.view.config, self.context.max_batch_bytes - HEADER_SIZE - 64
         self._compression = Compression[config.compression.name]
-        self._max_record = min(config.max_record_bytes, self._max_batch - HEADER_SIZE - 64)
+        self._max_record = min(config.max_record_bytes, room)
         self._confirm_timeout = config.confirm_timeout_ms / 1000
         self._level = ack_level(self.view)
-        self._ingest.configure(max_record_bytes=self._max_record, with_replies=config.reply_acks)
+        self._ingest.configure(
+            max_batch_bytes=min(4 * SEAL_BYTES, room),
+            max_record_bytes=self._max_record,
+            with_replies=config.reply_acks,
+        )
 
     # ------------------------------------------------------------------ life
     async def start(self) -> None:
@@ -258,6 +261,8 @@ class Leading(ReadableRole):
         )
 
     def on_connection(self, connected: bool) -> None:
+        if connected:
+            self._configure()
         if self._core is not None:
             self._core.on_connection(connected, self.context.now())
             if connected:
@@ -442,7 +447,7 @@ class Leading(ReadableRole):
             level = self._asked_level(request)
             self._check_append(core, request, level)
             batch = EncodedBatch.from_bytes(
-                buffer, max_body_bytes=self._max_batch - HEADER_SIZE, max_record_bytes=self._max_record
+                buffer, max_body_bytes=self.context.max_batch_bytes - HEADER_SIZE, max_record_bytes=self._max_record
             )
         except CorruptData as e:
             self.context.counters.dropped_corrupt_batch += 1
@@ -729,7 +734,7 @@ class Leading(ReadableRole):
         if effect.max_bytes == 0:
             self.context.control.publish(effect.inbox, [header], headers=headers)
             return
-        limit = min(effect.max_bytes, self._max_batch)
+        limit = min(effect.max_bytes, self.context.max_batch_bytes)
         parts = self.log.read(effect.offset, max_bytes=limit, end_offset=self.log.log_end_offset)
         if parts is not None:
             self.context.control.publish(effect.inbox, [header, *parts], headers=headers)
@@ -757,7 +762,7 @@ class Leading(ReadableRole):
             self.context.control.publish(effect.inbox, [header, data], headers=sync_headers(effect.sync_to))
 
     async def _send_checkpoint(self, effect: SendCheckpoint) -> None:
-        context, limit = self.context, self._max_batch
+        context, limit = self.context, self.context.max_batch_bytes
         header = encode_header(self.leader_epoch, effect.high_watermark)
         self._checkpoint_reads += 1
         try:
@@ -821,7 +826,7 @@ class Leading(ReadableRole):
         if offset >= self.log.log_end_offset:
             return
         try:
-            await self._read_cold(offset, self._max_batch, self.log.log_end_offset)
+            await self._read_cold(offset, self.context.max_batch_bytes, self.log.log_end_offset)
         except TidelogError as e:  # it was removed for its age meanwhile
             log.info("partition %s: %s", self.view.key, e)
         except CorruptData as e:

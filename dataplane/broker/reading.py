@@ -32,9 +32,6 @@ from wire.types import LeaderEpoch, Offset, PartitionView
 
 log = logging.getLogger(__name__)
 
-ANSWER_OVERHEAD = 1024
-"""Room in a message for the 16-byte header, NATS headers and an append preamble, or for what encryption adds to a batch
-that came with one."""
 MAX_COLD_READS = 64
 """Consumers of one partition that wait for the disk; one more is refused with BACKPRESSURE."""
 LOG_START_HEADER = "Tidelog-Log-Start"
@@ -61,7 +58,6 @@ class ReadableRole(Role):
     ) -> None:
         super().__init__(context, view, partition_log, on_damage)
         self._answers = Answers(context.control, view.key, view.subject)
-        self._max_batch = min(context.ingest.max_payload, context.control.max_payload) - ANSWER_OVERHEAD
         self._cipher = BatchCipher(context.keyring, view.key)
         self._cold_reads: set[asyncio.Task[None]] = set()
 
@@ -168,7 +164,7 @@ class ReadableRole(Role):
         if effect.max_bytes == 0:
             self._answer_reader(reader, effect.offset, effect.high_watermark, [])
             return
-        limit = min(effect.max_bytes, self._max_batch)
+        limit = min(effect.max_bytes, self.context.max_batch_bytes)
         parts = self.log.read(effect.offset, max_bytes=limit, end_offset=effect.high_watermark)
         if parts is not None:
             if self.log.tail_holds_encrypted:

@@ -46,7 +46,7 @@ from wire.errors import CorruptData, TidelogError
 from wire.types import Offset
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Generator
+    from collections.abc import Callable, Generator, Iterator
 
     from dataplane.encryption.bodies import BatchCipher
     from dataplane.log.checkpoints import CompactionPoint
@@ -88,6 +88,9 @@ class Compacted:
     """Removed."""
     bytes: int = 0
     """Given back."""
+    left_whole: int = 0
+    """Batches that would be larger without the records that should go: they stay as they are, and nothing behind them
+    counts as clean."""
 
 
 class _Overtaken(Exception):
@@ -95,7 +98,8 @@ class _Overtaken(Exception):
 
 
 class CompactionPass:
-    """One pass over one log. Belongs to one thread; the log goes on meanwhile. `memory`: bytes for the map."""
+    """One pass over one log. Belongs to one thread; the log goes on meanwhile. `memory`: bytes for the map.
+    `max_batch_bytes`: a larger batch that an older version compacted is made smaller, if that can be."""
 
     def __init__(
         self,
@@ -105,6 +109,7 @@ class CompactionPass:
         tombstone_retention_ms: int,
         now_ms: int,
         memory: int,
+        max_batch_bytes: int,
         cipher: BatchCipher,
     ) -> None:
         self.done = Compacted()
@@ -112,13 +117,15 @@ class CompactionPass:
         self._histories = log.histories
         self._point = log.compaction_point
         self._now_ms = now_ms
+        self._max_batch_bytes = max_batch_bytes
         self._cipher = cipher
         self._segments = log.swapping.finished_below(high_watermark)
         self._is_due = now_ms >= self._point.settled_at_ms + tombstone_retention_ms
         self._tombstones_below = self._point.settled_end if self._is_due else Offset(0)
         self._tombstones = 0
         self._readable_end = log.log_end_offset
-        """Behind it are batches that cannot be looked into: whatever they hold of a key counts as not clean."""
+        """Behind it are batches that cannot be looked into, or could not be rewritten: whatever they hold of a key
+        counts as not clean."""
         self._newest = NewestOffsets(memory)
 
     def steps(self) -> Generator[int, None, None]:
@@ -184,23 +191,17 @@ class CompactionPass:
 
     def _rewrite(self, segment: Segment, end: Offset) -> Generator[int, None, None]:
         size = segment.size
-        removed = 0
-
-        def judge(found: list[LocatedBatch]) -> list[BoolArray | None]:
-            nonlocal removed
-            kept = self._judge(found)
-            removed += sum(int((~mask).sum()) for mask in kept if mask is not None)
-            return kept
-
         rewriting = rewrite(
             segment,
             end,
             files=self._log.files,
             read=self._reader(segment),
             cipher=self._cipher,
-            judge=judge,
+            judge=self._judge,
+            on_left_whole=self._left_whole,
             is_remembered=self._log.producers.remembers,
             index_interval=self._log.config.index_interval_bytes,
+            max_batch_bytes=self._max_batch_bytes,
         )
         try:
             new = yield from rewriting
@@ -218,21 +219,20 @@ class CompactionPass:
             self._log.files.remove(new.path)
             raise _Overtaken
         self.done.segments += 1
-        self.done.records += removed
+        self.done.records += new.removed
         self.done.bytes += size - new.size
 
-    def _judge(self, found: list[LocatedBatch]) -> list[BoolArray | None]:
+    def _judge(self, found: list[LocatedBatch]) -> Iterator[BoolArray | None]:
         contents = [batch.content for batch in found]
-        unreadable = next((batch.header.base_offset for batch in found if _is_unreadable(batch)), self._readable_end)
-        self._readable_end = min(self._readable_end, unreadable)
-        self._tombstones_below = min(self._tombstones_below, unreadable)
+        for batch in found:
+            if _is_unreadable(batch):
+                self._nothing_is_clean_from(batch.header.base_offset)
         hashes = [content.key_hashes() for content in contents if content is not None]
         newest = self._newest.find(np.concatenate(hashes)) if hashes else np.empty(0, np.int64)
-        out: list[BoolArray | None] = []
         at = 0
         for content in contents:
             if content is None:
-                out.append(None)
+                yield None
                 continue
             keyed = np.flatnonzero(content.keyed)
             kept = np.ones(len(content.offsets), np.bool_)
@@ -243,8 +243,18 @@ class CompactionPass:
                 self._forget_tombstones()
             kept &= ~gone
             self._tombstones += int((kept & content.tombstones).sum())
-            out.append(kept)
-        return out
+            yield kept
+
+    def _nothing_is_clean_from(self, offset: Offset) -> None:
+        """What should be gone from there on may still be there: so tombstones stay, and the next pass looks again."""
+        self._readable_end = min(self._readable_end, offset)
+        self._tombstones_below = min(self._tombstones_below, offset)
+
+    def _left_whole(self, batch: LocatedBatch) -> None:
+        assert batch.content is not None
+        self._nothing_is_clean_from(batch.header.base_offset)
+        self._tombstones += int(batch.content.tombstones.sum())
+        self.done.left_whole += 1
 
     def _forget_tombstones(self) -> None:
         """Before the first one goes: from now on it cannot be copied from here."""

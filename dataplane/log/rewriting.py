@@ -6,12 +6,16 @@ Nothing is written before the first batch that loses a record. The whole batches
 What happens to a batch:
 
     all its records stay           as it is, byte for byte
-    some stay                      the same batch with holes
+    some stay                      the same batch with holes, if that is not larger than it was; else as it is, and the
+                                   caller is told: what it lost is still there
     none stays                     it goes; but a control batch over the same offsets is left of the first batch of each
                                    leader epoch in the segment, by which the epochs are found again, of the last one of
                                    the segment, by which its end is known, and of those by which a producer's repetition
                                    is recognised, also by who copies this log; until it is none of these any more
     control, or not to be read     as it is
+
+A batch that is larger than `max_batch_bytes`, because an older version made it larger than it was, is written anew in
+its smallest form, whatever stays of it.
 
 An encrypted batch is decrypted, and what is left of it is encrypted anew, with a data key of this broker's own. So
 replicas that compact it hold other bytes, of the same records. Without its master key it is not to be read.
@@ -25,6 +29,7 @@ from typing import TYPE_CHECKING, Final, NamedTuple, TypeAlias
 
 import numpy as np
 
+from dataplane.encryption.bodies import OVERHEAD
 from dataplane.log.checkpoints import TEMPORARY_SUFFIX
 from dataplane.log.index import NO_TIMESTAMP, IndexEntry, SparseIndex
 from wire.batch import (
@@ -52,8 +57,8 @@ if TYPE_CHECKING:
     from wire.transport import Buffer
 
     BoolArray: TypeAlias = NDArray[np.bool_]
-    Judge: TypeAlias = Callable[[list["LocatedBatch"]], list[BoolArray | None]]
-    """Which records of each batch stay; None: all."""
+    Judge: TypeAlias = Callable[[list["LocatedBatch"]], Iterator[BoolArray | None]]
+    """Which records of each batch stay; None: all. Asked for one batch after the other, as they are rewritten."""
 
 BLOCK_BYTES: Final = 1 << 20
 """Read at a time; more where one batch is larger."""
@@ -123,6 +128,8 @@ class RewrittenSegment:
     size: int
     index: SparseIndex
     """Complete: it ends with the entry at the end of the file."""
+    removed: int
+    """Records."""
 
 
 class _Output:
@@ -175,17 +182,21 @@ def rewrite(
     read: Callable[[int, int], bytes],
     cipher: BatchCipher,
     judge: Judge,
+    on_left_whole: Callable[[LocatedBatch], None],
     is_remembered: Callable[[BatchHeader], bool],
     index_interval: int,
+    max_batch_bytes: int,
 ) -> Generator[int, None, RewrittenSegment | None]:
     """Yields, step by step, the bytes read and written; returns the new file, None when nothing changes.
 
-    `end_offset` is where the next segment begins. Given up (closed) between two steps, it leaves no file. Raises
-    CorruptData, OSError (of the new file, or of `read`).
+    `end_offset` is where the next segment begins. `on_left_whole` is called with a batch that stays as it is, although
+    records of it should go, before anything behind it is judged. Given up (closed) between two steps, it leaves no
+    file. Raises CorruptData, OSError (of the new file, or of `read`).
     """
     output: _Output | None = None
     index = SparseIndex(segment.base_offset)
     size, newest, previous_end, epoch = 0, NO_TIMESTAMP, segment.base_offset, -1
+    removed = 0
     try:
         for found in batches_of(segment, read, cipher):
             yield sum(len(batch.data) for batch in found)
@@ -193,7 +204,12 @@ def rewrite(
                 header = batch.header
                 is_last = batch.position + header.size == segment.size
                 is_wanted = is_last or header.leader_epoch != epoch or is_remembered(header)
-                left = _what_is_left(batch, kept, cipher, is_wanted=is_wanted)
+                left = _what_is_left(batch, kept, cipher, is_wanted=is_wanted, max_batch_bytes=max_batch_bytes)
+                if kept is not None:
+                    if left is not None:
+                        removed += int((~kept).sum())
+                    elif not kept.all():
+                        on_left_whole(batch)
                 epoch = header.leader_epoch
                 if left is not None and output is None:
                     output = _Output(files, segment.path.with_suffix(f".compacted{TEMPORARY_SUFFIX}"))
@@ -213,7 +229,7 @@ def rewrite(
             return None
         index.add(IndexEntry(end_offset, size, newest))
         output.finish()
-        return RewrittenSegment(output.path, size, index)
+        return RewrittenSegment(output.path, size, index, removed)
     finally:
         if output is not None:
             output.close()
@@ -229,16 +245,28 @@ def _copy(read: Callable[[int, int], bytes], end: int, output: _Output) -> Itera
 
 
 def _what_is_left(
-    batch: LocatedBatch, kept: BoolArray | None, cipher: BatchCipher, *, is_wanted: bool
+    batch: LocatedBatch, kept: BoolArray | None, cipher: BatchCipher, *, is_wanted: bool, max_batch_bytes: int
 ) -> list[Buffer] | None:
     """None: it is left as it is."""
-    if not is_wanted and batch.header.is_control and decode_control(batch.data).type == ControlType.EMPTIED:
+    header, content = batch.header, batch.content
+    if not is_wanted and header.is_control and decode_control(batch.data).type == ControlType.EMPTIED:
         return []
-    if batch.content is None or kept is None or bool(kept.all()):
+    if content is None or kept is None:
         return None
-    if not kept.any() and not is_wanted:
+    if kept.all():
+        # Encryption makes a batch larger after its size was looked at, and messages have room for that.
+        too_large = header.size - max_batch_bytes - (OVERHEAD if header.is_encrypted else 0)
+        if too_large <= 0 or not content.has_offset_deltas:
+            return None
+        left = content.keep(kept, content.header.length - too_large)
+    elif kept.any():
+        left = content.keep(kept)
+    elif is_wanted:
+        left = emptied(header)
+    else:
         return []
-    left = batch.content.keep(kept) if kept.any() else emptied(batch.header)
-    if batch.header.is_encrypted and not left.header.is_control:
+    if left is None:
+        return None
+    if header.is_encrypted and not left.header.is_control:
         return cipher.encrypt(left.header, left.parts)[0]
     return left.stamp(left.header.base_offset, left.header.leader_epoch)[0]

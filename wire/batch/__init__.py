@@ -28,9 +28,13 @@ begins at a multiple of 8 and is padded with zeros to the next one.
      2  KEY             the same                            absent: every key is null
      4  TIMESTAMP       i64[n]                              absent: all equal first_timestamp
      8  HEADERS         as VALUE, elements see below        absent: no record has headers
-    16  OFFSET_DELTA    i32[n], pad; growing                absent: offsets are dense
+    16  OFFSET_DELTA    i32[n], pad; growing                absent: offsets are dense, or see HOLES
     32  KEY_VALIDITY    bitmap, LSB first, 1 = not null     absent: no key is null (if there is a KEY)
     64  VALUE_VALIDITY  the same for VALUE
+   128  HOLES           i32[offset_span - n], growing: the offsets without a record, as deltas. No section of its own:
+                        it stands behind the offsets of KEY, before their padding, in the room that the offsets of the
+                        removed keys had. In place of OFFSET_DELTA, where that would make a compacted batch larger
+                        than it was. Versions before this column refuse it by its number
 
     body, compressed: u32 size before compression, u32 size of what follows, compressed sections, pad
     body, encrypted: `dataplane.encryption.bodies`; only a leader writes it, and no client ever meets it

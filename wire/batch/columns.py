@@ -30,6 +30,8 @@ if TYPE_CHECKING:
 LITTLE_I32: Final = np.dtype("<i4")
 LITTLE_I64: Final = np.dtype("<i8")
 
+ZSTD_LEVEL: Final = 3
+
 _COMPRESSED = struct.Struct("<II")
 _WORTH_NUMPY = 32
 """Elements of a list from which on it may be made by numpy."""
@@ -45,6 +47,8 @@ class Column(IntEnum):
     OFFSET_DELTA = 16
     KEY_VALIDITY = 32
     VALUE_VALIDITY = 64
+    HOLES = 128
+    """Has no section of its own: the deltas of the offsets without a record stand behind the offsets of KEY."""
 
 
 KNOWN_COLUMNS: Final = int(sum(Column))
@@ -82,6 +86,7 @@ class Columns:
     timestamps: Int64Array | None
     headers: BytesColumn | None
     offset_deltas: Int32Array | None
+    """[n], growing, however the body says them."""
     key_validity: memoryview | None
     value_validity: memoryview | None
 
@@ -107,13 +112,15 @@ NO_COLUMNS: Final = Columns(None, None, None, None, None, None, None)
 class _SectionReader:
     """Takes sections off a body, front to back; what is not there is CorruptData."""
 
-    __slots__ = ("at", "body", "count", "header")
+    __slots__ = ("at", "body", "count", "header", "holes")
 
     def __init__(self, body: memoryview, header: BatchHeader) -> None:
         self.body = body
         self.header = header
         self.count = header.record_count
         self.at = 0
+        self.holes: Int32Array | None = None
+        """Deltas of the offsets without a record; read with column KEY."""
 
     def take(self, size: int, column: Column) -> memoryview:
         start = self.at
@@ -127,10 +134,19 @@ class _SectionReader:
         return np.frombuffer(self.take(4 * count, column), LITTLE_I32)
 
     def bytes_column(self, column: Column) -> BytesColumn:
-        offsets = self.int32(self.count + 1, column)
+        return self._elements(self.int32(self.count + 1, column), column)
+
+    def _elements(self, offsets: Int32Array, column: Column) -> BytesColumn:
         if offsets[0] or bool((offsets[1:] < offsets[:-1]).any()):
             raise CorruptData(f"{self.header}: the offsets of column {column.name} do not grow from 0")
         return BytesColumn(offsets, self.take(int(offsets[-1]), column))
+
+    def keys(self) -> BytesColumn:
+        if not self.header.columns & Column.HOLES:
+            return self.bytes_column(Column.KEY)
+        numbers = self.int32(self.header.offset_count + 1, Column.KEY)
+        self.holes = numbers[self.count + 1 :]
+        return self._elements(numbers[: self.count + 1], Column.KEY)
 
     def timestamps(self) -> Int64Array:
         stamps = np.frombuffer(self.take(8 * self.count, Column.TIMESTAMP), LITTLE_I64)
@@ -145,6 +161,14 @@ class _SectionReader:
         if int(deltas[-1]) >= self.header.offset_count:
             raise CorruptData(f"{self.header}: column OFFSET_DELTA ends at {int(deltas[-1])}")
         return deltas
+
+    def deltas_between_holes(self) -> Int32Array:
+        holes, span = self.holes, self.header.offset_count
+        if holes is None or not len(holes):
+            raise CorruptData(f"{self.header}: column HOLES without KEY, or without a hole")
+        if int(holes[0]) < 0 or bool((holes[1:] <= holes[:-1]).any()) or int(holes[-1]) >= span:
+            raise CorruptData(f"{self.header}: column HOLES does not grow from 0 to less than {span}")
+        return np.delete(np.arange(span, dtype=LITTLE_I32), holes)
 
     def validity(self, column: Column, of: Column) -> memoryview:
         if not self.header.columns & of:
@@ -165,16 +189,19 @@ def parse_columns(body: memoryview, header: BatchHeader) -> Columns:
         )
     if not present & Column.TIMESTAMP and header.first_timestamp != header.last_timestamp:
         raise CorruptData(f"{header}: two timestamps and no column TIMESTAMP")
-    if not present & Column.OFFSET_DELTA and header.offset_span not in {0, header.record_count}:
-        raise CorruptData(f"{header}: holes between offsets and no column OFFSET_DELTA")
+    places = present & (Column.OFFSET_DELTA | Column.HOLES)
+    if not places and header.offset_span not in {0, header.record_count}:
+        raise CorruptData(f"{header}: holes between offsets and no column OFFSET_DELTA or HOLES")
+    if places == Column.OFFSET_DELTA | Column.HOLES:
+        raise CorruptData(f"{header}: columns OFFSET_DELTA and HOLES at once")
     reader = _SectionReader(body, header)
     # Keyword arguments are evaluated in this order, which is the order of the sections.
     columns = Columns(
         values=reader.bytes_column(Column.VALUE) if present & Column.VALUE else None,
-        keys=reader.bytes_column(Column.KEY) if present & Column.KEY else None,
+        keys=reader.keys() if present & Column.KEY else None,
         timestamps=reader.timestamps() if present & Column.TIMESTAMP else None,
         headers=reader.bytes_column(Column.HEADERS) if present & Column.HEADERS else None,
-        offset_deltas=reader.offset_deltas() if present & Column.OFFSET_DELTA else None,
+        offset_deltas=_offset_deltas(reader, places),
         key_validity=reader.validity(Column.KEY_VALIDITY, Column.KEY) if present & Column.KEY_VALIDITY else None,
         value_validity=reader.validity(Column.VALUE_VALIDITY, Column.VALUE)
         if present & Column.VALUE_VALIDITY
@@ -182,6 +209,12 @@ def parse_columns(body: memoryview, header: BatchHeader) -> Columns:
     )
     reader.end()
     return columns
+
+
+def _offset_deltas(reader: _SectionReader, places: int) -> Int32Array | None:
+    if not places:
+        return None
+    return reader.offset_deltas() if places == Column.OFFSET_DELTA else reader.deltas_between_holes()
 
 
 def sections_of(body: memoryview, header: BatchHeader, max_body_bytes: int) -> memoryview:
@@ -224,13 +257,15 @@ def _decompressed(packed: memoryview, size: int, compression: Compression, heade
     return sections
 
 
-def compress(parts: list[Buffer], compression: Compression) -> tuple[list[Buffer], Compression]:
+def compress(
+    parts: list[Buffer], compression: Compression, *, zstd_level: int = ZSTD_LEVEL
+) -> tuple[list[Buffer], Compression]:
     """The body in compressed form; uncompressed, and Compression.NONE, if that is not larger."""
     sections = b"".join(parts)
     if compression is Compression.LZ4:
         packed = cast(bytes, lz4.block.compress(sections, store_size=False))
     else:
-        packed = zstandard.ZstdCompressor().compress(sections)
+        packed = zstandard.ZstdCompressor(level=zstd_level).compress(sections)
     if _COMPRESSED.size + len(packed) >= len(sections):
         return [sections] if sections else [], Compression.NONE
     return [_COMPRESSED.pack(len(sections), len(packed)), *padded(packed)], compression

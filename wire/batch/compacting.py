@@ -2,9 +2,14 @@
 
 It keeps its base offset, its leader epoch, its producer, its base sequence, its compression, and the range of offsets
 that it covers (`offset_span`), and so the place of everything around it. Column OFFSET_DELTA says where the records
-that are left lie in that range. A batch that loses all its records and is wanted still, because something is known by
-it (a leader epoch, the end of a segment), becomes a control batch of type EMPTIED over the same range, which readers
-pass over as they do over any control batch.
+that are left lie in that range; HOLES, where nothing lies, if OFFSET_DELTA would make the batch larger than it was. A
+batch is never larger afterwards: a log of batches as large as a NATS message stays one that can be copied and read.
+Uncompressed that is certain with HOLES, for no section grows: the deltas of the holes take the room that the offsets of
+the removed keys had. Compressed it nearly always holds; else the caller is told, and the batch stays as it is.
+
+A batch that loses all its records and is wanted still, because something is known by it (a leader epoch, the end of a
+segment), becomes a control batch of type EMPTIED over the same range, which readers pass over as they do over any
+control batch.
 
 What cannot be looked into, because a newer version wrote it, it is encrypted, or it is no data, is not compacted:
 `CompactableBatch.decode` gives None.
@@ -22,6 +27,7 @@ from wire.batch.columns import (
     KNOWN_COLUMNS,
     LITTLE_I32,
     LITTLE_I64,
+    ZSTD_LEVEL,
     BytesColumn,
     Column,
     Columns,
@@ -44,12 +50,14 @@ from wire.batch.header import (
 if TYPE_CHECKING:
     from numpy.typing import NDArray
 
-    from wire.batch.columns import Int64Array
+    from wire.batch.columns import Int32Array, Int64Array
     from wire.transport import Buffer
 
     BoolArray = NDArray[np.bool_]
     HashArray = NDArray[np.uint64]
 
+_SMALLEST_ZSTD_LEVEL: Final = 19
+"""For a body that became larger otherwise: slow, and rare."""
 HASH_BYTES: Final = 16
 """Of a key. Two keys with one hash would be taken for the same key, so it is one that nobody can find collisions of."""
 
@@ -99,14 +107,39 @@ class CompactableBatch:
         digests = b"".join([blake2b(key, digest_size=HASH_BYTES).digest() for key in slices])
         return np.frombuffer(digests, np.uint64).reshape(-1, 2)
 
-    def keep(self, kept: BoolArray) -> EncodedBatch:
-        """The batch with those records alone, one of them at least; at its place."""
+    @property
+    def has_offset_deltas(self) -> bool:
+        """It has lost records, and column OFFSET_DELTA makes it larger than it need be."""
+        return bool(self.header.columns & Column.OFFSET_DELTA)
+
+    def keep(self, kept: BoolArray, max_length: int | None = None) -> EncodedBatch | None:
+        """The batch with those records alone, one of them at least; at its place. None: its body would have more than
+        `max_length` bytes, in whatever form. By default that is what it has now."""
+        header, compression = self.header, self.header.compression
+        forms = [(Column.OFFSET_DELTA, compression, ZSTD_LEVEL)]
+        if header.columns & Column.KEY and int(kept.sum()) < header.offset_count:
+            forms.append((Column.HOLES, compression, ZSTD_LEVEL))
+            if compression is not Compression.NONE:
+                forms.append((Column.HOLES, Compression.ZSTD, _SMALLEST_ZSTD_LEVEL))
+        if max_length is None:
+            max_length = header.length
+        for places, how, level in forms:
+            left = self._kept(kept, places, how, level)
+            if left.header.length <= max_length:
+                return left
+        return None
+
+    def _kept(self, kept: BoolArray, places: Column, compression: Compression, zstd_level: int) -> EncodedBatch:
+        """`places`: the column that says which offsets the records have."""
         header, columns = self.header, self._columns
-        present = header.columns | Column.OFFSET_DELTA
+        present = header.columns & ~(Column.OFFSET_DELTA | Column.HOLES) | places
+        deltas = (self.offsets[kept] - header.base_offset).astype(LITTLE_I32)
         parts: list[Buffer] = []
-        for kind, column in ((Column.VALUE, columns.values), (Column.KEY, columns.keys)):
-            if present & kind:
-                parts += _kept_bytes(column, kept)
+        if present & Column.VALUE:
+            parts += _kept_bytes(columns.values, kept)
+        if present & Column.KEY:
+            holes = np.delete(np.arange(header.offset_count, dtype=LITTLE_I32), deltas)
+            parts += _kept_bytes(columns.keys, kept, holes if places is Column.HOLES else None)
         first, last = header.first_timestamp, header.last_timestamp
         if columns.timestamps is not None:
             timestamps = columns.timestamps[kept]
@@ -117,15 +150,14 @@ class CompactableBatch:
                 parts.append(timestamps.astype(LITTLE_I64, copy=False).data.cast("B"))
         if present & Column.HEADERS:
             parts += _kept_bytes(columns.headers, kept)
-        deltas = (self.offsets[kept] - header.base_offset).astype(LITTLE_I32)
-        parts += padded(deltas.data.cast("B"))
+        if places is Column.OFFSET_DELTA:
+            parts += padded(deltas.data.cast("B"))
         for bitmap in (columns.key_validity, columns.value_validity):
             if bitmap is not None:
                 bits = np.unpackbits(np.frombuffer(bitmap, np.uint8), count=header.record_count, bitorder="little")
                 parts += padded(np.packbits(bits[kept], bitorder="little").tobytes())
-        compression = header.compression
         if compression is not Compression.NONE:
-            parts, compression = compress(parts, compression)
+            parts, compression = compress(parts, compression, zstd_level=zstd_level)
         left = header._replace(
             attributes=int(compression),
             columns=present,
@@ -160,11 +192,14 @@ def _present(column: BytesColumn | None, validity: memoryview | None, count: int
     return np.unpackbits(np.frombuffer(validity, np.uint8), count=count, bitorder="little").view(np.bool_)
 
 
-def _kept_bytes(column: BytesColumn | None, kept: BoolArray) -> list[Buffer]:
-    """Offsets and data of the elements that are kept, each padded. Neighbours are copied in one piece."""
+def _kept_bytes(column: BytesColumn | None, kept: BoolArray, holes: Int32Array | None = None) -> list[Buffer]:
+    """Offsets, with `holes` behind them, and data of the elements that are kept, each padded. Neighbours are copied in
+    one piece."""
     assert column is not None
     offsets = np.zeros(int(kept.sum()) + 1, LITTLE_I32)
     np.cumsum(np.diff(column.offsets)[kept], out=offsets[1:])
+    if holes is not None:
+        offsets = np.concatenate((offsets, holes))
     edges = np.flatnonzero(np.diff(np.concatenate(([False], kept, [False])).view(np.int8)))
     bounds = column.offsets[edges].tolist()
     data = b"".join([column.data[start:end] for start, end in zip(bounds[::2], bounds[1::2], strict=True)])

@@ -59,7 +59,7 @@ class EncodedBatch:
             raise CorruptData("a client may not write control batches")
         if header.is_encrypted:
             raise CorruptData("a client may not write encrypted batches: the leader encrypts what the stream asks for")
-        if header.columns & Column.OFFSET_DELTA or header.offset_span:
+        if header.columns & (Column.OFFSET_DELTA | Column.HOLES) or header.offset_span:
             raise CorruptData("a client's batch may not have holes between its offsets")
         body = body_of(buf, 0, header)
         verify_body(buf, 0, header)

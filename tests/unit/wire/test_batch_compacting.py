@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
-from typing import Any, TypeAlias
+from random import Random
+from typing import TYPE_CHECKING, Any, TypeAlias
 
 import numpy as np
 import pytest
-from hypothesis import given, settings
+from hypothesis import assume, given, settings
 from hypothesis import strategies as st
 
 from wire.batch import (
@@ -23,8 +24,12 @@ from wire.batch import (
     encode_headers,
     parse_header,
 )
+from wire.batch.header import MAX_BODY_BYTES
 from wire.errors import CorruptData
 from wire.types import LeaderEpoch, Offset
+
+if TYPE_CHECKING:
+    from wire.batch.compacting import BoolArray
 
 BASE = 1000
 Content: TypeAlias = list[tuple[bytes | None, bytes | None, dict[str, bytes] | None, int | None]]
@@ -71,6 +76,14 @@ def rows(data: bytes) -> list[tuple[object, ...]]:
     )
 
 
+def kept_of(data: bytes, kept: BoolArray) -> bytes:
+    """Larger than it was only where no form of it is as small."""
+    batch = opened(data)
+    left = batch.keep(kept) or batch.keep(kept, MAX_BODY_BYTES)
+    assert left is not None
+    return placed(left)
+
+
 def identity(header: BatchHeader) -> tuple[object, ...]:
     return (
         header.base_offset, header.end_offset, header.leader_epoch, header.offset_count,
@@ -86,24 +99,86 @@ def test_what_is_kept_stays_as_it_was_and_twice_is_as_once(
     original = encoded(content, how)
     before = rows(original)
     kept = np.array(data.draw(st.lists(st.booleans(), min_size=len(content), max_size=len(content))), np.bool_)
+    kept |= np.array([key is None for key, *_ in content])
     kept[data.draw(st.integers(0, len(content) - 1))] = True
-    once = placed(opened(original).keep(kept))
+    assume(not kept.all())
+    once = kept_of(original, kept)
     assert rows(once) == [row for row, keep in zip(before, kept, strict=True) if keep]
     header = parse_header(once)
     assert identity(header) == identity(parse_header(original))
     assert header.size == len(once)
     again = np.array([data.draw(st.booleans()) for _ in range(int(kept.sum()))], np.bool_)
+    again |= ~opened(once).keyed
     again[-1] = True
-    twice = placed(opened(once).keep(again))
+    twice = kept_of(once, again)
     positions = np.flatnonzero(kept)[again]
     directly = np.zeros(len(content), np.bool_)
     directly[positions] = True
     assert rows(twice) == [before[position] for position in positions]
-    assert rows(placed(opened(original).keep(directly))) == rows(twice)
+    assert rows(kept_of(original, directly)) == rows(twice)
     arrow = RecordBatch.decode(once).to_arrow()
     assert arrow.column("offset").to_pylist() == [row[0] for row in rows(once)]
     assert arrow.column("key").to_pylist() == [row[1] for row in rows(once)]
     assert arrow.column("value").to_pylist() == [row[2] for row in rows(once)]
+
+
+@settings(deadline=None, max_examples=300)
+@given(
+    st.lists(st.tuples(small, st.none() | small, st.none(), st.none() | st.integers(0, 3)), min_size=2, max_size=40),
+    st.data(),
+    st.sampled_from(Compression),
+)
+def test_a_batch_is_never_larger_for_what_it_loses(content: Content, data: st.DataObject, how: Compression) -> None:
+    stored = encoded(content, how)
+    while (left := len(opened(stored).offsets)) > 1:
+        lost = data.draw(st.sets(st.integers(0, left - 1), min_size=1, max_size=left - 1))
+        kept = np.ones(left, np.bool_)
+        kept[list(lost)] = False
+        batch = opened(stored).keep(kept)
+        if batch is None:
+            assert parse_header(stored).compression is not Compression.NONE
+            return
+        assert batch.size <= len(stored)
+        stored = placed(batch)
+    assert len(placed(emptied(parse_header(stored)))) <= len(stored)
+
+
+@pytest.mark.parametrize("how", Compression)
+@pytest.mark.parametrize("value_bytes", [0, 1, 20, 116])
+def test_a_batch_as_large_as_a_message_does_not_grow(how: Compression, value_bytes: int) -> None:
+    """One record of thousands goes: with an offset for each of the others it would be larger by 4 bytes each."""
+    random = Random(5)
+    room = (1 << 20) - 1024
+    count = min(room // (value_bytes + 20), 30_000)
+    content: Content = [(b"%09d" % n, random.randbytes(value_bytes), None, None) for n in range(count)]
+    original = encoded(content, how)
+    kept = np.ones(count, np.bool_)
+    kept[count // 3] = False
+    left = opened(original).keep(kept)
+    assert left is not None
+    assert left.size <= len(original)
+    assert [row[1] for row in rows(placed(left))] == [
+        key for (key, *_), keep in zip(content, kept, strict=True) if keep
+    ]
+
+
+def test_what_an_older_version_made_larger_can_be_made_to_fit() -> None:
+    random = Random(6)
+    content: Content = [(b"%09d" % n, random.randbytes(110), None, None) for n in range(7000)]
+    original = encoded(content)
+    kept = np.ones(len(content), np.bool_)
+    kept[17] = False
+    older = opened(original).keep(kept, MAX_BODY_BYTES)
+    assert older is not None
+    grown = placed(older)
+    assert len(grown) > len(original)
+    batch = opened(grown)
+    assert batch.has_offset_deltas
+    left = batch.keep(np.ones(len(content) - 1, np.bool_), parse_header(original).length)
+    assert left is not None
+    assert left.size <= len(original)
+    assert rows(placed(left)) == rows(grown)
+    assert not opened(placed(left)).has_offset_deltas
 
 
 @settings(deadline=None)
@@ -122,14 +197,14 @@ def test_keys_and_tombstones(content: Content) -> None:
 @pytest.mark.parametrize("how", [Compression.LZ4, Compression.ZSTD])
 def test_a_compressed_batch_stays_compressed(how: Compression) -> None:
     original = encoded([(b"key", b"value" * 50, None, None)] * 40, how)
-    left = placed(opened(original).keep(np.arange(40) % 2 == 1))
+    left = kept_of(original, np.arange(40) % 2 == 1)
     assert parse_header(left).compression is how
     assert len(left) < 1000
 
 
 def test_the_last_record_may_go() -> None:
     original = encoded([(b"a", b"1", None, None), (b"b", b"2", None, None)])
-    left = placed(opened(original).keep(np.array([True, False])))
+    left = kept_of(original, np.array([True, False]))
     assert [row[0] for row in rows(left)] == [BASE]
     assert parse_header(left).end_offset == BASE + 2
 
@@ -169,6 +244,6 @@ def test_a_damaged_body_is_no_ground_to_compact_on() -> None:
 
 def test_a_client_may_not_send_holes() -> None:
     original = encoded([(b"a", b"1", None, None), (b"b", b"2", None, None)])
-    left = placed(opened(original).keep(np.array([True, False])))
+    left = kept_of(original, np.array([True, False]))
     with pytest.raises(CorruptData, match="holes"):
         EncodedBatch.from_bytes(left)

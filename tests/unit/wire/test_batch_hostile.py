@@ -94,7 +94,7 @@ def test_the_forger_makes_good_batches_too() -> None:
         ({"producer_id": -2}, "negative"),
         ({"producer_id": 1, "producer_epoch": -1, "base_sequence": 0}, "negative"),
         ({"producer_id": 1, "producer_epoch": 0, "base_sequence": -1}, "negative"),
-        ({"columns": 128}, "unknown column bit 0x80"),
+        ({"columns": 256}, "unknown column bit 0x100"),
         ({"columns": 1 << 31}, "unknown column bit 0x80000000"),
         ({"attributes": 3}, "unknown compression 3"),
         ({"attributes": 16}, "encrypted"),
@@ -209,6 +209,30 @@ def test_offsets_with_holes() -> None:
 def test_offset_deltas_that_cannot_be(deltas: tuple[int, int], span: int) -> None:
     with pytest.raises(CorruptData, match=r"OFFSET_DELTA|span"):
         RecordBatch.decode(forge(i32(*deltas), columns=16, record_count=2, offset_span=span))
+
+
+def test_offsets_with_holes_said_by_the_holes() -> None:
+    body = i32(0, 1, 2) + b"ab".ljust(8, b"\0") + i32(0, 0, 0, 1, 3, 4) + b""
+    batch = RecordBatch.decode(forge(body, base_offset=100, columns=131, record_count=2, offset_span=5))
+    assert (batch.offsets.tolist(), batch.values, batch.keys) == ([100, 102], [b"a", b"b"], [b"", b""])
+    assert batch.to_arrow().column("offset").to_pylist() == [100, 102]
+
+
+@pytest.mark.parametrize(
+    ("holes", "span", "columns"),
+    [
+        ((1, 1), 4, 130), ((3, 1), 4, 130), ((-1, 1), 4, 130), ((0, 4), 4, 130),
+        ((), 0, 130), ((), 2, 130), ((0,), 4, 130), ((0, 1), 4, 128), ((0, 1), 4, 130 + 16), ((), 1 << 31, 130),
+    ],
+)  # fmt: skip
+def test_holes_that_cannot_be(holes: tuple[int, ...], span: int, columns: int) -> None:
+    with pytest.raises(CorruptData, match=r"HOLES|span|KEY"):
+        RecordBatch.decode(forge(i32(0, 0, 0, *holes), columns=columns, record_count=2, offset_span=span))
+
+
+def test_a_client_may_not_write_holes_either() -> None:
+    with pytest.raises(CorruptData, match="holes"):
+        EncodedBatch.from_bytes(forge(i32(0, 0, 0), columns=130, record_count=2))
 
 
 def test_a_span_without_deltas_is_corrupt() -> None:

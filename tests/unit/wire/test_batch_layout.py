@@ -169,4 +169,5 @@ def test_column_bits_are_those_of_the_layout() -> None:
         "OFFSET_DELTA": 16,
         "KEY_VALIDITY": 32,
         "VALUE_VALIDITY": 64,
+        "HOLES": 128,
     }

@@ -29,7 +29,7 @@ class House:
     def __init__(self, **settings: float) -> None:
         self.disk = SimDisk(crash=AssertionError)
         fast = {"compaction_bytes_per_second": 0, **settings}
-        self.job = Compaction(StorageSettings(**fast), Keyring())  # type: ignore[arg-type]
+        self.job = Compaction(StorageSettings(**fast), Keyring(), lambda: 1 << 20)  # type: ignore[arg-type]
         self.logs: dict[str, PartitionLog] = {}
         self.now_ms = 1_700_000_000_000
         self.counted: dict[str, int] = {}

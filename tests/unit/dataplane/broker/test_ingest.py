@@ -34,7 +34,6 @@ class Partition:
 
     def __post_init__(self) -> None:
         self.ingest = Ingest(
-            max_batch_bytes=self.max_batch,
             seal=self.seal,
             wants_batch=lambda: self.wants,
             refuse=lambda acknowledged: self.refusal if acknowledged in self.refuses else None,
@@ -43,7 +42,7 @@ class Partition:
             on_envelope_refused=lambda _message, error: self.refused_envelopes.append(error.code),
             time_ns=lambda: 5,
         )
-        self.ingest.configure(max_record_bytes=LIMIT, with_replies=True)
+        self.ingest.configure(max_batch_bytes=self.max_batch, max_record_bytes=LIMIT, with_replies=True)
 
     def seal(self) -> None:
         batch, replies, envelopes = self.ingest.take(self.compression)

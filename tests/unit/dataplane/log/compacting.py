@@ -80,6 +80,7 @@ def one_pass(
     now_ms: int = 1_000_000,
     retention_ms: int = 10_000,
     cipher: BatchCipher = NO_KEYS,
+    max_batch_bytes: int = 1 << 20,
 ) -> CompactionPass:
     """With the smallest map there is."""
     return CompactionPass(
@@ -88,6 +89,7 @@ def one_pass(
         tombstone_retention_ms=retention_ms,
         now_ms=now_ms,
         memory=0,
+        max_batch_bytes=max_batch_bytes,
         cipher=cipher,
     )
 
@@ -99,9 +101,17 @@ def compact(
     now_ms: int = 1_000_000,
     retention_ms: int = 10_000,
     cipher: BatchCipher = NO_KEYS,
+    max_batch_bytes: int = 1 << 20,
 ) -> CompactionPass:
     """One whole pass."""
-    done = one_pass(log, high_watermark, now_ms=now_ms, retention_ms=retention_ms, cipher=cipher)
+    done = one_pass(
+        log,
+        high_watermark,
+        now_ms=now_ms,
+        retention_ms=retention_ms,
+        cipher=cipher,
+        max_batch_bytes=max_batch_bytes,
+    )
     for _ in done.steps():
         pass
     return done

@@ -20,12 +20,15 @@ from dataplane.replica.epochs import LeaderEpochCache
 from dataplane.replica.producers import Duplicate, Fresh, ProducerTable
 from tests.simulation.disk import SimDisk
 from tests.unit.dataplane.log.compacting import Model, Row, append, compact, one_pass, rows, stored
-from wire.batch import BatchBuilder, Compression, iter_batches
+from wire.batch import BatchBuilder, CompactableBatch, Compression, EncodedBatch, iter_batches, parse_header
+from wire.batch.header import MAX_BODY_BYTES
 from wire.errors import CorruptData
 from wire.types import Incarnation, LeaderEpoch, Offset, PartitionKey, StreamName
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
+
+    from wire.batch.compacting import BoolArray
 
 HOME = Path("/log")
 CONFIG = LogConfig(segment_bytes=600, index_interval_bytes=200, tail_bytes=200)
@@ -422,6 +425,109 @@ def test_no_tombstone_goes_while_something_cannot_be_looked_into(keyed: Keyed) -
     for _ in range(3):
         compact(keyed.log, retention_ms=0, cipher=cipher)
     assert not any(row.key == b"a" for row in rows(cipher.decrypted(stored(keyed.log))))
+
+
+# How large a batch is
+
+
+@settings(deadline=None, max_examples=40)
+@given(
+    st.lists(
+        st.tuples(
+            st.lists(st.tuples(keys, values), min_size=1, max_size=60), st.sampled_from(Compression), st.booleans()
+        ),
+        min_size=1,
+        max_size=8,
+    ),
+    st.data(),
+)
+def test_no_batch_is_larger_than_it_was(batches: list, data: st.DataObject) -> None:  # type: ignore[type-arg]
+    partition = PartitionKey(StreamName("s"), Incarnation(1), 0, Incarnation(2))
+    cipher = BatchCipher(Keyring(MasterKeys((MasterKey("2026-11", b"k" * 32),))), partition)
+    keyed = Keyed(LogConfig(segment_bytes=800, index_interval_bytes=150, tail_bytes=200))
+    sizes: dict[int, int] = {}
+    for content, compression, encrypted in [*batches, ([(b"last", b"." * 900)], Compression.NONE, False)]:
+        builder = BatchBuilder()
+        for key, value in content:
+            builder.add_record(value, key)
+        start = keyed.log.log_end_offset
+        parts, header = builder.build(1, compression=compression).stamp(start, LeaderEpoch(1))
+        if encrypted:
+            parts, header = cipher.encrypt(header, parts[1:])
+        keyed.log.append(parts, [header])
+        keyed.log.sync()
+        keyed.model.rows += [Row(start + n, key, value) for n, (key, value) in enumerate(content)]
+        sizes[start] = header.size
+        if data.draw(st.booleans()):
+            compact(keyed.log, cipher=cipher, retention_ms=HOUR_MS)
+    compact(keyed.log, cipher=cipher, retention_ms=HOUR_MS)
+    left = stored(keyed.log)
+    for _, header in iter_batches(left):
+        assert header.size <= sizes[header.base_offset]
+    found = rows(cipher.decrypted(left))
+    assert set(keyed.model.compacted_to(keyed.log.log_end_offset)) <= set(found) <= set(keyed.model.rows)
+    clean = [row for row in found if row.offset < keyed.clean_end]
+    assert clean == [row for row in keyed.model.compacted_to(keyed.clean_end) if row.offset < keyed.clean_end]
+
+
+def test_a_tombstone_stays_while_what_it_deletes_is_in_a_batch_that_would_be_larger_without_it(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """Of compressed bytes nobody can say how many they will be."""
+    keyed = Keyed()
+    keyed.append((b"a", b"1"), (b"b", b"2"), compression=Compression.ZSTD)
+    keyed.fill("cdefghijkl")
+    keyed.append((b"a", None))
+    keyed.fill("cdefghijklcdefghijkl")
+    keep = CompactableBatch.keep
+
+    def larger(batch: CompactableBatch, kept: BoolArray, max_length: int | None = None) -> EncodedBatch | None:
+        return None if batch.header.base_offset == 0 else keep(batch, kept, max_length)
+
+    with monkeypatch.context() as patched:
+        patched.setattr(CompactableBatch, "keep", larger)
+        for round_ in range(4):
+            done = compact(keyed.log, now_ms=round_, retention_ms=0).done
+            assert done.left_whole == 1
+            assert keyed.clean_end == 0
+            assert {row.offset for row in keyed.rows if row.key == b"a"} == {0, 12}
+    for round_ in range(4, 8):
+        compact(keyed.log, now_ms=round_, retention_ms=0)
+    assert not any(row.key == b"a" for row in keyed.rows)
+    assert keyed.clean_end > 12
+
+
+@pytest.mark.parametrize("encrypted", [False, True])
+def test_what_an_older_version_made_too_large_fits_after_the_next_pass(
+    monkeypatch: pytest.MonkeyPatch, encrypted: bool
+) -> None:
+    partition = PartitionKey(StreamName("s"), Incarnation(1), 0, Incarnation(2))
+    cipher = BatchCipher(Keyring(MasterKeys((MasterKey("2026-11", b"k" * 32),))), partition)
+    keyed = Keyed(LogConfig(segment_bytes=10_000, index_interval_bytes=500, tail_bytes=200))
+    builder = BatchBuilder()
+    for key in range(200):
+        builder.add_record(b"v" * 20, b"%d" % key)
+    batch = builder.build(1)
+    room = batch.size
+    parts, header = batch.stamp(Offset(0), LeaderEpoch(1))
+    if encrypted:
+        parts, header = cipher.encrypt(header, parts[1:])
+    keyed.log.append(parts, [header])
+    keyed.append((b"17", b"newer"))
+    keyed.append((b"end of a segment", b"." * 10_000))
+    keyed.log.sync()
+    keep = CompactableBatch.keep
+    with monkeypatch.context() as patched:
+        patched.setattr(CompactableBatch, "keep", lambda batch, kept, _=None: keep(batch, kept, MAX_BODY_BYTES))
+        compact(keyed.log, cipher=cipher)
+    before = stored(keyed.log)
+    assert parse_header(before).size > header.size
+    compact(keyed.log, cipher=cipher)
+    assert stored(keyed.log) == before  # not too large for messages
+    compact(keyed.log, cipher=cipher, max_batch_bytes=room)
+    after = stored(keyed.log)
+    assert parse_header(after).size <= header.size
+    assert rows(cipher.decrypted(after)) == rows(cipher.decrypted(before))
 
 
 # What is dirty
