@@ -26,12 +26,14 @@ from math import inf
 from typing import TypeAlias
 
 from metadata import election, stream_settings
+from metadata.commands.partitions import why_not_unclean
 from metadata.liveness import Liveness
 from metadata.model import MAX_PARTITIONS, Changes, Outcome, Partition
 from metadata.placement import Chance, place
+from metadata.references import ref_of
 from metadata.relief import Relief
 from metadata.settings import MetadataSettings
-from metadata.state import ClusterState, ref_of
+from metadata.state import ClusterState
 from wire import metadata_pb2 as pb
 from wire.durability import DEFAULT_REPLICAS, MAX_REPLICAS
 from wire.errors import Code, TidelogError
@@ -427,7 +429,7 @@ class ControllerCore:
     def unclean_elect(self, name: str, partition: int, broker: BrokerId) -> pb.Command:
         """Raises TidelogError: NOT_CONTROLLER, UNKNOWN_STREAM, BAD_REQUEST."""
         key, known = self._find(name, partition)
-        wrong = self._state.why_not_unclean(key, known, broker)
+        wrong = why_not_unclean(self._state, key, known, broker)
         if wrong is not None:
             raise TidelogError(Code.BAD_REQUEST, wrong)
         return pb.Command(

@@ -24,8 +24,9 @@ from collections.abc import Awaitable, Callable
 
 from metadata.controller import ControllerCore
 from metadata.model import Outcome
+from metadata.references import ref_of
 from metadata.settings import MetadataSettings
-from metadata.state import ClusterState, ref_of
+from metadata.state import ClusterState
 from wire import metadata_pb2 as pb
 from wire.errors import Code, TidelogError
 from wire.subjects import Subjects

@@ -48,8 +48,9 @@ from metadata.master_keys import MASTER_KEYS_LABEL, check_encryption
 from metadata.model import Changes, Outcome, Stream
 from metadata.moves import LeaderMoves
 from metadata.raft.types import RaftError, RaftOutcomeUnknown, RaftRole, RaftStatus, RaftUnavailable, StateMachine
+from metadata.references import key_of, ref_of
 from metadata.settings import MetadataSettings
-from metadata.state import ClusterState, key_of, ref_of
+from metadata.state import ClusterState
 from metadata.stream_settings import with_defaults
 from metadata.wishes import Wishes
 from wire import metadata_pb2 as pb

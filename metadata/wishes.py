@@ -16,8 +16,9 @@ from dataclasses import dataclass
 from math import inf
 from typing import TypeVar
 
+from metadata.references import ref_of
 from metadata.settings import MetadataSettings
-from metadata.state import ClusterState, ref_of
+from metadata.state import ClusterState
 from wire import metadata_pb2 as pb
 from wire.subjects import Subjects
 from wire.transport import Transport

@@ -22,6 +22,7 @@ from dataplane.broker.eviction import Eviction
 from dataplane.broker.following import Following
 from dataplane.broker.gaps import PublishGaps
 from dataplane.broker.housekeeping import Housekeeping
+from dataplane.broker.hw_checkpoints import HighWatermarkCheckpoints
 from dataplane.broker.leading import Leading
 from dataplane.broker.replica import Replica
 from dataplane.broker.retention import Retention
@@ -49,8 +50,6 @@ from wire.types import (
 
 log = logging.getLogger(__name__)
 
-HIGH_WATERMARK_CHECKPOINT_INTERVAL = 1.0
-"""Seconds."""
 OPENED_AT_ONCE = 4
 """Logs, at start; no more than the executor has threads."""
 
@@ -105,11 +104,11 @@ class Broker:
         self._replicas: dict[PartitionKey, Replica] = {}
         self._by_name: dict[tuple[str, int], Replica] = {}
         self._notifications: Subscription | None = None
-        self._checkpointer: asyncio.Task[None] | None = None
         self._scrubber = Scrubber(context.storage, Random(f"{context.broker} {context.time_ns()}"))
         compaction = Compaction(context.storage, context.keyring, lambda: context.max_batch_bytes)
         jobs = (SnapshotJob(), Retention(), compaction, self._scrubber)
         self._housekeeping = Housekeeping(context, self._replicas, jobs)
+        self._hw_checkpoints = HighWatermarkCheckpoints(context, self._replicas)
         self._gaps = PublishGaps(context, self._count_led)
         self._leaving: set[asyncio.Task[None]] = set()
         self._removing = asyncio.Lock()
@@ -128,7 +127,7 @@ class Broker:
         )
         context.control.on_connection_change(self._on_connection)
         context.ingest.on_connection_change(self._gaps.on_connection)
-        self._checkpointer = context.loop.create_task(self._checkpoint_for_ever())
+        self._hw_checkpoints.start()
         self._housekeeping.start()
         context.space.on_room = self._on_room
         context.space.evict = Eviction(context, self._replicas).run
@@ -136,9 +135,7 @@ class Broker:
 
     async def close(self) -> None:
         self._closed = True  # metadata goes on for a while: nothing begins any more
-        if self._checkpointer is not None:
-            self._checkpointer.cancel()
-            await asyncio.wait({self._checkpointer})
+        await self._hw_checkpoints.close()
         await self._housekeeping.close()
         await self.context.space.close()
         if self._notifications is not None:
@@ -258,15 +255,6 @@ class Broker:
             self.context.counters.times_full += 1
         for replica in list(self._replicas.values()):
             replica.on_space(is_full)
-
-    async def _checkpoint_for_ever(self) -> None:
-        while True:
-            await asyncio.sleep(HIGH_WATERMARK_CHECKPOINT_INTERVAL)
-            for replica in [r for r in self._replicas.values() if r.owes_checkpoint]:
-                try:
-                    await replica.keep_checkpoint(self.context)
-                except Exception:
-                    log.exception("partition %s: the checkpoint met a bug", replica.key)
 
     # ------------------------------------------------------------------ status
     def stream_status(self, stream: StreamName) -> dict[str, Any]:

@@ -106,7 +106,9 @@ class BrokerContext:
     metadata: MetadataPort
     syncer: Syncer
     executor: Executor
-    """For blocking work on logs that roles wait for: opening, cutting, a leader's first sync, checkpoints."""
+    """For blocking work on logs that roles wait for: opening, cutting, a leader's first sync."""
+    checkpoints: Executor
+    """For the periodic checkpoints and syncs, so that nothing else waits for a log that hangs in one of them."""
     readers: Executor
     """For cold reads: however many there are, a change of role does not stand behind them."""
     housekeeping: Executor

@@ -194,7 +194,7 @@ class Replica:
             return
         known = self.high_watermark
         try:
-            await context.loop.run_in_executor(context.executor, self.checkpoint, known)
+            await context.loop.run_in_executor(context.checkpoints, self.checkpoint, known)
         except NoSpace as e:
             context.space.refused(e)
         except LogDamaged as e:

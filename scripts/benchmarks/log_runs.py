@@ -12,7 +12,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import NamedTuple
 
-from dataplane.broker.broker import HIGH_WATERMARK_CHECKPOINT_INTERVAL
+from dataplane.broker.hw_checkpoints import INTERVAL as CHECKPOINT_INTERVAL
 from dataplane.broker.settings import StorageSettings
 from dataplane.log.group_commit import SyncScheduler
 from dataplane.log.partition_log import LogConfig, PartitionLog
@@ -113,7 +113,7 @@ def _keep_house(log: PartitionLog) -> None:
     """What a broker does for its logs at these intervals, in threads of its own."""
     snapshots_at = time.monotonic() + HOUSEKEEPING_INTERVAL
     while True:
-        time.sleep(HIGH_WATERMARK_CHECKPOINT_INTERVAL)
+        time.sleep(CHECKPOINT_INTERVAL)
         log.checkpoint_high_watermark(log.durable_end)
         if time.monotonic() >= snapshots_at and log.snapshot_is_due:
             log.write_snapshots()

@@ -9,6 +9,7 @@ from __future__ import annotations
 import asyncio
 import json
 import os
+import threading
 from collections.abc import AsyncIterator, Callable
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
@@ -147,6 +148,7 @@ class Node:
             metadata=self.metadata,
             syncer=self.syncer,
             executor=self.executor,
+            checkpoints=self.executor,
             readers=self.executor,
             housekeeping=self.executor,
             space=self.space,
@@ -221,6 +223,36 @@ def fills(log: Any, end: int, epoch: int = 1) -> None:
         builder.add_record(b"v" * 50)
         parts, header = builder.build(1).stamp(log.log_end_offset, LeaderEpoch(epoch))
         log.append(parts, [header])
+
+
+# ---------------------------------------------------------------- one log that hangs
+async def test_a_log_whose_sync_hangs_holds_up_the_periodic_sync_of_no_other_log(a: Node) -> None:
+    keys = [KEY, *(replace(KEY, stream=StreamName(f"other{number}")) for number in range(3))]
+    a.broker.on_partitions([view(key=key, durability=ACCEPTED) for key in keys])
+    replicas = [a.broker._replicas[key] for key in keys]
+    await until(lambda: all(isinstance(r.role, Leading) and r._transition is None for r in replicas))
+    logs = [replica.log for replica in replicas]
+    answers, hangs = threading.Event(), threading.Event()
+    hanging = logs[0]
+    assert hanging is not None
+    sync = hanging.sync
+
+    def hang() -> Offset:
+        hangs.set()
+        assert answers.wait(20)
+        return sync()
+
+    hanging.sync = hang  # type: ignore[method-assign]
+    try:
+        fills(hanging, 3)
+        await until(hangs.is_set)
+        for log in logs[1:]:
+            fills(log, 3)
+        await until(lambda: all(log is not None and log.durable_end == 3 for log in logs[1:]), timeout=4)
+        assert hanging.durable_end == 0
+    finally:
+        answers.set()
+    await until(lambda: hanging.durable_end == 3)
 
 
 # ---------------------------------------------------------------- publishers are answered, by leaders only

@@ -9,6 +9,7 @@ import shutil
 import socket
 import ssl
 import subprocess
+import sys
 import time
 from array import array
 from collections.abc import Callable, Iterator
@@ -18,6 +19,7 @@ from typing import Any
 
 import pytest
 
+from tidelog.runtime import nats_py
 from tidelog.runtime.micro import ERROR_CODE_HEADER, ERROR_HEADER, Answer
 from tidelog.runtime.nats import ConnectionClosed, NatsConnection, NatsUnavailable
 from tidelog.runtime.server import EmbeddedNatsServer, NatsPortTaken, NatsServerFailed
@@ -385,7 +387,7 @@ async def test_a_killed_server_that_comes_back_finds_everything_restored(server:
     connection.on_connection_change(lambda connected: changes.append((connected, connection.is_connected)))
     assert connection.connected_since <= time.monotonic()
 
-    waiting = asyncio.create_task(connection.request("direct", b"never answered", timeout=60))
+    waiting = asyncio.create_task(connection.request("direct", b"never answered", timeout=25))
     await until(lambda: received)
     server.kill()
     with pytest.raises(TimeoutError, match="lost"):
@@ -396,7 +398,7 @@ async def test_a_killed_server_that_comes_back_finds_everything_restored(server:
     assert connection.publish_raw([b"PUB direct 0\r\n\r\n"]) is False
     assert connection.counters.dropped_publishes == 2
     with pytest.raises(TimeoutError, match="no connection"):
-        await connection.request("direct", b"", timeout=60)
+        await connection.request("direct", b"", timeout=25)
     with pytest.raises(TimeoutError, match="no connection"):
         await connection.flush()
     late = asyncio.create_task(connection.subscribe("late", received.append))
@@ -629,7 +631,7 @@ async def test_a_closed_connection_says_so(server: EmbeddedNatsServer) -> None:
     changes: list[bool] = []
     connection.on_connection_change(changes.append)
     await connection.subscribe("silent", lambda _: None)
-    waiting = asyncio.create_task(connection.request("silent", b"", timeout=60))
+    waiting = asyncio.create_task(connection.request("silent", b"", timeout=25))
     await until(lambda: connection.counters.read.messages == 1)
     await connection.close()
     with pytest.raises(TimeoutError, match="closed"):
@@ -838,14 +840,72 @@ async def test_every_instance_of_a_service_gets_every_request(server: EmbeddedNa
         await connection.close()
 
 
-async def test_close_ends_the_reconnecting_even_when_its_cancellation_is_lost(tmp_path: Path) -> None:
+async def test_close_ends_the_reconnecting_even_when_its_cancellation_is_lost(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """`asyncio.wait_for` of Python 3.11 loses it when an attempt fails at the same moment; brokers hung then."""
+    attempted = asyncio.Event()
+
+    async def connect(*_: object) -> None:
+        attempted.set()
+        try:
+            await asyncio.Event().wait()
+        except asyncio.CancelledError:
+            raise ConnectionRefusedError from None
+
     with EmbeddedNatsServer(store_dir=tmp_path) as server:
         connection = await NatsConnection.connect(server.url)
-    client = connection._client
-    await until(lambda: client._reconnection_task is not None)
-    reconnecting, client._reconnection_task = client._reconnection_task, None  # nats-py has nothing to cancel now
+        monkeypatch.setattr(nats_py._TcpTransport, "connect", connect)
+    await attempted.wait()
+    reconnecting = connection._client._reconnection_task
     assert reconnecting is not None
     await connection.close()
     async with asyncio.timeout(5):
         await asyncio.wait({reconnecting})
+
+
+LEFT_UNCLOSED = """
+import asyncio, sys
+from pathlib import Path
+
+import tidelog
+from tidelog.runtime import nats_py
+from tidelog.runtime.server import EmbeddedNatsServer
+
+
+class Noticed(nats_py._TcpTransport):
+    attempted = None
+
+    async def connect(self, *args):
+        if Noticed.attempted is not None:
+            Noticed.attempted.set()
+        await super().connect(*args)
+
+
+async def main(turns):
+    server.start()
+    Noticed.attempted = None
+    clients = [await tidelog.connect(server.url) for _ in range(12)]
+    server.kill()
+    while any(client.is_connected for client in clients):
+        await asyncio.sleep(0.01)
+    Noticed.attempted = asyncio.Event()
+    await Noticed.attempted.wait()
+    for _ in range(turns):
+        await asyncio.sleep(0)
+
+
+nats_py._TcpTransport = Noticed
+server = EmbeddedNatsServer(store_dir=Path(sys.argv[1]))
+for turns in range(8):
+    asyncio.run(main(turns))
+    print("ended", flush=True)
+"""
+
+
+def test_a_program_that_leaves_clients_unclosed_ends_while_nats_is_gone(tmp_path: Path) -> None:
+    """`asyncio.run` cancels each task once; on Python 3.11 an attempt to connect that fails meanwhile swallows that."""
+    ended = subprocess.run(
+        [sys.executable, "-c", LEFT_UNCLOSED, str(tmp_path)], timeout=60, capture_output=True, text=True, check=True
+    )
+    assert ended.stdout.split() == ["ended"] * 8

@@ -49,7 +49,7 @@ from dataplane.replica.follower import CheckpointAnswer, FetchAnswer, Follower, 
 from dataplane.replica.leader import CheckpointFetch, FollowerFetch, Leader
 from dataplane.replica.producers import ProducerTable
 from dataplane.replica.settings import ReplicaSettings
-from metadata.state import ref_of
+from metadata.references import ref_of
 from tests.protocol.memory_log import RECORD_BYTES, Batch, MemoryLog
 from tests.unit.metadata.cluster import Cluster
 from wire import metadata_pb2 as pb

@@ -174,6 +174,7 @@ class SimBroker:
             raft_address=self.raft_address,
             syncer=SimSyncer(process),
             executor=threads,
+            checkpoints=threads,
             readers=threads,
             housekeeping=threads,
             loop=process,

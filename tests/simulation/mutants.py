@@ -18,7 +18,9 @@ from dataplane.log import appending, compaction, cutting, segment, swapping, syn
 from dataplane.log import state as log_state
 from dataplane.log.data_dir import DataDir
 from dataplane.replica import consumers, epochs, follower, leader, pending, producers
-from metadata import election, state
+from metadata import election
+from metadata.commands import brokers, partitions
+from metadata.commands.ledger import Ledger
 from metadata.controller import ControllerCore
 from metadata.liveness import Liveness
 from metadata.service import MetadataService
@@ -128,7 +130,7 @@ MUTANTS: tuple[Mutant, ...] = (
     ),
     _mutant(
         "the incarnations in AlterIsr are not checked (KIP-903)",
-        (state.ClusterState, "_alter_one_isr", "if not (seen or unseen_yet) or not self.is_alive(member)", "if False"),
+        (partitions, "_alter_one_isr", "if not (seen or unseen_yet) or not ledger.is_alive(member)", "if False"),
         drama="late expansion",
     ),
     _mutant(
@@ -148,9 +150,9 @@ MUTANTS: tuple[Mutant, ...] = (
     ),
     _mutant(
         "AlterIsr without compare-and-set",
-        (state.ClusterState, "_alter_one_isr", "if item.expected_epoch != partition.epoch:", "if False:"),
+        (partitions, "_alter_one_isr", "if item.expected_epoch != partition.epoch:", "if False:"),
         (
-            state.ClusterState,
+            partitions,
             "_alter_one_isr",
             "if partition.leader != leader or item.leader_epoch != partition.leader_epoch:",
             "if False:",
@@ -160,8 +162,8 @@ MUTANTS: tuple[Mutant, ...] = (
         "a restart always proves everything",
         (DataDir, "proof", "return self._proof", "return Proof(True, True)"),
         (
-            state.ClusterState,
-            "_register_broker",
+            brokers,
+            "register_broker",
             "(command.last_incarnation == known.incarnation or known.life_id in command.earlier_lives)",
             "True",
         ),
@@ -201,7 +203,7 @@ MUTANTS: tuple[Mutant, ...] = (
     ),
     _mutant(
         "any broker may elect without the office",
-        (state.ClusterState, "_not_in_office", "if office == self.office and office:", "if True:"),
+        (Ledger, "not_in_office", "if office == self.office and office:", "if True:"),
         drama="two offices",
     ),
     _mutant(

@@ -614,15 +614,21 @@ class PartitionAccumulator:
                 "have been written; read the stream to find out before sending them again",
                 {"outcome": "unknown"},
             )
-        if batch.last_error is not None:
-            why = batch.last_error
+        why = batch.last_error
+        if why is not None and why.code is not Code.OUT_OF_ORDER_SEQUENCE:
             message = f"{why.message} (given up after {seconds:g} s, nothing written)"
             return typed(TidelogError(why.code, message, {**why.details, "outcome": "not_written"}))
-        reason = "has no leader" if self._is_down else "could not be reached"
+        if self._is_down:
+            reason = f"the partition has no leader for {seconds:g} s"
+        elif why is not None:
+            reason = (
+                f"for {seconds:g} s an earlier batch of this producer, which they must follow, was not acknowledged"
+            )
+        else:
+            reason = f"the partition could not be reached for {seconds:g} s"
         return DeliveryTimeout(
             Code.OUTCOME_UNKNOWN,
-            f"{len(batch)} records for {self.name} were not written: the partition {reason} for {seconds:g} s; "
-            "see `tidelog cluster status`",
+            f"{len(batch)} records for {self.name} were not written: {reason}; see `tidelog cluster status`",
             {"outcome": "not_written"},
         )
 

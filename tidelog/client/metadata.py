@@ -2,7 +2,7 @@
 
 Nothing here has to be right: requests carry incarnations and epochs, and a broker that knows better says so. A
 refusal whose code says `refresh_metadata` leads back here. Requests for the same stream that come together share one
-answer.
+answer; when the last of those that wait for it gives up, it is asked for no longer.
 """
 
 from __future__ import annotations
@@ -68,11 +68,19 @@ class StreamMetadata:
         )
 
 
+@dataclass(slots=True)
+class _Asking:
+    """A request on its way."""
+
+    task: asyncio.Task[StreamMetadata]
+    waiting: int = 0
+
+
 class MetadataCache:
     def __init__(self, api: Api) -> None:
         self._api = api
         self._known: dict[StreamName, StreamMetadata] = {}
-        self._asking: dict[StreamName, asyncio.Task[StreamMetadata]] = {}
+        self._asking: dict[StreamName, _Asking] = {}
 
     async def why_over(self, stream: StreamName, known: StreamMetadata | None) -> TidelogError | None:
         """Asks anew. Why who works on the stream as `known` cannot go on; None when it can, or nobody says."""
@@ -98,11 +106,18 @@ class MetadataCache:
     async def refresh(self, stream: str) -> StreamMetadata:
         """As of now."""
         name = stream_name(stream)
-        task = self._asking.get(name)
-        if task is None:
-            task = self._asking[name] = asyncio.create_task(self._ask(name))
-            task.add_done_callback(lambda _: self._asking.pop(name, None))
-        return await asyncio.shield(task)
+        asking = self._asking.get(name)
+        if asking is None or asking.task.done():
+            asking = self._asking[name] = _Asking(asyncio.create_task(self._ask(name)))
+        asking.waiting += 1
+        try:
+            return await asyncio.shield(asking.task)
+        finally:
+            asking.waiting -= 1
+            if not asking.waiting:
+                asking.task.cancel()
+            if self._asking.get(name) is asking and (asking.task.done() or not asking.waiting):
+                del self._asking[name]
 
     def forget(self, stream: str) -> None:
         self._known.pop(StreamName(stream), None)

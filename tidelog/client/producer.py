@@ -161,6 +161,10 @@ class Producer:
         except TidelogError:
             self._starting = None
             raise
+        except asyncio.CancelledError:
+            if self._closed and not cast("asyncio.Task[None]", asyncio.current_task()).cancelling():
+                raise self._closed_error() from None
+            raise
 
     @property
     def compression(self) -> Compression:
@@ -329,8 +333,6 @@ class Producer:
         """Wait until everything given is acknowledged or has failed, then let go. Safe to call twice."""
         if self._closed:
             return
-        if self._starting is not None and not self._starting.done():
-            self._starting.cancel()
         self._closed = True
         try:
             for pipe in self._pipes.values():
@@ -358,6 +360,8 @@ class Producer:
             pipe.close()
         for task in self._tasks:
             task.cancel()
+        if self._starting is not None:
+            self._starting.cancel()
         while self._waiting_for_room:
             _, waiter = self._waiting_for_room.popleft()
             if not waiter.done():

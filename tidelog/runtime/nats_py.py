@@ -158,11 +158,12 @@ class ChunkedClient(Client):
         self.parser = ChunkParser(self._control_line)
         self.on_writable = on_writable
         self.on_read = on_read
-        self._is_shut = False
         self._on_down = on_down
         self._on_server_error = on_server_error
         self._write_marks = write_marks  # (high, low) of the outgoing buffer, in bytes
         self._link: Link | None = None
+        self._reconnecting: asyncio.Task[Any] | None = None
+        """The newest task that reconnects."""
         self.is_behind = False
         """The newest read found so much that there is more, as a rule."""
         self.precedes: ChunkedClient | None = None
@@ -218,7 +219,6 @@ class ChunkedClient(Client):
 
     async def shut(self) -> None:
         """nats-py's `close`, also where `connect` failed before it had begun."""
-        self._is_shut = True
         if self._flush_queue is not None:
             await self.close()
 
@@ -314,9 +314,11 @@ class ChunkedClient(Client):
         await super()._process_op_err(e)
 
     async def _connect_to_server(self, s: Srv) -> None:
-        if self._is_shut:
-            # nats-py cancels its reconnecting once. `asyncio.wait_for` loses that (until Python 3.12) when an attempt
-            # fails at the same moment; the loop would go on for ever, and with it the process.
+        task = self._reconnecting
+        if task is not None and task.cancelling() and task is asyncio.current_task():
+            # The task is cancelled once, by nats-py's `close` or by `asyncio.run`. `asyncio.wait_for` loses that (until
+            # Python 3.12) when an attempt fails at the same moment; the loop would go on for ever, and with it the
+            # process.
             raise asyncio.CancelledError
         self.abort()  # an attempt that failed after the socket was open left it open
         s.last_attempt = time.monotonic()
@@ -324,6 +326,7 @@ class ChunkedClient(Client):
         await transport.connect(s.uri, DEFAULT_BUFFER_SIZE, self.options["connect_timeout"])
 
     async def _attempt_reconnect(self) -> None:
+        self._reconnecting = asyncio.current_task()
         while not self.is_closed:
             try:
                 await super()._attempt_reconnect()

@@ -53,6 +53,8 @@ class Ground:
     """Empty: an observer."""
     syncer: Syncer
     executor: Executor
+    checkpoints: Executor
+    """CHECKPOINTS_AT_ONCE threads."""
     readers: Executor
     housekeeping: Executor
     """One thread."""
@@ -140,6 +142,7 @@ class Assembly:
             metadata=metadata,
             syncer=ground.syncer,
             executor=ground.executor,
+            checkpoints=ground.checkpoints,
             readers=ground.readers,
             housekeeping=ground.housekeeping,
             storage=ground.storage_settings,

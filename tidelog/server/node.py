@@ -25,6 +25,7 @@ from concurrent.futures import ThreadPoolExecutor
 from functools import partial
 from typing import Any
 
+from dataplane.broker.hw_checkpoints import CHECKPOINTS_AT_ONCE
 from dataplane.encryption.keyring import Keyring
 from dataplane.encryption.master_keys import keys_from_file
 from dataplane.log.data_dir import DataDir
@@ -46,7 +47,7 @@ from wire.subjects import Subjects
 log = logging.getLogger(__name__)
 
 LOG_THREADS = 4
-"""Threads for blocking work on logs (recovery, truncation, checkpoints)."""
+"""Threads for blocking work on logs (recovery, truncation, a leader's first sync)."""
 READ_THREADS = 4
 """Threads for cold reads, so that changes of role do not stand behind them."""
 SYNC_THREADS = 8
@@ -139,6 +140,8 @@ class Node:
 
         executor = ThreadPoolExecutor(LOG_THREADS, "log")
         stack.callback(executor.shutdown)
+        checkpoints = ThreadPoolExecutor(CHECKPOINTS_AT_ONCE, "checkpoint")
+        stack.callback(checkpoints.shutdown)
         readers = ThreadPoolExecutor(READ_THREADS, "read")
         stack.callback(readers.shutdown)
         housekeeping = ThreadPoolExecutor(1, "housekeeping")
@@ -160,6 +163,7 @@ class Node:
             raft_address=self._raft_address or "",
             syncer=syncer,
             executor=executor,
+            checkpoints=checkpoints,
             readers=readers,
             housekeeping=housekeeping,
             loop=loop,

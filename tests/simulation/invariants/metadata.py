@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from metadata.state import key_of
+from metadata.references import key_of
 from tests.simulation.invariants.base import Commit, Invariant, Scene
 from wire.errors import InvariantViolation
 

@@ -5,7 +5,8 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 
 from metadata.model import Outcome, Partition
-from metadata.state import ClusterState, ref_of
+from metadata.references import ref_of
+from metadata.state import ClusterState
 from wire import metadata_pb2 as pb
 from wire.types import BrokerId, PartitionKey, StreamName
 

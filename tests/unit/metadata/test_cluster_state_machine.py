@@ -8,7 +8,8 @@ from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, rule
 
 from metadata.model import Outcome, Partition
-from metadata.state import ClusterState, ref_of
+from metadata.references import ref_of
+from metadata.state import ClusterState
 from tests.unit.metadata.cluster import Cluster
 from wire import metadata_pb2 as pb
 from wire.types import BrokerId, PartitionKey, StreamName

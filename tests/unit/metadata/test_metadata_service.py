@@ -24,9 +24,9 @@ from metadata.raft.types import (
     RaftUnavailable,
     StateMachine,
 )
+from metadata.references import ref_of
 from metadata.service import MetadataService, Registration
 from metadata.settings import MetadataSettings
-from metadata.state import ref_of
 from tidelog.server.api import Api
 from wire import metadata_pb2 as pb
 from wire.errors import Code, TidelogError

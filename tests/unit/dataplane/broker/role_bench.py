@@ -205,6 +205,7 @@ class Bench:
             metadata=cast(Any, metadata),
             syncer=self.syncer,
             executor=cast(Any, None),
+            checkpoints=cast(Any, None),
             readers=cast(Any, None),
             housekeeping=cast(Any, None),
             space=cast(Any, space),

@@ -304,6 +304,18 @@ class TestEndings:
         acc.on_error(a, 1, refused(Code.NOT_ENOUGH_REPLICAS), 0.1)
         assert isinstance(failure(acc.tick(3.0)), NotEnoughReplicas)
 
+    def test_too_late_behind_an_unresolved_batch_says_not_written_and_not_that_records_were_lost(self) -> None:
+        acc = core(delivery_timeout=3.0)
+        fill(acc, 2)
+        a, b = sent(acc)
+        acc.on_error(b, 1, refused(Code.OUT_OF_ORDER_SEQUENCE), 2.999)
+        failures = {effect.batch: effect.error for effect in acc.tick(3.0) if isinstance(effect, Failed)}
+        assert isinstance(failures[a], DeliveryTimeout)
+        assert failures[a].details == {"outcome": "unknown"}
+        assert isinstance(failures[b], DeliveryTimeout)
+        assert failures[b].details == {"outcome": "not_written"}
+        assert "an earlier batch" in failures[b].message
+
     def test_a_confirm_timeout_goes_again_and_stays_uncertain(self) -> None:
         acc = core(delivery_timeout=3.0)
         fill(acc, 1)

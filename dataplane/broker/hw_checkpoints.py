@@ -1,0 +1,71 @@
+"""The high watermarks of all logs, written down every second; logs of `accepted` streams are synced with them.
+
+Several logs are written at a time, each by one of CHECKPOINTS_AT_ONCE workers with a thread of its own, so that a log
+whose disk hangs holds up no other log. A log is queued at most once: one that hangs keeps one worker until the disk
+answers, whatever becomes due meanwhile.
+
+    every INTERVAL     logs that owe a checkpoint, and are neither queued nor being written, join the queue
+    worker             takes the oldest of the queue; ends when the queue is empty
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections import deque
+from collections.abc import Mapping
+
+from dataplane.broker.context import BrokerContext
+from dataplane.broker.replica import Replica
+from wire.types import PartitionKey
+
+log = logging.getLogger(__name__)
+
+INTERVAL = 1.0
+"""Seconds."""
+CHECKPOINTS_AT_ONCE = 4
+"""No more than `BrokerContext.checkpoints` has threads."""
+
+
+class HighWatermarkCheckpoints:
+    def __init__(self, context: BrokerContext, replicas: Mapping[PartitionKey, Replica]) -> None:
+        self._context = context
+        self._replicas = replicas
+        self._queue: deque[Replica] = deque()
+        self._due: set[Replica] = set()
+        """Those in the queue, and those that are being written."""
+        self._workers: set[asyncio.Task[None]] = set()
+        self._looking: asyncio.Task[None] | None = None
+
+    def start(self) -> None:
+        self._looking = self._context.loop.create_task(self._look_for_ever())
+
+    async def close(self) -> None:
+        """What a thread is writing goes on; the log's own close waits for it."""
+        tasks = {*self._workers, *([self._looking] if self._looking is not None else [])}
+        self._queue.clear()
+        for task in tasks:
+            task.cancel()
+        if tasks:
+            await asyncio.wait(tasks)
+
+    async def _look_for_ever(self) -> None:
+        while True:
+            await asyncio.sleep(INTERVAL)
+            owing = [r for r in self._replicas.values() if r.owes_checkpoint and r not in self._due]
+            self._due.update(owing)
+            self._queue.extend(owing)
+            for _ in range(min(len(self._queue), CHECKPOINTS_AT_ONCE - len(self._workers))):
+                worker = self._context.loop.create_task(self._work())
+                self._workers.add(worker)
+                worker.add_done_callback(self._workers.discard)
+
+    async def _work(self) -> None:
+        while self._queue:
+            replica = self._queue.popleft()
+            try:
+                await replica.keep_checkpoint(self._context)
+            except Exception:
+                log.exception("partition %s: the checkpoint met a bug", replica.key)
+            finally:
+                self._due.discard(replica)

@@ -1,0 +1,91 @@
+"""The cluster state as it can be read: brokers, streams, partitions, and which broker is the controller."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+
+from metadata.model import Broker, Partition, Stream
+from metadata.snapshot import Contents
+from wire.types import BrokerId, Generation, PartitionKey, PartitionView, StreamName
+
+
+class Cluster:
+    """Readers may look at every attribute and change none."""
+
+    def __init__(self, contents: Contents, led: dict[BrokerId, int]) -> None:
+        """`led`: how many partitions each broker leads; `metadata.commands.ledger` keeps it up to date."""
+        self._contents = contents
+        self._led = led
+
+    @property
+    def generation(self) -> Generation:
+        return self._contents.generation
+
+    @property
+    def cluster_id(self) -> str:
+        """Empty until a controller has taken office for the first time."""
+        return self._contents.cluster_id
+
+    @property
+    def office(self) -> int:
+        """Number of the present office; 0: none yet."""
+        return self._contents.office
+
+    @property
+    def controller(self) -> BrokerId | None:
+        return self._contents.controller
+
+    @property
+    def controller_life_id(self) -> str:
+        return self._contents.controller_life_id
+
+    @property
+    def brokers(self) -> Mapping[BrokerId, Broker]:
+        return self._contents.brokers
+
+    @property
+    def streams(self) -> Mapping[StreamName, Stream]:
+        return self._contents.streams
+
+    @property
+    def defaults(self) -> Mapping[str, str]:
+        """Settings that streams get when they are made, where they bring none of their own."""
+        return self._contents.cluster_config
+
+    @property
+    def unclean_elections(self) -> int:
+        """How often an operator has let a replica lead that may lack committed records."""
+        return self._contents.unclean_elections
+
+    def is_alive(self, broker: BrokerId) -> bool:
+        found = self._contents.brokers.get(broker)
+        return found is not None and found.alive
+
+    def partition(self, key: PartitionKey) -> Partition | None:
+        """That life of that partition; None when it is over or never was."""
+        stream = self._contents.streams.get(key.stream)
+        if stream is None or stream.incarnation != key.stream_incarnation:
+            return None
+        partition = stream.partitions.get(key.partition)
+        return partition if partition is not None and partition.incarnation == key.partition_incarnation else None
+
+    def view(self, key: PartitionKey) -> PartitionView | None:
+        return self._contents.streams[key.stream].view(key.partition) if self.partition(key) is not None else None
+
+    def partitions(self) -> Iterator[tuple[PartitionKey, Partition]]:
+        """All, by stream name and number."""
+        for _, stream in sorted(self._contents.streams.items()):
+            for number, partition in sorted(stream.partitions.items()):
+                yield PartitionKey(stream.name, stream.incarnation, number, partition.incarnation), partition
+
+    def keys_of(self, broker: BrokerId) -> list[PartitionKey]:
+        """Partitions that `broker` replicates, sorted."""
+        return [key for key, partition in self.partitions() if broker in partition.replicas]
+
+    def led_by(self, broker: BrokerId) -> int:
+        return self._led.get(broker, 0)
+
+    def check(self) -> None:
+        """Raises InvariantViolation. For tests and simulations: looks at everything."""
+        for key, partition in self.partitions():
+            partition.check(self._contents.streams[key.stream].min_isr)

@@ -1,0 +1,147 @@
+"""Commands about partitions: ISR changes, elections and withdrawals. A command names many partitions; each of its items
+is decided on its own."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable
+from dataclasses import replace
+from typing import TypeAlias, TypeVar
+
+from metadata import election
+from metadata.cluster import Cluster
+from metadata.commands.ledger import Ledger
+from metadata.model import Changes, Outcome, Partition
+from metadata.references import key_of
+from wire import metadata_pb2 as pb
+from wire.errors import Code
+from wire.types import BrokerId, PartitionEpoch, PartitionKey
+
+_Item = TypeVar("_Item", pb.IsrAlteration, pb.Election, pb.WithdrawReplica)
+_Decide: TypeAlias = Callable[[Ledger, _Item, Partition, int], tuple[Code | None, Partition]]
+
+
+def alter_isr(ledger: Ledger, command: pb.AlterIsr) -> Outcome:
+    return _each_partition(ledger, command.items, _alter_one_isr)
+
+
+def _alter_one_isr(
+    ledger: Ledger, item: pb.IsrAlteration, partition: Partition, min_isr: int
+) -> tuple[Code | None, Partition]:
+    leader = BrokerId(item.leader)
+    if partition.leader != leader or item.leader_epoch != partition.leader_epoch:
+        return Code.FENCED_LEADER_EPOCH, partition
+    if item.expected_epoch != partition.epoch:
+        return Code.STALE_EPOCH, partition
+    members = tuple(BrokerId(life.broker) for life in item.new_isr)
+    if len({*members}) != len(members) or leader not in members or any(m not in partition.replicas for m in members):
+        return Code.BAD_REQUEST, partition
+    for life in item.new_isr:
+        member = BrokerId(life.broker)
+        known = ledger.contents.brokers.get(member)
+        seen = known is not None and known.incarnation == life.incarnation
+        unseen_yet = life.incarnation == 0 and member in partition.isr
+        if not (seen or unseen_yet) or not ledger.is_alive(member) or partition.is_withdrawn(member):
+            # Over and done with: the raised epoch tells the leader, and outdates every copy still on its way.
+            return Code.WRONG_INCARNATION, replace(partition, epoch=PartitionEpoch(partition.epoch + 1))
+    changed = election.with_isr(partition, members, min_isr=min_isr)
+    # The present ISR may be proposed too: that outdates whatever was proposed before.
+    return None, replace(changed, epoch=PartitionEpoch(partition.epoch + 1))
+
+
+def elect_leaders(ledger: Ledger, command: pb.ElectLeaders) -> Outcome:
+    refused = ledger.not_in_office(command.office)
+    return refused if refused is not None else _each_partition(ledger, command.items, _elect_one)
+
+
+def _elect_one(ledger: Ledger, item: pb.Election, partition: Partition, min_isr: int) -> tuple[Code | None, Partition]:
+    if item.leader_epoch != partition.leader_epoch:
+        return Code.FENCED_LEADER_EPOCH, partition
+    able = tuple(broker for broker in election.candidates(partition, ledger.is_alive) if broker != partition.leader)
+    if not able and not item.planned:
+        # The leader is the last live ISR member. An eligible replica holds all that was committed.
+        able = tuple(broker for broker in partition.eligible if ledger.is_alive(broker))
+    target = BrokerId(item.target)
+    if target:
+        able = tuple(broker for broker in able if broker == target)
+    if not able:
+        return Code.NOT_ENOUGH_REPLICAS, partition
+    chosen = min(able, key=lambda broker: (ledger.led_by(broker), partition.replicas.index(broker)))
+    drop = None if item.planned else partition.leader
+    return None, election.lead(partition, chosen, alive=ledger.is_alive, min_isr=min_isr, drop=drop)
+
+
+def withdraw(ledger: Ledger, command: pb.Withdraw) -> Outcome:
+    return _each_partition(ledger, command.items, _withdraw_one)
+
+
+def _withdraw_one(
+    ledger: Ledger, item: pb.WithdrawReplica, partition: Partition, min_isr: int
+) -> tuple[Code | None, Partition]:
+    broker = BrokerId(item.broker)
+    known = ledger.contents.brokers.get(broker)
+    if known is None or known.incarnation != item.incarnation or broker not in partition.replicas:
+        return Code.WRONG_INCARNATION, partition
+    if item.expected_epoch != partition.epoch:
+        return Code.STALE_EPOCH, partition
+    return None, election.after_withdrawal(
+        partition,
+        broker,
+        alive=ledger.is_alive,
+        led=ledger.leaderships,
+        min_isr=min_isr,
+        reason=item.reason or "unsound",
+    )
+
+
+def _each_partition(ledger: Ledger, items: Iterable[_Item], change: _Decide[_Item]) -> Outcome:
+    """Decides each item on its own: `change(ledger, item, partition, min_isr)` returns how it ended, and the partition
+    afterwards."""
+    codes: list[Code | None] = []
+    changed: dict[PartitionKey, None] = {}
+    for item in items:
+        key = key_of(item.partition)
+        partition = ledger.partition(key)
+        if partition is None:
+            codes.append(Code.UNKNOWN_STREAM)
+            continue
+        code, after = change(ledger, item, partition, ledger.contents.streams[key.stream].min_isr)
+        codes.append(code)
+        if after != partition:
+            ledger.store(key, after)
+            changed[key] = None
+    if not changed:
+        return ledger.unchanged(items=tuple(codes))
+    return ledger.changed(Changes(partitions=tuple(sorted(changed))), items=tuple(codes))
+
+
+def unclean_elect(ledger: Ledger, command: pb.UncleanElect) -> Outcome:
+    refused = ledger.not_in_office(command.office)
+    if refused is not None:
+        return refused
+    key = key_of(command.partition)
+    partition, broker = ledger.partition(key), BrokerId(command.broker)
+    if partition is None:
+        return ledger.refuse(Code.UNKNOWN_STREAM, f"partition {key} does not exist")
+    if command.leader_epoch != partition.leader_epoch:
+        return ledger.refuse(
+            Code.FENCED_LEADER_EPOCH,
+            f"partition {key} is at LeaderEpoch {partition.leader_epoch} by now; look again",
+        )
+    wrong = why_not_unclean(ledger, key, partition, broker)
+    if wrong is not None:
+        return ledger.refuse(Code.BAD_REQUEST, wrong)
+    ledger.store(key, election.unclean(partition, broker))
+    ledger.contents.unclean_elections += 1
+    return ledger.changed(Changes(partitions=(key,)))
+
+
+def why_not_unclean(cluster: Cluster, key: PartitionKey, partition: Partition, broker: BrokerId) -> str | None:
+    """Why an operator may not let that replica lead whatever it lacks; None when that is possible."""
+    if broker not in partition.replicas or not cluster.is_alive(broker):
+        return f"broker {broker} is not a live replica of {key}; its replicas are {', '.join(partition.replicas)}"
+    if partition.leader is not None and cluster.is_alive(partition.leader):
+        return (
+            f"partition {key} is led by {partition.leader}: an unclean election would give up committed records; "
+            "it is for partitions that nobody can lead"
+        )
+    return None

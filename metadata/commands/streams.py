@@ -1,0 +1,160 @@
+"""Commands about streams and the settings that new streams get."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+from metadata import election, stream_settings
+from metadata.commands.ledger import Ledger
+from metadata.model import MAX_PARTITIONS, Changes, Layout, Outcome, Partition, Stream
+from wire import metadata_pb2 as pb
+from wire.durability import MAX_REPLICAS
+from wire.errors import Code, TidelogError
+from wire.stream_config import StreamConfig
+from wire.subjects import overlaps
+from wire.types import BrokerId, Incarnation, LeaderEpoch, PartitionEpoch, StreamName
+
+DEFAULT_KIND = "log"
+DEFAULT_PARTITIONER = "crc32c"
+DEFAULT_PLACEMENT = "spread"
+
+
+def create_stream(ledger: Ledger, command: pb.CreateStream) -> Outcome:
+    refused = ledger.not_in_office(command.office) or _check_new_stream(ledger, command)
+    if refused is not None:
+        return refused
+    incarnation = Incarnation(ledger.next_generation())
+    names = [BrokerId(name) for name in command.brokers]
+    partitions = {}
+    for number, assignment in enumerate(command.assignments):
+        replicas = tuple(names[index] for index in assignment.replicas)
+        partitions[number] = Partition(
+            incarnation=incarnation,
+            replicas=replicas,
+            leader=names[assignment.leader],
+            isr=replicas,
+            epoch=PartitionEpoch(1),
+            leader_epoch=LeaderEpoch(1),
+        )
+    try:
+        stream = Stream(
+            name=StreamName(command.name),
+            subject=command.subject,
+            incarnation=incarnation,
+            kind=command.kind or DEFAULT_KIND,
+            config=stream_settings.with_defaults(command.config, ledger.defaults),
+            replication_factor=command.replication_factor,
+            partitioner=command.partitioner or DEFAULT_PARTITIONER,
+            partitioning_version=1,
+            layouts=(Layout(version=1, partitions=len(partitions)),),
+            placement=command.placement or DEFAULT_PLACEMENT,
+            leader_pin=command.leader_pin,
+            partitions=partitions,
+        )
+        StreamConfig.from_strings(stream.config).check(stream.replication_factor)
+    except TidelogError as error:
+        return ledger.refuse(error.code, error.message)
+    ledger.contents.streams[stream.name] = stream
+    for partition in partitions.values():
+        ledger.count_leader(partition.leader, 1)
+    return ledger.changed(
+        Changes(partitions=tuple(stream.key(number) for number in sorted(partitions))), value=incarnation
+    )
+
+
+def _check_new_stream(ledger: Ledger, command: pb.CreateStream) -> Outcome | None:
+    if not command.name or not command.subject:
+        return ledger.refuse(Code.BAD_NAME, "a stream needs a name and a subject")
+    if StreamName(command.name) in ledger.contents.streams:
+        return ledger.refuse(
+            Code.STREAM_EXISTS, f"stream {command.name} exists; choose another name or delete it first"
+        )
+    for _, other in sorted(ledger.contents.streams.items()):
+        if overlaps(other.subject, command.subject):
+            return ledger.refuse(
+                Code.SUBJECT_TAKEN,
+                f"subject {command.subject} overlaps {other.subject} of stream {other.name}; choose another one",
+            )
+    if not 1 <= len(command.assignments) <= MAX_PARTITIONS:
+        return ledger.refuse(
+            Code.BAD_CONFIG, f"{len(command.assignments)} partitions are outside 1 to {MAX_PARTITIONS}"
+        )
+    factor = command.replication_factor
+    if not 1 <= factor <= MAX_REPLICAS:
+        return ledger.refuse(Code.BAD_REPLICATION_FACTOR, f"replication factor {factor} is outside 1 to {MAX_REPLICAS}")
+    for name in command.brokers:
+        if not ledger.is_alive(BrokerId(name)):
+            return ledger.refuse(Code.UNAVAILABLE, f"broker {name} is not alive any more; try again")
+    if len({*command.brokers}) != len(command.brokers):
+        return ledger.refuse(Code.BAD_REQUEST, "a placement names a broker twice")
+    for number, assignment in enumerate(command.assignments):
+        replicas = tuple(assignment.replicas)
+        if (
+            len(replicas) != factor
+            or len({*replicas}) != factor
+            or max(replicas) >= len(command.brokers)
+            or assignment.leader not in replicas
+        ):
+            return ledger.refuse(Code.BAD_REQUEST, f"partition {number} has an impossible placement")
+    return None
+
+
+def alter_stream(ledger: Ledger, command: pb.AlterStream) -> Outcome:
+    refused = ledger.not_in_office(command.office)
+    if refused is not None:
+        return refused
+    stream = ledger.contents.streams.get(StreamName(command.name))
+    if stream is None or stream.incarnation != command.incarnation:
+        return _no_stream(ledger, command.name)
+    try:
+        config = stream_settings.altered(
+            stream.config,
+            changes=command.set,
+            unset=command.unset,
+            defaults=ledger.defaults,
+            replication_factor=stream.replication_factor,
+        )
+    except TidelogError as error:
+        return ledger.refuse(error.code, error.message)
+    if config == stream.config:
+        return ledger.unchanged()
+    changed = ledger.contents.streams[stream.name] = replace(stream, config=config)
+    keys = tuple(changed.key(number) for number in sorted(changed.partitions))
+    for key in keys:
+        # Also where nothing but the settings changed: whoever sees that epoch has seen them.
+        ledger.store(key, election.with_min_isr(changed.partitions[key.partition], changed.min_isr))
+    return ledger.changed(Changes(partitions=keys))
+
+
+def alter_cluster(ledger: Ledger, command: pb.AlterCluster) -> Outcome:
+    refused = ledger.not_in_office(command.office)
+    if refused is not None:
+        return refused
+    try:
+        defaults = stream_settings.altered_defaults(ledger.defaults, changes=command.set, unset=command.unset)
+    except TidelogError as error:
+        return ledger.refuse(error.code, error.message)
+    if defaults == ledger.defaults:
+        return ledger.unchanged()
+    ledger.contents.cluster_config = defaults
+    return ledger.changed()
+
+
+def delete_stream(ledger: Ledger, command: pb.DeleteStream) -> Outcome:
+    refused = ledger.not_in_office(command.office)
+    if refused is not None:
+        return refused
+    stream = ledger.contents.streams.get(StreamName(command.name))
+    if stream is None or stream.incarnation != command.incarnation:
+        return _no_stream(ledger, command.name)
+    gone = tuple(stream.key(number) for number in sorted(stream.partitions))
+    for partition in stream.partitions.values():
+        ledger.count_leader(partition.leader, -1)
+    del ledger.contents.streams[stream.name]
+    return ledger.changed(Changes(gone=gone))
+
+
+def _no_stream(ledger: Ledger, name: str) -> Outcome:
+    return ledger.refuse(
+        Code.UNKNOWN_STREAM, f"stream {name} does not exist; `tidelog stream list` shows those that do"
+    )
