@@ -294,6 +294,10 @@ class ControllerCore:
 
     # ---- requests --------------------------------------------------------------------------------------------------
 
+    def newest_answer(self, broker: BrokerId) -> int:
+        """The newest probe that this broker has answered, by what has arrived; 0: none in this office."""
+        return self._liveness.newest_answer(broker)
+
     def live_brokers(self) -> list[BrokerId]:
         """Alive by the state, and listening as far as the last probes tell."""
         return [

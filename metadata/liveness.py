@@ -214,6 +214,11 @@ class Liveness:
         watch = self._watches.get(broker)
         return watch is not None and watch.refused_at is not None
 
+    def newest_answer(self, broker: BrokerId) -> int:
+        """The number of the newest probe that was answered; 0: none."""
+        watch = self._watches.get(broker)
+        return 0 if watch is None else watch.answered
+
     def heard_since(self, broker: BrokerId, time: float) -> bool:
         watch = self._watches.get(broker)
         return watch is not None and watch.heard_at >= time
@@ -243,8 +248,7 @@ class Liveness:
         self._outstanding[self._number] = (broker, now)
         if len(self._outstanding) > MAX_OUTSTANDING:
             del self._outstanding[next(iter(self._outstanding))]
-        watch = self._watches.get(broker)
-        return ProbeOrder(broker, self._number, 0 if watch is None else watch.answered)
+        return ProbeOrder(broker, self._number, self.newest_answer(broker))
 
     def _follow(self, brokers: Mapping[BrokerId, Broker], now: float) -> None:
         for broker in [*self._watches]:

@@ -13,6 +13,10 @@ LeaderEpoch, and the compare-and-set fails. A leader that drained in vain sequen
 `drain_timeout_s`. So nothing is remembered of a move that ended, and a new controller needs to know nothing of the old
 one's.
 
+The request to drain names the office, and the newest probe that the leader has answered. The leader knows by its own
+clock when it answered that probe. So a leader that stood still with the request unread recognises it: beyond its
+timeout it is refused, for another may lead by then (`lease`).
+
 One move per partition at a time. A request for the one that is under way, as a client repeats it, gets its outcome.
 """
 
@@ -37,6 +41,10 @@ _log = logging.getLogger(__name__)
 
 ANSWER_MARGIN_S = 0.5
 """For the leader's answer to travel, beyond the time that it may take to drain."""
+
+
+HEARTBEATS_TO_HEAR = 5
+"""A new controller waits for so many at most until it has heard the leader."""
 
 
 class LeaderMoves:
@@ -110,11 +118,14 @@ class LeaderMoves:
     async def _drain(self, move: LeaderMove) -> None:
         """Returns when the leader has handed everything to the target."""
         timeout = self._settings.drain_timeout_s
+        await self._until_heard(move.leader)
         request = pb.DrainRequest(
             partition=ref_of(move.key),
             leader_epoch=move.leader_epoch,
             target=move.target,
             timeout_ms=round(timeout * 1000),
+            office=self._core.office,
+            answered=self._core.newest_answer(move.leader),
         )
         try:
             answer = await self._transport.request(
@@ -129,6 +140,14 @@ class LeaderMoves:
         error = TidelogError.from_headers(answer.headers)
         if error is not None:
             raise error
+
+    async def _until_heard(self, leader: BrokerId) -> None:
+        """A leader takes no request of a controller that has not received an answer of it yet. Probes go out all the
+        time: the first answer comes within a heartbeat, or the leader is not there."""
+        for _ in range(HEARTBEATS_TO_HEAR):
+            if self._core.newest_answer(leader):
+                return
+            await asyncio.sleep(self._settings.heartbeat_interval_s)
 
     def _not_moved(self, move: LeaderMove, why: str) -> TidelogError:
         partition = self._state.partition(move.key)

@@ -44,6 +44,7 @@ from metadata.describe import (
     partition_form,
     said_by_leaders,
 )
+from metadata.lease import Lease
 from metadata.master_keys import MASTER_KEYS_LABEL, check_encryption
 from metadata.model import Changes, Outcome, Stream
 from metadata.moves import LeaderMoves
@@ -91,8 +92,6 @@ STATUS_TIMEOUT_S = 0.5
 """A broker that has not told the progress of its partitions by then is left out of a description."""
 READY_TIMEOUT_S = 3.0
 """A new stream's leaders are waited for so long; the stream exists either way."""
-MAX_ANSWERS = 64
-"""Answers to probes that may still extend the lease; the oldest are forgotten."""
 SHORTEST_PAUSE_S = 0.001
 
 
@@ -167,6 +166,7 @@ class MetadataService:
     - `room()`: on this broker's disk;
     - `drain_leader(move, timeout, answer)`: get ready for a planned move of a leadership held here: stop sequencing,
       call `answer(None)` when the target holds everything, `answer(error)` when it does not within `timeout` seconds;
+      not called for requests that lay unread for longer than that, or than the lease;
     - `on_office(open)`: this broker begins or ceases to serve as the controller;
     - `on_fatal(error)`: the broker cannot take part: another cluster's folder, another process under its id, or a
       callback above that raised.
@@ -220,11 +220,7 @@ class MetadataService:
         self._delivered: dict[PartitionKey, PartitionView] = {}
         self._changed = Changes()
         self._flush_scheduled = False
-        self._probed_at = -inf
-        """When this broker answered the newest probe of which a controller told that it has the answer."""
-        self._probing_office = 0
-        self._answers: dict[int, tuple[float, int]] = {}
-        """When probes of that office were answered, by number; oldest first."""
+        self._lease = Lease(settings)
         self._labels: dict[BrokerId, Mapping[str, str]] = {}
         self._wishes = Wishes(
             state=self.state,
@@ -320,7 +316,7 @@ class MetadataService:
 
     def lease_valid(self, now: float) -> bool:
         """Whether a controller has been heard, and has heard this broker, within the leader lease."""
-        return now - self._probed_at <= self._settings.leader_lease_s
+        return self._lease.is_valid(now)
 
     def alter_isr(self, change: IsrChange) -> None:
         """Ask for another ISR. A later wish for a partition replaces the one on its way. Views tell how it ended."""
@@ -835,7 +831,7 @@ class MetadataService:
         probe = self._decode(pb.Probe, message)
         if probe is None or message.reply is None:
             return
-        self._extend_lease(probe)
+        self._lease.on_probe(probe, office=self.state.office, generation=self.state.generation, now=self._monotonic())
         answer = pb.ProbeAnswer(
             broker=self._id,
             life_id=self._life_id,
@@ -846,22 +842,6 @@ class MetadataService:
             room=self.room().value,
         )
         self._transport.publish(message.reply, [answer.SerializeToString()])
-
-    def _extend_lease(self, probe: pb.Probe) -> None:
-        """The lease runs from an answer of this broker that the controller has received. The probe's own arrival proves
-        little: it may have lain unread while this process stood still. A deposed controller's proves nothing. Nor does
-        one whose controller knew more than is applied here yet: it may know of another leader."""
-        if probe.office < max(self.state.office, self._probing_office):
-            return
-        if probe.office > self._probing_office:
-            self._probing_office = probe.office
-            self._answers.clear()
-        answered_at, generation = self._answers.get(probe.answered, (-inf, 0))
-        if self.state.generation >= generation:
-            self._probed_at = max(self._probed_at, answered_at)
-        self._answers[probe.number] = self._monotonic(), probe.generation
-        while len(self._answers) > MAX_ANSWERS:
-            del self._answers[next(iter(self._answers))]
 
     def _on_status_request(self, message: Message) -> None:
         if message.reply is None:
@@ -901,7 +881,20 @@ class MetadataService:
         def answer(error: TidelogError | None) -> None:
             self._transport.publish(reply, [b""], headers=error.to_headers() if error is not None else None)
 
-        self.drain_leader(move, request.timeout_ms / 1000, answer)
+        # This process may have stood still with the request unread, and another may lead since. The request itself says
+        # that the controller counted on this broker when that answer had arrived, as a probe does.
+        age = self._lease.age_of(request.office, request.answered, self._monotonic())
+        left = min(request.timeout_ms / 1000, self._settings.leader_lease_s) - age
+        if left > 0:
+            self.drain_leader(move, left, answer)
+        else:
+            answer(
+                TidelogError(
+                    Code.LEADER_NOT_MOVED,
+                    f"broker {self._id} read the request to hand over {move.key} too late: another may lead by now;"
+                    " look again",
+                )
+            )
 
     def _totals(self) -> dict[str, Any]:
         totals = dict(self.broker_totals())

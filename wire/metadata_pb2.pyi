@@ -1279,10 +1279,16 @@ class DrainRequest(_message.Message):
     LEADER_EPOCH_FIELD_NUMBER: _builtins.int
     TARGET_FIELD_NUMBER: _builtins.int
     TIMEOUT_MS_FIELD_NUMBER: _builtins.int
+    OFFICE_FIELD_NUMBER: _builtins.int
+    ANSWERED_FIELD_NUMBER: _builtins.int
     leader_epoch: _builtins.int
     target: _builtins.str
     timeout_ms: _builtins.int
     """for the target to catch up, and as long again for the change of leader to come"""
+    office: _builtins.int
+    """of the controller that asks"""
+    answered: _builtins.int
+    """the newest probe whose answer by the leader has arrived: this request is not older than that"""
     @_builtins.property
     def partition(self) -> Global___PartitionRef: ...
     def __init__(
@@ -1292,10 +1298,12 @@ class DrainRequest(_message.Message):
         leader_epoch: _builtins.int = ...,
         target: _builtins.str = ...,
         timeout_ms: _builtins.int = ...,
+        office: _builtins.int = ...,
+        answered: _builtins.int = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["partition", b"partition"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["leader_epoch", b"leader_epoch", "partition", b"partition", "target", b"target", "timeout_ms", b"timeout_ms"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["answered", b"answered", "leader_epoch", b"leader_epoch", "office", b"office", "partition", b"partition", "target", b"target", "timeout_ms", b"timeout_ms"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 

@@ -44,7 +44,7 @@ from dataplane.replica.effects import (
 )
 from dataplane.replica.leader import FollowerFetch, Leader
 from dataplane.replica.producers import Duplicate, Rejected
-from dataplane.replica.refusals import deletions_gone, fenced
+from dataplane.replica.refusals import deletions_gone, fenced, told_without_epoch
 from wire.append import asked_durability, decode_append
 from wire.batch import HEADER_SIZE, BatchHeader, Compression, EncodedBatch
 from wire.errors import Code, CorruptData, TidelogError
@@ -327,11 +327,9 @@ class Leading(ReadableRole):
         if isinstance(header, TidelogError):
             self.context.counters.dropped_refused += batch.record_count
             for _, run in replies:
-                self._answers.bare_error(run, header)
+                self._refuse_bare(run, header)
             for _, message, received in envelopes:
-                self._answers.envelope(
-                    EnvelopeReply(message, self.view.subject, Offset(-1), received, False), received, header
-                )
+                self._refuse_envelope(self._without_offset(message, received), header)
             return
         now = self.context.now()
         base, end = header.base_offset, header.end_offset
@@ -361,9 +359,7 @@ class Leading(ReadableRole):
             self.context.space.append(self.log, parts, [header])
         except NoSpace as e:
             self.context.counters.refused_no_space += 1
-            return TidelogError(
-                Code.NO_SPACE, f"{self.context.broker} has no room for {self.view.key}, nothing was stored: {e}"
-            )
+            return TidelogError(Code.NO_SPACE, f"{self.context.broker} has no room for {self.view.key}: {e}")
         except LogDamaged as e:
             self.fail(f"append failed: {e}")
             return self._append_failed()
@@ -401,9 +397,8 @@ class Leading(ReadableRole):
             else:
                 counters.dropped_refused += count
             log.warning("partition %s: dropped %d published records: %s", self.view.key, count, error)
-        # Who does not lead leaves the answer to the leader, who may be hearing the same publish.
-        if self.view.config.reply_acks and error.code is not Code.NOT_LEADER:
-            self._answers.bare_error(replies, error)
+        if self.view.config.reply_acks:
+            self._refuse_bare(replies, error)
 
     def _corrupt_envelope(self, reason: str, reply: bytes | None) -> None:
         self.context.counters.dropped_corrupt_envelope += 1
@@ -412,7 +407,7 @@ class Leading(ReadableRole):
         )
         if reply is not None and self.view.config.reply_acks and self._core is not None and not self.ended:
             error = TidelogError(Code.CORRUPT_ENVELOPE, f"{reason}; the envelope was not stored, send it again")
-            self._answers.bare_error([reply], error)
+            self._refuse_bare([reply], error)
 
     def _envelope_refused(self, message: EnvelopeMessage, error: TidelogError) -> None:
         counters = self.context.counters
@@ -421,10 +416,33 @@ class Leading(ReadableRole):
         else:
             counters.dropped_refused += 1
         log.warning("partition %s: dropped an envelope: %s", self.view.key, error)
-        if error.code is Code.NOT_LEADER:
-            return
-        now = self.context.time_ns()
-        self._answers.envelope(EnvelopeReply(message, self.view.subject, Offset(-1), now, False), now, error)
+        self._refuse_envelope(self._without_offset(message, self.context.time_ns()), error)
+
+    def _without_offset(self, message: EnvelopeMessage, received: int) -> EnvelopeReply:
+        return EnvelopeReply(message, self.view.subject, Offset(-1), received, needs_lease=False)
+
+    # Every publish without a LeaderEpoch that gets an error gets it by one of these three.
+
+    def _told_without_epoch(self, error: TidelogError) -> TidelogError | None:
+        """By the clock of this moment: the process may have stood still since the message came."""
+        lease_valid = self.context.metadata.lease_valid(self.context.now())
+        return told_without_epoch(error, self.context.broker, self.view, lease_valid=lease_valid)
+
+    def _refuse_bare(self, replies: Replies, error: TidelogError) -> None:
+        told = self._told_without_epoch(error)
+        if told is not None:
+            self._answers.bare_error(replies, told)
+
+    def _refuse_envelope(self, reply: EnvelopeReply, error: TidelogError) -> None:
+        told = self._told_without_epoch(error)
+        if told is not None:
+            self._answers.envelope(reply, self.context.time_ns(), told)
+
+    def _refuse_append(self, leader_epoch: int, inbox: str | None, error: TidelogError) -> None:
+        """A request that names its LeaderEpoch is stored by no other leader: `error` is all that comes of it."""
+        told = error if leader_epoch else self._told_without_epoch(error)
+        if told is not None:
+            self._answers.error(inbox, told)
 
     def _append_failed(self) -> TidelogError:
         """What the disk took of it is unknown; a later life of this replica may find it whole."""
@@ -437,6 +455,7 @@ class Leading(ReadableRole):
         core = self._core
         if self.ended or core is None:
             return
+        request = AppendRequest()
         try:
             request, buffer = decode_append(message.data)
             if self._is_outlived(request.stream_incarnation, request.partition_incarnation):
@@ -452,12 +471,11 @@ class Leading(ReadableRole):
         except CorruptData as e:
             self.context.counters.dropped_corrupt_batch += 1
             log.warning("partition %s: dropped a corrupt batch: %s", self.view.key, e)
-            self._answers.error(
-                message.reply, TidelogError(Code.CORRUPT_BATCH, f"the batch does not decode: {e}; send it again")
-            )
+            error = TidelogError(Code.CORRUPT_BATCH, f"the batch does not decode: {e}; send it again")
+            self._refuse_append(request.leader_epoch, message.reply, error)
             return
         except TidelogError as e:
-            self._answers.error(message.reply, e)
+            self._refuse_append(request.leader_epoch, message.reply, e)
             return
         self._append_batch(core, request, level, batch, message.reply)
         self._schedule()
@@ -504,26 +522,23 @@ class Leading(ReadableRole):
         sent = batch.header
         verdict = self.log.producers.check(sent.producer_id, sent.producer_epoch, sent.base_sequence, sent.record_count)
         if isinstance(verdict, Rejected):
-            self._answers.error(inbox, verdict.error)
+            self._refuse_append(request.leader_epoch, inbox, verdict.error)
             return
         if isinstance(verdict, Duplicate):
             response = AppendResponse(base_offset=verdict.base_offset, leader_epoch=self.leader_epoch, duplicate=True)
             self._run(self._await(core, request, level, verdict.end_offset, response, inbox, now))
             return
         if request.HasField("expected_last_offset") and request.expected_last_offset != core.log_end_offset - 1:
-            self._answers.error(
-                inbox,
-                TidelogError(
-                    Code.INCORRECT_OFFSET,
-                    f"the last offset of {self.view.key} is {core.log_end_offset - 1},"
-                    f" not {request.expected_last_offset}",
-                    {"last_offset": str(core.log_end_offset - 1)},
-                ),
+            error = TidelogError(
+                Code.INCORRECT_OFFSET,
+                f"the last offset of {self.view.key} is {core.log_end_offset - 1}, not {request.expected_last_offset}",
+                {"last_offset": str(core.log_end_offset - 1)},
             )
+            self._refuse_append(request.leader_epoch, inbox, error)
             return
         header = self._append(batch)
         if isinstance(header, TidelogError):
-            self._answers.error(inbox, header)
+            self._refuse_append(request.leader_epoch, inbox, header)
             return
         end = header.end_offset
         response = AppendResponse(base_offset=header.base_offset, leader_epoch=self.leader_epoch)
@@ -787,7 +802,7 @@ class Leading(ReadableRole):
                     self._answers.bare(token)
                 else:
                     for _, replies in token.runs:
-                        self._answers.bare_error(replies, error)
+                        self._refuse_bare(replies, error)
             case AppendReply():
                 error = error or self._no_lease(token.needs_lease)
                 if error is None:
@@ -796,7 +811,10 @@ class Leading(ReadableRole):
                     self._answers.error(token.inbox, error)
             case EnvelopeReply():
                 error = error or self._no_lease(token.needs_lease)
-                self._answers.envelope(token, self.context.time_ns(), error)
+                if error is None:
+                    self._answers.envelope(token, self.context.time_ns())
+                else:
+                    self._refuse_envelope(token, error)
             case _:
                 raise TypeError(f"unknown token {token!r}")
 

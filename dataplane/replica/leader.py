@@ -246,8 +246,8 @@ class Leader:
         if without_room:
             return TidelogError(
                 Code.NO_SPACE,
-                f"partition {view.key} takes no records: {', '.join(without_room)} has no room on its disk; nothing"
-                " was stored, make room or try again later",
+                f"partition {view.key} takes no records: {', '.join(without_room)} has no room on its disk;"
+                " make room or try again later",
                 {"retry_after_ms": "500"},
             )
         alone = level is None or level.is_local
@@ -289,7 +289,7 @@ class Leader:
         moving = f"the leadership of {self.view.key} is moving from {self.broker} to {drain.target}"
         if drain.is_done:  # the new leader may be hearing the same publish: the answer is its
             return TidelogError(Code.NOT_LEADER, f"{moving}; try again")
-        return TidelogError(Code.UNAVAILABLE, f"{moving}; nothing was stored, try again", {"retry_after_ms": "10"})
+        return TidelogError(Code.UNAVAILABLE, f"{moving}; try again", {"retry_after_ms": "10"})
 
     # ------------------------------------------------------------------ appending
     def on_appended(self, end: Offset, size: int, now: float) -> list[LeaderEffect]:

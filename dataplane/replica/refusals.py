@@ -2,11 +2,55 @@
 
 from __future__ import annotations
 
+from typing import Final
+
 from wire.errors import Code, TidelogError
-from wire.types import LeaderEpoch, Offset, PartitionKey, PartitionView
+from wire.types import BrokerId, LeaderEpoch, Offset, PartitionKey, PartitionView
 
 DELETIONS_GONE = "deletions_gone"
 """Detail of an OFFSET_BEFORE_LOG: the offset is in the log, and yet nothing can be appended to what lies below it."""
+
+REASON = "reason"
+"""Detail of an OUTCOME_UNKNOWN: the code for which this broker did not store the record."""
+
+REFUSED_BY_ANY_LEADER: Final = frozenset(
+    {
+        Code.RECORD_TOO_LARGE,
+        Code.CORRUPT_ENVELOPE,
+        Code.CORRUPT_BATCH,
+        Code.BAD_REQUEST,
+        Code.WRONG_INCARNATION,
+        Code.STALE_PARTITIONING,
+        Code.PARTITION_DRAINING,
+        Code.PARTITION_RETIRED,
+        Code.READONLY,
+        Code.PAUSED,
+    }
+)
+"""They follow from the message itself, or from the stream's settings: a successor refuses the same message as well. All
+other refusals follow from the state of one broker."""
+
+
+def told_without_epoch(
+    error: TidelogError, broker: BrokerId, view: PartitionView, *, lease_valid: bool
+) -> TidelogError | None:
+    """What a publish is told that names no LeaderEpoch (a bare one, an envelope, an `.append` with epoch 0), where
+    `broker`, which believes that it leads, has nothing better for it than `error`. None: nothing is said.
+
+    Every broker that believes it leads receives such a publish. A broker without a lease is silent: another one may
+    lead, and the answer is its. Inside the lease it may have been deposed all the same. So it knows that it did not
+    store the record, and does not know that nobody did.
+    """
+    if not lease_valid or error.code is Code.NOT_LEADER:
+        return None
+    if error.code.unknown_outcome or error.code in REFUSED_BY_ANY_LEADER or len(view.replicas) == 1:
+        return error
+    return TidelogError(
+        Code.OUTCOME_UNKNOWN,
+        f"{error.message} ({broker} did not store the record; should another broker lead {view.key} by now, that one"
+        " may have)",
+        {**error.details, REASON: error.code.name},
+    )
 
 
 def fenced(view: PartitionView, theirs: LeaderEpoch) -> TidelogError:

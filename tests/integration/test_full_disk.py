@@ -32,12 +32,12 @@ PAUSE = 0.05
 
 
 async def refused(nats: NatsConnection, stream: str) -> str | None:
-    """The code with which a plain request is refused; None: it was stored."""
+    """The code for which the leader did not store a plain request; None: it was stored."""
     answer = await nats.request(stream, b"one:0:", timeout=LIMIT)
     if answer.status is not None:
         return None
     error: dict[str, Any] | None = json.loads(answer.data).get("error")
-    return str(error["code"]) if error is not None else None
+    return str(error["details"].get("reason", error["code"])) if error is not None else None
 
 
 @pytest.mark.parametrize("kind", ["tmpfs", "ext4"])

@@ -5,7 +5,7 @@
     epoch 5                                before `begin`: LeaderEpoch of the first view
     begin                                  the view goes to everybody
     publish a xyz [acks=all|leader|none] [durability=LEVEL] [as=TOKEN] [timeout=S] [lease=no]
-              [producer=ID/EPOCH/SEQUENCE]
+              [producer=ID/EPOCH/SEQUENCE] [bare]      bare: it names no LeaderEpoch
     deliver                                everything on its way, and what comes of it, until all is quiet
     deliver a>b …                          what is on these links now
     step                                   everything that is on its way now, not what comes of it
@@ -42,6 +42,7 @@ from dataclasses import fields, replace
 from dataplane.replica.consumers import ConsumerFetch
 from dataplane.replica.leader import FollowerFetch
 from dataplane.replica.producers import Duplicate, Rejected
+from dataplane.replica.refusals import told_without_epoch
 from dataplane.replica.settings import ReplicaSettings
 from tests.datadriven import Command, ScriptError
 from tests.protocol.memory_log import Batch
@@ -268,7 +269,7 @@ class ReplicationScript:
 
     def _publish(self, command: Command) -> None:
         command.check_options("acks", "durability", "as", "timeout", "lease", "producer")
-        name, values = command.words
+        name, values, *how = command.words
         options = command.options
         acks, token = options.get("acks", "none"), options.get("as", values)
         timeout = float(options["timeout"]) if "timeout" in options else None
@@ -301,7 +302,12 @@ class ReplicationScript:
                 case _:
                     batch = Batch(broker.log.end, leader.leader_epoch, values, identity, epoch, sequence)
                     world.append(broker, batch, level, token, timeout)
-        if refused is not None:
+        if refused is not None and "bare" in how:
+            told = told_without_epoch(refused, broker.name, leader.view, lease_valid=options.get("lease") != "no")
+            self._lines.append(
+                f"  {name}: tell {token} {error_shown(told)}" if told is not None else f"  {name}: silent to {token}"
+            )
+        elif refused is not None:
             self._lines.append(f"  {name}: refuse {token} {error_shown(refused)}")
 
     def _consume(self, command: Command) -> None:

@@ -10,6 +10,7 @@ import asyncio
 import contextlib
 import json
 from collections.abc import Callable
+from dataclasses import dataclass
 from functools import partial
 from random import Random
 from typing import Any, Literal
@@ -23,12 +24,41 @@ from tidelog.client.producer import Producer
 from tidelog.client.records import Receipt
 from wire.batch import RecordBatch
 from wire.durability import Durability
+from wire.envelope import decode_ack, encode_publish, is_envelope
 from wire.errors import Code, TidelogError
 from wire.subjects import Subjects, ingest_subject
+from wire.tidelog_pb2 import AckPolicy
+from wire.tidelog_pb2 import Message as Envelope
 from wire.transport import Message
 
 MAX_WAITING = 64
 """Records of one producer without an answer; it waits at that many."""
+
+
+@dataclass(slots=True)
+class _Asked:
+    """A bare publish or an envelope that wants an answer."""
+
+    value: bytes
+    incarnation: int
+    partition: int
+    inbox: str
+    promised: bool
+    """Its acknowledgement counts."""
+    is_envelope: bool
+    is_sent_once: bool
+    """What is said of it is said of all of it."""
+
+
+def _told(message: Message) -> tuple[int, Code | None]:
+    """The offset of what was stored, or why it was not."""
+    if is_envelope(message.data):
+        ack = decode_ack(message.data)
+        return ack.offset, Code[ack.errorCode] if ack.errorCode else None
+    answer = json.loads(message.data)
+    if "error" in answer:
+        return -1, Code[answer["error"]["code"]]
+    return int(answer["offset"]), None
 
 
 class Workload:
@@ -151,9 +181,11 @@ class Workload:
         if not self.incarnation:
             return False
         partition = self.rng.randrange(self.partitions)
-        target = self.rng.choice(sorted(self.invariants.brokers))
-        self.spawn(lambda: self._move_leader(partition, target))
+        self.ask_to_move_leader(partition, self.rng.choice(sorted(self.invariants.brokers)))
         return True
+
+    def ask_to_move_leader(self, partition: int, target: str) -> None:
+        self.spawn(lambda: self._move_leader(partition, target))
 
     async def _move_leader(self, partition: int, target: str) -> None:
         try:
@@ -280,8 +312,8 @@ class Workload:
         self.invariants.acked(ack, promised=promised)
 
     async def publish(self) -> None:
-        """Bare publishes with a reply subject, as `nats request` makes them. Half of them are sent again when no answer
-        comes, and may then be stored twice."""
+        """Bare publishes with a reply subject, as `nats request` makes them, and envelopes. Half of them are sent again
+        when no answer comes, and may then be stored twice."""
         number = 0
         self._names += 1
         name = f"b{self._names}"
@@ -290,35 +322,51 @@ class Workload:
             if not self.incarnation:
                 continue  # nobody could say which stream an answer is of
             number += 1
-            value = self._value(name, number)
-            partition = self.rng.randrange(self.partitions)
-            inbox = self.connection.new_inbox()
             # It names no incarnation: the leader of a deleted stream that has not heard of that stores it too.
-            zombie = self.invariants.has_zombie(self.stream, partition)
-            self.connection.on_inbox(
-                inbox, partial(self._bare_answer, value, self.incarnation, partition, inbox, not zombie)
+            partition = self.rng.randrange(self.partitions)
+            asked = _Asked(
+                value=self._value(name, number),
+                incarnation=self.incarnation,
+                partition=partition,
+                inbox=self.connection.new_inbox(),
+                promised=not self.invariants.has_zombie(self.stream, partition),
+                is_envelope=number % 3 == 0,
+                is_sent_once=not self.connection.nats.weather.duplication,
             )
+            self.connection.on_inbox(asked.inbox, partial(self._answered, asked))
             self.sent += 1
-            self.connection.publish(ingest_subject(self.stream, partition), [value], reply=inbox)
+            self._send(asked)
             if number % 2:
-                self.process.call_later(1.0, self._again, self.incarnation, partition, value, inbox)
+                self.process.call_later(1.0, self._again, asked)
 
-    def _again(self, incarnation: int, partition: int, value: bytes, inbox: str) -> None:
-        if self.connection.waits_on(inbox) and incarnation == self.incarnation and not self.stopped:
-            self.connection.publish(ingest_subject(self.stream, partition), [value], reply=inbox)
+    def _send(self, asked: _Asked) -> None:
+        subject = ingest_subject(self.stream, asked.partition)
+        if asked.is_envelope:
+            message = Envelope(value=asked.value, ackInbox=asked.inbox, ackPolicy=AckPolicy.ALL)
+            self.connection.publish(subject, [encode_publish(message)])
+        else:
+            self.connection.publish(subject, [asked.value], reply=asked.inbox)
 
-    def _bare_answer(
-        self, value: bytes, incarnation: int, partition: int, inbox: str, promised: bool, message: Message
-    ) -> None:
+    def _again(self, asked: _Asked) -> None:
+        if self.connection.waits_on(asked.inbox) and asked.incarnation == self.incarnation and not self.stopped:
+            asked.is_sent_once = False
+            self._send(asked)
+
+    def _answered(self, asked: _Asked, message: Message) -> None:
         if message.status is not None:
             return
-        answer = json.loads(message.data)
-        if "offset" in answer:
-            self.connection.on_inbox(inbox, None)
-            self.acknowledged += 1
-            if promised:
-                ack = Acknowledged(self.stream, incarnation, partition, int(answer["offset"]), value, self.process.name)
-                self._acked(ack, promised=True)
+        offset, code = _told(message)
+        if code is not None:
+            if not code.unknown_outcome and asked.is_sent_once:
+                self.connection.on_inbox(asked.inbox, None)  # it is not sent again
+                self.world.say(f"{asked.value[:12].decode()} was refused: {code.name}")
+                self.invariants.refused(self.stream, asked.partition, asked.value)
+            return
+        self.connection.on_inbox(asked.inbox, None)
+        self.acknowledged += 1
+        if asked.promised:
+            ack = Acknowledged(self.stream, asked.incarnation, asked.partition, offset, asked.value, self.process.name)
+            self._acked(ack, promised=True)
 
     # ---- consumers
 

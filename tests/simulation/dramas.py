@@ -199,6 +199,19 @@ class Stage:
         self.cluster.lift(LONG, release)
         return release
 
+    def pause(self, name: str) -> Callable[[], object]:
+        """Its process stands still; how it goes on."""
+        process = self.broker(name).process
+        assert process is not None
+        process.pause()
+        self.cluster.raft.check()
+        self.cluster.lift(LONG, process.resume)
+        return process.resume
+
+    def move_leader(self, target: str) -> None:
+        """As an operator asks for it."""
+        self.cluster.clients.ask_to_move_leader(0, target)
+
     def flood(self, seconds: float) -> None:
         """More is written than usually."""
         self.cluster.clients.burst_until = self.cluster.world.now + seconds
@@ -445,6 +458,26 @@ def long_zombie(stage: Stage) -> Iterator[float | Until]:
     raft.rejoin(address)
 
 
+def stale_drain(stage: Stage) -> Iterator[float | Until]:
+    """A leader stands still with publishes in its socket, and behind them a request to hand over. Another is elected.
+    The woken one has an uncommitted tail, hears late of its successor, and reads what that one stores."""
+    rng, raft = stage.rng, stage.cluster.raft
+    yield Until(lambda: stage.leader and len(stage.isr) == 3)
+    old = stage.leader
+    assert old is not None
+    target = rng.choice([name for name in stage.replicas if name != old])
+    stage.slow_applies(old, 4000.0)
+    resume = stage.pause(old)
+    stage.flood(5.0)
+    yield Until(lambda: raft.truth.controller not in (None, old))
+    yield 0.1 + rng.random() * 0.2
+    stage.move_leader(target)
+    yield Until(lambda: stage.leader not in (None, old))
+    yield rng.random() * 0.3
+    resume()
+    yield 1.0 + rng.random()
+
+
 def power_at_takeover(stage: Stage) -> Iterator[float | Until]:
     """Power goes at a new leader just as its LeaderEpoch has begun, its tail written and not synced."""
     rng = stage.rng
@@ -685,6 +718,7 @@ DRAMAS: dict[str, Drama] = {
         rolled_back_producer,
         recreated_unheard,
         long_zombie,
+        stale_drain,
         power_at_takeover,
         slow_news,
         sync_fails_then_power,

@@ -22,6 +22,7 @@ from metadata import election
 from metadata.commands import brokers, partitions
 from metadata.commands.ledger import Ledger
 from metadata.controller import ControllerCore
+from metadata.lease import Lease
 from metadata.liveness import Liveness
 from metadata.service import MetadataService
 from wire import subjects
@@ -380,13 +381,23 @@ MUTANTS: tuple[Mutant, ...] = (
     ),
     _mutant(
         "the lease never ends",
-        (MetadataService, "lease_valid", "return now - self._probed_at <=", "return True or now - self._probed_at <="),
+        (Lease, "is_valid", "return now - self._since <=", "return True or now - self._since <="),
         drama="long zombie",
     ),
     _mutant(
         "probes of a controller that knows more extend the lease",
-        (MetadataService, "_extend_lease", "if self.state.generation >= generation:", "if True:"),
+        (Lease, "_prove", "if needed <= generation:", "if True:"),
         drama="stale follower",
+    ),
+    _mutant(
+        "a deposed leader says that nothing was stored",
+        (
+            leading,
+            "told_without_epoch",
+            "    return TidelogError(",
+            "    return error\n    return TidelogError(",
+        ),
+        drama="stale drain",
     ),
     _mutant(
         "an answer holds no batch that is larger than asked for",

@@ -178,6 +178,9 @@ class Invariant:
 
     # ---- clients
 
+    def on_refused(self, stream: str, partition: int, value: bytes) -> None:
+        """A client was told that its record was not stored, and will not send it again."""
+
     def on_acked(self, ack: Acknowledged, *, promised: bool) -> None:
         """A record was acknowledged. `promised`: as acks=all, which must survive."""
 

@@ -16,6 +16,7 @@ from tests.simulation.invariants.clients import (
     NoAcknowledgedRecordLost,
     NoDuplicates,
     ProducerOrder,
+    RefusedIsNotStored,
 )
 from tests.simulation.invariants.commits import (
     CommittedIsHeldByIsr,
@@ -92,6 +93,7 @@ INVARIANTS: tuple[type[Invariant], ...] = (
     SyncedByAllStays,
     HeldByAllStays,
     FloorHolds,
+    RefusedIsNotStored,
     ConsumersSeeOnlyCommitted,
     ConsumersSeeOneValue,
     ConsumersSeeTheNewest,
@@ -143,6 +145,7 @@ class Invariants:
         self._on_covered = self._that_override("on_covered")
         self._on_committed = self._that_override("on_committed")
         self._on_acked = self._that_override("on_acked")
+        self._on_refused = self._that_override("on_refused")
         self._on_consumed = self._that_override("on_consumed")
         self._at_the_end = self._that_override("at_the_end")
         self._on_numbered = self._that_override("on_numbered")
@@ -316,6 +319,10 @@ class Invariants:
             self._acked_ends[named] = max(self._acked_ends.get(named, 0), ack.offset + 1)
         for invariant in self._on_acked:
             invariant.on_acked(ack, promised=promised)
+
+    def refused(self, stream: str, partition: int, value: bytes) -> None:
+        for invariant in self._on_refused:
+            invariant.on_refused(stream, partition, value)
 
     @property
     def losses(self) -> int:

@@ -83,6 +83,27 @@ class AckedIsCommitted(Invariant):
             self.broken(f"{ack.by}: offset {ack.offset} of {key}, committed is {history.end}")
 
 
+class RefusedIsNotStored(Invariant):
+    """To those who publish to the stream's subject: what a broker says not to be stored is stored by nobody."""
+
+    def __init__(self, scene: Scene) -> None:
+        super().__init__(scene)
+        self._refused: dict[tuple[str, int], set[bytes]] = {}
+
+    def on_refused(self, stream: str, partition: int, value: bytes) -> None:
+        self._refused.setdefault((stream, partition), set()).add(value)
+
+    def at_the_end(self, records: Mapping[tuple[str, int, int], list[bytes]]) -> None:
+        """Streams that were deleted and made again under their name count too: these publishes name no incarnation."""
+        for key, history in self.history.of.items():
+            refused = self._refused.get((key.stream, key.partition))
+            if not refused:
+                continue
+            for row in (row for _, data in history.batches for row in rows(data)):
+                if row.value in refused:
+                    self.broken(f"{row.value[:20]!r} is at offset {row.offset} of {key}, and was said not to be stored")
+
+
 class ConsumersSeeOnlyCommitted(Invariant):
     """To consumers: what they get is committed."""
 

@@ -40,8 +40,8 @@ EPOCH = LeaderEpoch(2)
 HOME = Path("/data/s")
 
 
-def view(*replicas: BrokerId, leader: BrokerId = A, durability: str = "durable") -> PartitionView:
-    config = StreamConfig.from_strings({"min_isr": "1", "durability": durability})
+def view(*replicas: BrokerId, leader: BrokerId = A, durability: str = "durable", min_isr: int = 1) -> PartitionView:
+    config = StreamConfig.from_strings({"min_isr": str(min_isr), "durability": durability})
     return PartitionView(
         key=KEY,
         subject="s",

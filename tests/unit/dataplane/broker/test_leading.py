@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 from collections.abc import AsyncIterator
 from concurrent.futures import ThreadPoolExecutor
+from dataclasses import replace
 from typing import Any, cast
 
 import pytest
@@ -12,10 +13,14 @@ import pytest
 from dataplane.broker.leading import Leading
 from dataplane.broker.replica import Replica
 from dataplane.log.partition_log import LogConfig
-from tests.unit.dataplane.broker.role_bench import HOME, KEY, A, B, Bench, view
-from wire.tidelog_pb2 import PartitionNotification, ReplicationRequest
+from tests.unit.dataplane.broker.role_bench import EPOCH, HOME, KEY, A, B, Bench, view
+from wire.append import encode_append
+from wire.batch import BatchBuilder
+from wire.envelope import MAGIC, decode_ack, encode_publish
+from wire.tidelog_pb2 import AckPolicy, AppendRequest, PartitionNotification, ReplicationRequest
+from wire.tidelog_pb2 import Message as Envelope
 from wire.transport import BulkHandler, Message, MessageHandler
-from wire.types import Offset
+from wire.types import LeaderEpoch, Offset, PartitionEpoch
 
 
 @pytest.fixture
@@ -183,3 +188,94 @@ async def test_a_leader_says_so_when_it_begins_and_when_its_connection_is_back(b
     role.on_connection(True)
     assert [subject for subject, _, _ in bench.control.sent] == [notify, notify]
     await role.end("over")
+
+
+def refusals(bench: Bench) -> list[tuple[str, str, str | None]]:
+    """(to whom, code, reason) of every error that was told, in order."""
+    told = []
+    for subject, data, headers in bench.control.sent:
+        if headers and "Tidelog-Error" in headers:
+            told.append((subject, headers["Tidelog-Error"], headers.get("Tidelog-Reason")))
+        elif data.startswith(MAGIC):
+            told.append((subject, decode_ack(data).errorCode, None))
+    return told
+
+
+def publish_in_all_ways(bench: Bench, role: Leading, leader_epoch: int) -> None:
+    """One bare request, one envelope, one `.append`."""
+    publish(bench, b"one", b"bare")
+    publish(bench, encode_publish(Envelope(value=b"two", ackInbox="envelope", ackPolicy=AckPolicy.ALL)), b"unused")
+    builder = BatchBuilder()
+    builder.add_record(b"three")
+    key = role.view.key
+    request = encode_append(
+        AppendRequest(leader_epoch=leader_epoch), builder.build(1).stamp(Offset(0), LeaderEpoch(0))[0]
+    )
+    subject = bench.context.subjects.append(key.stream, key.partition)
+    bench.ingest.subscribed[subject](Message(subject, b"".join(request), "append"))
+
+
+@pytest.mark.parametrize("leader_epoch", [0, EPOCH])
+async def test_who_may_have_been_deposed_does_not_say_that_nothing_was_stored(bench: Bench, leader_epoch: int) -> None:
+    """A bare request and an envelope reach a successor as well, an `.append` if it does not name its LeaderEpoch."""
+    role = Leading(bench.context, view(A, B, min_isr=2), bench.log, Offset(0), bench.damage.append)
+    await role.start()
+    role.on_view(replace(view(A, B, min_isr=2), isr=(A,), epoch=PartitionEpoch(2)))
+    publish_in_all_ways(bench, role, leader_epoch)
+    unknown = ("append", "OUTCOME_UNKNOWN", "NOT_ENOUGH_REPLICAS")
+    assert refusals(bench) == [
+        ("bare", "OUTCOME_UNKNOWN", "NOT_ENOUGH_REPLICAS"),
+        ("envelope", "OUTCOME_UNKNOWN", None),
+        ("append", "NOT_ENOUGH_REPLICAS", None) if leader_epoch else unknown,
+    ]
+    assert bench.log.log_end_offset == 0
+    await role.end("over")
+
+
+async def test_without_a_lease_only_an_append_that_names_its_leader_epoch_is_refused(bench: Bench) -> None:
+    role = Leading(bench.context, view(A, B, min_isr=2), bench.log, Offset(0), bench.damage.append)
+    await role.start()
+    role.on_view(replace(view(A, B, min_isr=2), isr=(A,), epoch=PartitionEpoch(2)))
+    bench.has_lease = False
+    publish_in_all_ways(bench, role, 0)
+    role._corrupt_envelope("it does not decode", b"corrupt")
+    assert refusals(bench) == []
+    publish_in_all_ways(bench, role, EPOCH)
+    assert refusals(bench) == [("append", "NOT_ENOUGH_REPLICAS", None)]
+    await role.end("over")
+
+
+async def test_what_every_leader_refuses_is_refused_for_good_inside_the_lease(bench: Bench) -> None:
+    role = Leading(bench.context, view(A, B), bench.log, Offset(0), bench.damage.append)
+    await role.start()
+    publish(bench, b"x" * (2 << 20), b"bare")
+    publish(bench, MAGIC + b"nothing that decodes", b"corrupt")
+    assert refusals(bench) == [("bare", "RECORD_TOO_LARGE", None), ("corrupt", "CORRUPT_ENVELOPE", None)]
+    await role.end("over")
+
+
+async def test_a_full_disk_of_the_only_replica_is_said_as_it_is(bench: Bench) -> None:
+    """Nobody else can lead."""
+    for replicas, code in (((A,), "NO_SPACE"), ((A, B), "OUTCOME_UNKNOWN")):
+        bench.control.sent.clear()
+        role = Leading(bench.context, view(*replicas), bench.log, Offset(0), bench.damage.append)
+        await role.start()
+        role.on_space(True)
+        publish(bench, b"one", b"bare")
+        assert [code for _, code, _ in refusals(bench)] == [code]
+        await role.end("over")
+
+
+async def test_at_the_end_of_leadership_bare_publishes_have_an_unknown_outcome_inside_the_lease_only(
+    bench: Bench,
+) -> None:
+    for has_lease in (True, False):
+        bench.control.sent.clear()
+        bench.has_lease = has_lease
+        role = Leading(bench.context, view(A, B, min_isr=2), bench.log, Offset(0), bench.damage.append)
+        await role.start()
+        publish_in_all_ways(bench, role, EPOCH)
+        await role.end("over")
+        told = {(to, code) for to, code, _ in refusals(bench)}
+        everybody = {(to, "OUTCOME_UNKNOWN") for to in ("bare", "envelope", "append")}
+        assert told == (everybody if has_lease else {("append", "OUTCOME_UNKNOWN")})
