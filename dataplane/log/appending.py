@@ -1,9 +1,9 @@
 """Appending to a log, and ending its last segment.
 
-The loop thread calls this, and nothing here waits for the disk or for a lock that somebody holds while he blocks:
-`append` takes none but `replacing`; `put_aside` takes the I/O lock when it is free, and `roll` the lock of the derived
-state and the I/O lock when both are, and else they do nothing. Only `put_aside_locked` is called by workers too, under
-the I/O lock, while nobody appends.
+The loop thread calls this, and nothing here waits for the disk or for a lock whose holder may block: `append` takes
+only `replacing`; `put_aside` takes the I/O lock when it is free, and `roll` the lock of the derived state and the I/O lock
+when both are free; otherwise they do nothing. Only `put_aside_locked` is also called by workers, under the I/O lock,
+while no append runs.
 """
 
 from __future__ import annotations
@@ -24,19 +24,19 @@ if TYPE_CHECKING:
 
 
 class Appending:
-    """Also what the pool of handles knows of the log: see `dataplane.log.pool.Writing`."""
+    """Appends to one log. The pool of handles knows the log by this object: see `dataplane.log.pool.Writing`."""
 
     def __init__(self, state: LogState) -> None:
         self._state = state
         self._holds_handle = False
-        """For writing, counted in the pool. Taken by the loop thread; nobody closes it but the loop, or under the I/O
-        lock while nobody appends."""
+        """Whether a handle for writing is open, and counted in the pool. The loop thread opens it; only the loop thread
+        closes it, or a worker under the I/O lock while no append runs."""
         self.written_to = False
 
     def append(self, parts: Sequence[Buffer], headers: Sequence[BatchHeader]) -> None:
         """Writes whole batches, stamped, to the end of the log, into the page cache.
 
-        `parts` are their bytes, split anywhere; they are kept for `read`, so nobody may change them any more. The first
+        `parts` are their bytes, split anywhere; they are kept for `read` and must not be changed afterwards. The first
         batch begins at the log's end, or above it where the log it comes from was compacted. Raises LogDamaged (the log
         takes no more writes), NoSpace and InvariantViolation (nothing was written).
         """
@@ -74,8 +74,8 @@ class Appending:
         self._holds_handle = True
 
     def put_aside(self) -> bool:
-        """Closes the handle for writing; the next append opens one. Loop thread, never waits. False, and nothing
-        happened: something is not synced, or somebody is busy with the disk."""
+        """Closes the handle for writing; the next append opens one. Loop thread, never waits. Returns False, with
+        nothing done, while something is not synced or the I/O lock is taken."""
         if not self._state.io_lock.acquire(blocking=False):
             return False
         try:
@@ -91,7 +91,7 @@ class Appending:
         return True
 
     def _not_written(self, segment: Segment, error: OSError) -> NoSpace | LogDamaged:
-        """What of the write reached the file is taken back: it would follow what is written there next."""
+        """Cuts off the part of the failed write that reached the file: the next write begins at the same position."""
         reason = f"writing to {segment.path} failed: {error}"
         if not is_no_space(error):
             return self._state.failed(reason)
@@ -102,7 +102,7 @@ class Appending:
         return NoSpace(reason)
 
     def _check_chain(self, parts: Sequence[Buffer], headers: Sequence[BatchHeader]) -> int:
-        """Bytes of all batches."""
+        """Checks that the batches continue the log. Returns the bytes of all batches."""
         state = self._state
         end = state.log_end_offset
         epoch = headers[0].leader_epoch
@@ -167,12 +167,12 @@ class Appending:
     def roll(self) -> bool:
         """Ends the last segment, so that it can be removed or compacted; the next sync finishes it.
 
-        Loop thread, never waits. False, and nothing happened: the last segment holds no record, somebody is busy with
-        the disk, or with the derived state, the disk is full, or no appends are taken. Raises LogDamaged.
+        Loop thread, never waits. Returns False, with nothing done, when the last segment holds no record, the I/O lock
+        or the lock of the derived state is taken, the disk is full, or the log takes no appends. Raises LogDamaged.
         """
         state = self._state
         if not state.derived.lock.acquire(blocking=False):
-            return False  # what producers wrote is being learned anew, perhaps: there is no state to capture
+            return False  # the producer table may be being rebuilt: there is no state to capture
         try:
             if not state.io_lock.acquire(blocking=False):
                 return False
@@ -191,7 +191,7 @@ class Appending:
         return True
 
     def _roll(self) -> Segment:
-        """The last segment is full. The next sync finishes it: nothing here waits for the disk."""
+        """Begins a new segment. The next sync finishes the old one: nothing here waits for the disk."""
         state = self._state
         if not self._holds_handle:
             self._take_handle()

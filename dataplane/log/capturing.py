@@ -4,8 +4,8 @@ them.
 Any thread, for all but `restore_producers`; blocking. All take the lock of the derived state; `snapshot_at` holds
 `removing` around it, so that no segment goes whose headers it may have to read. The I/O lock is not needed.
 
-    write_captured, restore_producers   whoever holds the lock of the derived state
-    snapshot_while_removing             whoever holds `removing`
+    write_captured, restore_producers   the holder of the lock of the derived state
+    snapshot_while_removing             the holder of `removing`
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ class Capturing:
         self._reading = reading
 
     def write_snapshots(self) -> None:
-        """Writes what of the derived state was captured, and is durable by now. Blocking, any thread."""
+        """Writes the captured snapshots whose records are durable by now. Blocking, any thread."""
         if self._state.refusal is None:
             with self._state.derived.lock:
                 self.write_captured()
@@ -40,7 +40,7 @@ class Capturing:
 
     def snapshot_at(self, offset: Offset) -> bytes:
         """The derived state at `offset`, where a batch or a segment begins, as its snapshot lies on disk; it is built,
-        and written, where it is missing. Of what lies before the log's start only the snapshots know the producers.
+        and written, where it is missing. The producers of records before the log start are in the snapshots only.
 
         Blocking, any thread. Raises CorruptData, LogDamaged, TidelogError(OFFSET_BEFORE_LOG): the log begins above it.
         """
@@ -63,8 +63,8 @@ class Capturing:
             return encode_snapshot(snapshot)
 
     def is_without_past(self) -> bool:
-        """It begins above 0 and is empty, and nothing says what producers wrote before. Blocking; nobody may append
-        meanwhile."""
+        """Whether the log begins above 0, is empty, and has no snapshot of the producers before its start. Blocking; no
+        append may run meanwhile."""
         state = self._state
         start = state.log_start_offset
         with state.derived.lock:

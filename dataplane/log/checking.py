@@ -1,10 +1,10 @@
 """Looking for damage in a log, and cutting it off.
 
-    check       any thread, while appends and reads go on; no lock but as every reader (`dataplane.log.reading`)
-    examine     a worker, while nobody appends; holds `removing`, and takes the I/O lock for a moment
-    cut_damage  a worker, while nobody appends; holds `removing`, the lock of the derived state and the I/O lock
+    check       any thread, while appends and reads go on; the locks of every reader (`dataplane.log.reading`)
+    examine     a worker, while no append runs; holds `removing`, and takes the I/O lock for a moment
+    cut_damage  a worker, while no append runs; holds `removing`, the lock of the derived state and the I/O lock
 
-All of it blocks.
+All three block.
 """
 
 from __future__ import annotations
@@ -34,12 +34,12 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, slots=True)
 class Checked:
-    """What `Checking.check` has read."""
+    """The part of a segment that `Checking.check` has read."""
 
     size: int
     """Bytes, of whole batches."""
     is_whole: bool
-    """The segment is read to the end of what is synced, or it is no longer there."""
+    """The segment is read to the end of its synced part, or it is no longer there."""
 
 
 class Checking:
@@ -84,11 +84,11 @@ class Checking:
         return Checked(checked - position, is_whole=checked == end)
 
     def examine(self, *, without_beginning: bool = False) -> Damage:
-        """Reads and checks the whole log, body by body: where its sound part ends. In a sound log that is its end; in
-        one that has lost its first segments it is the log start, unless `without_beginning`: then it begins where it
-        does.
+        """Reads and checks the whole log, body by body, and returns where its sound part ends. In a sound log that is
+        its end; in a log that has lost its first segments it is the log start, unless `without_beginning` is set: then
+        the log is taken to begin at its first segment.
 
-        Blocking; nobody may append meanwhile. Raises LogDamaged (the disk).
+        Blocking; no append may run meanwhile. Raises LogDamaged (the disk).
         """
         state = self._state
         with state.removing:
@@ -126,12 +126,13 @@ class Checking:
         )
 
     def cut_damage(self, damage: Damage, *, when_ns: int, lost: bool) -> dict[str, Any]:
-        """Cuts the log where its sound part ends (`examine`), and takes the mark away: it takes appends again. What was
-        cut goes into `quarantine/`; the report of that. `lost`: an operator gave up what only this log may hold.
+        """Cuts the log where its sound part ends (`examine`) and removes the mark, so that the log takes appends again.
+        The cut bytes go into `quarantine/`; returns the report of that. `lost`: an operator gave up records that only
+        this log may hold.
 
-        Only out of the ISR, or by an operator's word. Durable on return. Blocking; nobody may append meanwhile. Raises
-        LogDamaged, NoSpace (nothing was cut: what is to be kept finds no room), CorruptData (the disk gives back
-        something else than just before).
+        Only for replicas outside the ISR, or on an operator's command. Durable on return. Blocking; no append may run
+        meanwhile. Raises LogDamaged, NoSpace (nothing was cut: there is no room for the quarantine), CorruptData (the
+        disk returns other bytes than just before).
         """
         state = self._state
         with state.removing, state.derived.lock:
@@ -166,8 +167,7 @@ class Checking:
         return report
 
     def _behind(self, number: int, position: int) -> list[Piece]:
-        """What lies behind that byte of that segment, in order; room that was reserved and never written does not
-        count."""
+        """The pieces behind that byte of that segment, in order, without room that was reserved and never written."""
         state = self._state
         pieces = []
         if number >= 0:
@@ -183,7 +183,7 @@ class Checking:
         return pieces
 
     def _newest_timestamp(self, number: int, size: int, end: Offset) -> int:
-        """Of the first `size` bytes of that segment, which were checked."""
+        """The largest timestamp in the first `size` bytes of that segment, which were checked."""
         state = self._state
         if number < 0:
             return NO_TIMESTAMP

@@ -50,7 +50,7 @@ _PARTITION_NAME = re.compile(r"(\d+)-(\d+)")
 
 
 class Proof(NamedTuple):
-    """What the folder, as it was found, says of the broker's earlier life. See the module's text."""
+    """What the folder proves about the broker's earlier life, as it was found at the start. See the module's text."""
 
     folder_same: bool
     page_cache_survived: bool
@@ -82,7 +82,7 @@ class DataDir:
         self.path = path
         self.files = files
         self.pool = pool
-        """Of all logs in it."""
+        """Shared by all logs in the folder."""
         self._lock = lock
         self._identity = identity
         self._proof = proof
@@ -93,8 +93,8 @@ class DataDir:
     def open(
         cls, path: Path, broker_id: BrokerId, *, files: FileSystem = REAL_FILES, open_files: int = 1024
     ) -> DataDir:
-        """Makes the folder where it is missing and locks it. `open_files`: so many this process may have. Raises
-        DataDirError: in use, another broker's, unusable."""
+        """Makes the folder where it is missing and locks it. `open_files`: the process's limit of open files. Raises
+        DataDirError when the folder is in use, belongs to another broker, or is unusable."""
         try:
             files.make_directory(path)
             lock = files.lock(path / LOCK_FILE)
@@ -127,7 +127,7 @@ class DataDir:
         try:
             files.write(lock, [f"{os.getpid()}\n".encode("ascii")], 0)
         except OSError as error:
-            if not is_no_space(error):  # it is only told to whoever finds the folder in use
+            if not is_no_space(error):  # the pid only serves the error message of a second process on this folder
                 raise
         found = _read_identity(files, path)
         if found is not None and found.broker_id != broker_id:
@@ -153,25 +153,25 @@ class DataDir:
 
     @property
     def last_incarnation(self) -> Incarnation | None:
-        """Of the last registration that was recorded."""
+        """The incarnation of the last recorded registration."""
         return self._identity.last_incarnation
 
     @property
     def lives(self) -> tuple[str, ...]:
-        """Of whom one may be the last that was registered."""
+        """Ids of the lives of which one may be the last registered."""
         return self._identity.lives
 
     def begin_life(self, life_id: str) -> None:
-        """Before this life asks to be registered. Raises DataDirError, NoSpace."""
+        """Records the life's id; called before this life asks to be registered. Raises DataDirError, NoSpace."""
         self._write(replace(self._identity, lives=(*self._identity.lives, life_id)[-MAX_LIVES:]))
 
     def proof(self) -> Proof:
-        """Of the folder as it was found, whatever was recorded since."""
+        """The proof of the folder as it was found at the start."""
         return self._proof
 
     def record(self, cluster_id: str, incarnation: Incarnation) -> None:
-        """This broker was registered, durably. Raises NoSpace, DataDirError when the folder belongs to another
-        cluster."""
+        """Records durably that this broker was registered. Raises NoSpace, and DataDirError when the folder belongs to
+        another cluster."""
         self.check_cluster(cluster_id)
         lives = self._identity.lives[-1:]  # it may be declared dead, and register once more
         self._write(replace(self._identity, cluster_id=cluster_id, last_incarnation=incarnation, lives=lives))
@@ -187,10 +187,11 @@ class DataDir:
             )
 
     def mark_dirty(self) -> None:
-        """Before the first append of a life: from now on a loss of power may lose what was not synced.
+        """Removes the clean marker; called before the first append of a life. From now on a loss of power may lose
+        records that were not synced.
 
-        Replaces what the proof rests on, so the registration that carried the proof must be applied, and recorded,
-        before: a crash in between would otherwise turn a lost page cache into one that survived. Raises
+        This replaces the basis of the proof, so the registration that carried the proof must have been applied and
+        recorded before: otherwise a crash in between would turn a lost page cache into one that survived. Raises
         InvariantViolation, DataDirError, NoSpace.
         """
         if not self._recorded:
@@ -198,7 +199,7 @@ class DataDir:
         self._write(replace(self._identity, clean=False, boot_id=self.files.boot_id()))
 
     def mark_clean(self) -> None:
-        """After all logs were synced and closed. Raises DataDirError, NoSpace."""
+        """Writes the clean marker; called after all logs were synced and closed. Raises DataDirError, NoSpace."""
         self._write(replace(self._identity, clean=True))
 
     def _write(self, identity: Identity) -> None:
@@ -206,7 +207,7 @@ class DataDir:
             return
         content = _encode(identity)
         try:
-            # What the copy says came true, or was about to, when the other one still says what was before.
+            # The copy is written first: if the two differ, the copy is the newer one.
             replace_file(self.files, self.path / COPY_FILE, content)
             replace_file(self.files, self.path / IDENTITY_FILE, content)
         except OSError as error:
@@ -225,13 +226,12 @@ class DataDir:
         return partition_directory(self.path, key)
 
     def list_partitions(self) -> list[PartitionKey]:
-        """Those with a folder, in order."""
+        """The partitions that have a folder, sorted."""
         return list_partitions(self.files, self.path)
 
     def remove_partition(self, key: PartitionKey) -> None:
-        """Its log must be closed. Once this returns the partition is gone, whatever happens; half of one is never
-        listed.
-        Raises DataDirError."""
+        """Removes the partition's folder durably; its log must be closed. A crash leaves the whole folder or none of
+        it listed. Raises DataDirError."""
         directory = self.partition_directory(key)
         removed = directory.with_name(directory.name + _REMOVED_SUFFIX)
         try:
@@ -295,7 +295,7 @@ def _decode(content: bytes, path: Path) -> Identity:
     """Raises ValueError, KeyError, TypeError when it is damaged, DataDirError when it is of another version."""
     values = json.loads(content)
     crc = values.pop("crc32c", None)
-    if crc is not None and crc != _crc(values):  # those of earlier versions have none
+    if crc is not None and crc != _crc(values):  # folders of earlier versions have no CRC
         raise ValueError(f"its CRC-32C is {_crc(values)}, not {crc}")
     if values["version"] != _VERSION:
         raise DataDirError(
@@ -323,7 +323,7 @@ def partition_of(directory: Path) -> PartitionKey | None:
 
 
 def list_partitions(files: FileSystem, path: Path) -> list[PartitionKey]:
-    """Those with a folder in the data folder `path`, in order."""
+    """The partitions that have a folder in the data folder `path`, sorted."""
     found = []
     for stream in files.names(path):
         if _STREAM_NAME.fullmatch(stream) and files.is_directory(path / stream):
@@ -333,8 +333,8 @@ def list_partitions(files: FileSystem, path: Path) -> list[PartitionKey]:
 
 @contextmanager
 def kept_from_brokers(path: Path, *, files: FileSystem = REAL_FILES) -> Iterator[None]:
-    """While a tool works in the data folder `path`, no broker starts on it. A folder that was never a broker's, or that
-    cannot be written, is nobody's. Raises DataDirError: a broker is running on it."""
+    """Keeps brokers from starting on the data folder `path` while a tool works in it. A folder that never belonged to a
+    broker, or that cannot be written, needs no lock. Raises DataDirError when a broker is running on it."""
     if IDENTITY_FILE not in files.names(path):
         yield
         return

@@ -1,9 +1,9 @@
 """The one port through which the log meets the file system, and a bounded cache of handles for reading.
 
-Every system call of this package goes through a `FileSystem`, so that a test can lose what was not synced, tear the
-last write, or fail an fsync at any of them. A handle is an int, as of the operating system.
+Every system call of this package goes through a `FileSystem`, so that a test can lose unsynced bytes, tear the last
+write, or fail an fsync at any of them. A handle is an int, as in the operating system.
 
-What a caller may rely on after a power loss, and no more:
+After a power loss a caller may rely on the following and no more:
   - bytes written to a file: once `sync_data` or `sync_all` of that file returned;
   - its length after `truncate`: once `sync_all` of that file returned;
   - that a file exists, is gone, or has a new name: once `sync_directory` of its folder returned.
@@ -45,11 +45,11 @@ class Space(NamedTuple):
 
     total: int
     free: int
-    """What this process may still use."""
+    """Bytes that this process may still use."""
 
 
 class FileSystem(Protocol):
-    """What the log needs of a file system. Everything raises OSError; nothing is retried by the implementation."""
+    """The file system as the log needs it. All methods raise OSError; the implementation retries nothing."""
 
     def open(self, path: Path, *, write: bool = False, create: bool = False) -> int:
         """A handle. `create` makes the file when it is missing, `write` allows writing."""
@@ -69,7 +69,7 @@ class FileSystem(Protocol):
         """Up to `size` bytes from `position` on; fewer only where the file ends."""
 
     def forget_cached(self, handle: int, position: int, size: int) -> None:
-        """Of what is on stable storage nothing need stay in memory: the next read comes from the disk. A hint."""
+        """Hints that synced bytes need not stay in memory: the next read of them comes from the disk."""
 
     def sync_data(self, handle: int) -> None:
         """Bytes, and the length needed to read them, are on stable storage."""
@@ -281,7 +281,7 @@ class ReadHandles:
             self._files.close(surplus)
 
     def forget(self, path: Path) -> None:
-        """`path` is being removed or replaced: who asks from now on gets a handle opened anew."""
+        """Forgets the handle of `path`, which is being removed or replaced: the next borrower opens a new one."""
         with self._lock:
             self._generation += 1
             handle = self._idle.pop(path, None)
@@ -289,7 +289,7 @@ class ReadHandles:
             self._files.close(handle)
 
     def close(self) -> None:
-        """Closes what is not lent; what is lent is closed when it comes back."""
+        """Closes the idle handles; lent ones are closed when they come back."""
         with self._lock:
             self._generation += 1
             handles = list(self._idle.values())

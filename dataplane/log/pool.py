@@ -7,8 +7,8 @@ their newest batches and for the indexes of segments that are not written to any
     tails       how much the newest batches of all logs take (`dataplane.log.tail`)
 
 A log takes a handle for writing with its first append, on the loop thread, and is asked, there too, to put it aside
-when others want one. It does so only when all that it wrote is synced: the error of an fsync that is still to come
-reaches who holds a handle. With more logs unsynced at once than may hold one there are half as many again; then appends
+when others want one. It does so only when all that it wrote is synced: only the holder of a handle learns the error of
+a later fsync. With more logs unsynced at once than may hold a handle there are half as many handles again; then appends
 are refused, as on a full disk, until something is synced.
 """
 
@@ -32,7 +32,7 @@ MOST_WRITING = 4096
 INDEX_BYTES = 64 << 20
 TAIL_BYTES = 256 << 20
 _TRIES = 64
-"""Logs that are looked at when one wants a handle: what that takes is bounded, whatever all of them are doing."""
+"""Logs that are asked for their handle at most when another one wants one, so that the search is bounded."""
 
 
 class Writing(Protocol):
@@ -80,7 +80,7 @@ class Indexed(Protocol):
     def index_bytes(self) -> int: ...
 
     def drop_index(self) -> None:
-        """Any thread; whoever uses the index goes on with it."""
+        """Drops the index from memory. Any thread; a reader that uses it at the moment goes on with it."""
         ...
 
 

@@ -9,10 +9,10 @@ A report is JSON: `event`, `when` (UTC), `reason`, `file` and `first_byte` (wher
 log was cut to this offset), `known_end` (records up to there were durable or committed), `lost` (true: an operator
 accepted the loss; false: the records come from the leader), `kept` [{`file`, `bytes`}], `dropped_bytes`.
 
-Bounded: when the records are held by others, what is kept of one partition stays below `MAX_BYTES`: of an event what
-fits, in the order of the log (`dropped_bytes` says what did not), and to make room the bytes of the oldest events go,
-their reports stay. `MAX_EVENTS` reports are kept, the newest. What an operator gave up (`lost`) may be the only copy
-that there is: of it everything is kept, and only the operator removes it.
+The quarantine is bounded. When other replicas hold the records, the bytes kept for one partition stay below
+`MAX_BYTES`: of an event as much as fits is kept, in the order of the log (`dropped_bytes` counts the rest), and the bytes of the
+oldest events are removed to make room, while their reports stay. The newest `MAX_EVENTS` reports are kept. Records that
+an operator gave up (`lost`) may exist nowhere else: all of them are kept, and only the operator removes them.
 
 The report is written, durably, before anything is moved.
 """

@@ -1,30 +1,32 @@
-"""Opening a log: what is there, what of it can be believed, and what is cut.
+"""Opening a log: which of its bytes are trusted, and which are cut.
 
 Segments before the last are finished: their index ends with an entry at the end of the file that says where the next
 segment begins. Where both agree the segment is believed without a look inside. From the first one that has no such end
 (a crash came before it was finished) or else in the last segment, the scan begins at the last entry of the index and
 reads and checks every batch up to the end. Index entries are written for synced bytes only, at every checkpoint; so the
-scan reads what came after the last checkpoint and one index interval at most.
+scan reads the batches since the last checkpoint and one index interval at most.
 
-The scan ends where no sound batch follows. That offset is compared with what is known to have been on stable storage or
-committed: the recovery point and the high watermark of the checkpoint, and the offsets of the index entries.
+The scan ends where no sound batch follows. That offset is compared with the end of the records that are known to have
+been on stable storage or committed: the recovery point and the high watermark of the checkpoint, and the offsets of the
+index entries.
 
-    at or above it     the end of what a crash left: zeros (room reserved ahead) or a torn batch. Cut.
-    below it           damage: records are missing that this replica has answered for. NOTHING is cut or written; the
+    at or above it     the end that a crash left: zeros (room reserved ahead) or a torn batch. It is cut.
+    below it           damage: records are missing that this replica has acknowledged. NOTHING is cut or written; the
                        log opens up to the damage, for reading; the replica is unsound and must leave the ISR first.
 
-Retention writes the new log start into the checkpoint before it removes a segment. So segments below the log start are
-what a crash left of it, and go; a log whose first segment begins above it has lost that segment: damage.
+Retention writes the new log start into the checkpoint before it removes a segment. Segments below the log start were
+left by a crash during retention and are removed; a log whose first segment begins above the log start has lost that
+segment: damage.
 
-What was synced after the last checkpoint is not vouched for by it. Where the page cache has survived (the process was
-killed, the operating system was not) that needs no vouching: all that was written is there, so the end of the log is
-whole, or the beginning of one batch; whatever else is found there is damage, wherever it lies. After a loss of power a
-flipped bit in the last second cannot be told from a torn write: see `docs/storage.md`.
+The checkpoint does not cover records that were synced after it was written. Where the page cache has survived (the
+process was killed, the operating system was not) every written byte is there, so the log ends with a whole batch or the
+beginning of one; anything else is damage. After a loss of power a flipped bit in the last second cannot be told from a
+torn write: see `docs/storage.md`.
 
 Damage as well: a log without its offset checkpoint (it is written before the first segment) after a loss of power, for
 nothing says how far it reached; and a log that carries the mark of `dataplane.log.damage`.
 
-Leader epochs come from their checkpoint for what lies before the scan, and from the batches themselves for the rest;
+Leader epochs come from their checkpoint for the log before the scan, and from the batches themselves for the rest;
 when the checkpoint is missing or damaged, from the newest snapshot of the derived state and all batches behind it.
 """
 
@@ -53,7 +55,7 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RecoveryReport:
-    """What opening a log found."""
+    """The result of opening a log."""
 
     truncated_bytes: int
     """Cut at the end: written, not known to be durable, and torn. Reserved room is not counted."""
@@ -66,7 +68,7 @@ class RecoveryReport:
     known_end: Offset = Offset(0)
     """Exclusive: records were durable or committed here up to there, as far as is known."""
     replayed_from: Offset = Offset(0)
-    """Headers were read from there on, to learn what producers wrote: the offset of a snapshot, or the log's start."""
+    """Offset from which headers were read to rebuild the producer table: that of a snapshot, or the log start."""
     damaged_snapshots: tuple[str, ...] = ()
     """A sentence for each; older ones, or the log, were taken in their place."""
 
@@ -107,7 +109,7 @@ class Recovery:
     def run(self) -> None:
         """Raises OSError."""
         self.files.make_directory(self.directory)
-        # Whoever made or changed the names that are found here may have died before they were durable.
+        # The process that created or renamed these files may have died before the names were durable.
         self.files.sync_directory(self.directory)
         self._find_segments()
         self.checkpoint = read_offsets(self.files, self.directory)
@@ -247,7 +249,8 @@ class Recovery:
                 segment.max_timestamp = max(segment.max_timestamp, header.last_timestamp)
 
     def _end_at(self, number: int, broken: ChainBroken) -> None:
-        """The log ends in that segment: damage below what is vouched for, else the end that a crash left."""
+        """The log ends in that segment: damage if records below `_vouched` are missing, else the end that a crash
+        left."""
         segment = self.segments[number]
         self.beyond = self.segments[number + 1 :]
         del self.segments[number + 1 :]

@@ -6,7 +6,7 @@
 Exactly the last segment of a log is written to. Its life: created by the append that finds the one before it full;
 filled; no longer the last one, and then, with the next sync, finished: cut to its length, its index written to the end,
 never written to again. Its handle for writing is opened when it is needed and may be put aside while all is synced.
-`size` is what the log holds of the file; behind it there may be reserved room, or damage.
+`size` is the part of the file that belongs to the log; behind it there may be reserved room, or damage.
 
 Fields are written by one thread at a time: `size`, `max_timestamp` and the index grow in the appending thread while the
 segment is the last; the rest changes under the log's I/O lock.
@@ -42,7 +42,7 @@ def segment_name(base_offset: int) -> str:
 
 
 class Segment:
-    """A segment file and what is known of it. Everything that touches the disk raises OSError."""
+    """A segment file with its index. Every method that touches the disk raises OSError."""
 
     __slots__ = (
         "__weakref__",
@@ -125,8 +125,9 @@ class Segment:
             self._files.close(handle)
 
     def rewrite_doubtful(self) -> None:
-        """Writes what is doubtful once more, so that the next sync covers it. An fsync that failed in an earlier life
-        left pages in the cache that count as clean: they read well, no later fsync writes them, power takes them."""
+        """Writes the bytes from `doubtful_from` on once more, so that the next sync covers them. An fsync that failed
+        in an earlier life left pages in the cache that count as clean: they read well, no later fsync writes them, and a
+        loss of power takes them."""
         if self.doubtful_from is None:
             return
         for position in range(self.doubtful_from, self.size, _REWRITE_BYTES):
@@ -171,8 +172,8 @@ class Segment:
         self.max_timestamp = max_timestamp
 
     def replace(self, source: Path, size: int, index: SparseIndex) -> None:
-        """Its content becomes that of the file `source`, which is synced, and whose index is `index`, complete. Of a
-        finished segment. A crash leaves the old content or the new, and never an index of the other."""
+        """Replaces the content of a finished segment by that of the file `source`, which is synced, and whose complete
+        index is `index`. A crash leaves the old content or the new, and never an index of the other."""
         directory = self.path.parent
         self._files.remove(self.index_path)
         self._files.sync_directory(directory)
@@ -184,7 +185,7 @@ class Segment:
         self._index = index
         try:
             self.save_index()
-        except OSError:  # the disk is full, say; what is lacking is found again by scanning
+        except OSError:  # a full disk, for instance; the missing entries are found again by scanning
             self._saved = -1
 
     def remove(self) -> None:
@@ -201,8 +202,8 @@ class Segment:
         return self._index
 
     def load(self, handles: ReadHandles, end_offset: int) -> SparseIndex:
-        """The index of a finished segment that ends before offset `end_offset`; what is damaged or missing of it is
-        found again in the batches' headers. Under the log's I/O lock. Raises ChainBroken."""
+        """The index of a finished segment that ends before offset `end_offset`. Damaged or missing entries are found
+        again in the batches' headers. Under the log's I/O lock. Raises ChainBroken."""
         index = self._index
         if index is None:
             index, saved = self.load_index()
@@ -223,7 +224,7 @@ class Segment:
             self._index = None
 
     def load_index(self) -> tuple[SparseIndex, int]:
-        """(what the index file says of the first `size` bytes, how many entries the file holds; -1 = damaged)."""
+        """(the index file's entries for the first `size` bytes, the number of entries in the file; -1 = damaged)."""
         content = read_file(self._files, self.index_path) or b""
         entries = decode_entries(content)
         if entries and entries[0] != (self.base_offset, 0, NO_TIMESTAMP):
@@ -234,7 +235,7 @@ class Segment:
         return index, len(kept) if whole and len(kept) == len(entries) else -1
 
     def use_index(self, index: SparseIndex, saved: int) -> None:
-        """What recovery loaded and completed; `saved` as `load_index` gave it."""
+        """Takes over the index that recovery loaded and completed; `saved` as `load_index` returned it."""
         self._index, self._saved = index, saved
 
     def _complete_index(self, index: SparseIndex, handles: ReadHandles, end_offset: int) -> None:
@@ -265,8 +266,8 @@ class Segment:
             self.allocated = self.size
 
     def save_index(self) -> None:
-        """Appends to the index file what it lacks, of the synced part of the segment. Not synced itself: what is lost
-        of it is found again by scanning. So is what there was no room for, until a later call writes it."""
+        """Appends the missing entries of the segment's synced part to the index file. The file is not synced: lost
+        entries are found again by scanning, as are entries for which there was no room."""
         index = self._index
         if index is None or self._saved == len(index):
             return

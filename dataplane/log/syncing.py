@@ -1,9 +1,9 @@
-"""Making durable what is appended, and saying so: sync, leader epochs, checkpoint.
+"""Makes appended batches durable and records how far they are: sync, leader epochs, checkpoint.
 
     sync, checkpoint_high_watermark     any thread, any time; they take the I/O lock
     sync_small                          the loop thread; it takes the I/O lock when it is free
-    assign_epoch                        a worker, while nobody appends; it takes the I/O lock
-    the others                          whoever holds the I/O lock
+    assign_epoch                        a worker, while no append runs; it takes the I/O lock
+    the others                          the holder of the I/O lock
 
 The order in which a sync writes is told in `dataplane.log.partition_log`.
 """
@@ -30,7 +30,7 @@ class Syncing:
     def assign_epoch(self, epoch: LeaderEpoch, start_offset: Offset) -> None:
         """A new leader's first act: everything before `start_offset`, the log's end, is made durable, then the epoch.
 
-        Blocking; nobody may append meanwhile. Raises LogDamaged, NoSpace, InvariantViolation.
+        Blocking; no append may run meanwhile. Raises LogDamaged, NoSpace, InvariantViolation.
         """
         state = self._state
         with state.io_lock:
@@ -45,7 +45,7 @@ class Syncing:
             self._save_epochs(state.epochs.entries)
 
     def sync(self) -> Offset:
-        """Makes durable what is appended now, and the leader epochs. The new `durable_end`.
+        """Makes all that is appended now durable, and the leader epochs. Returns the new `durable_end`.
 
         Any thread, while appends go on. Raises LogDamaged, and for good: a failed fsync is never tried again; NoSpace
         when there is no room for the leader epochs.
@@ -59,8 +59,8 @@ class Syncing:
             return state.durable_end
 
     def sync_small(self, most_bytes: int) -> Offset | None:
-        """As `sync`, where that is one fdatasync of `most_bytes` or fewer. None, and nothing happened: it is more than
-        that, or somebody is busy with the disk. Loop thread; it waits for the disk. Raises LogDamaged."""
+        """As `sync`, where one fdatasync of `most_bytes` or fewer is enough. Returns None, with nothing done, when it
+        is not, or when the I/O lock is taken. Loop thread; it waits for the disk. Raises LogDamaged."""
         state = self._state
         last = state.segments[-1]
         if (
@@ -112,7 +112,7 @@ class Syncing:
             raise state.failed(f"finishing a segment of {state.directory} failed: {error}") from error
 
     def _forget_cached(self) -> None:
-        """Of what is synced, and not wanted soon."""
+        """Drops synced bytes that no reader wants soon from the page cache."""
         state = self._state
         kept = state.cached_bytes
         if kept is None:
@@ -138,7 +138,7 @@ class Syncing:
     def checkpoint_high_watermark(self, high_watermark: Offset) -> None:
         """Records the high watermark, and how far the log is durable: where the next recovery begins.
 
-        Blocking, any thread. Nothing happens in a damaged log: what its checkpoint vouches for is the evidence. Raises
+        Blocking, any thread. Does nothing in a damaged log, whose checkpoint is the evidence of the damage. Raises
         LogDamaged, NoSpace.
         """
         state = self._state

@@ -1,7 +1,7 @@
 """The newest batches of a log, kept in memory: a follower or consumer that is nearly caught up reads no file.
 
-Each tail has a limit, and all tails of a broker have one together (`TailMemory`): above it those of the logs that were
-appended to the longest ago are emptied, and what was in them is read from disk.
+Each tail has a limit, and all tails of a broker have a common one (`TailMemory`). Above the common limit the tails of
+the logs that were appended to the longest ago are emptied; their batches are read from disk.
 """
 
 from __future__ import annotations
@@ -38,15 +38,15 @@ class Tail:
         self._bases: list[int] = []
         self._batches: list[_Batch] = []
         self._first = 0
-        """Index of the oldest batch kept; those before it are dropped and await removal from the lists."""
+        """Index of the oldest batch kept; batches before it are dropped and await removal from the lists."""
         self._bytes = 0
         self.holds_encrypted = False
-        """Of what was ever added."""
+        """Whether any batch that was ever added is encrypted."""
 
     def add(
         self, base_offset: int, end_offset: int, size: int, parts: Sequence[Buffer], *, encrypted: bool = False
     ) -> None:
-        """The buffers are kept, not copied: nobody may change them any more."""
+        """Adds a batch. The buffers are kept, not copied, and must not be changed afterwards."""
         self.holds_encrypted = self.holds_encrypted or encrypted
         batches = self._batches
         self._bases.append(base_offset)
@@ -66,7 +66,7 @@ class Tail:
         self._memory.holds(self, self._bytes)
 
     def drop_before(self, offset: int) -> None:
-        """Those that end at or below it."""
+        """Drops the batches that end at or below `offset`."""
         first = self._first
         while first < len(self._batches) and self._batches[first].end_offset <= offset:
             self._bytes -= self._batches[first].size
@@ -80,8 +80,8 @@ class Tail:
         self._first = self._bytes = 0
 
     def read(self, offset: int, max_bytes: int, end_offset: int) -> list[Buffer] | None:
-        """The buffers of whole batches from the one that holds `offset`; None when that may be older than what is
-        kept."""
+        """The buffers of whole batches from the one that holds `offset`; None when that batch may be older than the
+        oldest one kept."""
         bases, batches = self._bases, self._batches
         if self._first == len(bases) or offset < bases[self._first]:
             return None
@@ -101,7 +101,7 @@ class Tail:
 
 
 class TailMemory:
-    """What the tails of many logs hold together, at most about `capacity` bytes: one tail more than that, at times."""
+    """Bounds the bytes that the tails of many logs hold together to about `capacity`: at times one tail more."""
 
     def __init__(self, capacity: int) -> None:
         self._capacity = capacity
@@ -128,6 +128,6 @@ class TailMemory:
             other.empty()
 
     def forget(self, tail: Tail) -> None:
-        """Nobody uses it any more. Any thread."""
+        """Forgets a tail that is no longer used. Any thread."""
         with self._lock:
             self._bytes -= self._tails.pop(tail, 0)

@@ -1,8 +1,8 @@
-"""Is what ends a log the end of a write that a crash broke off, or is it damage?
+"""Tells a torn write at the end of a log from damage.
 
-After a loss of power nobody can tell by looking: of what was not synced any part may be missing. When the operating
-system went on (the process alone was killed) every byte that it took is still there, so one thing only can stand at the
-end of the last segment: the beginning of a batch whose rest was never written.
+After a loss of power the two cannot be told apart: any part of the bytes that were not synced may be missing. When the
+operating system went on (only the process was killed) every byte that it took is still there, so only one thing can
+stand at the end of the last segment: the beginning of a batch whose rest was never written.
 """
 
 from __future__ import annotations

@@ -1,12 +1,12 @@
-"""Is a partition's folder what a log must be? Asked by an operator while no broker uses it; nothing is written.
+"""Verifies a partition's folder for an operator while no broker uses it. Nothing is written.
 
-Three kinds of findings, of which the first two make a folder unclean:
+Findings are of three kinds; the first two make a folder unclean:
 
-    DAMAGE       records that this replica has answered for cannot be read, or are not what was written
-    REPAIRABLE   a small file contradicts the batches, or is damaged: the next start finds out and makes it anew
-    NOTE         what a crash leaves and the next start cuts, and what an earlier damage left
+    DAMAGE       records that this replica has acknowledged cannot be read, or differ from the records written
+    REPAIRABLE   a small file contradicts the batches, or is damaged; the next start notices and makes it anew
+    NOTE         the torn end that a crash left and the next start cuts, and files kept from an earlier damage
 
-What must hold is told in `dataplane.log.partition_log`, `index`, `checkpoints` and `dataplane.replica.epochs`.
+The invariants are those of `dataplane.log.partition_log`, `index`, `checkpoints` and `dataplane.replica.epochs`.
 """
 
 from __future__ import annotations
@@ -47,7 +47,7 @@ if TYPE_CHECKING:
     from wire.batch import BatchHeader
 
 MAX_FINDINGS: Final = 1000
-"""Of one partition; the rest is counted."""
+"""Findings kept per partition; further ones are counted."""
 
 
 class Kind(Enum):
@@ -69,7 +69,7 @@ class Finding:
 
 @dataclass(slots=True)
 class PartitionReport:
-    """What was found in one partition's folder."""
+    """The findings in one partition's folder."""
 
     directory: Path
     segments: int = 0
@@ -78,7 +78,7 @@ class PartitionReport:
     bytes: int = 0
     log_start_offset: int = 0
     log_end_offset: int = 0
-    """Exclusive; of what can be read."""
+    """Exclusive end of the readable records."""
     master_keys: dict[str, int] = field(default_factory=dict)
     """Encrypted batches, by the id of the master key that they need."""
     findings: list[Finding] = field(default_factory=list)
@@ -98,8 +98,8 @@ class PartitionReport:
 def verify_partition(
     files: FileSystem, directory: Path, *, keyring: Keyring | None = None, on_bytes: Callable[[int], None]
 ) -> PartitionReport:
-    """Everything in the folder. `on_bytes` is told of bytes that were read. With `keyring`, encrypted batches whose
-    master key is there are decrypted as well. Raises OSError."""
+    """Verifies everything in the folder. `on_bytes(count)` is called after each read. With `keyring`, encrypted batches
+    whose master key is in it are decrypted as well. Raises OSError."""
     return _Verification(files, directory, keyring, on_bytes).run()
 
 
@@ -116,7 +116,7 @@ class _Verification:
         self._epochs: list[tuple[int, int]] = []
         """(leader epoch, base offset of its first batch)."""
         self._tail: list[tuple[str, Unreadable]] = []
-        """What cannot be read and nothing sound has followed yet: the end of the log, perhaps."""
+        """Unreadable pieces that no sound batch has followed yet; they may be the end of the log."""
         self._vouched = 0
 
     def run(self) -> PartitionReport:
@@ -154,7 +154,7 @@ class _Verification:
                 "committed here",
             )
         if all(finding.kind is not Kind.DAMAGE for finding in report.findings):
-            # Where records are missing nobody can say what should be known of them.
+            # Where records are missing, the leader epochs that they had are not known.
             self._leader_epochs(names, checkpoint)
             for name, snapshot in snapshots:
                 self._epochs_of_snapshot(name, snapshot)
@@ -246,7 +246,8 @@ class _Verification:
         return None
 
     def _judge_tail(self) -> None:
-        """Behind the last sound batch: the end that a crash left, unless more is known to have been here."""
+        """Judges the bytes behind the last sound batch: a torn end that a crash left, unless more records are known to
+        have been here."""
         for name, piece in self._tail:
             if self._end < self._vouched:
                 self._report.add(Kind.DAMAGE, name, piece.reason, piece.position, piece.size)
@@ -302,7 +303,7 @@ class _Verification:
                 self._report.add(Kind.REPAIRABLE, EPOCHS_FILE, message)
 
     def _snapshots(self, names: list[str]) -> list[tuple[str, Snapshot]]:
-        """Those that are sound."""
+        """The sound snapshots."""
         found = []
         for name in names:
             base = name.removesuffix(SNAPSHOT_SUFFIX)
@@ -329,7 +330,7 @@ class _Verification:
 
 
 class _IndexCheck:
-    """What an index says of its segment, compared with the batches as they are read."""
+    """Compares the entries of an index with the batches of its segment as they are read."""
 
     def __init__(self, entries: list[IndexEntry]) -> None:
         self._entries = entries
@@ -346,7 +347,7 @@ class _IndexCheck:
         return self._entries[-1].position if self._entries else 0
 
     def stop(self) -> None:
-        """Behind what cannot be read nobody knows what was there."""
+        """Ends the comparison: after an unreadable piece the positions of batches are not known."""
         self._next = None
 
     def compare(self, position: int, end: int, newest: int) -> None:
