@@ -1,9 +1,9 @@
 """Appending to a log, and ending its last segment.
 
 The loop thread calls this, and nothing here waits for the disk or for a lock whose holder may block: `append` takes
-only `replacing`; `put_aside` takes the I/O lock when it is free, and `roll` the lock of the derived state and the I/O lock
-when both are free; otherwise they do nothing. Only `put_aside_locked` is also called by workers, under the I/O lock,
-while no append runs.
+only `replacing`; `put_aside` takes the I/O lock when it is free, and `roll` the lock of the derived state and the I/O
+lock when both are free; otherwise they do nothing. Only `put_aside_locked` is also called by workers, under the I/O
+lock, while no append runs.
 """
 
 from __future__ import annotations

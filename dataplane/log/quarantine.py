@@ -10,9 +10,10 @@ log was cut to this offset), `known_end` (records up to there were durable or co
 accepted the loss; false: the records come from the leader), `kept` [{`file`, `bytes`}], `dropped_bytes`.
 
 The quarantine is bounded. When other replicas hold the records, the bytes kept for one partition stay below
-`MAX_BYTES`: of an event as much as fits is kept, in the order of the log (`dropped_bytes` counts the rest), and the bytes of the
-oldest events are removed to make room, while their reports stay. The newest `MAX_EVENTS` reports are kept. Records that
-an operator gave up (`lost`) may exist nowhere else: all of them are kept, and only the operator removes them.
+`MAX_BYTES`: of an event as much as fits is kept, in the order of the log (`dropped_bytes` counts the rest), and the
+bytes of the oldest events are removed to make room, while their reports stay. The newest `MAX_EVENTS` reports are kept.
+Records that an operator gave up (`lost`) may exist nowhere else: all of them are kept, and only the operator removes
+them.
 
 The report is written, durably, before anything is moved.
 """

@@ -126,8 +126,8 @@ class Segment:
 
     def rewrite_doubtful(self) -> None:
         """Writes the bytes from `doubtful_from` on once more, so that the next sync covers them. An fsync that failed
-        in an earlier life left pages in the cache that count as clean: they read well, no later fsync writes them, and a
-        loss of power takes them."""
+        in an earlier life left pages in the cache that count as clean: they read well, no later fsync writes them, and
+        a loss of power takes them."""
         if self.doubtful_from is None:
             return
         for position in range(self.doubtful_from, self.size, _REWRITE_BYTES):
