@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING
 
 from google.protobuf.message import DecodeError
 
+from dataplane.log.checkpoints import CompactionPoint
 from dataplane.log.snapshot import decode_snapshot
 from dataplane.replica.follower import CheckpointAnswer
 from dataplane.replica.leader import CheckpointFetch
@@ -98,11 +99,14 @@ def decode_answer(number: int, message: Message) -> CheckpointAnswer:
     )
 
 
-def install(partition_log: PartitionLog, effect: InstallCheckpoint) -> Offset:
-    """The log's start and end now. Blocking; nobody may append meanwhile. Raises CorruptData (nothing was changed),
-    LogDamaged, NoSpace (the same call goes on where this one stopped)."""
+def install(partition_log: PartitionLog, effect: InstallCheckpoint, leader_epoch: LeaderEpoch) -> Offset:
+    """The log's start and end now. It goes on as a copy of the log of the leader of `leader_epoch`.
+
+    Blocking; nobody may append meanwhile. Raises CorruptData (nothing was changed), LogDamaged, NoSpace (the same call
+    goes on where this one stopped).
+    """
     snapshot = decode_snapshot(b"".join(effect.pieces))
     if snapshot.offset != effect.offset:
         raise CorruptData(f"the leader's state at offset {effect.offset} is that at {snapshot.offset}")
-    partition_log.install(snapshot, deleted_end=effect.deleted_end)
+    partition_log.install(snapshot, CompactionPoint.of_copy(effect.deleted_end, leader_epoch))
     return snapshot.offset

@@ -415,7 +415,7 @@ class Following(ReadableRole):
             return
         context, before = self.context, self.log.log_end_offset
         try:
-            start = await self._with_room(lambda: checkpoints.install(self.log, effect))
+            start = await self._with_room(lambda: checkpoints.install(self.log, effect, self.leader_epoch))
         except CorruptData as e:
             context.counters.bad_answers += 1
             log.warning("partition %s: refused the leader's state at offset %d: %s", self.view.key, effect.offset, e)

@@ -109,8 +109,6 @@ class Leading(ReadableRole):
         self._subscriptions: list[Subscription] = []
         self._checkpoint_reads = 0
         """Followers for which the derived state is being read."""
-        self._deleted_ends: dict[BrokerId, Offset] = {}
-        """Of the followers, as their last requests said: see `CompactionPoint.lacks_deletions`."""
         self._syncing = False
         self._starting: asyncio.Task[None] | None = None
         self._unwanted = False
@@ -590,12 +588,9 @@ class Leading(ReadableRole):
             max_bytes=request.max_bytes,
             refused_batch=request.refused_batch,
             no_space=request.no_space,
-            lacks_deletions=self.log.compaction_point.lacks_deletions(
-                Offset(request.offset), Offset(request.deleted_end)
-            ),
+            deleted_end=Offset(request.deleted_end),
         )
-        if fetch.replica in self.view.replicas:
-            self._deleted_ends[fetch.replica] = Offset(request.deleted_end)
+        core.deletions_end = self.log.compaction_point.deletions_end
         effects = core.on_fetch(fetch, self.context.now())
         self._run(effects)
         if self._ingest.open_records and core.has_waiting_follower and self._wants_batch():
@@ -769,7 +764,10 @@ class Leading(ReadableRole):
             self.fail(f"a read for follower {effect.replica} at offset {effect.offset} failed: {e}")
             return
         header = encode_header(self.leader_epoch, effect.high_watermark)
-        if self.log.compaction_point.lacks_deletions(effect.offset, self._deleted_ends[effect.replica]):
+        core = self._core
+        assert core is not None
+        core.deletions_end = self.log.compaction_point.deletions_end
+        if core.lacks_deletions(effect.replica, effect.offset):
             # Tombstones may have gone from the log between the request and the reading.
             gone = deletions_gone(self.view.key, self.log.log_start_offset, effect.offset)
             self._answers.error(effect.inbox, gone, header)

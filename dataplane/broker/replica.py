@@ -285,6 +285,7 @@ class Replica:
                     report = await context.loop.run_in_executor(context.executor, self.open)
                     if report.damaged is not None:
                         self._withdraw(report.damaged, context)
+                await self._stop_trusting_copy(view.leader_epoch, context)
                 if self._is_overtaken(view, context):
                     continue
                 self._listen(context)
@@ -306,6 +307,13 @@ class Replica:
             self.fail(repr(e), context)
         finally:
             self._transition = None
+
+    async def _stop_trusting_copy(self, leader_epoch: LeaderEpoch, context: BrokerContext) -> None:
+        """Before the role begins. Raises LogDamaged, NoSpace."""
+        partition_log = self._log
+        if partition_log is None or self._damaged or not partition_log.swapping.is_copy_of_another(leader_epoch):
+            return
+        await context.loop.run_in_executor(context.executor, partition_log.swapping.begin_role, leader_epoch)
 
     def _try_again(self, context: BrokerContext) -> None:
         """The log could not be opened, or repaired, for want of room."""

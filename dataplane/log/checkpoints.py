@@ -64,8 +64,12 @@ class CompactionPoint(NamedTuple):
         settled_end <= clean_end <= deleted_end        deletions_end <= deleted_end
 
     A tombstone (a key without a value) goes when everything below it has been clean for `tombstone_retention_ms`; so
-    what it deletes has been gone for as long. Who has a part of the log from before and not the tombstone would keep
-    the deleted value for ever: see `lacks_deletions`.
+    what it deletes has been gone for as long. A replica that has a part of the log from before, and not the tombstone,
+    would keep the deleted value for ever: see `Leader.lacks_deletions`.
+
+    A log that is being copied has a `deleted_end` above its own end: what it will get from there on comes from a log
+    that does not hold what those tombstones deleted. That is true of the leader in whose LeaderEpoch the copy was
+    begun, and of no other one: see `in_role`.
     """
 
     clean_end: Offset = Offset(0)
@@ -80,16 +84,29 @@ class CompactionPoint(NamedTuple):
     """Tombstones below it may be missing here."""
     deleted_end: Offset = Offset(0)
     """What tombstones below it delete is not here: it was compacted away, or never came."""
-
-    def lacks_deletions(self, offset: Offset, deleted_end: Offset) -> bool:
-        """Whether a log that ends at `offset` may keep for ever what a tombstone deleted that is no longer here;
-        `deleted_end` is that log's own."""
-        return max(offset, deleted_end) < self.deletions_end
+    copied_in: LeaderEpoch = LeaderEpoch(0)
+    """The LeaderEpoch in which this log was begun anew as a copy of the leader's. 0: it is no copy, or goes on as the
+    copy of another leader's log."""
 
     @property
     def copies_deleted_end(self) -> Offset:
         """`deleted_end` of a log that is copied from here from its beginning on."""
         return max(self.deleted_end, self.deletions_end)
+
+    def in_role(self, leader_epoch: LeaderEpoch, log_end: Offset) -> CompactionPoint:
+        """What holds from the beginning of a role in `leader_epoch` on, whose log ends at `log_end`.
+
+        A copy goes on as before in the LeaderEpoch in which it was begun. Another leader may still hold what was
+        deleted in the log from which the copy was begun, and compact it away later, the tombstone too: towards that
+        leader only what is here counts.
+        """
+        if self.copied_in == leader_epoch or self.deleted_end <= log_end:
+            return self
+        return self._replace(
+            deletions_end=min(self.deletions_end, log_end),
+            deleted_end=min(self.deleted_end, log_end),
+            copied_in=LeaderEpoch(0),
+        )
 
     def cut(self, end: Offset) -> CompactionPoint:
         """Of a log that was cut to `end`, with something committed: what comes there now is another history."""
@@ -101,9 +118,13 @@ class CompactionPoint(NamedTuple):
         )
 
     @classmethod
-    def of_copy(cls, deleted_end: Offset) -> CompactionPoint:
-        """Of an empty log that is to be copied from one where what tombstones below `deleted_end` delete is gone."""
-        return cls(deletions_end=deleted_end, deleted_end=deleted_end)
+    def of_copy(cls, deleted_end: Offset, leader_epoch: LeaderEpoch) -> CompactionPoint:
+        """Of an empty log that is to be copied from the leader of `leader_epoch`, in whose log what tombstones below
+        `deleted_end` delete is gone."""
+        return cls(deletions_end=deleted_end, deleted_end=deleted_end, copied_in=leader_epoch)
+
+
+NOT_COMPACTED = CompactionPoint()
 
 
 def read_file(files: FileSystem, path: Path) -> bytes | None:
@@ -184,9 +205,10 @@ def read_compaction(files: FileSystem, directory: Path, log_end: Offset) -> Comp
             tombstones=int(facts["tombstones"]),
             deletions_end=Offset(int(facts["deletions_end"])),
             deleted_end=Offset(int(facts["deleted_end"])),
+            copied_in=LeaderEpoch(int(facts.get("copied_in", "0"))),
         )
     if COMPACTION_FILE in files.names(directory):
-        return CompactionPoint.of_copy(log_end)
+        return CompactionPoint(deletions_end=log_end, deleted_end=log_end)
     return CompactionPoint()
 
 

@@ -17,7 +17,7 @@ from contextlib import suppress
 from typing import TYPE_CHECKING
 
 from dataplane.log import installation
-from dataplane.log.checkpoints import CompactionPoint, OffsetCheckpoint
+from dataplane.log.checkpoints import NOT_COMPACTED, CompactionPoint, OffsetCheckpoint
 from dataplane.log.errors import NoSpace
 from dataplane.log.files import is_no_space
 from dataplane.log.index import NO_TIMESTAMP
@@ -125,36 +125,36 @@ class Cutting:
                 newest = max(newest, header.last_timestamp)
         return number, size, Offset(new_end), newest
 
-    def drop_all(self, new_start_offset: Offset, *, deleted_end: Offset = Offset(0)) -> None:
+    def drop_all(self, new_start_offset: Offset) -> None:
         """Removes every record; the log goes on, empty, at `new_start_offset`, which is committed somewhere else, with
         the derived state that a snapshot of its own has there.
 
-        It is to be filled from a log whose `compaction_point` says `deleted_end`. Durable on return. Blocking; nobody
-        may append meanwhile. Raises LogDamaged, NoSpace (the same call goes on where this one stopped).
+        Durable on return. Blocking; nobody may append meanwhile. Raises LogDamaged, NoSpace (the same call goes on
+        where this one stopped).
         """
         state = self._state
         with state.removing, state.derived.lock:
             own = state.derived.newest(new_start_offset, new_start_offset)
-            self._install(own or Snapshot(new_start_offset), deleted_end)
+            self._install(own or Snapshot(new_start_offset), NOT_COMPACTED)
 
-    def install(self, snapshot: Snapshot, *, deleted_end: Offset = Offset(0)) -> None:
+    def install(self, snapshot: Snapshot, copied: CompactionPoint = NOT_COMPACTED) -> None:
         """Removes every record; the log goes on, empty, at the snapshot's offset, with its leader epochs and producers,
-        to be filled from a log whose `compaction_point` says `deleted_end`.
+        and with `copied` as its compaction point: see `CompactionPoint.of_copy`.
 
         Durable on return, and never half done: see `dataplane.log.installation`. Blocking; nobody may append meanwhile.
         Raises LogDamaged, NoSpace (the same call goes on where this one stopped).
         """
         with self._state.removing, self._state.derived.lock:
-            self._install(snapshot, deleted_end)
+            self._install(snapshot, copied)
 
-    def _install(self, snapshot: Snapshot, deleted_end: Offset) -> None:
+    def _install(self, snapshot: Snapshot, copied: CompactionPoint) -> None:
         state = self._state
         with state.io_lock:
             state.check_writable()
             with state.cutting():
                 state.histories += 1
                 point = state.compaction_point
-                if point != CompactionPoint():
+                if point != NOT_COMPACTED:
                     self._swapping.save_point_locked(CompactionPoint(deletions_end=point.deletions_end))
                 gone = state.segments
                 try:
@@ -173,8 +173,8 @@ class Cutting:
                         raise NoSpace(f"{state.directory} cannot begin anew: {error}") from error
                     raise
                 state.half_installed = None
-                if deleted_end or point != CompactionPoint():
-                    self._swapping.save_point_locked(CompactionPoint.of_copy(deleted_end))
+                if copied != NOT_COMPACTED or point != NOT_COMPACTED:
+                    self._swapping.save_point_locked(copied)
 
     def _begin_at(self, snapshot: Snapshot) -> None:
         """Nothing but an empty segment is there."""

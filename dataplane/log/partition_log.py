@@ -62,7 +62,7 @@ from dataplane.log import installation
 from dataplane.log.appending import Appending
 from dataplane.log.capturing import Capturing
 from dataplane.log.checking import Checking
-from dataplane.log.checkpoints import CompactionPoint
+from dataplane.log.checkpoints import NOT_COMPACTED, CompactionPoint
 from dataplane.log.cutting import Cutting
 from dataplane.log.derived_state import DerivedState
 from dataplane.log.errors import LogDamaged, NoSpace
@@ -423,13 +423,13 @@ class PartitionLog:
         """See `Cutting.truncate`."""
         return self._cutting.truncate(offset)
 
-    def drop_all(self, new_start_offset: Offset, *, deleted_end: Offset = Offset(0)) -> None:
+    def drop_all(self, new_start_offset: Offset) -> None:
         """See `Cutting.drop_all`."""
-        self._cutting.drop_all(new_start_offset, deleted_end=deleted_end)
+        self._cutting.drop_all(new_start_offset)
 
-    def install(self, snapshot: Snapshot, *, deleted_end: Offset = Offset(0)) -> None:
+    def install(self, snapshot: Snapshot, copied: CompactionPoint = NOT_COMPACTED) -> None:
         """See `Cutting.install`."""
-        self._cutting.install(snapshot, deleted_end=deleted_end)
+        self._cutting.install(snapshot, copied)
 
     def remove_before(self, offset: Offset) -> tuple[Segment, ...]:
         """See `Cutting.remove_before`."""

@@ -2,7 +2,8 @@
 keeps in mind how far that has come.
 
 Any thread, while appends and reads go on; blocking. `replace_segment` and `save_compaction_point` take the I/O lock;
-`cut_compaction_point` and `save_point_locked` are called by who holds it. `forget_compacted` is the loop thread's.
+`cut_compaction_point` and `save_point_locked` are called by who holds it. `begin_role` takes it too, and belongs to a
+worker between two roles. `forget_compacted` is the loop thread's.
 """
 
 from __future__ import annotations
@@ -10,7 +11,7 @@ from __future__ import annotations
 import itertools
 from typing import TYPE_CHECKING
 
-from dataplane.log.checkpoints import CompactionPoint, write_compaction
+from dataplane.log.checkpoints import NOT_COMPACTED, CompactionPoint, write_compaction
 from dataplane.log.errors import LogDamaged
 from wire.types import Offset
 
@@ -20,6 +21,7 @@ if TYPE_CHECKING:
     from dataplane.log.index import SparseIndex
     from dataplane.log.segment import Segment
     from dataplane.log.state import LogState
+    from wire.types import LeaderEpoch
 
 
 class Swapping:
@@ -81,10 +83,28 @@ class Swapping:
             self.save_point_locked(point)
             return True
 
+    def is_copy_of_another(self, leader_epoch: LeaderEpoch) -> bool:
+        """Whether the log is half a copy of a log other than that of the leader of `leader_epoch`."""
+        point = self._state.compaction_point
+        return point.in_role(leader_epoch, self._state.log_end_offset) != point
+
+    def begin_role(self, leader_epoch: LeaderEpoch) -> None:
+        """See `CompactionPoint.in_role`. Durable on return. Blocking; nobody may append meanwhile. Raises LogDamaged,
+        NoSpace."""
+        state = self._state
+        with state.io_lock:
+            state.check_writable()
+            state.histories += 1  # a compaction that is at work knows the point as it was
+            self.save_point_locked(state.compaction_point.in_role(leader_epoch, state.log_end_offset))
+
     def cut_compaction_point(self, end: Offset) -> None:
         """The log is about to be cut to `end`, or was found to end there."""
-        point = self._state.compaction_point
-        if end < point.clean_end or (end < self._state.high_watermark and point != CompactionPoint()):
+        state = self._state
+        point = state.compaction_point
+        known_end = max(point.clean_end, state.high_watermark)
+        if end < state.log_end_offset:  # a copy is cut: what comes there now is another log's
+            known_end = max(known_end, point.deleted_end)
+        if end < known_end and point != NOT_COMPACTED:
             self.save_point_locked(point.cut(end))
 
     def save_point_locked(self, point: CompactionPoint) -> None:

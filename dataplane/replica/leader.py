@@ -98,8 +98,8 @@ class FollowerFetch:
     refused_batch: str = ""
     no_space: bool = False
     """The follower wants no records: its disk is full."""
-    lacks_deletions: bool = False
-    """Tombstones that it has not fetched are gone here, and what they deleted may be in its log."""
+    deleted_end: Offset = Offset(0)
+    """What tombstones below it deleted is not in the follower's log."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -146,6 +146,8 @@ class _Follower:
     told_high_watermark: Offset = Offset(0)
     no_space: bool = False
     """As its last request said."""
+    deleted_end: Offset = Offset(0)
+    """The same."""
     outside_fetch_at: float = -math.inf
     """Of the last fetch since it is not in the ISR."""
     expand_not_before: float = -math.inf
@@ -200,6 +202,8 @@ class Leader:
         self.log_end_offset = log_end_offset
         self.durable_end = durable_end
         self.high_watermark = min(high_watermark, log_end_offset)
+        self.deletions_end = Offset(0)
+        """Tombstones below it may be gone from the log. The driver sets it before it asks."""
         self.isr: IsrState = CommittedIsr(frozenset(view.isr))
         self.settings = settings
         self._epochs = epochs
@@ -408,11 +412,16 @@ class Leader:
             if fetch.offset < self.log_start_offset:
                 out.append(Refuse(fetch.inbox, before_log(self.view.key, self.log_start_offset, fetch.offset)))
                 return out
-            if fetch.lacks_deletions:
+            if self.lacks_deletions(fetch.replica, fetch.offset):
                 out.append(Refuse(fetch.inbox, deletions_gone(self.view.key, self.log_start_offset, fetch.offset)))
                 return out
             self._answer(fetch, follower, now, out)
         return out
+
+    def lacks_deletions(self, replica: BrokerId, offset: Offset) -> bool:
+        """Whether the follower, going on from `offset`, may keep for ever what a tombstone deleted that is gone
+        here."""
+        return max(offset, self._followers[replica].deleted_end) < self.deletions_end
 
     def _refuse_stranger(self, replica: BrokerId, incarnation: Incarnation) -> TidelogError | None:
         """Only a replica is answered, and not one whose newer life is known."""
@@ -447,6 +456,7 @@ class Leader:
             follower.mark, follower.sync_mark, follower.marked_at = self.log_end_offset, to_sync, now
         follower.last_fetch_at = now
         follower.no_space = fetch.no_space
+        follower.deleted_end = fetch.deleted_end
         if not fetch.progress_only:
             if follower.notified_at is not None:
                 follower.patience = 2 * (now - follower.fired_at)

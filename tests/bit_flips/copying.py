@@ -79,7 +79,7 @@ def _carry_out(effect: FollowerEffect, core: Follower, leader: PartitionLog, log
             )
             return core.on_checkpoint_answer(piece, 0.0)
         case InstallCheckpoint():
-            checkpoints.install(log, effect)
+            checkpoints.install(log, effect, EPOCH)
             return core.on_truncated(log.log_start_offset, log.log_end_offset, 0.0)
         case StartOver():
             log.drop_all(Offset(0))

@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
+from dataplane.log.checkpoints import CompactionPoint
 from dataplane.log.snapshot import Snapshot, encode_snapshot
 from dataplane.replica.epochs import EpochEntry, LeaderEpochCache
 from dataplane.replica.producers import ProducerTable
@@ -14,6 +15,8 @@ from wire.types import NO_PRODUCER, LeaderEpoch, Offset
 
 RECORD_BYTES = 100
 """What one record counts for where bytes are counted."""
+HOLE = "."
+"""In the place of a record that was compacted away."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -49,6 +52,7 @@ class MemoryLog:
         self.batches: list[Batch] = []
         self.durable_end = Offset(0)
         self.epochs = LeaderEpochCache()
+        self.compaction_point = CompactionPoint()
         self.before = ProducerTable()
         """What was known of producers at the log start."""
         self.cuts = 0
@@ -89,8 +93,29 @@ class MemoryLog:
         self.batches = [batch for batch in self.batches if batch.end <= offset]
         self.durable_end = self.end
         self.epochs.truncate_from(self.end)
+        if self.end < self.compaction_point.deleted_end:
+            self.compaction_point = self.compaction_point.cut(self.end)
         self.cuts += 1
         return self.end
+
+    def compact(self, end: Offset, *, tombstones: bool) -> None:
+        """A pass up to `end`: of each letter the last record stays. A capital is the tombstone of its letter;
+        `tombstones`: those below the end of the pass before go."""
+        point = self.compaction_point
+        gone_below = max(point.deletions_end, point.clean_end if tombstones else Offset(0))
+        newest = {value.lower(): offset for offset, _, value in self.records() if offset < end}
+
+        def left(offset: int, value: str) -> str:
+            is_gone = offset < end and (newest[value.lower()] > offset or (value.isupper() and offset < gone_below))
+            return HOLE if is_gone else value
+
+        self.batches = [
+            replace(batch, values="".join(left(batch.base + n, value) for n, value in enumerate(batch.values)))
+            for batch in self.batches
+        ]
+        self.compaction_point = point._replace(
+            clean_end=end, deletions_end=gone_below, deleted_end=max(gone_below, end)
+        )
 
     def remove_before(self, offset: Offset) -> None:
         """Retention: the batches that lie wholly below `offset` go."""
@@ -105,7 +130,8 @@ class MemoryLog:
         epochs = tuple(entry for entry in self.epochs.entries if entry.start < self.start)
         return encode_snapshot(Snapshot(self.start, epochs, self.before.known))
 
-    def install(self, snapshot: Snapshot) -> None:
+    def install(self, snapshot: Snapshot, copied: CompactionPoint) -> None:
+        self.compaction_point = copied
         self.start, self.batches, self.durable_end = snapshot.offset, [], snapshot.offset
         self.epochs.replace(snapshot.epochs)
         self.before.restore(snapshot.producers)

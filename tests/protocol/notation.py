@@ -2,7 +2,8 @@
 
 Offsets are as in the code: every end is EXCLUSIVE, the high watermark (HW) too. `[2,5)` are the records 2, 3 and 4;
 `e3` is LeaderEpoch 3; `p4` is partition epoch 4; `1:ab 3:c` is a log with two records of LeaderEpoch 1 and one of
-LeaderEpoch 3; `b#7` is the answer to request 7 of b; `epochs 1@0 3@2` is the leader-epoch cache.
+LeaderEpoch 3; in `1:.b` the first was compacted away; `b#7` is the answer to request 7 of b; `epochs 1@0 3@2` is the
+leader-epoch cache.
 """
 
 from __future__ import annotations
@@ -117,8 +118,9 @@ def effect_shown(effect: Told) -> str:
         case SendCheckpointRequest(number, offset, position):
             where = "the log start" if offset is None else offset
             return f"ask .checkpoint#{number} for the state at {where}, from byte {position}"
-        case InstallCheckpoint(offset, _):
-            return f"drop the log, begin at {offset} with the leader's state"
+        case InstallCheckpoint(offset, _, deleted_end):
+            deleted = f", as a copy without what was deleted below {deleted_end}" if deleted_end else ""
+            return f"drop the log, begin at {offset} with the leader's state{deleted}"
         case AppendReplicated(high_watermark):
             return f"append what came, HW={high_watermark}"
         case ReportLeader(report):
@@ -144,6 +146,8 @@ def message_shown(message: Message) -> str:
             durable = "" if body.durable_end is None else f" durable={body.durable_end}"
             kind = "progress" if body.progress_only else "fetch"
             room = " without room" if body.no_space else ""
+            if body.deleted_end > body.offset:
+                room += f" deleted={body.deleted_end}"
             text = f"{kind} #{body.sequence} e{body.leader_epoch} offset={body.offset}{durable}{room}"
         case Answer(answer, batches, damaged):
             what = error_shown(answer.error) if answer.error else "damaged" if damaged else batches_shown(batches)
@@ -207,6 +211,9 @@ def broker_shown(broker: Broker) -> str:
     log = broker.log
     epochs = entries_shown(log.epochs.entries)
     ends = f"log {log_shown(log)} | LEO {log.end}"
+    point = log.compaction_point
+    if point.deleted_end:
+        ends += f" (tombstones gone below {point.deletions_end}, what they delete below {point.deleted_end})"
     if log.durable_end != log.end:
         ends += f" synced {log.durable_end}"
     match role:

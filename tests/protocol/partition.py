@@ -20,6 +20,7 @@ from collections.abc import Callable, Iterator
 from dataclasses import dataclass, replace
 from typing import Any, TypeAlias
 
+from dataplane.log.checkpoints import CompactionPoint
 from dataplane.log.snapshot import Snapshot, decode_snapshot
 from dataplane.replica.ack_levels import AckLevel, ack_level
 from dataplane.replica.effects import (
@@ -250,6 +251,7 @@ class PartitionWorld:
                 self._learn(broker, body)
             case FollowerFetch():
                 if broker.leading is not None:
+                    broker.leading.deletions_end = broker.log.compaction_point.deletions_end
                     self._lead(broker, broker.leading.on_fetch(body, self.now))
             case OffsetRequest():
                 self._on_offset_request(broker, body)
@@ -345,6 +347,7 @@ class PartitionWorld:
         self.end_role(broker, f"LeaderEpoch {view.leader_epoch} has begun")
         self._roles += 1
         broker.role_number = self._roles
+        broker.log.compaction_point = broker.log.compaction_point.in_role(view.leader_epoch, broker.log.end)
         if leads:
             broker.log.assign_epoch(view.leader_epoch)
             self._told(broker.name, f"leads epoch {view.leader_epoch} from {broker.log.end}")
@@ -418,8 +421,15 @@ class PartitionWorld:
                 case SendCheckpoint(_, inbox, offset, position):
                     content = broker.log.snapshot()
                     piece = content[position : position + self.piece_bytes]
+                    deleted_end = broker.log.compaction_point.copies_deleted_end
                     self._answer_checkpoint(
-                        broker, inbox, offset=offset, size=len(content), position=position, piece=piece
+                        broker,
+                        inbox,
+                        offset=offset,
+                        size=len(content),
+                        position=position,
+                        piece=piece,
+                        deleted_end=deleted_end,
                     )
                 case Notify(replica):
                     self._send(broker.name, replica, Notification(leader.leader_epoch))
@@ -492,7 +502,7 @@ class PartitionWorld:
                     broker.log.rebuild(broker.producers)
                     self._send(broker.name, broker.name, CutDone(), broker.role_number)
                 case StartOver():
-                    self._install(broker, Snapshot(Offset(0)))
+                    self._install(broker, Snapshot(Offset(0)), CompactionPoint())
                 case SendCheckpointRequest(number, offset, position):
                     self._ask(
                         broker,
@@ -505,13 +515,14 @@ class PartitionWorld:
                             inbox=f"checkpoint#{broker.name}#{number}#{broker.role_number}",
                         ),
                     )
-                case InstallCheckpoint(_, pieces):
-                    self._install(broker, decode_snapshot(b"".join(pieces)))
+                case InstallCheckpoint(_, pieces, deleted_end):
+                    copied = CompactionPoint.of_copy(deleted_end, follower.leader_epoch)
+                    self._install(broker, decode_snapshot(b"".join(pieces)), copied)
                 case ReportLeader(report):
                     self._send(broker.name, META, report)
 
-    def _install(self, broker: Broker, snapshot: Snapshot) -> None:
-        broker.log.install(snapshot)
+    def _install(self, broker: Broker, snapshot: Snapshot, copied: CompactionPoint) -> None:
+        broker.log.install(snapshot, copied)
         broker.log.rebuild(broker.producers)
         self._send(broker.name, broker.name, CutDone(), broker.role_number)
 
@@ -528,6 +539,7 @@ class PartitionWorld:
             inbox="" if effect.progress_only else f"{broker.name}#{effect.sequence}#{broker.role_number}",
             refused_batch=effect.refused_batch,
             no_space=effect.no_space,
+            deleted_end=broker.log.compaction_point.deleted_end,
         )
         self._ask(broker, fetch)
 

@@ -26,6 +26,8 @@
     full b | room b                        its disk has no room for records | has some again
     checkpoint b                           its HW is written down
     retain a OFFSET [pieces=BYTES]         a's records below it go; so large are the pieces of derived state from now on
+    compact a END [tombstones]             a pass up to there: of each letter the last record stays, a capital is the
+                                           tombstone of its letter; with `tombstones`, those of the pass before go
     consume a offset=N [wait=S] [last=EPOCH] [as=TOKEN] | latest a
     replicate a from=b e=1 seq=5 offset=0 [durable=0] [life=N] [progress]      a request made by hand
     state                                  all replicas, and the view of the metadata
@@ -94,6 +96,7 @@ class ReplicationScript:
             "room": self._room,
             "checkpoint": self._checkpoint,
             "retain": self._retain,
+            "compact": self._compact,
             "consume": self._consume,
             "latest": self._latest,
             "replicate": self._replicate,
@@ -435,6 +438,11 @@ class ReplicationScript:
         name, offset = command.words
         self.world.retain(name, int(offset))
         self.world.piece_bytes = int(command.options.get("pieces", self.world.piece_bytes))
+
+    def _compact(self, command: Command) -> None:
+        command.check_options()
+        name, end, *rest = command.words
+        self.world.brokers[name].log.compact(Offset(int(end)), tombstones="tombstones" in rest)
 
     def _state(self, command: Command) -> None:
         self._lines += [broker_shown(broker) for broker in self.world.brokers.values()]

@@ -11,8 +11,10 @@ from collections.abc import Callable, Iterator
 from random import Random
 from typing import TYPE_CHECKING, Any, NamedTuple, TypeAlias
 
+from dataplane.broker.compaction import Compaction
 from dataplane.broker.following import Following
 from dataplane.broker.leading import Leading
+from dataplane.log.checkpoints import CompactionPoint
 from tests.simulation.broker import SimBroker
 from tests.simulation.disk import AMPLE, damageable_files, is_nothing_torn, vouched_places
 from wire import metadata_pb2 as pb
@@ -116,6 +118,12 @@ class Stage:
         role = self.role(name)
         return role.log.log_start_offset if role is not None and not role.ended else -1
 
+    def compaction_point(self, name: str) -> CompactionPoint:
+        """That of an empty log where there is no replica that works."""
+        role = self.role(name)
+        point: CompactionPoint = role.log.compaction_point if role is not None and not role.ended else CompactionPoint()
+        return point
+
     def leads(self, name: str) -> bool:
         """As it believes itself, and as is true."""
         role = self.role(name)
@@ -211,6 +219,21 @@ class Stage:
     def move_leader(self, target: str) -> None:
         """As an operator asks for it."""
         self.cluster.clients.ask_to_move_leader(0, target)
+
+    def hold_compaction(self, name: str) -> Callable[[], object]:
+        """It compacts nothing in this life until the returned function is called."""
+        broker = self.broker(name).broker
+        all_jobs = broker._housekeeping._jobs if broker is not None else ()
+        jobs = [job for job in all_jobs if isinstance(job, Compaction)]
+        for job in jobs:
+            job.is_due = lambda visit: False  # type: ignore[method-assign]  # noqa: ARG005
+
+        def release() -> None:
+            for job in jobs:
+                job.__dict__.pop("is_due", None)
+
+        self.cluster.lift(LONG, release)
+        return release
 
     def flood(self, seconds: float) -> None:
         """More is written than usually."""
@@ -705,6 +728,41 @@ def below_the_log_start(stage: Stage) -> Iterator[float | Until]:
         stage.start(name)
 
 
+def copy_under_two_leaders(stage: Stage) -> Iterator[float | Until]:
+    """A follower was away while tombstones were compacted away, and begins anew as a copy of its leader's log. In the
+    middle of that another leads, who still holds what was deleted; it compacts when the copy has some of it."""
+    rng = stage.rng
+    yield Until(lambda: stage.leader and len(stage.isr) == 3)
+    first = stage.leader
+    assert first is not None
+    second, away = rng.sample([name for name in stage.replicas if name != first], 2)
+    release = stage.hold_compaction(second)
+    stage.flood(0.5)
+    yield 0.3
+    end = stage.end(away)
+    stage.kill(away)
+    yield Until(lambda: away not in stage.isr, 6.0)
+    stage.flood(1.0)
+    yield Until(lambda: stage.compaction_point(first).deletions_end > end + 40, 6.0)
+    back = stage.cut_off_clients()
+    yield Until(lambda: stage.end(second) == stage.end(first))
+    yield 0.3
+    stage.start(away)
+    yield Until(lambda: 0 <= stage.end(away) < stage.compaction_point(away).deleted_end, 6.0)
+    yield rng.random() * 0.05
+    stage.kill(first)
+    yield Until(lambda: stage.leads(second) and stage.follows(away))
+    copied = stage.end(away) + rng.randrange(10, 40)
+    yield Until(lambda: stage.end(away) >= copied)
+    mend = stage.cut(away)
+    release()
+    yield Until(lambda: stage.compaction_point(second).deletions_end > copied, 6.0)
+    mend()
+    yield Until(lambda: away in stage.isr, 8.0)
+    stage.start(first)
+    back()
+
+
 DRAMAS: dict[str, Drama] = {
     drama.__name__.replace("_", " "): drama
     for drama in (
@@ -728,6 +786,7 @@ DRAMAS: dict[str, Drama] = {
         nats_restarts,
         witnesses,
         below_the_log_start,
+        copy_under_two_leaders,
     )
 }
 
@@ -745,6 +804,18 @@ CASTS: dict[str, dict[str, Any]] = {
         "segment_bytes": 4096,
         "retention": (("retention_max_bytes", 1),),
         "housekeeping_interval": 0.05,
+    },
+    "copy under two leaders": {
+        "streams": 1,
+        "partitions": 1,
+        "min_isr": 2,
+        "segment_bytes": 4096,
+        "keys": 60,
+        "tombstone_retention_ms": 0,
+        "min_dirty_ratio": 0.01,
+        "housekeeping_interval": 0.05,
+        "fetch_max_bytes": 256,
+        "latency": 0.002,
     },
 }
 """What of a run's shape a drama must have."""

@@ -15,6 +15,7 @@ from typing import Any
 from dataplane.broker import broker, checkpoints, following, housekeeping, leading, reading, replica, retention, role
 from dataplane.broker.broker import Broker
 from dataplane.log import appending, compaction, cutting, segment, swapping, syncing, tail
+from dataplane.log import checkpoints as log_checkpoints
 from dataplane.log import state as log_state
 from dataplane.log.data_dir import DataDir
 from dataplane.replica import consumers, epochs, follower, leader, pending, producers
@@ -501,6 +502,11 @@ MUTANTS: tuple[Mutant, ...] = (
     _mutant(
         "batches by which a repetition is recognised are compacted away",
         (producers.ProducerTable, "remembers", "return known is not None and", "return False and"),
+    ),
+    _mutant(
+        "what a copy will not get from one leader, it is taken not to get from the next",
+        (log_checkpoints.CompactionPoint, "in_role", "if self.copied_in == leader_epoch or", "if True or"),
+        drama="copy under two leaders",
     ),
     _mutant(
         "a full disk is taken for a broken one",

@@ -117,7 +117,7 @@ class Shape:
 
     def keeping_less(self, rng: Random) -> Shape:
         """Some runs have streams that forget."""
-        if self.retention or rng.random() >= 0.4:
+        if self.retention or self.keys or rng.random() >= 0.4:
             return self
         limits: tuple[tuple[str, int], ...] = rng.choice(
             (
@@ -133,7 +133,7 @@ class Shape:
 
     def compacting(self, rng: Random) -> Shape:
         """Some runs have streams that are compacted."""
-        if rng.random() >= 0.35:
+        if self.keys or rng.random() >= 0.35:
             return self
         return replace(
             self,

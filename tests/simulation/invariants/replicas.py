@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING
 from dataplane.broker.following import Following
 from dataplane.replica.follower import Truncating
 from tests.simulation.invariants.base import Invariant, Scene
+from tests.simulation.invariants.history import may_be_compacted
 from wire.types import LeaderEpoch
 
 if TYPE_CHECKING:
@@ -62,7 +63,8 @@ class SyncedStays(Invariant):
 
 
 class IsrMembersHoldCommitted(Invariant):
-    """To clients: who enters the ISR, and may be elected from then on, holds all that is committed."""
+    """To clients: a broker that enters the ISR, and may be elected from then on, holds all that is committed; of a
+    compacted stream the newest record of each key, and of a deleted key none."""
 
     def __init__(self, scene: Scene) -> None:
         super().__init__(scene)
@@ -84,6 +86,9 @@ class IsrMembersHoldCommitted(Invariant):
                     f"{key}: {member} entered the ISR {','.join(new.isr)} with LEO {replica.log_end_offset},"
                     f" committed is {end}"
                 )
+            if may_be_compacted(replica) and replica.failure is None:
+                with broker.disk.as_written():
+                    self.history.check_prefix(broker, replica, "IsrMembersHoldCommitted", "as it entered the ISR")
 
     def on_open(self, broker: SimBroker, replica: Replica, end: int) -> None:
         blind = self._joined_blind.pop((broker.id, broker.lives, replica.key), 0)

@@ -15,7 +15,7 @@ from dataplane.encryption.master_keys import MasterKey, MasterKeys
 from dataplane.log.checkpoints import COMPACTION_FILE, CompactionPoint
 from dataplane.log.compaction import dirt_of, tombstones_are_due
 from dataplane.log.partition_log import LogConfig, PartitionLog
-from dataplane.log.snapshot import snapshot_name
+from dataplane.log.snapshot import Snapshot, snapshot_name
 from dataplane.replica.epochs import LeaderEpochCache
 from dataplane.replica.producers import Duplicate, Fresh, ProducerTable
 from tests.simulation.disk import SimDisk
@@ -350,21 +350,54 @@ def test_the_log_says_that_tombstones_are_missing_before_one_is(keyed: Keyed) ->
     assert not any(row.key == b"a" for row in keyed.rows)
 
 
-def test_who_lacks_deletions() -> None:
-    point = CompactionPoint(deletions_end=Offset(50), deleted_end=Offset(80))
-    assert point.lacks_deletions(Offset(49), Offset(0))
-    assert not point.lacks_deletions(Offset(50), Offset(0))
-    assert not point.lacks_deletions(Offset(3), Offset(80))
-    assert CompactionPoint.of_copy(Offset(80)).lacks_deletions(Offset(70), Offset(60))
+EPOCH = LeaderEpoch(7)
+
+
+def test_what_a_copy_will_not_get_counts_only_in_the_leader_epoch_in_which_it_was_begun() -> None:
+    copy = CompactionPoint.of_copy(Offset(80), EPOCH)
+    assert copy.in_role(EPOCH, Offset(20)) == copy
+    other = copy.in_role(LeaderEpoch(8), Offset(20))
+    assert (other.deletions_end, other.deleted_end, other.copied_in) == (20, 20, 0)
+    assert other.copies_deleted_end == 20
+    assert copy.in_role(LeaderEpoch(8), Offset(80)) == copy  # all of it is here
+
+
+def test_another_leader_is_told_what_is_here_and_so_is_every_later_life(keyed: Keyed) -> None:
+    copy = CompactionPoint.of_copy(Offset(33), EPOCH)
+    keyed.log.install(Snapshot(Offset(0)), copy)
+    keyed.fill("ab" * 6)
+    keyed.reopen()
+    assert keyed.log.compaction_point == copy
+    assert not keyed.log.swapping.is_copy_of_another(EPOCH)
+    assert keyed.log.swapping.is_copy_of_another(LeaderEpoch(8))
+    keyed.log.swapping.begin_role(LeaderEpoch(8))
+    keyed.fill("ab" * 6)
+    keyed.reopen()
+    assert keyed.log.compaction_point == CompactionPoint(deletions_end=Offset(12), deleted_end=Offset(12))
+    assert not keyed.log.swapping.is_copy_of_another(EPOCH)
+    keyed.log.truncate(Offset(9))
+    assert keyed.log.compaction_point == CompactionPoint(deletions_end=Offset(9), deleted_end=Offset(9))
+
+
+def test_a_pass_that_began_before_a_role_does_not_bring_back_what_is_no_more_true(keyed: Keyed) -> None:
+    keyed.log.install(Snapshot(Offset(0)), CompactionPoint.of_copy(Offset(90), EPOCH))
+    keyed.fill("ab" * 20)
+    steps = one_pass(keyed.log).steps()
+    next(steps)
+    keyed.log.swapping.begin_role(LeaderEpoch(8))
+    for _ in steps:
+        pass
+    assert keyed.log.compaction_point.deleted_end == 40
 
 
 def test_a_dropped_log_remembers_what_it_is_filled_from(keyed: Keyed) -> None:
     keyed.fill("ab" * 20)
     compact(keyed.log)
-    keyed.log.drop_all(Offset(0), deleted_end=Offset(33))
-    assert keyed.log.compaction_point == CompactionPoint.of_copy(Offset(33))
+    copy = CompactionPoint.of_copy(Offset(33), EPOCH)
+    keyed.log.install(Snapshot(Offset(0)), copy)
+    assert keyed.log.compaction_point == copy
     keyed.reopen()
-    assert keyed.log.compaction_point == CompactionPoint.of_copy(Offset(33))
+    assert keyed.log.compaction_point == copy
     keyed.log.drop_all(Offset(0))
     keyed.reopen()
     assert keyed.log.compaction_point == CompactionPoint()
@@ -375,7 +408,7 @@ def test_a_damaged_point_promises_nothing(keyed: Keyed) -> None:
     compact(keyed.log)
     keyed.disk.flip_bit(HOME / COMPACTION_FILE, 60, 1)
     keyed.reopen()
-    assert keyed.log.compaction_point == CompactionPoint.of_copy(Offset(40))
+    assert keyed.log.compaction_point == CompactionPoint(deletions_end=Offset(40), deleted_end=Offset(40))
     compact(keyed.log)
     assert keyed.clean_end > 0
 

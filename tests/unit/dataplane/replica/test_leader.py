@@ -121,7 +121,7 @@ class Driver:
         progress_only: bool = False,
         refused: str = "",
         no_space: bool = False,
-        lacks_deletions: bool = False,
+        deleted_end: int = 0,
     ) -> list[LeaderEffect]:
         """`durable` -1: everything it has is synced."""
         self.sequence += 1
@@ -137,7 +137,7 @@ class Driver:
                 inbox=f"inbox.{replica}.{self.sequence}",
                 refused_batch=refused,
                 no_space=no_space,
-                lacks_deletions=lacks_deletions,
+                deleted_end=Offset(deleted_end),
             ),
             now,
         )
@@ -281,12 +281,26 @@ def test_a_follower_below_the_log_start_is_told_where_it_begins() -> None:
 
 def test_a_follower_that_lacks_deletions_that_are_gone_is_told_to_begin_anew() -> None:
     driver = Driver(log_end=10)
-    effects = driver.fetch(B, 7, lacks_deletions=True)
+    driver.leader.deletions_end = Offset(8)
+    effects = driver.fetch(B, 7)
     (refusal,) = of(Refuse, effects)
     assert (refusal.error.code, refusal.error.details["log_start"]) == (Code.OFFSET_BEFORE_LOG, "0")
     assert DELETIONS_GONE in refusal.error.details
     assert not of(Respond, effects)
-    assert of(Respond, driver.fetch(B, 7))
+    assert of(Refuse, driver.fetch(B, 3, deleted_end=7))
+    assert of(Respond, driver.fetch(B, 3, deleted_end=8))
+    assert of(Respond, driver.fetch(B, 8))
+
+
+def test_a_late_request_says_nothing_of_what_its_replica_holds_now() -> None:
+    """What a follower says of deletions is looked at again once its records have been read from the disk."""
+    driver = Driver(log_end=10)
+    driver.fetch(B, 3, deleted_end=4)
+    driver.leader.deletions_end = Offset(6)
+    driver.fetch(B, 3, deleted_end=8, leader_epoch=driver.leader.leader_epoch - 1)
+    driver.fetch(B, 3, deleted_end=8, sequence=0)
+    assert driver.leader.lacks_deletions(B, Offset(3))
+    assert not driver.leader.lacks_deletions(B, Offset(6))
 
 
 def test_a_broker_that_is_no_replica_is_refused() -> None:
