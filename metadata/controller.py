@@ -320,7 +320,8 @@ class ControllerCore:
         cluster: those that have ever registered, and at least as many as the metadata group has `voters`, some of which
         may still be on their way.
 
-        Raises TidelogError: NOT_CONTROLLER, BAD_NAME, BAD_SUBJECT, BAD_CONFIG, BAD_REPLICATION_FACTOR.
+        Raises TidelogError: NOT_CONTROLLER, BAD_NAME, BAD_SUBJECT, BAD_CONFIG, BAD_REPLICATION_FACTOR;
+        NOT_ENOUGH_BROKERS while some of the cluster's brokers do not live yet, or any more.
         """
         self._require_office()
         check_stream_name(name)
@@ -329,7 +330,7 @@ class ControllerCore:
             raise TidelogError(Code.BAD_CONFIG, f"partitions={partitions} is outside 1 to {MAX_PARTITIONS}")
         factor = replication_factor
         if factor is None:
-            factor = min(DEFAULT_REPLICAS, max(voters, len(self._state.brokers)))
+            factor = min(DEFAULT_REPLICAS, len(self._state.brokers) + self._unregistered(voters))
         if not 1 <= factor <= MAX_REPLICAS:
             raise TidelogError(
                 Code.BAD_REPLICATION_FACTOR, f"replication_factor={factor} is outside 1 to {MAX_REPLICAS}"
@@ -337,13 +338,7 @@ class ControllerCore:
         wanted = stream_settings.with_defaults(config, self._state.defaults)
         StreamConfig.from_strings(wanted).check(factor)
         live = self.live_brokers()
-        if factor > len(live):
-            raise TidelogError(
-                Code.BAD_REPLICATION_FACTOR,
-                f"replication_factor={factor} is above the number of live brokers, {len(live)}"
-                f" ({', '.join(live) or 'none'});"
-                f" start more brokers or ask for {len(live)} at most",
-            )
+        self._check_enough(factor, live, voters)
         live = self.relief.with_room(live, factor)
         placements = place(self._state, live, partitions=partitions, replication_factor=factor, chance=self._chance)
         index = {broker: place_of for place_of, broker in enumerate(live)}
@@ -362,6 +357,34 @@ class ControllerCore:
                     for placement in placements
                 ],
             )
+        )
+
+    def _unregistered(self, voters: int) -> int:
+        """How many of the metadata group's `voters` have never registered, and may be on their way."""
+        return max(0, voters - sum(bool(broker.raft_address) for broker in self._state.brokers.values()))
+
+    def _check_enough(self, factor: int, live: Sequence[BrokerId], voters: int) -> None:
+        """Raises TidelogError where `factor` live brokers are not there: NOT_ENOUGH_BROKERS when they may come yet."""
+        if factor <= len(live):
+            return
+        text = (
+            f"replication_factor={factor} is above the number of live brokers, {len(live)}"
+            f" ({', '.join(live) or 'none'})"
+        )
+        dead = sorted(set(self._state.brokers).difference(live))
+        unregistered = self._unregistered(voters)
+        if factor > len(live) + len(dead) + unregistered:
+            raise TidelogError(
+                Code.BAD_REPLICATION_FACTOR, f"{text}; start more brokers or ask for {len(live)} at most"
+            )
+        missing = [f"{', '.join(dead)} {'is' if len(dead) == 1 else 'are'} dead"] if dead else []
+        if unregistered:
+            missing.append(
+                f"{unregistered} of {voters} voters {'has' if unregistered == 1 else 'have'} not started yet"
+            )
+        raise TidelogError(
+            Code.NOT_ENOUGH_BROKERS,
+            f"{text}: {' and '.join(missing)}; start what is missing, or ask for {len(live)} at most",
         )
 
     def delete_stream(self, name: str) -> pb.Command:

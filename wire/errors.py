@@ -61,6 +61,7 @@ class Code(Enum):
     BAD_SUBJECT = Entry(False, False)
     BAD_CONFIG = Entry(False, False)
     BAD_REPLICATION_FACTOR = Entry(False, False)
+    NOT_ENOUGH_BROKERS = Entry(True, False)
     NOT_CONTROLLER = Entry(True, True)
     STALE_EPOCH = Entry(False, True)
     LEADER_NOT_MOVED = Entry(False, True)

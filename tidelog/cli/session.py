@@ -19,6 +19,12 @@ if TYPE_CHECKING:
 _Command = TypeVar("_Command", bound=Callable[..., Any])
 
 INTERRUPTED = 130
+API_TIMEOUT = 5.0
+"""Seconds that a request to the controller may take, with all its repetitions."""
+START_WAIT = 30.0
+"""Seconds that a command which waits for a cluster on its way gives nats-server, and then the brokers."""
+_SILENCE = 1.0
+"""Seconds after which it says that it waits."""
 
 
 class Failure(click.ClickException):
@@ -53,23 +59,41 @@ def cluster_options(command: _Command) -> _Command:
     return command
 
 
-def run(server: str, namespace: str, work: Callable[[Client], Awaitable[None]]) -> None:
-    """Connect, do the work, disconnect. Errors of the table become one sentence."""
+def run(
+    server: str, namespace: str, work: Callable[[Client], Awaitable[None]], *, waits_for_start: bool = False
+) -> None:
+    """Connect, do the work, disconnect. Errors of the table become one sentence. `waits_for_start`: nats-server and
+    brokers that are still starting are waited for."""
     from wire.errors import TidelogError
 
     try:
-        asyncio.run(_connected(server, namespace, work))
+        asyncio.run(_connected(server, namespace, work, waits_for_start))
     except TidelogError as error:
         fail(error.message)
     except KeyboardInterrupt:
         sys.exit(INTERRUPTED)
 
 
-async def _connected(server: str, namespace: str, work: Callable[[Client], Awaitable[None]]) -> None:
+async def _connected(
+    server: str, namespace: str, work: Callable[[Client], Awaitable[None]], waits_for_start: bool
+) -> None:
     from tidelog.client.connection import connect
 
-    async with await connect(server, namespace=namespace) as client:
-        await work(client)
+    if not waits_for_start:
+        async with await connect(server, namespace=namespace, api_timeout=API_TIMEOUT) as client:
+            await work(client)
+        return
+    notice = asyncio.get_running_loop().call_later(
+        _SILENCE,
+        lambda: click.echo(
+            f"waiting for the cluster at {server}: nats-server, a controller, enough live brokers", err=True
+        ),
+    )
+    try:
+        async with await connect(server, namespace=namespace, api_timeout=START_WAIT, start_wait=START_WAIT) as client:
+            await work(client)
+    finally:
+        notice.cancel()
 
 
 def fail(message: str) -> NoReturn:

@@ -41,7 +41,7 @@ def create(
     namespace: str,
     as_json: bool,
 ) -> None:
-    """Create a stream.
+    """Create a stream. A cluster that is still starting is waited for.
 
     What is not set with --config has the cluster's default (`tidelog cluster alter`), else the one below.
     """
@@ -59,7 +59,7 @@ def create(
                 f"replication factor {made['replication_factor']}"
             )
 
-    run(server, namespace, work)
+    run(server, namespace, work, waits_for_start=True)
 
 
 @stream.command(name="list")

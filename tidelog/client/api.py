@@ -79,6 +79,8 @@ class Api:
             )
         elif refusal is not None:
             text = f"{name} could not be carried out within {limit:g} s: {refusal.message}"
+            if refusal.code is Code.NOT_ENOUGH_BROKERS:
+                return typed(_with_repeated(TidelogError(refusal.code, text, refusal.details), repeated))
         else:
             text = f"the controller did not answer {name} at {self._server} within {limit:g} s; see the brokers' logs"
         return NoServer(Code.UNAVAILABLE, text, {REPEATED: "true"} if repeated else {})

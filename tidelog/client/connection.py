@@ -38,6 +38,7 @@ from wire.transport import Transport
 from wire.types import Acks
 
 DEFAULT_SERVER = "nats://127.0.0.1:4222"
+_START_RETRY = 0.1
 
 
 @runtime_checkable
@@ -57,15 +58,19 @@ async def connect(
     tls: SSLContext | None = None,
     connect_timeout: float = 2.0,
     api_timeout: float = 5.0,
+    start_wait: float = 0.0,
 ) -> Client:
     """Connect to NATS: a URL, several separated by commas, or a list. Times are in seconds.
+
+    `connect_timeout` is for one attempt, `api_timeout` for a request to the controller with all its repetitions,
+    `start_wait` for a server that does not listen yet because it is only starting.
 
     `namespace` is the cluster's. Raises NoServer, which names the URL, when no NATS server answers; whether a Tidelog
     cluster is behind it shows with the first call.
     """
     # The one adapter between the client and NATS; imported when there is something to connect to.
     from tidelog.runtime.allocator import learn_from_a_large_buffer
-    from tidelog.runtime.nats import NatsConnection, NatsUnavailable
+    from tidelog.runtime.nats import NatsConnection, NatsNotListening, NatsUnavailable
 
     learn_from_a_large_buffer()
     listed = [url.strip() for url in (servers.split(",") if isinstance(servers, str) else servers) if url.strip()]
@@ -73,20 +78,26 @@ async def connect(
         raise BadConfig(Code.BAD_CONFIG, f"servers={servers!r} names no server; give a URL such as {DEFAULT_SERVER}")
     subjects = _subjects(namespace)
     label = name or f"tidelog-client@{socket.gethostname()}:{os.getpid()}"
-    try:
-        transport = await NatsConnection.connect(
-            listed,
-            name=label,
-            user=user,
-            password=password,
-            token=token,
-            creds=creds,
-            tls=tls,
-            connect_timeout=connect_timeout,
-        )
-    except NatsUnavailable as error:
-        raise NoServer(Code.UNAVAILABLE, str(error)) from error
-    return Client(transport, subjects, server=_without_secrets(listed), name=label, api_timeout=api_timeout)
+    deadline = time.monotonic() + start_wait
+    while True:
+        try:
+            transport = await NatsConnection.connect(
+                listed,
+                name=label,
+                user=user,
+                password=password,
+                token=token,
+                creds=creds,
+                tls=tls,
+                connect_timeout=connect_timeout,
+            )
+        except NatsUnavailable as error:
+            if not isinstance(error, NatsNotListening) or time.monotonic() >= deadline:
+                raise NoServer(Code.UNAVAILABLE, str(error)) from error
+            await asyncio.sleep(_START_RETRY)
+            continue
+        server = _without_secrets(listed)
+        return Client(transport, subjects, server=server, name=label, api_timeout=api_timeout)
 
 
 class Client:

@@ -37,7 +37,8 @@ class BadConfig(TidelogError):
 
 
 class BadReplicationFactor(TidelogError):
-    """A replication factor outside 1..16 or above the number of live brokers."""
+    """A replication factor outside 1..16 or above the number of live brokers. Brokers that are known to the cluster and
+    are not there yet are waited for, as long as any answer is."""
 
 
 class BadRequest(TidelogError):
@@ -128,6 +129,7 @@ _CLASSES: Mapping[Code, type[TidelogError]] = {
     Code.BAD_SUBJECT: BadSubject,
     Code.BAD_CONFIG: BadConfig,
     Code.BAD_REPLICATION_FACTOR: BadReplicationFactor,
+    Code.NOT_ENOUGH_BROKERS: BadReplicationFactor,
     Code.BAD_REQUEST: BadRequest,
     Code.OFFSET_BEFORE_LOG: OffsetOutOfRange,
     Code.OFFSET_AHEAD: OffsetOutOfRange,

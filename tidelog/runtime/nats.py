@@ -71,6 +71,10 @@ class NatsUnavailable(ConnectionError):
     """No NATS server could be used at start. `str(error)` names the URL, the reason and the remedy."""
 
 
+class NatsNotListening(NatsUnavailable):
+    """Nothing listens at the address, as with a server that is still starting."""
+
+
 class ConnectionClosed(ConnectionError):
     """The connection was closed by `close` or `drain`."""
 
@@ -194,7 +198,9 @@ class NatsConnection:
             raise NatsUnavailable(f"credentials need the package {error.name!r}: install it with pip") from error
         except (OSError, errors.Error, TimeoutError) as error:
             await connection.close()
-            raise NatsUnavailable(connection._why_unavailable(shown, error)) from error
+            refused = isinstance(connection._connect_error or error, ConnectionRefusedError)
+            kind = NatsNotListening if refused else NatsUnavailable
+            raise kind(connection._why_unavailable(shown, error)) from error
         except asyncio.CancelledError:
             await connection.close()
             raise

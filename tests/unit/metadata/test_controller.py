@@ -444,6 +444,30 @@ def test_a_stream_that_cannot_be_is_refused_in_a_sentence(
     assert says in refused.value.message
 
 
+def test_brokers_that_are_known_and_do_not_live_may_be_waited_for(office: Office) -> None:
+    office.cluster.die("c")
+    with pytest.raises(TidelogError) as refused:
+        create(office, replication_factor=3)
+    assert refused.value.code is Code.NOT_ENOUGH_BROKERS
+    assert refused.value.retriable
+    assert "2 (a, b): c is dead; start what is missing, or ask for 2 at most" in refused.value.message
+    with pytest.raises(TidelogError, match="start more brokers or ask for 2 at most") as refused:
+        create(office, replication_factor=4)
+    assert refused.value.code is Code.BAD_REPLICATION_FACTOR, "that many are not known at all"
+
+
+def test_voters_that_have_never_registered_may_be_waited_for() -> None:
+    office = Office("a", "b")
+    office.lead()
+    for factor in (3, None):
+        with pytest.raises(TidelogError, match="1 of 3 voters has not started yet") as refused:
+            create(office, replication_factor=factor, voters=3)
+        assert refused.value.code is Code.NOT_ENOUGH_BROKERS
+    with pytest.raises(TidelogError, match="start more brokers") as refused:
+        create(office, replication_factor=4, voters=3)
+    assert refused.value.code is Code.BAD_REPLICATION_FACTOR
+
+
 def test_the_default_replication_factor_is_three_or_the_whole_cluster(office: Office) -> None:
     assert create(office, replication_factor=None).create_stream.replication_factor == 3
     alone = Office("a")

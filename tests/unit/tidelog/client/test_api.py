@@ -14,6 +14,7 @@ from tidelog.client.connection import Client, connect
 from tidelog.client.errors import (
     BadConfig,
     BadName,
+    BadReplicationFactor,
     BadRequest,
     BadSubject,
     Closed,
@@ -82,6 +83,17 @@ async def test_a_change_of_controller_is_waited_for(cluster: Cluster) -> None:
     seen = answer(transport, "cluster.status", refusal(Code.NOT_CONTROLLER), {"controller": "b2"})
     assert (await client.cluster_status())["controller"] == "b2"
     assert len(seen) == 2
+
+
+async def test_brokers_on_their_way_are_waited_for(cluster: Cluster) -> None:
+    transport, broker, client = cluster
+    few = refusal(Code.NOT_ENOUGH_BROKERS, "b3 has not started")
+    seen = answer(transport, "stream.create", few, few, broker.streams["s"])
+    await client.create_stream("s", partitions=2)
+    assert len(seen) == 3
+    answer(transport, "stream.create", few)
+    with pytest.raises(BadReplicationFactor, match=r"stream\.create could not .* within 0\.5 s: b3 has not started"):
+        await client.create_stream("s", partitions=2)
 
 
 async def test_refusals_become_their_types(cluster: Cluster) -> None:
