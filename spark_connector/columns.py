@@ -26,6 +26,7 @@ from pyspark.sql.types import (
     TimestampType,
 )
 
+from wire.batch import header_items
 from wire.errors import Code, TidelogError
 
 if TYPE_CHECKING:
@@ -125,7 +126,7 @@ def _microseconds(batch: RecordBatch) -> pa.Array:
 def _headers(batch: RecordBatch) -> pa.Array:
     """Null where a record has none, as in Kafka's connector."""
     rows = [
-        [{"key": name, "value": value} for name, value in headers.items()] if headers else None
+        [{"key": name, "value": value} for name, value in header_items(headers)] if headers else None
         for headers in batch.headers
     ]
     return pa.array(rows, type=_ARROW_TYPES["headers"])

@@ -173,7 +173,7 @@ class TestBatch:
         logs.create("flights", 2)
 
         def mixed(builder: BatchBuilder) -> None:
-            builder.add_record(b"v0", b"k0", encode_headers({"h": b"1"}), BEGINNING - 1)
+            builder.add_record(b"v0", b"k0", encode_headers({"h": [b"1", b"2"]}), BEGINNING - 1)
             builder.add_record(None, b"k1", timestamp=BEGINNING + 1_999)
             builder.add_record(b"", None, timestamp=-1)
 
@@ -205,7 +205,9 @@ class TestBatch:
         assert [row.micros for row in rows[:3]] == [BEGINNING // 1000 - 1, BEGINNING // 1000 + 1, -1]
 
         with_headers = read(spark, logs, includeHeaders="true").where("partition = 0").orderBy("offset").collect()
-        assert [[tuple(h) for h in row.headers or []] for row in with_headers] == [[("h", b"1")], [], [], [], []]
+        assert [[tuple(h) for h in row.headers or []] for row in with_headers] == [
+            [("h", b"1"), ("h", b"2")], [], [], [], [],
+        ]  # fmt: skip
         assert with_headers[1].headers is None
 
         chosen = spark.read.format("tidelog_files").schema("offset long, value binary")

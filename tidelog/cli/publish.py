@@ -147,6 +147,7 @@ async def _publish_json(
     producer: Producer, chunk: list[bytes], first_line: int, key: bytes | None, partition: int | None
 ) -> Counter[int]:
     from tidelog.cli.records_json import from_json
+    from tidelog.client.errors import BadRequest
 
     futures: list[asyncio.Future[Receipt]] = []
     for number, line in enumerate(chunk, first_line + 1):
@@ -154,18 +155,17 @@ async def _publish_json(
             continue
         try:
             parsed = from_json(line)
-        except ValueError as error:
-            await asyncio.gather(*futures)
-            fail(f"line {number} cannot be published: {error}; the lines before it have been")
-        futures.append(
-            producer.send_nowait(
+            future = producer.send_nowait(
                 parsed.value,
                 key=key if parsed.key is None else parsed.key,
                 headers=parsed.headers,
                 partition=partition,
                 timestamp=parsed.timestamp,
             )
-        )
+        except (ValueError, BadRequest) as error:
+            await asyncio.gather(*futures)
+            fail(f"line {number} cannot be published: {error}; the lines before it have been")
+        futures.append(future)
     return Counter(receipt.partition for receipt in await asyncio.gather(*futures))
 
 

@@ -2,12 +2,12 @@
 
     {"stream": "s", "partition": 0, "offset": 12, "timestamp": "2026-01-31T12:00:00.000000000Z", "key": "k", "value":
     "v",
-     "headers": {"h": "x"}}
+     "headers": {"h": "x", "several": ["1", "2"]}}
 
-Key, value and header values are text. When any of them is not UTF-8, all of them are base64 and the line has
-`"encoding": "base64"`. A null key or value is null. In what is taken only `value` is needed; `stream`, `partition`
-and `offset` are not looked at; a value that is neither text nor null (an object, a number) stands for its own compact
-JSON.
+Key, value and header values are text; a header with several values is a list of them. When any of them is not UTF-8,
+all of them are base64 and the line has `"encoding": "base64"`. A null key or value is null. In what is taken only
+`value` is needed; `stream`, `partition` and `offset` are not looked at; a value that is neither text nor null (an
+object, a number) stands for its own compact JSON.
 """
 
 from __future__ import annotations
@@ -15,17 +15,18 @@ from __future__ import annotations
 import base64
 import binascii
 import json
+from collections.abc import Callable
 from typing import Any, NamedTuple
 
-from tidelog.client.positions import timestamp_from_text, timestamp_to_text
+from tidelog.client.positions import AtTime, timestamp_from_text, timestamp_to_text
 from tidelog.client.records import Record
 
 
 class Parsed(NamedTuple):
     value: bytes | None
     key: bytes | None
-    headers: dict[str, bytes]
-    timestamp: int | None
+    headers: dict[str, bytes | list[bytes]]
+    timestamp: int | AtTime | None
 
 
 def to_json(record: Record) -> str:
@@ -38,13 +39,20 @@ def to_json(record: Record) -> str:
     try:
         out["key"] = None if record.key is None else record.key.decode()
         out["value"] = None if record.value is None else record.value.decode()
-        out["headers"] = {name: value.decode() for name, value in record.headers.items()}
+        out["headers"] = _headers(record, bytes.decode)
     except UnicodeDecodeError:
         out["key"] = _base64(record.key)
         out["value"] = _base64(record.value)
-        out["headers"] = {name: _base64(value) for name, value in record.headers.items()}
+        out["headers"] = _headers(record, _base64)
         out["encoding"] = "base64"
     return json.dumps(out, ensure_ascii=False)
+
+
+def _headers(record: Record, text_of: Callable[[bytes], str | None]) -> dict[str, Any]:
+    values: dict[str, list[str | None]] = {}
+    for name, value in record.header_items:
+        values.setdefault(name, []).append(text_of(value))
+    return {name: found[0] if len(found) == 1 else found for name, found in values.items()}
 
 
 def from_json(line: bytes) -> Parsed:
@@ -65,9 +73,15 @@ def from_json(line: bytes) -> Parsed:
     return Parsed(
         _bytes(found["value"], as_base64),
         _bytes(found.get("key"), as_base64),
-        {name: _bytes(value, as_base64) or b"" for name, value in headers.items()},
+        {name: _header(value, as_base64) for name, value in headers.items()},
         _timestamp(found.get("timestamp")),
     )
+
+
+def _header(value: Any, as_base64: bool) -> bytes | list[bytes]:
+    if isinstance(value, list):
+        return [_bytes(one, as_base64) or b"" for one in value]
+    return _bytes(value, as_base64) or b""
 
 
 def _bytes(value: Any, as_base64: bool) -> bytes | None:
@@ -84,11 +98,12 @@ def _bytes(value: Any, as_base64: bool) -> bytes | None:
         raise ValueError(f"its base64 does not decode ({error})") from None
 
 
-def _timestamp(value: Any) -> int | None:
+def _timestamp(value: Any) -> int | AtTime | None:
+    """A text is the very time that it names; a number is looked at by the producer."""
     if value is None or (isinstance(value, int) and not isinstance(value, bool)):
         return value
     try:
-        return timestamp_from_text(value)
+        return AtTime(timestamp_from_text(value))
     except (TypeError, ValueError):
         raise ValueError(f'"timestamp" {value!r} is neither ISO-8601 nor ns since 1970') from None
 

@@ -46,7 +46,7 @@ event.
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from enum import Enum
 from typing import Any, NamedTuple, TypeAlias, TypeVar
@@ -115,7 +115,7 @@ class PendingBatch:
     def __init__(self, created_at: float, deadline: float) -> None:
         self.values: list[bytes | None] = []
         self.keys: list[bytes | None] | None = None
-        self.headers: list[Mapping[str, bytes] | None] | None = None
+        self.headers: list[bytes | None] | None = None
         self.timestamps: list[int | None] | None = None
         self.claims: list[Claim] = []
         self.place = 0
@@ -254,7 +254,7 @@ class PartitionAccumulator:
         self,
         value: bytes | None,
         key: bytes | None,
-        headers: Mapping[str, bytes] | None,
+        headers: bytes | None,
         timestamp: int | None,
         size: int,
         future: Any,

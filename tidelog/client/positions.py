@@ -34,6 +34,9 @@ from wire.errors import Code
 _EPOCH = datetime(1970, 1, 1, tzinfo=UTC)
 _FRACTION = re.compile(r"[.,](\d{1,9})")
 _MAX_OFFSET = (1 << 63) - 1
+_INT64 = 1 << 63
+_PLAUSIBLE_NS = 10**16
+"""Nearer to 1970 than this, some four months, a whole number is hardly ns: seconds, ms and µs of this age are."""
 
 
 class Anchor(Enum):
@@ -54,6 +57,8 @@ class AtTime:
     timestamp_ns: int
 
 
+Moment: TypeAlias = int | datetime | AtTime
+"""Of a record: ns since 1970, or a datetime with a time zone."""
 Position: TypeAlias = Anchor | AtOffset | AtTime
 Offsets: TypeAlias = Mapping[int, int] | Mapping[str, int]
 """By partition, a number or its digits."""
@@ -146,6 +151,26 @@ def timestamp_of(moment: datetime) -> int:
     if moment.tzinfo is None:
         raise _bad(f"{moment.isoformat()} has no time zone; use datetime(..., tzinfo=UTC)")
     return (moment - _EPOCH) // timedelta(microseconds=1) * 1000
+
+
+def timestamp_ns(moment: Moment) -> int:
+    """A record's timestamp as callers give it, in ns since 1970. Raises BadRequest for what is probably a slip."""
+    if isinstance(moment, datetime):
+        return timestamp_of(moment)
+    given = moment.timestamp_ns if isinstance(moment, AtTime) else _whole(moment)
+    if given is None:
+        raise _bad(
+            f"timestamp={moment!r} is {type(moment).__name__}; give ns since 1970 as a whole number, as time.time_ns() "
+            "does, or a datetime with a time zone"
+        )
+    if not -_INT64 <= given < _INT64:
+        raise _bad(f"timestamp {given} does not fit into 64 bits; it is in ns since 1970")
+    if abs(given) < _PLAUSIBLE_NS and not isinstance(moment, AtTime):
+        raise _bad(
+            f"timestamp={given} is {timestamp_to_text(given)} in ns since 1970, which is hardly meant: seconds, ms and "
+            f"µs are not taken; use time.time_ns(), or AtTime({given}) for that very time"
+        )
+    return given
 
 
 def _check_known(partitions: Iterable[int], there: list[int]) -> None:

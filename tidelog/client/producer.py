@@ -42,9 +42,10 @@ from tidelog.client.api import Api
 from tidelog.client.errors import BadRequest, BufferFull, Closed, RecordTooLarge, typed
 from tidelog.client.metadata import MetadataCache, StreamMetadata
 from tidelog.client.partitioner import Partitioner
+from tidelog.client.positions import Moment, timestamp_ns
 from tidelog.client.records import BatchReceipt, Receipt
 from wire.append import ask_durability, encode_append
-from wire.batch import HEADER_SIZE, BatchBuilder, Compression, EncodedBatch, encode_headers
+from wire.batch import HEADER_SIZE, BatchBuilder, Compression, EncodedBatch, GivenHeaders, encode_headers
 from wire.durability import Durability
 from wire.errors import Code, CorruptData, TidelogError
 from wire.replication import decode_header
@@ -68,7 +69,6 @@ PUBLISH_RETRY = 0.002
 """Seconds until a publish is tried again that the full buffer of the connection refused."""
 _WIRE_ACKS = {Acks.ALL: AppendRequest.ALL, Acks.LEADER: AppendRequest.LEADER, Acks.NONE: AppendRequest.NONE}
 _BYTES_OR_NONE = frozenset({bytes, type(None)})
-_INT64 = 1 << 63
 _COMPRESSION = {None: None, "none": Compression.NONE, "lz4": Compression.LZ4, "zstd": Compression.ZSTD}
 
 
@@ -220,21 +220,26 @@ class Producer:
         value: bytes | None,
         *,
         key: bytes | None = None,
-        headers: Mapping[str, bytes] | None = None,
+        headers: GivenHeaders | None = None,
         partition: int | None = None,
-        timestamp: int | None = None,
+        timestamp: Moment | None = None,
     ) -> Receipt:
-        """Append one record and wait until it is acknowledged. `timestamp` in ns since 1970, default now.
+        """Append one record and wait until it is acknowledged.
 
+        `headers`: bytes by name, or a list of bytes for several values of one name. `timestamp`: ns since 1970 as a
+        whole number (`time.time_ns()`), a datetime with a time zone, or AtTime(ns); default now. A number that lies
+        within months of 1970 is taken for seconds, ms or µs and refused; AtTime takes any.
         A value of None is a tombstone for its key. Waits for room when the buffer is full. Raises RecordTooLarge,
         DeliveryTimeout (its `outcome_unknown` says whether the record may have been written), NotEnoughReplicas, …
         """
         if self._partitioner is None:
             await self.start()
-        size = _checked_size(value, key, headers, timestamp)
+        encoded = None if headers is None else _encoded(headers)
+        stamp = None if timestamp is None else timestamp_ns(timestamp)
+        size = _checked_size(value, key, encoded)
         if self._waiting_for_room or self._buffered + size > self._buffer_bytes:
             await self._room(size)
-        future = self._append(value, key, headers, partition, timestamp, size)
+        future = self._append(value, key, encoded, partition, stamp, size)
         self._awaited.add(future)
         try:
             return await future
@@ -246,11 +251,11 @@ class Producer:
         value: bytes | None,
         *,
         key: bytes | None = None,
-        headers: Mapping[str, bytes] | None = None,
+        headers: GivenHeaders | None = None,
         partition: int | None = None,
-        timestamp: int | None = None,
+        timestamp: Moment | None = None,
     ) -> asyncio.Future[Receipt]:
-        """Append one record; the future gives the receipt. Raises BufferFull, RecordTooLarge.
+        """Append one record, given as to `send`; the future gives the receipt. Raises BufferFull, RecordTooLarge.
 
         Futures need not be awaited: `flush` raises the first failure since the last `flush`.
         """
@@ -273,14 +278,16 @@ class Producer:
                 batch.size = filled
                 self._buffered = buffered
                 return future
-        size = _checked_size(value, key, headers, timestamp)
+        encoded = None if headers is None else _encoded(headers)
+        stamp = None if timestamp is None else timestamp_ns(timestamp)
+        size = _checked_size(value, key, encoded)
         if self._buffered + size > self._buffer_bytes:
             raise BufferFull(
                 Code.BACKPRESSURE,
                 f"{self._buffered} bytes of records for {self.stream!r} wait to be acknowledged and buffer_bytes is "
                 f"{self._buffer_bytes}; await send(), or wait for earlier futures first",
             )
-        return self._append(value, key, headers, partition, timestamp, size)
+        return self._append(value, key, encoded, partition, stamp, size)
 
     async def send_many(
         self,
@@ -374,11 +381,12 @@ class Producer:
         self,
         value: bytes | None,
         key: bytes | None,
-        headers: Mapping[str, bytes] | None,
+        headers: bytes | None,
         partition: int | None,
         timestamp: int | None,
         size: int,
     ) -> asyncio.Future[Receipt]:
+        """`headers`: encoded, so that they are those of this moment whatever becomes of the caller's dictionary."""
         partitioner = self._partitioner
         if partitioner is None or self._closed or self._fatal is not None:
             self._check_usable()
@@ -814,7 +822,7 @@ class _Pipe:
             self._probe_inbox = None
 
 
-def _size(value: bytes | None, key: bytes | None, headers: Mapping[str, bytes] | None) -> int:
+def _size(value: bytes | None, key: bytes | None, headers: bytes | None) -> int:
     """An upper bound of what the record adds to a batch."""
     size = RECORD_OVERHEAD
     if value is not None:
@@ -822,25 +830,30 @@ def _size(value: bytes | None, key: bytes | None, headers: Mapping[str, bytes] |
     if key is not None:
         size += len(key)
     if headers:
-        size += len(encode_headers(headers))
+        size += len(headers)
     return size
 
 
-def _checked_size(
-    value: bytes | None, key: bytes | None, headers: Mapping[str, bytes] | None, timestamp: int | None
-) -> int:
+def _checked_size(value: bytes | None, key: bytes | None, headers: bytes | None) -> int:
     """As `_size`; whatever could not be encoded is refused here, where it harms no other record."""
-    if headers is None and timestamp is None and type(value) is bytes:
+    if headers is None and type(value) is bytes:
         if key is None:
             return len(value) + RECORD_OVERHEAD
         if type(key) is bytes:
             return len(value) + len(key) + RECORD_OVERHEAD
     if type(value) not in _BYTES_OR_NONE or type(key) not in _BYTES_OR_NONE:
         raise TypeError(f"value and key are bytes or None, not {type(value).__name__} and {type(key).__name__}")
-    if timestamp is not None and not -_INT64 <= timestamp < _INT64:
-        raise BadRequest(Code.BAD_REQUEST, f"timestamp {timestamp} does not fit into 64 bits; it is in ns since 1970")
+    return _size(value, key, headers)
+
+
+def _encoded(headers: GivenHeaders) -> bytes:
+    if not isinstance(headers, Mapping):
+        raise BadRequest(
+            Code.BAD_REQUEST,
+            f"headers are a mapping such as {{'name': b'value'}}, not {type(headers).__name__} {headers!r:.80}",
+        )
     try:
-        return _size(value, key, headers)
+        return encode_headers(headers)
     except TidelogError as error:
         raise typed(error) from None
 
@@ -854,7 +867,7 @@ def _encode(batch: PendingBatch, compression: Compression) -> EncodedBatch:
         for value, key, headers, timestamp in zip(
             batch.values, batch.keys or absent, batch.headers or absent, batch.timestamps or absent, strict=True
         ):
-            builder.add_record(value, key, encode_headers(headers) if headers else b"", timestamp)
+            builder.add_record(value, key, headers or b"", timestamp)
     session = batch.session
     if session is None:
         return builder.build(batch.timestamp, compression=compression)

@@ -8,6 +8,8 @@ from functools import partial
 from itertools import repeat
 from typing import TYPE_CHECKING, Any, NamedTuple
 
+from wire.batch.record_headers import header_items
+
 if TYPE_CHECKING:
     import numpy as np
     import numpy.typing as npt
@@ -54,6 +56,16 @@ class Record(NamedTuple):
     key: bytes | None
     value: bytes | None
     headers: Mapping[str, bytes]
+    """Of a name that comes several times the last value: `header_values` has all."""
+
+    def header_values(self, name: str) -> tuple[bytes, ...]:
+        """All values of a header in the order of publishing; `headers` has the last one. () where there is none."""
+        return tuple(value for other, value in self.header_items if other == name)
+
+    @property
+    def header_items(self) -> tuple[tuple[str, bytes], ...]:
+        """Every (name, value) of the headers, in the order of publishing."""
+        return header_items(self.headers)
 
     @property
     def time(self) -> datetime:

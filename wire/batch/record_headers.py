@@ -1,10 +1,14 @@
-"""Headers of one record: an element of the HEADERS column, empty, raw NATS or binary."""
+"""Headers of one record: an element of the HEADERS column, empty, raw NATS or binary.
+
+A name may come several times, as in NATS and in Kafka. Readers get a dictionary with the last value of each name; where
+a name does come several times it is a `RepeatedHeaders`, which knows them all, and `header_items` gives them all.
+"""
 
 from __future__ import annotations
 
 import struct
-from collections.abc import Mapping
-from typing import Final
+from collections.abc import Iterable, Mapping, Sequence
+from typing import Final, TypeAlias
 
 from wire.errors import Code, CorruptData, TidelogError
 
@@ -14,12 +18,39 @@ _BINARY_HEADERS: Final = b"\x01"
 _NATS_HEADERS: Final = b"NATS/1.0"
 
 
-def encode_headers(headers: Mapping[str, bytes]) -> bytes:
-    """The HEADERS element of one record. Raises TidelogError(BAD_REQUEST) for a key that is too long or not Unicode."""
+GivenHeaders: TypeAlias = Mapping[str, bytes | Sequence[bytes]]
+"""By name: its value, or a list or tuple of its values in order."""
+
+
+class RepeatedHeaders(dict[str, bytes]):
+    """The last value of each name, as any reader of one value wants it, and in `items_in_order` what was published."""
+
+    __slots__ = ("items_in_order",)
+
+    def __init__(self, items: Iterable[tuple[str, bytes]]) -> None:
+        self.items_in_order = tuple(items)
+        super().__init__(self.items_in_order)
+
+
+def header_items(headers: Mapping[str, bytes]) -> tuple[tuple[str, bytes], ...]:
+    """Every (name, value) of a record's headers in the order of publishing."""
+    return headers.items_in_order if isinstance(headers, RepeatedHeaders) else tuple(headers.items())
+
+
+def encode_headers(headers: GivenHeaders) -> bytes:
+    """The HEADERS element of one record. What was read (`RepeatedHeaders`) is written again with all its values.
+
+    Raises TidelogError(BAD_REQUEST), which names the header, for names that are no text or too long and for values that
+    are not bytes.
+    """
     if not headers:
         return b""
     parts = [_BINARY_HEADERS]
-    for name, value in headers.items():
+    for name, value in _given_items(headers):
+        if not isinstance(name, str):
+            raise _bad(f"header name {name!r} is {_kind(name)}; names are text")
+        if not isinstance(value, (bytes, bytearray, memoryview)):
+            raise _bad(f"header {name[:40]!r} is {_kind(value)}; values are bytes, or a list of them, such as b'1'")
         try:
             key = name.encode()
         except UnicodeEncodeError as error:
@@ -30,8 +61,28 @@ def encode_headers(headers: Mapping[str, bytes]) -> bytes:
     return b"".join(parts)
 
 
+def _given_items(headers: GivenHeaders) -> Iterable[tuple[str, bytes]]:
+    if isinstance(headers, RepeatedHeaders):
+        yield from headers.items_in_order
+        return
+    for name, value in headers.items():
+        if isinstance(value, (list, tuple)):
+            for one in value:
+                yield name, one
+        else:
+            yield name, value  # type: ignore[misc]  # what is not bytes is refused by the caller
+
+
+def _kind(value: object) -> str:
+    return f"{type(value).__name__} {value!r:.40}"
+
+
+def _bad(text: str) -> TidelogError:
+    return TidelogError(Code.BAD_REQUEST, text)
+
+
 def decode_headers(element: bytes) -> dict[str, bytes]:
-    """The headers in a HEADERS element. The last of several with one key counts.
+    """The headers in a HEADERS element; a `RepeatedHeaders` where a name has several values.
 
     A raw NATS block is whatever a publisher sent: lines in it that are no header are passed over. Binary headers were
     encoded by us: what does not fit raises CorruptData.
@@ -42,7 +93,7 @@ def decode_headers(element: bytes) -> dict[str, bytes]:
         return _decode_nats_headers(element)
     if not element.startswith(_BINARY_HEADERS):
         raise CorruptData(f"record headers begin with {element[:8]!r}, neither a NATS header block nor binary headers")
-    headers: dict[str, bytes] = {}
+    items: list[tuple[str, bytes]] = []
     at = 1
 
     def take(size: int) -> bytes:
@@ -59,14 +110,19 @@ def decode_headers(element: bytes) -> dict[str, bytes]:
             key = take(_HEADER_KEY_SIZE.unpack(take(_HEADER_KEY_SIZE.size))[0]).decode()
         except UnicodeDecodeError as error:
             raise CorruptData(f"record header key is no UTF-8: {error}") from error
-        headers[key] = take(_HEADER_VALUE_SIZE.unpack(take(_HEADER_VALUE_SIZE.size))[0])
-    return headers
+        items.append((key, take(_HEADER_VALUE_SIZE.unpack(take(_HEADER_VALUE_SIZE.size))[0])))
+    return _headers_of(items)
 
 
 def _decode_nats_headers(block: bytes) -> dict[str, bytes]:
-    headers: dict[str, bytes] = {}
+    items = []
     for line in block.split(b"\r\n")[1:]:
         key, colon, value = line.partition(b":")
         if colon:
-            headers[key.strip().decode("utf-8", "replace")] = value.strip()
-    return headers
+            items.append((key.strip().decode("utf-8", "replace"), value.strip()))
+    return _headers_of(items)
+
+
+def _headers_of(items: list[tuple[str, bytes]]) -> dict[str, bytes]:
+    headers = dict(items)
+    return headers if len(headers) == len(items) else RepeatedHeaders(items)

@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from wire.batch import (
@@ -17,6 +17,7 @@ from wire.batch import (
     RecordBatch,
     decode_headers,
     encode_headers,
+    header_items,
 )
 from wire.errors import Code, CorruptData, InvariantViolation, TidelogError
 from wire.types import LeaderEpoch, Offset
@@ -94,6 +95,7 @@ def test_what_goes_in_comes_out(
     assert encode(received, base_offset) == encoded
 
 
+@settings(deadline=None)  # the first of them imports pyarrow
 @given(records=RECORDS, cut=st.integers(0, 10))
 def test_arrow_has_the_same_records(records: list[Record], cut: int) -> None:
     part = RecordBatch.decode(encode(build(records))).slice(Offset(cut), Offset(30))
@@ -221,6 +223,23 @@ def test_compression_that_does_not_pay_is_left_out(compression: Compression) -> 
     batch = builder.build(1, compression=compression)
     assert batch.header.compression is compression
     assert batch.size < 300
+
+
+@given(st.lists(st.tuples(st.sampled_from("abc"), st.binary(max_size=4)), max_size=6))
+def test_repeated_headers_round_trip(items: list[tuple[str, bytes]]) -> None:
+    by_name: dict[str, list[bytes]] = {}
+    for name, value in items:
+        by_name.setdefault(name, []).append(value)
+    decoded = decode_headers(encode_headers(by_name))
+    assert decoded == {name: values[-1] for name, values in by_name.items()}
+    assert header_items(decoded) == tuple((name, value) for name, values in by_name.items() for value in values)
+    assert encode_headers(decoded) == encode_headers(by_name)
+
+
+def test_every_value_of_a_nats_header_is_read() -> None:
+    decoded = decode_headers(b"NATS/1.0\r\nA: 1\r\nB: x\r\nA: 2\r\n\r\n")
+    assert decoded == {"A": b"2", "B": b"x"}
+    assert header_items(decoded) == (("A", b"1"), ("B", b"x"), ("A", b"2"))
 
 
 @given(HEADERS)

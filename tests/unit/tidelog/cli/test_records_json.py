@@ -9,7 +9,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from tidelog.cli.records_json import Parsed, from_json, to_json
+from tidelog.client.positions import AtTime
 from tidelog.client.records import Record
+from wire.batch import decode_headers, encode_headers
 
 bytes_or_none = st.none() | st.binary(max_size=20) | st.text(max_size=10).map(str.encode)
 
@@ -17,7 +19,24 @@ bytes_or_none = st.none() | st.binary(max_size=20) | st.text(max_size=10).map(st
 @given(bytes_or_none, bytes_or_none, st.dictionaries(st.text(max_size=5), st.binary(max_size=5), max_size=2))
 def test_what_is_printed_can_be_published(key: bytes | None, value: bytes | None, headers: dict[str, bytes]) -> None:
     line = to_json(Record("s", 1, 2, 1_700_000_000_123_456_789, key, value, headers))
-    assert from_json(line.encode()) == Parsed(value, key, headers, 1_700_000_000_123_456_789)
+    assert from_json(line.encode()) == Parsed(value, key, {**headers}, AtTime(1_700_000_000_123_456_789))
+
+
+@pytest.mark.parametrize("values", [[b"1", b"2"], [b"1", b"\xff"]])
+def test_several_values_of_a_header_are_a_list(values: list[bytes]) -> None:
+    headers = decode_headers(encode_headers({"one": b"0", "h": values}))
+    line = to_json(Record("s", 1, 2, 10**18, None, b"v", headers))
+    assert from_json(line.encode()).headers == {"one": b"0", "h": values}
+
+
+def test_lists_of_headers_are_their_values_and_numbers_their_text() -> None:
+    parsed = from_json(b'{"value": "v", "headers": {"several": ["1", "2"], "number": 3, "none": []}}')
+    assert parsed.headers == {"several": [b"1", b"2"], "number": b"3", "none": []}
+
+
+def test_a_time_is_the_very_time_and_a_number_is_left_to_the_producer() -> None:
+    assert from_json(b'{"value": "v", "timestamp": "1970-01-01T00:00:01Z"}').timestamp == AtTime(10**9)
+    assert from_json(b'{"value": "v", "timestamp": 1700000000}').timestamp == 1_700_000_000
 
 
 def test_the_form_is_the_documented_one() -> None:

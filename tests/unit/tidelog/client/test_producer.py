@@ -6,9 +6,11 @@ import asyncio
 import gc
 import time
 from collections.abc import AsyncIterator, Coroutine
+from datetime import UTC, datetime, timedelta, timezone
 from functools import partial
 from typing import Any, Literal
 
+import numpy as np
 import pytest
 
 from tests.unit.tidelog.client.fake_broker import FakeBroker, FakeTransport, make
@@ -23,6 +25,7 @@ from tidelog.client.errors import (
     UnknownStream,
     WrongIncarnation,
 )
+from tidelog.client.positions import AtTime
 from tidelog.client.records import Receipt
 from wire.batch import Compression, RecordBatch, parse_header
 from wire.errors import Code, TidelogError
@@ -45,7 +48,7 @@ async def test_send_gives_partition_offset_and_timestamp(cluster: Cluster) -> No
     _, broker, client = cluster
     async with client.producer("s") as producer:
         first = await producer.send(b"a")
-        second = await producer.send(b"b", timestamp=77)
+        second = await producer.send(b"b", timestamp=AtTime(77))
     assert (first.partition, first.offset) == (0, 0)
     assert abs(first.timestamp - time.time_ns()) < 60e9
     assert second == Receipt(0, 1, 77)
@@ -109,7 +112,7 @@ async def test_records_of_every_kind_share_a_batch_and_get_their_own_receipts(cl
         futures = [
             producer.send_nowait(b"0"),
             producer.send_nowait(b"1"),
-            producer.send_nowait(b"2", timestamp=77),
+            producer.send_nowait(b"2", timestamp=AtTime(77)),
             producer.send_nowait(b"3"),
             producer.send_nowait(b"4", key=b"k"),
         ]
@@ -129,6 +132,102 @@ async def test_records_of_every_kind_share_a_batch_and_get_their_own_receipts(cl
     assert [r.offset for r in records if r.key] == [4, 8]
     assert [r.offset for r in records if r.headers] == [9]
     assert [r.offset for r in records if r.timestamp == 77] == [2]
+
+
+@pytest.mark.parametrize(
+    ("given", "stored"),
+    [
+        (1_700_000_000_123_456_789, 1_700_000_000_123_456_789),
+        (-(10**17), -(10**17)),
+        (np.int64(1_700_000_000_123_456_789), 1_700_000_000_123_456_789),
+        (datetime(2026, 1, 31, 12, 0, 0, 5, tzinfo=UTC), 1_769_860_800_000_005_000),
+        (datetime(2026, 1, 31, 14, 0, 0, 5, tzinfo=timezone(timedelta(hours=2))), 1_769_860_800_000_005_000),
+        (datetime(1970, 1, 1, tzinfo=UTC), 0),
+        (AtTime(0), 0),
+        (AtTime(1_700_000_000), 1_700_000_000),
+    ],
+)
+async def test_timestamps_are_ns_or_a_datetime(cluster: Cluster, given: Any, stored: int) -> None:
+    _, _, client = cluster
+    async with client.producer("s") as producer:
+        assert (await producer.send(b"a", timestamp=given)).timestamp == stored
+        assert (await producer.send_nowait(b"b", timestamp=given)).timestamp == stored
+    assert [record.timestamp async for record in client.consume("s", stop="latest")] == [stored, stored]
+
+
+@pytest.mark.parametrize(
+    ("given", "says"),
+    [
+        (1_700_000_000.5, r"timestamp=1700000000\.5 is float; give ns since 1970"),
+        (datetime(2026, 1, 31), "2026-01-31T00:00:00 has no time zone"),  # noqa: DTZ001 - that is the point
+        (1_700_000_000, "timestamp=1700000000 is 1970-01-01T00:00:01.7"),
+        (1_700_000_000_000, "hardly meant"),
+        (1_700_000_000_000_000, "seconds, ms and µs are not taken"),
+        (0, r"use time\.time_ns\(\), or AtTime\(0\)"),
+        (True, "timestamp=True is bool"),
+        ("2026-01-31T12:00:00Z", "is str; give ns"),
+        (1 << 70, "64 bits"),
+        (AtTime(1 << 70), "64 bits"),
+    ],
+)
+async def test_timestamps_that_are_probably_slips_are_refused(cluster: Cluster, given: Any, says: str) -> None:
+    _, broker, client = cluster
+    async with client.producer("s") as producer:
+        with pytest.raises(BadRequest, match=says):
+            await producer.send(b"a", timestamp=given)
+        with pytest.raises(BadRequest, match=says):
+            producer.send_nowait(b"a", timestamp=given)
+    assert broker.logs["s", 0].end == 0
+
+
+async def test_several_values_of_one_header_are_kept(cluster: Cluster) -> None:
+    _, _, client = cluster
+    async with client.producer("s") as producer:
+        await producer.send(b"a", headers={"one": b"1", "two": [b"x", b"y"], "none": ()})
+    (record,) = [record async for record in client.consume("s", stop="latest")]
+    assert record.headers == {"one": b"1", "two": b"y"}
+    assert record.header_values("two") == (b"x", b"y")
+    assert record.header_values("one") == (b"1",)
+    assert record.header_values("three") == ()
+    assert record.header_items == (("one", b"1"), ("two", b"x"), ("two", b"y"))
+    async with client.producer("s") as producer:
+        await producer.send(b"b", headers=record.headers)
+    copied = [record async for record in client.consume("s", start=1, stop="latest")]
+    assert copied[0].header_items == record.header_items, "what was read is written with all its values"
+
+
+@pytest.mark.parametrize(
+    ("given", "says"),
+    [
+        ({"a": "1"}, r"header 'a' is str '1'; values are bytes, or a list of them, such as b'1'"),
+        ({"a": 1}, "header 'a' is int 1"),
+        ({"a": None}, "header 'a' is NoneType None"),
+        ({"a": [b"1", "2"]}, "header 'a' is str '2'"),
+        ({b"a": b"1"}, "header name b'a' is bytes b'a'; names are text"),
+        ([("a", b"1")], "headers are a mapping"),
+        ("a: 1", "headers are a mapping"),
+    ],
+)
+async def test_headers_that_are_no_headers_are_refused_by_name(cluster: Cluster, given: Any, says: str) -> None:
+    _, broker, client = cluster
+    async with client.producer("s") as producer:
+        with pytest.raises(BadRequest, match=says):
+            await producer.send(b"a", headers=given)
+        with pytest.raises(BadRequest, match=says):
+            producer.send_nowait(b"a", headers=given)
+        await producer.send(b"b")
+    assert broker.logs["s", 0].end == 1, "and harm no other record"
+
+
+async def test_headers_are_those_of_the_moment_of_sending(cluster: Cluster) -> None:
+    _, _, client = cluster
+    async with client.producer("s", linger_ms=20) as producer:
+        headers = {}
+        for number in range(3):
+            headers["n"] = b"%d" % number
+            producer.send_nowait(b"a", headers=headers)
+        await producer.flush()
+    assert [record.headers["n"] async for record in client.consume("s", stop="latest")] == [b"0", b"1", b"2"]
 
 
 async def test_batches_are_compressed_as_the_producer_says_else_as_the_stream_does(cluster: Cluster) -> None:
@@ -305,7 +404,7 @@ async def test_full_batches_fit_into_a_message(cluster: Cluster, compression: st
     _, broker, client = cluster
     async with client.producer("s", batch_bytes=1 << 30, compression=compression) as producer:  # type: ignore[arg-type]
         for i in range(30_000):
-            producer.send_nowait(b"%d" % i, key=b"k", headers={"h": b""}, timestamp=i)
+            producer.send_nowait(b"%d" % i, key=b"k", headers={"h": b""}, timestamp=10**18 + i)
             if i % 5000 == 0:
                 await asyncio.sleep(0)
         await producer.flush()
