@@ -19,7 +19,8 @@ import numpy as np
 from dataplane.broker.acks import Replies, each_reply, reply_column
 from wire.batch import BatchBuilder, Compression, EncodedBatch, Joined, encode_headers
 from wire.envelope import MAGIC, any_envelope, decode_publish, is_envelope
-from wire.errors import Code, CorruptData, TidelogError
+from wire.errors import CorruptData, TidelogError
+from wire.record_limit import RecordLimit
 from wire.tidelog_pb2 import AckPolicy, Message
 from wire.transport import BulkHandler
 from wire.types import Acks
@@ -50,6 +51,7 @@ class Ingest(BulkHandler):
         on_envelope_refused: Callable[[Message, TidelogError], None],
         time_ns: Callable[[], int],
     ) -> None:
+        self._record_limit = RecordLimit(0)
         self._max_record = 0
         self._max_batch = 0
         self._seal = seal
@@ -66,10 +68,10 @@ class Ingest(BulkHandler):
         """(index of the first record in the open batch, reply subjects from there on)."""
         self._envelopes: list[tuple[int, Message, int]] = []
 
-    def configure(self, *, max_batch_bytes: int, max_record_bytes: int, with_replies: bool) -> None:
+    def configure(self, *, max_batch_bytes: int, record_limit: RecordLimit, with_replies: bool) -> None:
         """Before the first message, and whenever the stream's settings, or the largest message of NATS, change."""
         self._max_batch = max_batch_bytes
-        self._max_record = max_record_bytes
+        self._record_limit, self._max_record = record_limit, record_limit.max_bytes
         self._with_replies = with_replies
 
     # ------------------------------------------------------------------ BulkHandler
@@ -253,11 +255,7 @@ class Ingest(BulkHandler):
         self._on_refused(replies, error, count)
 
     def _too_large(self, size: int) -> TidelogError:
-        return TidelogError(
-            Code.RECORD_TOO_LARGE,
-            f"a record of {size} bytes is above the limit of {self._max_record};"
-            f" send smaller ones or raise max_record_bytes",
-        )
+        return self._record_limit.too_large("a record", size)
 
     @staticmethod
     def _cut(block: memoryview, count: int, stride: int, reply: tuple[int, int] | None) -> list[bytes | None]:

@@ -48,6 +48,7 @@ from dataplane.replica.refusals import deletions_gone, fenced, told_without_epoc
 from wire.append import asked_durability, decode_append
 from wire.batch import HEADER_SIZE, BatchHeader, Compression, EncodedBatch
 from wire.errors import Code, CorruptData, TidelogError
+from wire.record_limit import RecordLimit
 from wire.replication import encode_header, sync_headers
 from wire.tidelog_pb2 import (
     AppendRequest,
@@ -127,12 +128,12 @@ class Leading(ReadableRole):
         """As the newest view and NATS say; settings change while the stream lives."""
         config, room = self.view.config, self.context.max_batch_bytes - HEADER_SIZE - 64
         self._compression = Compression[config.compression.name]
-        self._max_record = min(config.max_record_bytes, room)
+        self._record_limit = RecordLimit(room, config.max_record_bytes)
         self._confirm_timeout = config.confirm_timeout_ms / 1000
         self._level = ack_level(self.view)
         self._ingest.configure(
             max_batch_bytes=min(4 * SEAL_BYTES, room),
-            max_record_bytes=self._max_record,
+            record_limit=self._record_limit,
             with_replies=config.reply_acks,
         )
 
@@ -464,7 +465,7 @@ class Leading(ReadableRole):
             level = self._asked_level(request)
             self._check_append(core, request, level)
             batch = EncodedBatch.from_bytes(
-                buffer, max_body_bytes=self.context.max_batch_bytes - HEADER_SIZE, max_record_bytes=self._max_record
+                buffer, max_body_bytes=self.context.max_batch_bytes - HEADER_SIZE, record_limit=self._record_limit
             )
         except CorruptData as e:
             self.context.counters.dropped_corrupt_batch += 1

@@ -98,8 +98,8 @@ class PendingAcks:
             pending = heapq.heappop(self._by_deadline)[2]
             error = TidelogError(
                 Code.CONFIRM_TIMEOUT,
-                f"the record ending at offset {pending.end_offset} was not committed"
-                f" within the confirm timeout; it may still be",
+                f"records up to offset {pending.end_offset - 1} were not committed within the confirm timeout; they may"
+                " still be",
             )
             self._finish(pending, error, out)
         self._late = [p for p in self._late if not p.done]

@@ -397,7 +397,9 @@ async def test_a_message_above_what_nats_takes(bare: NatsClient, cluster: DevClu
         await bare.publish("vast", b"x" * (MAX_PAYLOAD + 1))
     # One that NATS takes and that fits into no message to a follower.
     answer = await bare.request("vast", b"x" * MAX_PAYLOAD)
-    assert json.loads(answer.data)["error"]["code"] == "RECORD_TOO_LARGE"
+    error = json.loads(answer.data)["error"]
+    assert error["code"] == "RECORD_TOO_LARGE"
+    assert error["message"].endswith("raise max_payload of the NATS server"), "max_record_bytes is large enough"
     assert await ends(client, "vast") == {0: 1}
     await client.delete_stream("vast")
 

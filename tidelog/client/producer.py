@@ -39,7 +39,7 @@ from tidelog.client.accumulator import (
     WantSession,
 )
 from tidelog.client.api import Api
-from tidelog.client.errors import BadRequest, BufferFull, Closed, RecordTooLarge, typed
+from tidelog.client.errors import BadRequest, BufferFull, Closed, typed
 from tidelog.client.metadata import MetadataCache, StreamMetadata
 from tidelog.client.partitioner import Partitioner
 from tidelog.client.positions import Moment, timestamp_ns
@@ -48,6 +48,7 @@ from wire.append import ask_durability, encode_append
 from wire.batch import HEADER_SIZE, BatchBuilder, Compression, EncodedBatch, GivenHeaders, encode_headers
 from wire.durability import Durability
 from wire.errors import Code, CorruptData, TidelogError
+from wire.record_limit import RecordLimit
 from wire.replication import decode_header
 from wire.subjects import Subjects
 from wire.tidelog_pb2 import AppendRequest, AppendResponse, FetchRequest
@@ -116,8 +117,7 @@ class Producer:
         self._layout: StreamMetadata | None = None
         self._partitioner: Partitioner | None = None
         self._pipes: dict[int, _Pipe] = {}
-        self._max_record = 0
-        self._max_record_why = ""
+        self._record_limit = RecordLimit(0)
         self._max_size = 0
         self._batch_bytes = 0
         self._gathering: PendingBatch | None = None
@@ -177,10 +177,8 @@ class Producer:
         layout = await self._metadata.refresh(self.stream)
         room = self._transport.max_payload - MESSAGE_OVERHEAD - BATCH_OVERHEAD
         batch_bytes = min(self._settings.batch_bytes, room, MAX_BATCH_BYTES)
-        self._max_record, self._max_record_why = room - RECORD_OVERHEAD, "what the NATS server takes in one message"
-        if layout.config.max_record_bytes <= self._max_record:
-            self._max_record, self._max_record_why = layout.config.max_record_bytes, "the stream's max_record_bytes"
-        self._max_size = self._max_record + RECORD_OVERHEAD
+        self._record_limit = RecordLimit(room - RECORD_OVERHEAD, layout.config.max_record_bytes)
+        self._max_size = self._record_limit.max_bytes + RECORD_OVERHEAD
         self._batch_bytes = batch_bytes
         self._check_level(layout)
         settings = replace(self._settings, batch_bytes=batch_bytes)
@@ -466,7 +464,7 @@ class Producer:
             room = 0
             for index in indices:
                 each = _size(values[index], keys[index], None)
-                if each - RECORD_OVERHEAD > self._max_record:
+                if each > self._max_size:
                     raise self._too_large(each - RECORD_OVERHEAD)
                 if run and size + each > room:
                     futures.append(await self._append_indices(pipe, values, keys, size, run))
@@ -666,11 +664,7 @@ class Producer:
         return Closed(Code.BAD_REQUEST, f"this producer for {self.stream!r} is closed; make a new one")
 
     def _too_large(self, size: int) -> TidelogError:
-        return RecordTooLarge(
-            Code.RECORD_TOO_LARGE,
-            f"a record of {size} bytes (key, value and headers) is above {self._max_record}, {self._max_record_why}; "
-            "send smaller records or raise the limit",
-        )
+        return typed(self._record_limit.too_large("a record", size))
 
     def _no_partition(self, partition: int) -> TidelogError:
         known = ", ".join(map(str, self._pipes))

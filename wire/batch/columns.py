@@ -17,7 +17,8 @@ import numpy as np
 import zstandard
 
 from wire.batch.header import COMPRESSION_MASK, CONTROL_BIT, BatchHeader, Compression
-from wire.errors import Code, CorruptData, TidelogError
+from wire.errors import CorruptData
+from wire.record_limit import RecordLimit
 
 if TYPE_CHECKING:
     from numpy.typing import NDArray
@@ -90,19 +91,15 @@ class Columns:
     key_validity: memoryview | None
     value_validity: memoryview | None
 
-    def check_record_sizes(self, count: int, limit: int) -> None:
-        """Raises TidelogError(RECORD_TOO_LARGE) if the largest of `count` records has more than `limit` bytes."""
+    def check_record_sizes(self, count: int, limit: RecordLimit) -> None:
+        """Raises TidelogError(RECORD_TOO_LARGE) if the largest of `count` records is above the limit."""
         total = np.zeros(count, np.int64)
         for column in (self.values, self.keys, self.headers):
             if column is not None:
                 total += column.sizes()
         largest = int(total.argmax())
-        if int(total[largest]) > limit:
-            raise TidelogError(
-                Code.RECORD_TOO_LARGE,
-                f"record {largest} of the batch has {int(total[largest])} bytes of key, value and headers; "
-                f"the stream's max_record_bytes is {limit}",
-            )
+        if int(total[largest]) > limit.max_bytes:
+            raise limit.too_large(f"record {largest} of the batch", int(total[largest]))
 
 
 NO_COLUMNS: Final = Columns(None, None, None, None, None, None, None)

@@ -10,6 +10,7 @@ from wire.batch.columns import Column, parse_columns, sections_of
 from wire.batch.header import MAX_BODY_BYTES, BatchHeader, body_of, encode_header, parse_header, verify_body
 from wire.batch.record_headers import decode_headers
 from wire.errors import CorruptData
+from wire.record_limit import RecordLimit
 from wire.types import LeaderEpoch, Offset
 
 if TYPE_CHECKING:
@@ -44,12 +45,12 @@ class EncodedBatch:
 
     @classmethod
     def from_bytes(
-        cls, buf: Buffer, *, max_body_bytes: int = MAX_BODY_BYTES, max_record_bytes: int | None = None
+        cls, buf: Buffer, *, max_body_bytes: int = MAX_BODY_BYTES, record_limit: RecordLimit | None = None
     ) -> EncodedBatch:
         """A client's batch as it was received: exactly one, with everything checked that a reader relies on.
 
-        The stamp in it is ignored. `max_body_bytes` bounds the body before and after decompression; `max_record_bytes`
-        the sum of key, value and headers of each record. The parts are views of `buf`, which must not change any more.
+        The stamp in it is ignored. `max_body_bytes` bounds the body before and after decompression; `record_limit`
+        each record. The parts are views of `buf`, which must not change any more.
         Raises CorruptData; TidelogError(RECORD_TOO_LARGE) names the largest record.
         """
         header = parse_header(buf)
@@ -68,8 +69,8 @@ class EncodedBatch:
             for element in columns.headers.to_list(0, header.record_count):
                 if element:
                     decode_headers(element)
-        if max_record_bytes is not None:
-            columns.check_record_sizes(header.record_count, max_record_bytes)
+        if record_limit is not None:
+            columns.check_record_sizes(header.record_count, record_limit)
         return cls(_stamped(header, Offset(0), LeaderEpoch(0)), [body])
 
 

@@ -27,6 +27,7 @@ from wire.batch import (
     parse_header,
 )
 from wire.errors import Code, CorruptData, TidelogError
+from wire.record_limit import RecordLimit
 from wire.types import LeaderEpoch, Offset
 
 FIELDS = {
@@ -184,9 +185,11 @@ def test_the_largest_record_is_measured_with_key_and_headers() -> None:
     builder.add_record(b"v" * 10)
     builder.add_record(b"v" * 8, b"kk", encode_headers({"h": b"v"}))  # 8 + 2 + 9
     batch = b"".join(builder.build(1).stamp(Offset(0), LeaderEpoch(0))[0])
-    assert EncodedBatch.from_bytes(batch, max_record_bytes=19).record_count == 2
-    with pytest.raises(TidelogError, match=r"record 1 of the batch has 19 bytes.*max_record_bytes is 18") as caught:
-        EncodedBatch.from_bytes(batch, max_record_bytes=18)
+    assert EncodedBatch.from_bytes(batch, record_limit=RecordLimit(19)).record_count == 2
+    with pytest.raises(
+        TidelogError, match=r"record 1 of the batch of 19 bytes.*above 18, the stream's max_record_bytes"
+    ) as caught:
+        EncodedBatch.from_bytes(batch, record_limit=RecordLimit(1000, 18))
     assert caught.value.code is Code.RECORD_TOO_LARGE
 
 
@@ -330,7 +333,7 @@ def test_any_body_behind_good_crcs_decodes_or_is_corrupt(
         last_timestamp=stamps[1],
     )
     try:
-        accepted = EncodedBatch.from_bytes(batch, max_record_bytes=30)
+        accepted = EncodedBatch.from_bytes(batch, record_limit=RecordLimit(30))
     except (CorruptData, TidelogError):
         accepted = None
     try:

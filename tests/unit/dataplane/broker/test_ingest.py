@@ -9,6 +9,7 @@ from dataplane.broker.ingest import Ingest
 from wire.batch import Compression, RecordBatch
 from wire.envelope import MAGIC, encode_publish
 from wire.errors import Code, TidelogError
+from wire.record_limit import RecordLimit
 from wire.tidelog_pb2 import AckPolicy, Message
 from wire.types import LeaderEpoch, Offset
 
@@ -42,7 +43,7 @@ class Partition:
             on_envelope_refused=lambda _message, error: self.refused_envelopes.append(error.code),
             time_ns=lambda: 5,
         )
-        self.ingest.configure(max_batch_bytes=self.max_batch, max_record_bytes=LIMIT, with_replies=True)
+        self.ingest.configure(max_batch_bytes=self.max_batch, record_limit=RecordLimit(LIMIT), with_replies=True)
 
     def seal(self) -> None:
         batch, replies, envelopes = self.ingest.take(self.compression)

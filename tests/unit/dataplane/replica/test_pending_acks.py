@@ -24,3 +24,11 @@ def test_deadlines_of_what_still_waits_survive_the_forgetting() -> None:
         pending.commit(Offset(offset))
     assert pending.next_deadline() == 5.0
     assert [done.token for done in pending.expire(5.0)] == ["waits"]
+
+
+def test_a_publish_that_times_out_is_told_the_offset_of_its_last_record() -> None:
+    pending = PendingAcks()
+    pending.add(Offset(26), 5.0, "the record at 25")
+    (late,) = pending.expire(5.0)
+    assert late.error is not None
+    assert late.error.message.startswith("records up to offset 25 were not committed within the confirm timeout")

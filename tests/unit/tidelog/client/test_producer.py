@@ -395,7 +395,7 @@ async def test_a_record_above_a_limit_is_refused_before_it_is_sent(cluster: Clus
     async with client.producer("s", batch_bytes=1 << 30) as producer:
         with pytest.raises(RecordTooLarge, match="NATS"):
             await producer.send(b"x" * (1 << 20))
-        largest = producer._max_record
+        largest = producer._record_limit.max_bytes
         await producer.send(b"x" * largest)
 
 

@@ -1,0 +1,37 @@
+"""The largest record that a stream takes, and what to say of a larger one."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from wire.errors import Code, TidelogError
+
+
+@dataclass(frozen=True, slots=True)
+class RecordLimit:
+    """Two bounds on key, value and headers together, in bytes; the smaller one holds."""
+
+    room: int
+    """In one message of the NATS server, whose `max_payload` says so."""
+    configured: int | None = None
+    """The stream's `max_record_bytes`; None where it is not known."""
+
+    @property
+    def max_bytes(self) -> int:
+        return self.room if self.configured is None else min(self.room, self.configured)
+
+    def too_large(self, what: str, size: int) -> TidelogError:
+        """RECORD_TOO_LARGE for a record of `size` bytes above the limit. `what` begins the sentence; the remedy is what
+        would let this very record in."""
+        by_stream = self.configured is not None and self.configured <= self.room
+        which = "the stream's max_record_bytes" if by_stream else "what the NATS server takes in one message"
+        remedies = []
+        if self.configured is not None and size > self.configured:
+            remedies.append("max_record_bytes")
+        if size > self.room:
+            remedies.append("max_payload of the NATS server")
+        return TidelogError(
+            Code.RECORD_TOO_LARGE,
+            f"{what} of {size} bytes (key, value and headers) is above {self.max_bytes}, {which}; send smaller records "
+            f"or raise {' and '.join(remedies)}",
+        )
