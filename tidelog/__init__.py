@@ -15,6 +15,8 @@ from __future__ import annotations
 from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
+from tidelog.shadowing import check_not_hidden, warn_if_hidden
+
 if TYPE_CHECKING:
     from tidelog.client.connection import Client as Client
     from tidelog.client.connection import connect as connect
@@ -53,6 +55,9 @@ if TYPE_CHECKING:
     from tidelog.client.records import Record as Record
     from wire.errors import Code as Code
     from wire.errors import TidelogError as TidelogError
+
+check_not_hidden("wire")
+warn_if_hidden("metadata", "dataplane")
 
 _ERRORS = (
     "BadConfig", "BadName", "BadReplicationFactor", "BadRequest", "BadSubject", "BufferFull", "Closed", "CorruptBatch",

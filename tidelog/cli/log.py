@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING, Any, NoReturn
 import click
 
 from tidelog.cli.session import Failure, console, fail, print_json
+from tidelog.shadowing import check_not_hidden
 
 if TYPE_CHECKING:
     from dataplane.encryption.keyring import Keyring
@@ -21,6 +22,8 @@ if TYPE_CHECKING:
     from dataplane.log.verification import PartitionReport
     from tidelog.client.records import Record
     from wire.types import PartitionKey
+
+check_not_hidden("dataplane")
 
 REFUSED = 2
 """Exit status where nothing was looked at: the command line is wrong, or a broker uses the folder."""
