@@ -8,12 +8,14 @@ from typing import Any
 from metadata.controller import unknown_stream
 from metadata.model import Partition, Stream
 from metadata.state import ClusterState
+from wire.errors import TidelogError
 from wire.types import BrokerId, PartitionKey, StreamName
 
 Said = Mapping[str, Any]
 """What a broker said of one of its replicas: `leader_epoch`, `log_start_offset`, `log_end_offset`, `high_watermark`
 (inclusive, -1 = none), `replicas_progress` {broker: {"log_end_offset"}} where it leads and serves; `damage` {"reason",
-"sound_end", "known_end"} where its log is damaged; `quarantined` {"events", "latest"}: what was cut out of it."""
+"sound_end", "known_end"} where its log is damaged; `quarantined` {"events", "latest"}: what was cut out of it;
+`stopped`: why a follower cannot copy until an operator does something."""
 
 
 def said_by_leaders(stream: Stream, said: Mapping[int, Mapping[BrokerId, Said]]) -> dict[int, Said]:
@@ -50,8 +52,13 @@ def list_form(state: ClusterState) -> dict[str, Any]:
     return {"streams": [stream_form(stream) for _, stream in sorted(state.streams.items())]}
 
 
-def describe_form(stream: Stream, said: Mapping[int, Mapping[BrokerId, Said]]) -> dict[str, Any]:
-    """`stream describe`. `said`: by partition and broker; offsets are null where the leader did not answer."""
+def describe_form(
+    stream: Stream,
+    said: Mapping[int, Mapping[BrokerId, Said]],
+    refusals: Mapping[BrokerId, TidelogError] | None = None,
+) -> dict[str, Any]:
+    """`stream describe`. `said`: by partition and broker; offsets are null where the leader did not answer. `refusals`:
+    of the brokers that could not answer."""
     progress = said_by_leaders(stream, said)
     return {
         "name": stream.name,
@@ -65,6 +72,7 @@ def describe_form(stream: Stream, said: Mapping[int, Mapping[BrokerId, Said]]) -
             _partition_form(number, partition, progress.get(number, {}), said.get(number, {}))
             for number, partition in sorted(stream.partitions.items())
         ],
+        "refusals": {broker: error.message for broker, error in (refusals or {}).items()},
     }
 
 
@@ -92,6 +100,7 @@ def _partition_form(number: int, partition: Partition, progress: Said, said: Map
                 "in_sync": replica in partition.isr,
                 "damage": said.get(replica, {}).get("damage"),
                 "quarantined": said.get(replica, {}).get("quarantined"),
+                "stopped": said.get(replica, {}).get("stopped"),
             }
             for replica in partition.replicas
         },
@@ -206,7 +215,8 @@ def defaults_form(state: ClusterState) -> dict[str, Any]:
 def cluster_form(
     state: ClusterState, labels: Mapping[BrokerId, Mapping[str, str]], totals: Mapping[BrokerId, Mapping[str, Any]]
 ) -> dict[str, Any]:
-    """`cluster status`. `labels` and `totals`: as the brokers last said; counters are null where one did not answer."""
+    """`cluster status`. `labels` and `totals`: as the brokers last said; counters are null where one did not answer,
+    and `refusal` says why one could not."""
     partitions = [partition for _, partition in state.partitions()]
     return {
         "cluster_id": state.cluster_id,
@@ -228,6 +238,7 @@ def cluster_form(
                 "counters": totals.get(broker.id, {}).get("counters"),
                 "space": totals.get(broker.id, {}).get("space"),
                 "publish_gaps": totals.get(broker.id, {}).get("publish_gaps"),
+                "refusal": totals.get(broker.id, {}).get("refusal"),
             }
             for _, broker in sorted(state.brokers.items())
         ],

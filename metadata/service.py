@@ -58,7 +58,7 @@ from wire import metadata_pb2 as pb
 from wire.errors import Code, TidelogError
 from wire.stream_config import StreamConfig
 from wire.subjects import Subjects
-from wire.transport import NO_RESPONDERS, Message, MessageHandler, Subscription, Transport
+from wire.transport import NO_RESPONDERS, Message, MessageHandler, Subscription, Transport, answer_too_large
 from wire.types import (
     BrokerId,
     DrainAnswer,
@@ -430,15 +430,23 @@ class MetadataService:
         """Raises TidelogError(UNKNOWN_STREAM). Leaders that do not answer in STATUS_TIMEOUT_S leave nulls."""
         stream = find_stream(self.state, name)
         replicas = sorted({replica for partition in stream.partitions.values() for replica in partition.replicas})
-        said = await self._ask_replicas(stream, replicas)
-        return describe_form(stream, said)
+        refusals: dict[BrokerId, TidelogError] = {}
+        said = await self._ask_replicas(stream, replicas, refusals)
+        return describe_form(stream, said, refusals)
 
-    async def _ask_replicas(self, stream: Stream, brokers: Sequence[BrokerId]) -> dict[int, dict[BrokerId, Said]]:
-        """By partition and broker: what those brokers that are alive and answer say of their replicas of a stream."""
+    async def _ask_replicas(
+        self, stream: Stream, brokers: Sequence[BrokerId], refusals: dict[BrokerId, TidelogError] | None = None
+    ) -> dict[int, dict[BrokerId, Said]]:
+        """By partition and broker: what those brokers that are alive and answer say of their replicas of a stream. Why
+        others could not answer is put into `refusals`."""
         live = [broker for broker in brokers if self.state.is_alive(broker)]
         answers = await asyncio.gather(*(self._ask_status(broker, stream.name) for broker in live))
         found: dict[int, dict[BrokerId, Said]] = {}
         for broker, answer in zip(live, answers, strict=True):
+            if isinstance(answer, TidelogError):
+                if refusals is not None:
+                    refusals[broker] = answer
+                continue
             for said in answer:
                 partition = stream.partitions.get(said.get("partition", -1))
                 if partition is not None and said.get("incarnation") == partition.incarnation:
@@ -453,7 +461,8 @@ class MetadataService:
         """Brokers that do not answer in STATUS_TIMEOUT_S have no counters in it."""
         alive = [broker.id for _, broker in sorted(self.state.brokers.items()) if broker.alive]
         answers = await asyncio.gather(*(self._ask(broker, {}) for broker in alive))
-        return cluster_form(self.state, self._labels, dict(zip(alive, answers, strict=True)))
+        told = [{"refusal": answer.message} if isinstance(answer, TidelogError) else answer for answer in answers]
+        return cluster_form(self.state, self._labels, dict(zip(alive, told, strict=True)))
 
     async def init_producer(self) -> dict[str, Any]:
         """An id that no other producer has. Raises TidelogError."""
@@ -719,6 +728,10 @@ class MetadataService:
             self._say_raft_peers()
             self._run(self._core.on_no_responders(probe.broker, probe.number, now))
             return
+        refusal = TidelogError.from_headers(answer.headers)
+        if refusal is not None:
+            _log.error("broker %s cannot answer a probe: %s", probe.broker, refusal.message)
+            return
         said = self._decode(pb.ProbeAnswer, answer)
         if said is None or said.broker != probe.broker or said.number != probe.number:
             return
@@ -841,7 +854,15 @@ class MetadataService:
             labels=dict(self._registration.labels),
             room=self.room().value,
         )
-        self._transport.publish(message.reply, [answer.SerializeToString()])
+        self._answer(message.reply, answer.SerializeToString(), "the answer to a probe")
+
+    def _answer(self, inbox: str, data: bytes, what: str) -> None:
+        try:
+            self._transport.publish(inbox, [data])
+        except TidelogError as error:
+            refusal = answer_too_large(error, f"{what} of broker {self._id}")
+            _log.error("%s", refusal.message)
+            self._transport.publish(inbox, [b""], headers=refusal.to_headers())
 
     def _on_status_request(self, message: Message) -> None:
         if message.reply is None:
@@ -862,7 +883,7 @@ class MetadataService:
                 )
                 self._drop(message, error)
                 form = {"error": error.to_json()}
-        self._transport.publish(message.reply, [json.dumps(form).encode()])
+        self._answer(message.reply, json.dumps(form).encode(), "the status")
 
     def _lead_nothing(self, move: LeaderMove, _timeout: float, answer: DrainAnswer) -> None:
         answer(TidelogError(Code.LEADER_NOT_MOVED, f"broker {self._id} leads no partition, nor {move.key}"))
@@ -901,16 +922,23 @@ class MetadataService:
         own = {"dropped_metadata_messages": self._dropped_messages, "refused_api_requests": self.refused_requests}
         return {**totals, "counters": {**totals.get("counters", {}), **own}}
 
-    async def _ask_status(self, broker: BrokerId, stream: StreamName) -> Sequence[Mapping[str, Any]]:
-        partitions = (await self._ask(broker, {"stream": stream})).get("partitions")
+    async def _ask_status(self, broker: BrokerId, stream: StreamName) -> Sequence[Mapping[str, Any]] | TidelogError:
+        answer = await self._ask(broker, {"stream": stream})
+        if isinstance(answer, TidelogError):
+            return answer
+        partitions = answer.get("partitions")
         return [entry for entry in partitions if isinstance(entry, dict)] if isinstance(partitions, list) else ()
 
-    async def _ask(self, broker: BrokerId, request: Mapping[str, str]) -> Mapping[str, Any]:
-        """Empty when the broker does not answer."""
+    async def _ask(self, broker: BrokerId, request: Mapping[str, str]) -> Mapping[str, Any] | TidelogError:
+        """Empty when the broker does not answer; an error when its answer is one."""
         try:
             answer = await self._transport.request(
                 self._subjects.broker_status(broker), json.dumps(request).encode(), timeout=STATUS_TIMEOUT_S
             )
+            refusal = TidelogError.from_headers(answer.headers)
+            if refusal is not None:
+                _log.warning("broker %s does not tell its status: %s", broker, refusal.message)
+                return refusal
             said = json.loads(answer.data) if answer.status is None else {}
         except (TimeoutError, ValueError):
             return {}

@@ -33,6 +33,7 @@ if TYPE_CHECKING:
     from tidelog.client.errors import DeliveryTimeout as DeliveryTimeout
     from tidelog.client.errors import LeaderNotMoved as LeaderNotMoved
     from tidelog.client.errors import LogTruncated as LogTruncated
+    from tidelog.client.errors import MessageTooLarge as MessageTooLarge
     from tidelog.client.errors import NoKey as NoKey
     from tidelog.client.errors import NoServer as NoServer
     from tidelog.client.errors import NoSpace as NoSpace
@@ -61,8 +62,8 @@ warn_if_hidden("metadata", "dataplane")
 
 _ERRORS = (
     "BadConfig", "BadName", "BadReplicationFactor", "BadRequest", "BadSubject", "BufferFull", "Closed", "CorruptBatch",
-    "CorruptEnvelope", "DeliveryTimeout", "LeaderNotMoved", "LogTruncated", "NoKey", "NoServer", "NoSpace",
-    "NotEnoughReplicas", "OffsetOutOfRange", "OutOfOrderSequence", "Paused", "ProducerFenced", "ReadOnly",
+    "CorruptEnvelope", "DeliveryTimeout", "LeaderNotMoved", "LogTruncated", "MessageTooLarge", "NoKey", "NoServer",
+    "NoSpace", "NotEnoughReplicas", "OffsetOutOfRange", "OutOfOrderSequence", "Paused", "ProducerFenced", "ReadOnly",
     "RecordTooLarge", "StreamExists", "SubjectTaken", "UnknownStream", "WrongIncarnation",
 )  # fmt: skip
 

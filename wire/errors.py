@@ -14,6 +14,7 @@ from typing import Any, NamedTuple
 ERROR_HEADER = "Tidelog-Error"
 MESSAGE_HEADER = "Tidelog-Message"
 DETAIL_PREFIX = "Tidelog-"
+MAX_HEADER_CHARACTERS = 2000
 
 
 class Entry(NamedTuple):
@@ -49,6 +50,7 @@ class Code(Enum):
     PRODUCER_FENCED = Entry(False, False)
     INCORRECT_OFFSET = Entry(False, False)
     RECORD_TOO_LARGE = Entry(False, False)
+    MESSAGE_TOO_LARGE = Entry(False, False)
     CORRUPT_BATCH = Entry(False, False)
     CORRUPT_ENVELOPE = Entry(False, False)
     BAD_REQUEST = Entry(False, False)
@@ -98,7 +100,8 @@ class TidelogError(Exception):
         return self.code.retriable
 
     def to_headers(self) -> dict[str, str]:
-        """NATS headers; detail `log_start` becomes `Tidelog-Log-Start`. Line breaks in texts become blanks."""
+        """NATS headers; detail `log_start` becomes `Tidelog-Log-Start`. Line breaks in texts become blanks, and what is
+        longer than MAX_HEADER_CHARACTERS is cut: a refusal fits any message."""
         headers = {ERROR_HEADER: self.code.name, MESSAGE_HEADER: _one_line(self.message)}
         for name, value in self.details.items():
             headers[DETAIL_PREFIX + "-".join(part.capitalize() for part in name.split("_"))] = _one_line(value)
@@ -143,4 +146,4 @@ class InvariantViolation(Exception):
 
 
 def _one_line(text: str) -> str:
-    return " ".join(str(text).split())
+    return " ".join(str(text).split())[:MAX_HEADER_CHARACTERS]

@@ -11,6 +11,8 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping, Sequence
 from typing import NamedTuple, Protocol, TypeAlias
 
+from wire.errors import Code, TidelogError
+
 Buffer: TypeAlias = bytes | bytearray | memoryview
 
 NO_RESPONDERS = 503
@@ -95,7 +97,11 @@ class Transport(Protocol):
         headers: Mapping[str, str] | None = None,
     ) -> bool:
         """Write one message now (payload = the parts joined). False, and nothing sent, when not connected or when the
-        outgoing buffer is above its limit."""
+        outgoing buffer is above its limit.
+
+        Raises TidelogError(MESSAGE_TOO_LARGE), made by `too_large`, for what is above `max_payload`: the server would
+        close the connection. Whoever waits for such an answer is sent an error, made by `answer_too_large`.
+        """
         ...
 
     def publish_raw(self, lines: Sequence[Buffer]) -> bool:
@@ -116,7 +122,7 @@ class Transport(Protocol):
         headers: Mapping[str, str] | None = None,
     ) -> Message:
         """One request, first answer. A 503 comes back as a Message with `status == NO_RESPONDERS`.
-        Raises `TimeoutError` (also when the connection is lost meanwhile)."""
+        Raises `TimeoutError` (also when the connection is lost meanwhile), and as `publish`."""
         ...
 
     async def subscribe(self, subject: str, handler: MessageHandler) -> Subscription:
@@ -137,3 +143,28 @@ class Transport(Protocol):
     def on_connection_change(self, handler: Callable[[bool], None]) -> None:
         """`handler(connected)` is called at every loss and every reconnect."""
         ...
+
+
+def too_large(subject: str, size: int, max_payload: int) -> TidelogError:
+    """What `Transport.publish` raises for a message of `size` bytes, headers included."""
+    return TidelogError(
+        Code.MESSAGE_TOO_LARGE,
+        f"a message of {size} bytes to {subject!r} is larger than max_payload={max_payload} of the NATS server; send"
+        " less at once or raise max_payload in its configuration",
+        {"size": str(size), "max_payload": str(max_payload)},
+    )
+
+
+def answer_too_large(error: TidelogError, what: str) -> TidelogError:
+    """For whoever waits for an answer that raised `error` when it was published: what an operator can do about it.
+    `what` begins the sentence: "the answer to tidelog.api.stream.list". Raises `error` unless it is MESSAGE_TOO_LARGE.
+    """
+    if error.code is not Code.MESSAGE_TOO_LARGE:
+        raise error
+    size, limit = error.details["size"], error.details["max_payload"]
+    return TidelogError(
+        Code.MESSAGE_TOO_LARGE,
+        f"{what} takes a message of {size} bytes, and the NATS server carries {limit}: raise max_payload in its"
+        " configuration above that, and start it again",
+        error.details,
+    )

@@ -182,15 +182,24 @@ class Answers:
             ack.ackError = _ACK_ERRORS.get(error.code, AckError.REFUSED)
             ack.errorCode = error.code.name
             ack.errorMessage = error.message
-        self._send(message.ackInbox, [encode_ack(ack)])
+        too_large = self._send(message.ackInbox, [encode_ack(ack)])
+        if too_large is not None:  # the publisher's correlation id filled most of its message
+            ack.correlationId = ""
+            self._send(message.ackInbox, [encode_ack(ack)], too_large.to_headers())
 
-    def _send(self, subject: str, parts: Sequence[Buffer], headers: Mapping[str, str] | None = None) -> None:
-        """Lost when there is no connection: whoever waits for an answer asks again."""
+    def _send(
+        self, subject: str, parts: Sequence[Buffer], headers: Mapping[str, str] | None = None
+    ) -> TidelogError | None:
+        """Lost when there is no connection: whoever waits for an answer asks again. An error: NATS does not carry so
+        much."""
         try:
             self._transport.publish(subject, parts, headers=headers)
+        except TidelogError as e:
+            return e
         except ValueError as e:
             self.undeliverable += 1
             log.debug("partition %s: an answer cannot be sent: %s", self._key, e)
+        return None
 
 
 _ACK_ERRORS = {Code.INCORRECT_OFFSET: AckError.INCORRECT_OFFSET, Code.RECORD_TOO_LARGE: AckError.TOO_LARGE}

@@ -51,6 +51,9 @@ class Counters:
     """Losses of the connection on which clients publish: see `dataplane.broker.gaps`."""
     bad_requests: int = 0
     bad_answers: int = 0
+    answers_too_large: int = 0
+    """Answers that were larger than a message of NATS: a follower's, a consumer's, or one that came here as an error.
+    """
     truncations: int = 0
     truncated_records: int = 0
     skip_ahead_total: int = 0

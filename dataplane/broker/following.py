@@ -202,10 +202,15 @@ class Following(ReadableRole):
             sync_to=sync_to,
             error=error,
         )
+        stopped = self.core.stopped
         try:
             self._run(self.core.on_answer(answer, now))
         finally:
             self._batches = None
+        if error is not None and self.core.stopped is error:
+            self.context.counters.answers_too_large += 1
+            if stopped is None:
+                log.error("partition %s: nothing is copied from the leader: %s", self.view.key, error.message)
         self._schedule()
 
     @staticmethod

@@ -748,7 +748,8 @@ class Leading(ReadableRole):
         limit = min(effect.max_bytes, self.context.max_batch_bytes)
         parts = self.log.read(effect.offset, max_bytes=limit, end_offset=self.log.log_end_offset)
         if parts is not None:
-            self.context.control.publish(effect.inbox, [header, *parts], headers=headers)
+            control = self.context.control
+            self._send(control, effect.inbox, effect.offset, [header, *parts], headers, header)
         else:
             self._spawn(self._respond_cold(effect, limit))
 
@@ -773,7 +774,8 @@ class Leading(ReadableRole):
             gone = deletions_gone(self.view.key, self.log.log_start_offset, effect.offset)
             self._answers.error(effect.inbox, gone, header)
         elif not self.ended:
-            self.context.control.publish(effect.inbox, [header, data], headers=sync_headers(effect.sync_to))
+            headers = sync_headers(effect.sync_to)
+            self._send(self.context.control, effect.inbox, effect.offset, [header, data], headers, header)
 
     async def _send_checkpoint(self, effect: SendCheckpoint) -> None:
         context, limit = self.context, self.context.max_batch_bytes
@@ -789,7 +791,7 @@ class Leading(ReadableRole):
             self.fail(f"the state at offset {effect.offset} cannot be read for follower {effect.replica}: {e}")
         else:
             if not self.ended:
-                context.control.publish(effect.inbox, [header, piece])
+                self._send(context.control, effect.inbox, effect.offset, [header, piece], None, header)
         finally:
             self._checkpoint_reads -= 1
 

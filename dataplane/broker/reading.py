@@ -9,7 +9,7 @@ from __future__ import annotations
 import asyncio
 import logging
 from abc import abstractmethod
-from collections.abc import Callable, Coroutine
+from collections.abc import Callable, Coroutine, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -27,7 +27,7 @@ from wire.batch import holds_encrypted, iter_batches, verify_body
 from wire.errors import Code, CorruptData, TidelogError
 from wire.replication import encode_header
 from wire.tidelog_pb2 import AppendRequest, FetchRequest
-from wire.transport import Buffer, Message
+from wire.transport import Buffer, Message, Transport, answer_too_large
 from wire.types import LeaderEpoch, Offset, PartitionView
 
 log = logging.getLogger(__name__)
@@ -59,6 +59,8 @@ class ReadableRole(Role):
         super().__init__(context, view, partition_log, on_damage)
         self._answers = Answers(context.control, view.key, view.subject)
         self._cipher = BatchCipher(context.keyring, view.key)
+        self._too_large_at: Offset | None = None
+        """Where the last batch began that no message had room for; it is logged once."""
         self._cold_reads: set[asyncio.Task[None]] = set()
 
     # ------------------------------------------------------------------ requests
@@ -194,11 +196,29 @@ class ReadableRole(Role):
         headers = {LOG_START_HEADER: str(self.log.log_start_offset)}
         if reader.looked_up:
             headers[OFFSET_HEADER] = str(offset)
-        sent = self.context.ingest.publish(
-            reader.inbox, [encode_header(self.leader_epoch, high_watermark), *parts], headers=headers
-        )
-        if not sent:
-            log.debug("partition %s: an answer to a consumer was dropped, the outgoing buffer is full", self.view.key)
+        body = [encode_header(self.leader_epoch, high_watermark), *parts]
+        self._send(self.context.ingest, reader.inbox, offset, body, headers)
+
+    def _send(
+        self,
+        transport: Transport,
+        inbox: str,
+        offset: Offset,
+        body: Sequence[Buffer],
+        headers: Mapping[str, str] | None = None,
+        refusal_body: Buffer = b"",
+    ) -> None:
+        """What lies at `offset`: an answer has one whole batch at least. Where NATS does not carry it, whoever asked is
+        told."""
+        try:
+            transport.publish(inbox, body, headers=headers)
+        except TidelogError as error:
+            refusal = answer_too_large(error, f"what lies at offset {offset} of {self.view.key}")
+            transport.publish(inbox, [refusal_body], headers=refusal.to_headers())
+            self.context.counters.answers_too_large += 1
+            if self._too_large_at != offset:
+                self._too_large_at = offset
+                log.error("partition %s: %s", self.view.key, refusal.message)
 
     # ------------------------------------------------------------------ the disk
     def _read_plain(self, offset: Offset, limit: int, end: Offset) -> list[Buffer]:

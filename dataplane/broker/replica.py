@@ -490,6 +490,7 @@ class Replica:
             "log_end_offset": partition_log.log_end_offset if partition_log is not None else None,
             "compacted_to": partition_log.compaction_point.clean_end if partition_log is not None else None,
             "replicas_progress": None,
+            "stopped": role.core.stopped.message if isinstance(role, Following) and role.core.stopped else None,
         }
         if isinstance(role, Leading) and role.core is not None and role.is_serving:
             out["replicas_progress"] = {

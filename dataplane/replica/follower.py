@@ -211,6 +211,8 @@ class Follower:
         self._bad_wait = 0.0
         """How long to wait before asking anew for what was refused: at first not at all, then longer each time; a good
         answer ends that."""
+        self.stopped: TidelogError | None = None
+        """Why nothing can be copied until an operator does something; a good answer ends that."""
         self._nobody_listens = False
         """NATS answered the request that is out with 503: it is sent again soon, and no slow answer is to be waited
         for."""
@@ -385,7 +387,7 @@ class Follower:
             return []
         self._good(now)
         self._fetched_at = now
-        self._bad_wait, self._refused_batch = 0.0, ""
+        self._bad_wait, self._refused_batch, self.stopped = 0.0, "", None
         asked_to_sync = answer.sync_to > self._sync_to
         self._sync_to = max(self._sync_to, answer.sync_to)
         if answer.first_offset is not None and not self._no_space:
@@ -469,7 +471,7 @@ class Follower:
         if leader_epoch != self.leader_epoch:
             return []
         state = self.state
-        if isinstance(state, Idle) and not self._refused_batch:
+        if isinstance(state, Idle) and not self._refused_batch and self.stopped is None:
             return self._fetch(now)
         if isinstance(state, Fetching) and self._nobody_listens:
             return self._reconcile(now)
@@ -507,9 +509,20 @@ class Follower:
                 wait = int(error.details.get("retry_after_ms", "50")) / 1000
                 self.state = Idle(self._sequence, self.log_end_offset, now + wait)
                 return []
+            case Code.MESSAGE_TOO_LARGE:
+                self._good(now)
+                self.stopped = error
+                self._ask_slowly(now)
+                return []
             case _:
                 self._pause(now)
                 return []
+
+    def _ask_slowly(self, now: float) -> None:
+        """What came will come again: ask ever more slowly."""
+        settings = self.settings
+        self._bad_wait = min(max(2 * self._bad_wait, settings.offset_retry), settings.replica_max_idle_wait)
+        self.state = Idle(self._sequence, self.log_end_offset, now + self._bad_wait)
 
     def _pause(self, now: float) -> None:
         """Somebody knows better than we do: wait for metadata, ask again in a while."""

@@ -13,6 +13,7 @@ import sys
 import time
 from array import array
 from collections.abc import Callable, Iterator
+from functools import partial
 from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
@@ -23,6 +24,7 @@ from tidelog.runtime import nats_py
 from tidelog.runtime.micro import ERROR_CODE_HEADER, ERROR_HEADER, Answer
 from tidelog.runtime.nats import ConnectionClosed, NatsConnection, NatsUnavailable
 from tidelog.runtime.server import EmbeddedNatsServer, NatsPortTaken, NatsServerFailed
+from wire.errors import Code, TidelogError
 from wire.transport import NO_RESPONDERS, Buffer, Message, Transport
 
 
@@ -567,8 +569,12 @@ async def test_what_the_server_would_cut_us_off_for_is_refused_here(server: Embe
     for subject in ("", "a b", "a\r\nPUB b 0", "a\x00"):
         with pytest.raises(ValueError, match="cannot be a NATS subject"):
             connection.publish(subject, ())
-    with pytest.raises(ValueError, match="larger than max_payload=8388608"):
-        connection.publish("a", (bytes((8 << 20) + 1),))
+    for publish in (connection.publish, partial(connection.publish, reply="b", headers={"a": "b"})):
+        with pytest.raises(TidelogError, match="larger than max_payload=8388608") as caught:
+            publish("a", (bytes((8 << 20) + 1),))
+        assert caught.value.code is Code.MESSAGE_TOO_LARGE
+    with pytest.raises(TidelogError, match="larger than max_payload=8388608"):
+        await connection.request("a", bytes((8 << 20) + 1), timeout=5.0)
     with pytest.raises(ValueError, match="too long"):
         connection.publish("a" * 5000, ())
     received: list[Message] = []
@@ -781,7 +787,10 @@ async def test_a_service_is_found_answers_and_counts(server: EmbeddedNatsServer)
     async def broken(message: Message) -> Answer:
         raise RuntimeError("no\nluck")
 
-    endpoints = {"api.double": double, "api.silent": silent, "api.broken": broken}
+    async def large(message: Message) -> Answer:
+        return bytes((8 << 20) + 1), None
+
+    endpoints = {"api.double": double, "api.silent": silent, "api.broken": broken, "api.large": large}
     service = await connection.add_service("tidelog-api", "1.2.3", "What it does", endpoints)
 
     answer = await client.request("api.double", b"ab", timeout=5)
@@ -792,6 +801,14 @@ async def test_a_service_is_found_answers_and_counts(server: EmbeddedNatsServer)
     assert answer.headers is not None
     assert answer.headers[ERROR_CODE_HEADER] == "500"
     assert "no\\nluck" in answer.headers[ERROR_HEADER]
+    assert answer.headers["Tidelog-Error"] == json.loads(answer.data)["error"]["code"] == "INTERNAL"
+    answer = await client.request("api.large", b"", timeout=5)
+    error = TidelogError.from_headers(answer.headers)
+    assert error is not None
+    assert error.code is Code.MESSAGE_TOO_LARGE
+    assert "the answer to api.large takes a message of 8388609 bytes" in error.message
+    assert json.loads(answer.data)["error"]["code"] == "MESSAGE_TOO_LARGE"
+    assert connection.counters.losses == 0
 
     async def ask(subject: str) -> dict[str, Any]:
         found: dict[str, Any] = json.loads((await client.request(subject, b"", timeout=5)).data)
@@ -807,6 +824,7 @@ async def test_a_service_is_found_answers_and_counts(server: EmbeddedNatsServer)
         ("api-double", "api.double", ""),
         ("api-silent", "api.silent", ""),
         ("api-broken", "api.broken", ""),
+        ("api-large", "api.large", ""),
     }
     stats = {e["subject"]: e for e in (await ask("$SRV.STATS.tidelog-api"))["endpoints"]}
     assert [stats[f"api.{name}"]["num_requests"] for name in ("double", "silent", "broken")] == [1, 1, 1]

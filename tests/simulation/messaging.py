@@ -20,7 +20,7 @@ from typing import Any, TypeAlias
 from tests.simulation.tale import Tale
 from tests.simulation.world import Process, World
 from tidelog.runtime.header_block import encode_headers
-from wire.transport import NO_RESPONDERS, Buffer, BulkHandler, Message, MessageHandler
+from wire.transport import NO_RESPONDERS, Buffer, BulkHandler, Message, MessageHandler, too_large
 
 RECONNECT_WAIT = 0.05
 GIVES_UP_AFTER = 4.0
@@ -414,7 +414,7 @@ class SimConnection:
     ) -> bool:
         data = b"".join(parts)
         if len(data) > self.max_payload:
-            raise ValueError(f"a message of {len(data)} bytes is larger than max_payload={self.max_payload}")
+            raise too_large(subject, len(data), self.max_payload)
         if not self._up.is_set() or self.session is None:
             return False
         self.nats.send(self.session, subject, data, reply, headers)

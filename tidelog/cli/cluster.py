@@ -83,6 +83,8 @@ def _show(found: ClusterStatus) -> None:
     if found["config"]:
         console().print(_defaults(found["config"]), highlight=False)
     for broker in found["brokers"]:
+        if broker.get("refusal"):
+            console().print(f"[red]{broker['id']}[/] does not tell its status: {broker['refusal']}")
         if dropped := _dropped(broker):
             kinds = ", ".join(f"{kind} {count}" for kind, count in dropped.items())
             console().print(f"{broker['id']} has dropped: {kinds}", highlight=False)

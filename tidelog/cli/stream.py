@@ -163,6 +163,11 @@ def _show_description(found: StreamDescription) -> None:
     for partition in found["partitions"]:
         for replica, progress in partition["replicas_progress"].items():
             _show_damage(partition["partition"], replica, progress)
+            if progress.get("stopped"):
+                number = partition["partition"]
+                console().print(f"[red]{replica}[/] cannot copy partition {number}: {progress['stopped']}")
+    for broker, refusal in (found.get("refusals") or {}).items():
+        console().print(f"[red]{broker}[/] does not tell what it holds: {refusal}")
 
 
 def _show_damage(partition: int, replica: str, progress: ReplicaProgress) -> None:

@@ -23,6 +23,8 @@ class ReplicaProgress(TypedDict):
     """`reason`, `sound_end`, `known_end` (exclusive offsets) while the replica's log is damaged."""
     quarantined: dict[str, Any] | None
     """`events`: how often something was cut out of its log for damage; `latest`: the report of the last time."""
+    stopped: str | None
+    """Why it cannot copy from its leader until an operator does something."""
 
 
 class PartitionDescription(TypedDict):
@@ -45,6 +47,8 @@ class StreamDescription(TypedDict):
     replication_factor: int
     config: dict[str, str]
     partitions: list[PartitionDescription]
+    refusals: dict[str, str]
+    """Why brokers could not tell what they hold, by broker."""
 
 
 class StreamSummary(TypedDict):
@@ -93,6 +97,8 @@ class BrokerStatus(TypedDict):
     space: SpaceStatus | None
     publish_gaps: list[PublishGap] | None
     """The newest; the counter of that name has all."""
+    refusal: str | None
+    """Why the broker could not tell its status."""
 
 
 class OtherReplica(TypedDict):

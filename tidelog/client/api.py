@@ -52,6 +52,8 @@ class Api:
                     repeated, nobody_listens = True, False
                 await asyncio.sleep(min(_RETRY_EVERY, left))
                 continue
+            except TidelogError as too_large:
+                raise typed(too_large) from None
             if message.status == NO_RESPONDERS:
                 nobody_listens = True
                 await asyncio.sleep(min(_RETRY_EVERY, left))

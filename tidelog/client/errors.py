@@ -57,6 +57,10 @@ class RecordTooLarge(TidelogError):
     """A record above the stream's `max_record_bytes` or above what the NATS server takes in one message."""
 
 
+class MessageTooLarge(TidelogError):
+    """A request or an answer is larger than what the NATS server takes in one message: its max_payload is too low."""
+
+
 class NotEnoughReplicas(TidelogError):
     """The in-sync replicas are fewer than the stream's `min_isr`; nothing was written."""
 
@@ -135,6 +139,7 @@ _CLASSES: Mapping[Code, type[TidelogError]] = {
     Code.OFFSET_AHEAD: OffsetOutOfRange,
     Code.LOG_TRUNCATED: LogTruncated,
     Code.RECORD_TOO_LARGE: RecordTooLarge,
+    Code.MESSAGE_TOO_LARGE: MessageTooLarge,
     Code.NOT_ENOUGH_REPLICAS: NotEnoughReplicas,
     Code.LEADER_NOT_MOVED: LeaderNotMoved,
     Code.NO_KEY: NoKey,

@@ -702,7 +702,12 @@ class _Pipe:
         self._producer.stop_gathering()
         if self._transport.is_connected:
             while (batch := self.core.next_send(self._loop.time())) is not None:
-                if not self._publish(batch):
+                try:
+                    is_sent = self._publish(batch)
+                except TidelogError as error:  # NATS carries less than when the batch was filled
+                    self._carry_out(self.core.on_error(batch, batch.attempts, error, self._loop.time()))
+                    continue
+                if not is_sent:
                     self.core.on_publish_refused(batch, self._loop.time(), PUBLISH_RETRY)
                     break
                 if batch.attempts == 1:

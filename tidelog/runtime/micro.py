@@ -2,7 +2,8 @@
 
 The answers to `$SRV.PING`, `$SRV.INFO` and `$SRV.STATS` have the form that nats-py's own services give. Those put every
 endpoint into a queue group, so that NATS picks one instance per request; here every instance gets every request, and an
-endpoint that answers None stays silent (only the one that is in charge answers).
+endpoint that answers None stays silent (only the one that is in charge answers). A refusal travels in three forms:
+NATS's service headers, `Tidelog-Error…` headers, and `{"error": {…}}`.
 """
 
 from __future__ import annotations
@@ -19,7 +20,8 @@ from typing import Any, TypeAlias
 from nats.micro.service import EndpointInfo, EndpointStats, ServiceInfo, ServicePing, ServiceStats
 from nats.nuid import NUID
 
-from wire.transport import Message, MessageHandler, Subscription, Transport
+from wire.errors import Code, TidelogError
+from wire.transport import Message, MessageHandler, Subscription, Transport, answer_too_large
 
 log = logging.getLogger(__name__)
 
@@ -29,6 +31,9 @@ Endpoint: TypeAlias = Callable[[Message], Awaitable[Answer]]
 
 MAX_IN_FLIGHT = 1024
 """Requests of one service that are worked on at once; a further one is refused with error 503."""
+
+MAX_ERROR_CHARACTERS = 1000
+"""Of what an endpoint raised, as it is told."""
 
 ERROR_CODE_HEADER = "Nats-Service-Error-Code"
 ERROR_HEADER = "Nats-Service-Error"
@@ -79,7 +84,8 @@ class Service:
     def _request_handler(self, subject: str, endpoint: Endpoint) -> MessageHandler:
         def on_request(message: Message) -> None:
             if len(self._tasks) >= MAX_IN_FLIGHT:
-                self._refuse(message, 503, f"{MAX_IN_FLIGHT} requests are in work here already; ask again later")
+                sentence = f"{MAX_IN_FLIGHT} requests are in work here already; ask again later"
+                self._refuse(message, 503, TidelogError(Code.BACKPRESSURE, sentence))
                 return
             task = asyncio.get_running_loop().create_task(self._work(subject, endpoint, message))
             self._tasks.add(task)
@@ -94,20 +100,33 @@ class Service:
         try:
             answer = await endpoint(message)
             if answer is not None and message.reply is not None:
-                self._transport.publish(message.reply, (answer[0],), headers=answer[1])
+                self._answer(message, message.reply, answer[0], answer[1], stats)
         except Exception as error:
             log.exception("the service endpoint %s raised", subject)
             stats.num_errors += 1
-            stats.last_error = repr(error)
-            self._refuse(message, 500, f"{subject}: {error!r}")
+            stats.last_error = repr(error)[:MAX_ERROR_CHARACTERS]
+            self._refuse(message, 500, TidelogError(Code.INTERNAL, f"{subject}: {stats.last_error}"))
         finally:
             stats.processing_time += time.perf_counter_ns() - began
             stats.average_processing_time = stats.processing_time // stats.num_requests
 
-    def _refuse(self, message: Message, code: int, text: str) -> None:
+    def _answer(
+        self, message: Message, inbox: str, body: bytes, headers: Mapping[str, str] | None, stats: EndpointStats
+    ) -> None:
+        try:
+            self._transport.publish(inbox, (body,), headers=headers)
+        except TidelogError as error:
+            refusal = answer_too_large(error, f"the answer to {message.subject}")
+            log.error("%s", refusal.message)
+            stats.num_errors += 1
+            stats.last_error = refusal.message
+            self._refuse(message, 500, refusal)
+
+    def _refuse(self, message: Message, code: int, error: TidelogError) -> None:
         if message.reply is not None:
-            headers = {ERROR_CODE_HEADER: str(code), ERROR_HEADER: " ".join(text.split())}
-            self._transport.publish(message.reply, (), headers=headers)
+            headers = {ERROR_CODE_HEADER: str(code), ERROR_HEADER: " ".join(error.message.split())}
+            body = json.dumps({"error": error.to_json()}).encode()
+            self._transport.publish(message.reply, (body,), headers={**headers, **error.to_headers()})
 
     # ---- discovery
 

@@ -39,7 +39,7 @@ from tidelog.runtime.header_block import decode_headers, encode_headers
 from tidelog.runtime.micro import Endpoint, Service
 from tidelog.runtime.nats_py import ChunkedClient
 from tidelog.runtime.parser import ReadCounters
-from wire.transport import Buffer, BulkHandler, Message, MessageHandler
+from wire.transport import Buffer, BulkHandler, Message, MessageHandler, too_large
 
 log = logging.getLogger(__name__)
 
@@ -270,8 +270,8 @@ class NatsConnection:
         """Write one message, before anything is done that is asked of the loop from now on. False, and nothing sent,
         when not connected or the outgoing buffer is above its limit.
 
-        Raises ValueError for what the server would end the connection for: a bad subject, a message above
-        `max_payload`.
+        Raises, for what the server would end the connection for, TidelogError(MESSAGE_TOO_LARGE) (a message above
+        `max_payload`) and ValueError (a bad subject).
         """
         size = 0
         for part in parts:
@@ -286,10 +286,7 @@ class NatsConnection:
             line = f"PUB {address} {size}\r\n".encode()
             pieces = (line, *parts, b"\r\n")
         if size > self.max_payload:
-            raise ValueError(
-                f"a message of {size} bytes to {subject!r} is larger than max_payload={self.max_payload} of the NATS"
-                " server; send less at once or raise max_payload in its configuration"
-            )
+            raise too_large(subject, size, self.max_payload)
         if len(line) > MAX_CONTROL_LINE:
             raise ValueError(f"subject and reply of {len(line)} bytes are too long for NATS: {subject[:80]!r}…")
         return self._write(pieces, len(line) + size + 2)
@@ -414,7 +411,7 @@ class NatsConnection:
         headers: Mapping[str, str] | None = None,
     ) -> Message:
         """One request, first answer. A 503 comes back as a Message with `status == NO_RESPONDERS`.
-        Raises TimeoutError, also when the connection is lost meanwhile or there is none."""
+        Raises TimeoutError, also when the connection is lost meanwhile or there is none; and as `publish`."""
         answer: asyncio.Future[Message] = self._waiting_for(f"an answer on {subject!r}")
         inbox = self.new_inbox()
         self.on_inbox(inbox, lambda message: None if answer.done() else answer.set_result(message))

@@ -31,7 +31,7 @@ from tidelog.server.api import Api
 from wire import metadata_pb2 as pb
 from wire.errors import Code, TidelogError
 from wire.subjects import Subjects
-from wire.transport import NO_RESPONDERS, BulkHandler, Message, MessageHandler, Subscription
+from wire.transport import NO_RESPONDERS, BulkHandler, Message, MessageHandler, Subscription, too_large
 from wire.types import (
     BrokerId,
     DrainAnswer,
@@ -101,7 +101,10 @@ class HubTransport:
         reply: str | None = None,
         headers: Mapping[str, str] | None = None,
     ) -> bool:
-        return self._hub.send(subject, b"".join(parts), reply, headers)
+        data = b"".join(parts)
+        if len(data) > self.max_payload:
+            raise too_large(subject, len(data), self.max_payload)
+        return self._hub.send(subject, data, reply, headers)
 
     def publish_raw(self, lines: Sequence[bytes | bytearray | memoryview]) -> bool:
         raise NotImplementedError
@@ -369,6 +372,33 @@ async def test_a_leader_that_does_not_answer_leaves_nulls_in_a_description() -> 
         world.hub.lose = lambda subject: subject == SUBJECTS.broker_status(BrokerId("b"))
         form = await world.api("stream.describe", name="s")
         assert {p["leader"]: p["high_watermark"] for p in form["partitions"]} == {"a": 6, "b": None, "c": 6}
+
+
+async def test_a_broker_whose_status_no_message_has_room_for_says_so() -> None:
+    async with running("a", "b", "c") as world:
+        await world.api("stream.create", **CREATE)
+        b = world.brokers["b"].service
+        b.broker_status = lambda _: {"partitions": [{"partition": n, "why": "." * 1000} for n in range(2000)]}
+        b.broker_totals = lambda: {"failed": ["s/0" * 1000] * 1000}
+        form = await world.api("stream.describe", name="s")
+        assert {p["leader"]: p["high_watermark"] for p in form["partitions"]} == {"a": 6, "b": None, "c": 6}
+        assert list(form["refusals"]) == ["b"]
+        assert "the status of broker b takes a message of" in form["refusals"]["b"]
+        brokers = {broker["id"]: broker for broker in (await world.api("cluster.status"))["brokers"]}
+        assert {name: broker["counters"] is None for name, broker in brokers.items()} == {
+            "a": False, "b": True, "c": False
+        }  # fmt: skip
+        assert "raise max_payload" in brokers["b"]["refusal"]
+
+
+async def test_a_description_that_no_message_has_room_for_is_an_error_to_who_asks() -> None:
+    async with running("a") as world:
+        await world.api("stream.create", name="s", partitions=8, replication_factor=1)
+        world.brokers["a"].transport.max_payload = 2000
+        with pytest.raises(TidelogError, match=r"the answer to tidelog\.api\.stream\.describe takes") as caught:
+            await world.api("stream.describe", name="s")
+        assert caught.value.code is Code.MESSAGE_TOO_LARGE
+        assert "raise max_payload" in caught.value.message
 
 
 async def test_the_cluster_status_counts_and_carries_labels() -> None:

@@ -12,7 +12,7 @@ from metadata.wishes import Wishes
 from tests.unit.metadata.cluster import Cluster
 from wire import metadata_pb2 as pb
 from wire.subjects import Subjects
-from wire.transport import Transport
+from wire.transport import Transport, too_large
 from wire.types import BrokerId, Incarnation, IsrChange, IsrMember, LeaderEpoch, Withdrawal
 
 MAX_PAYLOAD = 1 << 20
@@ -25,7 +25,7 @@ class Wire:
     def publish(self, subject: str, parts: Sequence[bytes]) -> bool:
         data = b"".join(parts)
         if len(data) > MAX_PAYLOAD:
-            raise ValueError(f"a message of {len(data)} bytes to {subject!r} is larger than max_payload")
+            raise too_large(subject, len(data), MAX_PAYLOAD)
         self.messages.append(data)
         return True
 

@@ -18,7 +18,7 @@ from dataplane.replica.settings import ReplicaSettings
 from tests.simulation.disk import SimDisk
 from wire.stream_config import StreamConfig
 from wire.subjects import Subjects
-from wire.transport import Buffer, BulkHandler, Message, MessageHandler
+from wire.transport import Buffer, BulkHandler, Message, MessageHandler, too_large
 from wire.types import (
     BrokerId,
     Incarnation,
@@ -130,7 +130,10 @@ class Connection:
         reply: str | None = None,
         headers: Mapping[str, str] | None = None,
     ) -> bool:
-        self.sent.append((subject, b"".join(parts), headers))
+        data = b"".join(parts)
+        if len(data) > self.max_payload:
+            raise too_large(subject, len(data), self.max_payload)
+        self.sent.append((subject, data, headers))
         return True
 
     def publish_raw(self, lines: Sequence[Buffer]) -> bool:

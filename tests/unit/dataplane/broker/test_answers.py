@@ -9,9 +9,10 @@ from dataclasses import replace
 import pytest
 
 from dataplane.broker.acks import Answers, BareReplies, EnvelopeReply, Replies, reply_column
+from wire.envelope import decode_ack
 from wire.errors import Code, TidelogError
 from wire.tidelog_pb2 import AckPolicy, Message
-from wire.transport import Buffer
+from wire.transport import Buffer, too_large
 from wire.types import Incarnation, Offset, PartitionKey, StreamName
 
 KEY = PartitionKey(StreamName("s"), Incarnation(1), 0, Incarnation(1))
@@ -23,6 +24,8 @@ class Wire:
     def __init__(self) -> None:
         self.subjects: list[str] = []
         self.raw: list[bytes] = []
+        self.sent: list[tuple[bytes, Mapping[str, str] | None]] = []
+        self.max_payload = 1 << 20
         self.refusals: list[tuple[list[bytes], bytes, dict[str, str]]] = []
 
     def publish(
@@ -35,7 +38,10 @@ class Wire:
     ) -> bool:
         if not subject or " " in subject or not subject.isprintable():
             raise ValueError(f"{subject!r} cannot be a NATS subject")
+        if sum(map(len, parts)) > self.max_payload:
+            raise too_large(subject, sum(map(len, parts)), self.max_payload)
         self.subjects.append(subject)
+        self.sent.append((b"".join(parts), headers))
         return True
 
     def publish_to_each(self, subjects: Sequence[bytes], payload: Buffer, headers: Mapping[str, str]) -> int:
@@ -100,3 +106,16 @@ def test_acks_of_a_run_are_the_same_as_a_column_and_one_by_one(first: int, count
         wire = Wire()
         Answers(wire, replace(KEY, stream=StreamName("50%")), "s").bare(BareReplies(runs))  # type: ignore[arg-type]
         assert wire.raw == [acks("50%", first, [*subjects, *some])]
+
+
+def test_an_ack_that_no_message_has_room_for_comes_without_the_correlation_id_and_says_so() -> None:
+    wire = Wire()
+    answers = Answers(wire, KEY, "s")  # type: ignore[arg-type]
+    message = Message(ackInbox="inbox", ackPolicy=AckPolicy.ALL, correlationId="c" * wire.max_payload)
+    answers.envelope(EnvelopeReply(message, "s", Offset(7), 0, False), 0)
+    [(data, headers)] = wire.sent
+    acked = decode_ack(data)
+    assert (acked.offset, acked.correlationId, acked.ackError) == (7, "", 0)
+    error = TidelogError.from_headers(headers)
+    assert error is not None
+    assert error.code is Code.MESSAGE_TOO_LARGE

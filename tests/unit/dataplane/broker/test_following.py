@@ -10,8 +10,10 @@ from dataplane.broker.following import Following
 from dataplane.log.errors import LogDamaged
 from tests.unit.dataplane.broker.role_bench import EPOCH, A, B, Bench, Loop, view
 from tests.unit.dataplane.log.conftest import Batches
+from wire.errors import Code, TidelogError
 from wire.replication import encode_header
 from wire.tidelog_pb2 import ReplicationRequest
+from wire.transport import Message
 from wire.types import Offset
 
 
@@ -51,6 +53,23 @@ def send(bench: Bench, batches: Batches) -> None:
     """The leader's answer with one record more."""
     data = batches.one(bench.log.log_end_offset, epoch=EPOCH).data
     bench.control.answer(encode_header(EPOCH, Offset(0)) + data)
+
+
+async def test_what_no_message_has_room_for_is_counted_and_told(
+    bench: Bench, loop: Loop, caplog: pytest.LogCaptureFixture
+) -> None:
+    role = await follow(bench)
+    refusal = TidelogError(Code.MESSAGE_TOO_LARGE, "what lies at offset 0 of s/0 takes a message of 2000000 bytes")
+    for wait in (0.25, 0.45, 0.85):
+        inbox, handler = list(bench.control.inboxes.items())[-1]
+        handler(Message(inbox, encode_header(EPOCH, Offset(0)), headers=refusal.to_headers()))
+        loop.run_to(loop.now + wait)
+    assert bench.context.counters.answers_too_large == 3
+    assert role.core.stopped is not None
+    assert role.core.stopped.message == refusal.message
+    assert [record.message for record in caplog.records if record.levelname == "ERROR"] == [
+        f"partition {role.view.key}: nothing is copied from the leader: {refusal.message}"
+    ]
 
 
 async def test_what_is_synced_at_once_the_next_fetch_reports(bench: Bench, loop: Loop, batches: Batches) -> None:

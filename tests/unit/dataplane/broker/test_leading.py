@@ -17,7 +17,9 @@ from tests.unit.dataplane.broker.role_bench import EPOCH, HOME, KEY, A, B, Bench
 from wire.append import encode_append
 from wire.batch import BatchBuilder
 from wire.envelope import MAGIC, decode_ack, encode_publish
-from wire.tidelog_pb2 import AckPolicy, AppendRequest, PartitionNotification, ReplicationRequest
+from wire.errors import Code, TidelogError
+from wire.replication import encode_header
+from wire.tidelog_pb2 import AckPolicy, AppendRequest, FetchRequest, PartitionNotification, ReplicationRequest
 from wire.tidelog_pb2 import Message as Envelope
 from wire.transport import BulkHandler, Message, MessageHandler
 from wire.types import LeaderEpoch, Offset, PartitionEpoch
@@ -103,6 +105,48 @@ async def test_a_durable_publish_whose_sync_fails_is_never_acknowledged(bench: B
     assert [h["Tidelog-Error"] for subject, _, h in bench.control.sent if subject == "reply.1" and h] == [
         "OUTCOME_UNKNOWN"
     ]
+
+
+async def test_an_answer_that_no_message_has_room_for_is_an_error_to_whoever_asked(bench: Bench) -> None:
+    """An older version's compaction made batches larger than they were, and max_payload may be lowered."""
+    role = Leading(bench.context, view(A, B), bench.log, Offset(0), bench.damage.append)
+    await role.start()
+    publish(bench, b"." * 5000, b"reply.1")
+    await turn()
+    bench.control.max_payload = bench.ingest.max_payload = 3000
+    key, subjects = role.view.key, bench.context.subjects
+    asked = ReplicationRequest(
+        replicaID=B,
+        leaderEpoch=role.leader_epoch,
+        sequence=1,
+        broker_incarnation=1,
+        stream_incarnation=key.stream_incarnation,
+        partition_incarnation=key.partition_incarnation,
+    )
+    bench.control.subscribed[subjects.replicate(key.stream, key.partition)](
+        Message("", asked.SerializeToString(), "inbox.b")
+    )
+    bench.control.max_payload = bench.ingest.max_payload = 1 << 20
+    asked.offset, asked.durable_offset, asked.sequence = 1, 1, 2
+    bench.control.subscribed[subjects.replicate(key.stream, key.partition)](
+        Message("", asked.SerializeToString(), "inbox.c")
+    )
+    bench.control.max_payload = bench.ingest.max_payload = 3000
+    assert role.high_watermark == 1
+    read = FetchRequest(offset=0, max_bytes=1 << 20, max_wait_ms=10)
+    bench.ingest.subscribed[subjects.fetch(key.stream, key.partition)](Message("", read.SerializeToString(), "inbox.d"))
+    told = {subject: (data, headers) for subject, data, headers in (*bench.control.sent, *bench.ingest.sent)}
+    for inbox, body in (("inbox.b", encode_header(role.leader_epoch, Offset(0))), ("inbox.d", b"")):
+        data, headers = told[inbox]
+        assert data == body
+        assert headers is not None
+        error = TidelogError.from_headers(headers)
+        assert error is not None
+        assert error.code is Code.MESSAGE_TOO_LARGE
+        assert f"what lies at offset 0 of {key}" in error.message
+        assert "raise max_payload" in error.message
+    assert bench.context.counters.answers_too_large == 2
+    await role.end("over")
 
 
 @pytest.mark.parametrize(("is_crowded", "ends"), [(False, [1, 2, 2]), (True, [1, 1, 2])])

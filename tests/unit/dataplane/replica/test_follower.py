@@ -501,6 +501,28 @@ def test_back_pressure_counts_as_life() -> None:
     assert not [e for e in core.tick(3.1) if isinstance(e, ReportLeader)]
 
 
+def test_what_no_message_has_room_for_is_asked_for_ever_more_slowly_and_said() -> None:
+    """Nothing but an operator ends it; until then it costs the leader next to nothing, and is no ground for a
+    report."""
+    core = follower()
+    core.start(0.0)
+    refusal = error(Code.MESSAGE_TOO_LARGE, size="2000000", max_payload="1048576")
+    now, waits = 0.0, []
+    for _ in range(8):
+        assert answer(core, error=refusal, now=now) == []
+        assert core.stopped is refusal
+        assert core.on_notification(core.leader_epoch, now) == []
+        waits.append(round(core.next_deadline() - now, 3))
+        now = core.next_deadline()
+        fetched(core.tick(now))
+    settings = core.settings
+    assert waits[0] == settings.offset_retry
+    assert waits[1] == 2 * waits[0]
+    assert waits[-1] == settings.replica_max_idle_wait
+    answer(core, first=0, hw=0, now=now)
+    assert core.stopped is None
+
+
 def test_a_fenced_fetch_waits_for_metadata() -> None:
     core = follower()
     core.start(0.0)

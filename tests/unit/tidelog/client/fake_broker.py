@@ -24,7 +24,7 @@ from wire.errors import Code, TidelogError
 from wire.replication import encode_header
 from wire.subjects import Subjects
 from wire.tidelog_pb2 import AppendRequest, AppendResponse, FetchRequest
-from wire.transport import NO_RESPONDERS, Buffer, BulkHandler, Message, MessageHandler, Subscription
+from wire.transport import NO_RESPONDERS, Buffer, BulkHandler, Message, MessageHandler, Subscription, too_large
 from wire.types import BrokerId, LeaderEpoch, Offset, StreamName
 
 
@@ -73,7 +73,7 @@ class FakeTransport:
             return False
         data = b"".join(parts)
         if len(data) > self.max_payload:
-            raise ValueError(f"{len(data)} bytes are more than max_payload")
+            raise too_large(subject, len(data), self.max_payload)
         self.published += 1
         loop = asyncio.get_running_loop()
         handler = self._listeners.get(subject) or self._inboxes.get(subject)

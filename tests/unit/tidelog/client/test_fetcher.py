@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from tidelog.client.errors import CorruptBatch, LogTruncated, OffsetOutOfRange, UnknownStream
+from tidelog.client.errors import CorruptBatch, LogTruncated, MessageTooLarge, OffsetOutOfRange, UnknownStream
 from tidelog.client.fetcher import Deliver, FetchSettings, PartitionFetcher, Raise, Skip, Wait
 from tidelog.client.positions import Anchor, AtOffset, AtTime, Position
 from tidelog.client.sources import REST_NS, FollowerSources
@@ -194,6 +194,13 @@ class TestRefusals:
         error = raised(f.on_error(TidelogError(Code.LOG_TRUNCATED, "cut", {"offset": "5"})))
         assert isinstance(error, LogTruncated)
         assert "cut at offset 5 below the position 9" in error.message
+
+    def test_what_no_message_has_room_for_is_told(self) -> None:
+        f = fetcher(AtOffset(9))
+        f.next_request(NOW)
+        error = raised(f.on_error(TidelogError(Code.MESSAGE_TOO_LARGE, "offset 9: raise max_payload")))
+        assert isinstance(error, MessageTooLarge)
+        assert f.position == 9
 
     def test_an_older_epoch_is_asked_again_at_once_under_the_newer_one(self) -> None:
         f = fetcher(AtOffset(0))
