@@ -62,13 +62,13 @@ def _records(log: CommittedLog, wanted: OffsetRange, settings: TaskSettings) -> 
                 if expected >= wanted.end:
                     return
         except TidelogError as error:
-            log_start = Offset(int(error.details.get("log_start", expected)))
-            if error.code is not Code.OFFSET_BEFORE_LOG or log_start <= expected:
+            log_start = error.number("log_start")
+            if error.code is not Code.OFFSET_BEFORE_LOG or log_start is None or log_start <= expected:
                 raise
             if settings.fail_on_data_loss:
-                raise before_log(f"{wanted.stream}/{wanted.partition}", expected, log_start) from error
+                raise before_log(f"{wanted.stream}/{wanted.partition}", expected, Offset(log_start)) from error
             _log.warning("%s: the log begins at %d by now, going on there (failOnDataLoss=false)", wanted, log_start)
-            expected = log_start
+            expected = Offset(log_start)
         else:
             return
 

@@ -15,6 +15,7 @@ ERROR_HEADER = "Tidelog-Error"
 MESSAGE_HEADER = "Tidelog-Message"
 DETAIL_PREFIX = "Tidelog-"
 MAX_HEADER_CHARACTERS = 2000
+_MOST_DIGITS = len(str((1 << 63) - 1))
 
 
 class Entry(NamedTuple):
@@ -99,6 +100,10 @@ class TidelogError(Exception):
     def retriable(self) -> bool:
         return self.code.retriable
 
+    def number(self, name: str) -> int | None:
+        """A detail that is a whole number; None when there is none, or when a peer sent something else."""
+        return whole_number(self.details.get(name, ""))
+
     def to_headers(self) -> dict[str, str]:
         """NATS headers; detail `log_start` becomes `Tidelog-Log-Start`. Line breaks in texts become blanks, and what is
         longer than MAX_HEADER_CHARACTERS is cut: a refusal fits any message."""
@@ -134,7 +139,9 @@ class TidelogError(Exception):
     @classmethod
     def from_json(cls, value: Mapping[str, Any]) -> TidelogError:
         code = Code.__members__.get(str(value.get("code")), Code.INTERNAL)
-        return cls(code, str(value.get("message", code.name)), dict(value.get("details") or {}))
+        details = value.get("details")
+        texts = {str(key): str(text) for key, text in details.items()} if isinstance(details, Mapping) else {}
+        return cls(code, str(value.get("message", code.name)), texts)
 
 
 class CorruptData(Exception):
@@ -143,6 +150,14 @@ class CorruptData(Exception):
 
 class InvariantViolation(Exception):
     """A bug of ours, found by our own check. Never caught on the way: the process or the partition stops loudly."""
+
+
+def whole_number(text: str) -> int | None:
+    """From 0 to 2**63 - 1, in ASCII digits; None for anything else that a peer may have sent."""
+    if not (text.isascii() and text.isdigit() and len(text) <= _MOST_DIGITS):
+        return None
+    number = int(text)
+    return number if number < 1 << 63 else None
 
 
 def _one_line(text: str) -> str:

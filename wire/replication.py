@@ -12,7 +12,7 @@ from __future__ import annotations
 import struct
 from typing import TYPE_CHECKING, Final
 
-from wire.errors import CorruptData
+from wire.errors import CorruptData, whole_number
 from wire.types import LeaderEpoch, Offset, high_watermark_from_wire, high_watermark_to_wire
 
 if TYPE_CHECKING:
@@ -53,6 +53,7 @@ def sync_wanted(headers: Mapping[str, str] | None) -> Offset:
     text = headers.get(SYNC_HEADER) if headers else None
     if text is None:
         return Offset(0)
-    if not (text.isascii() and text.isdigit()):
-        raise CorruptData(f"replication answer with {SYNC_HEADER} {text!r}")
-    return Offset(int(text))
+    end = whole_number(text)
+    if end is None:
+        raise CorruptData(f"replication answer with {SYNC_HEADER} {text[:80]!r}")
+    return Offset(end)

@@ -180,6 +180,9 @@ class Following(ReadableRole):
                 self._bad_answer(sequence, e, now)
             return
         error = TidelogError.from_headers(message.headers)
+        if error is not None and error.code is Code.OFFSET_BEFORE_LOG and error.number("log_start") is None:
+            self._bad_answer(sequence, CorruptData(f"{error.code.name} without a log start that is a number"), now)
+            return
         headers: list[BatchHeader] = []
         if error is None and len(message.data) > REPLICATION_HEADER_SIZE:
             data = memoryview(message.data)[REPLICATION_HEADER_SIZE:]
@@ -252,7 +255,14 @@ class Following(ReadableRole):
                 return
             epoch = LeaderEpoch(response.current_leader_epoch)
         else:
-            epoch = LeaderEpoch(int(error.details.get("leader_epoch", self.leader_epoch)))
+            told = error.number("leader_epoch")
+            if told is None and "leader_epoch" in error.details:
+                self.context.counters.bad_answers += 1
+                log.warning(
+                    "partition %s: refused an answer of the leader: its LeaderEpoch is no number", self.view.key
+                )
+                return
+            epoch = self.leader_epoch if told is None else LeaderEpoch(told)
         answer = OffsetAnswer(
             number=number,
             leader_epoch=epoch,

@@ -498,7 +498,10 @@ class Follower:
                     return [StartOver(), *self._refuse_waiting(now)]
                 return self._reconcile(now)
             case Code.OFFSET_BEFORE_LOG:
-                log_start = Offset(int(error.details.get("log_start", "-1")))
+                log_start = error.number("log_start")
+                if log_start is None:
+                    self._pause(now)
+                    return []
                 relied_on = self.broker in (*self.view.isr, *self.view.eligible)  # and then it lacks nothing committed
                 if log_start <= self.log_end_offset and (DELETIONS_GONE not in error.details or relied_on):
                     return self._reconcile(now)
@@ -506,7 +509,8 @@ class Follower:
                 return self._begin_installing(now)
             case Code.BACKPRESSURE:
                 self._good(now)
-                wait = int(error.details.get("retry_after_ms", "50")) / 1000
+                asked = error.number("retry_after_ms")
+                wait = min((50 if asked is None else asked) / 1000, self.settings.replica_max_idle_wait)
                 self.state = Idle(self._sequence, self.log_end_offset, now + wait)
                 return []
             case Code.MESSAGE_TOO_LARGE:

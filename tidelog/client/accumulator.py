@@ -644,10 +644,9 @@ def _extended(column: list[_T | None] | None, place: int, cell: _T | None) -> li
 
 
 def _epoch_of(error: TidelogError) -> int:
-    text = error.details.get("leader_epoch", "")
-    return int(text) if text.isascii() and text.isdigit() else 0
+    return error.number("leader_epoch") or 0
 
 
 def _retry_after(error: TidelogError) -> float | None:
-    text = error.details.get("retry_after_ms", "")
-    return int(text) / 1000 if text.isascii() and text.isdigit() else None
+    wait_ms = error.number("retry_after_ms")
+    return None if wait_ms is None else wait_ms / 1000

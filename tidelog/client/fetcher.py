@@ -34,7 +34,7 @@ from tidelog.client.errors import CorruptBatch, OffsetOutOfRange, typed
 from tidelog.client.positions import Anchor, AtOffset, AtTime, Position
 from tidelog.client.sources import FollowerSources
 from wire.batch import RecordBatch, iter_batches
-from wire.errors import Code, CorruptData, TidelogError
+from wire.errors import Code, CorruptData, TidelogError, whole_number
 from wire.replication import HEADER_SIZE, decode_header
 from wire.tidelog_pb2 import FetchRequest
 from wire.types import BrokerId, Offset
@@ -205,9 +205,7 @@ class PartitionFetcher:
 
     def on_error(self, error: TidelogError) -> Outcome:
         """Who was asked refused."""
-        epoch = error.details.get("leader_epoch", "")
-        if epoch.isascii() and epoch.isdigit():
-            self.leader_epoch = max(self.leader_epoch, int(epoch))
+        self.leader_epoch = max(self.leader_epoch, error.number("leader_epoch") or 0)
         if error.code is Code.FENCED_LEADER_EPOCH and self._setbacks == 0:
             self._setbacks = 1
             return Wait(0.0)
@@ -230,8 +228,7 @@ class PartitionFetcher:
             )
         if not error.retriable:
             return Raise(typed(error))
-        retry_after = error.details.get("retry_after_ms", "")
-        at_least = int(retry_after) / 1000 if retry_after.isascii() and retry_after.isdigit() else 0.0
+        at_least = (error.number("retry_after_ms") or 0) / 1000
         return Wait(max(self._back_off(), at_least), error.code.refresh_metadata)
 
     def on_no_responders(self) -> Outcome:
@@ -262,18 +259,16 @@ class PartitionFetcher:
         return Wait(0.0, refresh=True)
 
     def _looked_up(self, headers: Mapping[str, str]) -> Outcome:
-        text = headers.get(OFFSET_HEADER, "")
-        if not (text.isascii() and text.isdigit()):
+        offset = whole_number(headers.get(OFFSET_HEADER, ""))
+        if offset is None:
             raise CorruptData(f"the answer to a look-up has no {OFFSET_HEADER}")
-        offset = int(text)
         self._setbacks = 0
         self._lost = 0
         if self._asked == "stop":
             self.stop = offset
             self._stop_wanted = None
         elif self._start is Anchor.LATEST:
-            log_start = headers.get(LOG_START_HEADER, "0")
-            self.position = max(offset - 1, int(log_start) if log_start.isdigit() else 0, 0)
+            self.position = max(offset - 1, whole_number(headers.get(LOG_START_HEADER, "")) or 0, 0)
         else:
             self.position = offset
         return Wait(0.0)
@@ -300,9 +295,8 @@ class PartitionFetcher:
         return Deliver(tuple(batches)) if batches else Wait(0.0)
 
     def _before_log(self, error: TidelogError) -> Outcome:
-        log_start, first = error.details.get("log_start", "?"), self.position
-        if first is not None and log_start.isascii() and log_start.isdigit() and int(log_start) > first:
-            end = int(log_start)
+        log_start, end, first = error.details.get("log_start", "?"), error.number("log_start"), self.position
+        if first is not None and end is not None and end > first:
             if self._start is Anchor.EARLIEST and self._last_record_epoch == 0:
                 self.position = end  # the log's start moved on between the look-up and the first read
                 return Wait(0.0)

@@ -21,6 +21,8 @@ from typing import Self
 
 from tidelog.runtime.orphans import ends_with_us
 
+MAX_PAYLOAD = 8 << 20
+"""Default of the largest message, bytes."""
 START_TIMEOUT = 10.0
 STOP_TIMEOUT = 5.0
 _POLL = 0.005
@@ -52,7 +54,7 @@ class EmbeddedNatsServer:
         host: str = "127.0.0.1",
         port: int = 0,
         store_dir: Path | None = None,
-        max_payload: int = 8 << 20,
+        max_payload: int = MAX_PAYLOAD,
         max_pending: int = 256 << 20,
         write_deadline: float = 10.0,
         config: str = "",

@@ -29,7 +29,7 @@ from pathlib import Path
 from typing import IO, Any, Self
 
 from tidelog.runtime.orphans import ends_with_us
-from tidelog.runtime.server import EmbeddedNatsServer, NatsPortTaken, NatsServerFailed
+from tidelog.runtime.server import MAX_PAYLOAD, EmbeddedNatsServer, NatsPortTaken, NatsServerFailed
 from tidelog.server.config import VOTER_COUNTS
 from wire.errors import Code, TidelogError
 
@@ -57,10 +57,11 @@ class DevCluster:
         settings: dict[str, dict[str, Any]] | None = None,
         server_command: Sequence[str] | None = None,
         master_key_file: Path | None = None,
+        max_payload: int = MAX_PAYLOAD,
     ) -> None:
         """`port` 0: any free one. `settings`: sections of the brokers' configuration (`replica`, `metadata`).
         `server_command`: arguments of this Python that run one broker, in place of `-m tidelog.cli server`.
-        `master_key_file`: of all brokers."""
+        `master_key_file`: of all brokers. `max_payload`: of nats-server, bytes."""
         if not 1 <= nodes <= MAX_NODES:
             raise TidelogError(Code.BAD_CONFIG, f"{nodes} nodes asked for; a development cluster has 1 to {MAX_NODES}")
         self.data_dir = data_dir.absolute()
@@ -69,6 +70,7 @@ class DevCluster:
         self._server_command = [*(server_command or ("-m", "tidelog.cli", "server"))]
         self._master_key_file = master_key_file.absolute() if master_key_file is not None else None
         self._port = port
+        self._max_payload = max_payload
         self._lock: IO[str] | None = None
         self._nats: EmbeddedNatsServer | None = None
         self._processes: dict[str, subprocess.Popen[bytes]] = {}
@@ -238,7 +240,9 @@ class DevCluster:
             )
 
     def _start_nats(self) -> None:
-        self._nats = EmbeddedNatsServer(port=self._port, store_dir=self.data_dir / "nats")
+        self._nats = EmbeddedNatsServer(
+            port=self._port, store_dir=self.data_dir / "nats", max_payload=self._max_payload
+        )
         try:
             self._nats.start()
         except NatsPortTaken as e:

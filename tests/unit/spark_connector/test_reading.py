@@ -9,6 +9,7 @@ import pytest
 from spark_connector.columns import spark_schema
 from spark_connector.log_port import OffsetRange, StreamExtent
 from spark_connector.reading import JOIN_ROWS, TaskSettings, read_range
+from tests.unit.wire.test_errors import MALFORMED
 from wire.batch import BatchBuilder, RecordBatch, control_batch
 from wire.errors import Code, TidelogError
 from wire.types import Incarnation, LeaderEpoch, Offset, StreamName
@@ -110,3 +111,14 @@ def test_records_lost_under_the_task() -> None:
     assert caught.value.code is Code.OFFSET_BEFORE_LOG
     assert offsets(task(losing(), 0, 40, strict=False)) == [*range(10), *range(25, 40)]
     assert offsets(task(losing(), 0, 22, strict=False)) == [*range(10)]
+
+
+@pytest.mark.parametrize("log_start", [*MALFORMED, None, "1"])
+def test_a_log_start_that_makes_no_sense_is_the_error_that_it_came_with(log_start: str | None) -> None:
+    class Refusing(OneLog):
+        def fetch(self, wanted: OffsetRange, max_bytes: int) -> Iterator[RecordBatch]:
+            details = {} if log_start is None else {"log_start": log_start}
+            raise TidelogError(Code.OFFSET_BEFORE_LOG, "gone", details)
+
+    with pytest.raises(TidelogError, match="gone"):
+        task(Refusing(), 3, 9, strict=False)

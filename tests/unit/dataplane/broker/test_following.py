@@ -8,8 +8,10 @@ import pytest
 
 from dataplane.broker.following import Following
 from dataplane.log.errors import LogDamaged
+from dataplane.replica.follower import Reconciling
 from tests.unit.dataplane.broker.role_bench import EPOCH, A, B, Bench, Loop, view
 from tests.unit.dataplane.log.conftest import Batches
+from tests.unit.wire.test_errors import MALFORMED
 from wire.errors import Code, TidelogError
 from wire.replication import encode_header
 from wire.tidelog_pb2 import ReplicationRequest
@@ -70,6 +72,43 @@ async def test_what_no_message_has_room_for_is_counted_and_told(
     assert [record.message for record in caplog.records if record.levelname == "ERROR"] == [
         f"partition {role.view.key}: nothing is copied from the leader: {refusal.message}"
     ]
+
+
+@pytest.mark.parametrize("text", [None, *MALFORMED])
+@pytest.mark.parametrize(
+    ("code", "detail"), [(Code.OFFSET_BEFORE_LOG, "log_start"), (Code.BACKPRESSURE, "retry_after_ms")]
+)
+async def test_a_refusal_whose_details_make_no_sense_is_asked_for_again_in_a_while(
+    bench: Bench, loop: Loop, caplog: pytest.LogCaptureFixture, code: Code, detail: str, text: str | None
+) -> None:
+    role = await follow(bench)
+    name = "Tidelog-" + "-".join(part.capitalize() for part in detail.split("_"))
+    headers = {"Tidelog-Error": code.name} | ({} if text is None else {name: text})
+    for _ in range(4):
+        inbox, handler = list(bench.control.inboxes.items())[-1]
+        handler(Message(inbox, encode_header(EPOCH, Offset(0)), headers=headers))
+    assert len(bench.control.sent) <= 2, "it asks at network speed"
+    loop.run_to(loop.now + 0.3)
+    assert len(bench.control.sent) in (2, 3)
+    assert bench.context.counters.bad_answers == (4 if code is Code.OFFSET_BEFORE_LOG else 0)
+    assert not [record for record in caplog.records if record.levelname == "ERROR"]
+    assert not role.ended
+
+
+@pytest.mark.parametrize("text", MALFORMED)
+async def test_an_answer_about_epochs_whose_details_make_no_sense_changes_nothing(
+    bench: Bench, batches: Batches, caplog: pytest.LogCaptureFixture, text: str
+) -> None:
+    batches.append(bench.log, epoch=EPOCH - 1)
+    role = await follow(bench)
+    state = role.core.state
+    assert isinstance(state, Reconciling)
+    inbox, handler = list(bench.control.inboxes.items())[-1]
+    refusal = {"Tidelog-Error": "FENCED_LEADER_EPOCH", "Tidelog-Leader-Epoch": text}
+    handler(Message(inbox, b"", headers=refusal))
+    assert role.core.state is state
+    assert bench.context.counters.bad_answers == 1
+    assert not [record for record in caplog.records if record.levelname == "ERROR"]
 
 
 async def test_what_is_synced_at_once_the_next_fetch_reports(bench: Bench, loop: Loop, batches: Batches) -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import pytest
 
+from tests.unit.wire.test_errors import MALFORMED
 from tidelog.client.errors import CorruptBatch, LogTruncated, MessageTooLarge, OffsetOutOfRange, UnknownStream
 from tidelog.client.fetcher import Deliver, FetchSettings, PartitionFetcher, Raise, Skip, Wait
 from tidelog.client.positions import Anchor, AtOffset, AtTime, Position
@@ -194,6 +195,16 @@ class TestRefusals:
         error = raised(f.on_error(TidelogError(Code.LOG_TRUNCATED, "cut", {"offset": "5"})))
         assert isinstance(error, LogTruncated)
         assert "cut at offset 5 below the position 9" in error.message
+
+    @pytest.mark.parametrize("text", MALFORMED)
+    def test_details_that_make_no_sense_are_as_if_they_were_not_there(self, text: str) -> None:
+        f = fetcher(AtOffset(9))
+        f.next_request(NOW)
+        epoch = f.leader_epoch
+        outcome = f.on_error(TidelogError(Code.BACKPRESSURE, "wait", {"retry_after_ms": text, "leader_epoch": text}))
+        assert isinstance(outcome, Wait)
+        assert 0 < outcome.seconds < 1
+        assert f.leader_epoch == epoch
 
     def test_what_no_message_has_room_for_is_told(self) -> None:
         f = fetcher(AtOffset(9))

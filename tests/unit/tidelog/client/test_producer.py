@@ -20,6 +20,7 @@ from tidelog.client.errors import (
     BufferFull,
     Closed,
     DeliveryTimeout,
+    MessageTooLarge,
     NotEnoughReplicas,
     RecordTooLarge,
     UnknownStream,
@@ -53,6 +54,21 @@ async def test_send_gives_partition_offset_and_timestamp(cluster: Cluster) -> No
     assert abs(first.timestamp - time.time_ns()) < 60e9
     assert second == Receipt(0, 1, 77)
     assert broker.logs["s", 0].values() == [b"a", b"b"]
+
+
+@pytest.mark.parametrize("acks", ["all", "none"])
+async def test_a_batch_that_nats_carries_no_more_fails_and_the_next_one_is_sent(
+    cluster: Cluster, acks: Literal["all", "none"]
+) -> None:
+    """The connection was made anew, to a server with a lower max_payload."""
+    transport, _, client = cluster
+    async with client.producer("s", acks=acks) as producer:
+        await producer.send(b"one", key=b"k")
+        transport.max_payload = 3000
+        with pytest.raises(MessageTooLarge, match="raise max_payload"):
+            await producer.send(b"x" * 5000, key=b"k")
+        await producer.send(b"small", key=b"k")
+        await producer.flush()
 
 
 async def test_records_of_one_turn_share_a_batch_and_get_their_own_offsets(cluster: Cluster) -> None:
