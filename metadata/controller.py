@@ -450,7 +450,8 @@ class ControllerCore:
     def carry_out(self, move: LeaderMove) -> pb.Command:
         """The election that makes the target of a move the leader. Raises TidelogError: NOT_CONTROLLER."""
         self._require_office()
-        item = pb.Election(partition=ref_of(move.key), leader_epoch=move.leader_epoch, target=move.target, planned=True)
+        item = pb.Election(partition=ref_of(move.key), leader_epoch=move.leader_epoch, target=move.target)
+        item.planned = not move.drops_leader
         return pb.Command(elect_leaders=pb.ElectLeaders(office=self._office, items=[item]))
 
     def unclean_elect(self, name: str, partition: int, broker: BrokerId) -> pb.Command:

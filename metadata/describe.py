@@ -236,6 +236,7 @@ def cluster_form(
                 "failed": totals.get(broker.id, {}).get("failed"),
                 "damaged": totals.get(broker.id, {}).get("damaged"),
                 "counters": totals.get(broker.id, {}).get("counters"),
+                "disk": totals.get(broker.id, {}).get("disk"),
                 "space": totals.get(broker.id, {}).get("space"),
                 "publish_gaps": totals.get(broker.id, {}).get("publish_gaps"),
                 "refusal": totals.get(broker.id, {}).get("refusal"),

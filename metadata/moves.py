@@ -1,4 +1,4 @@
-"""Planned moves of leaders: a request of an operator, or of a controller that relieves a full broker (`relief`).
+"""Planned moves of leaders: a request of an operator, or of a controller that relieves a broker (`relief`).
 
     operator            controller                          leader
       │ move_leader ──────> │ checks; drain(target) ──────────> │ sequences nothing more
@@ -25,6 +25,7 @@ from __future__ import annotations
 import asyncio
 import logging
 from collections.abc import Awaitable, Callable
+from dataclasses import replace
 
 from metadata.controller import ControllerCore
 from metadata.model import Outcome
@@ -69,12 +70,12 @@ class LeaderMoves:
         self._under_way: dict[tuple[str, int], tuple[LeaderMove, asyncio.Task[None]]] = {}
         """By stream name and partition number."""
 
-    async def move(self, name: str, partition: int, target: BrokerId) -> None:
+    async def move(self, name: str, partition: int, target: BrokerId, *, drops_leader: bool = False) -> None:
         """Returns when `target` leads. Raises TidelogError: BAD_REQUEST (it cannot), LEADER_NOT_MOVED (it does not),
         and those of a commit."""
         known = self._under_way.get((name, partition))
         if known is None:
-            move = self._core.plan_move(name, partition, target)
+            move = replace(self._core.plan_move(name, partition, target), drops_leader=drops_leader)
             work = asyncio.get_running_loop().create_task(self._carry(move))
             self._under_way[name, partition] = (move, work)
             work.add_done_callback(lambda ended: self._ended(move, ended))

@@ -1,19 +1,22 @@
-"""Brokers that cannot do a leader's work, because their disks run full or because they lack the master key of encrypted
-streams, are relieved of their leaderships: which ones, when, and to whom. Events in, moves out.
+"""Brokers that cannot do a leader's work, because their disks run full or hang or because they lack the master key of
+encrypted streams, are relieved of their leaderships: which ones, when, and to whom. Events in, moves out.
 
-How much room a broker has, and whether it has a key, rides on its probe answers, the newest counts; it never enters
-Raft, for it changes by the second. A leadership moves as an operator would move it (`metadata.moves`): drained, a
-compare-and-set, the old leader stays in the ISR, so nothing is lost and nothing depends on what was known here.
+How much room a broker has, whether its disk hangs, and whether it has a key, rides on its probe answers, the newest
+counts; it never enters Raft, for it changes by the second. A leadership moves as an operator would move it
+(`metadata.moves`): drained, a compare-and-set, so nothing is lost and nothing depends on what was known here. The old
+leader stays in the ISR, unless its disk hangs.
 
     SHORT     leaderships go to an ISR member with AMPLE room; but those of streams that evict, for which the broker
               makes room
     FULL      all go, to AMPLE room, else to a broker that is SHORT, which still takes records
     nowhere   the leader stays, serves reads, and refuses publishes once it is FULL
+    hangs     all go to a member whose disk answers and that takes records; the leader leaves the ISR with that if
+              min ISR members remain, for commits would wait for its disk
     no key    those of encrypted streams go to an ISR member with a key, whatever room it has; and no leadership of them
               goes to a broker without one
 
-A move that fails is tried again after a pause that doubles; a few are under way at a time. Whoever was relieved gets
-nothing back for having room again.
+No leadership goes to a broker whose disk hangs. A move that fails is tried again after a pause that doubles; a few are
+under way at a time. Whoever was relieved gets nothing back for having room, or a disk that answers, again.
 """
 
 from __future__ import annotations
@@ -50,6 +53,7 @@ class Relief:
     def __init__(self, state: ClusterState) -> None:
         self._state = state
         self._rooms: dict[BrokerId, Room] = {}
+        self._hanging: set[BrokerId] = set()
         self._without_key: set[BrokerId] = set()
         self._under_way: dict[PartitionKey, LeaderMove] = {}
         self._failed: dict[PartitionKey, _Failed] = {}
@@ -58,11 +62,18 @@ class Relief:
     def clear(self) -> None:
         """The office was left: what was heard is old, and moves end by themselves."""
         self._rooms.clear()
+        self._hanging.clear()
         self._without_key.clear()
         self._failed.clear()
 
     def on_room(self, broker: BrokerId, room: Room) -> None:
         self._rooms[broker] = room
+
+    def on_disk(self, broker: BrokerId, hangs: bool) -> None:
+        if hangs:
+            self._hanging.add(broker)
+        else:
+            self._hanging.discard(broker)
 
     def on_master_key(self, broker: BrokerId, has_one: bool) -> None:
         if has_one:
@@ -71,15 +82,19 @@ class Relief:
             self._without_key.add(broker)
 
     def with_room(self, brokers: Sequence[BrokerId], enough: int) -> list[BrokerId]:
-        """For new replicas: those that are not known to lack room, if there are `enough`, else all."""
-        roomy = [broker for broker in brokers if self._rooms.get(broker, Room.AMPLE) is Room.AMPLE]
+        """For new replicas: those that are not known to lack room or to hang, if there are `enough`, else all."""
+        roomy = [
+            broker
+            for broker in brokers
+            if self._rooms.get(broker, Room.AMPLE) is Room.AMPLE and broker not in self._hanging
+        ]
         return roomy if len(roomy) >= enough else list(brokers)
 
     def due(self, now: float) -> list[LeaderMove]:
         """Moves to begin now; say how each ended with `on_ended`."""
         short = {broker for broker, room in self._rooms.items() if room is not Room.AMPLE}
         keyless = self._without_key if self._is_any_encrypted() else set()
-        in_need = {broker for broker in short | keyless if self._state.is_alive(broker)}
+        in_need = {broker for broker in short | keyless | self._hanging if self._state.is_alive(broker)}
         if not in_need:
             self._failed.clear()
             return []
@@ -94,7 +109,13 @@ class Relief:
             if target is None or key in self._under_way or not self._is_due(key, now):
                 continue
             assert partition.leader is not None
-            move = LeaderMove(key=key, leader=partition.leader, leader_epoch=partition.leader_epoch, target=target)
+            move = LeaderMove(
+                key=key,
+                leader=partition.leader,
+                leader_epoch=partition.leader_epoch,
+                target=target,
+                drops_leader=partition.leader in self._hanging and len(partition.isr) > self._min_isr(key),
+            )
             self._under_way[key] = move
             out.append(move)
         return out
@@ -117,10 +138,14 @@ class Relief:
                 room = self._rooms.get(partition.leader, Room.AMPLE)
                 if (
                     self._lacks_key(partition.leader, settings)
+                    or partition.leader in self._hanging
                     or room is Room.FULL
                     or (room is Room.SHORT and settings.on_under_capacity is OnUnderCapacity.WITHDRAW)
                 ):
                     yield key, partition
+
+    def _min_isr(self, key: PartitionKey) -> int:
+        return self._state.streams[key.stream].settings.min_isr
 
     def _is_any_encrypted(self) -> bool:
         return any(stream.settings.encryption for stream in self._state.streams.values())
@@ -129,12 +154,17 @@ class Relief:
         return settings.encryption and broker in self._without_key
 
     def _target(self, key: PartitionKey, partition: Partition) -> BrokerId | None:
-        """A live member of the ISR with more room than the leader, that can take records; most room first, then the
-        one that leads fewest, those on their way counted."""
+        """A live member of the ISR with more room than the leader (or another reason to lead in its place), that can
+        take records; most room first, then the one that leads fewest, those on their way counted."""
         leader = partition.leader
         assert leader is not None
         settings = self._state.streams[key.stream].settings
-        worst = len(_RANK) if self._lacks_key(leader, settings) else _RANK[self._rooms.get(leader, Room.AMPLE)]
+        if self._lacks_key(leader, settings):
+            worst = len(_RANK)
+        elif leader in self._hanging:
+            worst = _RANK[Room.FULL]
+        else:
+            worst = _RANK[self._rooms.get(leader, Room.AMPLE)]
         able = [
             broker
             for broker in partition.isr
@@ -142,6 +172,7 @@ class Relief:
             and self._state.is_alive(broker)
             and not partition.is_withdrawn(broker)
             and broker in self._rooms
+            and broker not in self._hanging
             and not self._lacks_key(broker, settings)
             and _RANK[self._rooms[broker]] < worst
         ]

@@ -163,7 +163,7 @@ class MetadataService:
       "leader_epoch", "log_start_offset", "log_end_offset", "high_watermark", "replicas_progress"}]};
     - `broker_totals()`: what this broker tells operators of itself, as JSON: {"failed": [partition, …], "counters":
       {name: number}};
-    - `room()`: on this broker's disk;
+    - `room()`: on this broker's disk; `disk_hangs()`: whether it does;
     - `drain_leader(move, timeout, answer)`: get ready for a planned move of a leadership held here: stop sequencing,
       call `answer(None)` when the target holds everything, `answer(error)` when it does not within `timeout` seconds;
       not called for requests that lay unread for longer than that, or than the lease;
@@ -192,6 +192,7 @@ class MetadataService:
         self.broker_status: Callable[[StreamName], Mapping[str, Any]] = lambda _: {"partitions": []}
         self.broker_totals: Callable[[], Mapping[str, Any]] = dict
         self.room: Callable[[], Room] = lambda: Room.AMPLE
+        self.disk_hangs: Callable[[], bool] = lambda: False
         self.drain_leader: Callable[[LeaderMove, float, DrainAnswer], None] = self._lead_nothing
         self.on_office: Callable[[bool], Awaitable[None]] | None = None
         self.on_fatal: Callable[[TidelogError], None] = lambda error: _log.critical("%s", error)
@@ -742,12 +743,13 @@ class MetadataService:
             self._labels[probe.broker] = dict(said.labels)
             if said.room in _ROOMS:
                 self._core.relief.on_room(probe.broker, _ROOMS[said.room])
+                self._core.relief.on_disk(probe.broker, said.disk_hangs)
                 self._core.relief.on_master_key(probe.broker, said.labels.get(MASTER_KEYS_LABEL) != "")
                 self._relieve()
             self._run(self._core.on_probe_answer(probe.broker, probe.number, Generation(said.generation), now))
 
     def _relieve(self) -> None:
-        """Leaderships of brokers whose disks run full, or that lack a key, go to others."""
+        """Leaderships of brokers whose disks run full or hang, or that lack a key, go to others."""
         if self.in_office:
             for move in self._core.relief.due(self._monotonic()):
                 self._spawn(self._hand_over(move))
@@ -756,7 +758,7 @@ class MetadataService:
         key = move.key
         moved = False
         try:
-            await self._moves.move(key.stream, key.partition, move.target)
+            await self._moves.move(key.stream, key.partition, move.target, drops_leader=move.drops_leader)
             moved = True
         except TidelogError as error:
             _log.info("%s, which should not, leads %s still: %s", move.leader, key, error)
@@ -853,6 +855,7 @@ class MetadataService:
             generation=self.state.generation,
             labels=dict(self._registration.labels),
             room=self.room().value,
+            disk_hangs=self.disk_hangs(),
         )
         self._answer(message.reply, answer.SerializeToString(), "the answer to a probe")
 

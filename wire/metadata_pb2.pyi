@@ -1145,6 +1145,7 @@ class ProbeAnswer(_message.Message):
     GENERATION_FIELD_NUMBER: _builtins.int
     LABELS_FIELD_NUMBER: _builtins.int
     ROOM_FIELD_NUMBER: _builtins.int
+    DISK_HANGS_FIELD_NUMBER: _builtins.int
     broker: _builtins.str
     life_id: _builtins.str
     incarnation: _builtins.int
@@ -1154,6 +1155,8 @@ class ProbeAnswer(_message.Message):
     """of the state applied there"""
     room: _builtins.str
     """on its disk: "ample", "short" or "full"; "" = not told"""
+    disk_hangs: _builtins.bool
+    """a sync there has not returned for longer than replica_max_lag_time"""
     @_builtins.property
     def labels(self) -> _containers.ScalarMap[_builtins.str, _builtins.str]:
         """the whole set, each time"""
@@ -1168,10 +1171,11 @@ class ProbeAnswer(_message.Message):
         generation: _builtins.int = ...,
         labels: _abc.Mapping[_builtins.str, _builtins.str] | None = ...,
         room: _builtins.str = ...,
+        disk_hangs: _builtins.bool = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["broker", b"broker", "generation", b"generation", "incarnation", b"incarnation", "labels", b"labels", "life_id", b"life_id", "number", b"number", "room", b"room"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["broker", b"broker", "disk_hangs", b"disk_hangs", "generation", b"generation", "incarnation", b"incarnation", "labels", b"labels", "life_id", b"life_id", "number", b"number", "room", b"room"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 

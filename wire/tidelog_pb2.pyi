@@ -218,6 +218,7 @@ class ReplicationRequest(_message.Message):
     REFUSED_BATCH_FIELD_NUMBER: _builtins.int
     NO_SPACE_FIELD_NUMBER: _builtins.int
     DELETED_END_FIELD_NUMBER: _builtins.int
+    DISK_HANGS_FIELD_NUMBER: _builtins.int
     replicaID: _builtins.str
     offset: _builtins.int
     """next offset wanted"""
@@ -239,6 +240,8 @@ class ReplicationRequest(_message.Message):
     """its disk has no room for records: it reports, and wants none until a request without this"""
     deleted_end: _builtins.int
     """what tombstones below it deleted is not in its log (compaction)"""
+    disk_hangs: _builtins.bool
+    """a write to its disk has not returned for long: it fetches on, and nothing should wait for it"""
     def __init__(
         self,
         *,
@@ -255,10 +258,11 @@ class ReplicationRequest(_message.Message):
         refused_batch: _builtins.str = ...,
         no_space: _builtins.bool = ...,
         deleted_end: _builtins.int = ...,
+        disk_hangs: _builtins.bool = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["_durable_offset", b"_durable_offset", "durable_offset", b"durable_offset"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["_durable_offset", b"_durable_offset", "broker_incarnation", b"broker_incarnation", "deleted_end", b"deleted_end", "durable_offset", b"durable_offset", "leaderEpoch", b"leaderEpoch", "max_bytes", b"max_bytes", "no_space", b"no_space", "offset", b"offset", "partition_incarnation", b"partition_incarnation", "progress_only", b"progress_only", "refused_batch", b"refused_batch", "replicaID", b"replicaID", "sequence", b"sequence", "stream_incarnation", b"stream_incarnation"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["_durable_offset", b"_durable_offset", "broker_incarnation", b"broker_incarnation", "deleted_end", b"deleted_end", "disk_hangs", b"disk_hangs", "durable_offset", b"durable_offset", "leaderEpoch", b"leaderEpoch", "max_bytes", b"max_bytes", "no_space", b"no_space", "offset", b"offset", "partition_incarnation", b"partition_incarnation", "progress_only", b"progress_only", "refused_batch", b"refused_batch", "replicaID", b"replicaID", "sequence", b"sequence", "stream_incarnation", b"stream_incarnation"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     _WhichOneofReturnType__durable_offset: _TypeAlias = _typing.Literal["durable_offset"]  # noqa: Y015
     _WhichOneofArgType__durable_offset: _TypeAlias = _typing.Literal["_durable_offset", b"_durable_offset"]  # noqa: Y015

@@ -138,6 +138,8 @@ class LeaderMove:
     leader: BrokerId
     leader_epoch: LeaderEpoch
     target: BrokerId
+    drops_leader: bool = False
+    """`leader` leaves the ISR with the change: its disk hangs, and commits are not to wait for it."""
 
 
 DrainAnswer: TypeAlias = Callable[[TidelogError | None], None]

@@ -129,6 +129,8 @@ class Broker:
         context.ingest.on_connection_change(self._gaps.on_connection)
         self._hw_checkpoints.start()
         self._housekeeping.start()
+        context.disk.on_change = self._on_disk
+        context.disk.start()
         context.space.on_room = self._on_room
         context.space.evict = Eviction(context, self._replicas).run
         context.space.start()
@@ -137,6 +139,7 @@ class Broker:
         self._closed = True  # metadata goes on for a while: nothing begins any more
         await self._hw_checkpoints.close()
         await self._housekeeping.close()
+        await self.context.disk.close()
         await self.context.space.close()
         if self._notifications is not None:
             await self._notifications.unsubscribe()
@@ -256,6 +259,11 @@ class Broker:
         for replica in list(self._replicas.values()):
             replica.on_space(is_full)
 
+    def _on_disk(self, hangs: bool) -> None:
+        self.context.counters.times_disk_hung += int(hangs)
+        for replica in list(self._replicas.values()):
+            replica.on_disk(hangs)
+
     # ------------------------------------------------------------------ status
     def stream_status(self, stream: StreamName) -> dict[str, Any]:
         """What this broker knows of the partitions of a stream that it replicates."""
@@ -277,4 +285,5 @@ class Broker:
             "counters": self.context.counters.as_dict(),
             "publish_gaps": self._gaps.status(),
             "space": self.context.space.status(),
+            "disk": self.context.disk.status(),
         }

@@ -8,6 +8,7 @@ from concurrent.futures import Executor
 from dataclasses import dataclass, field, fields
 from typing import Protocol
 
+from dataplane.broker.disk_watch import DiskWatch
 from dataplane.broker.settings import StorageSettings
 from dataplane.broker.space import SpaceWatch
 from dataplane.encryption.keyring import Keyring
@@ -76,6 +77,8 @@ class Counters:
     """Publishes (a batch counts as one) and replicated batches that were not written for want of room."""
     times_full: int = 0
     """The disk became too full for records: leaderships and ISR memberships were given up."""
+    times_disk_hung: int = 0
+    """A sync did not return for longer than `replica_max_lag_time`: the same."""
     evicted_segments: int = 0
     evicted_bytes: int = 0
     compaction_passes: int = 0
@@ -125,6 +128,7 @@ class BrokerContext:
     """For streams with `encryption`."""
     uncommitted: Uncommitted = field(init=False)
     """Of all partitions that are led."""
+    disk: DiskWatch = field(init=False)
     now: Callable[[], float] = field(init=False)
     """Monotonic seconds."""
 
@@ -135,4 +139,5 @@ class BrokerContext:
 
     def __post_init__(self) -> None:
         self.uncommitted = Uncommitted(self.settings)
+        self.disk = DiskWatch(self.settings, self.syncer, self.loop)
         self.now = self.loop.time

@@ -92,6 +92,7 @@ class Following(ReadableRole):
             connected_since=context.control.connected_since,
             now=context.now(),
             no_space=context.space.is_full,
+            disk_hangs=context.disk.hangs,
         )
 
     # ------------------------------------------------------------------ life
@@ -133,6 +134,10 @@ class Following(ReadableRole):
 
     def on_space(self, no_space: bool) -> None:
         self._carefully(lambda: self._run(self.core.on_space(no_space, self.context.now())))
+        self._schedule()
+
+    def on_disk(self, hangs: bool) -> None:
+        self._carefully(lambda: self._run(self.core.on_disk(hangs, self.context.now())))
         self._schedule()
 
     def on_notification(self, leader_epoch: LeaderEpoch) -> None:
@@ -327,6 +332,7 @@ class Following(ReadableRole):
         request.progress_only = effect.progress_only
         request.refused_batch = effect.refused_batch
         request.no_space = effect.no_space
+        request.disk_hangs = effect.disk_hangs
         request.deleted_end = self.log.compaction_point.deleted_end
         if effect.durable_end is None:
             request.ClearField("durable_offset")

@@ -162,6 +162,7 @@ class Leading(ReadableRole):
             settings=context.settings,
             now=context.now(),
             no_space=context.space.is_full,
+            disk_hangs=context.disk.hangs,
             shared=context.uncommitted,
         )
         context.counters.elections_won += 1
@@ -275,6 +276,12 @@ class Leading(ReadableRole):
         core = self._core
         if core is not None:
             self._carefully(lambda: self._run(core.on_space(no_space, self.context.now())))
+            self._schedule()
+
+    def on_disk(self, hangs: bool) -> None:
+        core = self._core
+        if core is not None:
+            self._carefully(lambda: self._run(core.on_disk(hangs, self.context.now())))
             self._schedule()
 
     def drain(self, move: LeaderMove, timeout: float, answer: DrainAnswer) -> None:
@@ -589,6 +596,7 @@ class Leading(ReadableRole):
             max_bytes=request.max_bytes,
             refused_batch=request.refused_batch,
             no_space=request.no_space,
+            disk_hangs=request.disk_hangs,
             deleted_end=Offset(request.deleted_end),
         )
         core.deletions_end = self.log.compaction_point.deletions_end

@@ -99,6 +99,9 @@ class Remnant(ReadableRole):
     def on_space(self, no_space: bool) -> None:
         pass  # nothing is written here
 
+    def on_disk(self, hangs: bool) -> None:
+        pass  # nor waited for
+
     def on_connection(self, connected: bool) -> None:
         pass
 

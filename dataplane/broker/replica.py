@@ -194,7 +194,8 @@ class Replica:
             return
         known = self.high_watermark
         try:
-            await context.loop.run_in_executor(context.checkpoints, self.checkpoint, known)
+            with context.disk.waiting():
+                await context.loop.run_in_executor(context.checkpoints, self.checkpoint, known)
         except NoSpace as e:
             context.space.refused(e)
         except LogDamaged as e:
@@ -323,6 +324,10 @@ class Replica:
     def on_space(self, no_space: bool) -> None:
         if self.role is not None and not self.role.ended:
             self.role.on_space(no_space)
+
+    def on_disk(self, hangs: bool) -> None:
+        if self.role is not None and not self.role.ended:
+            self.role.on_disk(hangs)
 
     def _is_overtaken(self, view: PartitionView, context: BrokerContext) -> bool:
         """While something was awaited."""

@@ -88,6 +88,10 @@ class Role(ABC):
         """The broker's disk has no room for records any more, or has some again."""
 
     @abstractmethod
+    def on_disk(self, hangs: bool) -> None:
+        """The broker's disk has begun to hang, or answers again."""
+
+    @abstractmethod
     def on_read(self, message: Message) -> None:
         """A consumer's request to this replica."""
 

@@ -66,6 +66,11 @@ class Syncer(Protocol):
         """Many logs wait: who has little to write does well to gather more."""
         ...
 
+    @property
+    def waiting_since(self) -> float:
+        """When the oldest sync that is running began; inf: none is. Those that wait for a thread do not count."""
+        ...
+
 
 class Post(Protocol):
     """Runs a function on the event loop, from any thread: `loop.call_soon_threadsafe`. RuntimeError: the loop is
@@ -98,6 +103,8 @@ class SyncScheduler:
         """Who waits for a sync that has not begun. A log is a key while it is queued or being synced."""
         self._queue: deque[Syncable] = deque()
         """Logs that nobody is syncing and somebody waits for. At most one entry per log."""
+        self._running: dict[Syncable, float] = {}
+        """When the sync of a log began that a thread is at."""
         self._outcomes: list[tuple[list[Done], Offset | Exception]] = []
         """Which the loop has not heard of; while there are any, a call that tells them is posted."""
         self._closed = False
@@ -131,6 +138,11 @@ class SyncScheduler:
     def is_crowded(self) -> bool:
         """More logs wait for a sync than are synced at a time."""
         return len(self._queue) > len(self._threads)
+
+    @property
+    def waiting_since(self) -> float:
+        with self._wake:
+            return min(self._running.values(), default=math.inf)
 
     def at_once(self, log: Syncable) -> Offset | None:
         """The durable end of `log`, synced now; None: nothing was done, `request` it. Raises what `log.sync` does."""
@@ -176,10 +188,12 @@ class SyncScheduler:
             log = self._queue.popleft()
             served = self._waiting[log]
             self._waiting[log] = []
+            self._running[log] = self._monotonic()
             return log, served
 
     def _finished(self, log: Syncable) -> None:
         with self._wake:
+            del self._running[log]
             if self._waiting[log]:
                 self._queue.append(log)
                 self._wake.notify()

@@ -97,6 +97,8 @@ class SendFetch:
     refused_batch: str = ""
     no_space: bool = False
     """This replica can take no records at present."""
+    disk_hangs: bool = False
+    """This replica syncs nothing at present."""
 
 
 @dataclass(frozen=True, slots=True)

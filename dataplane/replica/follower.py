@@ -23,7 +23,8 @@ What always holds
 * A durable end is reported only after the sync that covers it. On a `durable` stream everything is synced; on an
   `accepted` one what the leader asks for, because a publish waits for it.
 * Without room on its disk it goes on fetching, and says that it wants no records: it holds all that it reported, and
-  the leader knows at once that nothing may wait for it.
+  the leader knows at once that nothing may wait for it. While its disk hangs it goes on fetching, records too, and says
+  that nothing should wait for it.
 * Consumers are served, below this replica's HW, only by a member of the ISR that is fetching, and whose last good fetch
   in this LeaderEpoch is fresh: what it serves is committed whenever that was, but who has lost the leader would keep
   its consumers waiting for records that others have.
@@ -176,6 +177,7 @@ class Follower:
         connected_since: float,
         now: float,
         no_space: bool = False,
+        disk_hangs: bool = False,
     ) -> None:
         if view.leader == broker:
             raise InvariantViolation(f"{view.key}: {broker} made follower of itself")
@@ -221,6 +223,8 @@ class Follower:
         together most are asked many times. A good answer ends that."""
         self._no_space = no_space
         """Records cannot be written at present."""
+        self._disk_hangs = disk_hangs
+        """Records are not synced at present."""
         self._reported_at = -math.inf
         self._ticked_at = now
         self._consumers = Consumers(epochs, settings, leads=False)
@@ -359,7 +363,9 @@ class Follower:
         self._nobody_listens = False
         self.state = Fetching(self._sequence, self.log_end_offset, now + self._fetch_timeout)
         refused, self._refused_batch = self._refused_batch, ""
-        return [SendFetch(self._sequence, self.log_end_offset, self._reported_end(), False, refused, self._no_space)]
+        fetch = SendFetch(self._sequence, self.log_end_offset, self._reported_end(), False, refused)
+        fetch.no_space, fetch.disk_hangs = self._no_space, self._disk_hangs
+        return [fetch]
 
     def _reported_end(self) -> Offset | None:
         return self.durable_end if self._durable or self._sync_to else None
@@ -455,7 +461,9 @@ class Follower:
 
     def _progress(self) -> SendFetch:
         self._sequence += 1
-        return SendFetch(self._sequence, self.log_end_offset, self._reported_end(), True, no_space=self._no_space)
+        report = SendFetch(self._sequence, self.log_end_offset, self._reported_end(), True)
+        report.no_space, report.disk_hangs = self._no_space, self._disk_hangs
+        return report
 
     def on_space(self, no_space: bool, now: float) -> list[FollowerEffect]:
         """The disk has no room for records any more, or has some again. The leader hears of it at once. An answer that
@@ -463,6 +471,13 @@ class Follower:
         if no_space == self._no_space:
             return []
         self._no_space = no_space
+        return self._fetch(now) if isinstance(self.state, (Fetching, Idle, Syncing)) else []
+
+    def on_disk(self, hangs: bool, now: float) -> list[FollowerEffect]:
+        """The disk has begun to hang, or answers again. The leader hears of it at once."""
+        if hangs == self._disk_hangs:
+            return []
+        self._disk_hangs = hangs
         return self._fetch(now) if isinstance(self.state, (Fetching, Idle, Syncing)) else []
 
     def on_notification(self, leader_epoch: LeaderEpoch, now: float) -> list[FollowerEffect]:

@@ -33,11 +33,17 @@ but nothing may wait for it: it is dropped as long as min ISR members remain, an
 room. Where they do not remain, or the leader itself has no room, the ISR stays and publishes are refused with NO_SPACE
 before anything is appended.
 
+Disks that hang. A follower whose disk hangs says so with each fetch. It holds what it reported, but a commit that waits
+for its sync waits for as long as the disk hangs: it is dropped as long as min ISR members remain, and not proposed
+again before its disk answers. Where they would not remain nothing changes: it fetches as before, and lags as any other.
+A leader whose own disk hangs drops nobody for that: it is to hand its leadership over.
+
 A planned move. Asked to drain, it sequences nothing more and goes on answering followers. When the target's LEO and
 acknowledged end, and the HW, are its own LEO, it says so, and waits for the LeaderEpoch in which the target leads: all
-that was published at the stream's own level has its answer by then. Should the target not get so far, or that
-LeaderEpoch not come, it sequences again after a while. Nothing depends on its waiting: an election that comes later
-than that is one like any other.
+that was published at the stream's own level has its answer by then. (Where its own disk hangs the HW stays behind:
+then the target's ends are enough, and what waits for its commit ends as outcome unknown.) Should the target not get so
+far, or that LeaderEpoch not come, it sequences again after a while. Nothing depends on its waiting: an election that
+comes later than that is one like any other.
 
     sequencing ──drain──> draining ──target has all──> drained ──new LeaderEpoch──> resigned
         ^                    │ timeout, the target       │ timeout, the target
@@ -98,6 +104,8 @@ class FollowerFetch:
     refused_batch: str = ""
     no_space: bool = False
     """The follower wants no records: its disk is full."""
+    disk_hangs: bool = False
+    """The follower's disk has not answered for long."""
     deleted_end: Offset = Offset(0)
     """What tombstones below it deleted is not in the follower's log."""
 
@@ -146,6 +154,8 @@ class _Follower:
     told_high_watermark: Offset = Offset(0)
     no_space: bool = False
     """As its last request said."""
+    disk_hangs: bool = False
+    """The same."""
     deleted_end: Offset = Offset(0)
     """The same."""
     outside_fetch_at: float = -math.inf
@@ -187,6 +197,7 @@ class Leader:
         settings: ReplicaSettings,
         now: float,
         no_space: bool = False,
+        disk_hangs: bool = False,
         shared: Uncommitted | None = None,
     ) -> None:
         """`shared`: the uncommitted bytes of all partitions that this broker leads."""
@@ -216,6 +227,8 @@ class Leader:
         self._drain: _Drain | None = None
         self._no_space = no_space
         """This replica can write no records at present."""
+        self._disk_hangs = disk_hangs
+        """This replica can sync none at present."""
         self._consumers = Consumers(epochs, settings, leads=True)
         self._high_watermark_at = now
         self._appended_at = -math.inf
@@ -406,7 +419,7 @@ class Leader:
         self._look_at_drain(now, out)
         if fetch.replica not in self.isr.members:
             follower.outside_fetch_at = now
-        self._drop_without_room(now, out)
+        self._drop_for_their_disks(now, out)
         self._maybe_expand(fetch.replica, follower, now, out)
         if not fetch.progress_only:
             if fetch.offset < self.log_start_offset:
@@ -456,6 +469,7 @@ class Leader:
             follower.mark, follower.sync_mark, follower.marked_at = self.log_end_offset, to_sync, now
         follower.last_fetch_at = now
         follower.no_space = fetch.no_space
+        follower.disk_hangs = fetch.disk_hangs
         follower.deleted_end = fetch.deleted_end
         if not fetch.progress_only:
             if follower.notified_at is not None:
@@ -616,7 +630,7 @@ class Leader:
                     refused.expand_not_before = now + self.settings.alter_isr_retry
             self._advance(now, out)
             self._look_at_drain(now, out)
-            self._drop_without_room(now, out)
+            self._drop_for_their_disks(now, out)
             self._expand_by_any(now, out)
         return out
 
@@ -624,14 +638,32 @@ class Leader:
         """This replica's disk has no room for records any more, or has some again."""
         out: list[LeaderEffect] = []
         self._no_space = no_space
-        self._drop_without_room(now, out)
+        self._drop_for_their_disks(now, out)
         return out
 
+    def on_disk(self, hangs: bool, now: float) -> list[LeaderEffect]:
+        """This replica's disk has begun to hang, or answers again."""
+        out: list[LeaderEffect] = []
+        self._disk_hangs = hangs
+        self._drop_for_their_disks(now, out)
+        self._look_at_drain(now, out)
+        return out
+
+    def _drop_for_their_disks(self, now: float, out: list[LeaderEffect]) -> None:
+        """Members for which nothing may wait leave, if min ISR members remain."""
+        if isinstance(self.isr, CommittedIsr) and self._connected:
+            self._drop_without_room(now, out)
+        if isinstance(self.isr, CommittedIsr) and self._connected and not self._disk_hangs:
+            self._drop_hanging(now, out)
+
+    def _drop_hanging(self, now: float, out: list[LeaderEffect]) -> None:
+        hanging = [replica for replica, follower in self._followers.items() if follower.disk_hangs]
+        leaving = self.isr.members.intersection(hanging) if hanging else _NOBODY
+        if leaving and len(self.isr.members - leaving) >= self.view.config.min_isr:
+            self._propose_shrink(leaving, f"disk hangs: {', '.join(sorted(leaving))}", now, out)
+
     def _drop_without_room(self, now: float, out: list[LeaderEffect]) -> None:
-        """Members without room leave, if min ISR members remain: all of them while this replica can go on writing,
-        else those that lack what is here already."""
-        if not isinstance(self.isr, CommittedIsr) or not self._connected:
-            return
+        """All of them while this replica can go on writing, else those that lack what is here already."""
         full = self._members_without_room()
         if not full:
             return
@@ -664,6 +696,7 @@ class Leader:
             isinstance(self.isr, CommittedIsr)
             and replica not in self.isr.members
             and not follower.no_space
+            and not follower.disk_hangs
             and now - follower.outside_fetch_at <= settings.replica_max_idle_wait + settings.replica_fetch_timeout
             and now - follower.caught_up_at <= settings.replica_max_lag_time
         )
@@ -863,9 +896,13 @@ class Leader:
         if follower.no_space:
             self._end_drain(f"{drain.target} has no room on its disk", out)
             return
+        if follower.disk_hangs:
+            self._end_drain(f"the disk of {drain.target} hangs", out)
+            return
         end = self.log_end_offset
         held = self._acknowledged(drain.target)
-        if not drain.is_done and follower.log_end_offset == held == self.high_watermark == end:
+        committed = self.high_watermark == end or self._disk_hangs
+        if not drain.is_done and committed and follower.log_end_offset == held == end:
             drain.is_done = True
             drain.deadline = now + drain.timeout
             out.append(CompleteDrain(drain.token))

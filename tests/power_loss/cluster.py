@@ -14,7 +14,7 @@ import uuid
 from collections.abc import Sequence
 from pathlib import Path
 from random import Random
-from typing import Self
+from typing import Any, Self
 
 from tests.power_loss.broker import boot_id_file
 from tests.power_loss.disk import Losses
@@ -48,11 +48,24 @@ class PowerLossCluster:
     """`with PowerLossCluster(folder, …) as cluster:` mounts the disks and starts the brokers; everything ends with the
     block. Power is cut in `cut`; `start` brings the machines back, each in a new boot."""
 
-    def __init__(self, folder: Path, *, rng: Random, nodes: int = 3, broken: str | None = None) -> None:
-        """`broken`: a rule of `tests.integration.broken_broker` that the brokers do not keep."""
+    def __init__(
+        self,
+        folder: Path,
+        *,
+        rng: Random,
+        nodes: int = 3,
+        broken: str | None = None,
+        settings: dict[str, dict[str, Any]] | None = None,
+    ) -> None:
+        """`broken`: a rule of `tests.integration.broken_broker` that the brokers do not keep. `settings`: sections of
+        their configuration."""
         arguments = ["--broken", broken] if broken else []
         self.brokers = DevCluster(
-            folder, nodes=nodes, port=0, server_command=["-m", "tests.power_loss.broker", *arguments]
+            folder,
+            nodes=nodes,
+            port=0,
+            settings=settings,
+            server_command=["-m", "tests.power_loss.broker", *arguments],
         )
         self.cuts = 0
         """Machines that lost their power, each time counted."""

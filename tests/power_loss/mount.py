@@ -6,6 +6,9 @@ Its power is cut by writing the extended attribute POWER of the mounted folder: 
 `tests.simulation.disk.Survival`) and the seed. Whoever uses the disk must be dead by then. Reading the attribute gives,
 as JSON, what the last cut took.
 
+It hangs while the extended attribute HANGS of the mounted folder is `b"1"`: no sync that begins returns before it is
+`b"0"`. A few at a time only: each holds a thread of libfuse.
+
 The kernel caches nothing of it: what is read after a cut is what the cut has left.
 """
 
@@ -29,6 +32,7 @@ from tests.power_loss.disk import Disk, File, Finish, Folder, Losses, Node
 from tests.simulation.disk import SURVIVALS
 
 POWER: Final = "user.tidelog.power"
+HANGS: Final = "user.tidelog.hangs"
 _BLOCK = 4096
 _BLOCKS = 1 << 24
 """64 GiB, as far as anybody asks."""
@@ -48,6 +52,8 @@ class PowerLossFiles(Operations):  # type: ignore[misc] # untyped
         self._handles = itertools.count(1)
         self._sync_seconds = sync_seconds
         self._losses = Losses(0, 0)
+        self._answers = threading.Event()
+        self._answers.set()
 
     def init_with_config(self, conn_info: Any, config_3: Any) -> None:
         config_3.entry_timeout = config_3.attr_timeout = config_3.negative_timeout = 0.0
@@ -179,6 +185,7 @@ class PowerLossFiles(Operations):  # type: ignore[misc] # untyped
         """Takes its time, while others write on: what they write is not of this sync."""
         with self._lock:
             finish = begin()
+        self._answers.wait()
         time.sleep(self._sync_seconds)
         with self._lock:
             finish()
@@ -187,6 +194,12 @@ class PowerLossFiles(Operations):  # type: ignore[misc] # untyped
     # ---- power
 
     def setxattr(self, path: str, name: str, value: bytes, options: int, position: int = 0) -> int:
+        if (name, path) == (HANGS, "/"):
+            if value == b"1":
+                self._answers.clear()
+            else:
+                self._answers.set()
+            return 0
         how, _, seed = value.decode("ascii").rpartition(" ")
         if name != POWER or path != "/" or how not in SURVIVALS:
             raise OSError(errno.EOPNOTSUPP, os.strerror(errno.EOPNOTSUPP))

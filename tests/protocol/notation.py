@@ -100,10 +100,10 @@ def effect_shown(effect: Told) -> str:
             return f"refuse {token} {error_shown(error)}"
         case VerifyOwnCopy(offset, reason):
             return f"verify own copy at {offset} ({reason})"
-        case SendFetch(sequence, offset, durable_end, progress_only, refused_batch, no_space):
+        case SendFetch(sequence, offset, durable_end, progress_only, refused_batch, no_space, disk_hangs):
             durable = "" if durable_end is None else f" durable={durable_end}"
             refused = f" refused={refused_batch}" if refused_batch else ""
-            refused += " without room" if no_space else ""
+            refused += (" without room" if no_space else "") + (" disk hangs" if disk_hangs else "")
             if progress_only:
                 return f"report #{sequence} end={offset}{durable}{refused}"
             return f"fetch #{sequence} from {offset}{durable}{refused}"
@@ -145,7 +145,7 @@ def message_shown(message: Message) -> str:
         case FollowerFetch():
             durable = "" if body.durable_end is None else f" durable={body.durable_end}"
             kind = "progress" if body.progress_only else "fetch"
-            room = " without room" if body.no_space else ""
+            room = (" without room" if body.no_space else "") + (" disk hangs" if body.disk_hangs else "")
             if body.deleted_end > body.offset:
                 room += f" deleted={body.deleted_end}"
             text = f"{kind} #{body.sequence} e{body.leader_epoch} offset={body.offset}{durable}{room}"

@@ -160,6 +160,8 @@ class Broker:
         """inf: its connection is down."""
         self.is_full = False
         """Its disk has no room for records."""
+        self.disk_hangs = False
+        """It knows that its disk has not answered for long."""
 
     @property
     def leading(self) -> Leader | None:
@@ -363,6 +365,7 @@ class PartitionWorld:
                 settings=self.settings,
                 now=self.now,
                 no_space=broker.is_full,
+                disk_hangs=broker.disk_hangs,
             )
             self._lead(broker, leader.tick(self.now))
         else:
@@ -380,6 +383,7 @@ class PartitionWorld:
                 connected_since=broker.connected_since,
                 now=self.now,
                 no_space=broker.is_full,
+                disk_hangs=broker.disk_hangs,
             )
             self._follow(broker, follower.start(self.now))
             if follower.owes_a_sync:
@@ -392,6 +396,14 @@ class PartitionWorld:
             self._lead(broker, broker.leading.on_space(is_full, self.now))
         elif broker.following is not None:
             self._follow(broker, broker.following.on_space(is_full, self.now))
+
+    def set_hanging(self, name: str, hangs: bool) -> None:
+        broker = self.brokers[name]
+        broker.disk_hangs = hangs
+        if broker.leading is not None:
+            self._lead(broker, broker.leading.on_disk(hangs, self.now))
+        elif broker.following is not None:
+            self._follow(broker, broker.following.on_disk(hangs, self.now))
 
     def end_role(self, broker: Broker, reason: str) -> None:
         role = broker.role
@@ -539,6 +551,7 @@ class PartitionWorld:
             inbox="" if effect.progress_only else f"{broker.name}#{effect.sequence}#{broker.role_number}",
             refused_batch=effect.refused_batch,
             no_space=effect.no_space,
+            disk_hangs=effect.disk_hangs,
             deleted_end=broker.log.compaction_point.deleted_end,
         )
         self._ask(broker, fetch)

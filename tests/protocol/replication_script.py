@@ -24,6 +24,7 @@
     kill b [power] | restart b [proof=no]  restart: a new life, registered
     disconnect b | reconnect b             its NATS connection
     full b | room b                        its disk has no room for records | has some again
+    hangs b | answers b                    it knows that its disk hangs (see `hold`) | answers again
     checkpoint b                           its HW is written down
     retain a OFFSET [pieces=BYTES]         a's records below it go; so large are the pieces of derived state from now on
     compact a END [tombstones]             a pass up to there: of each letter the last record stays, a capital is the
@@ -93,6 +94,8 @@ class ReplicationScript:
             "disconnect": self._disconnect,
             "reconnect": self._reconnect,
             "full": self._full,
+            "hangs": self._hangs,
+            "answers": self._answers,
             "room": self._room,
             "checkpoint": self._checkpoint,
             "retain": self._retain,
@@ -427,6 +430,12 @@ class ReplicationScript:
 
     def _room(self, command: Command) -> None:
         self.world.set_full(command.words[0], False)
+
+    def _hangs(self, command: Command) -> None:
+        self.world.set_hanging(command.words[0], True)
+
+    def _answers(self, command: Command) -> None:
+        self.world.set_hanging(command.words[0], False)
 
     def _checkpoint(self, command: Command) -> None:
         broker = self.world.brokers[command.words[0]]

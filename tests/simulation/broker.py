@@ -33,6 +33,8 @@ if TYPE_CHECKING:
     from dataplane.log.group_commit import Done
 
 DATA = Path("/data")
+READERS: Any = "readers"
+"""In place of the executor for reads."""
 
 
 class SimSyncer:
@@ -43,6 +45,8 @@ class SimSyncer:
     def __init__(self, process: Process) -> None:
         self._process = process
         self._waiting: dict[Syncable, list[Done]] = {}
+        self._running: dict[Syncable, float] = {}
+        """When the sync of that log began."""
 
     def request(self, log: Syncable, done: Done) -> None:
         waiting = self._waiting.get(log)
@@ -56,13 +60,18 @@ class SimSyncer:
     def is_crowded(self) -> bool:
         return self._process.world.rng.random() < 0.3
 
+    @property
+    def waiting_since(self) -> float:
+        return min(self._running.values(), default=math.inf)
+
     def at_once(self, log: Syncable) -> Offset | None:
-        if self._waiting or self._process.world.rng.random() < 0.5:
+        if self._waiting or self._process.disk_hangs or self._process.world.rng.random() < 0.5:
             return None
         return log.sync_small(1 << 20)
 
     def _begin(self, log: Syncable) -> None:
         served: list[Done] = []
+        self._running[log] = self._process.time()
 
         def work() -> Any:
             served.extend(self._waiting[log])
@@ -70,6 +79,7 @@ class SimSyncer:
             return log.sync()
 
         def finished(result: Any, error: BaseException | None) -> None:
+            del self._running[log]
             if self._waiting[log]:
                 self._begin(log)
             else:
@@ -95,6 +105,7 @@ class SimBroker:
         self.metadata: MetadataService | None = None
         self.fatal: TidelogError | None = None
         self.disk_delay = 0.0003
+        self._hangs: Callable[[object], bool] | None = None
         self.link_slowness = 1.0
         self.link_changed_at = -math.inf
         self.wall_skew_ns = 0
@@ -142,6 +153,7 @@ class SimBroker:
             self.world, self.id, rate=1.0 + (rng.random() - 0.5) * 0.02, offset=rng.random() * 1000 * self.lives
         )
         process.disk_delay = self.disk_delay
+        process.hang(self._hangs)
         process.wall_skew_ns = self.wall_skew_ns
         self.disk.clock = process.time_ns
         process.on_crash = self._crash
@@ -175,7 +187,7 @@ class SimBroker:
             syncer=SimSyncer(process),
             executor=threads,
             checkpoints=threads,
-            readers=threads,
+            readers=READERS,
             housekeeping=threads,
             loop=process,
             time_ns=process.time_ns,
@@ -236,6 +248,20 @@ class SimBroker:
             self.nats.process_died(connection)
         self.raft.process_died(self.raft_address)
         self.on_died(self)
+
+    def hang(self, *, reads: bool = False) -> None:
+        """Its disk does nothing any more, for this process or the next; what is in the page cache is read, unless
+        `reads` hang too."""
+        self._let_hang(lambda executor: reads or executor is not READERS)
+
+    def answer(self) -> None:
+        """Its disk does what it was told to, and what it is told from now on."""
+        self._let_hang(None)
+
+    def _let_hang(self, hangs: Callable[[object], bool] | None) -> None:
+        self._hangs = hangs
+        if self.process is not None:
+            self.process.hang(hangs)
 
     def lose_power(self, how: Survival) -> None:
         self.kill()

@@ -139,7 +139,26 @@ class Stage:
         known = self.cluster.raft.truth.brokers.get(broker.id)
         return known is not None and known.alive and known.life_id == f"{broker.id}-{broker.lives}"
 
+    @property
+    def committed(self) -> int:
+        """Exclusive end of what some leader has committed."""
+        key = self.key
+        history = self.cluster.invariants.history.of.get(key) if key is not None else None
+        return history.end if history is not None else 0
+
+    @property
+    def is_alone(self) -> bool:
+        """Nothing else happens in this run."""
+        return len(self.cluster.schedule) == 1
+
     # ---- what can be done
+
+    def hang(self, name: str) -> Callable[[], object]:
+        """Its disk, reads from the page cache or not; how to make it answer."""
+        broker = self.broker(name)
+        broker.hang(reads=self.rng.random() < 0.3)
+        self.cluster.lift(LONG, broker.answer)
+        return broker.answer
 
     def kill(self, name: str) -> None:
         broker = self.broker(name)
@@ -670,6 +689,30 @@ def silent_damage(stage: Stage) -> Iterator[float | Until]:
         stage.start(leader)
 
 
+def hung_leader(stage: Stage) -> Iterator[float | Until]:
+    """The disk of a leader hangs, while its loop and its connections work. Another one leads, and commits, before the
+    old one would be dropped for its lag, and long before the disk answers."""
+    rng = stage.rng
+    yield Until(lambda: stage.leader and len(stage.isr) == 3)
+    old = stage.leader
+    assert old is not None
+    world, limit = stage.cluster.world, stage.broker(old).replica_settings.replica_max_lag_time
+    answer = stage.hang(old)
+    stage.flood(0.3)
+    yield limit + 2
+    new, committed = stage.leader, stage.committed
+    stage.flood(0.3)
+    yield 2.0
+    if stage.is_alone and old in (new, stage.leader):
+        world.broken("Promptness", f"{old} leads, and its disk has been hanging for {limit + 4:.1f} s")
+    if stage.is_alone and stage.committed == committed:
+        world.broken("Promptness", f"nothing is committed while the disk of {old} hangs, which does not lead")
+    if rng.random() < 0.3 and stage.power_off(old):
+        stage.start(old)
+    answer()
+    yield Until(lambda: old in stage.isr, 6.0)
+
+
 def nats_restarts(stage: Stage) -> Iterator[float | Until]:
     """Everybody is silent for as long as it takes to be called dead, and nobody is."""
     rng = stage.rng
@@ -783,6 +826,7 @@ DRAMAS: dict[str, Drama] = {
         damage,
         full_disks,
         silent_damage,
+        hung_leader,
         nats_restarts,
         witnesses,
         below_the_log_start,
@@ -797,6 +841,7 @@ CASTS: dict[str, dict[str, Any]] = {
     "late expansion": {"min_isr": 2},
     "unheard expansion": {"min_isr": 2},
     "rolled back producer": {"brokers": 5},
+    "hung leader": {"min_isr": 2, "quick": False, "duration": 14.0},
     "recreated unheard": {"partitions": 1},
     "below the log start": {
         "min_isr": 2,

@@ -57,6 +57,7 @@ WEIGHTS: dict[str, float] = {
     "raft stalls": 4,
     "bad weather": 6,
     "slow disk": 4,
+    "hung disk": 4,
     "slow link": 4,
     "late applies": 5,
     "clock jump": 2,
@@ -256,6 +257,14 @@ def _slow_disk(fault: Fault, cluster: Cluster) -> bool:
     return True
 
 
+def _hung_disk(fault: Fault, cluster: Cluster) -> bool:
+    broker = cluster.brokers[fault.broker]
+    cluster.world.say(f"the disk of {broker.id} hangs")
+    broker.hang(reads=fault.number == 1)
+    cluster.lift(fault.lasts * 2, broker.answer)
+    return True
+
+
 def _slow_link(fault: Fault, cluster: Cluster) -> bool:
     broker = cluster.brokers[fault.broker]
     slowness = (10.0, 100.0, 1000.0)[fault.number - 1]
@@ -430,6 +439,7 @@ _DO: dict[str, Callable[[Fault, Cluster], bool]] = {
     "raft stalls": _raft_stalls,
     "bad weather": _weather,
     "slow disk": _slow_disk,
+    "hung disk": _hung_disk,
     "slow link": _slow_link,
     "late applies": _late_applies,
     "clock jump": _clock_jump,

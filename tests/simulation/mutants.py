@@ -25,6 +25,7 @@ from metadata.commands.ledger import Ledger
 from metadata.controller import ControllerCore
 from metadata.lease import Lease
 from metadata.liveness import Liveness
+from metadata.relief import Relief
 from metadata.service import MetadataService
 from wire import subjects
 
@@ -485,6 +486,22 @@ MUTANTS: tuple[Mutant, ...] = (
         "who had no room once has none for ever",
         (F, "on_space", "self._no_space = no_space", "self._no_space = self._no_space or no_space"),
         drama="full disks",
+    ),
+    _mutant(
+        "a leader whose disk hangs goes on leading",
+        (Relief, "_led_by", "or partition.leader in self._hanging", ""),
+        drama="hung leader",
+    ),
+    _mutant(
+        "a leader whose disk hangs waits with its drain for what it cannot commit",
+        (L, "_look_at_drain", "self.high_watermark == end or self._disk_hangs", "self.high_watermark == end"),
+        drama="hung leader",
+    ),
+    _mutant(
+        "a replica whose disk hangs is waited for",
+        (Relief, "due", "partition.leader in self._hanging and", "False and"),
+        (L, "_drop_hanging", "if follower.disk_hangs", "if False"),
+        drama="hung leader",
     ),
     _mutant(
         "compaction goes past the HW",

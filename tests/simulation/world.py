@@ -169,6 +169,9 @@ class Process(asyncio.AbstractEventLoop):
         self.wall_skew_ns = 0
         self.disk_delay = 0.0003
         """Mean of what work for a thread takes, in seconds."""
+        self._hangs: Callable[[object], bool] | None = None
+        """Whether work for that executor waits until the disk answers."""
+        self._hanging: list[Callable[[], None]] = []
         self._rate = rate
         self._offset = offset
         self._ready: deque[_Handle] = deque()
@@ -209,6 +212,17 @@ class Process(asyncio.AbstractEventLoop):
         self.paused = False
         self._wake_at = inf
         self._arrange()
+
+    def hang(self, hangs: Callable[[object], bool] | None) -> None:
+        """The disk hangs for work of those executors; None: it answers, and what has waited begins."""
+        self._hangs = hangs
+        waited, self._hanging = self._hanging, []
+        for run in waited:
+            self.world.after(self.world.chance_delay(self.disk_delay), run)
+
+    @property
+    def disk_hangs(self) -> bool:
+        return self._hangs is not None
 
     # ---- what an event loop does
 
@@ -371,10 +385,12 @@ class Process(asyncio.AbstractEventLoop):
             else:
                 future.set_exception(error)
 
-        self.in_thread(partial(func, *args), finished)
+        self.in_thread(partial(func, *args), finished, executor)
         return future
 
-    def in_thread(self, work: Callable[[], Any], finished: Callable[[Any, BaseException | None], None]) -> None:
+    def in_thread(
+        self, work: Callable[[], Any], finished: Callable[[Any, BaseException | None], None], executor: object = None
+    ) -> None:
         """`work` at one moment of this process's life, then `finished(result, error)` on its loop."""
 
         def run() -> None:
@@ -382,6 +398,9 @@ class Process(asyncio.AbstractEventLoop):
                 return
             if self.paused:
                 self.world.after(0.001, run)
+                return
+            if self._hangs is not None and self._hangs(executor):
+                self._hanging.append(run)
                 return
             result: Any = None
             error: BaseException | None = None

@@ -116,6 +116,9 @@ def _disk(broker: BrokerStatus) -> str:
     if not space or not space["total_bytes"]:
         return "?"
     free = f"{space['free_bytes'] / 1e9:.1f} GB"
+    disk = broker.get("disk")
+    if disk and disk["hangs"]:
+        return f"[red]hangs for {disk['waited_s']:.0f} s[/] {free}"
     return free if space["room"] == "ample" else f"[red]{space['room']}[/] {free}"
 
 

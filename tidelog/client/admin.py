@@ -69,6 +69,15 @@ class SpaceStatus(TypedDict):
     min_free_bytes: int
 
 
+class DiskStatus(TypedDict):
+    """Whether a broker's disk answers."""
+
+    hangs: bool
+    """A sync has not returned for longer than `replica_max_lag_time`: leaderships are handed over."""
+    waited_s: float
+    """For how long the oldest sync or checkpoint has been waiting for the disk."""
+
+
 class PublishGap(TypedDict):
     """A time for which plain publishes to what a broker leads may have been lost."""
 
@@ -94,6 +103,7 @@ class BrokerStatus(TypedDict):
     """Those of them whose log is not what was written: they are repaired from the others, if there are any."""
     counters: dict[str, int] | None
     """What it took in and what it dropped, since it started."""
+    disk: DiskStatus | None
     space: SpaceStatus | None
     publish_gaps: list[PublishGap] | None
     """The newest; the counter of that name has all."""

@@ -93,6 +93,7 @@ class Assembly:
         metadata.broker_totals = broker.status
         metadata.drain_leader = broker.drain
         metadata.room = lambda: context.space.room
+        metadata.disk_hangs = lambda: context.disk.hangs
         metadata.on_fatal = on_fatal
         metadata.on_office = Api(metadata, context.control, context.subjects).on_office
 

@@ -37,7 +37,8 @@ class CompareAndSet(Invariant):
 
 
 class ElectionsHaveCause(Invariant):
-    """To leaders: one that lives falls by the word of most of its ISR, in its own LeaderEpoch."""
+    """To leaders: one that lives falls by the word of most of its ISR, in its own LeaderEpoch, or by its own word that
+    its disk hangs."""
 
     def __init__(self, scene: Scene) -> None:
         super().__init__(scene)
@@ -50,8 +51,18 @@ class ElectionsHaveCause(Invariant):
         if not commit.outcome.changes or commit.kind != "elect_leaders":
             return
         for election, code in zip(commit.message.elect_leaders.items, commit.outcome.items, strict=False):
-            if code is None and not election.planned:
+            if code is not None or election.planned:
+                continue
+            if election.target:
+                self._check_its_disk(key_of(election.partition), commit.before)
+            else:
                 self._check(key_of(election.partition), commit.before)
+
+    def _check_its_disk(self, key: PartitionKey, olds: Mapping[PartitionKey, Partition]) -> None:
+        old = olds.get(key)
+        broker = self.brokers[old.leader].broker if old is not None and old.leader is not None else None
+        if broker is not None and not broker.context.counters.times_disk_hung:
+            self.broken(f"{key}: {old} lost its leader, whose disk has not hung")
 
     def _check(self, key: PartitionKey, olds: Mapping[PartitionKey, Partition]) -> None:
         old = olds.get(key)

@@ -136,6 +136,8 @@ class LeaseEnds(Invariant):
             self._deposed[key, old.leader_epoch] = self.world.now
 
     def on_leading(self, broker: SimBroker, role: Leading) -> None:
+        if role.core is None:
+            return  # it waits for its disk: nobody can reach it
         deposed_at = self._deposed.get((role.view.key, role.leader_epoch))
         if deposed_at is None or broker.process is None or broker.metadata is None:
             return

@@ -4,6 +4,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable
+from dataclasses import replace
 from random import Random
 from typing import Any
 
@@ -504,6 +505,12 @@ def test_a_planned_move_is_a_compare_and_set_on_the_leader_that_drained(office: 
     assert office.cluster.apply(office.core.carry_out(move)).items == (None,)
     assert office.cluster.shown(0) == "c | b a c |  | @2", "the old leader stays in the ISR"
     assert office.cluster.apply(late).items == (Code.FENCED_LEADER_EPOCH,)
+
+
+def test_a_move_away_from_a_disk_that_hangs_drops_the_old_leader(office: Office) -> None:
+    move = replace(office.core.plan_move("s", 0, BrokerId("c")), drops_leader=True)
+    assert office.cluster.apply(office.core.carry_out(move)).items == (None,)
+    assert office.cluster.shown(0) == "c | a c |  | @2"
 
 
 @pytest.mark.parametrize(

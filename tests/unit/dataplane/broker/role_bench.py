@@ -6,6 +6,7 @@ from __future__ import annotations
 import asyncio
 import heapq
 import itertools
+import math
 from collections.abc import Callable, Coroutine, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -175,6 +176,7 @@ class Syncer:
 
     is_quick: bool = True
     is_crowded: bool = False
+    waiting_since: float = math.inf
     asked: list[Done] = field(default_factory=list)
     """Of threads."""
 

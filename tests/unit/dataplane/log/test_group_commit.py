@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import math
 import threading
 from collections import deque
 from pathlib import Path
@@ -307,6 +308,26 @@ def test_it_is_crowded_while_more_logs_wait_than_are_synced_at_a_time(scheduler:
         log.may_end.release()
     scheduler.close()
     assert [*crowded, scheduler.is_crowded] == [False, True, False]
+
+
+def test_it_tells_since_when_the_oldest_sync_has_been_running(loop: Loop) -> None:
+    now = 10.0
+    scheduler = SyncScheduler(loop.post, threads=2, monotonic=lambda: now)
+    logs = [SlowLog() for _ in range(3)]
+    told = [scheduler.waiting_since]
+    for log in logs[:2]:
+        scheduler.request(log, lambda _: None)
+        assert log.begun.acquire(timeout=WAIT)
+        told.append(scheduler.waiting_since)
+        now += 5
+    scheduler.request(logs[2], lambda _: None)  # both threads are at work: that it waits is not the disk's doing
+    for log in logs[:2]:
+        log.may_end.release()
+        loop.run_one()
+        told.append(scheduler.waiting_since)
+    logs[2].may_end.release()
+    scheduler.close()
+    assert [*told[:4], scheduler.waiting_since] == [math.inf, 10.0, 10.0, 15.0, math.inf]
 
 
 def test_nothing_is_synced_at_once_when_that_is_off(scheduler: SyncScheduler) -> None:

@@ -1,0 +1,82 @@
+"""The calls that wait for a broker's disk, watched: what `dataplane.replica.hanging` decides of them, carried out.
+
+Watched are the syncs of logs (`Syncer.waiting_since`) and the periodic checkpoints. The start of a role is not: while
+it hangs nobody listens to the followers, who report that (R27). All methods belong to the loop thread.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from itertools import count
+from typing import Any
+
+from dataplane.log.group_commit import Syncer
+from dataplane.replica.hanging import DiskGuard
+from dataplane.replica.settings import ReplicaSettings
+
+log = logging.getLogger(__name__)
+
+
+class DiskWatch:
+    """`on_change(hangs)`: called when the disk has begun to hang, or answers again."""
+
+    def __init__(self, settings: ReplicaSettings, syncer: Syncer, loop: asyncio.AbstractEventLoop) -> None:
+        self.on_change: Callable[[bool], None] = lambda _: None
+        self._syncer = syncer
+        self._loop = loop
+        self._guard = DiskGuard(limit=settings.replica_max_lag_time, late=settings.late_tick, now=loop.time())
+        self._calls: dict[int, float] = {}
+        """When those that `waiting` tells of began."""
+        self._numbers = count()
+        self._hung_at = 0.0
+        self._looking: asyncio.Task[None] | None = None
+
+    def start(self) -> None:
+        self._looking = self._loop.create_task(self._look_for_ever())
+
+    async def close(self) -> None:
+        if self._looking is not None:
+            self._looking.cancel()
+            await asyncio.wait({self._looking})
+
+    @property
+    def hangs(self) -> bool:
+        return self._guard.hangs
+
+    @contextmanager
+    def waiting(self) -> Iterator[None]:
+        """Inside, a thread waits for the disk."""
+        number = next(self._numbers)
+        self._calls[number] = self._loop.time()
+        try:
+            yield
+        finally:
+            del self._calls[number]
+
+    def status(self) -> dict[str, Any]:
+        return {"hangs": self._guard.hangs, "waited_s": round(self._guard.waited, 3)}
+
+    async def _look_for_ever(self) -> None:
+        while True:
+            await asyncio.sleep(self._guard.interval)
+            try:
+                self._look()
+            except Exception:
+                log.exception("watching the calls that wait for the disk met a bug; it goes on")
+
+    def _look(self) -> None:
+        now = self._loop.time()
+        if not self._guard.on_look(min([self._syncer.waiting_since, *self._calls.values()]), now):
+            return
+        if self._guard.hangs:
+            self._hung_at = now - self._guard.waited
+            log.warning(
+                "the disk hangs: a sync has not returned for %.1f s; leaderships go to brokers whose disks answer",
+                self._guard.waited,
+            )
+        else:
+            log.info("the disk answers again, %.1f s after it began to hang", now - self._hung_at)
+        self.on_change(self._guard.hangs)

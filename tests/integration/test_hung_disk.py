@@ -1,0 +1,141 @@
+"""A disk that hangs for seconds and fails nothing. Another member leads, and acknowledges, while it hangs, and the
+broker comes back when the disk answers.
+
+    syncs        the syncs of the logs hang; the loop answers probes and fetches all the while, so the broker itself
+                 must say what is wrong
+    everything   each fsync on a mounted file system hangs, and with it each write to the same file, so the loop stands
+                 still with the first append or Raft entry; the others find the broker silent
+"""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from random import Random
+
+import pytest
+
+import tidelog
+from tests.integration.hanging_broker import hanging_file
+from tests.integration.replicated_cluster import LIMIT, until
+from tests.integration.small_disks import partition, until_isr, until_led_by_another
+from tests.integration.workload import acked_load, check, wait_in_sync
+from tests.power_loss.cluster import PowerLossCluster, why_not
+from tests.power_loss.mount import HANGS
+from tidelog.server.devcluster import DevCluster
+
+pytestmark = [pytest.mark.slow, pytest.mark.timeout(180)]
+
+LAG = 2.5
+"""`replica_max_lag_time`: so long may a sync take before its disk counts as one that hangs."""
+SETTINGS = {
+    "replica": {"replica_max_idle_wait": 0.5, "replica_max_leader_timeout": 1.5, "replica_max_lag_time": LAG},
+    # A small sync on the loop would stop the whole process: that is another fault, a broker that is silent.
+    "storage": {"quick_sync_below": 0.0},
+}
+PAUSE = 0.02
+"""Of the load."""
+
+
+@dataclass
+class Disks:
+    processes: DevCluster
+    let_hang: Callable[[str, bool], None]
+
+
+@contextmanager
+def disks(folder: Path, kind: str) -> Iterator[Disks]:
+    if kind == "everything":
+        reason = why_not()
+        if reason is not None:
+            pytest.skip(reason)
+        with PowerLossCluster(folder, rng=Random(1), settings=SETTINGS) as cluster:
+            places = cluster.brokers.broker_dir
+            yield Disks(cluster.brokers, lambda broker, hangs: os.setxattr(places(broker), HANGS, b"%d" % hangs))
+        return
+
+    command = ["-m", "tests.integration.hanging_broker"]
+    with DevCluster(folder, nodes=3, port=0, settings=SETTINGS, server_command=command) as running:
+        running.wait_ready()
+
+        def let_hang(broker: str, hangs: bool) -> None:
+            file = hanging_file(folder / f"{broker}.toml")
+            if hangs:
+                file.touch()
+            else:
+                file.unlink(missing_ok=True)
+
+        try:
+            yield Disks(running, let_hang)
+        finally:
+            for broker in running.broker_ids:
+                let_hang(broker, False)
+
+
+async def leader_that(client: tidelog.Client, is_controller: bool) -> str:
+    """Leads stream `s`, and is the controller as well, or is not."""
+    leader = str((await partition(client, "s"))["leader"])
+    status = await client.cluster_status()
+    controller = str(status["controller"])
+    if (leader == controller) is not is_controller:
+        brokers = [broker["id"] for broker in status["brokers"]]
+        leader = controller if is_controller else next(b for b in brokers if b not in (controller, leader))
+        await client.move_leader("s", 0, leader)
+    return leader
+
+
+@pytest.mark.parametrize("is_controller", [False, True], ids=["", "controller"])
+@pytest.mark.parametrize("kind", ["syncs", "everything"])
+async def test_while_the_disk_of_a_leader_hangs_another_one_acknowledges(
+    tmp_path: Path, kind: str, is_controller: bool
+) -> None:
+    with disks(tmp_path / "cluster", kind) as cluster:
+        url = cluster.processes.nats_url
+        brokers = cluster.processes.broker_ids
+        async with await tidelog.connect(url, api_timeout=LIMIT) as client:
+            await client.create_stream("s", replication_factor=3)
+            await wait_in_sync(url, "s")
+            hung = await leader_that(client, is_controller)
+            async with acked_load(url, "s", pause=PAUSE) as ledger:
+                await asyncio.sleep(1.0)
+                cluster.let_hang(hung, True)
+                began = time.monotonic()
+                await asyncio.sleep(0.5)  # what was synced before is acknowledged
+                before = len(ledger.acked)
+
+                async def goes_on() -> bool:
+                    return len(ledger.acked) > before + 50
+
+                await until(goes_on, "acknowledgements while the disk hangs")
+                took = time.monotonic() - began
+                print(f"\n{kind}: acknowledged again {took:.2f} s after the disk began to hang")
+                assert took < 2 * LAG
+                await until_led_by_another(client, "s", hung)
+                if kind == "syncs":
+                    await is_told(client, hung)
+                await asyncio.sleep(2.0)
+                assert hung not in (await partition(client, "s"))["isr"]
+                cluster.let_hang(hung, False)
+                await until_isr(client, "s", *brokers)
+            findings = await check(url, ledger, {b: cluster.processes.broker_dir(b) for b in brokers}, timeout=LIMIT)
+            assert findings.ok, findings
+        assert all(cluster.processes.pid(broker) is not None for broker in brokers)
+        log = cluster.processes.log_file(hung).read_text()
+        if kind == "syncs":
+            assert "the disk hangs" in log
+            assert "the disk answers again" in log
+        assert "Traceback" not in log
+
+
+async def is_told(client: tidelog.Client, hung: str) -> None:
+    for broker in (await client.cluster_status())["brokers"]:
+        disk, counters = broker["disk"], broker["counters"]
+        assert disk is not None
+        assert counters is not None
+        assert disk["hangs"] is (broker["id"] == hung), broker
+        assert counters["times_disk_hung"] == int(broker["id"] == hung)
