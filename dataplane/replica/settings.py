@@ -13,7 +13,7 @@ class ReplicaSettings:
     """A follower without a good answer for this long suspects its leader."""
     replica_max_lag_time: float = 5.0
     """A member of the ISR that has not been caught up for this long is dropped. A broker's own sync that takes longer
-    is a disk that hangs: see `dataplane.replica.hanging`."""
+    is a disk that hangs (R40)."""
     replica_fetch_timeout: float = 0.5
     """An unanswered fetch is followed by a probe over `.offset` after this long, which doubles with each one, up to
     `replica_max_leader_timeout`."""
