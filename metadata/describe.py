@@ -11,6 +11,9 @@ from metadata.state import ClusterState
 from wire.errors import TidelogError
 from wire.types import BrokerId, PartitionKey, StreamName
 
+MAX_NAMED = 100
+"""Partitions of a kind that the status of a cluster names; it counts all."""
+
 Said = Mapping[str, Any]
 """What a broker said of one of its replicas: `leader_epoch`, `log_start_offset`, `log_end_offset`, `high_watermark`
 (inclusive, -1 = none), `replicas_progress` {broker: {"log_end_offset"}} where it leads and serves; `damage` {"reason",
@@ -216,8 +219,9 @@ def cluster_form(
     state: ClusterState, labels: Mapping[BrokerId, Mapping[str, str]], totals: Mapping[BrokerId, Mapping[str, Any]]
 ) -> dict[str, Any]:
     """`cluster status`. `labels` and `totals`: as the brokers last said; counters are null where one did not answer,
-    and `refusal` says why one could not."""
-    partitions = [partition for _, partition in state.partitions()]
+    and `refusal` says why one could not. At most MAX_NAMED partitions of a kind are named."""
+    keyed = list(state.partitions())
+    partitions = [partition for _, partition in keyed]
     return {
         "cluster_id": state.cluster_id,
         "controller": state.controller,
@@ -247,8 +251,23 @@ def cluster_form(
         "streams": len(state.streams),
         "partitions": len(partitions),
         "offline_partitions": _count([partition.leader is None for partition in partitions]),
-        "under_replicated": _count([len(partition.isr) < len(partition.replicas) for partition in partitions]),
+        "offline": [
+            {
+                "partition": str(key),
+                "waits_for": [r for r in (*partition.isr, *partition.eligible) if not partition.is_withdrawn(r)],
+            }
+            for key, partition in keyed
+            if partition.leader is None
+        ][:MAX_NAMED],
+        "under_replicated": _count([_is_under_replicated(partition) for partition in partitions]),
+        "under_replicated_partitions": [str(key) for key, partition in keyed if _is_under_replicated(partition)][
+            :MAX_NAMED
+        ],
     }
+
+
+def _is_under_replicated(partition: Partition) -> bool:
+    return len(partition.isr) < len(partition.replicas)
 
 
 def _count(flags: Sequence[bool]) -> int:

@@ -80,6 +80,16 @@ def _show(found: ClusterStatus) -> None:
         f"(cluster {found['cluster_id']}, generation {found['generation']})",
         highlight=False,
     )
+    for offline in found.get("offline", []):
+        waits_for = f"waits for {' or '.join(offline['waits_for'])}"
+        if not offline["waits_for"]:
+            waits_for = "no sound replica is left, see `tidelog partition elect-unclean --help`"
+        console().print(f"[red]offline[/]: {offline['partition']}, {waits_for}", highlight=False)
+    _say_rest(found["offline_partitions"] - len(found.get("offline", [])), "offline")
+    behind = found.get("under_replicated_partitions", [])
+    if behind:
+        console().print(f"[yellow]under-replicated[/]: {', '.join(behind)}", highlight=False)
+    _say_rest(found["under_replicated"] - len(behind), "under-replicated")
     if found["config"]:
         console().print(_defaults(found["config"]), highlight=False)
     for broker in found["brokers"]:
@@ -105,6 +115,11 @@ def _show(found: ClusterStatus) -> None:
                 f"[yellow]{broker['id']}[/] has met damage {counters['damage_found']} times since it started, and"
                 f" repaired {counters.get('damage_repaired', 0)}: look at its disk"
             )
+
+
+def _say_rest(count: int, kind: str) -> None:
+    if count:
+        console().print(f"{count} more are {kind}", highlight=False)
 
 
 def _time(ns: int) -> str:

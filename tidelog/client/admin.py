@@ -134,6 +134,14 @@ class UncleanElection(TypedDict):
     """What is given up, as a sentence."""
 
 
+class OfflinePartition(TypedDict):
+    partition: str
+    """stream/partition"""
+    waits_for: list[str]
+    """Brokers whose replicas may lead: the first of them that starts with its data folder does. Empty where no sound
+    replica is left."""
+
+
 class ClusterStatus(TypedDict):
     cluster_id: str
     controller: str | None
@@ -144,7 +152,11 @@ class ClusterStatus(TypedDict):
     streams: int
     partitions: int
     offline_partitions: int
+    offline: list[OfflinePartition]
+    """The first hundred of them."""
     under_replicated: int
+    under_replicated_partitions: list[str]
+    """As `stream/partition`, the first hundred."""
     unclean_elections: int
 
 

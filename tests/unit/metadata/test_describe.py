@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from metadata.describe import loss_form, said_by_leaders
+from metadata.describe import cluster_form, loss_form, said_by_leaders
 from tests.unit.metadata.cluster import Cluster
 from wire.types import BrokerId
 
@@ -84,3 +84,26 @@ def test_of_a_partition_only_what_its_leader_says_while_it_serves_counts(
     assert partition.leader == "a"
     said = {"leader_epoch": partition.leader_epoch + epochs_off, "replicas_progress": replicas_progress}
     assert said_by_leaders(stream, {0: {BrokerId(broker): said}}) == ({0: said} if counts else {})
+
+
+def test_the_cluster_status_names_partitions_in_trouble_and_whom_they_wait_for() -> None:
+    form = cluster_form(three().state, {}, {})
+    assert (form["offline_partitions"], form["under_replicated"]) == (1, 1)
+    assert form["offline"] == [{"partition": "s/0", "waits_for": ["a", "b"]}]
+    assert form["under_replicated_partitions"] == ["s/0"]
+
+
+def test_an_offline_partition_does_not_wait_for_an_unsound_replica() -> None:
+    cluster = Cluster("a", "b")
+    cluster.create(assignments=["a b"])
+    cluster.die("b")
+    cluster.register("a", unsound=[cluster.key()])
+    assert cluster_form(cluster.state, {}, {})["offline"] == [{"partition": "s/0", "waits_for": []}]
+
+
+def test_the_cluster_status_names_no_more_than_a_page_holds() -> None:
+    cluster = Cluster("a", "b")
+    cluster.create(assignments=["a b"] * 150)
+    cluster.die("a", "b")
+    form = cluster_form(cluster.state, {}, {})
+    assert (form["offline_partitions"], len(form["offline"])) == (150, 100)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import subprocess
 import sys
+from typing import Any
 
 import pytest
 from click.testing import CliRunner
@@ -107,3 +108,21 @@ def test_help_and_completion_know_every_setting(command: tuple[str, str]) -> Non
     assert {line.removeprefix("plain,").partition("=")[0] for line in keys.splitlines()} == {*SETTINGS}
     _, values, _ = invoke(COMP_WORDS=f"{words} compr", COMP_CWORD="4", _MAIN_COMPLETE="bash_complete")
     assert values.split() == ["plain,compression=none", "plain,compression=lz4", "plain,compression=zstd"]
+
+
+def test_the_cluster_status_shows_the_names_of_partitions_in_trouble(capsys: pytest.CaptureFixture[str]) -> None:
+    from tidelog.cli.cluster import _show
+
+    found: Any = {
+        "cluster_id": "c", "controller": None, "generation": 1, "config": {}, "brokers": [], "streams": 2,
+        "partitions": 9, "unclean_elections": 0, "offline_partitions": 4,
+        "offline": [{"partition": "s/0", "waits_for": ["b1", "b2"]}, {"partition": "t/3", "waits_for": []}],
+        "under_replicated": 2, "under_replicated_partitions": ["s/0", "s/1"],
+    }  # fmt: skip
+    _show(found)
+    out = capsys.readouterr().out
+    assert "4 offline, 2 under-replicated" in out
+    assert "offline: s/0, waits for b1 or b2\n" in out
+    assert "offline: t/3, no sound replica is left, see `tidelog partition elect-unclean --help`\n" in out
+    assert "2 more are offline\n" in out
+    assert "under-replicated: s/0, s/1\n" in out
