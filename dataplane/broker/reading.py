@@ -211,7 +211,8 @@ class ReadableRole(Role):
         """What lies at `offset`: an answer has one whole batch at least. Where NATS does not carry it, whoever asked is
         told."""
         try:
-            transport.publish(inbox, body, headers=headers)
+            if not transport.publish(inbox, body, headers=headers):
+                log.debug("partition %s: an answer was dropped, the outgoing buffer is full", self.view.key)
         except TidelogError as error:
             refusal = answer_too_large(error, f"what lies at offset {offset} of {self.view.key}")
             transport.publish(inbox, [refusal_body], headers=refusal.to_headers())

@@ -13,6 +13,7 @@
     drop a>b … | duplicate a>b …           what is on these links now; a second copy is put behind everything
     last-first a>b                         turn what is on this link now around
     damage a>b                             what is on this link now does not decode when it arrives
+    too-large a>b                          NATS does not carry what is on this link now: an error goes in its place
     flight                                 what is on its way
     wait S                                 time passes: timers fire when they are due, messages arrive
     sleep S                                time passes; nobody's timer fires before its end
@@ -51,7 +52,7 @@ from tests.datadriven import Command, ScriptError
 from tests.protocol.memory_log import Batch
 from tests.protocol.notation import broker_shown, effect_shown, error_shown, message_shown, view_shown
 from tests.protocol.partition import META, Answer, Message, PartitionWorld, Told
-from wire.errors import TidelogError
+from wire.errors import Code, TidelogError
 from wire.types import BrokerId, Incarnation, LeaderEpoch, Offset, PartitionEpoch
 
 MOST_DELIVERIES = 500
@@ -78,6 +79,7 @@ class ReplicationScript:
             "duplicate": self._duplicate,
             "last-first": self._last_first,
             "damage": self._damage,
+            "too-large": self._too_large,
             "flight": self._flight,
             "wait": self._wait,
             "sleep": self._sleep,
@@ -236,6 +238,14 @@ class ReplicationScript:
             assert isinstance(message.body, Answer)
             at = self.world.network.index(message)
             self.world.network[at] = replace(message, body=replace(message.body, damaged=True))
+
+    def _too_large(self, command: Command) -> None:
+        for message in self._on(command):
+            assert isinstance(message.body, Answer)
+            at = self.world.network.index(message)
+            error = TidelogError(Code.MESSAGE_TOO_LARGE, "raise max_payload")
+            answer = replace(message.body.answer, first_offset=None, error=error)
+            self.world.network[at] = replace(message, body=Answer(answer))
 
     def _flight(self, command: Command) -> None:
         self._lines += [message_shown(message) for message in self.world.network] or ["nothing"]
