@@ -63,6 +63,9 @@ class CompactionPoint(NamedTuple):
 
         settled_end <= clean_end <= deleted_end        deletions_end <= deleted_end
 
+    But for a log whose point was lost, `is_in_doubt`: nobody knows which tombstones are gone from it, nor what they
+    deleted that may still be here.
+
     A tombstone (a key without a value) goes when everything below it has been clean for `tombstone_retention_ms`; so
     what it deletes has been gone for as long. A replica that has a part of the log from before, and not the tombstone,
     would keep the deleted value for ever: see `Leader.lacks_deletions`.
@@ -89,8 +92,14 @@ class CompactionPoint(NamedTuple):
     copy of another leader's log."""
 
     @property
+    def is_in_doubt(self) -> bool:
+        """The file was damaged. No tombstone goes until a pass has come above `deletions_end`, which then moves up: so
+        replicas that have begun a copy meanwhile are refused, and begin anew."""
+        return self.deleted_end < self.deletions_end
+
+    @property
     def copies_deleted_end(self) -> Offset:
-        """`deleted_end` of a log that is copied from here from its beginning on."""
+        """`deleted_end` of a log that is copied from here from its beginning on: one that is served."""
         return max(self.deleted_end, self.deletions_end)
 
     def in_role(self, leader_epoch: LeaderEpoch, log_end: Offset) -> CompactionPoint:
@@ -192,9 +201,9 @@ def remove_epochs(files: FileSystem, directory: Path) -> None:
     files.sync_directory(directory)
 
 
-def read_compaction(files: FileSystem, directory: Path, log_end: Offset) -> CompactionPoint:
-    """Of a log that ends at `log_end`. When the file is damaged everything is to be compacted anew, and no tombstone
-    can be relied on to be here."""
+def read_compaction(files: FileSystem, directory: Path, high_watermark: Offset) -> CompactionPoint:
+    """`high_watermark`: as checkpointed, and not above the end of the log. When the file is damaged everything is to be
+    compacted anew, and no tombstone below the HW can be relied on to be here; nothing was compacted above it."""
     lines = _read(files, directory / COMPACTION_FILE)
     if lines is not None:
         facts = dict(line.split(" ", 1) for line in lines)
@@ -208,7 +217,7 @@ def read_compaction(files: FileSystem, directory: Path, log_end: Offset) -> Comp
             copied_in=LeaderEpoch(int(facts.get("copied_in", "0"))),
         )
     if COMPACTION_FILE in files.names(directory):
-        return CompactionPoint(deletions_end=log_end, deleted_end=log_end)
+        return CompactionPoint(deletions_end=high_watermark)
     return CompactionPoint()
 
 

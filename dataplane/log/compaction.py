@@ -120,7 +120,8 @@ class CompactionPass:
         self._max_batch_bytes = max_batch_bytes
         self._cipher = cipher
         self._segments = log.swapping.finished_below(high_watermark)
-        self._is_due = now_ms >= self._point.settled_at_ms + tombstone_retention_ms
+        is_over = now_ms >= self._point.settled_at_ms + tombstone_retention_ms
+        self._is_due = is_over and not self._point.is_in_doubt
         self._tombstones_below = self._point.settled_end if self._is_due else Offset(0)
         self._tombstones = 0
         self._readable_end = log.log_end_offset
@@ -267,9 +268,14 @@ class CompactionPass:
             clean_end=end,
             settled_end=min(self._point.settled_end, end),
             tombstones=self._tombstones,
-            deleted_end=max(self._point.deletions_end, end),
         )
-        if self._is_due:
+        settles = self._is_due
+        if not self._point.is_in_doubt:
+            point = point._replace(deleted_end=max(self._point.deletions_end, end))
+        elif end > self._point.deletions_end:
+            point = point._replace(deletions_end=end, deleted_end=end)
+            settles = True
+        if settles:
             point = point._replace(settled_end=end, settled_at_ms=self._now_ms)
         self._save(point)
 

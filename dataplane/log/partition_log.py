@@ -109,7 +109,7 @@ class PartitionLog:
         self._syncing = Syncing(state)
         self._reading = Reading(state)
         self._capturing = Capturing(state, self._reading)
-        self.swapping = Swapping(state)
+        self.swapping = Swapping(state, self._syncing)
         self._cutting = Cutting(
             state,
             appending=self._appending,

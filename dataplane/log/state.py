@@ -74,7 +74,7 @@ class LogState:
         self.checkpoint = recovery.checkpoint
         start = Offset(self.segments[0].base_offset if self.segments else 0)
         self.high_watermark = max(start, min(checkpointed.high_watermark, self.log_end_offset))
-        self.compaction_point: CompactionPoint = read_compaction(self.files, self.directory, self.log_end_offset)
+        self.compaction_point: CompactionPoint = read_compaction(self.files, self.directory, self.high_watermark)
 
         self.epochs: LeaderEpochCache = recovery.epochs
         """Changed by appends, new epochs and cuts only; read by anybody."""

@@ -21,12 +21,14 @@ if TYPE_CHECKING:
     from dataplane.log.index import SparseIndex
     from dataplane.log.segment import Segment
     from dataplane.log.state import LogState
+    from dataplane.log.syncing import Syncing
     from wire.types import LeaderEpoch
 
 
 class Swapping:
-    def __init__(self, state: LogState) -> None:
+    def __init__(self, state: LogState, syncing: Syncing) -> None:
         self._state = state
+        self._syncing = syncing
 
     def finished_below(self, end: Offset) -> list[tuple[Segment, Offset]]:
         """(segment, where the next one begins): those that nobody writes to any more and that lie wholly below `end`
@@ -73,13 +75,20 @@ class Swapping:
             return True
 
     def save_compaction_point(self, point: CompactionPoint, histories: int) -> bool:
-        """Durably; False: nothing was done, as with `replace_segment`. Blocking, any thread. Raises LogDamaged,
-        NoSpace."""
+        """Durably; False: nothing was done, as with `replace_segment`.
+
+        The HW on disk is moved above the tombstones that are gone: where the point is damaged, it stands for them.
+        Blocking, any thread. Raises LogDamaged, NoSpace.
+        """
         state = self._state
         with state.io_lock:
             state.check_writable()
             if histories != state.histories:
                 return False
+            gone_end = min(point.deletions_end, state.durable_end)
+            if gone_end > state.high_watermark:
+                state.high_watermark = gone_end
+                self._syncing.write_checkpoint(gone_end, state.durable_end)
             self.save_point_locked(point)
             return True
 

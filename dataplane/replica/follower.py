@@ -288,9 +288,14 @@ class Follower:
         common. What it held below, nobody can tell any more. A member of the ISR (or an eligible one) need not ask:
         what is committed lies below, and it keeps that, for it answers for it. Anybody else may have what was never
         committed there, and begins anew where the leader's log begins."""
-        if leaders_start <= self.log_start_offset or self.broker in (*self.view.isr, *self.view.eligible):
+        if leaders_start <= self.log_start_offset or self._is_relied_on:
             return self._cut_to(min(cut, max(leaders_start, self.log_start_offset)), now)
         return self._begin_installing(now)
+
+    @property
+    def _is_relied_on(self) -> bool:
+        """It is in the ISR, or eligible: it holds all that is committed, and answers for it."""
+        return self.broker in (*self.view.isr, *self.view.eligible)
 
     def on_log_start(self, log_start: Offset) -> None:
         """The oldest segments were removed here. All of them were committed."""
@@ -513,14 +518,12 @@ class Follower:
                     return [StartOver(), *self._refuse_waiting(now)]
                 return self._reconcile(now)
             case Code.OFFSET_BEFORE_LOG:
-                log_start = error.number("log_start")
-                if log_start is None:
-                    self._pause(now)
-                    return []
-                relied_on = self.broker in (*self.view.isr, *self.view.eligible)  # and then it lacks nothing committed
-                if log_start <= self.log_end_offset and (DELETIONS_GONE not in error.details or relied_on):
-                    return self._reconcile(now)
                 self._good(now)
+                log_start = error.number("log_start")
+                is_in_log = log_start is None or log_start <= self.log_end_offset
+                if is_in_log and (DELETIONS_GONE not in error.details or self._is_relied_on):
+                    self._pause(now)  # what the leader says cannot be; its log start, or ours, may be moving
+                    return []
                 return self._begin_installing(now)
             case Code.BACKPRESSURE:
                 self._good(now)

@@ -14,6 +14,8 @@ import pytest
 from tests import datadriven
 from tests.protocol.metadata_script import MetadataScript
 from tests.protocol.replication_script import ReplicationScript
+from tests.simulation.mutants import TOLD, Mutant
+from wire.errors import InvariantViolation
 
 TESTDATA = Path(__file__).parent.parent / "testdata"
 AREAS: dict[str, Callable[[], datadriven.Handler]] = {
@@ -29,3 +31,10 @@ def _transcripts() -> list[Path]:
 @pytest.mark.parametrize("name", _transcripts(), ids=str)
 def test_transcript(name: Path, request: pytest.FixtureRequest) -> None:
     datadriven.run(TESTDATA / name, AREAS[name.parts[0]](), rewrite=bool(request.config.getoption("--rewrite")))
+
+
+@pytest.mark.parametrize(("mutant", "name"), TOLD, ids=[mutant.name for mutant, _ in TOLD])
+def test_a_transcript_falls_with_its_rule(mutant: Mutant, name: str) -> None:
+    path = TESTDATA / "replication" / f"{name}.txt"
+    with mutant.applied(), pytest.raises((AssertionError, datadriven.ScriptError, InvariantViolation)):
+        datadriven.run(path, ReplicationScript(), rewrite=False)

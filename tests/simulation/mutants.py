@@ -531,3 +531,14 @@ MUTANTS: tuple[Mutant, ...] = (
         drama="full disks",
     ),
 )
+
+TOLD: tuple[tuple[Mutant, str], ...] = (
+    (
+        _mutant(
+            "a replica that is relied on, and refused, asks again at once",
+            (F, "_on_error", "self._pause(now)  # what", "return self._reconcile(now)  # what"),
+        ),
+        "a_follower_that_is_relied_on_is_refused",
+    ),
+)
+"""Where no run of the simulation comes (an unclean election, what an earlier version left): a transcript falls."""

@@ -407,10 +407,58 @@ def test_a_damaged_point_promises_nothing(keyed: Keyed) -> None:
     keyed.fill("ab" * 20)
     compact(keyed.log)
     keyed.disk.flip_bit(HOME / COMPACTION_FILE, 60, 1)
+    keyed.log.checkpoint_high_watermark(Offset(37))
     keyed.reopen()
-    assert keyed.log.compaction_point == CompactionPoint(deletions_end=Offset(40), deleted_end=Offset(40))
+    assert keyed.log.compaction_point == CompactionPoint(deletions_end=Offset(37))
     compact(keyed.log)
     assert keyed.clean_end > 0
+
+
+def test_a_damaged_point_does_not_make_tombstones_of_what_is_not_committed(keyed: Keyed) -> None:
+    """A member of the ISR ends there, and would be refused."""
+    keyed.fill("ab" * 20)
+    keyed.log.checkpoint_high_watermark(Offset(20))
+    compact(keyed.log, 20, retention_ms=0)
+    keyed.disk.flip_bit(HOME / COMPACTION_FILE, 60, 1)
+    keyed.reopen()
+    assert keyed.log.compaction_point.deletions_end == 20
+    keyed.log.truncate(Offset(15))
+    assert keyed.log.compaction_point.deletions_end == keyed.log.log_end_offset == 15
+
+
+def test_the_high_watermark_on_disk_is_not_below_a_tombstone_that_is_gone(keyed: Keyed) -> None:
+    """It stands for them, where the point is damaged before the HW was written down again."""
+    keyed.fill("aaaa")
+    keyed.append((b"a", None))
+    keyed.fill("bcdefghijklmnopqrstuvwxyz")
+    keyed.log.checkpoint_high_watermark(Offset(3))
+    compact(keyed.log, retention_ms=0)
+    compact(keyed.log, retention_ms=0)
+    assert not any(row.key == b"a" for row in keyed.rows)
+    gone_end = keyed.log.compaction_point.deletions_end
+    keyed.disk.flip_bit(HOME / COMPACTION_FILE, 60, 1)
+    keyed.disk.kill_process()
+    keyed.log, _ = PartitionLog.open(HOME, CONFIG, files=keyed.disk)
+    assert keyed.log.compaction_point.deletions_end >= gone_end > 4
+
+
+@pytest.mark.parametrize("high_watermark", range(20, 31))
+def test_who_copies_a_log_whose_point_was_damaged_is_told_when_a_tombstone_has_gone_since(high_watermark: int) -> None:
+    keyed = Keyed()
+    keyed.fill("aaaa")
+    keyed.append((b"a", None))
+    keyed.fill("bcdefghijklmnopqrstuvwxyz")
+    keyed.log.checkpoint_high_watermark(Offset(high_watermark))
+    keyed.disk.write(keyed.disk.open(HOME / COMPACTION_FILE, write=True, create=True), [b"damaged"], 0)
+    keyed.reopen()
+    told = keyed.log.compaction_point.copies_deleted_end
+    assert told == high_watermark
+    for round_ in range(8):
+        compact(keyed.log, high_watermark + 4 * round_, retention_ms=0)
+        keyed.fill("cdef")
+        gone = not any(row.key == b"a" for row in keyed.rows)
+        assert not gone or keyed.log.compaction_point.deletions_end > told
+    assert not any(row.key == b"a" for row in keyed.rows)
 
 
 # Encryption

@@ -9,7 +9,7 @@ import pytest
 from dataplane.replica import follower as follower_module
 from dataplane.replica import refusals
 from dataplane.replica.effects import FollowerEffect, InstallCheckpoint, SendCheckpointRequest, SendFetch
-from dataplane.replica.follower import CheckpointAnswer, Follower, Installing, Reconciling, Truncating
+from dataplane.replica.follower import CheckpointAnswer, Follower, Idle, Installing, Truncating
 from tests.unit.dataplane.replica.test_follower import answer, ends, follower
 from wire.errors import Code, TidelogError
 from wire.types import LeaderEpoch, Offset
@@ -198,8 +198,29 @@ def test_who_lacks_deletions_that_are_gone_begins_anew_though_the_leaders_log_re
     assert core.on_checkpoint_answer(whole, 0.0) == [InstallCheckpoint(Offset(2), (b"x",), Offset(33))]
 
 
-def test_a_member_of_the_isr_gives_nothing_up_for_deletions() -> None:
+@pytest.mark.parametrize("eligible", [False, True])
+def test_a_replica_that_is_relied_on_gives_nothing_up_for_deletions_and_does_not_ask_at_once(eligible: bool) -> None:
     """It holds all that is committed, and a tombstone that went was."""
     core = follower((5, 0), log_end=7)
-    assert not any(isinstance(effect, SendCheckpointRequest) for effect in deletions_gone(core))
-    assert isinstance(core.state, Reconciling)
+    if eligible:
+        core.view = replace(core.view, isr=(), eligible=(core.broker,))
+    assert deletions_gone(core) == []
+    assert core.next_deadline() == core.settings.offset_retry
+    assert core.tick(core.settings.offset_retry / 2) == []
+    (again,) = core.tick(core.settings.offset_retry)
+    assert isinstance(again, SendFetch)
+    assert again.offset == 7
+
+
+def test_a_leader_that_refuses_what_is_in_its_log_is_not_suspected(core: Follower) -> None:
+    """It answers."""
+    core.start(0.0)
+    ends(core, 5, 7)
+    assert answer(core, error=before_log(3)) == []
+    assert core.state == Idle(1, Offset(7), core.settings.offset_retry)
+    for _ in range(40):
+        assert isinstance(core.state, Idle)
+        now = core.state.until
+        (again,) = core.tick(now)
+        assert isinstance(again, SendFetch)
+        assert answer(core, error=before_log(3), now=now) == []
