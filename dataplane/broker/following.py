@@ -451,7 +451,7 @@ class Following(ReadableRole):
             return
         context.counters.skip_ahead_total += 1
         log.warning(
-            "partition %s: this replica ended at %d and what follows is gone at the leader; it begins anew at offset"
+            "partition %s: the log ended at %d here and cannot go on as the leader's does; it begins anew at offset"
             " %d, with leader epochs %s and %d producers",
             self.view.key, before, effect.offset, self.log.epochs, len(self.log.producers),
         )  # fmt: skip

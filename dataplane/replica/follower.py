@@ -1,7 +1,7 @@
 """A follower of one partition during one LeaderEpoch.
 
     start ──> Reconciling ──cut known──> Truncating ──done──> Fetching <──────────┐
-                  ^  │ log empty: nothing to reconcile ─────────^  │              │
+                  ^  │ no epoch known: nothing to reconcile ────^  │              │
                   │  └──503, silence: ask again, suspect           ├─ batches: append, fetch on at once, or Syncing,
                   │                                                │  then fetch
                   └────── OFFSET_AHEAD, fetch unanswered ──────────┤              │
@@ -240,7 +240,7 @@ class Follower:
 
     def _reconcile(self, now: float) -> list[FollowerEffect]:
         newest = self._epochs.latest
-        if newest is None or self.log_end_offset == self.log_start_offset:
+        if newest is None or not self.log_end_offset:
             return self._fetch(now)
         self._ask_wait = self.settings.no_leader_retry
         return [*self._ask(newest, self.log_end_offset, now), *self._refuse_waiting(now)]
@@ -270,14 +270,17 @@ class Follower:
             return self._nothing_so_old(state.cut, answer.end, now)
         mine = self._epochs.end_offset_for(answer.epoch, self.log_end_offset)
         if mine is None:
-            cut = self.log_start_offset  # nothing in common
-        else:
-            cut = min(state.cut, answer.end, mine[1])
-            if mine[0] != answer.epoch:
-                return self._ask(mine[0], cut, now)
+            return self._cut_to(Offset(0), now)  # nothing in common
+        cut = min(state.cut, answer.end, mine[1])
+        if mine[0] != answer.epoch:
+            return self._ask(mine[0], cut, now)
         return self._cut_to(cut, now)
 
     def _cut_to(self, cut: Offset, now: float) -> list[FollowerEffect]:
+        """Below the log start: what the leader has there is not what was here, so the leader epochs and the producers
+        that are known of it are wrong, and no record that is left could follow."""
+        if cut < self.log_start_offset and not self._is_relied_on:
+            return self._begin_installing(now)
         if cut >= self.log_end_offset:
             return self._fetch(now)
         self.state = Truncating()
@@ -288,8 +291,10 @@ class Follower:
         common. What it held below, nobody can tell any more. A member of the ISR (or an eligible one) need not ask:
         what is committed lies below, and it keeps that, for it answers for it. Anybody else may have what was never
         committed there, and begins anew where the leader's log begins."""
-        if leaders_start <= self.log_start_offset or self._is_relied_on:
+        if self._is_relied_on:
             return self._cut_to(min(cut, max(leaders_start, self.log_start_offset)), now)
+        if leaders_start <= self.log_start_offset:
+            return self._cut_to(Offset(0), now)
         return self._begin_installing(now)
 
     @property

@@ -540,5 +540,19 @@ TOLD: tuple[tuple[Mutant, str], ...] = (
         ),
         "a_follower_that_is_relied_on_is_refused",
     ),
+    (
+        _mutant(
+            "an empty log asks for no epoch",
+            (F, "_reconcile", "not self.log_end_offset", "self.log_end_offset == self.log_start_offset"),
+        ),
+        "empty_log_that_knows_its_last_epoch",
+    ),
+    (
+        _mutant(
+            "a log that parts from the leader's before its own start is only emptied",
+            (F, "_cut_to", "if cut < self.log_start_offset and not self._is_relied_on:", "if False:"),
+        ),
+        "empty_log_that_knows_its_last_epoch",
+    ),
 )
 """Where no run of the simulation comes (an unclean election, what an earlier version left): a transcript falls."""
