@@ -5,8 +5,8 @@ follow the same rules:
   and stays.
 * A position at or above the HW waits, and is answered with nothing when its time is up. `max_waiting_fetches` may wait;
   one more is refused with BACKPRESSURE.
-* Asked with a LeaderEpoch above its own, a replica says nothing; with one below, FENCED. A position below its log is
-  OFFSET_BEFORE_LOG.
+* Asked with a LeaderEpoch above its own, or by a consumer that has read a record of one, a replica says nothing; asked
+  with one below, FENCED. A position below its log is OFFSET_BEFORE_LOG.
 * When the epoch of the consumer's last record ended below its position, that record was cut away: LOG_TRUNCATED. The
   leader's log is the one that counts, so there an epoch also ends where the log does. A follower's log may just not be
   that long yet: there only a later epoch ends an earlier one. It may come while the consumer waits, so who waited is
@@ -72,8 +72,8 @@ class Consumers:
 
     def on_fetch(self, fetch: ConsumerFetch, log: Readable, now: float) -> list[ConsumerEffect]:
         """Committed batches from `fetch.offset` on, now or when there are some."""
-        if fetch.leader_epoch > log.view.leader_epoch:
-            return []
+        if max(fetch.leader_epoch, fetch.last_record_epoch) > log.view.leader_epoch:
+            return []  # a deposed leader: its log says nothing of where later epochs end
         error = self._refuse(fetch, log)
         if error is not None:
             return [RefuseConsumer(fetch.token, error)]

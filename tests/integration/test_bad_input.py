@@ -66,7 +66,8 @@ async def _still_serving(url: str) -> None:
     async with await tidelog.connect(url) as client, client.producer(STREAM) as producer:
         for partition in (0, 1):
             receipt = await producer.send(b"after all that", partition=partition)
-            found = [r.value async for r in client.consume(STREAM, start={partition: receipt.offset}, stop="latest")]
+            consumer = client.consume(STREAM, start={partition: receipt.offset}, partitions=[partition], stop="latest")
+            found = [r.value async for r in consumer]
             assert found == [b"after all that"]
         await client.create_stream("after", replication_factor=3)
         await client.delete_stream("after")
@@ -194,9 +195,10 @@ async def test_offsets_out_of_range(cluster: DevCluster, client: Client, bare: N
         run(cluster, *above), f"offset {end + 1} of {STREAM}/0", f"end of what is committed, {end}", "start at"
     )
     with pytest.raises(tidelog.OffsetOutOfRange):
-        await client.consume(STREAM, start={0: end + 1}, stop="latest").start()
-    assert [r async for r in client.consume(STREAM, start={0: end}, stop="latest")] == []
-    async with client.consume(STREAM, start={0: end + 1}) as consumer, client.producer(STREAM) as producer:
+        await client.consume(STREAM, start={0: end + 1}, partitions=[0], stop="latest").start()
+    assert [r async for r in client.consume(STREAM, start={0: end}, partitions=[0], stop="latest")] == []
+    waiting = client.consume(STREAM, start={0: end + 1}, partitions=[0])
+    async with waiting as consumer, client.producer(STREAM) as producer:
         await producer.send_many([b"skipped", b"awaited"], partition=0)
         assert (await anext(aiter(consumer))).value == b"awaited"
 

@@ -724,6 +724,12 @@ def test_a_consumer_whose_last_record_was_cut_away_is_told() -> None:
     assert refused.error.details["offset"] == "10"
 
 
+def test_a_deposed_leader_does_not_call_what_its_successor_wrote_cut_away() -> None:
+    """The request names no LeaderEpoch, and reaches both."""
+    driver = Driver(view(leader_epoch=3), log_end=10, high_watermark=10)
+    assert driver.leader.on_consumer_fetch(consumer(12, last_epoch=4), 0.0) == []
+
+
 def test_waiting_consumers_are_bounded() -> None:
     driver = Driver(settings=ReplicaSettings(max_waiting_fetches=1))
     driver.leader.on_consumer_fetch(consumer(0), 0.0)
