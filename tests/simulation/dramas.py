@@ -494,7 +494,13 @@ def long_zombie(stage: Stage) -> Iterator[float | Until]:
     raft.cut_off(address)
     stage.cluster.lift(LONG, lambda: raft.rejoin(address))
     lease = stage.broker(old).metadata_settings.leader_lease_s
-    yield lease * (0.5 + rng.random() * 1.5)
+    if rng.random() < 0.5:
+        yield lease * (0.5 + rng.random() * 1.5)
+    else:
+        # What it does not hear of, and is deposed for; then it leads beyond its lease.
+        stage.cluster.clients.alter(min(stage.cluster.shape.min_isr, 2))
+        yield Until(lambda: stage.leader != old, 2 * lease)
+        yield lease * (1.0 + rng.random() * 0.5)
     stage.flood(0.5)
     yield 0.5 + rng.random()
     raft.rejoin(address)
@@ -843,6 +849,7 @@ CASTS: dict[str, dict[str, Any]] = {
     "rolled back producer": {"brokers": 5},
     "hung leader": {"min_isr": 2, "quick": False, "duration": 14.0},
     "recreated unheard": {"partitions": 1},
+    "long zombie": {"duration": 18.0},
     "below the log start": {
         "min_isr": 2,
         "partitions": 1,
