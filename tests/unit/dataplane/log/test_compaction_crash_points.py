@@ -129,6 +129,7 @@ class Workload:
         assert must <= set(found), "a record is missing that no pass may take"
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("how", ["nothing", "everything", "random"])
 def test_power_loss_at_every_system_call(how: Survival) -> None:
     disk = SimDisk(crash=PowerLoss)

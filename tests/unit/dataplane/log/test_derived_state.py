@@ -476,6 +476,7 @@ class Workload:
         assert not [offset for offset in log._state.derived.offsets() if offset > log.log_end_offset]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("how", ["nothing", "everything", "random"])
 def test_power_loss_at_every_system_call(how: str) -> None:
     disk = SimDisk(crash=PowerLoss)

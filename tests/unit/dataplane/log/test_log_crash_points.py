@@ -24,12 +24,14 @@ if TYPE_CHECKING:
     from tests.unit.dataplane.log.conftest import Batches
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("workload", WORKLOADS)
 @pytest.mark.parametrize("config", [CONFIG, PREALLOCATING], ids=["plain", "preallocating"])
 def test_power_loss_at_every_system_call(workload: str, config: LogConfig) -> None:
     assert try_every_crash(WORKLOADS[workload], config) > 200
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("workload", WORKLOADS)
 def test_power_loss_during_recovery_too(workload: str) -> None:
     assert try_second_crashes(WORKLOADS[workload], every=97) > 200

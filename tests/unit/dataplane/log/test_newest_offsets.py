@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 import numpy as np
+import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
@@ -37,6 +38,7 @@ def test_when_it_is_full_it_says_how_far_it_came() -> None:
     assert newest.add(many[taken:], np.arange(taken, 100_000)) == 0
 
 
+@pytest.mark.slow
 def test_the_same_keys_again_take_no_room() -> None:
     newest = NewestOffsets(0)
     keys = hashes(*range(3000))

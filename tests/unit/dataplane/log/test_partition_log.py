@@ -196,6 +196,7 @@ class TestReading:
         assert {header.leader_epoch for _, header in iter_batches(block)} == {2}
         assert parse_header(block).base_offset == 5
 
+    @pytest.mark.slow
     def test_reading_goes_on_while_the_log_is_appended_rolled_synced_and_cut(
         self, tmp_path: Path, batches: Batches
     ) -> None:
