@@ -5,6 +5,9 @@
        +----- leads no more -----------+--------------------------------------+
                                        ^------- another office applied -------+
 
+A controller whose group has no cluster id yet founds a cluster: it asks first whether another one lives in the
+namespace, and takes no office if one does (see `founding`).
+
 Nothing is decided before its own TakeOffice is applied: until then the state here may lack what an earlier controller
 committed. Every decision carries the office, so that one which lies queued on a deposed leader is refused when it
 arrives. A decision that is refused or lost is taken anew from what is applied then, at the latest `DECISION_RETRY_S`
@@ -27,6 +30,7 @@ from typing import TypeAlias
 
 from metadata import election, stream_settings
 from metadata.commands.partitions import why_not_unclean
+from metadata.founding import Claim, Founding
 from metadata.liveness import Liveness
 from metadata.model import MAX_PARTITIONS, Changes, Outcome, Partition
 from metadata.placement import Chance, place
@@ -97,13 +101,26 @@ class HandOver:
 
 
 @dataclass(frozen=True, slots=True)
+class AskForClusters:
+    """Ask all brokers of the namespace to which cluster they belong. Say `on_own_question` when the question comes
+    back, and `on_claim` for what others say."""
+
+
+@dataclass(frozen=True, slots=True)
+class RefuseToFound:
+    """Another cluster lives in the namespace: this broker cannot go on."""
+
+    error: TidelogError
+
+
+@dataclass(frozen=True, slots=True)
 class Note:
     """For the log: what an operator should be able to read."""
 
     text: str
 
 
-Effect: TypeAlias = Propose | SendProbe | OpenOffice | CloseOffice | HandOver | Note
+Effect: TypeAlias = Propose | SendProbe | OpenOffice | CloseOffice | HandOver | AskForClusters | RefuseToFound | Note
 
 
 @dataclass(slots=True)
@@ -147,6 +164,7 @@ class ControllerCore:
         self._office = 0
         self._office_ticket: int | None = None
         self._office_retry_at = -inf
+        self._founding: Founding | None = None
         self._ticket = 0
         self._suspicions: dict[PartitionKey, _Suspicion] = {}
         self._electing: dict[PartitionKey, tuple[LeaderEpoch, float]] = {}
@@ -164,6 +182,11 @@ class ControllerCore:
     def office(self) -> int:
         """The office held; 0 outside."""
         return self._office if self._phase is Phase.IN_OFFICE else 0
+
+    @property
+    def founding(self) -> Founding | None:
+        """Of the cluster that this controller is about to found."""
+        return self._founding
 
     # ---- events ----------------------------------------------------------------------------------------------------
 
@@ -186,13 +209,32 @@ class ControllerCore:
         """The NATS connection that probes use was lost or made."""
         self._connected_at = now if connected else inf
         self._liveness.on_connection(connected, now)
-        return self._decide(now)
+        if self._founding is not None:
+            self._founding.on_connection()
+        return [*self._go_on_founding(now), *self._decide(now)]
+
+    def on_own_question(self, now: float) -> list[Effect]:
+        """The question of this broker to all others was delivered to itself, too."""
+        if self._founding is not None:
+            self._founding.on_own_question(now)
+        return self._go_on_founding(now)
+
+    def on_claim(self, claim: Claim, now: float) -> list[Effect]:
+        """Another broker told to which cluster it belongs, or that it is about to found one."""
+        if self._founding is not None:
+            self._founding.on_claim(claim, now)
+        return self._go_on_founding(now)
 
     def on_applied(self, changes: Changes, now: float) -> list[Effect]:
         """The state has changed."""
         if changes.office and self._phase is Phase.IN_OFFICE and not self._holds(self._office):
             effects = [*self._stand_by(), *self._seek_office(now)]
             return effects + self._decide(now)
+        if self._founding is not None and self._state.cluster_id:
+            # The group had a cluster already, or has been given one by this controller.
+            self._founding = None
+            if self._phase is Phase.TAKING_OFFICE and self._office_ticket is None:
+                return self._seek_office(now)
         if self._phase is not Phase.IN_OFFICE:
             return []
         for key in (*changes.partitions, *changes.gone):
@@ -212,6 +254,7 @@ class ControllerCore:
             return []
         if outcome is not None and outcome.code is None and self._holds(outcome.value):
             self._phase = Phase.IN_OFFICE
+            self._founding = None
             self._office = outcome.value
             self._liveness.restart(now, self._connected_at)
             self._handed_over = False
@@ -223,6 +266,12 @@ class ControllerCore:
         if outcome is not None and outcome.code is Code.NOT_CONTROLLER:
             # An office was applied that was not known here when this one was asked for. It is now.
             return self._seek_office(now)
+        if outcome is not None and outcome.code is not None and self._founding is not None:
+            taken_by = self._founding.taken_by
+            if taken_by is not None and not self._state.cluster_id:
+                # The group has answered, too: it has no cluster that the claim could have been of.
+                self._office_retry_at = inf
+                return [RefuseToFound(self._namespace_taken(taken_by))]
         self._office_retry_at = now + self._settings.retry_interval_s
         return []
 
@@ -283,11 +332,15 @@ class ControllerCore:
         """To be called at `next_deadline`, and at any other time."""
         if self._phase is Phase.TAKING_OFFICE and self._office_ticket is None and now >= self._office_retry_at:
             return self._seek_office(now)
+        if self._phase is Phase.TAKING_OFFICE:
+            return self._go_on_founding(now)
         return [*self._count_witnesses(now), *self._decide(now)]
 
     def next_deadline(self) -> float:
         if self._phase is Phase.TAKING_OFFICE:
-            return self._office_retry_at if self._office_ticket is None else inf
+            searches = self._founding is not None and self._connected_at < inf
+            search_at = self._founding.next_deadline() if self._founding is not None and searches else inf
+            return min(search_at, self._office_retry_at if self._office_ticket is None else inf)
         if self._phase is Phase.IN_OFFICE and self._has_quorum:
             return self._liveness.next_deadline()
         return inf
@@ -497,6 +550,7 @@ class ControllerCore:
         was = self._phase
         self._phase = Phase.STANDBY
         self._office_ticket = None
+        self._founding = None
         self._suspicions.clear()
         self._electing.clear()
         self._burying.clear()
@@ -510,19 +564,45 @@ class ControllerCore:
         if not self._leads:
             return []
         self._phase = Phase.TAKING_OFFICE
+        if not self._state.cluster_id:
+            if self._founding is None:
+                self._founding = Founding(self._new_cluster_id, self._settings.founding_wait_s)
+            if not self._founding.is_over:
+                self._office_retry_at = inf
+                return self._go_on_founding(now)
         self._office_retry_at = now + DECISION_RETRY_S
+        founds = self._founding is None or self._founding.taken_by is None
         proposal = self._propose(
             pb.Command(
                 take_office=pb.TakeOffice(
                     controller=self._id,
                     life_id=self._life_id,
                     expected_office=self._state.office,
-                    cluster_id=self._new_cluster_id,
+                    # Without an id no cluster is founded: the group says whether it has one that is not known here yet.
+                    cluster_id=self._new_cluster_id if founds else "",
                 )
             )
         )
         self._office_ticket = proposal.ticket
         return [proposal]
+
+    def _go_on_founding(self, now: float) -> list[Effect]:
+        """While it searches: ask, or take office when the search is over."""
+        founding = self._founding
+        if founding is None or self._office_ticket is not None or self._office_retry_at < inf:
+            return []
+        asks = self._connected_at < inf and founding.tick(now)
+        if founding.is_over:
+            return self._seek_office(now)
+        return [AskForClusters()] if asks else []
+
+    def _namespace_taken(self, claim: Claim) -> TidelogError:
+        return TidelogError(
+            Code.BAD_CONFIG,
+            f"broker {self._id} founds no cluster: cluster {claim.cluster_id} (broker {claim.broker}) lives in"
+            f" namespace {self._namespace!r} of this NATS system already; to join it give its voters with --raft-peer"
+            " ID=HOST:PORT (raft_peers) and its --raft-secret-file, for a cluster beside it choose another --namespace",
+        )
 
     def _decide(self, now: float) -> list[Effect]:
         """Whatever is due: probes, burials, elections."""

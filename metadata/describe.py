@@ -216,16 +216,21 @@ def defaults_form(state: ClusterState) -> dict[str, Any]:
 
 
 def cluster_form(
-    state: ClusterState, labels: Mapping[BrokerId, Mapping[str, str]], totals: Mapping[BrokerId, Mapping[str, Any]]
+    state: ClusterState,
+    labels: Mapping[BrokerId, Mapping[str, str]],
+    totals: Mapping[BrokerId, Mapping[str, Any]],
+    other_clusters: Sequence[Mapping[str, Any]] = (),
 ) -> dict[str, Any]:
     """`cluster status`. `labels` and `totals`: as the brokers last said; counters are null where one did not answer,
-    and `refusal` says why one could not. At most MAX_NAMED partitions of a kind are named."""
+    and `refusal` says why one could not. At most MAX_NAMED partitions of a kind are named. `other_clusters`:
+    those that the controller has heard in the namespace."""
     keyed = list(state.partitions())
     partitions = [partition for _, partition in keyed]
     return {
         "cluster_id": state.cluster_id,
         "controller": state.controller,
         "office": state.office,
+        "other_clusters": list(other_clusters),
         "generation": state.generation,
         **defaults_form(state),
         "brokers": [

@@ -127,6 +127,7 @@ class LeaderMoves:
             timeout_ms=round(timeout * 1000),
             office=self._core.office,
             answered=self._core.newest_answer(move.leader),
+            cluster_id=self._state.cluster_id,
         )
         try:
             answer = await self._transport.request(

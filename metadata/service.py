@@ -23,6 +23,7 @@ from google.protobuf.message import DecodeError
 from google.protobuf.message import Message as Protobuf
 
 from metadata.controller import (
+    AskForClusters,
     CloseOffice,
     ControllerCore,
     Effect,
@@ -30,6 +31,7 @@ from metadata.controller import (
     Note,
     OpenOffice,
     Propose,
+    RefuseToFound,
     SendProbe,
 )
 from metadata.describe import (
@@ -48,6 +50,7 @@ from metadata.lease import Lease
 from metadata.master_keys import MASTER_KEYS_LABEL, check_encryption
 from metadata.model import Changes, Outcome, Stream
 from metadata.moves import LeaderMoves
+from metadata.namespace import Namespace
 from metadata.raft.types import RaftError, RaftOutcomeUnknown, RaftRole, RaftStatus, RaftUnavailable, StateMachine
 from metadata.references import key_of, ref_of
 from metadata.settings import MetadataSettings
@@ -231,6 +234,18 @@ class MetadataService:
             monotonic=monotonic,
             incarnation=lambda: self._incarnation,
         )
+        self.namespace = Namespace(
+            broker_id=broker_id,
+            life_id=life_id,
+            known_cluster_id=registration.cluster_id,
+            state=self.state,
+            core=self._core,
+            transport=transport,
+            subjects=subjects,
+            monotonic=monotonic,
+            run=self._run,
+        )
+        self._claims_inbox = transport.new_inbox()
         self._moves = LeaderMoves(
             state=self.state,
             core=self._core,
@@ -263,8 +278,10 @@ class MetadataService:
             (self._subjects.probe(self._id), self._on_probe),
             (self._subjects.broker_status(self._id), self._on_status_request),
             (self._subjects.drain(self._id), self._on_drain_request),
+            (self._subjects.cluster(), self._on_claim),
         ):
             self._subscriptions.append(await self._transport.subscribe(subject, handler))
+        self._transport.on_inbox(self._claims_inbox, self._on_claim)
         self._transport.on_connection_change(self._on_connection)
         if self._transport.is_connected:
             self._run(self._core.on_connection(True, self._transport.connected_since))
@@ -288,6 +305,7 @@ class MetadataService:
             await self.on_office(False)
         for subscription in (*self._subscriptions, *self._desk):
             await subscription.unsubscribe()
+        self._transport.on_inbox(self._claims_inbox, None)
         self._subscriptions.clear()
         self._desk.clear()
         await self._raft.close()
@@ -463,7 +481,7 @@ class MetadataService:
         alive = [broker.id for _, broker in sorted(self.state.brokers.items()) if broker.alive]
         answers = await asyncio.gather(*(self._ask(broker, {}) for broker in alive))
         told = [{"refusal": answer.message} if isinstance(answer, TidelogError) else answer for answer in answers]
-        return cluster_form(self.state, self._labels, dict(zip(alive, told, strict=True)))
+        return cluster_form(self.state, self._labels, dict(zip(alive, told, strict=True)), self.namespace.others())
 
     async def init_producer(self) -> dict[str, Any]:
         """An id that no other producer has. Raises TidelogError."""
@@ -651,6 +669,7 @@ class MetadataService:
         try:
             self._say_raft_peers()
             self._run(self._core.tick(self._monotonic()))
+            self.namespace.announce()
         except Exception:  # noqa: BLE001 - nothing else wakes the controller: it would stand still, unseen
             _log.exception("controller %s met a bug; it goes on", self._id)
             self._wake_in(self._settings.retry_interval_s)
@@ -683,6 +702,10 @@ class MetadataService:
                     )
                     if not self._raft.hand_over():
                         self._run(self._core.on_hand_over_refused(self._monotonic()))
+                case AskForClusters():
+                    self.namespace.ask(self._claims_inbox)
+                case RefuseToFound(error):
+                    self.on_fatal(error)
                 case Note(text):
                     _log.info("controller %s: %s", self._id, text)
         self._wake_in(max(SHORTEST_PAUSE_S, self._core.next_deadline() - self._monotonic()))
@@ -717,6 +740,7 @@ class MetadataService:
             number=probe.number,
             answered=probe.answered,
             generation=self.state.generation,
+            cluster_id=self.state.cluster_id,
         ).SerializeToString()
         try:
             answer = await self._transport.request(
@@ -804,17 +828,23 @@ class MetadataService:
 
     def _on_alter_isr(self, message: Message) -> None:
         request = self._decode(pb.AlterIsrRequest, message)
-        if request is not None and self.in_office:
+        if request is None or not self.in_office:
+            return
+        if self.namespace.is_ours(request.cluster_id, next((item.leader for item in request.items), "")):
             self._spawn(self._forward(pb.Command(alter_isr=pb.AlterIsr(items=request.items))))
 
     def _on_withdraw(self, message: Message) -> None:
         request = self._decode(pb.WithdrawRequest, message)
-        if request is not None and self.in_office:
+        if request is None or not self.in_office:
+            return
+        if self.namespace.is_ours(request.cluster_id, next((item.broker for item in request.items), "")):
             self._spawn(self._forward(pb.Command(withdraw=pb.Withdraw(items=request.items))))
 
     def _on_reports(self, message: Message) -> None:
         reports = self._decode(pb.LeaderReports, message)
-        if reports is None:
+        if reports is None or not self.in_office:
+            return
+        if not self.namespace.is_ours(reports.cluster_id, next((report.replica for report in reports.items), "")):
             return
         said = [
             LeaderReport(
@@ -846,6 +876,9 @@ class MetadataService:
         probe = self._decode(pb.Probe, message)
         if probe is None or message.reply is None:
             return
+        if not self.namespace.is_ours(probe.cluster_id, probe.controller):
+            # That controller takes the first answer, which must be the one of its own broker of this name.
+            return
         self._lease.on_probe(probe, office=self.state.office, generation=self.state.generation, now=self._monotonic())
         answer = pb.ProbeAnswer(
             broker=self._id,
@@ -867,6 +900,11 @@ class MetadataService:
             _log.error("%s", refusal.message)
             self._transport.publish(inbox, [b""], headers=refusal.to_headers())
 
+    def _on_claim(self, message: Message) -> None:
+        claim = self._decode(pb.ClusterClaim, message)
+        if claim is not None and not self._closed:
+            self.namespace.on_claim(claim, message.reply)
+
     def _on_status_request(self, message: Message) -> None:
         if message.reply is None:
             return
@@ -875,6 +913,9 @@ class MetadataService:
         except ValueError:
             request = None
         form: Mapping[str, Any]
+        asking = request.pop("cluster_id", None) if isinstance(request, dict) else None
+        if isinstance(asking, str) and not self.namespace.is_ours(asking, "its controller"):
+            return
         match request:
             case {"stream": str(stream)}:
                 form = self.broker_status(StreamName(stream))
@@ -893,7 +934,7 @@ class MetadataService:
 
     def _on_drain_request(self, message: Message) -> None:
         request, reply = self._decode(pb.DrainRequest, message), message.reply
-        if request is None or reply is None:
+        if request is None or reply is None or not self.namespace.is_ours(request.cluster_id, "its controller"):
             return
         move = LeaderMove(
             key=key_of(request.partition),
@@ -922,7 +963,11 @@ class MetadataService:
 
     def _totals(self) -> dict[str, Any]:
         totals = dict(self.broker_totals())
-        own = {"dropped_metadata_messages": self._dropped_messages, "refused_api_requests": self.refused_requests}
+        own = {
+            "dropped_metadata_messages": self._dropped_messages,
+            "dropped_of_other_clusters": self.namespace.dropped,
+            "refused_api_requests": self.refused_requests,
+        }
         return {**totals, "counters": {**totals.get("counters", {}), **own}}
 
     async def _ask_status(self, broker: BrokerId, stream: StreamName) -> Sequence[Mapping[str, Any]] | TidelogError:
@@ -934,9 +979,10 @@ class MetadataService:
 
     async def _ask(self, broker: BrokerId, request: Mapping[str, str]) -> Mapping[str, Any] | TidelogError:
         """Empty when the broker does not answer; an error when its answer is one."""
+        payload = json.dumps({**request, "cluster_id": self.state.cluster_id}).encode()
         try:
             answer = await self._transport.request(
-                self._subjects.broker_status(broker), json.dumps(request).encode(), timeout=STATUS_TIMEOUT_S
+                self._subjects.broker_status(broker), payload, timeout=STATUS_TIMEOUT_S
             )
             refusal = TidelogError.from_headers(answer.headers)
             if refusal is not None:

@@ -37,6 +37,9 @@ class MetadataSettings:
     """In a planned move the leader stops sequencing for so long at most until the target holds everything, and as long
     again for the change to come."""
 
+    founding_wait_s: float = 0.5
+    """A cluster is founded when nobody else in the namespace has said anything for so long (R41)."""
+
     def __post_init__(self) -> None:
         for field in fields(self):
             value = getattr(self, field.name)

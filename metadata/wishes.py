@@ -133,22 +133,28 @@ class Wishes:
         # A wish may be over before it is sent, and an applied state may have answered it without a change to tell of.
         self.settle()
         now, shortest = self._monotonic(), self._settings.retry_interval_s
+        cluster_id = self._state.cluster_id
         due_changes = [(change, repeat) for change, repeat in self._changes.values() if repeat.is_due(now)]
         for altered in _parts([_alteration(change) for change, _ in due_changes]):
-            self._transport.publish(self._subjects.alter_isr(), [pb.AlterIsrRequest(items=altered).SerializeToString()])
+            self._transport.publish(
+                self._subjects.alter_isr(),
+                [pb.AlterIsrRequest(items=altered, cluster_id=cluster_id).SerializeToString()],
+            )
         incarnation = self._incarnation()
         due_withdrawals = [(wish, repeat) for wish, repeat in self._withdrawals.values() if repeat.is_due(now)]
         if incarnation is not None:
             for withdrawn in _parts([self._withdraw_replica(wish, incarnation) for wish, _ in due_withdrawals]):
                 self._transport.publish(
-                    self._subjects.withdraw(), [pb.WithdrawRequest(items=withdrawn).SerializeToString()]
+                    self._subjects.withdraw(),
+                    [pb.WithdrawRequest(items=withdrawn, cluster_id=cluster_id).SerializeToString()],
                 )
         for _, repeat in (*due_changes, *due_withdrawals):
             repeat.sent(now, shortest)
         reports, self._reports = [*self._reports.values()], {}
         for reported in _parts([_report(report) for report in reports]):
             self._transport.publish(
-                self._subjects.report_leader(), [pb.LeaderReports(items=reported).SerializeToString()]
+                self._subjects.report_leader(),
+                [pb.LeaderReports(items=reported, cluster_id=cluster_id).SerializeToString()],
             )
         times = [repeat.at for _, repeat in (*self._changes.values(), *self._withdrawals.values())]
         if times:

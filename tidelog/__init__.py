@@ -47,6 +47,7 @@ if TYPE_CHECKING:
     from tidelog.client.errors import StreamExists as StreamExists
     from tidelog.client.errors import SubjectTaken as SubjectTaken
     from tidelog.client.errors import UnknownStream as UnknownStream
+    from tidelog.client.errors import WrongCluster as WrongCluster
     from tidelog.client.errors import WrongIncarnation as WrongIncarnation
     from tidelog.client.positions import AtTime as AtTime
     from tidelog.client.producer import Producer as Producer
@@ -64,7 +65,7 @@ _ERRORS = (
     "BadConfig", "BadName", "BadReplicationFactor", "BadRequest", "BadSubject", "BufferFull", "Closed", "CorruptBatch",
     "CorruptEnvelope", "DeliveryTimeout", "LeaderNotMoved", "LogTruncated", "MessageTooLarge", "NoKey", "NoServer",
     "NoSpace", "NotEnoughReplicas", "OffsetOutOfRange", "OutOfOrderSequence", "Paused", "ProducerFenced", "ReadOnly",
-    "RecordTooLarge", "StreamExists", "SubjectTaken", "UnknownStream", "WrongIncarnation",
+    "RecordTooLarge", "StreamExists", "SubjectTaken", "UnknownStream", "WrongCluster", "WrongIncarnation",
 )  # fmt: skip
 
 _HOMES = {

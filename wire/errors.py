@@ -16,6 +16,9 @@ MESSAGE_HEADER = "Tidelog-Message"
 DETAIL_PREFIX = "Tidelog-"
 MAX_HEADER_CHARACTERS = 2000
 _MOST_DIGITS = len(str((1 << 63) - 1))
+CLUSTER_HEADER = "Tidelog-Cluster"
+"""Id of the cluster that answers, on every answer of the API; on a request: of the cluster that is to answer."""
+_NO_DETAILS = (ERROR_HEADER, MESSAGE_HEADER, CLUSTER_HEADER)
 
 
 class Entry(NamedTuple):
@@ -66,6 +69,7 @@ class Code(Enum):
     BAD_REPLICATION_FACTOR = Entry(False, False)
     NOT_ENOUGH_BROKERS = Entry(True, False)
     NOT_CONTROLLER = Entry(True, True)
+    WRONG_CLUSTER = Entry(False, False)
     STALE_EPOCH = Entry(False, True)
     LEADER_NOT_MOVED = Entry(False, True)
     UNAVAILABLE = Entry(True, True)
@@ -122,7 +126,7 @@ class TidelogError(Exception):
         details = {
             key[len(DETAIL_PREFIX) :].replace("-", "_").lower(): value
             for key, value in headers.items()
-            if key.startswith(DETAIL_PREFIX) and key not in (ERROR_HEADER, MESSAGE_HEADER)
+            if key.startswith(DETAIL_PREFIX) and key not in _NO_DETAILS
         }
         code = Code.__members__.get(name)
         message = headers.get(MESSAGE_HEADER, name)

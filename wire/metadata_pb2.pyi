@@ -1089,6 +1089,7 @@ class Probe(_message.Message):
     NUMBER_FIELD_NUMBER: _builtins.int
     ANSWERED_FIELD_NUMBER: _builtins.int
     GENERATION_FIELD_NUMBER: _builtins.int
+    CLUSTER_ID_FIELD_NUMBER: _builtins.int
     controller: _builtins.str
     office: _builtins.int
     number: _builtins.int
@@ -1097,6 +1098,8 @@ class Probe(_message.Message):
     """the newest probe whose answer by this broker has arrived; 0: none yet"""
     generation: _builtins.int
     """of the state applied at the controller"""
+    cluster_id: _builtins.str
+    """of the controller; a broker of another cluster does not answer"""
     def __init__(
         self,
         *,
@@ -1105,10 +1108,11 @@ class Probe(_message.Message):
         number: _builtins.int = ...,
         answered: _builtins.int = ...,
         generation: _builtins.int = ...,
+        cluster_id: _builtins.str = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["answered", b"answered", "controller", b"controller", "generation", b"generation", "number", b"number", "office", b"office"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["answered", b"answered", "cluster_id", b"cluster_id", "controller", b"controller", "generation", b"generation", "number", b"number", "office", b"office"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
@@ -1183,19 +1187,25 @@ Global___ProbeAnswer: _TypeAlias = ProbeAnswer  # noqa: Y015
 
 @_typing.final
 class AlterIsrRequest(_message.Message):
+    """A controller does not carry out what a broker of another cluster asks for."""
+
     DESCRIPTOR: _descriptor.Descriptor
 
     ITEMS_FIELD_NUMBER: _builtins.int
+    CLUSTER_ID_FIELD_NUMBER: _builtins.int
+    cluster_id: _builtins.str
+    """of the broker"""
     @_builtins.property
     def items(self) -> _containers.RepeatedCompositeFieldContainer[Global___IsrAlteration]: ...
     def __init__(
         self,
         *,
         items: _abc.Iterable[Global___IsrAlteration] | None = ...,
+        cluster_id: _builtins.str = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["items", b"items"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["cluster_id", b"cluster_id", "items", b"items"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
@@ -1236,16 +1246,20 @@ class LeaderReports(_message.Message):
         def WhichOneof(self, oneof_group: _Never) -> None: ...
 
     ITEMS_FIELD_NUMBER: _builtins.int
+    CLUSTER_ID_FIELD_NUMBER: _builtins.int
+    cluster_id: _builtins.str
+    """of the broker"""
     @_builtins.property
     def items(self) -> _containers.RepeatedCompositeFieldContainer[Global___LeaderReports.Report]: ...
     def __init__(
         self,
         *,
         items: _abc.Iterable[Global___LeaderReports.Report] | None = ...,
+        cluster_id: _builtins.str = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["items", b"items"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["cluster_id", b"cluster_id", "items", b"items"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
@@ -1256,16 +1270,20 @@ class WithdrawRequest(_message.Message):
     DESCRIPTOR: _descriptor.Descriptor
 
     ITEMS_FIELD_NUMBER: _builtins.int
+    CLUSTER_ID_FIELD_NUMBER: _builtins.int
+    cluster_id: _builtins.str
+    """of the broker"""
     @_builtins.property
     def items(self) -> _containers.RepeatedCompositeFieldContainer[Global___WithdrawReplica]: ...
     def __init__(
         self,
         *,
         items: _abc.Iterable[Global___WithdrawReplica] | None = ...,
+        cluster_id: _builtins.str = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["items", b"items"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["cluster_id", b"cluster_id", "items", b"items"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
@@ -1285,6 +1303,7 @@ class DrainRequest(_message.Message):
     TIMEOUT_MS_FIELD_NUMBER: _builtins.int
     OFFICE_FIELD_NUMBER: _builtins.int
     ANSWERED_FIELD_NUMBER: _builtins.int
+    CLUSTER_ID_FIELD_NUMBER: _builtins.int
     leader_epoch: _builtins.int
     target: _builtins.str
     timeout_ms: _builtins.int
@@ -1293,6 +1312,8 @@ class DrainRequest(_message.Message):
     """of the controller that asks"""
     answered: _builtins.int
     """the newest probe whose answer by the leader has arrived: this request is not older than that"""
+    cluster_id: _builtins.str
+    """of the controller"""
     @_builtins.property
     def partition(self) -> Global___PartitionRef: ...
     def __init__(
@@ -1304,11 +1325,50 @@ class DrainRequest(_message.Message):
         timeout_ms: _builtins.int = ...,
         office: _builtins.int = ...,
         answered: _builtins.int = ...,
+        cluster_id: _builtins.str = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["partition", b"partition"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["answered", b"answered", "leader_epoch", b"leader_epoch", "office", b"office", "partition", b"partition", "target", b"target", "timeout_ms", b"timeout_ms"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["answered", b"answered", "cluster_id", b"cluster_id", "leader_epoch", b"leader_epoch", "office", b"office", "partition", b"partition", "target", b"target", "timeout_ms", b"timeout_ms"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
 Global___DrainRequest: _TypeAlias = DrainRequest  # noqa: Y015
+
+@_typing.final
+class ClusterClaim(_message.Message):
+    """To which cluster a broker belongs, or which one it is about to found. With a reply subject it is a question as well, which
+    every other broker of the namespace answers with its own claim.
+    """
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    BROKER_FIELD_NUMBER: _builtins.int
+    LIFE_ID_FIELD_NUMBER: _builtins.int
+    CLUSTER_ID_FIELD_NUMBER: _builtins.int
+    CANDIDATE_FIELD_NUMBER: _builtins.int
+    DECIDED_FIELD_NUMBER: _builtins.int
+    broker: _builtins.str
+    life_id: _builtins.str
+    cluster_id: _builtins.str
+    """empty: the broker knows of none"""
+    candidate: _builtins.str
+    """id of the cluster that it is about to found; empty: none"""
+    decided: _builtins.bool
+    """it has asked for long enough, and founds"""
+    def __init__(
+        self,
+        *,
+        broker: _builtins.str = ...,
+        life_id: _builtins.str = ...,
+        cluster_id: _builtins.str = ...,
+        candidate: _builtins.str = ...,
+        decided: _builtins.bool = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["broker", b"broker", "candidate", b"candidate", "cluster_id", b"cluster_id", "decided", b"decided", "life_id", b"life_id"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___ClusterClaim: _TypeAlias = ClusterClaim  # noqa: Y015

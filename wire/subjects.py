@@ -93,6 +93,10 @@ class Subjects:
         """The controller asks a leader to get ready for a planned move of its leadership."""
         return f"{self.namespace}.metadata.drain.{broker}"
 
+    def cluster(self) -> str:
+        """Brokers tell to which cluster they belong, and ask the others."""
+        return f"{self.namespace}.metadata.cluster"
+
     def api(self, name: str) -> str:
         """The JSON API; `name` is `stream.create`, `cluster.status`, …"""
         return f"{self.namespace}.api.{name}"

@@ -13,6 +13,9 @@
     office b [expected=N]                  another controller takes office
     partitions                             every partition
 
+    founder a [candidate=m]                instead of `cluster`: a's group has no cluster yet
+    claim b cluster=X | candidate=X [decided]      what b says of its cluster, or of the one that it founds
+
 With the controller's core, whose probes are answered as told:
 
     raft leads|follows [minority]          what its Raft node says
@@ -25,6 +28,8 @@ With the controller's core, whose probes are answered as told:
     successors none                        nobody can take over
     wait S                                 time passes
     probing S                              as `wait`, and says how many probes went to whom
+    asking S                               as `wait`, and says how often the founder asked who else is there
+    questions lost|delivered               whether NATS delivers what the founder asks
 
 `p4` is a partition epoch, `e2` a LeaderEpoch, `b/7` life 7 of broker b.
 """
@@ -36,7 +41,19 @@ from collections import Counter
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from random import Random
 
-from metadata.controller import CloseOffice, ControllerCore, Effect, HandOver, Note, OpenOffice, Propose, SendProbe
+from metadata.controller import (
+    AskForClusters,
+    CloseOffice,
+    ControllerCore,
+    Effect,
+    HandOver,
+    Note,
+    OpenOffice,
+    Propose,
+    RefuseToFound,
+    SendProbe,
+)
+from metadata.founding import Claim
 from metadata.model import Outcome, Partition
 from metadata.settings import MetadataSettings
 from tests.datadriven import Command, ScriptError
@@ -53,10 +70,14 @@ class MetadataScript:
         self._probed: Counter[str] = Counter()
         self._held: list[Propose] | None = None
         self._successors = True
+        self._asked = 0
+        self._delivers = True
         self._cluster: Cluster | None = None
         self._core: ControllerCore | None = None
         self._commands: dict[str, Callable[[Command], None]] = {
             "cluster": self._begin,
+            "founder": self._begin,
+            "claim": self._claim,
             "create": self._create,
             "delete": self._delete,
             "settings": self._settings,
@@ -80,6 +101,8 @@ class MetadataScript:
             "successors": self._no_successors,
             "wait": self._wait,
             "probing": self._probing,
+            "asking": self._asking,
+            "questions": self._questions,
         }
 
     def __call__(self, command: Command) -> Sequence[str]:
@@ -105,7 +128,8 @@ class MetadataScript:
     # ---- the state -------------------------------------------------------------------------------------------------
 
     def _begin(self, command: Command) -> None:
-        self._cluster = Cluster(*command.words)
+        founds = command.name == "founder"
+        self._cluster = Cluster() if founds else Cluster(*command.words)
         controller = command.options.get("controller", command.words[0])
         self._core = ControllerCore(
             BrokerId(controller),
@@ -114,10 +138,20 @@ class MetadataScript:
             MetadataSettings(),
             Random(1),
             namespace="tidelog",
-            new_cluster_id="new",
+            new_cluster_id=command.options.get("candidate", "new"),
         )
         self._behaviour = dict.fromkeys(command.words, "answers")
         self._perform(self._core.on_connection(True, 0.0))
+
+    def _claim(self, command: Command) -> None:
+        command.check_options("cluster", "candidate")
+        claim = Claim(
+            broker=command.words[0],
+            cluster_id=command.options.get("cluster", ""),
+            candidate=command.options.get("candidate", ""),
+            decided="decided" in command.words,
+        )
+        self._perform(self.core.on_claim(claim, self._now))
 
     def _key(self, number: int) -> PartitionKey:
         return [key for key, _ in self.cluster.state.partitions()][number]
@@ -269,6 +303,12 @@ class MetadataScript:
                     self._lines.append("  hand over")
                     if not self._successors:
                         self._perform(self.core.on_hand_over_refused(self._now))
+                case AskForClusters():
+                    self._asked += 1
+                    if self._delivers:
+                        self._perform(self.core.on_own_question(self._now))
+                case RefuseToFound(error):
+                    self._lines.append(f"  refuse: {error}")
                 case Note(text):
                     self._lines.append(f"  note: {text}")
 
@@ -289,11 +329,12 @@ class MetadataScript:
             case _:
                 pass
 
-    @staticmethod
-    def _command_shown(command: pb.Command) -> str:
+    def _command_shown(self, command: pb.Command) -> str:
         match command.WhichOneof("body"):
             case "take_office":
-                return f"office {command.take_office.expected_office + 1} of {command.take_office.controller}"
+                founds = command.take_office.cluster_id
+                founded = f" of cluster {founds}" if not self.cluster.state.cluster_id and founds else ""
+                return f"office {command.take_office.expected_office + 1} of {command.take_office.controller}{founded}"
             case "brokers_dead":
                 dead = " ".join(f"{life.broker}/{life.incarnation}" for life in command.brokers_dead.brokers)
                 return f"dead {dead} (office {command.brokers_dead.office})"
@@ -367,6 +408,14 @@ class MetadataScript:
         self._wait(command)
         probed = " ".join(f"{broker}:{count}" for broker, count in sorted(self._probed.items()))
         self._lines.append(f"probes {probed or 'none'}")
+
+    def _asking(self, command: Command) -> None:
+        self._asked = 0
+        self._wait(command)
+        self._lines.append(f"asks {self._asked} times")
+
+    def _questions(self, command: Command) -> None:
+        self._delivers = "lost" not in command.words
 
 
 def _settings_shown(config: Mapping[str, str]) -> str:

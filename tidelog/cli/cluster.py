@@ -90,6 +90,12 @@ def _show(found: ClusterStatus) -> None:
     if behind:
         console().print(f"[yellow]under-replicated[/]: {', '.join(behind)}", highlight=False)
     _say_rest(found["under_replicated"] - len(behind), "under-replicated")
+    for other in found.get("other_clusters", []):
+        console().print(
+            f"[red]another cluster, {other['cluster_id']} (broker {other['broker']}), is in this namespace[/], heard"
+            f" {other['heard_seconds_ago']:g} s ago: stop one of them, or move it to another namespace",
+            highlight=False,
+        )
     if found["config"]:
         console().print(_defaults(found["config"]), highlight=False)
     for broker in found["brokers"]:

@@ -142,8 +142,18 @@ class OfflinePartition(TypedDict):
     replica is left."""
 
 
+class OtherCluster(TypedDict):
+    """A cluster that should not be in this namespace."""
+
+    cluster_id: str
+    broker: str
+    """Whose message was the last one."""
+    heard_seconds_ago: float
+
+
 class ClusterStatus(TypedDict):
     cluster_id: str
+    other_clusters: list[OtherCluster]
     controller: str | None
     generation: int
     config: dict[str, str]

@@ -4,6 +4,10 @@ A change of controller takes part of a second. Meanwhile NATS says that nobody l
 not the controller; both pass, so both are asked again. A request whose answer was lost may have taken effect; a
 refusal that comes after such a request says so with the detail `repeated`, so that "exists already" can be told from
 "you just made it".
+
+One cluster answers. Before its first request a client asks for the cluster's id, and names it in every request from
+then on, so that another cluster in the same namespace does not carry it out; answers of another cluster are dropped. A
+client whose first question was answered by two clusters cannot know which one is meant, and raises WrongCluster.
 """
 
 from __future__ import annotations
@@ -14,14 +18,18 @@ from collections.abc import Mapping
 from typing import Any
 
 from tidelog.client.errors import NoServer, typed
-from wire.errors import Code, TidelogError
+from wire.errors import CLUSTER_HEADER, Code, TidelogError
 from wire.subjects import Subjects
-from wire.transport import NO_RESPONDERS, Transport
+from wire.transport import NO_RESPONDERS, Message, Transport
 
 REPEATED = "repeated"
 _RETRY_EVERY = 0.05
 _ATTEMPT_TIMEOUT = 2.0
 """Of one request, s: a controller that was killed with the request in hand never answers."""
+
+
+_SECOND_CLUSTER_WAIT = 0.01
+"""Once for a client, s: an answer of another cluster comes as fast as the first one."""
 
 
 class Api:
@@ -32,21 +40,52 @@ class Api:
         self._subjects = subjects
         self._server = server
         self._timeout = timeout
+        self._cluster: str | None = None
+        """Whose answers are taken; None: nobody has answered yet."""
+        self._others: dict[str, None] = {}
+        """Other clusters that have answered since."""
+        self._ambiguous = False
+        """One of them answered the first question, too."""
+        self._identifying = asyncio.Lock()
 
     async def call(self, name: str, body: Mapping[str, Any], *, timeout: float | None = None) -> dict[str, Any]:
         """The answer to `<ns>.api.<name>`. Raises typed errors; NoServer when nobody answers in time."""
-        loop = asyncio.get_running_loop()
         limit = self._timeout if timeout is None else timeout
-        deadline = loop.time() + limit
+        deadline = asyncio.get_running_loop().time() + limit
+        first_questions: list[str] = []
+        try:
+            async with self._identifying:
+                if self._cluster is None:
+                    await self._repeat("cluster.id", {}, deadline, limit, called=name, inboxes=first_questions)
+                    await asyncio.sleep(_SECOND_CLUSTER_WAIT)
+            self._check_ambiguous()
+            answer = await self._repeat(name, body, deadline, limit, called=name)
+            self._check_ambiguous()
+        finally:
+            for inbox in first_questions:
+                self._transport.on_inbox(inbox, None)
+        return answer
+
+    async def _repeat(
+        self,
+        name: str,
+        body: Mapping[str, Any],
+        deadline: float,
+        limit: float,
+        *,
+        called: str,
+        inboxes: list[str] | None = None,
+    ) -> dict[str, Any]:
+        """`called`: what the caller asked for, for sentences. `inboxes`: gets those that stay open for more answers,
+        which the caller closes."""
+        loop = asyncio.get_running_loop()
         payload = json.dumps(body).encode()
         repeated = False
         refusal: TidelogError | None = None
         nobody_listens = False
         while (left := deadline - loop.time()) > 0:
             try:
-                message = await self._transport.request(
-                    self._subjects.api(name), payload, timeout=min(left, _ATTEMPT_TIMEOUT)
-                )
+                message = await self._ask(self._subjects.api(name), payload, min(left, _ATTEMPT_TIMEOUT), inboxes)
             except TimeoutError:
                 if self._transport.is_connected:
                     repeated, nobody_listens = True, False
@@ -66,7 +105,51 @@ class Api:
                 raise typed(_with_repeated(error, repeated))
             refusal, repeated = error, repeated or error.code.unknown_outcome
             await asyncio.sleep(min(_RETRY_EVERY, left))
-        raise self._nobody(name, limit, nobody_listens, refusal, repeated)
+        raise self._nobody(called, limit, nobody_listens, refusal, repeated)
+
+    async def _ask(self, subject: str, payload: bytes, timeout: float, inboxes: list[str] | None) -> Message:
+        """One request; the first answer that is not of another cluster. Raises TimeoutError, also when there is no
+        connection. `inboxes`: as in `_repeat`."""
+        cluster = self._cluster
+        answer: asyncio.Future[Message] = asyncio.get_running_loop().create_future()
+        inbox = self._transport.new_inbox()
+
+        def on_answer(message: Message) -> None:
+            found = (message.headers or {}).get(CLUSTER_HEADER)
+            if found is not None and self._cluster is None:
+                self._cluster = found
+            if found is not None and found != self._cluster:
+                self._others[found] = None
+                self._ambiguous = self._ambiguous or cluster is None
+            elif not answer.done():
+                answer.set_result(message)
+
+        self._transport.on_inbox(inbox, on_answer)
+        try:
+            headers = None if cluster is None else {CLUSTER_HEADER: cluster}
+            if not self._transport.publish(subject, [payload], reply=inbox, headers=headers):
+                raise TimeoutError(f"the request to {subject!r} was not sent")
+            async with asyncio.timeout(timeout):
+                return await answer
+        finally:
+            if inboxes is None:
+                self._transport.on_inbox(inbox, None)
+            else:
+                inboxes.append(inbox)
+
+    def _check_ambiguous(self) -> None:
+        """Raises WrongCluster. The next call begins anew: one of the clusters may have been stopped."""
+        if not self._ambiguous:
+            return
+        clusters = " and ".join(sorted({self._cluster or "", *self._others}))
+        self._cluster, self._others, self._ambiguous = None, {}, False
+        raise typed(
+            TidelogError(
+                Code.WRONG_CLUSTER,
+                f"clusters {clusters} both answer in namespace {self._subjects.namespace!r} at {self._server}; stop one"
+                " of them, or move it to another namespace (`tidelog server --namespace`)",
+            )
+        )
 
     def _nobody(
         self, name: str, limit: float, nobody_listens: bool, refusal: TidelogError | None, repeated: bool
@@ -78,6 +161,11 @@ class Api:
                 f"no Tidelog broker answers at {self._server} (namespace {self._subjects.namespace!r}): NATS runs, but "
                 "no broker is connected or has become controller; start `tidelog server` or `tidelog up`, or check the "
                 "URL"
+            )
+        elif self._others:
+            text = (
+                f"cluster {self._cluster}, with which this client began, did not answer {name} at {self._server} within"
+                f" {limit:g} s, but cluster {', '.join(self._others)} did; connect again to use that one"
             )
         elif refusal is not None:
             text = f"{name} could not be carried out within {limit:g} s: {refusal.message}"

@@ -93,6 +93,10 @@ class ProducerFenced(TidelogError):
     """A newer producer of the same identity has taken over."""
 
 
+class WrongCluster(TidelogError):
+    """Two clusters answer in this namespace."""
+
+
 class WrongIncarnation(TidelogError):
     """The stream was deleted and created again since this producer or consumer was made."""
 
@@ -148,6 +152,7 @@ _CLASSES: Mapping[Code, type[TidelogError]] = {
     Code.OUTCOME_UNKNOWN: DeliveryTimeout,
     Code.OUT_OF_ORDER_SEQUENCE: OutOfOrderSequence,
     Code.PRODUCER_FENCED: ProducerFenced,
+    Code.WRONG_CLUSTER: WrongCluster,
     Code.WRONG_INCARNATION: WrongIncarnation,
     Code.READONLY: ReadOnly,
     Code.PAUSED: Paused,

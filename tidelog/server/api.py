@@ -1,7 +1,8 @@
 """The JSON API over NATS, `<ns>.api.*`, answered by the broker that holds the controller's office.
 
 A micro service, so that `nats micro ls` finds it. A refusal travels twice: as `Tidelog-Error…` headers and as
-`{"error": {…}}`. A broker that has lost the office since it subscribed stays silent: its successor hears it too.
+`{"error": {…}}`. Every answer names the cluster in `Tidelog-Cluster`; a request that names another one is refused.
+A broker that has lost the office since it subscribed stays silent: its successor hears it too.
 """
 
 from __future__ import annotations
@@ -15,7 +16,7 @@ from typing import Any, TypeAlias, TypeVar
 
 from metadata.service import MetadataService
 from tidelog.runtime.micro import Answer, Service
-from wire.errors import Code, TidelogError
+from wire.errors import CLUSTER_HEADER, Code, TidelogError
 from wire.subjects import Subjects
 from wire.transport import Message, Transport
 
@@ -45,6 +46,7 @@ class Api:
             subjects.api("stream.list"): self._list,
             subjects.api("stream.describe"): self._describe,
             subjects.api("metadata"): self._metadata,
+            subjects.api("cluster.id"): self._cluster_id,
             subjects.api("cluster.status"): self._cluster_status,
             subjects.api("cluster.alter"): self._cluster_alter,
             subjects.api("producer.init"): self._producer_init,
@@ -72,14 +74,25 @@ class Api:
         async def serve(message: Message) -> Answer:
             if not self._service.in_office:
                 return None
+            own = {CLUSTER_HEADER: self._service.cluster_id}
             try:
-                return json.dumps(await endpoint(_parse(message.data))).encode(), None
+                self._check_cluster(message)
+                return json.dumps(await endpoint(_parse(message.data))).encode(), own
             except TidelogError as error:
                 self._service.refused_requests += 1
                 _log.info("refused a request on %s: %s", message.subject, error)
-                return json.dumps({"error": error.to_json()}).encode(), error.to_headers()
+                return json.dumps({"error": error.to_json()}).encode(), {**error.to_headers(), **own}
 
         return serve
+
+    def _check_cluster(self, message: Message) -> None:
+        """Raises TidelogError(WRONG_CLUSTER) where the request is for another cluster."""
+        wanted = (message.headers or {}).get(CLUSTER_HEADER)
+        if wanted is not None and wanted != self._service.cluster_id:
+            raise TidelogError(
+                Code.WRONG_CLUSTER,
+                f"the request is for cluster {wanted}, this is cluster {self._service.cluster_id}; connect again",
+            )
 
     # ---- endpoints -------------------------------------------------------------------------------------------------
 
@@ -109,6 +122,9 @@ class Api:
 
     async def _metadata(self, request: Request) -> Mapping[str, Any]:
         return self._service.stream_metadata(_take(request, "stream", str))
+
+    async def _cluster_id(self, _: Request) -> Mapping[str, Any]:
+        return {"cluster_id": self._service.cluster_id}
 
     async def _cluster_status(self, _: Request) -> Mapping[str, Any]:
         return await self._service.cluster_status()

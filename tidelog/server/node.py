@@ -12,7 +12,6 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-import json
 import logging
 import os
 import random
@@ -20,10 +19,12 @@ import signal
 import socket
 import time
 import uuid
-from collections.abc import Callable
+from collections.abc import Awaitable, Callable
 from concurrent.futures import ThreadPoolExecutor
 from functools import partial
 from typing import Any
+
+from google.protobuf.message import DecodeError
 
 from dataplane.broker.hw_checkpoints import CHECKPOINTS_AT_ONCE
 from dataplane.encryption.keyring import Keyring
@@ -41,8 +42,10 @@ from tidelog.server.assembly import Assembly, Ground
 from tidelog.server.config import ServerConfig
 from tidelog.server.log_limit import LogLimit
 from tidelog.server.open_files import raise_limit
+from wire import metadata_pb2 as pb
 from wire.errors import Code, TidelogError
 from wire.subjects import Subjects
+from wire.types import BrokerId
 
 log = logging.getLogger(__name__)
 
@@ -53,7 +56,7 @@ READ_THREADS = 4
 SYNC_THREADS = 8
 """Where many logs are written to at once, a file system makes several of them durable with one commit of its own."""
 CLUSTER_CHECK_TIMEOUT = 1.0
-"""Seconds to wait for a controller's word on which cluster this is."""
+"""Seconds to wait for another broker's word on which cluster this is."""
 CLUSTER_CHECK_INTERVAL = 1.0
 REGISTRATION_TIMEOUT = 60.0
 """Seconds. Without a Raft majority nobody can register; saying so beats waiting for ever."""
@@ -96,6 +99,18 @@ async def _run(config: ServerConfig) -> int:
             await starting
         await node.close()
     return 0
+
+
+async def _ask_for_cluster(
+    broker: BrokerId, data_dir: DataDir, control: NatsConnection, subjects: Subjects, life_id: str
+) -> str:
+    """To which cluster the first of the other brokers belongs that answers; empty when none does."""
+    claim = pb.ClusterClaim(broker=broker, life_id=life_id, cluster_id=data_dir.cluster_id or "")
+    try:
+        answer = await control.request(subjects.cluster(), claim.SerializeToString(), timeout=CLUSTER_CHECK_TIMEOUT)
+        return pb.ClusterClaim.FromString(answer.data).cluster_id if answer.status is None else ""
+    except (TimeoutError, DecodeError):
+        return ""
 
 
 def _any_of(*futures: asyncio.Future[Any]) -> list[asyncio.Future[Any]]:
@@ -151,11 +166,13 @@ class Node:
         )
         stack.callback(syncer.close)
         subjects = Subjects(config.namespace)
-        await self._check_cluster(data_dir, control, subjects)
+        life_id = uuid.uuid4().hex
+        check_cluster = partial(self._check_cluster, data_dir, control, subjects, life_id)
+        await check_cluster()
 
         ground = Ground(
             broker=config.broker,
-            life_id=uuid.uuid4().hex,
+            life_id=life_id,
             data_dir=data_dir,
             ingest=ingest,
             control=control,
@@ -183,8 +200,8 @@ class Node:
         except RaftError as e:
             raise TidelogError(Code.BAD_CONFIG, str(e)) from e
         registered = loop.create_task(assembly.metadata.wait_registered())
-        # Nodes of two clusters keep apart over Raft; who it is that keeps away, a controller tells once there is one.
-        checking = loop.create_task(self._check_cluster_for_ever(data_dir, control, subjects))
+        # Nodes of two clusters keep apart over Raft; who it is that keeps away, others tell once they run.
+        checking = loop.create_task(self._check_cluster_for_ever(check_cluster))
         await asyncio.wait(
             _any_of(registered, self.fatal), timeout=REGISTRATION_TIMEOUT, return_when=asyncio.FIRST_COMPLETED
         )
@@ -194,10 +211,12 @@ class Node:
         if not registered.done():
             registered.cancel()
             others = ", ".join(config.raft_peers.values())
+            found = await _ask_for_cluster(config.broker, data_dir, control, subjects, life_id)
             raise TidelogError(
                 Code.UNAVAILABLE,
                 f"{config.broker} could not register within {REGISTRATION_TIMEOUT:.0f} s: no Raft majority of"
-                f" {self._raft_address or 'an observer'} and {others or 'nobody else'}; start the other voters",
+                f" {self._raft_address or 'an observer'} and {others or 'nobody else'}; start the other voters"
+                + (f" (cluster {found} lives in namespace {config.namespace!r})" if found else ""),
             )
         try:
             ready.write_text(f"{os.getpid()}\n")
@@ -206,27 +225,25 @@ class Node:
         collect_only_what_comes()
         log.info("%s serves: incarnation %d, data in %s", config.broker, assembly.incarnation, config.data_dir)
 
-    async def _check_cluster_for_ever(self, data_dir: DataDir, control: NatsConnection, subjects: Subjects) -> None:
+    async def _check_cluster_for_ever(self, check_cluster: Callable[[], Awaitable[None]]) -> None:
         try:
             while True:
                 await asyncio.sleep(CLUSTER_CHECK_INTERVAL)
-                await self._check_cluster(data_dir, control, subjects)
+                await check_cluster()
         except TidelogError as e:
             self._on_fatal(e)
 
-    async def _check_cluster(self, data_dir: DataDir, control: NatsConnection, subjects: Subjects) -> None:
+    async def _check_cluster(
+        self, data_dir: DataDir, control: NatsConnection, subjects: Subjects, life_id: str
+    ) -> None:
         """Before this folder's Raft journal meets voters of another cluster: the logs of two groups can look alike.
-        Asks the controller; where there is none yet, nobody can tell."""
+        Where no other broker runs yet, nobody can tell."""
         if data_dir.cluster_id is None:
             return
-        try:
-            answer = await control.request(subjects.api("cluster.status"), b"{}", timeout=CLUSTER_CHECK_TIMEOUT)
-            found = json.loads(answer.data).get("cluster_id") if answer.status is None else None
-        except (TimeoutError, ValueError, AttributeError):
-            return
+        found = await _ask_for_cluster(self.config.broker, data_dir, control, subjects, life_id)
         if found:
             try:
-                data_dir.check_cluster(str(found))
+                data_dir.check_cluster(found)
             except DataDirError as e:
                 raise TidelogError(Code.BAD_CONFIG, str(e)) from e
 

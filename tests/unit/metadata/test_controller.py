@@ -11,6 +11,7 @@ from typing import Any
 import pytest
 
 from metadata.controller import (
+    AskForClusters,
     CloseOffice,
     ControllerCore,
     Effect,
@@ -19,6 +20,7 @@ from metadata.controller import (
     OpenOffice,
     Phase,
     Propose,
+    RefuseToFound,
     SendProbe,
 )
 from metadata.model import Partition
@@ -73,6 +75,8 @@ class Office:
                     self.story.append("hand over")
                     if not self.successors:
                         self.perform(self.core.on_hand_over_refused(self.now))
+                case AskForClusters() | RefuseToFound():
+                    raise AssertionError(f"{effect} of a group that has a cluster")
                 case Note(text):
                     self.notes.append(text)
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import json
+import re
 from collections.abc import AsyncIterator, Callable, Mapping, Sequence
 from contextlib import asynccontextmanager
 from random import Random
@@ -29,7 +30,7 @@ from metadata.service import MetadataService, Registration
 from metadata.settings import MetadataSettings
 from tidelog.server.api import Api
 from wire import metadata_pb2 as pb
-from wire.errors import Code, TidelogError
+from wire.errors import CLUSTER_HEADER, Code, TidelogError
 from wire.subjects import Subjects
 from wire.transport import NO_RESPONDERS, BulkHandler, Message, MessageHandler, Subscription, too_large
 from wire.types import (
@@ -48,7 +49,9 @@ from wire.types import (
 )
 
 SUBJECTS = Subjects()
-SETTINGS = MetadataSettings(liveness_grace_s=0.001, heartbeat_interval_s=0.02, retry_interval_s=0.01)
+SETTINGS = MetadataSettings(
+    liveness_grace_s=0.001, heartbeat_interval_s=0.02, retry_interval_s=0.01, founding_wait_s=0.01
+)
 
 
 class Hub:
@@ -341,6 +344,101 @@ async def running(*names: str) -> AsyncIterator[World]:
                 await broker.service.close()
 
 
+def meet(one: World, other: World) -> None:
+    """What each says is heard in the other from now on, as when two parts of NATS are connected."""
+    for subject, entries in other.hub.handlers.items():
+        one.hub.handlers.setdefault(subject, []).extend(entries)
+    for transport in (other.client, *(broker.transport for broker in other.brokers.values())):
+        transport._hub = one.hub
+    other.hub = one.hub
+
+
+async def test_no_cluster_is_founded_beside_a_living_one() -> None:
+    async with running("a", "b", "c") as world:
+        stranger = World()
+        stranger.hub = world.hub
+        for name in ("z", "a"):
+            broker = await stranger.start(name)
+            await until(lambda broker=broker: broker.fatal)  # type: ignore[misc]
+            own = world.brokers["a"].service.cluster_id
+            assert broker.fatal[0].code is Code.BAD_CONFIG
+            assert re.search(f"cluster {own} .*'tidelog'.*--raft-peer.*--namespace", broker.fatal[0].message)
+            assert broker.service.cluster_id == ""
+            assert broker.recorded == []
+            await broker.service.close()
+            stranger.group = Group()
+        assert [broker.fatal for broker in world.brokers.values()] == [[], [], []]
+        assert (await world.api("cluster.status"))["other_clusters"] == []
+
+
+async def test_of_two_founders_at_once_one_founds() -> None:
+    world, rival = World(), World()
+    rival.hub = world.hub
+    one, two = await world.start("a"), await rival.start("z")
+    try:
+        await until(lambda: (one.recorded and two.fatal) or (two.recorded and one.fatal))
+        assert bool(one.recorded) != bool(two.recorded)
+        founder, other = (one, two) if one.recorded else (two, one)
+        assert founder.service.cluster_id in other.fatal[0].message
+    finally:
+        await one.service.close()
+        await two.service.close()
+
+
+async def test_a_group_that_comes_back_has_its_cluster() -> None:
+    async with running("a", "b", "c") as world:
+        own = world.brokers["a"].service.cluster_id
+        for name in ("a", "b"):
+            await world.brokers[name].kill()
+        # c answers for the cluster, and holds its office, while the others come back: one of them with an empty folder.
+        for name in ("a", "b"):
+            await world.start(name, life="2")
+        for name in ("a", "b"):
+            await asyncio.wait_for(world.brokers[name].service.wait_registered(), 5)
+            assert world.brokers[name].recorded[-1][0] == own
+            assert world.brokers[name].fatal == []
+
+
+async def test_another_cluster_is_counted_told_and_not_obeyed(caplog: pytest.LogCaptureFixture) -> None:
+    async with running("a", "b") as world, running("b", "z") as other:
+        await world.api("stream.create", **{**CREATE, "replication_factor": 2})
+        mine, foreign = (w.brokers["b"].service for w in (world, other))
+        meet(world, other)
+        await until(world.brokers["a"].service.namespace.others)
+        await until(other.brokers["b"].service.namespace.others)
+        # Both controllers probe a broker b: each b answers its own, and both stay alive and have their leases.
+        dropped = mine.namespace.dropped, foreign.namespace.dropped
+        await until(lambda: mine.namespace.dropped > dropped[0] + 5 and foreign.namespace.dropped > dropped[1])
+        now = asyncio.get_running_loop().time()
+        for service in (mine, foreign):
+            assert service.lease_valid(now)
+            assert all(broker.alive for broker in service.state.brokers.values())
+        form = await world.brokers["a"].service.cluster_status()
+        assert [entry["cluster_id"] for entry in form["other_clusters"]] == [foreign.cluster_id]
+        counters = {broker["id"]: broker["counters"] for broker in form["brokers"]}
+        assert counters["b"]["dropped_of_other_clusters"] > 0
+        # What a leader of one cluster asks for is nothing to the other's controller.
+        before = mine.state.generation, foreign.state.generation
+        key, view = next(item for item in world.brokers["b"].views.items() if item[1].leader == "b")
+        heard = foreign.namespace.dropped
+        mine.report_leader(
+            LeaderReport(
+                key=key, replica=BrokerId("b"), leader=BrokerId("a"), epoch=view.epoch, leader_epoch=view.leader_epoch
+            )
+        )
+        await until(lambda: foreign.namespace.dropped > heard)
+        assert (mine.state.generation, foreign.state.generation) == before
+        # Nor is a request of the API that names it.
+        answer = await world.client.request(
+            SUBJECTS.api("stream.list"), b"{}", timeout=5, headers={CLUSTER_HEADER: "neither"}
+        )
+        refused = TidelogError.from_headers(answer.headers)
+        assert refused is not None
+        assert refused.code is Code.WRONG_CLUSTER
+    errors = [record for record in caplog.records if record.levelname == "ERROR"]
+    assert any(foreign.cluster_id in record.getMessage() for record in errors)
+
+
 CREATE = {"name": "s", "subject": "s", "partitions": 3, "replication_factor": 3, "config": {}}
 
 
@@ -421,8 +519,17 @@ async def test_the_cluster_status_tells_what_each_broker_dropped() -> None:
         await world.client.request(SUBJECTS.api("stream.create"), b"{", timeout=5)
         world.hub.lose = lambda subject: subject == SUBJECTS.broker_status(BrokerId("c"))
         a, b, c = (await world.api("cluster.status"))["brokers"]
-        assert a["counters"] == {"dropped_metadata_messages": 0, "refused_api_requests": 1}
-        assert b["counters"] == {"dropped_too_large": 3, "dropped_metadata_messages": 2, "refused_api_requests": 0}
+        assert a["counters"] == {
+            "dropped_metadata_messages": 0,
+            "dropped_of_other_clusters": 0,
+            "refused_api_requests": 1,
+        }
+        assert b["counters"] == {
+            "dropped_too_large": 3,
+            "dropped_metadata_messages": 2,
+            "dropped_of_other_clusters": 0,
+            "refused_api_requests": 0,
+        }
         assert b["failed"] == ["s/0"]
         assert (c["alive"], c["counters"], c["failed"]) == (True, None, None), "it did not answer"
 
@@ -840,6 +947,7 @@ async def test_a_request_to_drain_that_cannot_be_told_from_an_old_one_is_refused
             timeout_ms=2000,
             office=controller.state.office - (lacks == "office"),
             answered=0 if lacks == "answered" else controller._core.newest_answer(BrokerId(leader.id)),
+            cluster_id=controller.cluster_id,
         )
         service._on_drain_request(Message("drain", request.SerializeToString(), "_INBOX.x"))
         assert drains.asked == []

@@ -20,7 +20,7 @@ from dataplane.replica.producers import Duplicate, Fresh, ProducerTable
 from tidelog.client.connection import Client
 from wire.append import decode_append
 from wire.batch import BatchBuilder, BatchHeader, EncodedBatch, RecordBatch
-from wire.errors import Code, TidelogError
+from wire.errors import CLUSTER_HEADER, Code, TidelogError
 from wire.replication import encode_header
 from wire.subjects import Subjects
 from wire.tidelog_pb2 import AppendRequest, AppendResponse, FetchRequest
@@ -131,6 +131,9 @@ class FakeTransport:
         self.is_connected = False
 
 
+CLUSTER = "c1"
+
+
 @dataclass
 class FakeLog:
     batches: list[tuple[BatchHeader, bytes]] = field(default_factory=list)
@@ -171,6 +174,7 @@ class FakeBroker:
             "stream.create": self._create,
             "stream.list": lambda _: {"streams": list(self.streams.values())},
             "producer.init": lambda _: self._new_producer(),
+            "cluster.id": lambda _: {"cluster_id": CLUSTER},
         }
         for name in self._api:
             self.transport.listen(self.subjects.api(name), partial(self._on_api, name))
@@ -231,10 +235,11 @@ class FakeBroker:
 
     def _on_api(self, name: str, message: Message) -> None:
         assert message.reply is not None
+        headers = {CLUSTER_HEADER: CLUSTER}
         try:
-            answer, headers = self._api[name](json.loads(message.data)), None
+            answer = self._api[name](json.loads(message.data))
         except TidelogError as error:
-            answer, headers = {"error": error.to_json()}, error.to_headers()
+            answer, headers = {"error": error.to_json()}, {**error.to_headers(), **headers}
         self.transport.publish(message.reply, [json.dumps(answer).encode()], headers=headers)
 
     def _stream(self, name: str) -> dict[str, Any]:

@@ -21,9 +21,10 @@ from tidelog.client.errors import (
     NoServer,
     StreamExists,
     UnknownStream,
+    WrongCluster,
     typed,
 )
-from wire.errors import Code, TidelogError
+from wire.errors import CLUSTER_HEADER, Code, TidelogError
 from wire.transport import Message
 
 Cluster = tuple[FakeTransport, FakeBroker, Client]
@@ -94,6 +95,49 @@ async def test_brokers_on_their_way_are_waited_for(cluster: Cluster) -> None:
     answer(transport, "stream.create", few)
     with pytest.raises(BadReplicationFactor, match=r"stream\.create could not .* within 0\.5 s: b3 has not started"):
         await client.create_stream("s", partitions=2)
+
+
+def two_clusters(transport: FakeTransport, name: str, *clusters: str) -> list[str | None]:
+    """Each of these clusters answers `<ns>.api.<name>`, with its id. Returns whom each request names."""
+    asked: list[str | None] = []
+
+    def handle(message: Message) -> None:
+        wanted = (message.headers or {}).get(CLUSTER_HEADER)
+        asked.append(wanted)
+        assert message.reply is not None
+        for cluster in clusters:
+            form: dict[str, Any] = {"cluster_id": cluster, "streams": [{"name": cluster}]}
+            headers = {CLUSTER_HEADER: cluster}
+            if wanted not in (None, cluster):
+                error = TidelogError(Code.WRONG_CLUSTER, f"this is {cluster}")
+                form, headers = {"error": error.to_json()}, {**error.to_headers(), **headers}
+            transport.publish(message.reply, [json.dumps(form).encode()], headers=headers)
+
+    transport.listen(f"tidelog.api.{name}", handle)
+    return asked
+
+
+async def test_two_clusters_in_one_namespace_are_an_error(cluster: Cluster) -> None:
+    transport, _, client = cluster
+    for name in ("cluster.id", "stream.list"):
+        two_clusters(transport, name, "x", "y")
+    with pytest.raises(WrongCluster, match=r"clusters x and y both answer in namespace 'tidelog'.*stop one"):
+        await client.streams()
+    two_clusters(transport, "cluster.id", "y")
+    assert [stream["name"] for stream in await client.streams()] == ["y"]
+    assert transport.open_inboxes == 0
+
+
+async def test_a_client_stays_with_the_cluster_that_it_began_with(cluster: Cluster) -> None:
+    transport, _, client = cluster
+    two_clusters(transport, "cluster.id", "x")
+    asked = two_clusters(transport, "stream.list", "y", "x")
+    for _ in range(3):
+        assert [stream["name"] for stream in await client.streams()] == ["x"]
+    assert asked == ["x"] * 3
+    two_clusters(transport, "stream.list", "y")
+    with pytest.raises(NoServer, match=r"cluster x, with which this client began, .* but cluster y did; connect again"):
+        await client.streams()
 
 
 async def test_refusals_become_their_types(cluster: Cluster) -> None:

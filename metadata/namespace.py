@@ -1,0 +1,163 @@
+"""What a broker says and hears about clusters in its namespace: there should be one.
+
+Every broker answers the question to which cluster it belongs, so that nobody founds a second one beside it
+(`founding`). A controller in office says it unasked every `ANNOUNCE_INTERVAL_S`, and every message between brokers
+and controllers carries a cluster id. A message of another cluster is not carried out; it is counted, and the other
+cluster is told to operators. Two clusters in one namespace come about where NATS was divided when one of them was
+founded. Neither stops by itself, for both may hold data.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Callable
+from dataclasses import dataclass
+from math import inf
+from typing import Any
+
+from metadata.controller import ControllerCore, Effect
+from metadata.founding import Claim
+from metadata.state import ClusterState
+from wire import metadata_pb2 as pb
+from wire.subjects import Subjects
+from wire.transport import Transport
+from wire.types import BrokerId
+
+_log = logging.getLogger(__name__)
+
+ANNOUNCE_INTERVAL_S = 1.0
+REMEMBERED_S = 60.0
+"""A cluster that has not been heard for so long is not told of any more; while it is heard, the log repeats it so
+often."""
+MAX_CLUSTERS = 16
+
+
+@dataclass(slots=True)
+class _Heard:
+    broker: str
+    at: float
+    logged_at: float
+
+
+class Namespace:
+    """See the module. `known_cluster_id`: what the data folder says; empty: a new folder. `run` carries effects out."""
+
+    def __init__(
+        self,
+        *,
+        broker_id: BrokerId,
+        life_id: str,
+        known_cluster_id: str,
+        state: ClusterState,
+        core: ControllerCore,
+        transport: Transport,
+        subjects: Subjects,
+        monotonic: Callable[[], float],
+        run: Callable[[list[Effect]], None],
+    ) -> None:
+        self._id = broker_id
+        self._life_id = life_id
+        self._known_cluster_id = known_cluster_id
+        self._state = state
+        self._core = core
+        self._transport = transport
+        self._subjects = subjects
+        self._monotonic = monotonic
+        self._run = run
+        self._announced_at = -inf
+        self._others: dict[str, _Heard] = {}
+        self.dropped = 0
+        """Messages of other clusters."""
+
+    @property
+    def cluster_id(self) -> str:
+        """Of the cluster that this broker belongs to; empty: it knows of none yet."""
+        return self._state.cluster_id or self._known_cluster_id
+
+    def is_ours(self, cluster_id: str, sender: str) -> bool:
+        """Whether a message is of this broker's cluster; it is counted if it is not. A broker that does not know its
+        cluster yet takes nothing."""
+        if not self.cluster_id:
+            return False
+        if cluster_id != self.cluster_id:
+            self._hear(cluster_id, sender)
+        return cluster_id == self.cluster_id
+
+    def ask(self, inbox: str) -> None:
+        """Of a founder: who else is here? Answers go to `on_claim`."""
+        self._transport.publish(self._subjects.cluster(), [self._claim().SerializeToString()], reply=inbox)
+
+    def announce(self) -> None:
+        """Of a controller in office, when it is time."""
+        now = self._monotonic()
+        if self._core.office and now >= self._announced_at + ANNOUNCE_INTERVAL_S:
+            self._announced_at = now
+            self._transport.publish(self._subjects.cluster(), [self._claim().SerializeToString()])
+
+    def on_claim(self, claim: pb.ClusterClaim, reply: str | None) -> None:
+        """Another broker, or this one, has said to which cluster it belongs, or asks with it."""
+        now = self._monotonic()
+        if claim.life_id == self._life_id:
+            self._run(self._core.on_own_question(now))
+            return
+        if self.cluster_id and claim.cluster_id:
+            self.is_ours(claim.cluster_id, claim.broker)
+        if claim.cluster_id != self.cluster_id or not claim.cluster_id:
+            self._run(
+                self._core.on_claim(
+                    Claim(
+                        broker=claim.broker,
+                        cluster_id=claim.cluster_id,
+                        candidate=claim.candidate,
+                        decided=claim.decided,
+                    ),
+                    now,
+                )
+            )
+        if reply is not None:
+            own = self._claim()
+            if own.cluster_id or own.candidate:
+                self._transport.publish(reply, [own.SerializeToString()])
+
+    def others(self) -> list[dict[str, Any]]:
+        """Clusters that were heard lately, as JSON."""
+        now = self._monotonic()
+        return [
+            {"cluster_id": cluster_id, "broker": heard.broker, "heard_seconds_ago": round(now - heard.at, 1)}
+            for cluster_id, heard in sorted(self._others.items())
+            if now - heard.at <= REMEMBERED_S
+        ]
+
+    def _claim(self) -> pb.ClusterClaim:
+        founding = self._core.founding if not self.cluster_id else None
+        return pb.ClusterClaim(
+            broker=self._id,
+            life_id=self._life_id,
+            cluster_id=self.cluster_id,
+            candidate=founding.candidate if founding is not None else "",
+            decided=founding is not None and founding.decided,
+        )
+
+    def _hear(self, cluster_id: str, broker: str) -> None:
+        self.dropped += 1
+        if not cluster_id:
+            return
+        now = self._monotonic()
+        heard = self._others.get(cluster_id)
+        if heard is None:
+            if len(self._others) >= MAX_CLUSTERS:
+                del self._others[min(self._others, key=lambda known: self._others[known].at)]
+            heard = self._others[cluster_id] = _Heard(broker, now, -inf)
+        heard.broker, heard.at = broker, now
+        if now - heard.logged_at >= REMEMBERED_S:
+            heard.logged_at = now
+            _log.log(
+                logging.ERROR if self._core.office else logging.WARNING,
+                "broker %s of cluster %s hears another cluster in namespace %r: %s (broker %s). Stop one of them, or"
+                " move it to another namespace: clients may be answered by either",
+                self._id,
+                self.cluster_id,
+                self._subjects.namespace,
+                cluster_id,
+                broker,
+            )

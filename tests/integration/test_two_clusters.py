@@ -1,0 +1,127 @@
+"""A namespace has one cluster: who would found a second one stops, and where there are two everybody says so."""
+
+from __future__ import annotations
+
+import json
+import signal
+import subprocess
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+import pytest
+
+import tidelog
+from tests.integration.command_line import start_tidelog, tidelog_command
+from tidelog.client.errors import WrongCluster
+from tidelog.runtime.server import EmbeddedNatsServer
+from tidelog.server.devcluster import DevCluster
+
+LIMIT = 30.0
+
+
+@contextmanager
+def standalone(folder: Path, broker: str, url: str, *flags: str) -> Iterator[subprocess.Popen[str]]:
+    """A broker without peers, as in `tidelog server --help`; what it says goes to FOLDER.err."""
+    with folder.with_suffix(".err").open("w") as said:
+        process = start_tidelog(
+            *("server", "--id", broker, "--nats", url, "--data-dir", str(folder), *flags), stderr=said
+        )
+    try:
+        yield process
+    finally:
+        process.kill()
+        process.wait(LIMIT)
+
+
+def until(condition: Callable[[], object], what: str) -> None:
+    deadline = time.monotonic() + LIMIT
+    while not condition():
+        assert time.monotonic() < deadline, what
+        time.sleep(0.02)
+
+
+def cluster_id(folder: Path) -> str:
+    """As its broker recorded it; empty before it is registered."""
+    try:
+        return str(json.loads((folder / "broker.json").read_text())["cluster_id"] or "")
+    except (OSError, ValueError):
+        return ""
+
+
+@pytest.fixture
+def cluster(tmp_path: Path) -> Iterator[DevCluster]:
+    with DevCluster(tmp_path / "cluster", nodes=3, port=0) as cluster:
+        cluster.wait_ready()
+        yield cluster
+
+
+async def test_no_second_cluster_beside_a_living_one(cluster: DevCluster, tmp_path: Path) -> None:
+    own = cluster_id(cluster.broker_dir("b1"))
+    async with await tidelog.connect(cluster.nats_url) as client:
+        await client.create_stream("s", partitions=3)
+        before = (await client.describe("s"))["partitions"]
+        for broker in ("b9", "b1"):
+            folder = tmp_path / f"new-{broker}"
+            with standalone(folder, broker, cluster.nats_url) as process:
+                assert process.wait(LIMIT) == 1
+            sentence = folder.with_suffix(".err").read_text().splitlines()[-1]
+            for words in (own, "namespace 'tidelog'", "--raft-peer", "--namespace"):
+                assert words in sentence, sentence
+        after = (await client.describe("s"))["partitions"]
+        assert [p["leader_epoch"] for p in after] == [p["leader_epoch"] for p in before]
+        assert (await client.cluster_status())["other_clusters"] == []
+        with standalone(tmp_path / "beside", "b1", cluster.nats_url, "--namespace", "beside") as process:
+            until((tmp_path / "beside" / "ready").exists, "it serves in a namespace of its own")
+            assert process.poll() is None
+
+
+def test_of_two_founders_at_once_one_founds(tmp_path: Path) -> None:
+    with EmbeddedNatsServer(port=0, store_dir=tmp_path / "nats") as nats:
+        folders = [tmp_path / "one", tmp_path / "two"]
+        with standalone(folders[0], "b1", nats.url) as one, standalone(folders[1], "b2", nats.url) as two:
+            until(lambda: [p.poll() for p in (one, two)].count(1) == 1, "one of them stops")
+            winner = folders[1] if one.poll() is not None else folders[0]
+            loser = folders[0] if winner is folders[1] else folders[1]
+            until((winner / "ready").exists, "the other one serves")
+            assert cluster_id(winner)
+            assert not cluster_id(loser)
+            assert cluster_id(winner) in loser.with_suffix(".err").read_text()
+        with standalone(winner, "b1" if winner is folders[0] else "b2", nats.url) as again:
+            until((winner / "ready").exists, "a founder comes back to its cluster")
+            assert again.poll() is None
+
+
+async def test_two_clusters_that_meet_are_told_to_everybody(cluster: DevCluster, tmp_path: Path) -> None:
+    own = cluster_id(cluster.broker_dir("b1"))
+    async with await tidelog.connect(cluster.nats_url) as client:
+        await client.create_stream("before")
+        for broker in cluster.broker_ids:  # nobody answers the founder
+            cluster.kill(broker, signal.SIGSTOP)
+        folder = tmp_path / "second"
+        with standalone(folder, "b9", cluster.nats_url):
+            until((folder / "ready").exists, "the second cluster is founded")
+            other = cluster_id(folder)
+            for broker in cluster.broker_ids:
+                cluster.kill(broker, signal.SIGCONT)
+            # Who began with the first cluster goes on with it, and what it makes is made there alone.
+            await client.create_stream("after")
+            assert {stream["name"] for stream in await client.streams()} == {"before", "after"}
+            deadline = time.monotonic() + LIMIT
+            while not (told := (await client.cluster_status())["other_clusters"]):
+                assert time.monotonic() < deadline, "the controller hears of the other cluster"
+            assert [entry["cluster_id"] for entry in told] == [other]
+            # Who comes now is answered by both.
+            async with await tidelog.connect(cluster.nats_url) as newcomer:
+                with pytest.raises(WrongCluster, match=f"{min(own, other)} and {max(own, other)}"):
+                    await newcomer.streams()
+            refused = tidelog_command("stream", "list", "--server", cluster.nats_url)
+            assert refused.returncode == 1
+            assert "both answer" in refused.stderr
+            logs = [cluster.log_file(broker).read_text() for broker in cluster.broker_ids]
+            assert any("ERROR" in line and other in line for log in logs for line in log.splitlines())
+            assert own in folder.with_suffix(".err").read_text()
+        # The second one has gone: everything is as it was.
+        async with await tidelog.connect(cluster.nats_url) as newcomer:
+            assert {stream["name"] for stream in await newcomer.streams()} == {"before", "after"}
