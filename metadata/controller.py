@@ -284,8 +284,11 @@ class ControllerCore:
         """Voters with a live Raft connection. To be said before what may bury them: peer lost, no responders, tick."""
         self._liveness.on_raft_peers(connected)
 
-    def on_probe_answer(self, broker: BrokerId, number: int, generation: Generation, now: float) -> list[Effect]:
-        self._liveness.on_answer(broker, number, generation, now)
+    def on_probe_answer(
+        self, broker: BrokerId, number: int, generation: Generation, now: float, *, vouches: bool = False
+    ) -> list[Effect]:
+        """`vouches`: see `Liveness.on_answer`."""
+        self._liveness.on_answer(broker, number, generation, now, vouches=vouches)
         return [*self._count_witnesses(now), *self._decide(now)]
 
     def on_no_responders(self, broker: BrokerId, number: int, now: float) -> list[Effect]:

@@ -8,8 +8,8 @@ others counts only while the controller's own come back. A broker is
 - fallen    refused twice in a row with the controller's own probe answered after the first, or silent for
             `broker_silence_timeout`; and it has no live Raft connection with the controller.
 
-A fallen broker is dead, unless the fault may be the controller's own: its connection is younger than `liveness_grace`,
-its own probes do not come back, its process stood still, or less than half of the live brokers answered since (as when
+A fallen broker is dead, unless the fault may be the controller's own: its connection is not settled, its own probes do
+not come back, its process stood still, or less than half of the live brokers answered since (as when
 the NATS server restarts and all fall at once). In the last case it waits; brokers that it had heard in this office make
 it hand the office over after `broker_silence_timeout`; when even a controller that never heard them sees them fallen
 for twice that time while its own probes come back, they are dead. A controller that has had no connection, or has not
@@ -17,6 +17,12 @@ heard itself, for `broker_silence_timeout` hands the office over too.
 
 A voter that keeps its Raft connection and has not been heard for `leader_lease` is not dead, but cut off from NATS: it
 can serve nobody, and its lease has ended.
+
+A connection is settled when it is `liveness_grace` old: after a restart of the NATS server others may come back later
+than this controller, and a refusal proves nothing until they had the time. A controller that has just been started need
+not wait where another broker vouches: it answers a probe over a connection that has lasted for `liveness_grace`, with
+the same process of the NATS server. That process has not restarted lately, and the others are connected with it if they
+live. A controller that has been reconnected waits: whatever cut it off may have cut off others.
 
 Pure: the caller sends the probes, and says what came back and what time it is.
 """
@@ -89,6 +95,9 @@ class Liveness:
         self._began_at = -inf
         self._connected_at = inf
         self._connection_changed_at = -inf
+        self._is_first_connection = True
+        self._vouched = False
+        """Another broker has told that this connection's NATS server has not restarted lately."""
         self._own_heard_at = -inf
         self._own_sent_heard = -inf
         self._own_probe_at = -inf
@@ -114,6 +123,8 @@ class Liveness:
     # ---- events ----------------------------------------------------------------------------------------------------
 
     def on_connection(self, connected: bool, now: float) -> None:
+        self._is_first_connection = self._is_first_connection and connected
+        self._vouched = False
         self._connected_at = now if connected else inf
         self._connection_changed_at = now
         self._trusted_since = inf
@@ -135,7 +146,10 @@ class Liveness:
             watch.suspected_at = now
             watch.probe_at = now
 
-    def on_answer(self, broker: BrokerId, number: int, generation: Generation, now: float) -> None:
+    def on_answer(
+        self, broker: BrokerId, number: int, generation: Generation, now: float, *, vouches: bool = False
+    ) -> None:
+        """`vouches`: it has been connected for `liveness_grace`, with the same server as this controller."""
         sent = self._outstanding.pop(number, None)
         if sent is None or sent[0] != broker:
             return
@@ -144,6 +158,8 @@ class Liveness:
                 self._trusted_since = now
             self._own_heard_at = now
             self._own_sent_heard = max(self._own_sent_heard, sent[1])
+        elif vouches and self._is_first_connection:
+            self._vouched = True
         watch = self._watches.get(broker)
         if watch is None or number < watch.answered:
             return
@@ -203,9 +219,9 @@ class Liveness:
         )
 
     def is_trusted(self, now: float) -> bool:
-        """Whether what the probes say now is believed: old enough a connection, and own probes come back."""
+        """Whether what the probes say now is believed: a settled connection, and own probes come back."""
         return (
-            now >= self._connected_at + self._settings.liveness_grace_s
+            (self._vouched or now >= self._connected_at + self._settings.liveness_grace_s)
             and now >= self._trusted_since
             and now - self._own_heard_at <= 3 * self._settings.heartbeat_interval_s
         )

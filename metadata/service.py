@@ -96,6 +96,8 @@ STATUS_TIMEOUT_S = 0.5
 READY_TIMEOUT_S = 3.0
 """A new stream's leaders are waited for so long; the stream exists either way."""
 SHORTEST_PAUSE_S = 0.001
+MAX_CONNECTED_S = 3600.0
+"""Probe answers tell of no longer connections."""
 
 
 class RaftPort(Protocol):
@@ -283,8 +285,9 @@ class MetadataService:
             self._subscriptions.append(await self._transport.subscribe(subject, handler))
         self._transport.on_inbox(self._claims_inbox, self._on_claim)
         self._transport.on_connection_change(self._on_connection)
-        if self._transport.is_connected:
-            self._run(self._core.on_connection(True, self._transport.connected_since))
+        connected = self._transport.is_connected
+        since = self._transport.connected_since if connected else self._monotonic()
+        self._run(self._core.on_connection(connected, since))
         await self._raft.start()
         self._must_register.set()
         self._spawn(self._keep_registered())
@@ -770,7 +773,12 @@ class MetadataService:
                 self._core.relief.on_disk(probe.broker, said.disk_hangs)
                 self._core.relief.on_master_key(probe.broker, said.labels.get(MASTER_KEYS_LABEL) != "")
                 self._relieve()
-            self._run(self._core.on_probe_answer(probe.broker, probe.number, Generation(said.generation), now))
+            vouches = (
+                said.nats_server == self._transport.server_id != ""
+                and said.connected_ms >= self._settings.liveness_grace_s * 1000
+            )
+            generation = Generation(said.generation)
+            self._run(self._core.on_probe_answer(probe.broker, probe.number, generation, now, vouches=vouches))
 
     def _relieve(self) -> None:
         """Leaderships of brokers whose disks run full or hang, or that lack a key, go to others."""
@@ -880,6 +888,7 @@ class MetadataService:
             # That controller takes the first answer, which must be the one of its own broker of this name.
             return
         self._lease.on_probe(probe, office=self.state.office, generation=self.state.generation, now=self._monotonic())
+        connected_for = self._monotonic() - self._transport.connected_since
         answer = pb.ProbeAnswer(
             broker=self._id,
             life_id=self._life_id,
@@ -889,6 +898,8 @@ class MetadataService:
             labels=dict(self._registration.labels),
             room=self.room().value,
             disk_hangs=self.disk_hangs(),
+            nats_server=self._transport.server_id,
+            connected_ms=int(1000 * min(MAX_CONNECTED_S, max(0.0, connected_for))),
         )
         self._answer(message.reply, answer.SerializeToString(), "the answer to a probe")
 

@@ -18,7 +18,8 @@ class MetadataSettings:
     broker_silence_timeout_s: float = 2.0
     """A broker that neither answers nor refuses a probe for so long is dead."""
     liveness_grace_s: float = 1.0
-    """What a connection younger than this says about others is not believed."""
+    """What a connection younger than this says about others is not believed, unless it is the first one of the process
+    and another broker vouches for the NATS server (R25)."""
     witness_window_s: float = 6.0
     """A report of a failed leader counts for so long."""
     leader_lease_s: float = 5.0

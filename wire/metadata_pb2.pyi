@@ -1150,6 +1150,8 @@ class ProbeAnswer(_message.Message):
     LABELS_FIELD_NUMBER: _builtins.int
     ROOM_FIELD_NUMBER: _builtins.int
     DISK_HANGS_FIELD_NUMBER: _builtins.int
+    NATS_SERVER_FIELD_NUMBER: _builtins.int
+    CONNECTED_MS_FIELD_NUMBER: _builtins.int
     broker: _builtins.str
     life_id: _builtins.str
     incarnation: _builtins.int
@@ -1161,6 +1163,10 @@ class ProbeAnswer(_message.Message):
     """on its disk: "ample", "short" or "full"; "" = not told"""
     disk_hangs: _builtins.bool
     """a sync there has not returned for longer than replica_max_lag_time"""
+    nats_server: _builtins.str
+    """id of the NATS server's process that it is connected to; "" = not told"""
+    connected_ms: _builtins.int
+    """for so long without a break"""
     @_builtins.property
     def labels(self) -> _containers.ScalarMap[_builtins.str, _builtins.str]:
         """the whole set, each time"""
@@ -1176,10 +1182,12 @@ class ProbeAnswer(_message.Message):
         labels: _abc.Mapping[_builtins.str, _builtins.str] | None = ...,
         room: _builtins.str = ...,
         disk_hangs: _builtins.bool = ...,
+        nats_server: _builtins.str = ...,
+        connected_ms: _builtins.int = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["broker", b"broker", "disk_hangs", b"disk_hangs", "generation", b"generation", "incarnation", b"incarnation", "labels", b"labels", "life_id", b"life_id", "number", b"number", "room", b"room"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["broker", b"broker", "connected_ms", b"connected_ms", "disk_hangs", b"disk_hangs", "generation", b"generation", "incarnation", b"incarnation", "labels", b"labels", "life_id", b"life_id", "nats_server", b"nats_server", "number", b"number", "room", b"room"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 

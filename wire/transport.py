@@ -79,6 +79,12 @@ class Transport(Protocol):
         ...
 
     @property
+    def server_id(self) -> str:
+        """Of the NATS server that this connection is made with: another one after each start of the server. Empty while
+        disconnected."""
+        ...
+
+    @property
     def loss_reason(self) -> str:
         """Why the connection was lost the last time, as far as that is known; empty: it never was."""
         ...

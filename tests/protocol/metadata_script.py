@@ -1,6 +1,7 @@
 """The commands of `tests/testdata/metadata`: the cluster state, and the controller that decides about it.
 
-    cluster a b c [controller=a]           brokers that have registered; a has held the first office
+    cluster a b c [controller=a] [connected=S]     brokers that have registered; a has held the first office, and has
+                                           been connected since S (now is 100)
     create s "b a c" "c b a" [min_isr=2] [durability=accepted]     a partition for each placement, its leader first
     delete s
     settings s KEY=VALUE … [unset=KEY,…]   settings of a living stream
@@ -20,7 +21,8 @@ With the controller's core, whose probes are answered as told:
 
     raft leads|follows [minority]          what its Raft node says
     peers b c                              voters with a live Raft connection
-    probes b answers|refuses|silent [behind]       how b's probe subject behaves from now on
+    probes b answers|vouches|refuses|silent|behind         how b's probe subject behaves from now on; `vouches`: it
+                                           answers, over an old connection with the controller's NATS server
     connection lost|made                   the controller's NATS connection
     peer-lost b                            b's Raft connection closes
     report b N [e=N] [p=N]                 b reports the leader of partition N
@@ -141,7 +143,7 @@ class MetadataScript:
             new_cluster_id=command.options.get("candidate", "new"),
         )
         self._behaviour = dict.fromkeys(command.words, "answers")
-        self._perform(self._core.on_connection(True, 0.0))
+        self._perform(self._core.on_connection(True, float(command.options.get("connected", "0"))))
 
     def _claim(self, command: Command) -> None:
         command.check_options("cluster", "candidate")
@@ -319,9 +321,10 @@ class MetadataScript:
 
     def _probe(self, broker: BrokerId, number: int) -> None:
         match self._behaviour[broker]:
-            case "answers":
+            case "answers" | "vouches" as how:
                 generation = Generation(self.cluster.state.generation)
-                self._perform(self.core.on_probe_answer(broker, number, generation, self._now))
+                vouches = how == "vouches"
+                self._perform(self.core.on_probe_answer(broker, number, generation, self._now, vouches=vouches))
             case "behind":
                 self._perform(self.core.on_probe_answer(broker, number, Generation(1), self._now))
             case "refuses":
@@ -355,7 +358,7 @@ class MetadataScript:
 
     def _probes(self, command: Command) -> None:
         *brokers, how = command.words
-        if how not in ("answers", "refuses", "silent", "behind"):
+        if how not in ("answers", "vouches", "refuses", "silent", "behind"):
             raise ScriptError(f"a probe is not answered with {how}")
         self._behaviour.update(dict.fromkeys(brokers, how))
 

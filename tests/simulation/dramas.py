@@ -729,6 +729,30 @@ def nats_restarts(stage: Stage) -> Iterator[float | Until]:
         yield 1.0 + rng.random() * 3
 
 
+def nats_restarts_and_the_controller_too(stage: Stage) -> Iterator[float | Until]:
+    """The controller begins anew with a NATS server that has just been started: the others come back to that server
+    later than it asks for them, and nobody is called dead."""
+    rng, raft = stage.rng, stage.cluster.raft
+    yield Until(lambda: stage.leader and len(stage.isr) == 3)
+    for _ in range(2):
+        controller = raft.truth.controller
+        if controller is None:
+            return
+        stage.kill(controller)
+        stage.cluster.nats.restart(0.05)
+        mends = [stage.cut(name) for name in stage.cluster.brokers if name != controller]
+        yield 0.1
+        stage.start(controller)
+        yield Until(lambda: raft.elect(stage.broker(controller).raft_address))  # noqa: B023 - looked at before the loop goes on
+        yield Until(lambda: raft.truth.controller_life_id.startswith(f"{controller}-"), 1.0)  # noqa: B023
+        yield 0.05 + rng.random() * 0.3
+        for mend in mends:
+            mend()
+            yield rng.random() * 0.1
+        yield Until(lambda: len(stage.isr) == 3, 8.0)
+        yield rng.random()
+
+
 def witnesses(stage: Stage) -> Iterator[float | Until]:
     """A leader that lives and answers the controller, but not its followers."""
     rng = stage.rng
@@ -834,6 +858,7 @@ DRAMAS: dict[str, Drama] = {
         silent_damage,
         hung_leader,
         nats_restarts,
+        nats_restarts_and_the_controller_too,
         witnesses,
         below_the_log_start,
         copy_under_two_leaders,

@@ -67,6 +67,7 @@ class Nats:
         self.world = world
         self.rng = world.rng
         self.is_up = True
+        self.starts = 1
         self.weather = Weather()
         self.connections: list[SimConnection] = []
         self.delivered = 0
@@ -86,6 +87,7 @@ class Nats:
 
         def up() -> None:
             self.is_up = True
+            self.starts += 1
 
         self.world.after(downtime, up)
 
@@ -403,6 +405,10 @@ class SimConnection:
     @property
     def connected_since(self) -> float:
         return self._since
+
+    @property
+    def server_id(self) -> str:
+        return f"nats-{self.nats.starts}" if self._up.is_set() else ""
 
     def publish(
         self,

@@ -372,6 +372,25 @@ MUTANTS: tuple[Mutant, ...] = (
         drama="nats restarts",
     ),
     _mutant(
+        "a controller that has just been started believes what nobody vouches for",
+        (Liveness, "is_trusted", "(self._vouched or", "(True or"),
+        (Liveness, "_fallen", "broker == self._self or broker in self._raft_peers", "broker == self._self"),
+        (Liveness, "_most_stand", "return 2 * len(standing) >=", "return True or 2 * len(standing) >="),
+        drama="nats restarts and the controller too",
+    ),
+    _mutant(
+        "a broker vouches for a NATS server with which it has connected just now",
+        (
+            MetadataService,
+            "_probe",
+            "and said.connected_ms >= self._settings.liveness_grace_s * 1000",
+            "and said.connected_ms >= 0",
+        ),
+        (Liveness, "_fallen", "broker == self._self or broker in self._raft_peers", "broker == self._self"),
+        (Liveness, "_most_stand", "return 2 * len(standing) >=", "return True or 2 * len(standing) >="),
+        drama="nats restarts and the controller too",
+    ),
+    _mutant(
         "epochs are not cut with the log",
         (epochs.LeaderEpochCache, "truncate_from", "self._entries = kept", "pass"),
         (

@@ -91,6 +91,14 @@ class RaftGroup:
         if len(self._standing()) > 1:
             self._start_election(0.0, 0.3, other=True)
 
+    def elect(self, address: str) -> bool:
+        """That voter leads from now on, if it can."""
+        if address not in self._standing() or not self.has_majority(address):
+            return False
+        if self.leader != address:
+            self._take_lead(address)
+        return True
+
     def _start_election(self, shortest: float, longest: float, *, other: bool = False) -> None:
         if self._electing:
             return

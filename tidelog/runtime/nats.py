@@ -220,6 +220,11 @@ class NatsConnection:
         return self._connected_since
 
     @property
+    def server_id(self) -> str:
+        """Of the server that this connection is made with; empty while disconnected."""
+        return str(self._client.info.get("server_id", "")) if self._up.is_set() else ""
+
+    @property
     def max_payload(self) -> int:
         """Largest header block + payload in bytes that the server takes."""
         return self._client.max_payload

@@ -13,7 +13,7 @@ from metadata.settings import MetadataSettings
 from tests.unit.metadata.cluster import Cluster
 from wire.types import BrokerId, Generation, Incarnation
 
-Behaviour = Literal["answers", "refuses", "silent"]
+Behaviour = Literal["answers", "vouches", "refuses", "silent"]
 SETTINGS = MetadataSettings()
 A, B, C = BrokerId("a"), BrokerId("b"), BrokerId("c")
 
@@ -36,9 +36,10 @@ class Probes:
             for order in self.liveness.tick(self.now, self.brokers, Generation(self.generation)):
                 self.sent.append(order.broker)
                 match self.behaviour[order.broker]:
-                    case "answers":
+                    case "answers" | "vouches" as how:
                         generation = Generation(self.applied.get(order.broker, self.generation))
-                        self.liveness.on_answer(order.broker, order.number, generation, self.now)
+                        vouches = how == "vouches"
+                        self.liveness.on_answer(order.broker, order.number, generation, self.now, vouches=vouches)
                     case "refuses":
                         self.liveness.on_no_responders(order.broker, order.number, self.now)
                     case "silent":
@@ -66,6 +67,38 @@ def test_two_refusals_ten_milliseconds_apart_are_death() -> None:
     began = probes.now
     assert probes.run(1) == probes.dead(B)
     assert probes.now - began == pytest.approx(0.01, abs=0.005)
+
+
+@pytest.mark.parametrize("first", [True, False], ids=["first connection", "reconnected"])
+@pytest.mark.parametrize("witness", ["vouches", "answers"])
+def test_a_young_connection_is_believed_where_another_broker_vouches(first: bool, witness: Behaviour) -> None:
+    probes = Probes("a", "b", "c", connected_at=0.0)
+    if not first:
+        probes.liveness.on_connection(False, 0.0)
+    probes.liveness.on_connection(True, 0.0)
+    probes.behaviour |= {"b": "refuses", "c": witness}
+    assert probes.run(2) == probes.dead(B)
+    soon = first and witness == "vouches"
+    assert probes.now == pytest.approx(0.01 if soon else SETTINGS.liveness_grace_s, abs=0.12 if not soon else 0.005)
+
+
+def test_a_controller_does_not_vouch_for_itself() -> None:
+    probes = Probes("a", "b", "c", connected_at=0.0)
+    probes.liveness.on_connection(True, 0.0)
+    probes.behaviour |= {"a": "vouches", "b": "refuses"}
+    assert probes.run(0.9) == Verdict()
+
+
+def test_what_was_vouched_for_ends_with_the_connection() -> None:
+    probes = Probes("a", "b", "c", connected_at=0.0)
+    probes.liveness.on_connection(True, 0.0)
+    probes.behaviour["c"] = "vouches"
+    probes.run(0.2)
+    assert probes.liveness.is_trusted(probes.now)
+    probes.liveness.on_connection(False, probes.now)
+    probes.liveness.on_connection(True, probes.now)
+    probes.behaviour["b"] = "refuses"
+    assert probes.run(0.9) == Verdict()
 
 
 def test_one_refusal_is_not_death() -> None:

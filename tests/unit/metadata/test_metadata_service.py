@@ -8,6 +8,7 @@ import json
 import re
 from collections.abc import AsyncIterator, Callable, Mapping, Sequence
 from contextlib import asynccontextmanager
+from math import inf
 from random import Random
 from typing import Any
 
@@ -89,6 +90,7 @@ class HubTransport:
     is_connected = True
     max_payload = 1 << 20
     loss_reason = ""
+    server_id = "nats-1"
 
     def __init__(self, hub: Hub) -> None:
         self._hub = hub
@@ -397,6 +399,40 @@ async def test_a_group_that_comes_back_has_its_cluster() -> None:
             await asyncio.wait_for(world.brokers[name].service.wait_registered(), 5)
             assert world.brokers[name].recorded[-1][0] == own
             assert world.brokers[name].fatal == []
+
+
+async def test_an_answer_to_a_probe_tells_of_the_brokers_own_connection() -> None:
+    async with running("a", "b") as world:
+        world.brokers["b"].transport.connected_since -= 5.0
+        probe = pb.Probe(controller="a", office=1, number=1, cluster_id=world.brokers["a"].service.cluster_id)
+        answer = await world.client.request(SUBJECTS.probe(BrokerId("b")), probe.SerializeToString(), timeout=5)
+        told = pb.ProbeAnswer.FromString(answer.data)
+        assert told.nats_server == "nats-1"
+        assert 5000 <= told.connected_ms < 20_000
+        world.brokers["b"].transport.connected_since = inf  # the connection was lost meanwhile
+        answer = await world.client.request(SUBJECTS.probe(BrokerId("b")), probe.SerializeToString(), timeout=5)
+        assert pb.ProbeAnswer.FromString(answer.data).connected_ms == 0
+
+
+@pytest.mark.parametrize(
+    ("server", "age_s", "vouches"), [("nats-1", 10.0, True), ("nats-2", 10.0, False), ("nats-1", 0.1, False)]
+)
+async def test_who_vouches_for_the_controllers_nats_server(server: str, age_s: float, vouches: bool) -> None:
+    async with running("a", "b") as world:
+        controller, transport = world.brokers["a"].service, world.brokers["b"].transport
+        heard: list[bool] = []
+        hear = controller._core.on_probe_answer
+
+        def on_probe_answer(broker: BrokerId, *told: Any, vouches: bool) -> list[Effect]:
+            if broker == "b":
+                heard.append(vouches)
+            return hear(broker, *told, vouches=vouches)
+
+        controller._core.on_probe_answer = on_probe_answer  # type: ignore[method-assign,assignment]
+        controller._settings = MetadataSettings()
+        transport.server_id, transport.connected_since = server, asyncio.get_running_loop().time() - age_s
+        await until(lambda: len(heard) > 3)
+        assert heard[-1] is vouches
 
 
 async def test_another_cluster_is_counted_told_and_not_obeyed(caplog: pytest.LogCaptureFixture) -> None:

@@ -34,6 +34,7 @@ class FakeTransport:
         self.connected_since = 0.0
         self.max_payload = max_payload
         self.loss_reason = ""
+        self.server_id = "nats-1"
         self.published = 0
         self.full = False
         self._listeners: dict[str, MessageHandler] = {}
