@@ -18,7 +18,8 @@ import json
 from collections.abc import Callable
 from typing import Any, NamedTuple
 
-from tidelog.client.positions import AtTime, timestamp_from_text, timestamp_to_text
+from tidelog.client.errors import BadRequest
+from tidelog.client.positions import AtTime, timestamp_from_text, timestamp_ns, timestamp_to_text
 from tidelog.client.records import Record
 
 
@@ -99,9 +100,17 @@ def _bytes(value: Any, as_base64: bool) -> bytes | None:
 
 
 def _timestamp(value: Any) -> int | AtTime | None:
-    """A text is the very time that it names; a number is looked at by the producer."""
-    if value is None or (isinstance(value, int) and not isinstance(value, bool)):
-        return value
+    """A text is the very time that it names; a number must be plausible as ns."""
+    if value is None:
+        return None
+    if isinstance(value, int) and not isinstance(value, bool):
+        try:
+            return timestamp_ns(value)
+        except BadRequest:
+            raise ValueError(
+                f'"timestamp" {value} is no plausible time in ns since 1970; seconds, ms and µs are not taken, ISO-8601'
+                " text is"
+            ) from None
     try:
         return AtTime(timestamp_from_text(value))
     except (TypeError, ValueError):

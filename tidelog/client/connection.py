@@ -11,7 +11,7 @@ from datetime import datetime
 from itertools import count
 from pathlib import Path
 from ssl import SSLContext
-from types import TracebackType
+from types import NoneType, TracebackType
 from typing import Literal, Protocol, Self, runtime_checkable
 
 from tidelog.client.accumulator import AccumulatorSettings
@@ -330,6 +330,8 @@ class Client:
             gap = None if on_gap is None else OnGap(on_gap)
         except ValueError:
             raise BadRequest(Code.BAD_REQUEST, f"on_gap={on_gap!r} is none of 'raise' and 'skip'") from None
+        if isinstance(partitions, (str, bytes)) or not isinstance(partitions, (Iterable, NoneType)):
+            raise BadRequest(Code.BAD_REQUEST, f"partitions={partitions!r} is no list of partitions, such as [0, 2]")
         _check_range("max_bytes", max_bytes, 1, 1 << 30)
         _check_range("prefetch_bytes", prefetch_bytes, 1, 1 << 40)
         consumer = Consumer(

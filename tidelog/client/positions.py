@@ -72,7 +72,7 @@ def start_positions(start: Start, partitions: Iterable[int] | None, known: Itera
     Raises BadRequest naming the partition or the value that cannot be.
     """
     there = sorted(set(known))
-    chosen = there if partitions is None else sorted(set(partitions))
+    chosen = there if partitions is None else sorted({_partition(p) for p in partitions})
     if not chosen:
         raise _bad("no partition to read was given")
     _check_known(chosen, there)
@@ -182,14 +182,25 @@ def _check_known(partitions: Iterable[int], there: list[int]) -> None:
 def _offsets(given: Offsets, what: str) -> dict[int, AtOffset]:
     offsets: dict[int, AtOffset] = {}
     for key, value in given.items():
-        partition = int(key) if isinstance(key, str) and key.isascii() and key.isdigit() else _whole(key)
-        offset = _whole(value)
+        partition, offset = _partition_of(key), _whole(value)
         if partition is None or offset is None:
             raise _bad(f"{what} has {key!r}: {value!r}; it takes {{partition: offset}}, both whole numbers")
         if partition in offsets:
             raise _bad(f"{what} names partition {partition} twice, as a number and as text")
         offsets[partition] = AtOffset(_offset(offset))
     return offsets
+
+
+def _partition(given: object) -> int:
+    partition = _partition_of(given)
+    if partition is None:
+        raise _bad(f"partition {given!r} is no whole number")
+    return partition
+
+
+def _partition_of(given: object) -> int | None:
+    """A number, or its digits, as JSON has it for a key."""
+    return int(given) if isinstance(given, str) and given.isascii() and given.isdigit() else _whole(given)
 
 
 def _whole(value: object) -> int | None:

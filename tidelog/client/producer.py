@@ -302,10 +302,15 @@ class Producer:
         if self._partitioner is None:
             await self.start()
         self._check_usable()
+        lists: dict[str, object] = {"values": values, "keys": keys}
+        for what, given in lists.items():
+            if given is not None and (not hasattr(given, "__getitem__") or isinstance(given, (str, bytes))):
+                raise TypeError(f"{what} are a list of bytes or None, not {type(given).__name__}")
         if keys is not None and len(keys) != len(values):
             raise BadRequest(Code.BAD_REQUEST, f"{len(keys)} keys were given for {len(values)} values")
         if not _BYTES_OR_NONE.issuperset(map(type, values)) or not _BYTES_OR_NONE.issuperset(map(type, keys or ())):
-            raise TypeError("values and keys are bytes or None")
+            wrong = next(v for v in (*values, *(keys or ())) if type(v) not in _BYTES_OR_NONE)
+            raise TypeError(f"values and keys are bytes or None, not {type(wrong).__name__}")
         futures: list[asyncio.Future[BatchReceipt]] = []
         try:
             if keys is None:
@@ -668,7 +673,7 @@ class Producer:
 
     def _no_partition(self, partition: int) -> TidelogError:
         known = ", ".join(map(str, self._pipes))
-        return BadRequest(Code.BAD_REQUEST, f"there is no partition {partition} in {self.stream!r}; it has {known}")
+        return BadRequest(Code.BAD_REQUEST, f"there is no partition {partition!r} in {self.stream!r}; it has {known}")
 
 
 class _Pipe:

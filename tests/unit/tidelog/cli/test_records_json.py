@@ -34,9 +34,9 @@ def test_lists_of_headers_are_their_values_and_numbers_their_text() -> None:
     assert parsed.headers == {"several": [b"1", b"2"], "number": b"3", "none": []}
 
 
-def test_a_time_is_the_very_time_and_a_number_is_left_to_the_producer() -> None:
+def test_a_text_is_the_very_time_and_a_number_is_ns() -> None:
     assert from_json(b'{"value": "v", "timestamp": "1970-01-01T00:00:01Z"}').timestamp == AtTime(10**9)
-    assert from_json(b'{"value": "v", "timestamp": 1700000000}').timestamp == 1_700_000_000
+    assert from_json(b'{"value": "v", "timestamp": 1700000000123456789}').timestamp == 1_700_000_000_123_456_789
 
 
 def test_the_form_is_the_documented_one() -> None:
@@ -76,6 +76,8 @@ def test_values_need_not_be_text(line: bytes, value: bytes | None) -> None:
         (b'{"value": "!", "encoding": "base64"}', "base64 does not decode"),
         (b'{"value": "v", "encoding": "rot13"}', "rot13"),
         (b'{"value": "v", "timestamp": "noon"}', "'noon' is neither"),
+        (b'{"value": "v", "timestamp": 1700000000}', "1700000000 is no plausible time in ns"),
+        (b'{"value": "v", "timestamp": 1700000000.5}', "1700000000.5 is neither"),
         (b'{"value": "v", "headers": [1]}', "headers"),
     ],
 )

@@ -223,6 +223,8 @@ async def test_a_stream_that_is_deleted_while_positions_are_looked_up_ends_the_l
     ("arguments", "text"),
     [
         ({"partitions": [4]}, "no partition 4; the stream has 0"),
+        ({"partitions": 0}, r"partitions=0 is no list of partitions, such as \[0, 2\]"),
+        ({"partitions": "0"}, "partitions='0' is no list"),
         ({"start": "sometime"}, "'sometime' is no position"),
         ({"start": -1}, "offset -1"),
         ({"start": {0: 1}, "partitions": [0], "stop": {}}, "stop names no offset for partition 0"),

@@ -101,6 +101,12 @@ def test_numbers_of_numpy_are_numbers() -> None:
     assert start_positions(np.int32(4), None, [0]) == {0: AtOffset(4)}  # type: ignore[arg-type]
 
 
+def test_partitions_are_numbers_or_their_digits() -> None:
+    assert start_positions("latest", ["1", np.int64(0)], range(3)) == {0: Anchor.LATEST, 1: Anchor.LATEST}  # type: ignore[list-item]
+    with pytest.raises(BadRequest, match="partition 'one' is no whole number"):
+        start_positions("latest", ["one"], range(3))  # type: ignore[list-item]
+
+
 def test_one_position_serves_every_partition() -> None:
     assert start_positions("latest", [1], range(3)) == {1: Anchor.LATEST}
     assert start_positions(4, None, range(2)) == {0: AtOffset(4), 1: AtOffset(4)}

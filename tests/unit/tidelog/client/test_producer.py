@@ -510,6 +510,12 @@ async def test_bad_arguments_are_refused_in_a_sentence(cluster: Cluster) -> None
             await producer.send("text")  # type: ignore[arg-type]
         with pytest.raises(TypeError):
             await producer.send_many(["text"])  # type: ignore[list-item]
+        with pytest.raises(TypeError, match="values are a list of bytes or None, not generator"):
+            await producer.send_many(b"%d" % i for i in range(3))  # type: ignore[arg-type]
+        with pytest.raises(TypeError, match="values are a list of bytes or None, not bytes"):
+            await producer.send_many(b"abc")  # type: ignore[arg-type]
+        with pytest.raises(BadRequest, match="no partition '0' in"):
+            await producer.send(b"a", partition="0")  # type: ignore[arg-type]
         with pytest.raises(BadRequest, match="no partition 5"):
             await producer.send(b"a", partition=5)
         with pytest.raises(BadRequest, match="2 keys"):
