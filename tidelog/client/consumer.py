@@ -205,6 +205,9 @@ class Consumer:
         self._ready: deque[tuple[int, Answer]] = deque()
         """Answers as they came in, with their partition."""
         self._positions: dict[int, int] = {}
+        """Per partition, without the batch of which `_handed_out` is."""
+        self._handed_out: Record | None = None
+        """The newest record that was handed out singly, while its batch is not through."""
         self._room: dict[int, asyncio.Semaphore] = {}
         self._wake = asyncio.Event()
         self._failure: BaseException | None = None
@@ -233,7 +236,10 @@ class Consumer:
         What was fetched ahead does not count, so `client.consume(stream, start=positions)` goes on without a gap: save
         them, for instance as JSON, once the record that was handed out last has been processed.
         """
-        return dict(self._positions)
+        positions = dict(self._positions)
+        if self._handed_out is not None:
+            positions[self._handed_out.partition] = self._handed_out.offset + 1
+        return positions
 
     @property
     def missed(self) -> Mapping[int, int]:
@@ -338,12 +344,10 @@ class Consumer:
         self._on_closed(self)
 
     async def _records(self) -> AsyncIterator[Record]:
-        positions = self._positions
         async with aclosing(self._taken()) as batches:
             async for batch in batches:
-                partition = batch.partition
                 for record in batch.records():
-                    positions[partition] = record.offset + 1
+                    self._handed_out = record
                     yield record
 
     async def _whole_batches(self) -> AsyncIterator[Batch]:
@@ -370,6 +374,7 @@ class Consumer:
                     for columns in answer.batches:
                         yield Batch(self.stream, partition, columns)
                     self._positions[partition] = answer.end
+                    self._handed_out = None
                 if self._failure is not None:
                     raise self._failure
                 if self._running == 0:
