@@ -234,6 +234,17 @@ def test_a_killed_nats_server_is_started_again_and_nothing_acknowledged_is_lost(
             assert "Traceback" not in (running.folder / f"{broker}.log").read_text()
 
 
+def test_two_dead_brokers_of_three_are_not_told_as_none(tmp_path: Path) -> None:
+    with up(tmp_path / "cluster") as running:
+        printed = running.wait_ready()
+        for broker in printed["brokers"][:2]:
+            os.kill(broker["pid"], signal.SIGKILL)
+        wait_until(lambda: running.said().count("ended with status -9") == 2, "the word of both ends")
+        done = tidelog_command("cluster", "status", "--server", printed["nats_url"])
+        assert_refused(done, "has no controller: only b3 is connected", "a majority of the voters must run")
+        assert running.interrupt() == 0
+
+
 def test_a_nats_server_whose_port_was_taken_meanwhile_is_given_up(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -17,13 +17,18 @@ import json
 from collections.abc import Mapping
 from typing import Any
 
+from google.protobuf.message import DecodeError
+
 from tidelog.client.errors import NoServer, typed
 from wire.errors import CLUSTER_HEADER, Code, TidelogError
+from wire.metadata_pb2 import ClusterClaim
 from wire.subjects import Subjects
 from wire.transport import NO_RESPONDERS, Message, Transport
 
 REPEATED = "repeated"
 _RETRY_EVERY = 0.05
+_PRESENCE_WAIT = 0.3
+"""Seconds that brokers have to say that they are there, before a call fails for want of a controller."""
 _ATTEMPT_TIMEOUT = 2.0
 """Of one request, s: a controller that was killed with the request in hand never answers."""
 
@@ -105,7 +110,8 @@ class Api:
                 raise typed(_with_repeated(error, repeated))
             refusal, repeated = error, repeated or error.code.unknown_outcome
             await asyncio.sleep(min(_RETRY_EVERY, left))
-        raise self._nobody(called, limit, nobody_listens, refusal, repeated)
+        brokers = await self._connected_brokers() if nobody_listens and self._transport.is_connected else []
+        raise self._nobody(called, limit, nobody_listens, brokers, refusal, repeated)
 
     async def _ask(self, subject: str, payload: bytes, timeout: float, inboxes: list[str] | None) -> Message:
         """One request; the first answer that is not of another cluster. Raises TimeoutError, also when there is no
@@ -151,15 +157,46 @@ class Api:
             )
         )
 
+    async def _connected_brokers(self) -> list[str]:
+        """The brokers of the namespace that answer within _PRESENCE_WAIT; they do so without a controller, too."""
+        inbox, found = self._transport.new_inbox(), set()
+
+        def on_claim(message: Message) -> None:
+            try:
+                found.add(ClusterClaim.FromString(message.data).broker)
+            except DecodeError:
+                return
+
+        self._transport.on_inbox(inbox, on_claim)
+        try:
+            self._transport.publish(self._subjects.cluster(), [ClusterClaim().SerializeToString()], reply=inbox)
+            await asyncio.sleep(_PRESENCE_WAIT)
+        finally:
+            self._transport.on_inbox(inbox, None)
+        return sorted(found - {""})
+
     def _nobody(
-        self, name: str, limit: float, nobody_listens: bool, refusal: TidelogError | None, repeated: bool
+        self,
+        name: str,
+        limit: float,
+        nobody_listens: bool,
+        brokers: list[str],
+        refusal: TidelogError | None,
+        repeated: bool,
     ) -> TidelogError:
         if not self._transport.is_connected:
             text = f"the connection to NATS at {self._server} is lost; check that nats-server runs there"
+        elif nobody_listens and brokers:
+            connected = f"{', '.join(brokers)} {'is' if len(brokers) == 1 else 'are'} connected"
+            text = (
+                f"the cluster at {self._server} (namespace {self._subjects.namespace!r}) has no controller: only"
+                f" {connected}, and a majority of the voters must run and reach each other; start the brokers that are"
+                " missing, and see the logs"
+            )
         elif nobody_listens:
             text = (
                 f"no Tidelog broker answers at {self._server} (namespace {self._subjects.namespace!r}): NATS runs, but "
-                "no broker is connected or has become controller; start `tidelog server` or `tidelog up`, or check the "
+                "no broker is connected; start `tidelog server` or `tidelog up`, or check the "
                 "URL"
             )
         elif self._others:

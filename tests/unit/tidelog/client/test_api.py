@@ -25,6 +25,7 @@ from tidelog.client.errors import (
     typed,
 )
 from wire.errors import CLUSTER_HEADER, Code, TidelogError
+from wire.metadata_pb2 import ClusterClaim
 from wire.transport import Message
 
 Cluster = tuple[FakeTransport, FakeBroker, Client]
@@ -69,6 +70,22 @@ async def test_no_nats_server_names_the_url_and_the_remedy() -> None:
 async def test_nats_without_a_broker_says_so(cluster: Cluster) -> None:
     _, _, client = cluster
     with pytest.raises(NoServer, match=r"no Tidelog broker answers at nats://fake:4222 .*tidelog server"):
+        await client.cluster_status()
+
+
+async def test_brokers_without_a_controller_are_named(cluster: Cluster) -> None:
+    """Two of three voters are dead, say: the third one is connected, and nobody serves the API."""
+    transport, broker, client = cluster
+
+    def claim(message: Message) -> None:
+        assert message.reply is not None
+        for name in ("b3", "b1"):
+            transport.publish(message.reply, [ClusterClaim(broker=name, cluster_id="c").SerializeToString()])
+
+    transport.listen(broker.subjects.cluster(), claim)
+    for name in ("cluster.id", "cluster.status"):
+        transport.listen(f"tidelog.api.{name}", None)
+    with pytest.raises(NoServer, match=r"has no controller: only b1, b3 are connected, and a majority of the voters"):
         await client.cluster_status()
 
 
