@@ -1,8 +1,9 @@
 """Housekeeping of one broker: the logs of streams with `compact` are compacted, the dirtiest first, one at a time.
 
-A log is worth it when the share of it that was not compacted yet reaches `compaction_min_dirty_ratio`, or when there
-are tombstones to remove. A pass goes on from visit to visit, a step of bounded length each time; nothing of it waits in
-memory but the map of its keys. It is broken off when nobody has visited its log for a while.
+A log is worth it when the share of it that was not compacted yet reaches `compaction_min_dirty_ratio`, when there are
+tombstones to remove, or when it has a batch that NATS does not carry, which an older version may have made so large. A
+pass goes on from visit to visit, a step of bounded length each time; nothing of it waits in memory but the map of its
+keys. It is broken off when nobody has visited its log for a while.
 """
 
 from __future__ import annotations
@@ -85,6 +86,8 @@ class Compaction:
         """The share that is dirty; None: leave it."""
         if not visit.config.compact or visit.time_ns < self._not_before.get(visit.log, visit.time_ns):
             return None
+        if visit.log.swapping.has_too_large_batch:
+            return 1.0
         ratio = dirt_of(visit.log, visit.high_watermark).ratio
         if ratio >= self._settings.compaction_min_dirty_ratio:
             return ratio
@@ -132,6 +135,7 @@ class Compaction:
             active.steps.close()
             active = self._active = None
         if active is None and visit.config.compact:
+            visit.log.swapping.has_too_large_batch = False
             work = CompactionPass(
                 visit.log,
                 visit.high_watermark,

@@ -217,6 +217,7 @@ class ReadableRole(Role):
             refusal = answer_too_large(error, f"what lies at offset {offset} of {self.view.key}")
             transport.publish(inbox, [refusal_body], headers=refusal.to_headers())
             self.context.counters.answers_too_large += 1
+            self.log.swapping.has_too_large_batch = True
             if self._too_large_at != offset:
                 self._too_large_at = offset
                 log.error("partition %s: %s", self.view.key, refusal.message)

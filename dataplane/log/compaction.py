@@ -127,6 +127,8 @@ class CompactionPass:
         self._readable_end = log.log_end_offset
         """Behind it are batches that cannot be looked into, or could not be rewritten: whatever they hold of a key
         counts as not clean."""
+        self._first_gone = log.log_end_offset
+        """Offset of the first record that this pass takes."""
         self._newest = NewestOffsets(memory)
 
     def steps(self) -> Generator[int, None, None]:
@@ -243,6 +245,8 @@ class CompactionPass:
             if bool((kept & gone).any()):
                 self._forget_tombstones()
             kept &= ~gone
+            if not kept.all():
+                self._first_gone = min(self._first_gone, Offset(int(content.offsets[int(kept.argmin())])))
             self._tombstones += int((kept & content.tombstones).sum())
             yield kept
 
@@ -264,6 +268,10 @@ class CompactionPass:
 
     def _finish(self, end: Offset) -> None:
         end = min(end, self._readable_end)
+        if self.done.left_whole:
+            # What supersedes a record that is gone may be in that batch or behind it. Below clean_end the newest record
+            # of each key must be there: so it does not move up, and falls to the first record that this pass took.
+            end = min(end, self._point.clean_end, self._first_gone)
         point = self._point._replace(
             clean_end=end,
             settled_end=min(self._point.settled_end, end),

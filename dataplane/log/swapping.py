@@ -29,6 +29,8 @@ class Swapping:
     def __init__(self, state: LogState, syncing: Syncing) -> None:
         self._state = state
         self._syncing = syncing
+        self.has_too_large_batch = False
+        """Somebody was sent an error in place of a batch that NATS does not carry. A pass may make it smaller."""
 
     def finished_below(self, end: Offset) -> list[tuple[Segment, Offset]]:
         """(segment, where the next one begins): those that nobody writes to any more and that lie wholly below `end`

@@ -17,6 +17,8 @@ from dataplane.log.partition_log import LogConfig, PartitionLog
 from dataplane.log.retention import NS_PER_MS
 from tests.simulation.disk import SimDisk
 from tests.unit.dataplane.log.compacting import append, rows, stored
+from wire.batch import CompactableBatch, parse_header
+from wire.batch.header import MAX_BODY_BYTES
 from wire.stream_config import StreamConfig
 from wire.types import Incarnation, Offset, PartitionKey, StreamName
 
@@ -133,6 +135,31 @@ def test_the_dirtiest_first_and_one_at_a_time(monkeypatch: pytest.MonkeyPatch) -
     assert steps == sorted(steps)
     assert set(steps) == {"all", "half"}
     assert steps.count("half") > 3
+
+
+def test_a_batch_that_nats_does_not_carry_is_a_reason(monkeypatch: pytest.MonkeyPatch) -> None:
+    """An older version made batches larger than they were; somebody asks for one of them."""
+    house = House(compaction_min_dirty_ratio=0.9)
+    config = LogConfig(segment_bytes=10_000, index_interval_bytes=500, tail_bytes=200)
+    log, _ = PartitionLog.open(Path("/a"), config, files=house.disk)
+    house.logs["a"] = log
+    append(log, [(b"%d" % key, b"v" * 20) for key in range(200)])
+    append(log, [(b"17", b"newer")])
+    append(log, [(b"end of a segment", b"." * 10_000)])
+    log.sync()
+    room = parse_header(stored(log)).size
+    keep = CompactableBatch.keep
+    with monkeypatch.context() as patched:
+        patched.setattr(CompactableBatch, "keep", lambda batch, kept, _=None: keep(batch, kept, MAX_BODY_BYTES))
+        assert house.round() == ["a"]
+    assert parse_header(stored(log)).size > room
+    house.job = Compaction(StorageSettings(compaction_bytes_per_second=0), Keyring(), lambda: room)
+    assert house.round() == []
+    log.swapping.has_too_large_batch = True
+    assert house.round() == ["a"]
+    assert parse_header(stored(log)).size <= room
+    log.swapping.has_too_large_batch = True  # as if that had not helped: not again at once
+    assert house.round() == []
 
 
 def test_a_pass_is_given_up_when_the_stream_is_compacted_no_more(house: House, monkeypatch: pytest.MonkeyPatch) -> None:
