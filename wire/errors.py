@@ -51,6 +51,7 @@ class Code(Enum):
     WRONG_KIND = Entry(False, False)
     WRONG_INCARNATION = Entry(False, True)
     OUT_OF_ORDER_SEQUENCE = Entry(False, False)
+    UNKNOWN_PRODUCER_ID = Entry(False, False)
     PRODUCER_FENCED = Entry(False, False)
     INCORRECT_OFFSET = Entry(False, False)
     RECORD_TOO_LARGE = Entry(False, False)
@@ -91,7 +92,7 @@ class TidelogError(Exception):
     """A refusal from the error table. `str(error)` is one sentence that names the thing, the value and the remedy.
 
     `details` are small text values that belong to the code: `leader`, `leader_epoch`, `log_start`, `version`,
-    `retry_after_ms`.
+    `retry_after_ms`, `remembered_ms`.
     """
 
     def __init__(self, code: Code, message: str, details: Mapping[str, str] | None = None) -> None:

@@ -33,6 +33,7 @@ from dataplane.log.data_dir import DataDir
 from dataplane.log.errors import DataDirError, LogDamaged
 from dataplane.log.partition_log import LogConfig
 from dataplane.log.recovery import RecoveryReport
+from dataplane.replica.producers import ProducerLimits
 from wire.errors import Code, TidelogError
 from wire.tidelog_pb2 import PartitionNotification
 from wire.transport import Message, Subscription
@@ -55,14 +56,15 @@ OPENED_AT_ONCE = 4
 
 
 async def open_replicas(
-    data_dir: DataDir, executor: Executor, space: SpaceWatch
+    data_dir: DataDir, executor: Executor, space: SpaceWatch, producers: ProducerLimits
 ) -> tuple[list[Replica], tuple[PartitionKey, ...]]:
     """Open and recover every log in the data folder, before this broker registers. Returns the replicas, and the
     unsound ones of them: they must be out of every ISR before anything is cut or served from them."""
     loop = asyncio.get_running_loop()
     survived = data_dir.proof().page_cache_survived
+    config = LogConfig(producers=producers)
     replicas = [
-        Replica(key, data_dir.partition_directory(key), LogConfig(), files=data_dir.files, pool=data_dir.pool)
+        Replica(key, data_dir.partition_directory(key), config, files=data_dir.files, pool=data_dir.pool)
         for key in data_dir.list_partitions()
     ]
     turns = asyncio.Semaphore(OPENED_AT_ONCE)
@@ -189,7 +191,7 @@ class Broker:
     def _reconcile(self, view: PartitionView) -> None:
         replica = self._replicas.get(view.key)
         if replica is None:
-            config = LogConfig(segment_bytes=view.config.segment_bytes)
+            config = LogConfig(segment_bytes=view.config.segment_bytes, producers=self.context.storage.producers)
             data_dir = self._data_dir
             replica = Replica(
                 view.key, data_dir.partition_directory(view.key), config, files=data_dir.files, pool=data_dir.pool

@@ -358,7 +358,7 @@ class Leading(ReadableRole):
     def _append(self, batch: EncodedBatch) -> BatchHeader | TidelogError:
         """Stamp, encrypt where the stream asks for it, and append; the caller tells the core. An error: nothing was
         stored for want of room, or the log has failed, and this replica withdraws."""
-        parts, header = batch.stamp(self.log.log_end_offset, self.leader_epoch)
+        parts, header = batch.stamp(self.log.log_end_offset, self.leader_epoch, self.context.time_ns())
         if self.view.config.encryption:
             parts, header = self._cipher.encrypt(header, batch.parts)
         try:

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+from dataplane.replica.producers import EXPIRATION_MS, MAX_PRODUCERS, ProducerLimits
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class StorageSettings:
@@ -27,6 +29,11 @@ class StorageSettings:
     """Bytes; of the one map of keys that there is at a time. About 700,000 keys; more take several passes."""
     compaction_bytes_per_second: int = 32 << 20
     """Read and written by compaction, of all partitions together. 0 = as fast as it goes."""
+    producer_id_expiration_ms: int = EXPIRATION_MS
+    """A producer that has been silent for so long (a week) in a partition is forgotten there; it goes on under a new
+    id."""
+    max_producers_per_partition: int = MAX_PRODUCERS
+    """When more write to a partition, the one that has been silent for longest is forgotten."""
 
     def __post_init__(self) -> None:
         if self.quick_sync_below < 0:
@@ -47,5 +54,15 @@ class StorageSettings:
             )
         if self.compaction_memory < 1 << 20:
             raise ValueError(f"compaction_memory ({self.compaction_memory} bytes) must be 1 MiB at least")
+        if self.producer_id_expiration_ms < 1:
+            raise ValueError(f"producer_id_expiration_ms ({self.producer_id_expiration_ms}) must be 1 at least")
+        if self.max_producers_per_partition < 1:
+            raise ValueError(f"max_producers_per_partition ({self.max_producers_per_partition}) must be 1 at least")
         if self.compaction_bytes_per_second < 0:
             raise ValueError(f"compaction_bytes_per_second ({self.compaction_bytes_per_second}) must not be negative")
+
+    @property
+    def producers(self) -> ProducerLimits:
+        return ProducerLimits(
+            max_producers=self.max_producers_per_partition, expiration_ms=self.producer_id_expiration_ms
+        )

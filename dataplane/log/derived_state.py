@@ -43,7 +43,7 @@ if TYPE_CHECKING:
 
     from dataplane.log.files import FileSystem
     from dataplane.replica.epochs import EpochEntry
-    from dataplane.replica.producers import KnownProducers
+    from dataplane.replica.producers import KnownProducers, ProducerLimits
     from wire.batch import BatchHeader
 
 Batches: TypeAlias = "Callable[[Offset, Offset], Iterator[BatchHeader]]"
@@ -68,10 +68,11 @@ class _Captured(NamedTuple):
 class DerivedState:
     """See the module's text. What touches the disk raises OSError unless it says otherwise."""
 
-    def __init__(self, files: FileSystem, directory: Path) -> None:
+    def __init__(self, files: FileSystem, directory: Path, limits: ProducerLimits) -> None:
         self._files = files
         self._directory = directory
-        self.producers = ProducerTable()
+        self._limits = limits
+        self.producers = ProducerTable(limits=limits)
         """As of the log's end."""
         self.lock = threading.Lock()
         self._carried: tuple[Section, ...] = ()
@@ -215,7 +216,7 @@ class DerivedState:
         """The state at `offset`, from the newest snapshot below it and the batches between them; what lies before the
         log's `start` and is in no snapshot is not known any more, but for the epochs. Raises what `batches` raises."""
         before = self.newest(start, offset) or Snapshot(start)
-        table = ProducerTable()
+        table = ProducerTable(limits=self._limits)
         table.restore(before.producers)
         for header in batches(before.offset, offset) if before.offset < offset else ():
             table.record(header)

@@ -144,7 +144,7 @@ class PartitionLog:
             pool or LogPool(files, reading=_HANDLES_OF_ONE_LOG),
             directory,
             config.index_interval_bytes,
-            DerivedState(files, directory),
+            DerivedState(files, directory, config.producers),
             nothing_torn=page_cache_survived and not config.preallocate_bytes,
         )
         log: PartitionLog | None = None

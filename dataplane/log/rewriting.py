@@ -269,4 +269,4 @@ def _what_is_left(
         return None
     if header.is_encrypted and not left.header.is_control:
         return cipher.encrypt(left.header, left.parts)[0]
-    return left.stamp(left.header.base_offset, left.header.leader_epoch)[0]
+    return left.stamp(left.header.base_offset, left.header.leader_epoch, left.header.append_time)[0]

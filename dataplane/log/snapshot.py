@@ -12,7 +12,8 @@ A row of sections, each with a name and a version of its own. Little-endian:
     u32 CRC-32C of everything before
 
     leader-epochs 1     for each epoch that began below the offset: u64 epoch, i64 start
-    producers 1         see `dataplane.replica.producers`
+    producers 1         see `dataplane.replica.producers`: the first piece
+    producer-times 1    the second piece; a version that does not know it carries it on, and then it is not used
 
 A section that this version does not know, by its name or by its version, is kept as it is: it is shipped on to
 followers, and goes into later snapshots with the offset at which it holds, so that a version that knows it can go on
@@ -22,13 +23,13 @@ from there. A file says nothing unless all of it is sound.
 from __future__ import annotations
 
 import struct
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import TYPE_CHECKING, NamedTuple
 
 from crc32c import crc32c
 
 from dataplane.replica.epochs import EpochEntry, LeaderEpochCache
-from dataplane.replica.producers import decode_producers, encode_producers
+from dataplane.replica.producers import NOBODY, decode_producers, encode_producers, encode_times
 from wire.errors import CorruptData, InvariantViolation
 from wire.types import LeaderEpoch, Offset
 
@@ -38,6 +39,7 @@ if TYPE_CHECKING:
 SNAPSHOT_SUFFIX = ".snapshot"
 LEADER_EPOCHS = "leader-epochs"
 PRODUCERS = "producers"
+PRODUCER_TIMES = "producer-times"
 
 _MAGIC = b"tlgstate"
 _FILE_VERSION = 1
@@ -65,7 +67,7 @@ class Snapshot:
     offset: Offset
     epochs: tuple[EpochEntry, ...] = ()
     """Those that began below `offset`, oldest first."""
-    producers: KnownProducers = field(default_factory=dict)
+    producers: KnownProducers = NOBODY
     carried: tuple[Section, ...] = ()
     """Sections that this version does not know."""
     is_whole: bool = True
@@ -82,6 +84,7 @@ def encode_snapshot(snapshot: Snapshot) -> bytes:
     sections = (
         Section(LEADER_EPOCHS, _SECTION_VERSION, offset, epochs),
         Section(PRODUCERS, _SECTION_VERSION, offset, encode_producers(snapshot.producers)),
+        Section(PRODUCER_TIMES, _SECTION_VERSION, offset, encode_times(snapshot.producers)),
         *snapshot.carried,
     )
     body = b"".join(map(_encode_section, sections))
@@ -140,18 +143,22 @@ def _decode_section(content: bytes, at: int, end: int) -> tuple[Section, int]:
 
 def _understood(offset: Offset, sections: list[Section]) -> Snapshot:
     epochs: tuple[EpochEntry, ...] | None = None
-    producers: KnownProducers | None = None
+    producers: bytes | None = None
+    times: bytes | None = None
     carried = []
     for section in sections:
         kind = section[:3]
         if kind == (LEADER_EPOCHS, _SECTION_VERSION, offset):
             epochs = _decode_epochs(section.payload, offset)
         elif kind == (PRODUCERS, _SECTION_VERSION, offset):
-            producers = decode_producers(section.payload)
-        else:
+            producers = section.payload
+        elif kind == (PRODUCER_TIMES, _SECTION_VERSION, offset):
+            times = section.payload
+        elif kind[:2] != (PRODUCER_TIMES, _SECTION_VERSION):
             carried.append(section)
+    known = NOBODY if producers is None else decode_producers(producers, times)
     is_whole = epochs is not None and producers is not None
-    return Snapshot(offset, epochs or (), producers or {}, tuple(carried), is_whole)
+    return Snapshot(offset, epochs or (), known, tuple(carried), is_whole)
 
 
 def _decode_epochs(payload: bytes, offset: Offset) -> tuple[EpochEntry, ...]:

@@ -16,11 +16,13 @@ from dataplane.log.errors import LogDamaged, NoSpace
 from dataplane.log.files import is_no_space
 from dataplane.log.segment import Segment
 from dataplane.log.tail import Tail
+from dataplane.replica.producers import DEFAULT_LIMITS
 from wire.types import Offset
 
 if TYPE_CHECKING:
     from dataplane.log.recovery import Recovery
     from dataplane.replica.epochs import EpochEntry, LeaderEpochCache
+    from dataplane.replica.producers import ProducerLimits
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -34,6 +36,7 @@ class LogConfig:
     """Newest batches kept in memory for `read`, unless all logs together hold too much: see `LogPool`."""
     preallocate_bytes: int = 0
     """Room reserved ahead of the end of the log, this much at a time, so that fdatasync need not write the length."""
+    producers: ProducerLimits = DEFAULT_LIMITS
 
 
 class LogState:

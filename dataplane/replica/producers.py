@@ -4,12 +4,28 @@ Each producer numbers its records in a partition from 0. The table remembers the
 sent again is recognised and answered with the offset of the original. A batch whose sequence does not follow the last
 one is refused, so that a lost batch cannot be overtaken by the one after it.
 
+A producer is forgotten when it has been silent for `expiration_ms`, or when more than `max_producers` others have
+written since. The time is that of the log: the newest `append_time` of its batches, so that each replica, and each
+recovery, forgets the same producers at the same batch. While nothing is appended nobody is forgotten, and nobody by a
+batch of its own.
+
+What a forgotten producer sends can be new, or a repetition of what it wrote before. To tell that from the first batch
+of a producer that has never written here, the table keeps the highest id that it has forgotten: ids are handed out in
+ascending order, so a producer with a higher id is new, and one with a lower id may have been forgotten
+(UNKNOWN_PRODUCER_ID). Its client goes on under a new id. The refusal says for how long back every producer is
+remembered: what its client sent for the first time since then is not in the log.
+
 What is known at an offset can be copied at little cost (`known`: what it holds is never changed, only replaced),
-encoded, and taken up again, by this replica or another one. Encoded, little-endian:
+encoded, and taken up again, by this replica or another one. Encoded, little-endian, in two pieces; earlier versions
+know the first one alone:
 
     u32 producers       the one that wrote longest ago first
         i64 id, i64 epoch, i64 next sequence, u32 batches       oldest first
             i64 base sequence, i64 base offset, u32 span
+
+    i64 highest id that was forgotten, -1 = none; i64 the newest write of those forgotten; i64 time of the log
+        both in ns since 1970, 0 = not known
+    i64 for each producer, in the same order: the time of the log when it wrote last
 """
 
 from __future__ import annotations
@@ -25,7 +41,20 @@ from wire.errors import Code, CorruptData, TidelogError
 from wire.types import NO_PRODUCER, REMEMBERED_BATCHES, Offset
 
 MAX_PRODUCERS = 20_000
-"""Per partition. The producer that wrote longest ago is forgotten first, and must begin anew under a new id."""
+EXPIRATION_MS = 7 * 24 * 3_600_000
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ProducerLimits:
+    """How many producers of a partition are remembered, and for how long."""
+
+    max_producers: int = MAX_PRODUCERS
+    """The one that wrote longest ago is forgotten first."""
+    expiration_ms: int = EXPIRATION_MS
+    """Since it wrote last."""
+
+
+DEFAULT_LIMITS = ProducerLimits()
 
 
 @dataclass(frozen=True, slots=True)
@@ -61,33 +90,56 @@ class Producer(NamedTuple):
     next_sequence: int
     batches: tuple[RememberedBatch, ...]
     """Oldest first, at most REMEMBERED_BATCHES."""
+    written: int = 0
+    """The time of the log when it wrote last, in ns since 1970; 0: not known."""
 
 
-KnownProducers: TypeAlias = Mapping[int, Producer]
-"""By id; the one that wrote longest ago first."""
+class KnownProducers(NamedTuple):
+    """What a log says of all producers."""
+
+    producers: Mapping[int, Producer]
+    """By id; the one that wrote longest ago first."""
+    forgotten: int = NO_PRODUCER
+    """The highest id of those that are no longer among them."""
+    forgotten_at: int = 0
+    """The time of the log when the last of those wrote last."""
+    time: int = 0
+    """The newest time of an append, in ns since 1970; 0: no batch says."""
+
+
+NOBODY = KnownProducers({})
 
 _COUNT = struct.Struct("<I")
 _PRODUCER = struct.Struct("<qqqI")
 _BATCH = struct.Struct("<qqI")
+_FORGOTTEN_AND_TIME = struct.Struct("<qqq")
+_WRITTEN = struct.Struct("<q")
+_NS_PER_MS = 1_000_000
 
 
 class ProducerTable:
-    def __init__(self, headers: Iterable[BatchHeader] = ()) -> None:
+    def __init__(self, headers: Iterable[BatchHeader] = (), *, limits: ProducerLimits = DEFAULT_LIMITS) -> None:
+        self._max_producers = limits.max_producers
+        self._expiration_ns = limits.expiration_ms * _NS_PER_MS
         self._producers: OrderedDict[int, Producer] = OrderedDict()
+        self._forgotten = NO_PRODUCER
+        self._forgotten_at = 0
+        self._time = 0
         self.rebuild(headers)
 
     def rebuild(self, headers: Iterable[BatchHeader]) -> None:
         """Forget all and learn it anew from the log."""
-        self.restore({}, headers)
+        self.restore(NOBODY, headers)
 
     @property
     def known(self) -> KnownProducers:
         """All of it, now: a copy that later batches do not change."""
-        return dict(self._producers)
+        return KnownProducers(dict(self._producers), self._forgotten, self._forgotten_at, self._time)
 
     def restore(self, known: KnownProducers, headers: Iterable[BatchHeader] = ()) -> None:
         """Forget all, take up what was known at some offset, and learn from the batches behind it."""
-        self._producers = OrderedDict(known)
+        self._producers = OrderedDict(known.producers)
+        _, self._forgotten, self._forgotten_at, self._time = known
         for header in headers:
             self.record(header)
 
@@ -99,6 +151,8 @@ class ProducerTable:
         if producer_id == NO_PRODUCER:
             return Fresh()
         known = self._producers.get(producer_id)
+        if known is None and producer_id <= self._forgotten:
+            return Rejected(_unknown(producer_id, (self._time - self._forgotten_at) // _NS_PER_MS))
         if known is None or epoch > known.epoch:
             if base_sequence == 0:
                 return Fresh()
@@ -124,35 +178,80 @@ class ProducerTable:
 
     def record(self, header: BatchHeader) -> None:
         """Take note of an appended batch; called for every batch, in log order, on every replica."""
+        if header.append_time > self._time:
+            self._go_on_to(header.append_time)
+        if header.producer_id != NO_PRODUCER:
+            self._learn(header)
+            while len(self._producers) > self._max_producers:
+                self._forget_oldest()
+        while self._producers and self._oldest.written + self._expiration_ns <= self._time:
+            self._forget_oldest()
+
+    def _learn(self, header: BatchHeader) -> None:
         producer_id = header.producer_id
-        if producer_id == NO_PRODUCER:
-            return
         known = self._producers.get(producer_id)
         before = known.batches if known is not None and header.producer_epoch <= known.epoch else ()
         epoch = known.epoch if before and known is not None else header.producer_epoch
         span = header.offset_count  # as many as it was sent with: compaction may have taken records since
         batches = (*before[1 - REMEMBERED_BATCHES :], (header.base_sequence, header.base_offset, span))
-        self._producers[producer_id] = Producer(epoch, header.base_sequence + span, batches)
+        self._producers[producer_id] = Producer(epoch, header.base_sequence + span, batches, self._time)
         self._producers.move_to_end(producer_id)
-        if len(self._producers) > MAX_PRODUCERS:
-            self._producers.popitem(last=False)
+
+    def _go_on_to(self, time: int) -> None:
+        if not self._time:  # all that is known was written by a leader that did not say when: the time begins here
+            self._forgotten_at = time
+            for producer_id, producer in self._producers.items():
+                self._producers[producer_id] = producer._replace(written=time)
+        self._time = time
+
+    @property
+    def _oldest(self) -> Producer:
+        return next(iter(self._producers.values()))
+
+    def _forget_oldest(self) -> None:
+        producer_id, producer = self._producers.popitem(last=False)
+        self._forgotten = max(self._forgotten, producer_id)
+        self._forgotten_at = producer.written
 
 
 def encode_producers(known: KnownProducers) -> bytes:
-    out = bytearray(_COUNT.pack(len(known)))
-    for producer_id, producer in known.items():
+    """The first piece."""
+    out = bytearray(_COUNT.pack(len(known.producers)))
+    for producer_id, producer in known.producers.items():
         out += _PRODUCER.pack(producer_id, producer.epoch, producer.next_sequence, len(producer.batches))
         for batch in producer.batches:
             out += _BATCH.pack(*batch)
     return bytes(out)
 
 
-def decode_producers(payload: bytes) -> KnownProducers:
-    """Raises CorruptData."""
+def encode_times(known: KnownProducers) -> bytes:
+    """The second piece."""
+    written = b"".join(_WRITTEN.pack(producer.written) for producer in known.producers.values())
+    return _FORGOTTEN_AND_TIME.pack(known.forgotten, known.forgotten_at, known.time) + written
+
+
+def decode_producers(payload: bytes, times: bytes | None) -> KnownProducers:
+    """`times` is None where a version that does not know the second piece wrote the first. Whom that one has forgotten
+    is not known; it did so only when it knew MAX_PRODUCERS. Raises CorruptData."""
+    producers = _decode_producers(payload)
+    if times is None:
+        return KnownProducers(producers, max(producers) if len(producers) >= MAX_PRODUCERS else NO_PRODUCER)
+    if len(times) != _FORGOTTEN_AND_TIME.size + len(producers) * _WRITTEN.size:
+        raise CorruptData(f"the times of {len(producers)} producers take {len(times)} bytes")
+    forgotten, forgotten_at, time = _FORGOTTEN_AND_TIME.unpack_from(times)
+    written = _WRITTEN.iter_unpack(times[_FORGOTTEN_AND_TIME.size :])
+    dated = {
+        number: producer._replace(written=at)
+        for (number, producer), (at,) in zip(producers.items(), written, strict=True)
+    }
+    return KnownProducers(dated, forgotten, forgotten_at, time)
+
+
+def _decode_producers(payload: bytes) -> dict[int, Producer]:
     try:
         (count,) = _COUNT.unpack_from(payload)
         at = _COUNT.size
-        known = {}
+        known: dict[int, Producer] = {}
         for _ in range(count):
             producer_id, epoch, next_sequence, batch_count = _PRODUCER.unpack_from(payload, at)
             at += _PRODUCER.size
@@ -167,6 +266,15 @@ def decode_producers(payload: bytes) -> KnownProducers:
     if at != len(payload):
         raise CorruptData(f"the state of {count} producers takes {at} bytes, and there are {len(payload)}")
     return known
+
+
+def _unknown(producer_id: int, remembered_ms: int) -> TidelogError:
+    return TidelogError(
+        Code.UNKNOWN_PRODUCER_ID,
+        f"producer {producer_id} is not known here, and producers with higher ids have been forgotten, for they were"
+        f" silent for longer than producer_id_expiration_ms or too many others wrote since; go on under a new id",
+        {"remembered_ms": str(remembered_ms)},
+    )
 
 
 def _out_of_order(producer_id: int, sequence: int, expected: int) -> TidelogError:

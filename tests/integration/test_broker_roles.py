@@ -32,6 +32,7 @@ from dataplane.log.errors import LogDamaged
 from dataplane.log.files import REAL_FILES
 from dataplane.log.group_commit import SyncScheduler
 from dataplane.log.partition_log import LogConfig
+from dataplane.replica.producers import ProducerLimits
 from dataplane.replica.settings import ReplicaSettings
 from tidelog.runtime.nats import NatsConnection
 from tidelog.runtime.server import EmbeddedNatsServer
@@ -155,7 +156,7 @@ class Node:
             loop=loop,
             time_ns=lambda: 1_000_000,
         )
-        replicas, self.unsound = await open_replicas(self.data_dir, self.executor, self.space)
+        replicas, self.unsound = await open_replicas(self.data_dir, self.executor, self.space, ProducerLimits())
         self.broker = Broker(self.context, self.data_dir, replicas)
         await self.broker.start()
         self.broker.on_registered(Incarnation(10))

@@ -8,7 +8,7 @@ from dataclasses import dataclass, replace
 from dataplane.log.checkpoints import CompactionPoint
 from dataplane.log.snapshot import Snapshot, encode_snapshot
 from dataplane.replica.epochs import EpochEntry, LeaderEpochCache
-from dataplane.replica.producers import ProducerTable
+from dataplane.replica.producers import ProducerLimits, ProducerTable
 from wire.batch import BatchBuilder, BatchHeader
 from wire.errors import InvariantViolation
 from wire.types import NO_PRODUCER, LeaderEpoch, Offset
@@ -30,6 +30,8 @@ class Batch:
     producer: int = NO_PRODUCER
     producer_epoch: int = 0
     sequence: int = -1
+    appended: float = 0.0
+    """When its leader appended it, s."""
 
     @property
     def end(self) -> Offset:
@@ -41,19 +43,19 @@ class Batch:
         built = builder.build(
             1, producer_id=self.producer, producer_epoch=self.producer_epoch, base_sequence=self.sequence
         )
-        return built.stamp(self.base, self.epoch)[1]
+        return built.stamp(self.base, self.epoch, round(self.appended * 1e9))[1]
 
 
 class MemoryLog:
     """`durable_end` is what survives a loss of power; everything survives a killed process."""
 
-    def __init__(self) -> None:
+    def __init__(self, producers: ProducerLimits) -> None:
         self.start = Offset(0)
         self.batches: list[Batch] = []
         self.durable_end = Offset(0)
         self.epochs = LeaderEpochCache()
         self.compaction_point = CompactionPoint()
-        self.before = ProducerTable()
+        self.before = ProducerTable(limits=producers)
         """What was known of producers at the log start."""
         self.cuts = 0
         """Truncations so far: a sync that began before one says nothing about what was written after it."""

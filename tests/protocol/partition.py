@@ -48,7 +48,7 @@ from dataplane.replica.effects import (
 )
 from dataplane.replica.follower import CheckpointAnswer, FetchAnswer, Follower, OffsetAnswer
 from dataplane.replica.leader import CheckpointFetch, FollowerFetch, Leader
-from dataplane.replica.producers import ProducerTable
+from dataplane.replica.producers import DEFAULT_LIMITS, ProducerLimits, ProducerTable
 from dataplane.replica.settings import ReplicaSettings
 from metadata.references import ref_of
 from tests.protocol.memory_log import RECORD_BYTES, Batch, MemoryLog
@@ -144,11 +144,11 @@ Told: TypeAlias = LeaderEffect | FollowerEffect | str
 
 
 class Broker:
-    def __init__(self, name: str) -> None:
+    def __init__(self, name: str, producers: ProducerLimits) -> None:
         self.name = BrokerId(name)
         self.incarnation = Incarnation(0)
-        self.log = MemoryLog()
-        self.producers = ProducerTable()
+        self.log = MemoryLog(producers)
+        self.producers = ProducerTable(limits=producers)
         self.view: PartitionView | None = None
         self.role: Role | None = None
         self.role_number = 0
@@ -186,11 +186,12 @@ class PartitionWorld:
         replicas: str | None = None,
         config: dict[str, str] | None = None,
         settings: ReplicaSettings | None = None,
+        producers: ProducerLimits = DEFAULT_LIMITS,
         told: Callable[[str, Told], None] | None = None,
     ) -> None:
         self.settings = settings or ReplicaSettings()
         self.cluster = Cluster(*brokers.split())
-        self.brokers = {name: Broker(name) for name in brokers.split()}
+        self.brokers = {name: Broker(name, producers) for name in brokers.split()}
         for broker in self.brokers.values():
             broker.incarnation = Incarnation(self.cluster.incarnation(broker.name))
         self.network: list[Message] = []
@@ -611,6 +612,7 @@ class PartitionWorld:
     ) -> None:
         leader = broker.leading
         assert leader is not None
+        batch = replace(batch, appended=self.now)
         broker.log.append(batch)
         broker.producers.record(batch.header())
         self.wait_for(broker, batch.end, level, token, timeout)

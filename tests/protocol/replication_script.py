@@ -1,6 +1,7 @@
 """The commands of `tests/testdata/replication`: a leader and its followers, told step by step.
 
     stream a b c [min_isr=2] [durability=accepted] [push=false] [KEY=SECONDS]   replicas, the leader first
+           [max_producers=2] [producer_expiration=SECONDS]
     log a 1:ab 3:c [start=10] [hw=2]       before `begin`: what lies on a's disk
     epoch 5                                before `begin`: LeaderEpoch of the first view
     begin                                  the view goes to everybody
@@ -45,7 +46,7 @@ from dataclasses import fields, replace
 
 from dataplane.replica.consumers import ConsumerFetch
 from dataplane.replica.leader import FollowerFetch
-from dataplane.replica.producers import Duplicate, Rejected
+from dataplane.replica.producers import DEFAULT_LIMITS, Duplicate, Rejected
 from dataplane.replica.refusals import told_without_epoch
 from dataplane.replica.settings import ReplicaSettings
 from tests.datadriven import Command, ScriptError
@@ -130,12 +131,17 @@ class ReplicationScript:
     def _stream(self, command: Command) -> None:
         times = {field.name for field in fields(ReplicaSettings)}
         config = {key: value for key, value in command.options.items() if key in ("min_isr", "durability")}
+        producers = DEFAULT_LIMITS
         settings: dict[str, float | bool] = {"empty_answer_delay": 0.0}  # each answer in its place, but where asked
         for key, value in command.options.items():
             if key in times:
                 settings[key] = float(value)
             elif key == "push":
                 settings["push_to_waiters"] = value != "false"
+            elif key == "max_producers":
+                producers = replace(producers, max_producers=int(value))
+            elif key == "producer_expiration":
+                producers = replace(producers, expiration_ms=round(float(value) * 1000))
             elif key not in config:
                 raise ScriptError(f"unknown setting {key}")
         replicas = " ".join(command.words)
@@ -144,6 +150,7 @@ class ReplicationScript:
             replicas=replicas,
             config=config,
             settings=ReplicaSettings(**settings),  # type: ignore[arg-type]
+            producers=producers,
             told=self._say,
         )
 

@@ -20,6 +20,7 @@ from tests.simulation.messaging import Nats, SimConnection
 from tests.simulation.world import Process, World
 from tidelog.client.connection import Client
 from tidelog.client.consumer import Consumer
+from tidelog.client.errors import OutOfOrderSequence
 from tidelog.client.producer import Producer
 from tidelog.client.records import Receipt
 from wire.batch import RecordBatch
@@ -254,6 +255,8 @@ class Workload:
                 if error is not None:
                     self.failed += 1
                     self.world.say(f"{value[:12]!r} failed: {error}")
+                    if committed and isinstance(error, OutOfOrderSequence):
+                        self.invariants.alarmed(self.process.name, str(error))
                     failed.set()
                     return
                 receipt = future.result()

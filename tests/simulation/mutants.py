@@ -14,7 +14,7 @@ from typing import Any
 
 from dataplane.broker import broker, checkpoints, following, housekeeping, leading, reading, replica, retention, role
 from dataplane.broker.broker import Broker
-from dataplane.log import appending, compaction, cutting, segment, swapping, syncing, tail
+from dataplane.log import appending, compaction, cutting, segment, snapshot, swapping, syncing, tail
 from dataplane.log import checkpoints as log_checkpoints
 from dataplane.log import state as log_state
 from dataplane.log.data_dir import DataDir
@@ -27,6 +27,7 @@ from metadata.lease import Lease
 from metadata.liveness import Liveness
 from metadata.relief import Relief
 from metadata.service import MetadataService
+from tidelog.client import accumulator
 from wire import subjects
 
 
@@ -242,6 +243,18 @@ MUTANTS: tuple[Mutant, ...] = (
     _mutant(
         "duplicates are appended again",
         (producers.ProducerTable, "check", "if producer_id == NO_PRODUCER:", "if True:"),
+    ),
+    _mutant(
+        "a forgotten producer is taken for one that never wrote",
+        (producers.ProducerTable, "check", "known is None and producer_id <= self._forgotten", "False"),
+    ),
+    _mutant(
+        "who is forgotten is itself forgotten when a log is opened",
+        (snapshot, "_understood", "times = section.payload", "pass"),
+    ),
+    _mutant(
+        "a producer that is forgotten sends again under a new id what may be stored",
+        (accumulator.PartitionAccumulator, "_forgotten", "not batch.uncertain", "True"),
     ),
     _mutant(
         "acknowledges before the commit",
@@ -482,7 +495,7 @@ MUTANTS: tuple[Mutant, ...] = (
             checkpoints,
             "install",
             "    partition_log.install(snapshot,",
-            "    from dataclasses import replace\n    partition_log.install(replace(snapshot, producers={}),",
+            "    partition_log.install(type(snapshot)(snapshot.offset, snapshot.epochs, carried=snapshot.carried),",
         ),
         drama="below the log start",
     ),

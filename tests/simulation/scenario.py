@@ -16,6 +16,7 @@ from dataclasses import dataclass, field, replace
 from random import Random
 
 from dataplane.broker.settings import StorageSettings
+from dataplane.replica.producers import DEFAULT_LIMITS, ProducerLimits
 from dataplane.replica.settings import ReplicaSettings
 from metadata.settings import MetadataSettings
 from tests.simulation.broker import DATA, SimBroker
@@ -84,6 +85,8 @@ class Shape:
     """Seconds."""
     keys: int = 0
     """Of the records, and then the streams are compacted; 0: records without keys."""
+    producers: ProducerLimits = DEFAULT_LIMITS
+    """How many are remembered, and for how long."""
     tombstone_retention_ms: int = 0
     min_dirty_ratio: float = 0.5
 
@@ -131,6 +134,15 @@ class Shape:
         )
         return replace(self, segment_bytes=4096, retention=limits, housekeeping_interval=rng.choice((0.05, 0.3, 1.0)))
 
+    def forgetting(self, rng: Random) -> Shape:
+        """Some runs have brokers that forget producers which are still at work."""
+        if rng.random() >= 0.3:
+            return self
+        limits = ProducerLimits(
+            max_producers=rng.choice((1, 2, 3, 20)), expiration_ms=rng.choice((300, 1500, 7 * 24 * 3_600_000))
+        )
+        return replace(self, producers=limits)
+
     def compacting(self, rng: Random) -> Shape:
         """Some runs have streams that are compacted."""
         if self.keys or rng.random() >= 0.35:
@@ -176,6 +188,7 @@ class Cluster:
         drama = draw_drama(rng)
         self.shape = Shape.drawn(rng, drama).keeping_less(Random(f"retention of {world.seed}"))
         self.shape = self.shape.compacting(Random(f"compaction of {world.seed}"))
+        self.shape = self.shape.forgetting(Random(f"producers of {world.seed}"))
         names = tuple(f"b{number + 1}" for number in range(self.shape.brokers))
         self.schedule = draw(rng, names, self.shape.duration, drama) if schedule is None else schedule
         self.data = DATA
@@ -209,6 +222,8 @@ class Cluster:
                 compaction_memory=1 << 20,
                 compaction_bytes_per_second=0,
                 scrub_interval=1.0,
+                producer_id_expiration_ms=self.shape.producers.expiration_ms,
+                max_producers_per_partition=self.shape.producers.max_producers,
             )
             if self.shape.quick:
                 broker.metadata_settings = QUICK_METADATA

@@ -7,7 +7,7 @@ batch.
 
 Batch:    GATHERING -> SEALED -> SENT <-> RESEND -> RESOLVED (acknowledged or failed)
                          ^                  |
-                         +------------------+  on under a new session (rule 4)
+                         +------------------+  on under a new session (rules 4 to 6)
 
 Link:     UP     batches are sent.
           DOWN   NATS said that nobody listens (503). Nothing is sent; a tiny probe goes out every few milliseconds, and
@@ -31,7 +31,11 @@ What holds:
 5. OUT_OF_ORDER_SEQUENCE to the first batch of a sound session means that the log has lost acknowledged records. With
    acks=all that batch fails and says so; with acks=leader it is what was asked for, and the batch goes on in a new
    session.
-6. While refusals repeat, only the first batch of the window is sent: a leader without enough replicas or room is
+6. UNKNOWN_PRODUCER_ID means that the leader has forgotten the session, or takes it for one that it has forgotten, and
+   stored nothing. If no earlier attempt of the first batch can have been written, or the leader remembers every
+   producer that wrote since that batch was made, it is not in the log, hence none behind it, and all go on under a new
+   session. Else its outcome cannot be known any more: it fails and says so.
+7. While refusals repeat, only the first batch of the window is sent: a leader without enough replicas or room is
    asked, not flooded.
 
 An answer can fail to come: the message reached a process that was killed afterwards. So when the oldest batch has
@@ -59,6 +63,9 @@ _T = TypeVar("_T")
 
 MAX_SEQUENCE = (1 << 31) - 1
 """Sequence numbers are i32. Before they run out the partition goes on in a new session."""
+
+_CLOCKS_APART = 3600.0
+"""Seconds. The clocks of leaders of one partition differ by less; only then is the time believed that one tells."""
 
 _CAUTIOUS_AFTER = 3
 """Setbacks in a row after which only the first batch of the window is sent."""
@@ -406,8 +413,12 @@ class PartitionAccumulator:
             return []
         batch.last_error = error
         code = error.code
-        if code is Code.OUT_OF_ORDER_SEQUENCE:
-            return self._out_of_order(batch, error, now)
+        if code in (Code.OUT_OF_ORDER_SEQUENCE, Code.UNKNOWN_PRODUCER_ID):
+            if self._window[0] is not batch:
+                return self._resend_up_to(batch, now)
+            if code is Code.OUT_OF_ORDER_SEQUENCE:
+                return self._out_of_order(batch, error)
+            return self._forgotten(batch, error, now)
         effects: list[Effect] = [RefreshMetadata()] if code.refresh_metadata else []
         if code.unknown_outcome:
             batch.uncertain = True
@@ -519,16 +530,17 @@ class PartitionAccumulator:
     def _oldest_sent(self) -> PendingBatch | None:
         return next((batch for batch in self._window if batch.state is BatchState.SENT), None)
 
-    def _out_of_order(self, batch: PendingBatch, error: TidelogError, now: float) -> list[Effect]:
-        if self._window[0] is not batch:
-            for earlier in self._window:
-                if earlier is batch:
-                    break
-                if earlier.state is BatchState.SENT:
-                    self._doubt(earlier)
-            batch.state = BatchState.RESEND
-            self._hold_until = max(self._hold_until, now + self._settings.backoff)
-            return []
+    def _resend_up_to(self, batch: PendingBatch, now: float) -> list[Effect]:
+        for earlier in self._window:
+            if earlier is batch:
+                break
+            if earlier.state is BatchState.SENT:
+                self._doubt(earlier)
+        batch.state = BatchState.RESEND
+        self._hold_until = max(self._hold_until, now + self._settings.backoff)
+        return []
+
+    def _out_of_order(self, batch: PendingBatch, error: TidelogError) -> list[Effect]:
         if self._session_sound and self._settings.acks is Acks.ALL:
             lost = OutOfOrderSequence(
                 Code.OUT_OF_ORDER_SEQUENCE,
@@ -537,6 +549,24 @@ class PartitionAccumulator:
                 error.details,
             )
             return [*self._fail(batch, lost), *self._renew_session()]
+        return self._begin_anew()
+
+    def _forgotten(self, batch: PendingBatch, error: TidelogError, now: float) -> list[Effect]:
+        remembered = (error.number("remembered_ms") or 0) / 1000
+        if not batch.uncertain or remembered > now - batch.created_at + _CLOCKS_APART:
+            self._back_off(now, None)  # where the next one is not known either
+            return self._begin_anew()
+        unknown = DeliveryTimeout(
+            Code.OUTCOME_UNKNOWN,
+            f"{len(batch)} records for {self.name} were sent again for want of an answer, and the leader has forgotten "
+            "this producer: they may or may not have been written; read the stream to find out before sending them "
+            "again",
+            {"outcome": "unknown"},
+        )
+        return [*self._fail(batch, unknown), *self._renew_session()]
+
+    def _begin_anew(self) -> list[Effect]:
+        """The first batch of the window is not in the log, hence none behind it."""
         self._session_sound = False
         while self._window:
             later = self._window.pop()
@@ -565,7 +595,7 @@ class PartitionAccumulator:
 
     @property
     def _needs_session(self) -> bool:
-        """Something is to be sent, there is no session for it, and nothing of the old one is unresolved (rule 4)."""
+        """Something is to be sent, it has no session, and nothing of the old one is unresolved (rules 4 to 6)."""
         return not self._has_session and not self._session_wanted and not self._window and not self.is_idle
 
     def _renew_session(self) -> list[Effect]:
@@ -615,11 +645,13 @@ class PartitionAccumulator:
                 {"outcome": "unknown"},
             )
         why = batch.last_error
-        if why is not None and why.code is not Code.OUT_OF_ORDER_SEQUENCE:
+        if why is not None and why.code not in (Code.OUT_OF_ORDER_SEQUENCE, Code.UNKNOWN_PRODUCER_ID):
             message = f"{why.message} (given up after {seconds:g} s, nothing written)"
             return typed(TidelogError(why.code, message, {**why.details, "outcome": "not_written"}))
         if self._is_down:
             reason = f"the partition has no leader for {seconds:g} s"
+        elif why is not None and batch.session is None:
+            reason = f"for {seconds:g} s the leader took each new id of this producer for one that it has forgotten"
         elif why is not None:
             reason = (
                 f"for {seconds:g} s an earlier batch of this producer, which they must follow, was not acknowledged"

@@ -111,7 +111,7 @@ class Assembly:
             )
         except DataDirError as e:
             raise TidelogError(Code.BAD_CONFIG, str(e)) from e
-        replicas, unsound = await open_replicas(data_dir, ground.executor, space)
+        replicas, unsound = await open_replicas(data_dir, ground.executor, space, ground.storage_settings.producers)
         proof = data_dir.proof()
         metadata = MetadataService(
             broker_id=ground.broker,

@@ -20,7 +20,8 @@ begins at a multiple of 8 and is padded with zeros to the next one.
     56  i64 producer_id       -1 = none
     64  i32 producer_epoch
     68  i32 base_sequence
-    72  20 bytes              0, not read
+    72  i64 append_time       stamped by the leader: its clock, in ns since 1970; 0 = not said
+    80  12 bytes              0, not read
     92  u32 header_crc        CRC-32C of bytes 0 to 92
 
     body: the sections that `columns` names, in the order of their bits; n = record_count

@@ -20,7 +20,8 @@ if TYPE_CHECKING:
 class EncodedBatch:
     """A batch without an offset yet: the body as a list of buffers, the header as it will be but for the stamp.
 
-    `header.base_offset` and `header.leader_epoch` are 0. A client sends `stamp(Offset(0), LeaderEpoch(0))`.
+    `header.base_offset`, `header.leader_epoch` and `header.append_time` are 0. A client sends
+    `stamp(Offset(0), LeaderEpoch(0))`.
     """
 
     __slots__ = ("header", "parts")
@@ -38,9 +39,12 @@ class EncodedBatch:
     def record_count(self) -> int:
         return self.header.record_count
 
-    def stamp(self, base_offset: Offset, leader_epoch: LeaderEpoch) -> tuple[list[Buffer], BatchHeader]:
-        """The parts of the finished batch, the first of them its 96-byte header; and that header."""
-        header = _stamped(self.header, base_offset, leader_epoch)
+    def stamp(
+        self, base_offset: Offset, leader_epoch: LeaderEpoch, append_time: int = 0
+    ) -> tuple[list[Buffer], BatchHeader]:
+        """The parts of the finished batch, the first of them its 96-byte header; and that header. `append_time`: ns
+        since 1970."""
+        header = _stamped(self.header, base_offset, leader_epoch, append_time)
         return [encode_header(header), *self.parts], header
 
     @classmethod
@@ -74,7 +78,7 @@ class EncodedBatch:
         return cls(_stamped(header, Offset(0), LeaderEpoch(0)), [body])
 
 
-def _stamped(header: BatchHeader, base_offset: Offset, leader_epoch: LeaderEpoch) -> BatchHeader:
+def _stamped(header: BatchHeader, base_offset: Offset, leader_epoch: LeaderEpoch, append_time: int = 0) -> BatchHeader:
     return BatchHeader(
         base_offset,
         leader_epoch,
@@ -89,6 +93,7 @@ def _stamped(header: BatchHeader, base_offset: Offset, leader_epoch: LeaderEpoch
         header.producer_id,
         header.producer_epoch,
         header.base_sequence,
+        append_time,
     )
 
 

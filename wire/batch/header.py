@@ -26,7 +26,7 @@ CONTROL_BIT: Final = 0b1000
 ENCRYPTED_BIT: Final = 0b1_0000
 INT64_MAX: Final = (1 << 63) - 1
 
-_HEADER = struct.Struct("<qQIBBHIIIIqqqii20x")
+_HEADER = struct.Struct("<qQIBBHIIIIqqqiiq12x")
 _HEADER_CRC = struct.Struct("<I")
 _HEADER_CRC_AT: Final = HEADER_SIZE - _HEADER_CRC.size
 _LENGTH_AND_ATTRIBUTES = struct.Struct("<16xI2xH")
@@ -56,6 +56,8 @@ class BatchHeader(NamedTuple):
     producer_id: int
     producer_epoch: int
     base_sequence: int
+    append_time: int = 0
+    """When the leader appended it, by its clock, in ns since 1970. 0: by a leader that does not say so."""
 
     @property
     def offset_count(self) -> int:
@@ -160,6 +162,7 @@ def encode_header(header: BatchHeader) -> bytes:
         header.producer_id,
         header.producer_epoch,
         header.base_sequence,
+        header.append_time,
     )
     return encoded + _HEADER_CRC.pack(crc32c(encoded))
 

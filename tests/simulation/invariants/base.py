@@ -184,6 +184,9 @@ class Invariant:
     def on_acked(self, ack: Acknowledged, *, promised: bool) -> None:
         """A record was acknowledged. `promised`: as acks=all, which must survive."""
 
+    def on_alarm(self, who: str, what: str) -> None:
+        """A producer with acks=all was told that acknowledged records of it are lost."""
+
     def on_consumed(self, who: str, where: str, history: History | None, batch: RecordBatch) -> None:
         """A consumer got a batch. `history`: None where nothing was ever committed."""
 

@@ -15,6 +15,7 @@ from tests.simulation.invariants.clients import (
     ConsumersSeeTheNewest,
     NoAcknowledgedRecordLost,
     NoDuplicates,
+    NoFalseAlarm,
     ProducerOrder,
     RefusedIsNotStored,
 )
@@ -90,6 +91,7 @@ INVARIANTS: tuple[type[Invariant], ...] = (
     CommittedIsHeldByIsr,
     NoAcknowledgedRecordLost,
     AckedIsCommitted,
+    NoFalseAlarm,
     SyncedByAllStays,
     HeldByAllStays,
     FloorHolds,
@@ -146,6 +148,7 @@ class Invariants:
         self._on_committed = self._that_override("on_committed")
         self._on_acked = self._that_override("on_acked")
         self._on_refused = self._that_override("on_refused")
+        self._on_alarm = self._that_override("on_alarm")
         self._on_consumed = self._that_override("on_consumed")
         self._at_the_end = self._that_override("at_the_end")
         self._on_numbered = self._that_override("on_numbered")
@@ -311,6 +314,10 @@ class Invariants:
         return False
 
     # ---- clients
+
+    def alarmed(self, who: str, what: str) -> None:
+        for invariant in self._on_alarm:
+            invariant.on_alarm(who, what)
 
     def acked(self, ack: Acknowledged, *, promised: bool) -> None:
         """`promised`: as acks=all, which must survive."""

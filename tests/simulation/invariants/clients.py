@@ -104,6 +104,13 @@ class RefusedIsNotStored(Invariant):
                     self.broken(f"{row.value[:20]!r} is at offset {row.offset} of {key}, and was said not to be stored")
 
 
+class NoFalseAlarm(Invariant):
+    """To producers: nobody is told that acknowledged records are lost, for what acks=all acknowledges is not."""
+
+    def on_alarm(self, who: str, what: str) -> None:
+        self.broken(f"{who} was told: {what}")
+
+
 class ConsumersSeeOnlyCommitted(Invariant):
     """To consumers: what they get is committed."""
 

@@ -135,19 +135,25 @@ class CommittedHistory:
             self.world.broken(
                 invariant, f"{replica.key} on {broker.id} has epochs {found}, the log says {epochs.entries} ({why})"
             )
-        producers = ProducerTable((*known, *own)).known
+        truth = ProducerTable((*known, *own), limits=log.config.producers).known
         held = log.producers.known
-        if may_be_compacted(replica) and held.keys() == producers.keys():
-            producers = {number: _as_kept(held[number], producer) for number, producer in producers.items()}
-        if held != producers:
-            wrong = sorted(set(held.items()) ^ set(producers.items()))
-            self.world.broken(invariant, f"{replica.key} on {broker.id} is wrong about producers {wrong} ({why})")
+        if may_be_compacted(replica) and held.producers.keys() == truth.producers.keys():
+            kept = {number: _as_kept(held.producers[number], producer) for number, producer in truth.producers.items()}
+            truth = held._replace(producers=kept)
+        if held != truth:
+            wrong = sorted(set(held.producers.items()) ^ set(truth.producers.items()))
+            self.world.broken(
+                invariant,
+                f"{replica.key} on {broker.id} is wrong about producers {wrong}: {held[1:]}, not {truth[1:]} ({why})",
+            )
 
 
 def _as_kept(held: Producer, truth: Producer) -> Producer:
     """`truth` with the oldest of its batches as `held` has them, where those behind them agree. Compaction leaves no
     more than what is remembered; a cut of uncommitted batches makes older ones count again, which a log that was copied
-    meanwhile may lack. Its producer had those acknowledged when it sent what was cut, and does not repeat them."""
+    meanwhile may lack. Its producer had those acknowledged when it sent what was cut, and does not repeat them. Of the
+    time such a log knows what the batches say that are left."""
+    truth = truth._replace(written=held.written)
     lacks = len([batch for batch in truth.batches if batch not in held.batches])
     kept = truth.batches[lacks:]
     return truth._replace(batches=held.batches) if kept and held.batches[-len(kept) :] == kept else truth

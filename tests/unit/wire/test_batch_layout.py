@@ -74,6 +74,14 @@ def test_golden_bytes_of_bare_publishes() -> None:
     assert encode(builder.build(9)).hex() == expected.replace(" ", "")
 
 
+def test_the_leader_says_when_it_appended_a_batch_and_what_a_client_says_of_that_is_ignored() -> None:
+    stamped = b"".join(every_column().stamp(Offset(7), LeaderEpoch(3), 1 << 60)[0])
+    assert parse_header(stamped).append_time == 1 << 60
+    assert struct.unpack_from("<q", stamped, 72) == (1 << 60,)
+    assert EncodedBatch.from_bytes(stamped).header.append_time == 0
+    assert parse_header(encode(every_column())).append_time == 0
+
+
 def test_the_stamp_changes_nothing_but_the_header() -> None:
     batch = every_column()
     (first, *body), _ = batch.stamp(Offset(0), LeaderEpoch(1))

@@ -44,7 +44,7 @@ def append(
         batch = builder.build(
             timestamp, compression=compression, producer_id=producer[0], producer_epoch=0, base_sequence=producer[1]
         )
-    parts, header = batch.stamp(log.log_end_offset, LeaderEpoch(epoch))
+    parts, header = batch.stamp(log.log_end_offset, LeaderEpoch(epoch), 10**18 + log.log_end_offset)
     log.append(parts, [header])
     return b"".join(parts)
 

@@ -16,7 +16,7 @@ from dataplane.log.files import RealFiles
 from dataplane.log.partition_log import LogConfig, PartitionLog
 from dataplane.log.snapshot import Section, Snapshot, decode_snapshot, encode_snapshot
 from dataplane.replica.epochs import EpochEntry
-from dataplane.replica.producers import Duplicate, ProducerTable
+from dataplane.replica.producers import Duplicate, ProducerLimits, ProducerTable
 from tests.simulation.disk import SimDisk
 from tests.unit.dataplane.replica.test_follower import KEY
 from wire.batch import BatchBuilder
@@ -25,7 +25,12 @@ from wire.types import LeaderEpoch, Offset
 if TYPE_CHECKING:
     from wire.batch import BatchHeader
 
-CONFIG = LogConfig(segment_bytes=2000, index_interval_bytes=300, tail_bytes=0)
+FORGETFUL = ProducerLimits(max_producers=2, expiration_ms=5000)
+"""Of the three producers here, one is always forgotten; and now and then another one, by time."""
+CONFIG = LogConfig(segment_bytes=2000, index_interval_bytes=300, tail_bytes=0, producers=FORGETFUL)
+
+
+SECOND = 1_000_000_000
 
 
 class Written:
@@ -45,13 +50,14 @@ class Written:
             builder.add_values([b"v" * size] * count)
             built = builder.build(1, producer_id=producer, producer_epoch=0, base_sequence=self._sequences[producer])
             self._sequences[producer] += count
-            parts, header = built.stamp(end, LeaderEpoch(self.epoch))
+            parts, header = built.stamp(end, LeaderEpoch(self.epoch), (1000 + end - 3 * (end % 4)) * SECOND)
             self.headers.append(header)
             self.log.append(parts, [header])
 
     def known(self, end: int | None = None) -> object:
         """What the batches up to `end` say."""
-        return ProducerTable(h for h in self.headers if end is None or h.end_offset <= end).known
+        there = (header for header in self.headers if end is None or header.end_offset <= end)
+        return ProducerTable(there, limits=self.log.config.producers).known
 
     def cut(self, offset: int) -> None:
         self.log.truncate(Offset(offset))
@@ -402,7 +408,7 @@ class PowerLoss(BaseException):
 
 
 HOME = Path("/log")
-SMALL = LogConfig(segment_bytes=700, index_interval_bytes=200, tail_bytes=300)
+SMALL = LogConfig(segment_bytes=700, index_interval_bytes=200, tail_bytes=300, producers=FORGETFUL)
 
 
 class Workload:
@@ -470,7 +476,7 @@ class Workload:
                     epochs.append(EpochEntry(header.leader_epoch, header.base_offset))
             below = sum(entry.start < log.log_start_offset for entry in epochs)
             kept = tuple(epochs[max(0, below - 1) :])
-            found.append((ProducerTable(there).known, kept))
+            found.append((ProducerTable(there, limits=FORGETFUL).known, kept))
         assert any(log.producers.known == known for known, _ in found), "producers"
         assert any(log.epochs.entries == epochs for _, epochs in found), "epochs"
         assert not [offset for offset in log._state.derived.offsets() if offset > log.log_end_offset]

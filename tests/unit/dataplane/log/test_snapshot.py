@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import struct
+
 import pytest
+from crc32c import crc32c
 
 from dataplane.log.snapshot import Section, Snapshot, decode_snapshot, encode_snapshot
 from dataplane.replica.epochs import EpochEntry
@@ -11,7 +14,9 @@ from tests.unit.dataplane.replica.test_producers import header
 from wire.errors import CorruptData
 from wire.types import LeaderEpoch, Offset
 
-PRODUCERS = ProducerTable([header(0, 0, 3), header(3, 0, 2, producer=9, epoch=4), header(5, 3, 2)]).known
+PRODUCERS = ProducerTable(
+    [header(0, 0, 3), header(3, 0, 2, producer=9, epoch=4)._replace(append_time=1 << 60), header(5, 3, 2)]
+).known
 EPOCHS = (EpochEntry(LeaderEpoch(1), Offset(0)), EpochEntry(LeaderEpoch(4), Offset(3)))
 UNKNOWN = (
     Section("queues", 3, Offset(5), b"\x00\xffwhatever"),
@@ -56,6 +61,24 @@ def test_a_section_of_ours_in_another_version_is_carried_and_leaves_no_state_to_
     assert {(section.name, section.version) for section in found.carried} >= {("leader-epochs", 1), ("producers", 1)}
 
 
+def test_what_an_earlier_version_wrote_says_nothing_of_times() -> None:
+    """It knows one piece of what producers wrote, and carries the other from an older snapshot on."""
+    section = encode_snapshot(SNAPSHOT).index(b"producer-times")
+    earlier = bytearray(encode_snapshot(SNAPSHOT))
+    facts = struct.Struct("<HHIqQ")
+    at = section - facts.size - 8
+    name_size, zero, version, _, size = facts.unpack_from(earlier, at)
+    facts.pack_into(earlier, at, name_size, zero, version, 5, size)
+    crc = crc32c(earlier[section : section + name_size + size], crc32c(earlier[at : at + facts.size]))
+    struct.pack_into("<I", earlier, at + facts.size, crc)
+    struct.pack_into("<I", earlier, len(earlier) - 4, crc32c(earlier[:-4]))
+    found = decode_snapshot(bytes(earlier))
+    assert found.is_whole
+    assert found.producers.producers.keys() == PRODUCERS.producers.keys()
+    assert (found.producers.forgotten, found.producers.time) == (-1, 0)
+    assert [section.name for section in found.carried] == [section.name for section in UNKNOWN]
+
+
 def test_a_section_cannot_hold_above_its_snapshot() -> None:
     with pytest.raises(CorruptData, match="holds at 8"):
         decode_snapshot(encode_snapshot(Snapshot(Offset(7), carried=(Section("queues", 1, Offset(8), b""),))))
@@ -72,5 +95,6 @@ def test_as_many_producers_as_are_remembered_fit_and_keep_their_order() -> None:
     again.restore(decode_snapshot(encode_snapshot(Snapshot(Offset(MAX_PRODUCERS + 5), (), table.known))).producers)
     for one in (table, again):
         one.record(header(MAX_PRODUCERS + 5, 0, producer=7))
-    assert list(again.known.items()) == list(table.known.items())
+    assert again.known == table.known
+    assert list(again.known.producers) == list(table.known.producers)
     assert len(again) == MAX_PRODUCERS

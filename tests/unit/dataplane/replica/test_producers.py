@@ -2,10 +2,20 @@
 
 from __future__ import annotations
 
-from dataplane.replica.producers import Duplicate, Fresh, ProducerTable, Rejected
+from dataplane.replica.producers import (
+    MAX_PRODUCERS,
+    Duplicate,
+    Fresh,
+    ProducerLimits,
+    ProducerTable,
+    Rejected,
+    decode_producers,
+    encode_producers,
+    encode_times,
+)
 from wire.batch import BatchBuilder, BatchHeader
 from wire.errors import Code
-from wire.types import REMEMBERED_BATCHES, LeaderEpoch, Offset
+from wire.types import NO_PRODUCER, REMEMBERED_BATCHES, LeaderEpoch, Offset
 
 
 def header(base: int, sequence: int, count: int = 1, *, producer: int = 7, epoch: int = 0) -> BatchHeader:
@@ -56,3 +66,95 @@ def test_batches_without_a_producer_are_always_fresh_and_not_remembered() -> Non
     table = ProducerTable([header(0, -1, producer=-1)])
     assert len(table) == 0
     assert table.check(-1, -1, -1, 5) == Fresh()
+
+
+SECOND = 1_000_000_000
+SMALL = ProducerLimits(max_producers=3, expiration_ms=10_000)
+
+
+def written(producer: int, sequence: int, at: int, *, base: int = 0) -> BatchHeader:
+    """`at`: seconds of the leader's clock; 0: it does not say."""
+    return header(base, sequence, producer=producer)._replace(append_time=at * SECOND)
+
+
+def code_of(table: ProducerTable, producer: int, sequence: int) -> Code | None:
+    """Of the refusal of the producer's next batch; None: it is taken, or known already."""
+    verdict = table.check(producer, 0, sequence, 1)
+    return verdict.error.code if isinstance(verdict, Rejected) else None
+
+
+def test_who_was_silent_for_too_long_is_forgotten_and_told_so_and_its_first_batch_is_not_stored_twice() -> None:
+    table = ProducerTable([written(1, 0, 100), written(2, 0, 109)], limits=SMALL)
+    assert code_of(table, 1, 1) is None
+    table.record(written(2, 1, 110))
+    assert code_of(table, 1, 1) is Code.UNKNOWN_PRODUCER_ID
+    assert code_of(table, 1, 0) is Code.UNKNOWN_PRODUCER_ID, "a repetition of its first batch"
+    assert code_of(table, 3, 0) is None, "a producer that is new"
+    assert code_of(table, 3, 1) is Code.OUT_OF_ORDER_SEQUENCE, "its first batch was lost"
+
+
+def test_time_passes_with_what_is_appended_and_nobody_is_forgotten_by_a_batch_of_its_own() -> None:
+    table = ProducerTable([written(1, 0, 100)], limits=SMALL)
+    assert table.check(1, 0, 1, 1) == Fresh()
+    table.record(written(1, 1, 999))
+    assert table.check(1, 0, 1, 1) == Duplicate(Offset(0), Offset(1))
+    table.record(written(NO_PRODUCER, -1, 1009))
+    assert code_of(table, 1, 2) is Code.UNKNOWN_PRODUCER_ID
+
+
+def test_a_clock_that_goes_back_makes_nobody_younger_or_older() -> None:
+    table = ProducerTable([written(1, 0, 100), written(2, 0, 50)], limits=SMALL)
+    assert [producer.written for producer in table.known.producers.values()] == [100 * SECOND, 100 * SECOND]
+
+
+def test_too_many_producers_forget_the_longest_silent_one() -> None:
+    table = ProducerTable((written(n, 0, 100) for n in (5, 6, 7)), limits=SMALL)
+    table.record(written(5, 1, 100))
+    table.record(written(8, 0, 100))
+    assert list(table.known.producers) == [7, 5, 8]
+    assert code_of(table, 6, 1) is Code.UNKNOWN_PRODUCER_ID
+    assert code_of(table, 4, 0) is Code.UNKNOWN_PRODUCER_ID, "it may have been forgotten"
+    assert code_of(table, 9, 0) is None
+
+
+def test_the_refusal_says_for_how_long_back_every_producer_is_remembered() -> None:
+    table = ProducerTable([written(1, 0, 100), written(2, 0, 103), written(3, 0, 111)], limits=SMALL)
+    verdict = table.check(1, 0, 1, 1)
+    assert isinstance(verdict, Rejected)
+    assert verdict.error.details == {"remembered_ms": "11000"}
+
+
+def test_what_was_written_to_a_leader_that_did_not_say_when_is_as_old_as_the_first_that_does() -> None:
+    table = ProducerTable((written(n, 0, 0) for n in (1, 2, 3, 4)), limits=SMALL)
+    assert code_of(table, 1, 1) is Code.UNKNOWN_PRODUCER_ID
+    table.record(written(5, 0, 100))
+    assert list(table.known.producers) == [3, 4, 5]
+    verdict = table.check(1, 0, 1, 1)
+    assert isinstance(verdict, Rejected)
+    assert verdict.error.details == {"remembered_ms": "0"}
+    table.record(written(6, 0, 109))
+    assert list(table.known.producers) == [4, 5, 6]
+    table.record(written(6, 1, 110))
+    assert list(table.known.producers) == [6]
+
+
+def test_what_is_forgotten_is_encoded_too() -> None:
+    known = ProducerTable((written(n, 0, 100 + n) for n in range(1, 6)), limits=SMALL).known
+    assert known.forgotten == 2
+    assert decode_producers(encode_producers(known), encode_times(known)) == known
+
+
+def test_where_an_earlier_version_knew_as_many_as_it_could_any_of_them_may_be_forgotten() -> None:
+    full = ProducerTable(header(n, 0, producer=n) for n in range(MAX_PRODUCERS)).known
+    assert decode_producers(encode_producers(full), None).forgotten == MAX_PRODUCERS - 1
+    some = ProducerTable([header(0, 0)]).known
+    assert decode_producers(encode_producers(some), None) == some
+
+
+def test_after_a_truncation_nobody_is_forgotten_whom_the_batches_that_are_left_remember() -> None:
+    headers = [written(1, 0, 100), written(2, 0, 105), written(3, 0, 200)]
+    table = ProducerTable(headers, limits=SMALL)
+    assert code_of(table, 1, 1) is Code.UNKNOWN_PRODUCER_ID
+    table.rebuild(headers[:2])
+    assert table.check(1, 0, 1, 1) == Fresh()
+    assert table.known.forgotten == NO_PRODUCER

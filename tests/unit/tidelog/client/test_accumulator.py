@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from dataplane.replica.producers import Duplicate, Fresh, ProducerTable
+from dataplane.replica.producers import Duplicate, Fresh, ProducerLimits, ProducerTable
 from tidelog.client.accumulator import (
     MAX_SEQUENCE,
     AccumulatorSettings,
@@ -426,6 +426,73 @@ class TestSessions:
         assert sent(acc) == [b]
         assert b.base_sequence == 0
 
+    def test_a_forgotten_session_goes_on_under_a_new_one_and_nothing_is_said_to_be_lost(self) -> None:
+        acc = core()
+        fill(acc, 4)
+        a, b, c, d = sent(acc)
+        acc.on_acknowledged(a, 0, 1)
+        assert acc.on_error(b, 1, refused(Code.UNKNOWN_PRODUCER_ID), 1.0) == [WantSession()]
+        assert acc.on_error(c, 1, refused(Code.UNKNOWN_PRODUCER_ID), 1.0) == []
+        acc.on_session(ProducerSession(8, 0))
+        assert sent(acc, 1.1) == [b, c, d]
+        assert [batch.base_sequence for batch in (b, c, d)] == [0, 1, 2]
+
+    def test_sessions_that_are_forgotten_one_after_the_other_are_not_made_in_a_hurry(self) -> None:
+        acc = core(delivery_timeout=3.0)
+        fill(acc, 1)
+        (a,) = sent(acc)
+        due = 0.0
+        while due < 2.5:
+            acc.on_error(a, a.attempts, refused(Code.UNKNOWN_PRODUCER_ID), due)
+            acc.on_session(ProducerSession(8, 0))
+            due = acc.next_deadline() or 0.0
+            assert sent(acc, due) == [a]
+        assert 5 < a.attempts < 25
+        acc.on_error(a, a.attempts, refused(Code.UNKNOWN_PRODUCER_ID), due)
+        error = failure(acc.tick(3.0))
+        assert isinstance(error, DeliveryTimeout)
+        assert error.details == {"outcome": "not_written"}
+        assert "each new id" in error.message
+
+    def test_a_batch_whose_answer_was_lost_before_its_session_was_forgotten_has_an_unknown_outcome(self) -> None:
+        acc = core()
+        fill(acc, 2)
+        a, b = sent(acc)
+        acc.on_reconnected(1.0)
+        assert sent(acc, 1.0) == [a, b]
+        error = failure(acc.on_error(a, 2, refused(Code.UNKNOWN_PRODUCER_ID, remembered_ms="500"), 1.1))
+        assert isinstance(error, DeliveryTimeout)
+        assert error.outcome_unknown
+        assert "may or may not" in error.message
+
+    def test_a_batch_of_which_the_leader_would_still_know_was_not_written(self) -> None:
+        """It remembers all producers of the last week, and this batch was made a second ago."""
+        acc = core()
+        fill(acc, 2)
+        a, b = sent(acc)
+        acc.on_reconnected(1.0)
+        assert sent(acc, 1.0) == [a, b]
+        week = str(7 * 24 * 3_600_000)
+        assert acc.on_error(a, 2, refused(Code.UNKNOWN_PRODUCER_ID, remembered_ms=week), 1.1) == [WantSession()]
+        acc.on_session(ProducerSession(8, 0))
+        assert sent(acc, 1.2) == [a, b]
+
+    def test_a_refusal_as_unknown_while_an_earlier_batch_is_unresolved_resends_both_in_order(self) -> None:
+        acc = core()
+        fill(acc, 2)
+        a, b = sent(acc)
+        assert acc.on_error(b, 1, refused(Code.UNKNOWN_PRODUCER_ID), 1.0) == []
+        assert sent(acc, 1.1) == [a, b]
+
+    def test_too_late_behind_a_batch_of_a_forgotten_session_says_not_written(self) -> None:
+        acc = core(delivery_timeout=3.0)
+        fill(acc, 2)
+        _, b = sent(acc)
+        acc.on_error(b, 1, refused(Code.UNKNOWN_PRODUCER_ID), 2.999)
+        failures = {effect.batch: effect.error for effect in acc.tick(3.0) if isinstance(effect, Failed)}
+        assert isinstance(failures[b], DeliveryTimeout)
+        assert failures[b].details == {"outcome": "not_written"}
+
     def test_sequences_do_not_run_over(self) -> None:
         acc = core()
         acc._next_sequence = MAX_SEQUENCE - 1
@@ -440,7 +507,7 @@ class Leader:
 
     def __init__(self) -> None:
         self.log: list[int] = []
-        self.table = ProducerTable()
+        self.table = ProducerTable(limits=ProducerLimits(max_producers=1))
 
     def append(self, copy: tuple[ProducerSession, int, list[int]]) -> int | TidelogError:
         session, sequence, values = copy
@@ -461,22 +528,34 @@ class Leader:
         return base
 
 
+FOREIGN = -1
+"""What another producer writes."""
+
+
+@pytest.mark.parametrize("forgets", [False, True])
 @settings(max_examples=150, deadline=None)
 @given(st.data())
-def test_whatever_is_lost_or_refused_each_record_is_written_once_and_in_order(data: st.DataObject) -> None:
-    """Messages and answers are lost at random, leaders refuse at random, connections break; then all goes well."""
+def test_whatever_is_lost_or_refused_each_record_is_written_once_and_in_order(
+    forgets: bool, data: st.DataObject
+) -> None:
+    """Messages and answers are lost at random, leaders refuse at random, connections break; then all goes well. Where
+    the leader forgets the producer as well, a record may fail, and then nobody knows whether it was written."""
     acc = core(delivery_timeout=1e9)
     leader = Leader()
     now = 0.0
     given = 0
     sessions = 7
+    failed: set[int] = set()
     wire: list[tuple[PendingBatch, int, tuple[ProducerSession, int, list[int]]]] = []
     answers: list[tuple[PendingBatch, int, int | TidelogError]] = []
 
     def handle(effects: list[Effect]) -> None:
         nonlocal sessions
         for effect in effects:
-            assert not isinstance(effect, Failed)
+            if isinstance(effect, Failed):
+                assert forgets
+                assert effect.error.code is Code.OUTCOME_UNKNOWN
+                failed.update(int(value or b"-1") for value in effect.batch.values)
             if isinstance(effect, WantSession):
                 sessions += 1
                 acc.on_session(ProducerSession(sessions, 0))
@@ -488,6 +567,8 @@ def test_whatever_is_lost_or_refused_each_record_is_written_once_and_in_order(da
             wire.append((batch, batch.attempts, (batch.session, batch.base_sequence, numbers)))
 
     kinds = ["append", "deliver", "lose", "refuse", "answer", "drop", "reconnect", "tick"]
+    if forgets:
+        kinds.append("forget")
     steps = data.draw(st.lists(st.sampled_from(kinds), max_size=60))
     for step in [*steps, *["reconnect", *["tick", "deliver", "answer"] * 40]]:
         now += 0.3
@@ -516,9 +597,14 @@ def test_whatever_is_lost_or_refused_each_record_is_written_once_and_in_order(da
             handle(acc.on_reconnected(now))
         elif step == "tick":
             handle(acc.tick(now))
+        elif step == "forget":
+            sessions += 1
+            leader.append((ProducerSession(sessions, 0), 0, [FOREIGN]))
         send()
     assert acc.is_idle
-    assert leader.log == list(range(given))
+    written = [number for number in leader.log if number != FOREIGN]
+    assert written == sorted(set(written))
+    assert set(range(given)) - failed <= set(written)
 
 
 def test_the_deadline_is_never_in_the_past_when_there_is_nothing_to_do() -> None:

@@ -13,6 +13,7 @@ from typing import Any, Literal
 import numpy as np
 import pytest
 
+from dataplane.replica.producers import ProducerLimits, ProducerTable
 from tests.unit.tidelog.client.fake_broker import FakeBroker, FakeTransport, make
 from tidelog.client.connection import Client
 from tidelog.client.errors import (
@@ -526,6 +527,17 @@ async def test_bad_arguments_are_refused_in_a_sentence(cluster: Cluster) -> None
             await producer.send(b"a", headers={"h" * 70_000: b""})
     with pytest.raises(Closed):
         await producer.send(b"a")
+
+
+async def test_a_producer_that_was_forgotten_goes_on_and_nothing_is_said_to_be_lost(cluster: Cluster) -> None:
+    _, broker, client = cluster
+    broker.logs["s", 0].producers = ProducerTable(limits=ProducerLimits(max_producers=1))
+    async with client.producer("s") as idle, client.producer("s") as other:
+        await idle.send(b"a")
+        await other.send(b"b")
+        futures = [idle.send_nowait(b"c"), idle.send_nowait(b"d")]
+        assert [(await future).offset for future in futures] == [2, 3]
+    assert broker.logs["s", 0].values() == [b"a", b"b", b"c", b"d"]
 
 
 async def test_closing_the_client_fails_what_is_not_acknowledged(cluster: Cluster) -> None:

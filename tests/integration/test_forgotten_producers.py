@@ -1,0 +1,39 @@
+"""More producers write than a partition remembers: each goes on, and each record is stored once."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from tests.integration.replicated_cluster import SETTINGS, observed
+from tidelog.server.devcluster import DevCluster
+
+ROUNDS = 12
+
+
+@pytest.fixture
+def processes(tmp_path: Path) -> Iterator[DevCluster]:
+    settings = {**SETTINGS, "storage": {"max_producers_per_partition": 2}}
+    with DevCluster(tmp_path, nodes=3, port=0, settings=settings) as running:
+        running.wait_ready()
+        yield running
+
+
+async def test_producers_that_are_forgotten_go_on_through_a_change_of_leader(processes: DevCluster) -> None:
+    sent = []
+    async with observed(processes) as cluster:
+        client = cluster.client
+        await client.create_stream("s", replication_factor=3)
+        producers = [client.producer("s") for _ in range(4)]
+        for number in range(ROUNDS):
+            if number == ROUNDS // 2:
+                leader = (await client.describe("s"))["partitions"][0]["leader"]
+                assert leader is not None
+                processes.kill(leader)
+            for index, producer in enumerate(producers):
+                value = b"%d of %d" % (number, index)
+                await producer.send(value)
+                sent.append(value)
+        assert [record.value async for record in client.consume("s", stop="latest")] == sent
