@@ -228,7 +228,7 @@ MUTANTS: tuple[Mutant, ...] = (
     ),
     _mutant(
         "the producer table survives a truncation",
-        (cutting.Cutting, "truncate", "self._capturing.restore_producers()", "pass"),
+        (cutting.Cutting, "truncate", "self._capturing.restore_producers()\n        return", "return"),
         drama="rolled back producer",
     ),
     _mutant(
