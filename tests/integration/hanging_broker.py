@@ -1,15 +1,17 @@
 """`tidelog server` on a disk that hangs while a file beside its configuration is there (`b1.toml`: `b1.hangs`):
 
-    python -m tests.integration.hanging_broker --config F
+    python -m tests.integration.hanging_broker [--journal] --config F
 
-Only the syncs of its data plane hang: the Raft journal is as if it lay on another disk.
+The syncs of its data plane hang, with `--journal` those of the Raft journal as well; without, it is as if that lay on
+another disk.
 """
 
 from __future__ import annotations
 
 import argparse
+import os
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -23,7 +25,7 @@ def hanging_file(config: Path) -> Path:
     return config.with_suffix(".hangs")
 
 
-def let_hang(while_there: Path) -> None:
+def let_hang(while_there: Path, *, journal: bool) -> None:
     def hanging(sync: Callable[..., None]) -> Callable[..., None]:
         def waits(*arguments: Any) -> None:
             while while_there.exists():
@@ -32,15 +34,18 @@ def let_hang(while_there: Path) -> None:
 
         return waits
 
-    for name in ("sync_data", "sync_all", "sync_directory"):
-        setattr(RealFiles, name, hanging(getattr(RealFiles, name)))
+    of_data: tuple[Any, Sequence[str]] = (RealFiles, ("sync_data", "sync_all", "sync_directory"))
+    owner, names = (os, ("fsync", "fdatasync")) if journal else of_data
+    for name in names:
+        setattr(owner, name, hanging(getattr(owner, name)))
 
 
 def main() -> None:
     parser = argparse.ArgumentParser()
     parser.add_argument("--config", type=Path, required=True)
+    parser.add_argument("--journal", action="store_true")
     given = parser.parse_args()
-    let_hang(hanging_file(given.config))
+    let_hang(hanging_file(given.config), journal=given.journal)
     server(["--config", str(given.config)])
 
 
