@@ -1,29 +1,26 @@
-"""The cluster state as the JSON forms that clients and operators read."""
+"""The cluster state as clients and operators read it: the answers of `wire.operations`."""
 
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from typing import Any
 
 from metadata.controller import unknown_stream
 from metadata.model import Partition, Stream
 from metadata.state import ClusterState
+from wire import operations as op
 from wire.errors import TidelogError
+from wire.reports import BrokerReport, ReplicaReport
 from wire.types import BrokerId, PartitionKey, StreamName
 
 MAX_NAMED = 100
 """Partitions of a kind that the status of a cluster names; it counts all."""
 
-Said = Mapping[str, Any]
-"""What a broker said of one of its replicas: `leader_epoch`, `log_start_offset`, `log_end_offset`, `high_watermark`
-(inclusive, -1 = none), `replicas_progress` {broker: {"log_end_offset"}} where it leads and serves; `damage` {"reason",
-"sound_end", "known_end"} where its log is damaged; `quarantined` {"events", "latest"}: what was cut out of it;
-`stopped`: why a follower cannot copy until an operator does something."""
 
-
-def said_by_leaders(stream: Stream, said: Mapping[int, Mapping[BrokerId, Said]]) -> dict[int, Said]:
+def reports_of_leaders(
+    stream: Stream, said: Mapping[int, Mapping[BrokerId, ReplicaReport]]
+) -> dict[int, ReplicaReport]:
     """By partition: what its leader said, where it serves and leads by the state here too."""
-    found = {}
+    found: dict[int, ReplicaReport] = {}
     for number, partition in stream.partitions.items():
         told = said.get(number, {}).get(partition.leader) if partition.leader is not None else None
         if told is None or told.get("replicas_progress") is None:
@@ -41,7 +38,7 @@ def find_stream(state: ClusterState, name: str) -> Stream:
     return stream
 
 
-def stream_form(stream: Stream) -> dict[str, Any]:
+def stream_form(stream: Stream) -> op.StreamSummary:
     return {
         "name": stream.name,
         "subject": stream.subject,
@@ -51,18 +48,18 @@ def stream_form(stream: Stream) -> dict[str, Any]:
     }
 
 
-def list_form(state: ClusterState) -> dict[str, Any]:
+def list_form(state: ClusterState) -> op.StreamList:
     return {"streams": [stream_form(stream) for _, stream in sorted(state.streams.items())]}
 
 
 def describe_form(
     stream: Stream,
-    said: Mapping[int, Mapping[BrokerId, Said]],
+    said: Mapping[int, Mapping[BrokerId, ReplicaReport]],
     refusals: Mapping[BrokerId, TidelogError] | None = None,
-) -> dict[str, Any]:
+) -> op.StreamDescription:
     """`stream describe`. `said`: by partition and broker; offsets are null where the leader did not answer. `refusals`:
     of the brokers that could not answer."""
-    progress = said_by_leaders(stream, said)
+    progress = reports_of_leaders(stream, said)
     return {
         "name": stream.name,
         "subject": stream.subject,
@@ -79,8 +76,10 @@ def describe_form(
     }
 
 
-def _partition_form(number: int, partition: Partition, progress: Said, said: Mapping[BrokerId, Said]) -> dict[str, Any]:
-    replicas: Mapping[str, Mapping[str, Any]] = progress.get("replicas_progress") or {}
+def _partition_form(
+    number: int, partition: Partition, progress: ReplicaReport, said: Mapping[BrokerId, ReplicaReport]
+) -> op.PartitionDescription:
+    replicas = progress.get("replicas_progress") or {}
     return {
         "partition": number,
         "incarnation": partition.incarnation,
@@ -99,7 +98,7 @@ def _partition_form(number: int, partition: Partition, progress: Said, said: Map
         "log_end_offset": progress.get("log_end_offset"),
         "replicas_progress": {
             replica: {
-                "log_end_offset": replicas.get(replica, {}).get("log_end_offset"),
+                "log_end_offset": replicas[replica]["log_end_offset"] if replica in replicas else None,
                 "in_sync": replica in partition.isr,
                 "damage": said.get(replica, {}).get("damage"),
                 "quarantined": said.get(replica, {}).get("quarantined"),
@@ -110,23 +109,27 @@ def _partition_form(number: int, partition: Partition, progress: Said, said: Map
     }
 
 
-def partition_form(stream: Stream, number: int, said: Mapping[BrokerId, Said]) -> dict[str, Any]:
+def partition_form(stream: Stream, number: int, said: Mapping[BrokerId, ReplicaReport]) -> op.MovedPartition:
     """One of them, as `describe_form` has it; `said`: by broker."""
-    progress = said_by_leaders(stream, {number: said}).get(number, {})
+    progress = reports_of_leaders(stream, {number: said}).get(number, {})
     return {"stream": stream.name, **_partition_form(number, stream.partitions[number], progress, said)}
 
 
 def loss_form(
-    state: ClusterState, key: PartitionKey, partition: Partition, chosen: BrokerId, held: Mapping[BrokerId, Any]
-) -> dict[str, Any]:
+    state: ClusterState,
+    key: PartitionKey,
+    partition: Partition,
+    chosen: BrokerId,
+    held: Mapping[BrokerId, ReplicaReport],
+) -> op.Loss:
     """What an unclean election of `chosen` gives up, as far as that is known. `held`: what live replicas said of their
     logs: `log_start_offset`, `log_end_offset`, `high_watermark` (inclusive, -1 = none)."""
     own = held.get(chosen, {})
-    others = [
+    others: list[op.OtherReplica] = [
         {
             "broker": replica,
             "alive": state.is_alive(replica),
-            "standing": _standing(partition, replica),
+            "standing": standing(partition, replica),
             "log_end_offset": held.get(replica, {}).get("log_end_offset"),
         }
         for replica in partition.replicas
@@ -136,7 +139,7 @@ def loss_form(
         "stream": key.stream,
         "partition": key.partition,
         "broker": chosen,
-        "standing": _standing(partition, chosen),
+        "standing": standing(partition, chosen),
         "log_start_offset": own.get("log_start_offset"),
         "log_end_offset": own.get("log_end_offset"),
         "high_watermark": own.get("high_watermark"),
@@ -146,7 +149,8 @@ def loss_form(
     }
 
 
-def _standing(partition: Partition, replica: BrokerId) -> str:
+def standing(partition: Partition, replica: BrokerId) -> str:
+    """ "isr", "eligible", "withdrawn" or "out of sync"."""
     if partition.is_withdrawn(replica):
         return "withdrawn"
     if replica in partition.isr:
@@ -154,7 +158,7 @@ def _standing(partition: Partition, replica: BrokerId) -> str:
     return "eligible" if replica in partition.eligible else "out of sync"
 
 
-def _loss(chosen: BrokerId, own: Mapping[str, Any], others: Sequence[Mapping[str, Any]]) -> str:
+def _loss(chosen: BrokerId, own: ReplicaReport, others: Sequence[op.OtherReplica]) -> str:
     named = ", ".join(
         f"{other['broker']} ({other['standing']}, {'alive' if other['alive'] else 'dead'}"
         + (f", log to offset {other['log_end_offset']})" if other["log_end_offset"] is not None else ")")
@@ -174,8 +178,8 @@ def _loss(chosen: BrokerId, own: Mapping[str, Any], others: Sequence[Mapping[str
     return text
 
 
-def _loss_by_damage(chosen: BrokerId, damage: Mapping[str, Any], named: str) -> str:
-    sound, known = damage.get("sound_end"), damage.get("known_end")
+def _loss_by_damage(chosen: BrokerId, damage: op.Damage, named: str) -> str:
+    sound, known = damage["sound_end"], damage["known_end"]
     if sound is None or known is None:
         return f"the log of {chosen} is damaged, and it is still reading how far it is sound; ask again in a moment"
     kept = f"what {chosen} has of it is kept in its quarantine ({damage['reason']})"
@@ -185,7 +189,7 @@ def _loss_by_damage(chosen: BrokerId, damage: Mapping[str, Any], named: str) -> 
     return f"records from offset {sound} to {known - 1}{beyond} are given up; {kept}"
 
 
-def metadata_form(state: ClusterState, stream: Stream) -> dict[str, Any]:
+def metadata_form(state: ClusterState, stream: Stream) -> op.StreamRoutes:
     """What a client needs to reach each partition."""
     return {
         "name": stream.name,
@@ -210,7 +214,7 @@ def metadata_form(state: ClusterState, stream: Stream) -> dict[str, Any]:
     }
 
 
-def defaults_form(state: ClusterState) -> dict[str, Any]:
+def defaults_form(state: ClusterState) -> op.ClusterDefaults:
     """What new streams get where they bring no setting of their own."""
     return {"config": dict(state.defaults)}
 
@@ -218,14 +222,22 @@ def defaults_form(state: ClusterState) -> dict[str, Any]:
 def cluster_form(
     state: ClusterState,
     labels: Mapping[BrokerId, Mapping[str, str]],
-    totals: Mapping[BrokerId, Mapping[str, Any]],
-    other_clusters: Sequence[Mapping[str, Any]] = (),
-) -> dict[str, Any]:
-    """`cluster status`. `labels` and `totals`: as the brokers last said; counters are null where one did not answer,
+    told: Mapping[BrokerId, BrokerReport | TidelogError],
+    other_clusters: Sequence[op.OtherCluster] = (),
+) -> op.ClusterStatus:
+    """`cluster status`. `labels` and `told`: as the brokers last said; counters are null where one did not answer,
     and `refusal` says why one could not. At most MAX_NAMED partitions of a kind are named. `other_clusters`:
     those that the controller has heard in the namespace."""
     keyed = list(state.partitions())
     partitions = [partition for _, partition in keyed]
+    offline: list[op.OfflinePartition] = [
+        {
+            "partition": str(key),
+            "waits_for": [r for r in (*partition.isr, *partition.eligible) if not partition.is_withdrawn(r)],
+        }
+        for key, partition in keyed
+        if partition.leader is None
+    ]
     return {
         "cluster_id": state.cluster_id,
         "controller": state.controller,
@@ -234,36 +246,13 @@ def cluster_form(
         "generation": state.generation,
         **defaults_form(state),
         "brokers": [
-            {
-                "id": broker.id,
-                "alive": broker.alive,
-                "incarnation": broker.incarnation,
-                "voter": bool(broker.raft_address),
-                "leaders": state.led_by(broker.id),
-                "replicas": _count([broker.id in partition.replicas for partition in partitions]),
-                "labels": dict(labels.get(broker.id, {})),
-                "failed": totals.get(broker.id, {}).get("failed"),
-                "damaged": totals.get(broker.id, {}).get("damaged"),
-                "counters": totals.get(broker.id, {}).get("counters"),
-                "disk": totals.get(broker.id, {}).get("disk"),
-                "space": totals.get(broker.id, {}).get("space"),
-                "publish_gaps": totals.get(broker.id, {}).get("publish_gaps"),
-                "refusal": totals.get(broker.id, {}).get("refusal"),
-            }
-            for _, broker in sorted(state.brokers.items())
+            broker_form(state, broker, labels.get(broker, {}), told.get(broker, {})) for broker in sorted(state.brokers)
         ],
         "unclean_elections": state.unclean_elections,
         "streams": len(state.streams),
         "partitions": len(partitions),
-        "offline_partitions": _count([partition.leader is None for partition in partitions]),
-        "offline": [
-            {
-                "partition": str(key),
-                "waits_for": [r for r in (*partition.isr, *partition.eligible) if not partition.is_withdrawn(r)],
-            }
-            for key, partition in keyed
-            if partition.leader is None
-        ][:MAX_NAMED],
+        "offline_partitions": len(offline),
+        "offline": offline[:MAX_NAMED],
         "under_replicated": _count([_is_under_replicated(partition) for partition in partitions]),
         "under_replicated_partitions": [str(key) for key, partition in keyed if _is_under_replicated(partition)][
             :MAX_NAMED
@@ -273,6 +262,29 @@ def cluster_form(
 
 def _is_under_replicated(partition: Partition) -> bool:
     return len(partition.isr) < len(partition.replicas)
+
+
+def broker_form(
+    state: ClusterState, broker: BrokerId, labels: Mapping[str, str], told: BrokerReport | TidelogError
+) -> op.BrokerStatus:
+    known = state.brokers[broker]
+    report: BrokerReport = {} if isinstance(told, TidelogError) else told
+    return {
+        "id": broker,
+        "alive": known.alive,
+        "incarnation": known.incarnation,
+        "voter": bool(known.raft_address),
+        "leaders": state.led_by(broker),
+        "replicas": _count([broker in partition.replicas for _, partition in state.partitions()]),
+        "labels": dict(labels),
+        "failed": report.get("failed"),
+        "damaged": report.get("damaged"),
+        "counters": report.get("counters"),
+        "disk": report.get("disk"),
+        "space": report.get("space"),
+        "publish_gaps": report.get("publish_gaps"),
+        "refusal": told.message if isinstance(told, TidelogError) else None,
+    }
 
 
 def _count(flags: Sequence[bool]) -> int:

@@ -13,12 +13,12 @@ import logging
 from collections.abc import Callable
 from dataclasses import dataclass
 from math import inf
-from typing import Any
 
 from metadata.controller import ControllerCore, Effect
 from metadata.founding import Claim
 from metadata.state import ClusterState
 from wire import metadata_pb2 as pb
+from wire.operations import OtherCluster
 from wire.subjects import Subjects
 from wire.transport import Transport
 from wire.types import BrokerId
@@ -119,7 +119,7 @@ class Namespace:
             if own.cluster_id or own.candidate:
                 self._transport.publish(reply, [own.SerializeToString()])
 
-    def others(self) -> list[dict[str, Any]]:
+    def others(self) -> list[OtherCluster]:
         """Clusters that were heard lately, as JSON."""
         now = self._monotonic()
         return [

@@ -22,6 +22,7 @@ from typing import Any, Protocol, TypeAlias, TypeVar
 from google.protobuf.message import DecodeError
 from google.protobuf.message import Message as Protobuf
 
+from metadata.admin import Admin
 from metadata.controller import (
     AskForClusters,
     CloseOffice,
@@ -34,32 +35,20 @@ from metadata.controller import (
     RefuseToFound,
     SendProbe,
 )
-from metadata.describe import (
-    Said,
-    cluster_form,
-    defaults_form,
-    describe_form,
-    find_stream,
-    list_form,
-    loss_form,
-    metadata_form,
-    partition_form,
-    said_by_leaders,
-)
 from metadata.lease import Lease
-from metadata.master_keys import MASTER_KEYS_LABEL, check_encryption
-from metadata.model import Changes, Outcome, Stream
+from metadata.master_keys import MASTER_KEYS_LABEL
+from metadata.model import Changes, Outcome
 from metadata.moves import LeaderMoves
 from metadata.namespace import Namespace
 from metadata.raft.types import RaftError, RaftOutcomeUnknown, RaftRole, RaftStatus, RaftUnavailable, StateMachine
 from metadata.references import key_of, ref_of
 from metadata.settings import MetadataSettings
 from metadata.state import ClusterState
-from metadata.stream_settings import with_defaults
 from metadata.wishes import Wishes
 from wire import metadata_pb2 as pb
 from wire.errors import Code, TidelogError
-from wire.stream_config import StreamConfig
+from wire.operations import Refusal
+from wire.reports import BrokerReport, StreamReport
 from wire.subjects import Subjects
 from wire.transport import NO_RESPONDERS, Message, MessageHandler, Subscription, Transport, answer_too_large
 from wire.types import (
@@ -89,12 +78,6 @@ MAX_PROPOSALS = 256
 """Commands of the controller on their way at once. One more has an unknown outcome at once, and is decided anew."""
 ATTEMPT_TIMEOUT_S = 1.0
 """A command of our own without an outcome by then is sent again; it is applied once."""
-PRODUCER_ID_BLOCK = 1000
-"""Producer ids taken from the group at once; what is left of a block is lost with the process."""
-STATUS_TIMEOUT_S = 0.5
-"""A broker that has not told the progress of its partitions by then is left out of a description."""
-READY_TIMEOUT_S = 3.0
-"""A new stream's leaders are waited for so long; the stream exists either way."""
 SHORTEST_PAUSE_S = 0.001
 MAX_CONNECTED_S = 3600.0
 """Probe answers tell of no longer connections."""
@@ -164,10 +147,8 @@ class MetadataService:
       folder is of streams that were deleted while it was down;
     - `on_registered(cluster_id, incarnation)`: called before `on_partitions` in each new incarnation, to write both
       into the data folder;
-    - `broker_status(stream)`: what this broker knows of its partitions, as JSON: {"partitions": [{"partition",
-      "leader_epoch", "log_start_offset", "log_end_offset", "high_watermark", "replicas_progress"}]};
-    - `broker_totals()`: what this broker tells operators of itself, as JSON: {"failed": [partition, …], "counters":
-      {name: number}};
+    - `broker_status(stream)`: what this broker knows of its replicas of a stream;
+    - `broker_totals()`: what this broker tells operators of itself;
     - `room()`: on this broker's disk; `disk_hangs()`: whether it does;
     - `drain_leader(move, timeout, answer)`: get ready for a planned move of a leadership held here: stop sequencing,
       call `answer(None)` when the target holds everything, `answer(error)` when it does not within `timeout` seconds;
@@ -194,8 +175,8 @@ class MetadataService:
         self.state = ClusterState()
         self.on_partitions: Callable[[Sequence[PartitionView | PartitionGone]], None] = lambda _: None
         self.on_registered: Callable[[str, Incarnation], None] = lambda _cluster_id, _incarnation: None
-        self.broker_status: Callable[[StreamName], Mapping[str, Any]] = lambda _: {"partitions": []}
-        self.broker_totals: Callable[[], Mapping[str, Any]] = dict
+        self.broker_status: Callable[[StreamName], StreamReport] = lambda _: {"partitions": []}
+        self.broker_totals: Callable[[], BrokerReport] = BrokerReport
         self.room: Callable[[], Room] = lambda: Room.AMPLE
         self.disk_hangs: Callable[[], bool] = lambda: False
         self.drain_leader: Callable[[LeaderMove, float, DrainAnswer], None] = self._lead_nothing
@@ -256,8 +237,20 @@ class MetadataService:
             settings=settings,
             commit=self._commit,
         )
-        self._producer_ids: list[int] = []
-        self._producer_lock = asyncio.Lock()
+        self.admin = Admin(
+            broker_id=broker_id,
+            state=self.state,
+            core=self._core,
+            moves=self._moves,
+            transport=transport,
+            subjects=subjects,
+            monotonic=monotonic,
+            commit=self._commit,
+            labels=lambda: {**self._labels, self._id: self._registration.labels},
+            voters=lambda: self._raft.status().voters,
+            other_clusters=self.namespace.others,
+        )
+        """What the controller answers to clients and operators; to be asked in office only."""
         self._office_open = False
         self._office_changed = asyncio.Event()
         self._subscriptions: list[Subscription] = []
@@ -369,132 +362,6 @@ class MetadataService:
             "open_wishes": len(self._wishes),
             "unclean_elections": self.state.unclean_elections,
         }
-
-    # ---- requests that the controller answers ----------------------------------------------------------------------
-
-    async def create_stream(
-        self,
-        name: str,
-        *,
-        subject: str,
-        partitions: int = 1,
-        replication_factor: int | None = None,
-        config: Mapping[str, str] | None = None,
-    ) -> dict[str, Any]:
-        """Returns the description, after the leaders serve or READY_TIMEOUT_S. Raises TidelogError."""
-        command = self._core.create_stream(
-            name, subject, partitions, replication_factor, config or {}, voters=self._raft.status().voters
-        )
-        self._check_encryption(with_defaults(config or {}, self.state.defaults))
-        (await self._commit(command)).raise_for_refusal()
-        deadline, pause = self._monotonic() + READY_TIMEOUT_S, 0.01
-        while True:
-            form = await self.describe_stream(name)
-            if all(partition["log_end_offset"] is not None for partition in form["partitions"]):
-                return form
-            if self._monotonic() >= deadline:
-                return form
-            await asyncio.sleep(pause)  # longer each time: leaders by the thousand have better things to do
-            pause = min(2 * pause, 0.2)
-
-    def _check_encryption(self, config: Mapping[str, str]) -> None:
-        """Raises TidelogError(BAD_CONFIG) where these settings ask for it and a live broker has no master key."""
-        if StreamConfig.from_strings({key: text for key, text in config.items() if key == "encryption"}).encryption:
-            told = {broker: said for broker, said in self._labels.items() if self.state.is_alive(broker)}
-            check_encryption({**told, self._id: self._registration.labels})
-
-    async def alter_stream(self, name: str, changes: Mapping[str, str], unset: Sequence[str] = ()) -> dict[str, Any]:
-        """Other settings for a living stream: all of them, or none. Returns the description. Raises TidelogError."""
-        (await self._commit(self._core.alter_stream(name, changes, unset))).raise_for_refusal()
-        return await self.describe_stream(name)
-
-    async def alter_cluster(self, changes: Mapping[str, str], unset: Sequence[str] = ()) -> dict[str, Any]:
-        """Other defaults for streams that are made from now on. Returns all of them. Raises TidelogError."""
-        command = self._core.alter_cluster(changes, unset)
-        self._check_encryption(changes)
-        (await self._commit(command)).raise_for_refusal()
-        return defaults_form(self.state)
-
-    async def delete_stream(self, name: str) -> None:
-        """Raises TidelogError."""
-        (await self._commit(self._core.delete_stream(name))).raise_for_refusal()
-
-    async def move_leader(self, name: str, partition: int, broker: str) -> dict[str, Any]:
-        """Let that member of the ISR lead in place of the present leader, which stays in the ISR. Returns the
-        partition's description, after the new leader serves or READY_TIMEOUT_S. Raises TidelogError."""
-        await self._moves.move(name, partition, BrokerId(broker))
-        deadline = self._monotonic() + READY_TIMEOUT_S
-        while True:
-            stream = find_stream(self.state, name)
-            said = (await self._ask_replicas(stream, stream.partitions[partition].replicas)).get(partition, {})
-            if said_by_leaders(stream, {partition: said}) or self._monotonic() >= deadline:
-                return partition_form(stream, partition, said)
-            await asyncio.sleep(0.01)
-
-    async def unclean_elect(self, name: str, partition: int, broker: str, *, accept_loss: bool) -> dict[str, Any]:
-        """Let that replica lead though it may lack committed records. Returns what is given up; without `accept_loss`
-        nothing is changed. Raises TidelogError."""
-        chosen = BrokerId(broker)
-        command = self._core.unclean_elect(name, partition, chosen)
-        stream = find_stream(self.state, name)
-        key, known = stream.key(partition), stream.partitions[partition]
-        held = (await self._ask_replicas(stream, known.replicas)).get(partition, {})
-        form = loss_form(self.state, key, known, chosen, held)
-        if accept_loss:
-            _log.warning("an operator lets broker %s lead %s: %s", broker, key, form["loss"])
-            (await self._commit(command)).raise_for_refusal()
-        return {**form, "elected": accept_loss}
-
-    def list_streams(self) -> dict[str, Any]:
-        return list_form(self.state)
-
-    async def describe_stream(self, name: str) -> dict[str, Any]:
-        """Raises TidelogError(UNKNOWN_STREAM). Leaders that do not answer in STATUS_TIMEOUT_S leave nulls."""
-        stream = find_stream(self.state, name)
-        replicas = sorted({replica for partition in stream.partitions.values() for replica in partition.replicas})
-        refusals: dict[BrokerId, TidelogError] = {}
-        said = await self._ask_replicas(stream, replicas, refusals)
-        return describe_form(stream, said, refusals)
-
-    async def _ask_replicas(
-        self, stream: Stream, brokers: Sequence[BrokerId], refusals: dict[BrokerId, TidelogError] | None = None
-    ) -> dict[int, dict[BrokerId, Said]]:
-        """By partition and broker: what those brokers that are alive and answer say of their replicas of a stream. Why
-        others could not answer is put into `refusals`."""
-        live = [broker for broker in brokers if self.state.is_alive(broker)]
-        answers = await asyncio.gather(*(self._ask_status(broker, stream.name) for broker in live))
-        found: dict[int, dict[BrokerId, Said]] = {}
-        for broker, answer in zip(live, answers, strict=True):
-            if isinstance(answer, TidelogError):
-                if refusals is not None:
-                    refusals[broker] = answer
-                continue
-            for said in answer:
-                partition = stream.partitions.get(said.get("partition", -1))
-                if partition is not None and said.get("incarnation") == partition.incarnation:
-                    found.setdefault(said["partition"], {})[broker] = said
-        return found
-
-    def stream_metadata(self, name: str) -> dict[str, Any]:
-        """Raises TidelogError(UNKNOWN_STREAM)."""
-        return metadata_form(self.state, find_stream(self.state, name))
-
-    async def cluster_status(self) -> dict[str, Any]:
-        """Brokers that do not answer in STATUS_TIMEOUT_S have no counters in it."""
-        alive = [broker.id for _, broker in sorted(self.state.brokers.items()) if broker.alive]
-        answers = await asyncio.gather(*(self._ask(broker, {}) for broker in alive))
-        told = [{"refusal": answer.message} if isinstance(answer, TidelogError) else answer for answer in answers]
-        return cluster_form(self.state, self._labels, dict(zip(alive, told, strict=True)), self.namespace.others())
-
-    async def init_producer(self) -> dict[str, Any]:
-        """An id that no other producer has. Raises TidelogError."""
-        async with self._producer_lock:
-            if not self._producer_ids:
-                command = pb.Command(allocate_producer_ids=pb.AllocateProducerIds(count=PRODUCER_ID_BLOCK))
-                outcome = await self._commit(command)
-                outcome.raise_for_refusal()
-                self._producer_ids = [*range(outcome.value + PRODUCER_ID_BLOCK - 1, outcome.value - 1, -1)]
-            return {"producer_id": self._producer_ids.pop(), "producer_epoch": 0}
 
     # ---- commands --------------------------------------------------------------------------------------------------
 
@@ -696,7 +563,7 @@ class MetadataService:
                     self._office_changed.set()
                 case CloseOffice():
                     self._office_open = False
-                    self._producer_ids.clear()
+                    self.admin.on_office_closed()
                     self._labels.clear()
                     self._office_changed.set()
                 case HandOver():
@@ -923,7 +790,7 @@ class MetadataService:
             request = json.loads(message.data)
         except ValueError:
             request = None
-        form: Mapping[str, Any]
+        form: StreamReport | BrokerReport | Refusal
         asking = request.pop("cluster_id", None) if isinstance(request, dict) else None
         if isinstance(asking, str) and not self.namespace.is_ours(asking, "its controller"):
             return
@@ -937,7 +804,7 @@ class MetadataService:
                     Code.BAD_REQUEST, 'a status request is {"stream": NAME}, or {} for the broker as a whole'
                 )
                 self._drop(message, error)
-                form = {"error": error.to_json()}
+                form = Refusal(error=error.to_json())
         self._answer(message.reply, json.dumps(form).encode(), "the status")
 
     def _lead_nothing(self, move: LeaderMove, _timeout: float, answer: DrainAnswer) -> None:
@@ -972,37 +839,14 @@ class MetadataService:
                 )
             )
 
-    def _totals(self) -> dict[str, Any]:
-        totals = dict(self.broker_totals())
+    def _totals(self) -> BrokerReport:
+        totals = self.broker_totals()
         own = {
             "dropped_metadata_messages": self._dropped_messages,
             "dropped_of_other_clusters": self.namespace.dropped,
             "refused_api_requests": self.refused_requests,
         }
         return {**totals, "counters": {**totals.get("counters", {}), **own}}
-
-    async def _ask_status(self, broker: BrokerId, stream: StreamName) -> Sequence[Mapping[str, Any]] | TidelogError:
-        answer = await self._ask(broker, {"stream": stream})
-        if isinstance(answer, TidelogError):
-            return answer
-        partitions = answer.get("partitions")
-        return [entry for entry in partitions if isinstance(entry, dict)] if isinstance(partitions, list) else ()
-
-    async def _ask(self, broker: BrokerId, request: Mapping[str, str]) -> Mapping[str, Any] | TidelogError:
-        """Empty when the broker does not answer; an error when its answer is one."""
-        payload = json.dumps({**request, "cluster_id": self.state.cluster_id}).encode()
-        try:
-            answer = await self._transport.request(
-                self._subjects.broker_status(broker), payload, timeout=STATUS_TIMEOUT_S
-            )
-            refusal = TidelogError.from_headers(answer.headers)
-            if refusal is not None:
-                _log.warning("broker %s does not tell its status: %s", broker, refusal.message)
-                return refusal
-            said = json.loads(answer.data) if answer.status is None else {}
-        except (TimeoutError, ValueError):
-            return {}
-        return said if isinstance(said, dict) else {}
 
     def _decode(self, kind: type[_Message], message: Message) -> _Message | None:
         """None for what is not such a message: counted, logged, and the broker lives on."""

@@ -40,8 +40,8 @@ from rich.table import Table
 import tidelog
 from scripts.demo_flights import CarrierFigures, Flights, load_flights
 from scripts.demo_ledger import Ledger, ReadBack
-from tidelog.client.admin import PartitionDescription, StreamDescription
 from tidelog.server.devcluster import DevCluster
+from wire.operations import PartitionDescription, StreamDescription
 
 STREAM = "flights"
 PARTITIONS = 3

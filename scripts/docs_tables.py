@@ -12,7 +12,7 @@ import ast
 import re
 import sys
 from collections.abc import Callable, Iterable, Mapping
-from dataclasses import fields
+from dataclasses import MISSING, Field, fields
 from inspect import getsource
 from pathlib import Path
 from textwrap import dedent
@@ -21,6 +21,7 @@ from typing import Any
 from dataplane.broker.settings import StorageSettings
 from dataplane.replica.settings import ReplicaSettings
 from metadata.settings import MetadataSettings
+from wire.operations import OPERATIONS
 from wire.stream_config import SETTINGS
 
 DOCS = Path(__file__).resolve().parent.parent / "docs"
@@ -57,7 +58,29 @@ def section(settings: type[Any]) -> Callable[[], str]:
     return make
 
 
+def api_operations() -> str:
+    return _table(
+        ("operation", "asked with", "access", "what it does", "refused with, besides those of all"),
+        (
+            (
+                f"`{operation.name}`",
+                ", ".join(_asked(entry) for entry in fields(operation.request_kind)) or "nothing",
+                "writes" if operation.writes else "reads",
+                operation.help,
+                ", ".join(code.name for code in operation.refusals) or "none",
+            )
+            for operation in OPERATIONS.values()
+        ),
+    )
+
+
+def _asked(entry: Field[Any]) -> str:
+    optional = entry.default is not MISSING or entry.default_factory is not MISSING
+    return f"`{entry.name}`{' (optional)' if optional else ''}"
+
+
 TABLES: Mapping[str, Callable[[], str]] = {
+    "api-operations": api_operations,
     "stream-settings": stream_settings,
     "replica-settings": section(ReplicaSettings),
     "metadata-settings": section(MetadataSettings),

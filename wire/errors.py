@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from enum import Enum
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, TypedDict
 
 ERROR_HEADER = "Tidelog-Error"
 MESSAGE_HEADER = "Tidelog-Message"
@@ -88,6 +88,15 @@ class Code(Enum):
         self.unknown_outcome = unknown_outcome
 
 
+class ErrorForm(TypedDict):
+    """An error in JSON."""
+
+    code: str
+    message: str
+    retriable: bool
+    details: dict[str, str]
+
+
 class TidelogError(Exception):
     """A refusal from the error table. `str(error)` is one sentence that names the thing, the value and the remedy.
 
@@ -133,7 +142,7 @@ class TidelogError(Exception):
         message = headers.get(MESSAGE_HEADER, name)
         return cls(code, message, details) if code else cls(Code.INTERNAL, f"{name}: {message}", details)
 
-    def to_json(self) -> dict[str, Any]:
+    def to_json(self) -> ErrorForm:
         return {
             "code": self.code.name,
             "message": self.message,

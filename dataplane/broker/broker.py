@@ -12,7 +12,6 @@ from collections.abc import Awaitable, Sequence
 from concurrent.futures import Executor
 from functools import partial
 from random import Random
-from typing import Any
 
 from google.protobuf.message import DecodeError
 
@@ -35,6 +34,7 @@ from dataplane.log.partition_log import LogConfig
 from dataplane.log.recovery import RecoveryReport
 from dataplane.replica.producers import ProducerLimits
 from wire.errors import Code, TidelogError
+from wire.reports import BrokerReport, ReplicaReport, StreamReport
 from wire.tidelog_pb2 import PartitionNotification
 from wire.transport import Message, Subscription
 from wire.types import (
@@ -267,18 +267,18 @@ class Broker:
             replica.on_disk(hangs)
 
     # ------------------------------------------------------------------ status
-    def stream_status(self, stream: StreamName) -> dict[str, Any]:
+    def stream_status(self, stream: StreamName) -> StreamReport:
         """What this broker knows of the partitions of a stream that it replicates."""
         return {"partitions": [self._replica_status(r) for r in self._replicas.values() if r.key.stream == stream]}
 
-    def _replica_status(self, replica: Replica) -> dict[str, Any]:
+    def _replica_status(self, replica: Replica) -> ReplicaReport:
         scrubbed_at = self._scrubber.completed_at_ns(replica.log) if replica.log is not None else None
         return {**replica.status(), "scrubbed_at_ns": scrubbed_at}
 
     def _count_led(self) -> int:
         return sum(isinstance(replica.role, Leading) for replica in self._replicas.values())
 
-    def status(self) -> dict[str, Any]:
+    def status(self) -> BrokerReport:
         return {
             "replicas": len(self._replicas),
             "leaders": self._count_led(),

@@ -11,11 +11,11 @@ import logging
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from itertools import count
-from typing import Any
 
 from dataplane.log.group_commit import Syncer
 from dataplane.replica.hanging import DiskGuard
 from dataplane.replica.settings import ReplicaSettings
+from wire.operations import DiskStatus
 
 log = logging.getLogger(__name__)
 
@@ -56,7 +56,7 @@ class DiskWatch:
         finally:
             del self._calls[number]
 
-    def status(self) -> dict[str, Any]:
+    def status(self) -> DiskStatus:
         return {"hangs": self._guard.hangs, "waited_s": round(self._guard.waited, 3)}
 
     async def _look_for_ever(self) -> None:

@@ -13,8 +13,10 @@ from __future__ import annotations
 import logging
 from collections import deque
 from collections.abc import Callable
-from dataclasses import asdict, dataclass
-from typing import TYPE_CHECKING, Any
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+from wire.operations import PublishGap
 
 if TYPE_CHECKING:
     from dataplane.broker.context import BrokerContext
@@ -60,6 +62,14 @@ class PublishGaps:
                 gap.partitions, (gap.ended_ns - gap.began_ns) / 1e9, gap.reason,
             )  # fmt: skip
 
-    def status(self) -> list[dict[str, Any]]:
+    def status(self) -> list[PublishGap]:
         """Oldest first."""
-        return [asdict(gap) for gap in self._gaps]
+        return [
+            {
+                "began_ns": gap.began_ns,
+                "ended_ns": gap.ended_ns,
+                "partitions": gap.partitions,
+                "reason": gap.reason,
+            }
+            for gap in self._gaps
+        ]

@@ -35,6 +35,8 @@ from dataplane.log.pool import LogPool
 from dataplane.log.quarantine import MAX_EVENTS, Quarantine
 from dataplane.log.recovery import RecoveryReport
 from wire.errors import Code, CorruptData, TidelogError
+from wire.operations import Damage
+from wire.reports import ReplicaReport
 from wire.transport import Message, Subscription
 from wire.types import (
     BrokerId,
@@ -467,22 +469,22 @@ class Replica:
             self.role.on_log_start()
 
     # ------------------------------------------------------------------ status
-    def _damage_form(self) -> dict[str, Any] | None:
+    def _damage_form(self) -> Damage | None:
         """Offsets exclusive; null while the log was not read to the end."""
         if not self._damaged:
             return None
         role = self.role
         found = role.damage if isinstance(role, Remnant) else None
         return {
-            "reason": found.reason if found is not None else self.failed,
+            "reason": found.reason if found is not None else self.failed or "",
             "sound_end": found.sound_end if found is not None else None,
             "known_end": found.known_end if found is not None else None,
         }
 
-    def status(self) -> dict[str, Any]:
+    def status(self) -> ReplicaReport:
         """For `describe`: ends and progress as far as this replica knows them. HW inclusive, -1 for none."""
         partition_log, role = self._log, self.role
-        out: dict[str, Any] = {
+        out: ReplicaReport = {
             "partition": self.key.partition,
             "incarnation": self.key.partition_incarnation,
             "role": "failed" if self.failure else type(role).__name__.lower() if role is not None else "none",

@@ -28,6 +28,7 @@ from dataplane.replica.space import (
     SpaceGuard,
 )
 from wire.batch import BatchHeader
+from wire.operations import SpaceStatus
 from wire.transport import Buffer
 from wire.types import Room
 
@@ -122,7 +123,7 @@ class SpaceWatch:
         """Somebody who can wait found no room."""
         self._spawn(self.look())
 
-    def status(self) -> dict[str, Any]:
+    def status(self) -> SpaceStatus:
         guard = self._guard
         return {
             "room": guard.room.value,

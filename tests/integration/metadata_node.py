@@ -19,6 +19,7 @@ from metadata.service import MetadataService, Registration
 from metadata.settings import MetadataSettings
 from tidelog.runtime.nats import NatsConnection
 from tidelog.server.api import Api
+from wire.reports import StreamReport
 from wire.subjects import Subjects
 from wire.types import BrokerId, Incarnation, PartitionGone, PartitionKey, PartitionView, StreamName
 
@@ -68,7 +69,7 @@ async def run(broker: str, nats: str, raft: Mapping[str, str], directory: Path, 
             else:
                 views.pop(change.key)
 
-    def status(stream: StreamName) -> Mapping[str, Any]:
+    def status(stream: StreamName) -> StreamReport:
         return {
             "partitions": [
                 {

@@ -18,12 +18,12 @@ import pytest
 import tidelog
 from tests.integration.replicated_cluster import LIMIT, observed, until
 from tests.integration.workload import acked_load, check, wait_in_sync
-from tidelog.client.admin import BrokerStatus
 from tidelog.client.connection import Client
 from tidelog.runtime.nats import NatsConnection
 from tidelog.runtime.orphans import ends_with_us
 from tidelog.runtime.server import EmbeddedNatsServer
 from tidelog.server.devcluster import DevCluster
+from wire.operations import BrokerStatus
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(240)]
 

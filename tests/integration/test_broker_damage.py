@@ -108,6 +108,7 @@ async def test_a_follower_is_repaired_without_a_restart(
         (said,) = b.broker.stream_status(KEY.stream)["partitions"]
         assert said["quarantined"]["events"] == 1
         latest = said["quarantined"]["latest"]
+        assert latest is not None
         assert (latest["sound_end"], latest["known_end"], latest["lost"]) == (10, 60, False)
         assert b.broker.status()["counters"]["damage_repaired"] == 1
         assert b.broker.status()["damaged"] == []
@@ -232,7 +233,13 @@ async def test_the_last_copy_is_read_below_and_above_the_damage(a: Node, client:
     assert values(await fetch(client, offset=59))[59].startswith(b"record 59 ")
     assert a.replica.log_end_offset == 60
     (said,) = a.broker.stream_status(KEY.stream)["partitions"]
-    await until(lambda: a.broker.stream_status(KEY.stream)["partitions"][0]["damage"]["sound_end"] == 10)
+
+    def sound_end() -> int | None:
+        (report,) = a.broker.stream_status(KEY.stream)["partitions"]
+        damage = report["damage"]
+        return damage["sound_end"] if damage is not None else None
+
+    await until(lambda: sound_end() == 10)
     assert said["failed"]
 
 

@@ -11,8 +11,8 @@ from tidelog.cli.session import cluster_options, console, print_json, run
 from tidelog.cli.settings import SettingsCommand, alteration_options, config_of
 
 if TYPE_CHECKING:
-    from tidelog.client.admin import BrokerStatus, ClusterStatus
     from tidelog.client.connection import Client
+    from wire.operations import BrokerStatus, ClusterStatus
 
 
 @click.group()

@@ -11,8 +11,8 @@ from tidelog.cli.settings import SettingsCommand, alteration_options, config_of,
 from wire.durability import DEFAULT_REPLICAS, MAX_REPLICAS
 
 if TYPE_CHECKING:
-    from tidelog.client.admin import PartitionDescription, ReplicaProgress, StreamDescription, StreamSummary
     from tidelog.client.connection import Client
+    from wire.operations import PartitionDescription, ReplicaProgress, StreamDescription, StreamSummary
 
 
 @click.group()
@@ -171,11 +171,10 @@ def _show_description(found: StreamDescription) -> None:
 
 
 def _show_damage(partition: int, replica: str, progress: ReplicaProgress) -> None:
-    damage, quarantined = progress.get("damage"), progress.get("quarantined") or {}
+    damage, quarantined = progress["damage"], progress["quarantined"]
     if damage is not None:
         console().print(f"[red]{replica}[/] holds a damaged log of partition {partition}: {damage['reason']}")
-    elif quarantined.get("events"):
-        latest = quarantined["latest"]
+    elif quarantined is not None and (latest := quarantined["latest"]) is not None:
         console().print(
             f"[yellow]{replica}[/] cut damage out of partition {partition} {_count(quarantined['events'], 'time')}, the"
             f" last {latest['when']} at offset {latest['sound_end']} ({latest['file']}, byte {latest['first_byte']})"

@@ -13,17 +13,20 @@ client whose first question was answered by two clusters cannot know which one i
 from __future__ import annotations
 
 import asyncio
-import json
-from collections.abc import Mapping
-from typing import Any
+from typing import Any, ParamSpec, TypeVar
 
 from google.protobuf.message import DecodeError
 
 from tidelog.client.errors import NoServer, typed
 from wire.errors import CLUSTER_HEADER, Code, TidelogError
+from wire.json_codec import encode
 from wire.metadata_pb2 import ClusterClaim
+from wire.operations import CLUSTER_ID, Operation
 from wire.subjects import Subjects
 from wire.transport import NO_RESPONDERS, Message, Transport
+
+_P = ParamSpec("_P")
+_Answer = TypeVar("_Answer")
 
 REPEATED = "repeated"
 _RETRY_EVERY = 0.05
@@ -53,18 +56,21 @@ class Api:
         """One of them answered the first question, too."""
         self._identifying = asyncio.Lock()
 
-    async def call(self, name: str, body: Mapping[str, Any], *, timeout: float | None = None) -> dict[str, Any]:
-        """The answer to `<ns>.api.<name>`. Raises typed errors; NoServer when nobody answers in time."""
-        limit = self._timeout if timeout is None else timeout
+    async def call(self, operation: Operation[_P, Any, _Answer], *args: _P.args, **kwargs: _P.kwargs) -> _Answer:
+        """The answer to an operation; the arguments are those of its request. Raises typed errors; NoServer when nobody
+        answers in time."""
+        limit = max(self._timeout, operation.time_s)
         deadline = asyncio.get_running_loop().time() + limit
         first_questions: list[str] = []
         try:
             async with self._identifying:
                 if self._cluster is None:
-                    await self._repeat("cluster.id", {}, deadline, limit, called=name, inboxes=first_questions)
+                    first = encode(CLUSTER_ID.request())
+                    await self._repeat(CLUSTER_ID, first, deadline, limit, operation.name, first_questions)
                     await asyncio.sleep(_SECOND_CLUSTER_WAIT)
             self._check_ambiguous()
-            answer = await self._repeat(name, body, deadline, limit, called=name)
+            request = encode(operation.request(*args, **kwargs))
+            answer = await self._repeat(operation, request, deadline, limit, operation.name)
             self._check_ambiguous()
         finally:
             for inbox in first_questions:
@@ -73,24 +79,23 @@ class Api:
 
     async def _repeat(
         self,
-        name: str,
-        body: Mapping[str, Any],
+        operation: Operation[..., Any, _Answer],
+        payload: bytes,
         deadline: float,
         limit: float,
-        *,
         called: str,
         inboxes: list[str] | None = None,
-    ) -> dict[str, Any]:
+    ) -> _Answer:
         """`called`: what the caller asked for, for sentences. `inboxes`: gets those that stay open for more answers,
         which the caller closes."""
         loop = asyncio.get_running_loop()
-        payload = json.dumps(body).encode()
+        subject = self._subjects.api(operation.name)
         repeated = False
         refusal: TidelogError | None = None
         nobody_listens = False
         while (left := deadline - loop.time()) > 0:
             try:
-                message = await self._ask(self._subjects.api(name), payload, min(left, _ATTEMPT_TIMEOUT), inboxes)
+                message = await self._ask(subject, payload, min(left, _ATTEMPT_TIMEOUT), inboxes)
             except TimeoutError:
                 if self._transport.is_connected:
                     repeated, nobody_listens = True, False
@@ -103,12 +108,12 @@ class Api:
                 await asyncio.sleep(min(_RETRY_EVERY, left))
                 continue
             nobody_listens = False
-            error, answer = _parse(name, message.data, message.headers)
-            if error is None:
-                return answer
-            if not error.retriable:
-                raise typed(_with_repeated(error, repeated))
-            refusal, repeated = error, repeated or error.code.unknown_outcome
+            try:
+                return operation.decode_answer(message.data, message.headers)
+            except TidelogError as error:
+                if not error.retriable:
+                    raise typed(_with_repeated(error, repeated)) from None
+                refusal, repeated = error, repeated or error.code.unknown_outcome
             await asyncio.sleep(min(_RETRY_EVERY, left))
         brokers = await self._connected_brokers() if nobody_listens and self._transport.is_connected else []
         raise self._nobody(called, limit, nobody_listens, brokers, refusal, repeated)
@@ -211,18 +216,6 @@ class Api:
         else:
             text = f"the controller did not answer {name} at {self._server} within {limit:g} s; see the brokers' logs"
         return NoServer(Code.UNAVAILABLE, text, {REPEATED: "true"} if repeated else {})
-
-
-def _parse(name: str, data: bytes, headers: Mapping[str, str] | None) -> tuple[TidelogError | None, dict[str, Any]]:
-    try:
-        answer = json.loads(data) if data else {}
-    except ValueError:
-        answer = None
-    if not isinstance(answer, dict):
-        return TidelogError(Code.INTERNAL, f"the answer to {name} is no JSON object: {data[:80]!r}"), {}
-    if isinstance(answer.get("error"), dict):
-        return TidelogError.from_json(answer["error"]), {}
-    return TidelogError.from_headers(headers), answer
 
 
 def _with_repeated(error: TidelogError, repeated: bool) -> TidelogError:

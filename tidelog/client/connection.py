@@ -15,14 +15,7 @@ from types import NoneType, TracebackType
 from typing import Literal, Protocol, Self, runtime_checkable
 
 from tidelog.client.accumulator import AccumulatorSettings
-from tidelog.client.admin import (
-    Admin,
-    ClusterStatus,
-    PartitionDescription,
-    StreamDescription,
-    StreamSummary,
-    UncleanElection,
-)
+from tidelog.client.admin import Admin
 from tidelog.client.api import Api
 from tidelog.client.consumer import ANSWER_OVERHEAD, Consumer, OnGap, PartitionReader, ReadFrom
 from tidelog.client.errors import BadConfig, BadRequest, Closed, NoServer, WrongIncarnation, typed
@@ -30,6 +23,7 @@ from tidelog.client.fetcher import FetchSettings, PartitionFetcher
 from tidelog.client.metadata import MetadataCache, StreamMetadata, stream_name
 from tidelog.client.positions import Anchor, AtOffset, AtTime, Position, Start, Stop, timestamp_of
 from tidelog.client.producer import Producer
+from wire import operations as op
 from wire.batch import RecordBatch
 from wire.durability import Durability
 from wire.errors import Code, TidelogError
@@ -156,7 +150,7 @@ class Client:
         partitions: int = 1,
         replication_factor: int | None = None,
         config: Mapping[str, str | int | bool] | None = None,
-    ) -> StreamDescription:
+    ) -> op.StreamDescription:
         """Create a stream that captures `subject` (default: its name). `replication_factor` None: 3, or all brokers of
         a smaller cluster. Returns what `describe` returns: it tells the replication factor and all settings.
 
@@ -169,7 +163,7 @@ class Client:
 
     async def alter_stream(
         self, name: str, *, config: Mapping[str, str | int | bool] | None = None, unset: Iterable[str] = ()
-    ) -> StreamDescription:
+    ) -> op.StreamDescription:
         """Change settings of a living stream; those of `unset` go back to their defaults. All of it is done, or
         nothing. Returns what `describe` returns.
 
@@ -184,16 +178,16 @@ class Client:
         self._check_open()
         await self._admin.delete_stream(name)
 
-    async def streams(self) -> list[StreamSummary]:
+    async def streams(self) -> list[op.StreamSummary]:
         self._check_open()
-        return await self._admin.streams()
+        return (await self._api.call(op.STREAM_LIST))["streams"]
 
-    async def describe(self, name: str) -> StreamDescription:
+    async def describe(self, name: str) -> op.StreamDescription:
         """Leaders, ISRs and offsets of a stream's partitions. Raises UnknownStream."""
         self._check_open()
-        return await self._admin.describe(name)
+        return await self._api.call(op.STREAM_DESCRIBE, stream_name(name))
 
-    async def move_leader(self, stream: str, partition: int, broker: str) -> PartitionDescription:
+    async def move_leader(self, stream: str, partition: int, broker: str) -> op.PartitionDescription:
         """Let `broker`, a live in-sync replica, lead that partition in place of its present leader, which stays in
         sync. Nothing acknowledged is lost; producers wait for some ms. Returns when the new leader serves.
 
@@ -205,18 +199,20 @@ class Client:
 
     async def elect_unclean(
         self, stream: str, partition: int, broker: str, *, accept_loss: bool = False
-    ) -> UncleanElection:
+    ) -> op.UncleanElection:
         """What is lost if `broker` leads a partition that nobody can lead, though its replica may lack committed
         records; with `accept_loss` it leads from now on. For when the replicas that hold them are gone for good.
 
         Raises UnknownStream, BadRequest (somebody leads it, or `broker` is no live replica), NoServer.
         """
         self._check_open()
-        return await self._admin.elect_unclean(stream, partition, broker, accept_loss=accept_loss)
+        return await self._api.call(
+            op.PARTITION_UNCLEAN_ELECT, stream_name(stream), partition, broker, accept_loss=accept_loss
+        )
 
-    async def cluster_status(self) -> ClusterStatus:
+    async def cluster_status(self) -> op.ClusterStatus:
         self._check_open()
-        return await self._admin.cluster_status()
+        return await self._api.call(op.CLUSTER_STATUS)
 
     async def alter_cluster(
         self, *, config: Mapping[str, str | int | bool] | None = None, unset: Iterable[str] = ()

@@ -10,11 +10,11 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Any
 
 from tidelog.client.api import Api
 from tidelog.client.errors import WrongIncarnation, typed
 from wire.errors import Code, TidelogError
+from wire.operations import METADATA, StreamRoutes
 from wire.stream_config import StreamConfig
 from wire.subjects import check_stream_name
 from wire.types import BrokerId, Incarnation, LeaderEpoch, StreamName
@@ -46,24 +46,23 @@ class StreamMetadata:
     """By number, ascending."""
 
     @classmethod
-    def from_json(cls, answer: Mapping[str, Any]) -> StreamMetadata:
-        partitions = sorted(answer["partitions"], key=lambda p: int(p["partition"]))
+    def of(cls, routes: StreamRoutes) -> StreamMetadata:
         return cls(
-            name=StreamName(answer["name"]),
-            subject=str(answer["subject"]),
-            incarnation=Incarnation(answer["incarnation"]),
-            partitioning_version=int(answer["partitioning_version"]),
-            replication_factor=int(answer["replication_factor"]),
-            config=StreamConfig.from_strings_known({str(key): str(value) for key, value in answer["config"].items()}),
+            name=StreamName(routes["name"]),
+            subject=routes["subject"],
+            incarnation=Incarnation(routes["incarnation"]),
+            partitioning_version=routes["partitioning_version"],
+            replication_factor=routes["replication_factor"],
+            config=StreamConfig.from_strings_known(routes["config"]),
             partitions={
-                int(p["partition"]): PartitionMetadata(
-                    partition=int(p["partition"]),
-                    incarnation=Incarnation(p["incarnation"]),
-                    leader=p.get("leader"),
-                    isr=tuple(p.get("isr") or ()),
-                    leader_epoch=LeaderEpoch(p.get("leader_epoch") or 0),
+                route["partition"]: PartitionMetadata(
+                    partition=route["partition"],
+                    incarnation=Incarnation(route["incarnation"]),
+                    leader=BrokerId(route["leader"]) if route["leader"] is not None else None,
+                    isr=tuple(BrokerId(broker) for broker in route["isr"]),
+                    leader_epoch=LeaderEpoch(route["leader_epoch"]),
                 )
-                for p in partitions
+                for route in sorted(routes["partitions"], key=lambda route: route["partition"])
             },
         )
 
@@ -124,12 +123,12 @@ class MetadataCache:
 
     async def _ask(self, name: StreamName) -> StreamMetadata:
         try:
-            answer = await self._api.call("metadata", {"stream": name})
+            routes = await self._api.call(METADATA, name)
         except TidelogError as error:
             if not error.retriable:
                 self._known.pop(name, None)
             raise
-        found = self._known[name] = StreamMetadata.from_json(answer)
+        found = self._known[name] = StreamMetadata.of(routes)
         return found
 
 

@@ -44,6 +44,7 @@ from tidelog.client.metadata import MetadataCache, StreamMetadata
 from tidelog.client.partitioner import Partitioner
 from tidelog.client.positions import Moment, timestamp_ns
 from tidelog.client.records import BatchReceipt, Receipt
+from wire import operations as op
 from wire.append import ask_durability, encode_append
 from wire.batch import HEADER_SIZE, BatchBuilder, Compression, EncodedBatch, GivenHeaders, encode_headers
 from wire.durability import Durability
@@ -625,7 +626,7 @@ class Producer:
                 pipe.run(pipe.core.on_reconnected(self._loop.time()))
 
     async def _new_session(self) -> ProducerSession:
-        answer = await self._api.call("producer.init", {})
+        answer = await self._api.call(op.PRODUCER_INIT)
         return ProducerSession(int(answer["producer_id"]), int(answer["producer_epoch"]))
 
     async def _renew_session(self, pipe: _Pipe) -> None:

@@ -2,16 +2,16 @@
 
 from __future__ import annotations
 
-from typing import Any
-
 import pytest
 
-from metadata.describe import cluster_form, loss_form, said_by_leaders
+from metadata.describe import cluster_form, loss_form, reports_of_leaders
 from tests.unit.metadata.cluster import Cluster
+from wire.operations import Loss
+from wire.reports import ReplicaReport, ReportedProgress
 from wire.types import BrokerId
 
 
-def loss(cluster: Cluster, chosen: str, **held: dict[str, Any]) -> dict[str, Any]:
+def loss(cluster: Cluster, chosen: str, **held: ReplicaReport) -> Loss:
     known = {BrokerId(replica): said for replica, said in held.items()}
     return loss_form(cluster.state, cluster.key(), cluster.partition(), BrokerId(chosen), known)
 
@@ -75,15 +75,15 @@ def test_a_replica_that_does_not_tell_what_it_holds_may_lose_anything() -> None:
     ],
 )
 def test_of_a_partition_only_what_its_leader_says_while_it_serves_counts(
-    broker: str, replicas_progress: dict[str, Any] | None, epochs_off: int, counts: bool
+    broker: str, replicas_progress: dict[str, ReportedProgress] | None, epochs_off: int, counts: bool
 ) -> None:
     cluster = Cluster("a", "b")
     cluster.create(assignments=["a b"])
     (stream,) = cluster.state.streams.values()
     partition = cluster.partition()
     assert partition.leader == "a"
-    said = {"leader_epoch": partition.leader_epoch + epochs_off, "replicas_progress": replicas_progress}
-    assert said_by_leaders(stream, {0: {BrokerId(broker): said}}) == ({0: said} if counts else {})
+    said: ReplicaReport = {"leader_epoch": partition.leader_epoch + epochs_off, "replicas_progress": replicas_progress}
+    assert reports_of_leaders(stream, {0: {BrokerId(broker): said}}) == ({0: said} if counts else {})
 
 
 def test_the_cluster_status_names_partitions_in_trouble_and_whom_they_wait_for() -> None:

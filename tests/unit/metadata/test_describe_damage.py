@@ -2,21 +2,23 @@
 
 from __future__ import annotations
 
-from typing import Any
-
 import pytest
 
 from metadata.describe import loss_form
 from tests.unit.metadata.cluster import Cluster
+from wire.operations import Damage
+from wire.reports import ReplicaReport
 from wire.types import BrokerId
 
 
-def told(others: str, damage: dict[str, Any]) -> str:
+def told(others: str, damage: Damage) -> str:
     cluster = Cluster("a", "b")
     cluster.create(assignments=[f"a {others}".strip()])
     partition = cluster.state.partition(cluster.key())
     assert partition is not None
-    held = {BrokerId("a"): {"log_end_offset": 100, "high_watermark": 99, "damage": damage}}
+    held: dict[BrokerId, ReplicaReport] = {
+        BrokerId("a"): {"log_end_offset": 100, "high_watermark": 99, "damage": damage}
+    }
     return str(loss_form(cluster.state, cluster.key(), partition, BrokerId("a"), held)["loss"])
 
 

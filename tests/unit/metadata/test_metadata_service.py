@@ -10,7 +10,7 @@ from collections.abc import AsyncIterator, Callable, Mapping, Sequence
 from contextlib import asynccontextmanager
 from math import inf
 from random import Random
-from typing import Any
+from typing import Any, get_type_hints
 
 import pytest
 
@@ -32,6 +32,8 @@ from metadata.settings import MetadataSettings
 from tidelog.server.api import Api
 from wire import metadata_pb2 as pb
 from wire.errors import CLUSTER_HEADER, Code, TidelogError
+from wire.operations import ALWAYS_POSSIBLE, OPERATIONS, Nothing
+from wire.reports import ReplicaReport, StreamReport
 from wire.subjects import Subjects
 from wire.transport import NO_RESPONDERS, BulkHandler, Message, MessageHandler, Subscription, too_large
 from wire.types import (
@@ -273,7 +275,7 @@ class Broker:
                 self.gone.append(change.key)
                 self.views.pop(change.key)
 
-    def _status(self, stream: StreamName) -> Mapping[str, Any]:
+    def _status(self, stream: StreamName) -> StreamReport:
         return {
             "partitions": [
                 {
@@ -283,7 +285,7 @@ class Broker:
                     "log_start_offset": 0,
                     "log_end_offset": 7,
                     "high_watermark": 6,
-                    "replicas_progress": {self.id: {"log_end_offset": 7}},
+                    "replicas_progress": {self.id: {"log_end_offset": 7, "in_sync": True}},
                 }
                 for key, view in self.views.items()
                 if key.stream == stream and view.leader == self.id
@@ -314,10 +316,12 @@ class World:
             while True:
                 answer = await self.client.request(SUBJECTS.api(endpoint), json.dumps(body).encode(), timeout=5)
                 if answer.status != NO_RESPONDERS:
-                    error = TidelogError.from_headers(answer.headers)
+                    operation, error = OPERATIONS[endpoint], TidelogError.from_headers(answer.headers)
                     if error is not None:
                         assert json.loads(answer.data)["error"]["code"] == error.code.name
+                        assert error.code in (*operation.refusals, *ALWAYS_POSSIBLE)
                         raise error
+                    assert operation.decode_answer(answer.data, None).keys() == get_type_hints(operation.answer).keys()
                     return json.loads(answer.data)
                 await asyncio.sleep(0.001)
 
@@ -449,9 +453,9 @@ async def test_another_cluster_is_counted_told_and_not_obeyed(caplog: pytest.Log
         for service in (mine, foreign):
             assert service.lease_valid(now)
             assert all(broker.alive for broker in service.state.brokers.values())
-        form = await world.brokers["a"].service.cluster_status()
+        form = await world.brokers["a"].service.admin.cluster_status(Nothing())
         assert [entry["cluster_id"] for entry in form["other_clusters"]] == [foreign.cluster_id]
-        counters = {broker["id"]: broker["counters"] for broker in form["brokers"]}
+        counters = {broker["id"]: broker["counters"] or {} for broker in form["brokers"]}
         assert counters["b"]["dropped_of_other_clusters"] > 0
         # What a leader of one cluster asks for is nothing to the other's controller.
         before = mine.state.generation, foreign.state.generation
@@ -512,7 +516,7 @@ async def test_a_broker_whose_status_no_message_has_room_for_says_so() -> None:
     async with running("a", "b", "c") as world:
         await world.api("stream.create", **CREATE)
         b = world.brokers["b"].service
-        b.broker_status = lambda _: {"partitions": [{"partition": n, "why": "." * 1000} for n in range(2000)]}
+        b.broker_status = lambda _: {"partitions": [{"partition": n, "failed": "." * 1000} for n in range(2000)]}
         b.broker_totals = lambda: {"failed": ["s/0" * 1000] * 1000}
         form = await world.api("stream.describe", name="s")
         assert {p["leader"]: p["high_watermark"] for p in form["partitions"]} == {"a": 6, "b": None, "c": 6}
@@ -568,6 +572,19 @@ async def test_the_cluster_status_tells_what_each_broker_dropped() -> None:
         }
         assert b["failed"] == ["s/0"]
         assert (c["alive"], c["counters"], c["failed"]) == (True, None, None), "it did not answer"
+
+
+async def test_a_report_that_is_none_counts_for_nothing() -> None:
+    async with running("a", "b") as world:
+        await world.api("stream.create", **{**CREATE, "partitions": 2, "replication_factor": 2})
+        wrong: Any = {"partitions": [{"partition": "zero"}], "counters": {"records_in": "many"}}
+        world.brokers["b"].service.broker_status = lambda _: wrong
+        world.brokers["b"].service.broker_totals = lambda: wrong
+        partitions = (await world.api("stream.describe", name="s"))["partitions"]
+        assert {part["leader"]: part["log_end_offset"] for part in partitions} == {"a": 7, "b": None}
+        told = {each["id"]: each["counters"] for each in (await world.api("cluster.status"))["brokers"]}
+        assert told["a"] is not None
+        assert told["b"] is None
 
 
 async def test_producer_ids_differ() -> None:
@@ -723,8 +740,8 @@ async def test_altered_settings_reach_every_replica_and_no_leader_epoch_ends() -
     [
         ({"name": "nosuch", "config": {"compact": "true"}}, Code.UNKNOWN_STREAM, "nosuch"),
         ({"name": "s"}, Code.BAD_REQUEST, "name a setting"),
-        ({"name": "s", "config": {"compact": True}}, Code.BAD_REQUEST, "texts"),
-        ({"name": "s", "unset": "compact"}, Code.BAD_REQUEST, "list of texts"),
+        ({"name": "s", "config": {"compact": True}}, Code.BAD_REQUEST, "config.compact is true, not a text"),
+        ({"name": "s", "unset": "compact"}, Code.BAD_REQUEST, 'unset is "compact", not a list'),
         ({"name": "s", "config": {"min_isr": "4"}}, Code.BAD_CONFIG, "replication factor 3"),
         ({"name": "s", "config": {"durability": "accepted"}}, Code.BAD_CONFIG, "while the stream lives"),
     ],
@@ -1094,8 +1111,8 @@ async def test_an_unclean_election_says_what_it_gives_up_and_needs_the_word_to_b
         )
         await until(lambda: world.view().leader is None)
 
-        def held(_: StreamName) -> Mapping[str, Any]:
-            said = {"log_start_offset": 0, "log_end_offset": 4, "high_watermark": 3}
+        def held(_: StreamName) -> StreamReport:
+            said: ReplicaReport = {"log_start_offset": 0, "log_end_offset": 4, "high_watermark": 3}
             return {"partitions": [{"partition": 0, "incarnation": view.key.partition_incarnation, **said}]}
 
         world.brokers[chosen].service.broker_status = held

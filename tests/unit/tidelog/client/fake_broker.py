@@ -14,13 +14,14 @@ from collections import defaultdict
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import partial
-from typing import Any
+from typing import Any, get_origin, get_type_hints
 
 from dataplane.replica.producers import Duplicate, Fresh, ProducerTable
 from tidelog.client.connection import Client
 from wire.append import decode_append
 from wire.batch import BatchBuilder, BatchHeader, EncodedBatch, RecordBatch
 from wire.errors import CLUSTER_HEADER, Code, TidelogError
+from wire.operations import StreamDescription
 from wire.replication import encode_header
 from wire.subjects import Subjects
 from wire.tidelog_pb2 import AppendRequest, AppendResponse, FetchRequest
@@ -146,6 +147,13 @@ class FakeLog:
         return [value for _, data in self.batches for value in RecordBatch.decode(data).values]
 
 
+def blank(answer: type[Any], **given: Any) -> dict[str, Any]:
+    """An answer of that kind with nothing in it but what is given."""
+    empty = {str: "", int: 0, bool: False, list: [], dict: {}}
+    hints = get_type_hints(answer).items()
+    return {name: empty.get(get_origin(kind) or kind) for name, kind in hints} | given
+
+
 class FakeBroker:
     def __init__(self, transport: FakeTransport, namespace: str = "tidelog") -> None:
         self.transport = transport
@@ -173,7 +181,9 @@ class FakeBroker:
         self._api: dict[str, Callable[[dict[str, Any]], dict[str, Any]]] = {
             "metadata": lambda body: self._stream(body["stream"]),
             "stream.create": self._create,
-            "stream.list": lambda _: {"streams": list(self.streams.values())},
+            "stream.list": lambda _: {
+                "streams": [{**routes, "partitions": len(routes["partitions"])} for routes in self.streams.values()]
+            },
             "producer.init": lambda _: self._new_producer(),
             "cluster.id": lambda _: {"cluster_id": CLUSTER},
         }
@@ -196,6 +206,7 @@ class FakeBroker:
                     "leader": "b1",
                     "isr": ["b1", *self.followers],
                     "leader_epoch": 1,
+                    "epoch": 1,
                     "state": "active",
                 }
                 for p in range(partitions)
@@ -252,7 +263,7 @@ class FakeBroker:
         if body["name"] in self.streams:
             raise TidelogError(Code.STREAM_EXISTS, f"stream {body['name']!r} exists already")
         self.create(body["name"], body["partitions"])
-        return self.streams[body["name"]]
+        return blank(StreamDescription, **{**self.streams[body["name"]], "partitions": []})
 
     def _new_producer(self) -> dict[str, Any]:
         self.producers_made += 1

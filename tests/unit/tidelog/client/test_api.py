@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 import tidelog
-from tests.unit.tidelog.client.fake_broker import FakeBroker, FakeTransport, make
+from tests.unit.tidelog.client.fake_broker import FakeBroker, FakeTransport, blank, make
 from tidelog.client.connection import Client, connect
 from tidelog.client.errors import (
     BadConfig,
@@ -26,6 +26,14 @@ from tidelog.client.errors import (
 )
 from wire.errors import CLUSTER_HEADER, Code, TidelogError
 from wire.metadata_pb2 import ClusterClaim
+from wire.operations import (
+    ClusterStatus,
+    MovedPartition,
+    PartitionDescription,
+    StreamDescription,
+    StreamSummary,
+    UncleanElection,
+)
 from wire.transport import Message
 
 Cluster = tuple[FakeTransport, FakeBroker, Client]
@@ -98,15 +106,15 @@ async def test_a_lost_connection_says_so(cluster: Cluster) -> None:
 
 async def test_a_change_of_controller_is_waited_for(cluster: Cluster) -> None:
     transport, _, client = cluster
-    seen = answer(transport, "cluster.status", refusal(Code.NOT_CONTROLLER), {"controller": "b2"})
+    seen = answer(transport, "cluster.status", refusal(Code.NOT_CONTROLLER), blank(ClusterStatus, controller="b2"))
     assert (await client.cluster_status())["controller"] == "b2"
     assert len(seen) == 2
 
 
 async def test_brokers_on_their_way_are_waited_for(cluster: Cluster) -> None:
-    transport, broker, client = cluster
+    transport, _, client = cluster
     few = refusal(Code.NOT_ENOUGH_BROKERS, "b3 has not started")
-    seen = answer(transport, "stream.create", few, few, broker.streams["s"])
+    seen = answer(transport, "stream.create", few, few, blank(StreamDescription))
     await client.create_stream("s", partitions=2)
     assert len(seen) == 3
     answer(transport, "stream.create", few)
@@ -123,7 +131,7 @@ def two_clusters(transport: FakeTransport, name: str, *clusters: str) -> list[st
         asked.append(wanted)
         assert message.reply is not None
         for cluster in clusters:
-            form: dict[str, Any] = {"cluster_id": cluster, "streams": [{"name": cluster}]}
+            form: dict[str, Any] = {"cluster_id": cluster, "streams": [blank(StreamSummary, name=cluster)]}
             headers = {CLUSTER_HEADER: cluster}
             if wanted not in (None, cluster):
                 error = TidelogError(Code.WRONG_CLUSTER, f"this is {cluster}")
@@ -174,7 +182,8 @@ async def test_a_stream_that_our_own_lost_request_made_is_no_error(
     transport, _, client = cluster
     monkeypatch.setattr("tidelog.client.api._ATTEMPT_TIMEOUT", 0.05)
     answer(transport, "stream.create", None, refusal(Code.STREAM_EXISTS))
-    answer(transport, "stream.describe", {"name": "n", "subject": "n", "config": {}, "partitions": [{}, {}]})
+    two = [blank(PartitionDescription, partition=number) for number in range(2)]
+    answer(transport, "stream.describe", blank(StreamDescription, name="n", subject="n", partitions=two))
     assert (await client.create_stream("n", partitions=2))["subject"] == "n"
     answer(transport, "stream.create", None, refusal(Code.STREAM_EXISTS))
     with pytest.raises(StreamExists):
@@ -188,11 +197,13 @@ async def test_a_move_that_our_own_lost_request_made_is_no_error(
 ) -> None:
     transport, _, client = cluster
     monkeypatch.setattr("tidelog.client.api._ATTEMPT_TIMEOUT", 0.05)
-    seen = answer(transport, "partition.move_leader", {"partition": 0, "leader": "b2"})
+    seen = answer(transport, "partition.move_leader", blank(MovedPartition, leader="b2"))
     assert (await client.move_leader("s", 0, "b2"))["leader"] == "b2"
     assert seen == [{"stream": "s", "partition": 0, "broker": "b2"}]
     answer(transport, "partition.move_leader", None, refusal(Code.BAD_REQUEST, "b2 leads s/0 already"))
-    answer(transport, "stream.describe", {"partitions": [{"partition": 0, "leader": "b2"}]})
+    answer(
+        transport, "stream.describe", blank(StreamDescription, partitions=[blank(PartitionDescription, leader="b2")])
+    )
     assert (await client.move_leader("s", 0, "b2"))["leader"] == "b2"
     answer(transport, "partition.move_leader", None, refusal(Code.BAD_REQUEST, "b3 is not in the ISR"))
     with pytest.raises(BadRequest, match="b3 is not in the ISR"):
@@ -212,7 +223,7 @@ async def test_a_move_that_does_not_come_about_is_not_asked_for_again(cluster: C
 
 async def test_a_loss_is_accepted_by_name_only(cluster: Cluster) -> None:
     transport, _, client = cluster
-    seen = answer(transport, "partition.unclean_elect", {"elected": False})
+    seen = answer(transport, "partition.unclean_elect", blank(UncleanElection))
     await client.elect_unclean("s", 0, "b2")
     await client.elect_unclean("s", 0, "b2", accept_loss=True)
     assert [body["accept_loss"] for body in seen] == [False, True]
@@ -220,7 +231,7 @@ async def test_a_loss_is_accepted_by_name_only(cluster: Cluster) -> None:
 
 async def test_what_cannot_be_is_refused_before_it_is_sent(cluster: Cluster) -> None:
     transport, _, client = cluster
-    seen = answer(transport, "stream.create", {})
+    seen = answer(transport, "stream.create", blank(StreamDescription))
     with pytest.raises(BadName):
         await client.create_stream("a.b")
     with pytest.raises(BadSubject):

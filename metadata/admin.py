@@ -1,0 +1,262 @@
+"""What the controller answers to clients and operators: the handlers of the operations in `wire.operations`.
+
+Decisions are the core's and the state's; here they are committed, waited for and described. Each handler takes an
+operation's request, gives its answer, and raises TidelogError where it refuses. To add an operation: a method here,
+marked with `@handles`.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import logging
+from collections.abc import Awaitable, Callable, Mapping, Sequence
+from typing import TypeVar
+
+from metadata.controller import ControllerCore
+from metadata.describe import (
+    cluster_form,
+    defaults_form,
+    describe_form,
+    find_stream,
+    list_form,
+    loss_form,
+    metadata_form,
+    partition_form,
+    reports_of_leaders,
+)
+from metadata.master_keys import check_encryption
+from metadata.model import Outcome, Stream
+from metadata.moves import LeaderMoves
+from metadata.state import ClusterState
+from metadata.stream_settings import with_defaults
+from wire import metadata_pb2 as pb
+from wire import operations as op
+from wire.errors import TidelogError
+from wire.json_codec import decode
+from wire.operations import handles
+from wire.reports import BrokerReport, ReplicaReport, StreamReport
+from wire.stream_config import StreamConfig
+from wire.subjects import Subjects
+from wire.transport import Transport
+from wire.types import BrokerId, StreamName
+
+_Report = TypeVar("_Report", StreamReport, BrokerReport)
+
+_log = logging.getLogger(__name__)
+
+PRODUCER_ID_BLOCK = 1000
+"""Producer ids taken from the group at once; what is left of a block is lost with the process."""
+STATUS_TIMEOUT_S = 0.5
+"""A broker that has not told the progress of its partitions by then is left out of a description."""
+READY_TIMEOUT_S = 3.0
+"""A new stream's leaders are waited for so long; the stream exists either way."""
+
+
+class Admin:
+    """See the module. `commit` raises TidelogError when a command's outcome cannot be had; `labels`: of all brokers
+    that have answered a probe, and of this one; `voters`: of the metadata group; `other_clusters`: that were heard in
+    the namespace."""
+
+    def __init__(
+        self,
+        *,
+        broker_id: BrokerId,
+        state: ClusterState,
+        core: ControllerCore,
+        moves: LeaderMoves,
+        transport: Transport,
+        subjects: Subjects,
+        monotonic: Callable[[], float],
+        commit: Callable[[pb.Command], Awaitable[Outcome]],
+        labels: Callable[[], Mapping[BrokerId, Mapping[str, str]]],
+        voters: Callable[[], int],
+        other_clusters: Callable[[], Sequence[op.OtherCluster]],
+    ) -> None:
+        self._id = broker_id
+        self._state = state
+        self._core = core
+        self._moves = moves
+        self._transport = transport
+        self._subjects = subjects
+        self._monotonic = monotonic
+        self._commit = commit
+        self._labels = labels
+        self._voters = voters
+        self._other_clusters = other_clusters
+        self._producer_ids: list[int] = []
+        self._producer_lock = asyncio.Lock()
+
+    def on_office_closed(self) -> None:
+        self._producer_ids.clear()
+
+    # ---- streams ---------------------------------------------------------------------------------------------------
+
+    @handles(op.STREAM_CREATE)
+    async def create_stream(self, request: op.CreateStreamRequest) -> op.StreamDescription:
+        """Answers after the leaders serve, or READY_TIMEOUT_S."""
+        command = self._core.create_stream(
+            request.name,
+            request.name if request.subject is None else request.subject,
+            request.partitions,
+            request.replication_factor,
+            request.config,
+            voters=self._voters(),
+        )
+        self._check_encryption(with_defaults(request.config, self._state.defaults))
+        (await self._commit(command)).raise_for_refusal()
+        deadline, pause = self._monotonic() + READY_TIMEOUT_S, 0.01
+        while True:
+            form = await self._describe(request.name)
+            if all(partition["log_end_offset"] is not None for partition in form["partitions"]):
+                return form
+            if self._monotonic() >= deadline:
+                return form
+            await asyncio.sleep(pause)  # longer each time: each description asks every replica
+            pause = min(2 * pause, 0.2)
+
+    @handles(op.STREAM_ALTER)
+    async def alter_stream(self, request: op.AlterStreamRequest) -> op.StreamDescription:
+        """All of the changes are made, or none."""
+        command = self._core.alter_stream(request.name, request.config, request.unset)
+        (await self._commit(command)).raise_for_refusal()
+        return await self._describe(request.name)
+
+    @handles(op.STREAM_DELETE)
+    async def delete_stream(self, request: op.StreamRef) -> op.Done:
+        (await self._commit(self._core.delete_stream(request.name))).raise_for_refusal()
+        return {}
+
+    @handles(op.STREAM_LIST)
+    async def list_streams(self, _: op.Nothing) -> op.StreamList:
+        return list_form(self._state)
+
+    @handles(op.STREAM_DESCRIBE)
+    async def describe_stream(self, request: op.StreamRef) -> op.StreamDescription:
+        """Leaders that do not answer in STATUS_TIMEOUT_S leave nulls."""
+        return await self._describe(request.name)
+
+    @handles(op.METADATA)
+    async def stream_metadata(self, request: op.MetadataRequest) -> op.StreamRoutes:
+        return metadata_form(self._state, find_stream(self._state, request.stream))
+
+    @handles(op.PRODUCER_INIT)
+    async def init_producer(self, _: op.Nothing) -> op.ProducerIdentity:
+        async with self._producer_lock:
+            if not self._producer_ids:
+                command = pb.Command(allocate_producer_ids=pb.AllocateProducerIds(count=PRODUCER_ID_BLOCK))
+                outcome = await self._commit(command)
+                outcome.raise_for_refusal()
+                self._producer_ids = [*range(outcome.value + PRODUCER_ID_BLOCK - 1, outcome.value - 1, -1)]
+            return {"producer_id": self._producer_ids.pop(), "producer_epoch": 0}
+
+    # ---- partitions ------------------------------------------------------------------------------------------------
+
+    @handles(op.PARTITION_MOVE_LEADER)
+    async def move_leader(self, request: op.MoveLeaderRequest) -> op.MovedPartition:
+        """The old leader stays in the ISR. Answers after the new one serves, or READY_TIMEOUT_S."""
+        await self._moves.move(request.stream, request.partition, BrokerId(request.broker))
+        deadline = self._monotonic() + READY_TIMEOUT_S
+        number = request.partition
+        while True:
+            stream = find_stream(self._state, request.stream)
+            said = (await self._ask_replicas(stream, stream.partitions[number].replicas)).get(number, {})
+            if reports_of_leaders(stream, {number: said}) or self._monotonic() >= deadline:
+                return partition_form(stream, number, said)
+            await asyncio.sleep(0.01)
+
+    @handles(op.PARTITION_UNCLEAN_ELECT)
+    async def unclean_elect(self, request: op.UncleanElectionRequest) -> op.UncleanElection:
+        """Without `accept_loss` nothing is changed."""
+        number, chosen = request.partition, BrokerId(request.broker)
+        command = self._core.unclean_elect(request.stream, number, chosen)
+        stream = find_stream(self._state, request.stream)
+        key, known = stream.key(number), stream.partitions[number]
+        held = (await self._ask_replicas(stream, known.replicas)).get(number, {})
+        form = loss_form(self._state, key, known, chosen, held)
+        if request.accept_loss:
+            _log.warning("an operator lets broker %s lead %s: %s", chosen, key, form["loss"])
+            (await self._commit(command)).raise_for_refusal()
+        return {**form, "elected": request.accept_loss}
+
+    # ---- the cluster -----------------------------------------------------------------------------------------------
+
+    @handles(op.CLUSTER_ID)
+    async def cluster_id(self, _: op.Nothing) -> op.ClusterId:
+        return {"cluster_id": self._state.cluster_id}
+
+    @handles(op.CLUSTER_STATUS)
+    async def cluster_status(self, _: op.Nothing) -> op.ClusterStatus:
+        """Brokers that do not answer in STATUS_TIMEOUT_S have no counters in it."""
+        alive = [broker.id for _, broker in sorted(self._state.brokers.items()) if broker.alive]
+        answers = await asyncio.gather(*(self._ask_broker(broker) for broker in alive))
+        return cluster_form(self._state, self._labels(), dict(zip(alive, answers, strict=True)), self._other_clusters())
+
+    @handles(op.CLUSTER_ALTER)
+    async def alter_cluster(self, request: op.AlterClusterRequest) -> op.ClusterDefaults:
+        command = self._core.alter_cluster(request.config, request.unset)
+        self._check_encryption(request.config)
+        (await self._commit(command)).raise_for_refusal()
+        return defaults_form(self._state)
+
+    # ---- inside ----------------------------------------------------------------------------------------------------
+
+    def _check_encryption(self, config: Mapping[str, str]) -> None:
+        """Raises TidelogError(BAD_CONFIG) where these settings ask for it and a live broker has no master key."""
+        if StreamConfig.from_strings({key: text for key, text in config.items() if key == "encryption"}).encryption:
+            told = self._labels().items()
+            check_encryption({id_: said for id_, said in told if id_ == self._id or self._state.is_alive(id_)})
+
+    async def _describe(self, name: str) -> op.StreamDescription:
+        stream = find_stream(self._state, name)
+        replicas = sorted({replica for partition in stream.partitions.values() for replica in partition.replicas})
+        refusals: dict[BrokerId, TidelogError] = {}
+        return describe_form(stream, await self._ask_replicas(stream, replicas, refusals), refusals)
+
+    async def _ask_replicas(
+        self, stream: Stream, brokers: Sequence[BrokerId], refusals: dict[BrokerId, TidelogError] | None = None
+    ) -> dict[int, dict[BrokerId, ReplicaReport]]:
+        """By partition and broker: what those brokers that are alive and answer say of their replicas of a stream. Why
+        others could not answer is put into `refusals`."""
+        live = [broker for broker in brokers if self._state.is_alive(broker)]
+        answers = await asyncio.gather(*(self._ask_status(broker, stream.name) for broker in live))
+        found: dict[int, dict[BrokerId, ReplicaReport]] = {}
+        for broker, answer in zip(live, answers, strict=True):
+            if isinstance(answer, TidelogError):
+                if refusals is not None:
+                    refusals[broker] = answer
+                continue
+            for said in answer:
+                partition = stream.partitions.get(said.get("partition", -1))
+                if partition is not None and said.get("incarnation") == partition.incarnation:
+                    found.setdefault(said["partition"], {})[broker] = said
+        return found
+
+    async def _ask_status(self, broker: BrokerId, stream: StreamName) -> Sequence[ReplicaReport] | TidelogError:
+        report = await self._ask(broker, {"stream": stream}, StreamReport)
+        if isinstance(report, TidelogError):
+            return report
+        return report["partitions"] if report is not None else ()
+
+    async def _ask_broker(self, broker: BrokerId) -> BrokerReport | TidelogError:
+        """Empty when the broker does not answer."""
+        return await self._ask(broker, {}, BrokerReport) or {}
+
+    async def _ask(
+        self, broker: BrokerId, request: Mapping[str, str], kind: type[_Report]
+    ) -> _Report | TidelogError | None:
+        """None when the broker does not answer, or with something else; an error when its answer is one."""
+        subject = self._subjects.broker_status(broker)
+        payload = json.dumps({**request, "cluster_id": self._state.cluster_id}).encode()
+        try:
+            answer = await self._transport.request(subject, payload, timeout=STATUS_TIMEOUT_S)
+            refusal = TidelogError.from_headers(answer.headers)
+            if refusal is not None:
+                _log.warning("broker %s does not tell its status: %s", broker, refusal.message)
+                return refusal
+            return decode(kind, answer.data, "the report") if answer.status is None else None
+        except TimeoutError:
+            return None
+        except ValueError as error:
+            _log.warning("dropped a report of broker %s: %s", broker, error)
+            return None

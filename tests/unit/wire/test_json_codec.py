@@ -1,0 +1,82 @@
+"""JSON as typed values: what a kind takes, what it tolerates, and the sentence that refuses the rest."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from typing import Any, NotRequired, TypedDict
+
+import pytest
+
+from wire.json_codec import checked, decode, encode
+from wire.types import BrokerId
+
+
+class Leaf(TypedDict):
+    number: int
+    note: NotRequired[str | None]
+
+
+@dataclass(frozen=True, slots=True)
+class Ask:
+    name: BrokerId
+    count: int = 1
+    limit: int | None = None
+    texts: dict[str, str] = field(default_factory=dict)
+    names: list[str] = field(default_factory=list)
+    sure: bool = False
+    leaf: Leaf | None = None
+
+
+def test_what_a_request_leaves_out_has_its_default_and_null_stands_for_that() -> None:
+    assert decode(Ask, b'{"name": "a"}', "it") == Ask(BrokerId("a"))
+    assert decode(Ask, b'{"name": "a", "count": null, "texts": null, "sure": null}', "it") == Ask(BrokerId("a"))
+
+
+def test_what_is_sent_is_read() -> None:
+    ask = Ask(BrokerId("a"), 2, 3, {"k": "v"}, ["x"], sure=True, leaf={"number": 1, "note": None})
+    assert decode(Ask, encode(ask), "it") == ask
+
+
+def test_fields_of_a_newer_peer_are_tolerated() -> None:
+    assert decode(Ask, b'{"name": "a", "colour": "red"}', "it") == Ask(BrokerId("a"))
+    assert checked(Leaf, {"number": 1, "colour": "red"}, "it") == {"number": 1, "colour": "red"}
+
+
+@pytest.mark.parametrize(
+    ("data", "sentence"),
+    [
+        (b"{", "it is not JSON: "),
+        (b"\xff\xfe", "it is not JSON: "),
+        (b"[]", "it is [], not an object"),
+        (b"null", "it is null, not an object"),
+        (b"{}", "it's name is missing; it must be a text"),
+        (b'{"name": null}', "it's name is null, not a text"),
+        (b'{"name": 3}', "it's name is 3, not a text"),
+        (b'{"name": "a", "count": true}', "it's count is true, not a whole number"),
+        (b'{"name": "a", "count": 1.5}', "it's count is 1.5, not a whole number"),
+        (b'{"name": "a", "limit": "x"}', 'it\'s limit is "x", not a whole number or null'),
+        (b'{"name": "a", "sure": 1}', "it's sure is 1, not true or false"),
+        (b'{"name": "a", "texts": {"k": 1}}', "it's texts.k is 1, not a text"),
+        (b'{"name": "a", "texts": []}', "it's texts is [], not an object, each value a text"),
+        (b'{"name": "a", "names": ["b", 1]}', "it's names[1] is 1, not a text"),
+        (b'{"name": "a", "names": {}}', "it's names is {}, not a list, each of it a text"),
+        (b'{"name": "a", "leaf": {}}', "it's leaf.number is missing; it must be a whole number"),
+        (b'{"name": "a", "leaf": {"number": "1"}}', 'it\'s leaf.number is "1", not a whole number'),
+        (b'{"name": "a", "leaf": 1}', "it's leaf is 1, not an object or null"),
+    ],
+)
+def test_what_is_of_another_kind_is_refused_with_its_field_and_value(data: bytes, sentence: str) -> None:
+    with pytest.raises(ValueError, match=r"\w") as refused:
+        decode(Ask, data, "it")
+    assert str(refused.value).startswith(sentence), refused.value
+
+
+def test_a_long_value_is_not_repeated_whole() -> None:
+    with pytest.raises(ValueError, match="…, not a text") as refused:
+        checked(Ask, {"name": ["x" * 10_000]}, "it")
+    assert len(str(refused.value)) < 200
+
+
+def test_a_kind_that_the_codec_does_not_know_is_a_bug() -> None:
+    with pytest.raises(TypeError, match="set"):
+        checked(set[Any], [], "it")

@@ -1,0 +1,72 @@
+"""Every operation is complete: a request and an answer that the codec knows, a handler, a line of help."""
+
+from __future__ import annotations
+
+from dataclasses import fields
+from typing import Any
+
+import pytest
+
+from metadata.admin import Admin
+from wire import json_codec
+from wire.errors import Code, TidelogError
+from wire.operations import METADATA, OPERATIONS, STREAM_CREATE, STREAM_LIST, Operation, handlers_of
+
+EACH = pytest.mark.parametrize("operation", OPERATIONS.values(), ids=OPERATIONS)
+
+
+def test_each_operation_has_one_handler() -> None:
+    marked = handlers_of(object.__new__(Admin))
+    assert {operation.name for operation in marked} == {*OPERATIONS}
+
+
+@EACH
+def test_requests_and_answers_are_of_kinds_that_the_codec_knows(operation: Operation[..., Any, Any]) -> None:
+    for kind in (operation.request_kind, operation.answer):
+        with pytest.raises(ValueError, match="it is 3, not an object"):
+            json_codec.checked(kind, 3, "it")
+
+
+@EACH
+def test_the_stream_that_an_operation_is_about_is_a_field_of_its_request(operation: Operation[..., Any, Any]) -> None:
+    names = {entry.name for entry in fields(operation.request_kind)}
+    assert (operation.stream in names) if operation.stream else not names & {"stream", "name"}
+    assert (operation.stream != "") == (Code.UNKNOWN_STREAM in operation.refusals or operation is STREAM_CREATE)
+
+
+def test_a_request_that_cannot_be_read_is_refused_with_its_field_and_value() -> None:
+    for data, sentence in (
+        (b'{"name": 3}', "the request's name is 3, not a text"),
+        (b'{"name": "s", "config": {"min_isr": 2}}', "the request's config.min_isr is 2, not a text"),
+        (b"x" * (1 << 20) + b"x", "a request of 1048577 bytes is above 1048576"),
+    ):
+        with pytest.raises(TidelogError) as refused:
+            STREAM_CREATE.decode_request(data)
+        assert (refused.value.code, refused.value.message) == (Code.BAD_REQUEST, sentence)
+
+
+def test_an_answer_carries_a_refusal_in_its_body_or_in_its_headers() -> None:
+    error = TidelogError(Code.UNKNOWN_STREAM, "stream 's' does not exist", {"a": "b"})
+    for data, headers in (
+        (json_codec.encode({"error": error.to_json()}), None),
+        (b"", error.to_headers()),
+        (json_codec.encode({"error": {**error.to_json(), "colour": "red"}}), error.to_headers()),
+    ):
+        with pytest.raises(TidelogError) as refused:
+            METADATA.decode_answer(data, headers)
+        told = refused.value
+        assert (told.code, told.message, told.details) == (error.code, error.message, error.details)
+
+
+def test_what_is_no_answer_is_said_to_be_none() -> None:
+    for data, sentence in (
+        (b"nonsense", "the answer to stream.list is not JSON"),
+        (b"[]", "the answer to stream.list is [], not an object"),
+        (b"{}", "the answer to stream.list's streams is missing"),
+        (b'{"streams": [{"name": 1}]}', "the answer to stream.list's streams[0].name is 1, not a text"),
+        (b'{"error": "no"}', 'the answer to stream.list\'s error is "no", not an object'),
+    ):
+        with pytest.raises(TidelogError) as refused:
+            STREAM_LIST.decode_answer(data, None)
+        assert refused.value.code is Code.INTERNAL
+        assert refused.value.message.startswith(sentence)

@@ -1,0 +1,557 @@
+"""What can be asked of the cluster over `<ns>.api.<name>`: every operation is declared once, here.
+
+An operation has a name, a request, an answer, and what a broker needs to know to decide who may ask it. The rest is
+made from that: the server's endpoints with the decoding of what they are asked, the client's call with the decoding of
+what it is answered, both by `wire.json_codec`; the table in docs/operations.md. Requests are dataclasses; answers are
+TypedDicts, because their JSON is what users of the client and of `--json` see.
+
+To add an operation: an entry here, a method of `metadata.admin` with `@handles`, what users call (a method of the
+client, a command), its test. What is added to an answer later is NotRequired: a broker of an earlier version leaves it
+out.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Awaitable, Callable, Mapping
+from dataclasses import dataclass, field
+from typing import Any, Generic, ParamSpec, TypedDict, TypeVar
+
+from wire import json_codec
+from wire.errors import Code, ErrorForm, TidelogError
+
+_P = ParamSpec("_P")
+_Request = TypeVar("_Request")
+_Answer = TypeVar("_Answer")
+_Owner = TypeVar("_Owner")
+
+MAX_REQUEST_BYTES = 1 << 20
+
+
+@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
+class Operation(Generic[_P, _Request, _Answer]):
+    name: str
+    """Last part of its subject; of a broker's log, too."""
+    request: Callable[_P, _Request]
+    """The dataclass."""
+    answer: type[_Answer]
+    help: str
+    writes: bool
+    """It changes streams, partitions, or the cluster."""
+    stream: str = ""
+    """The field of the request that names a stream, where it is about one."""
+    refusals: tuple[Code, ...] = ()
+    """Besides ALWAYS_POSSIBLE."""
+    time_s: float = 0.0
+    """What it may take with all that it waits for, where that is more than what the client gives any operation."""
+
+    @property
+    def request_kind(self) -> type[Any]:
+        """`request`, which the type checker knows by what it is called with."""
+        kind: type[Any] = self.request  # type: ignore[assignment] # it is one
+        return kind
+
+    def stream_of(self, request: _Request) -> str | None:
+        return getattr(request, self.stream) if self.stream else None
+
+    def decode_request(self, data: bytes) -> _Request:
+        """Raises TidelogError(BAD_REQUEST)."""
+        if len(data) > MAX_REQUEST_BYTES:
+            raise TidelogError(Code.BAD_REQUEST, f"a request of {len(data)} bytes is above {MAX_REQUEST_BYTES}")
+        try:
+            made: _Request = json_codec.decode(self.request_kind, data, "the request")
+        except ValueError as error:
+            raise TidelogError(Code.BAD_REQUEST, str(error)) from None
+        return made
+
+    def decode_answer(self, data: bytes, headers: Mapping[str, str] | None) -> _Answer:
+        """Raises TidelogError: the refusal that it carries; INTERNAL for what is no such answer."""
+        what = f"the answer to {self.name}"
+        try:
+            answer = json_codec.decode(dict[str, Any], data, what)
+            if "error" in answer:
+                raise TidelogError.from_json(json_codec.checked(dict[str, Any], answer["error"], f"{what}'s error"))
+            refused = TidelogError.from_headers(headers)
+            if refused is not None:
+                raise refused
+            return json_codec.checked(self.answer, answer, what)
+        except ValueError as error:
+            raise TidelogError(Code.INTERNAL, str(error)) from None
+
+
+class Refusal(TypedDict):
+    """What is answered in place of the answer; the same stands in the NATS headers."""
+
+    error: ErrorForm
+
+
+ALWAYS_POSSIBLE = (
+    Code.BAD_REQUEST,
+    Code.NOT_CONTROLLER,
+    Code.WRONG_CLUSTER,
+    Code.UNAVAILABLE,
+    Code.OUTCOME_UNKNOWN,
+    Code.MESSAGE_TOO_LARGE,
+    Code.INTERNAL,
+)
+"""Refusals of every operation."""
+
+
+# ---- handlers ------------------------------------------------------------------------------------------------------
+
+Handler = Callable[[Any], Awaitable[Mapping[str, Any]]]
+"""Takes the operation's request and gives its answer, or raises TidelogError."""
+
+_HANDLES = "__tidelog_operation__"
+
+
+def handles(
+    operation: Operation[_P, _Request, _Answer],
+) -> Callable[[Callable[[_Owner, _Request], Awaitable[_Answer]]], Callable[[_Owner, _Request], Awaitable[_Answer]]]:
+    """Marks the method that carries an operation out."""
+
+    def mark(
+        method: Callable[[_Owner, _Request], Awaitable[_Answer]],
+    ) -> Callable[[_Owner, _Request], Awaitable[_Answer]]:
+        setattr(method, _HANDLES, operation)
+        return method
+
+    return mark
+
+
+def handlers_of(owner: object) -> dict[Operation[..., Any, Any], Handler]:
+    """Its methods that were marked with `handles`."""
+    return {
+        operation: getattr(owner, name)
+        for name, method in vars(type(owner)).items()
+        if (operation := getattr(method, _HANDLES, None)) is not None
+    }
+
+
+# ---- forms that several operations share ---------------------------------------------------------------------------
+
+
+@dataclass(frozen=True, slots=True)
+class Nothing:
+    """A request without fields."""
+
+
+class Done(TypedDict):
+    """An answer without fields."""
+
+
+@dataclass(frozen=True, slots=True)
+class StreamRef:
+    name: str
+
+
+class Damage(TypedDict):
+    """A log that is not what was written. Offsets are exclusive; None while the log was not read to its end."""
+
+    reason: str
+    sound_end: int | None
+    known_end: int | None
+
+
+class Quarantined(TypedDict):
+    events: int
+    """How often something was cut out of a log for damage."""
+    latest: dict[str, Any] | None
+    """The report of the last time; docs/storage.md has its fields."""
+
+
+class ReplicaProgress(TypedDict):
+    log_end_offset: int | None
+    in_sync: bool
+    damage: Damage | None
+    quarantined: Quarantined | None
+    stopped: str | None
+    """Why it cannot copy from its leader until an operator does something."""
+
+
+class WithdrawnReplica(TypedDict):
+    replica: str
+    reason: str
+
+
+class PartitionDescription(TypedDict):
+    partition: int
+    incarnation: int
+    state: str
+    """"active", "draining" or "retired"."""
+    leader: str | None
+    replicas: list[str]
+    isr: list[str]
+    eligible: list[str]
+    withdrawn: list[WithdrawnReplica]
+    epoch: int
+    leader_epoch: int
+    paused: bool
+    readonly: bool
+    high_watermark: int | None
+    """Last committed offset, -1 = none; None while the leader does not answer."""
+    log_start_offset: int | None
+    log_end_offset: int | None
+    replicas_progress: dict[str, ReplicaProgress]
+
+
+class StreamDescription(TypedDict):
+    name: str
+    subject: str
+    incarnation: int
+    kind: str
+    partitioning_version: int
+    replication_factor: int
+    config: dict[str, str]
+    partitions: list[PartitionDescription]
+    refusals: dict[str, str]
+    """Why brokers could not tell what they hold, by broker."""
+
+
+# ---- streams -------------------------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class CreateStreamRequest:
+    name: str
+    subject: str | None = None
+    """None: the name."""
+    partitions: int = 1
+    replication_factor: int | None = None
+    """None: the cluster's default."""
+    config: dict[str, str] = field(default_factory=dict)
+
+
+STREAM_CREATE = Operation(
+    name="stream.create",
+    request=CreateStreamRequest,
+    answer=StreamDescription,
+    help="create a stream; answered when its leaders serve, or after 3 s",
+    writes=True,
+    stream="name",
+    refusals=(
+        Code.STREAM_EXISTS,
+        Code.SUBJECT_TAKEN,
+        Code.BAD_NAME,
+        Code.BAD_SUBJECT,
+        Code.BAD_CONFIG,
+        Code.BAD_REPLICATION_FACTOR,
+        Code.NOT_ENOUGH_BROKERS,
+    ),
+)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class AlterStreamRequest:
+    name: str
+    config: dict[str, str] = field(default_factory=dict)
+    unset: list[str] = field(default_factory=list)
+
+
+STREAM_ALTER = Operation(
+    name="stream.alter",
+    request=AlterStreamRequest,
+    answer=StreamDescription,
+    help="change settings of a stream",
+    writes=True,
+    stream="name",
+    refusals=(Code.UNKNOWN_STREAM, Code.BAD_CONFIG),
+)
+
+STREAM_DELETE = Operation(
+    name="stream.delete",
+    request=StreamRef,
+    answer=Done,
+    help="delete a stream with all its records",
+    writes=True,
+    stream="name",
+    refusals=(Code.UNKNOWN_STREAM,),
+)
+
+STREAM_DESCRIBE = Operation(
+    name="stream.describe",
+    request=StreamRef,
+    answer=StreamDescription,
+    help="a stream, its settings, and leaders, ISRs and offsets of its partitions",
+    writes=False,
+    stream="name",
+    refusals=(Code.UNKNOWN_STREAM,),
+)
+
+
+class StreamSummary(TypedDict):
+    name: str
+    subject: str
+    partitions: int
+    replication_factor: int
+    config: dict[str, str]
+
+
+class StreamList(TypedDict):
+    streams: list[StreamSummary]
+
+
+STREAM_LIST = Operation(
+    name="stream.list", request=Nothing, answer=StreamList, help="all streams with their settings", writes=False
+)
+
+
+@dataclass(frozen=True, slots=True)
+class MetadataRequest:
+    stream: str
+
+
+class PartitionRoute(TypedDict):
+    partition: int
+    incarnation: int
+    leader: str | None
+    isr: list[str]
+    leader_epoch: int
+    epoch: int
+    state: str
+
+
+class StreamRoutes(TypedDict):
+    name: str
+    subject: str
+    incarnation: int
+    partitioning_version: int
+    replication_factor: int
+    config: dict[str, str]
+    generation: int
+    partitions: list[PartitionRoute]
+
+
+METADATA = Operation(
+    name="metadata",
+    request=MetadataRequest,
+    answer=StreamRoutes,
+    help="what a client needs to reach each partition of a stream",
+    writes=False,
+    stream="stream",
+    refusals=(Code.UNKNOWN_STREAM,),
+)
+
+
+class ProducerIdentity(TypedDict):
+    producer_id: int
+    producer_epoch: int
+
+
+PRODUCER_INIT = Operation(
+    name="producer.init",
+    request=Nothing,
+    answer=ProducerIdentity,
+    help="an id that no other producer has",
+    writes=False,
+)
+
+
+# ---- partitions ----------------------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True, slots=True)
+class MoveLeaderRequest:
+    stream: str
+    partition: int
+    broker: str
+
+
+class MovedPartition(PartitionDescription):
+    stream: str
+
+
+PARTITION_MOVE_LEADER = Operation(
+    name="partition.move_leader",
+    request=MoveLeaderRequest,
+    answer=MovedPartition,
+    help="let a member of the ISR lead in place of the present leader",
+    writes=True,
+    stream="stream",
+    refusals=(Code.UNKNOWN_STREAM, Code.LEADER_NOT_MOVED),
+    time_s=15.0,
+)
+
+
+@dataclass(frozen=True, slots=True)
+class UncleanElectionRequest:
+    stream: str
+    partition: int
+    broker: str
+    accept_loss: bool = False
+
+
+class OtherReplica(TypedDict):
+    broker: str
+    alive: bool
+    standing: str
+    """"isr", "eligible", "withdrawn" or "out of sync"."""
+    log_end_offset: int | None
+
+
+class Loss(TypedDict):
+    stream: str
+    partition: int
+    broker: str
+    standing: str
+    log_start_offset: int | None
+    log_end_offset: int | None
+    """Of the replica that is chosen, as `high_watermark` (inclusive, -1 = none); None when it does not tell."""
+    high_watermark: int | None
+    damage: Damage | None
+    others: list[OtherReplica]
+    loss: str
+    """What is given up, as a sentence."""
+
+
+class UncleanElection(Loss):
+    elected: bool
+
+
+PARTITION_UNCLEAN_ELECT = Operation(
+    name="partition.unclean_elect",
+    request=UncleanElectionRequest,
+    answer=UncleanElection,
+    help="what is lost if a replica leads that may lack committed records; with `accept_loss` it leads",
+    writes=True,
+    stream="stream",
+    refusals=(Code.UNKNOWN_STREAM, Code.FENCED_LEADER_EPOCH),
+)
+
+
+# ---- the cluster ---------------------------------------------------------------------------------------------------
+
+
+class SpaceStatus(TypedDict):
+    """A broker's disk, in bytes."""
+
+    room: str
+    """"ample", "short" (leaderships are handed over) or "full" (no records are taken)."""
+    free_bytes: int
+    total_bytes: int
+    min_free_bytes: int
+
+
+class DiskStatus(TypedDict):
+    """Whether a broker's disk answers."""
+
+    hangs: bool
+    """A sync has not returned for longer than `replica_max_lag_time`: leaderships are handed over."""
+    waited_s: float
+    """For how long the oldest sync or checkpoint has been waiting for the disk."""
+
+
+class PublishGap(TypedDict):
+    """A time for which plain publishes to what a broker leads may have been lost."""
+
+    began_ns: int
+    ended_ns: int | None
+    """None: it lasts. Both since 1970."""
+    partitions: int
+    """That it led."""
+    reason: str
+
+
+class BrokerStatus(TypedDict):
+    id: str
+    alive: bool
+    incarnation: int
+    voter: bool
+    leaders: int
+    replicas: int
+    labels: dict[str, str]
+    failed: list[str] | None
+    """Partitions whose replica there is unsound; None, as all below, while the broker does not answer."""
+    damaged: list[str] | None
+    """Those of them whose log is not what was written: they are repaired from the others, if there are any."""
+    counters: dict[str, int] | None
+    """What it took in and what it dropped, since it started."""
+    disk: DiskStatus | None
+    space: SpaceStatus | None
+    publish_gaps: list[PublishGap] | None
+    """The newest; the counter of that name has all."""
+    refusal: str | None
+    """Why the broker could not tell its status."""
+
+
+class ClusterDefaults(TypedDict):
+    config: dict[str, str]
+    """What new streams get where they bring no setting of their own."""
+
+
+class OfflinePartition(TypedDict):
+    partition: str
+    """stream/partition"""
+    waits_for: list[str]
+    """Brokers whose replicas may lead: the first of them that starts with its data folder does. Empty where no sound
+    replica is left."""
+
+
+class OtherCluster(TypedDict):
+    """A cluster that should not be in this namespace."""
+
+    cluster_id: str
+    broker: str
+    """Whose message was the last one."""
+    heard_seconds_ago: float
+
+
+class ClusterId(TypedDict):
+    cluster_id: str
+
+
+CLUSTER_ID = Operation(
+    name="cluster.id",
+    request=Nothing,
+    answer=ClusterId,
+    help="which cluster it is; answers carry that in the header `Tidelog-Cluster`, too",
+    writes=False,
+)
+
+
+class ClusterStatus(ClusterDefaults):
+    cluster_id: str
+    other_clusters: list[OtherCluster]
+    controller: str | None
+    office: int
+    generation: int
+    brokers: list[BrokerStatus]
+    streams: int
+    partitions: int
+    offline_partitions: int
+    offline: list[OfflinePartition]
+    """The first hundred of them."""
+    under_replicated: int
+    under_replicated_partitions: list[str]
+    """As `stream/partition`, the first hundred."""
+    unclean_elections: int
+
+
+CLUSTER_STATUS = Operation(
+    name="cluster.status",
+    request=Nothing,
+    answer=ClusterStatus,
+    help="the brokers, and how many partitions are in trouble",
+    writes=False,
+)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class AlterClusterRequest:
+    config: dict[str, str] = field(default_factory=dict)
+    unset: list[str] = field(default_factory=list)
+
+
+CLUSTER_ALTER = Operation(
+    name="cluster.alter",
+    request=AlterClusterRequest,
+    answer=ClusterDefaults,
+    help="change the settings that new streams get where they bring none of their own",
+    writes=True,
+    refusals=(Code.BAD_CONFIG,),
+)
+
+
+OPERATIONS: Mapping[str, Operation[..., Any, Any]] = {
+    operation.name: operation for operation in [*globals().values()] if isinstance(operation, Operation)
+}
+"""By name, in the order of this module."""

@@ -1,0 +1,53 @@
+"""What a broker tells the controller of itself and of its replicas: JSON on `<ns>.metadata.status.<broker>`.
+
+Nothing in it is required: what a broker does not know, or does not know of, is left out. What it does say must be of
+the kind declared here; a report of another kind counts for nothing.
+"""
+
+from __future__ import annotations
+
+from typing import TypedDict
+
+from wire.operations import Damage, DiskStatus, PublishGap, Quarantined, SpaceStatus
+
+
+class ReportedProgress(TypedDict):
+    log_end_offset: int | None
+    in_sync: bool
+
+
+class ReplicaReport(TypedDict, total=False):
+    partition: int
+    incarnation: int
+    role: str
+    failed: str | None
+    """Why the replica is unsound."""
+    damage: Damage | None
+    quarantined: Quarantined
+    stopped: str | None
+    """Why it cannot copy from its leader until an operator does something."""
+    leader_epoch: int | None
+    high_watermark: int
+    """Inclusive, -1 = none."""
+    log_start_offset: int | None
+    log_end_offset: int | None
+    compacted_to: int | None
+    scrubbed_at_ns: int | None
+    replicas_progress: dict[str, ReportedProgress] | None
+    """By broker, where this replica leads and serves; else null."""
+
+
+class StreamReport(TypedDict):
+    partitions: list[ReplicaReport]
+    """Those of a stream that the broker replicates."""
+
+
+class BrokerReport(TypedDict, total=False):
+    replicas: int
+    leaders: int
+    failed: list[str]
+    damaged: list[str]
+    counters: dict[str, int]
+    publish_gaps: list[PublishGap]
+    disk: DiskStatus
+    space: SpaceStatus
