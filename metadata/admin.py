@@ -15,6 +15,7 @@ from typing import TypeVar
 
 from metadata.controller import ControllerCore
 from metadata.describe import (
+    broker_form,
     cluster_form,
     defaults_form,
     describe_form,
@@ -24,6 +25,7 @@ from metadata.describe import (
     metadata_form,
     partition_form,
     reports_of_leaders,
+    standing,
 )
 from metadata.master_keys import check_encryption
 from metadata.model import Outcome, Stream
@@ -32,7 +34,7 @@ from metadata.state import ClusterState
 from metadata.stream_settings import with_defaults
 from wire import metadata_pb2 as pb
 from wire import operations as op
-from wire.errors import TidelogError
+from wire.errors import Code, TidelogError
 from wire.json_codec import decode
 from wire.operations import handles
 from wire.reports import BrokerReport, ReplicaReport, StreamReport
@@ -191,6 +193,27 @@ class Admin:
         alive = [broker.id for _, broker in sorted(self._state.brokers.items()) if broker.alive]
         answers = await asyncio.gather(*(self._ask_broker(broker) for broker in alive))
         return cluster_form(self._state, self._labels(), dict(zip(alive, answers, strict=True)), self._other_clusters())
+
+    @handles(op.BROKER_DESCRIBE)
+    async def describe_broker(self, request: op.BrokerRef) -> op.BrokerDescription:
+        broker = BrokerId(request.broker)
+        if broker not in self._state.brokers:
+            known = ", ".join(sorted(self._state.brokers))
+            raise TidelogError(Code.BAD_REQUEST, f"broker {broker!r} is not registered; those that are: {known}")
+        totals = await self._ask_broker(broker) if self._state.is_alive(broker) else {}
+        held: list[op.HeldReplica] = [
+            {
+                "stream": key.stream,
+                "partition": key.partition,
+                "leads": partition.leader == broker,
+                "standing": standing(partition, broker),
+                "isr": [*partition.isr],
+                "min_isr": self._state.streams[key.stream].min_isr,
+            }
+            for key, partition in self._state.partitions()
+            if broker in partition.replicas
+        ]
+        return {**broker_form(self._state, broker, self._labels().get(broker, {}), totals), "held": held}
 
     @handles(op.CLUSTER_ALTER)
     async def alter_cluster(self, request: op.AlterClusterRequest) -> op.ClusterDefaults:

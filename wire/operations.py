@@ -535,6 +535,35 @@ CLUSTER_STATUS = Operation(
 )
 
 
+@dataclass(frozen=True, slots=True)
+class BrokerRef:
+    broker: str
+
+
+class HeldReplica(TypedDict):
+    stream: str
+    partition: int
+    leads: bool
+    standing: str
+    """"isr", "eligible", "withdrawn" or "out of sync"."""
+    isr: list[str]
+    min_isr: int
+
+
+class BrokerDescription(BrokerStatus):
+    held: list[HeldReplica]
+    """By stream and partition."""
+
+
+BROKER_DESCRIBE = Operation(
+    name="broker.describe",
+    request=BrokerRef,
+    answer=BrokerDescription,
+    help="a broker as in `cluster.status`, and each replica that it holds",
+    writes=False,
+)
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class AlterClusterRequest:
     config: dict[str, str] = field(default_factory=dict)

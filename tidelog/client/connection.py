@@ -214,6 +214,12 @@ class Client:
         self._check_open()
         return await self._api.call(op.CLUSTER_STATUS)
 
+    async def describe_broker(self, broker: str) -> op.BrokerDescription:
+        """A broker as `cluster_status` has it, and each replica that it holds. Raises BadRequest when no broker of that
+        id has ever registered."""
+        self._check_open()
+        return await self._api.call(op.BROKER_DESCRIBE, broker)
+
     async def alter_cluster(
         self, *, config: Mapping[str, str | int | bool] | None = None, unset: Iterable[str] = ()
     ) -> dict[str, str]:

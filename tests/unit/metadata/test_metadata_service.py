@@ -587,6 +587,31 @@ async def test_a_report_that_is_none_counts_for_nothing() -> None:
         assert told["b"] is None
 
 
+async def test_a_broker_is_described_with_every_replica_that_it_holds() -> None:
+    async with running("a", "b", "c") as world:
+        await world.api("stream.create", **{**CREATE, "partitions": 2, "config": {"min_isr": "1"}})
+        (listed,) = [each for each in (await world.api("cluster.status"))["brokers"] if each["id"] == "b"]
+        form = await world.api("broker.describe", broker="b")
+        held = form.pop("held")
+        assert form.keys() == listed.keys()
+        assert [(each["stream"], each["partition"], each["standing"]) for each in held] == [
+            ("s", 0, "isr"),
+            ("s", 1, "isr"),
+        ]
+        assert [each["leads"] for each in held] == [world.view(number).leader == "b" for number in range(2)]
+        assert all((sorted(each["isr"]), each["min_isr"]) == (["a", "b", "c"], 1) for each in held)
+        await world.brokers["c"].kill()
+        await until(lambda: not world.brokers["a"].service.state.is_alive(BrokerId("c")))
+        dead = await world.api("broker.describe", broker="c")
+        assert (dead["alive"], dead["counters"], [each["standing"] for each in dead["held"]]) == (
+            False,
+            None,
+            ["out of sync"] * 2,
+        )
+        with pytest.raises(TidelogError, match="broker 'd' is not registered; those that are: a, b, c"):
+            await world.api("broker.describe", broker="d")
+
+
 async def test_producer_ids_differ() -> None:
     async with running("a") as world:
         ids = [(await world.api("producer.init"))["producer_id"] for _ in range(3)]

@@ -1,0 +1,76 @@
+"""`tidelog broker`: one broker."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+import click
+
+from tidelog.cli.session import cluster_options, console, print_json, run
+
+if TYPE_CHECKING:
+    from tidelog.client.connection import Client
+    from wire.operations import BrokerDescription, HeldReplica
+
+
+@click.group()
+def broker() -> None:
+    """Show one broker and what it holds. `tidelog cluster status` lists the brokers."""
+
+
+@broker.command()
+@click.argument("broker_id", metavar="BROKER")
+@cluster_options
+def describe(broker_id: str, server: str, namespace: str, as_json: bool) -> None:
+    """Show the replicas that BROKER holds, and what stopping it would cost.
+
+    \b
+    Example, before b1 is stopped for maintenance:
+      tidelog broker describe b1
+      tidelog partition move-leader flights 0 b2        # for each partition that it leads
+    """
+
+    async def work(client: Client) -> None:
+        found = await client.describe_broker(broker_id)
+        if as_json:
+            print_json(found)
+        else:
+            _show(found)
+
+    run(server, namespace, work)
+
+
+def _show(found: BrokerDescription) -> None:
+    from rich.table import Table
+
+    table = Table("partition", "leads", "standing", "in sync", "min ISR")
+    for replica in found["held"]:
+        table.add_row(
+            _name(replica),
+            "yes" if replica["leads"] else "",
+            replica["standing"],
+            " ".join(replica["isr"]),
+            str(replica["min_isr"]),
+        )
+    life = "alive" if found["alive"] else "[red]dead[/]"
+    role = "voter" if found["voter"] else "observer"
+    console().print(
+        f"broker [bold]{found['id']}[/]  {life}, {role}, leads {found['leaders']} of {found['replicas']} partitions",
+        highlight=False,
+    )
+    console().print(table)
+    if found["alive"] and (short := [_name(replica) for replica in found["held"] if _stops_commits(replica)]):
+        console().print(
+            f"[yellow]without {found['id']}[/] acknowledged publishes to {', '.join(short)} are refused:"
+            " too few other replicas are in sync",
+            highlight=False,
+        )
+
+
+def _name(replica: HeldReplica) -> str:
+    return f"{replica['stream']}/{replica['partition']}"
+
+
+def _stops_commits(replica: HeldReplica) -> bool:
+    """Whether the ISR falls below min ISR, or to nothing, without this member of it."""
+    return replica["standing"] == "isr" and len(replica["isr"]) - 1 < replica["min_isr"]
