@@ -309,6 +309,9 @@ class StreamConfig:
         "lz4 (fast) or zstd (dense): how the leader compresses the batches that it makes of plain publishes and"
         " envelopes, and what producers do that do not choose",
     )
+    delete_protection: bool = _setting(
+        False, Flag(), "the stream cannot be deleted before this is false again, or unset"
+    )
     encryption: bool = _setting(
         False,
         Flag(),

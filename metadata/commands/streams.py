@@ -147,6 +147,12 @@ def delete_stream(ledger: Ledger, command: pb.DeleteStream) -> Outcome:
     stream = ledger.contents.streams.get(StreamName(command.name))
     if stream is None or stream.incarnation != command.incarnation:
         return _no_stream(ledger, command.name)
+    if stream.settings.delete_protection:
+        return ledger.refuse(
+            Code.BAD_REQUEST,
+            f"stream {stream.name} has delete_protection=true, so that it is not deleted by mistake;"
+            f" `tidelog stream alter {stream.name} --config delete_protection=false` lifts that",
+        )
     gone = tuple(stream.key(number) for number in sorted(stream.partitions))
     for partition in stream.partitions.values():
         ledger.count_leader(partition.leader, -1)

@@ -207,6 +207,22 @@ def test_a_default_is_looked_at_when_it_is_set() -> None:
             stream_settings.altered_defaults({}, changes=config, unset=[])
 
 
+# ---- settings that one command obeys -------------------------------------------------------------------------------
+
+
+def test_a_protected_stream_is_not_deleted_before_the_protection_is_lifted() -> None:
+    cluster = Cluster("a", "b", "c")
+    cluster.alter_cluster(config={"delete_protection": "true"})
+    cluster.create()
+    before = cluster.state.snapshot()
+    refused = cluster.delete()
+    assert refused.code is Code.BAD_REQUEST
+    assert "tidelog stream alter s --config delete_protection=false" in refused.message
+    assert cluster.state.snapshot() == before
+    cluster.alter_stream(config={"delete_protection": "false"})
+    assert cluster.delete().code is None
+
+
 # ---- min ISR and the partitions ------------------------------------------------------------------------------------
 
 
