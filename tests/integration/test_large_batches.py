@@ -144,6 +144,8 @@ async def test_a_compacted_log_of_full_batches_is_read_and_copied_from_the_start
         cluster.kill(away)
         shutil.rmtree(processes.broker_dir(away))
         cluster.start(away)
+        end = leader.log_end_offset
+        await cluster.until_replica(STREAM, away, lambda r: r.log_end_offset == end, f"{away} to copy the log")
         await cluster.leader(STREAM, isr=3)
         assert sum(h.record_count for h in stored(cluster, STREAM, away) if not h.is_control) == len(expected)
         await cluster.client.move_leader(STREAM, 0, away)
