@@ -1,4 +1,4 @@
-"""What the controller answers to clients and operators: the handlers of the operations in `wire.operations`.
+"""The controller's answers to clients and operators: handlers of the operations in `wire.operations`.
 
 Decisions are the core's and the state's; here they are committed, waited for and described. Each handler takes an
 operation's request, gives its answer, and raises TidelogError where it refuses. To add an operation: a method here,
@@ -48,7 +48,7 @@ _Report = TypeVar("_Report", StreamReport, BrokerReport)
 _log = logging.getLogger(__name__)
 
 PRODUCER_ID_BLOCK = 1000
-"""Producer ids taken from the group at once; what is left of a block is lost with the process."""
+"""Producer ids taken from the group at once; the rest of a block is lost with the process."""
 STATUS_TIMEOUT_S = 0.5
 """A broker that has not told the progress of its partitions by then is left out of a description."""
 READY_TIMEOUT_S = 3.0
@@ -239,8 +239,8 @@ class Admin:
     async def _ask_replicas(
         self, stream: Stream, brokers: Sequence[BrokerId], refusals: dict[BrokerId, TidelogError] | None = None
     ) -> dict[int, dict[BrokerId, ReplicaReport]]:
-        """By partition and broker: what those brokers that are alive and answer say of their replicas of a stream. Why
-        others could not answer is put into `refusals`."""
+        """Reports of the live brokers that answer, by partition and broker. `refusals` gets the errors of brokers that
+        could not answer."""
         live = [broker for broker in brokers if self._state.is_alive(broker)]
         answers = await asyncio.gather(*(self._ask_status(broker, stream.name) for broker in live))
         found: dict[int, dict[BrokerId, ReplicaReport]] = {}

@@ -19,7 +19,7 @@ MAX_NAMED = 100
 def reports_of_leaders(
     stream: Stream, said: Mapping[int, Mapping[BrokerId, ReplicaReport]]
 ) -> dict[int, ReplicaReport]:
-    """By partition: what its leader said, where it serves and leads by the state here too."""
+    """The report of each partition's leader, where it serves and leads by the state here too."""
     found: dict[int, ReplicaReport] = {}
     for number, partition in stream.partitions.items():
         told = said.get(number, {}).get(partition.leader) if partition.leader is not None else None
@@ -122,7 +122,7 @@ def loss_form(
     chosen: BrokerId,
     held: Mapping[BrokerId, ReplicaReport],
 ) -> op.Loss:
-    """What an unclean election of `chosen` gives up, as far as that is known. `held`: what live replicas said of their
+    """The loss of an unclean election of `chosen`, as far as it is known. `held`: reports of live replicas on their
     logs: `log_start_offset`, `log_end_offset`, `high_watermark` (inclusive, -1 = none)."""
     own = held.get(chosen, {})
     others: list[op.OtherReplica] = [
@@ -190,7 +190,7 @@ def _loss_by_damage(chosen: BrokerId, damage: op.Damage, named: str) -> str:
 
 
 def metadata_form(state: ClusterState, stream: Stream) -> op.StreamRoutes:
-    """What a client needs to reach each partition."""
+    """Leaders, ISRs and incarnations, with which a client reaches each partition."""
     return {
         "name": stream.name,
         "subject": stream.subject,
@@ -215,7 +215,7 @@ def metadata_form(state: ClusterState, stream: Stream) -> op.StreamRoutes:
 
 
 def defaults_form(state: ClusterState) -> op.ClusterDefaults:
-    """What new streams get where they bring no setting of their own."""
+    """Settings that new streams get where they bring none of their own."""
     return {"config": dict(state.defaults)}
 
 

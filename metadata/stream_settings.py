@@ -1,5 +1,5 @@
-"""A stream's settings: where they come from, and how a living stream changes them. What there is to set stands in
-`wire.stream_config`.
+"""A stream's settings: where they come from, and how a living stream changes them. The settings
+themselves are declared in `wire.stream_config`.
 
 A setting that the stream was not given has the cluster's default of the time when the stream was made (or the setting
 was unset), and else the built-in one. The cluster's defaults are copied into the stream: a change of them changes no
@@ -8,10 +8,10 @@ stream that exists.
 Nearly all settings can be changed while a stream lives: every replica takes them from the next view of its partitions,
 and the partition epoch rises, so that no replica acts on half of a change. Two cannot (`Setting.fixed`):
 
-- whether copies count once they are synced. What followers have reported, and what a restart must prove to stay in the
-  ISR, was said under the old rule: a page cache that counted for commits would count as synced. (What else a durability
-  level says can be changed: who must hold a record, and how many.)
-- encryption. What was written before would stay as it is, and the setting would not be true.
+- whether copies count once they are synced. Followers have reported under the old rule, and a restart proves its
+  place in the ISR under it: a page cache that counted for commits would count as synced. (The rest of a durability
+  level can be changed: which replicas must hold a record, and how many.)
+- encryption. Batches that were written before would stay as they are, and the setting would not be true.
 """
 
 from __future__ import annotations
@@ -23,8 +23,8 @@ from wire.stream_config import StreamConfig, setting_named
 
 
 def with_defaults(given: Mapping[str, str], defaults: Mapping[str, str]) -> dict[str, str]:
-    """What a stream gets of the cluster's defaults. A durability level of its own that says how many replicas it needs
-    goes before a default `min_isr`. Raises TidelogError(BAD_CONFIG)."""
+    """Adds the cluster's defaults to the settings of a stream. A durability level of its own that says how many
+    replicas it needs goes before a default `min_isr`. Raises TidelogError(BAD_CONFIG)."""
     merged = {**defaults, **given}
     if "min_isr" not in given and "durability" in given and StreamConfig.from_strings(given).durability.has_floor:
         merged.pop("min_isr", None)

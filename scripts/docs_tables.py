@@ -3,7 +3,7 @@
 Usage: scripts/docs-tables [--check]
 
 A table stands between `<!-- table: NAME -->` and `<!-- end of table -->`. `--check` writes nothing and fails when a
-table is not what would be made. tests/unit/project/test_docs_tables.py checks the same.
+table is out of date. tests/unit/project/test_docs_tables.py checks the same.
 """
 
 from __future__ import annotations
@@ -94,7 +94,7 @@ def with_tables(text: str) -> str:
 
 
 def stale() -> list[Path]:
-    """Documents of which a table is not what the code says."""
+    """Documents with a table that differs from the code."""
     return [path for path in sorted(DOCS.glob("*.md")) if with_tables(path.read_text()) != path.read_text()]
 
 

@@ -1,11 +1,11 @@
-"""JSON as typed values, and back: the one codec of what is asked and answered over the API.
+"""JSON as typed values, and back: the one codec of requests and answers of the API.
 
-A kind is what a value must be:
+A kind is the type that a value must have:
 
 - `str`, `int`, `float`, `bool`, `Any`; a NewType of those; `K | None`;
 - `list[K]`, `dict[str, K]`;
-- a TypedDict: an object with these fields, those marked NotRequired perhaps missing, and all of
-  one with `total=False`;
+- a TypedDict: an object with these fields; the ones marked NotRequired may be missing, and all of them
+  with `total=False`;
 - a dataclass: an object of which an instance is made. A field with a default may be left out, or be null.
 
 Fields that a kind does not name are tolerated, because a newer peer may send them: a TypedDict keeps them, a dataclass
@@ -63,7 +63,7 @@ def encode(value: object) -> bytes:
 
 
 def in_words(kind: Any) -> str:
-    """What a value of that kind is: "a text", "a whole number or null", "a list of texts"."""
+    """Describes a kind: "a text", "a whole number or null", "a list of texts"."""
     while hasattr(kind, "__supertype__"):
         kind = kind.__supertype__
     origin, arguments = get_origin(kind), get_args(kind)

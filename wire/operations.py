@@ -1,13 +1,12 @@
-"""What can be asked of the cluster over `<ns>.api.<name>`: every operation is declared once, here.
+"""The operations of the API, `<ns>.api.<name>`: each of them is declared once, here.
 
-An operation has a name, a request, an answer, and what a broker needs to know to decide who may ask it. The rest is
-made from that: the server's endpoints with the decoding of what they are asked, the client's call with the decoding of
-what it is answered, both by `wire.json_codec`; the table in docs/operations.md. Requests are dataclasses; answers are
-TypedDicts, because their JSON is what users of the client and of `--json` see.
+An operation has a name, a request, an answer, and the facts on which access is decided: whether it writes, and which
+stream it is about. The rest is made from that: the server's endpoints and the client's call, which decode requests and
+answers by `wire.json_codec`, and the table in docs/operations.md. Requests are dataclasses; answers are TypedDicts,
+because users of the client and of `--json` see their JSON.
 
-To add an operation: an entry here, a method of `metadata.admin` with `@handles`, what users call (a method of the
-client, a command), its test. What is added to an answer later is NotRequired: a broker of an earlier version leaves it
-out.
+To add an operation: an entry here, a method of `metadata.admin` with `@handles`, a method of the client, a command,
+its test. A field that is added to an answer later is NotRequired: a broker of an earlier version leaves it out.
 """
 
 from __future__ import annotations
@@ -42,11 +41,12 @@ class Operation(Generic[_P, _Request, _Answer]):
     refusals: tuple[Code, ...] = ()
     """Besides ALWAYS_POSSIBLE."""
     time_s: float = 0.0
-    """What it may take with all that it waits for, where that is more than what the client gives any operation."""
+    """Longest time of the operation with all that it waits for; the client waits so long where its own limit is
+    shorter."""
 
     @property
     def request_kind(self) -> type[Any]:
-        """`request`, which the type checker knows by what it is called with."""
+        """`request`, which the type checker knows by its parameters only."""
         kind: type[Any] = self.request  # type: ignore[assignment] # it is one
         return kind
 
@@ -64,7 +64,7 @@ class Operation(Generic[_P, _Request, _Answer]):
         return made
 
     def decode_answer(self, data: bytes, headers: Mapping[str, str] | None) -> _Answer:
-        """Raises TidelogError: the refusal that it carries; INTERNAL for what is no such answer."""
+        """Raises TidelogError: the refusal that the answer carries; INTERNAL for an answer of another kind."""
         what = f"the answer to {self.name}"
         try:
             answer = json_codec.decode(dict[str, Any], data, what)
@@ -79,7 +79,7 @@ class Operation(Generic[_P, _Request, _Answer]):
 
 
 class Refusal(TypedDict):
-    """What is answered in place of the answer; the same stands in the NATS headers."""
+    """Stands in place of the answer; the same stands in the NATS headers."""
 
     error: ErrorForm
 
@@ -145,7 +145,7 @@ class StreamRef:
 
 
 class Damage(TypedDict):
-    """A log that is not what was written. Offsets are exclusive; None while the log was not read to its end."""
+    """A log that differs from the written one. Offsets are exclusive; None while the log was not read to its end."""
 
     reason: str
     sound_end: int | None
@@ -204,7 +204,7 @@ class StreamDescription(TypedDict):
     config: dict[str, str]
     partitions: list[PartitionDescription]
     refusals: dict[str, str]
-    """Why brokers could not tell what they hold, by broker."""
+    """Why brokers could not describe their replicas, by broker."""
 
 
 # ---- streams -------------------------------------------------------------------------------------------------------
@@ -325,7 +325,7 @@ METADATA = Operation(
     name="metadata",
     request=MetadataRequest,
     answer=StreamRoutes,
-    help="what a client needs to reach each partition of a stream",
+    help="leaders, ISRs and incarnations, with which a client reaches each partition of a stream",
     writes=False,
     stream="stream",
     refusals=(Code.UNKNOWN_STREAM,),
@@ -400,7 +400,7 @@ class Loss(TypedDict):
     damage: Damage | None
     others: list[OtherReplica]
     loss: str
-    """What is given up, as a sentence."""
+    """The records that are given up, as a sentence."""
 
 
 class UncleanElection(Loss):
@@ -411,7 +411,7 @@ PARTITION_UNCLEAN_ELECT = Operation(
     name="partition.unclean_elect",
     request=UncleanElectionRequest,
     answer=UncleanElection,
-    help="what is lost if a replica leads that may lack committed records; with `accept_loss` it leads",
+    help="the loss if a replica leads that may lack committed records; with `accept_loss` it leads",
     writes=True,
     stream="stream",
     refusals=(Code.UNKNOWN_STREAM, Code.FENCED_LEADER_EPOCH),
@@ -441,7 +441,7 @@ class DiskStatus(TypedDict):
 
 
 class PublishGap(TypedDict):
-    """A time for which plain publishes to what a broker leads may have been lost."""
+    """A time for which plain publishes to partitions led by a broker may have been lost."""
 
     began_ns: int
     ended_ns: int | None
@@ -462,9 +462,9 @@ class BrokerStatus(TypedDict):
     failed: list[str] | None
     """Partitions whose replica there is unsound; None, as all below, while the broker does not answer."""
     damaged: list[str] | None
-    """Those of them whose log is not what was written: they are repaired from the others, if there are any."""
+    """The failed ones with a damaged log: they are repaired from the others, if there are any."""
     counters: dict[str, int] | None
-    """What it took in and what it dropped, since it started."""
+    """Records and requests that it took in or dropped, since it started."""
     disk: DiskStatus | None
     space: SpaceStatus | None
     publish_gaps: list[PublishGap] | None
@@ -475,7 +475,7 @@ class BrokerStatus(TypedDict):
 
 class ClusterDefaults(TypedDict):
     config: dict[str, str]
-    """What new streams get where they bring no setting of their own."""
+    """Settings that new streams get where they bring none of their own."""
 
 
 class OfflinePartition(TypedDict):
@@ -491,7 +491,7 @@ class OtherCluster(TypedDict):
 
     cluster_id: str
     broker: str
-    """Whose message was the last one."""
+    """Sender of the last message."""
     heard_seconds_ago: float
 
 

@@ -1,7 +1,7 @@
-"""What a broker tells the controller of itself and of its replicas: JSON on `<ns>.metadata.status.<broker>`.
+"""Reports of a broker to the controller, on itself and on its replicas: JSON on `<ns>.metadata.status.<broker>`.
 
-Nothing in it is required: what a broker does not know, or does not know of, is left out. What it does say must be of
-the kind declared here; a report of another kind counts for nothing.
+No field is required: a broker leaves out a field that it does not know. The other fields must be of the kind declared
+here; a report with a field of another kind is dropped as a whole.
 """
 
 from __future__ import annotations
@@ -39,7 +39,7 @@ class ReplicaReport(TypedDict, total=False):
 
 class StreamReport(TypedDict):
     partitions: list[ReplicaReport]
-    """Those of a stream that the broker replicates."""
+    """The partitions of a stream that the broker replicates."""
 
 
 class BrokerReport(TypedDict, total=False):

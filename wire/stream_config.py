@@ -1,7 +1,7 @@
 """The settings of streams, declared once.
 
-Each field of StreamConfig is one setting: its default, the values that it takes, what it does, and whether a stream
-that is used can change it. The rest is made from these entries: the reading of texts (`--config KEY=VALUE` and the maps
+Each field of StreamConfig is one setting: its default, the values that it takes, its effect, and whether a stream
+in use can change it. The rest is made from these entries: the reading of texts (`--config KEY=VALUE` and the maps
 of strings in metadata.proto) and the sentences that refuse them, `stream describe`, help and completion on the command
 line, the table in docs/operations.md.
 
@@ -26,37 +26,37 @@ _DAY_MS = 24 * 3_600_000
 
 
 class OnUnderCapacity(Enum):
-    """What a broker does with a replica when its disk is full."""
+    """Behaviour of a broker whose disk is full, towards a replica of the stream."""
 
     WITHDRAW = "withdraw"
-    """It takes no more records, and gives leadership and ISR membership to those who have room."""
+    """It takes no more records, and gives leadership and ISR membership to brokers with room."""
     EVICT_OLDEST = "evict_oldest"
     """Retention runs early, within its limits."""
 
 
 class StreamCompression(Enum):
-    """How batches are compressed where nobody says otherwise."""
+    """Compression of batches whose producer does not choose one."""
 
     NONE = "none"
     LZ4 = "lz4"
     ZSTD = "zstd"
 
 
-# ---- what a setting can be -------------------------------------------------------------------------------------------
+# ---- kinds of settings -----------------------------------------------------------------------------------------------
 
 
 class Kind(Protocol[_T]):
     """The values of a setting, and their spelling."""
 
     def parse(self, text: str) -> _T:
-        """Raises ValueError with what is wrong with the text and what to give, to be read after `KEY='TEXT' `."""
+        """Raises ValueError with the fault of the text and the remedy, to be read after `KEY='TEXT' `."""
 
     def spell(self, value: _T) -> str:
         """`parse` gives the value back."""
 
     @property
     def values(self) -> str:
-        """What can be given, for help: "0 to 16", "true, false"."""
+        """The possible values, for help: "0 to 16", "true, false"."""
 
     @property
     def choices(self) -> tuple[str, ...]:
@@ -159,20 +159,20 @@ def _power_of_two(number: int) -> str:
     return f"2^{number.bit_length() - 1}" if number >= 1 << 20 and number & (number - 1) == 0 else str(number)
 
 
-# ---- what is declared of a setting -----------------------------------------------------------------------------------
+# ---- the declaration of a setting ------------------------------------------------------------------------------------
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Fixed:
-    """What of a setting cannot change while a stream lives."""
+    """The part of a setting that cannot change while a stream lives."""
 
     part: Callable[[Any], object]
-    """Of a value: what must stay the same."""
+    """Gives the part of a value that must stay the same."""
     why: str
     remedy: str
     """`{wanted}` stands for the value that was asked for."""
     name: str = ""
-    """What that part is called; empty: it is the whole value."""
+    """Name of that part; empty: it is the whole value."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -221,7 +221,7 @@ class Setting:
 def _setting(
     default: _T,
     kind: Kind[_T],
-    help: str,  # noqa: A002 - what it is called everywhere
+    help: str,  # noqa: A002 - its name in dataclass fields and in click
     *,
     shown_default: str = "",
     fixed: Fixed | None = None,
@@ -240,7 +240,7 @@ def _setting(
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class StreamConfig:
-    """What can be set per stream. One entry for each setting: see the module."""
+    """The settings of a stream, one entry for each: see the module."""
 
     min_isr: int = _setting(
         0,
@@ -325,13 +325,14 @@ class StreamConfig:
 
     @classmethod
     def from_strings(cls, values: Mapping[str, str]) -> StreamConfig:
-        """KEY -> text, as typed by a user. Raises TidelogError(BAD_CONFIG) that names the key, the value and what is
-        allowed."""
+        """KEY -> text, as typed by a user. Raises TidelogError(BAD_CONFIG) that names the key, the value and the
+        remedy."""
         return cls(**{key: setting_named(key).parse(text) for key, text in values.items()})
 
     @classmethod
     def from_strings_known(cls, values: Mapping[str, str]) -> StreamConfig:
-        """Of a stream that another version of Tidelog may have made: what is not known here has its default."""
+        """Reads the settings of a stream that another version of Tidelog may have made: settings and values that are
+        not known here have their defaults."""
         known: dict[str, Any] = {}
         for name in SETTINGS.keys() & values.keys():
             with suppress(TidelogError):
@@ -385,7 +386,7 @@ class StreamConfig:
             raise TidelogError(Code.BAD_CONFIG, wrong)
 
     def check_change(self, after: StreamConfig) -> None:
-        """Whether a stream that is used may go from these settings to those. Raises TidelogError(BAD_CONFIG)."""
+        """Whether a stream that is used may change from these settings to `after`. Raises TidelogError(BAD_CONFIG)."""
         for name, setting in SETTINGS.items():
             setting.check_change(getattr(self, name), getattr(after, name))
 

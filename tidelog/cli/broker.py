@@ -15,14 +15,14 @@ if TYPE_CHECKING:
 
 @click.group()
 def broker() -> None:
-    """Show one broker and what it holds. `tidelog cluster status` lists the brokers."""
+    """Show one broker and its replicas. `tidelog cluster status` lists the brokers."""
 
 
 @broker.command()
 @click.argument("broker_id", metavar="BROKER")
 @cluster_options
 def describe(broker_id: str, server: str, namespace: str, as_json: bool) -> None:
-    """Show the replicas that BROKER holds, and what stopping it would cost.
+    """Show the replicas that BROKER holds, and the partitions that cannot do without it.
 
     \b
     Example, before b1 is stopped for maintenance:

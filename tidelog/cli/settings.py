@@ -59,7 +59,7 @@ def alteration_options(command: _Command) -> _Command:
 
 
 def config_of(settings: Iterable[str]) -> dict[str, str]:
-    """What `--config` was given."""
+    """The values of `--config`."""
     return dict(_setting(text) for text in settings)
 
 

@@ -1,5 +1,5 @@
-"""What an operator changes, with what a client must look after beyond the call: arguments checked before they are sent,
-and answers that were lost on the way."""
+"""Changes by an operator that take more than one call: arguments are checked before they are sent, and a change whose
+answer was lost on the way is looked up."""
 
 from __future__ import annotations
 

@@ -1,8 +1,8 @@
 """The JSON API over NATS, `<ns>.api.*`, answered by the broker that holds the controller's office.
 
-A micro service, so that `nats micro ls` finds it. What can be asked is declared in `wire.operations`; `metadata.admin`
-carries it out. A refusal travels twice: as `Tidelog-Error…` headers and as `{"error": {…}}`. A broker that has lost the
-office since it subscribed stays silent: its successor hears it too. Every answer names the cluster in
+A micro service, so that `nats micro ls` finds it. The operations are declared in `wire.operations`; `metadata.admin`
+carries them out. A refusal travels twice: as `Tidelog-Error…` headers and as `{"error": {…}}`. A broker that has lost
+the office since it subscribed stays silent: its successor hears it too. Every answer names the cluster in
 `Tidelog-Cluster`; a request that names another one is refused.
 """
 
@@ -71,7 +71,7 @@ class Api:
         return serve
 
     async def _carry_out(self, operation: Operation[..., Any, Any], handler: Handler, message: Message) -> bytes:
-        """The one way to every handler: who may ask is decided here, before it, and what was done is noted after it."""
+        """The one way to every handler: access is decided here, before it, and writes are logged after it."""
         request = operation.decode_request(message.data)
         answer = await handler(request)
         if operation.writes:
