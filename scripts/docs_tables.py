@@ -1,4 +1,4 @@
-"""Write the tables of docs/ that are made from declarations in the code.
+"""Write the tables of docs/ that are made from declarations in the code and from the comments of wire/*.proto.
 
 Usage: scripts/docs-tables [--check]
 
@@ -12,7 +12,7 @@ import ast
 import re
 import sys
 from collections.abc import Callable, Iterable, Mapping
-from dataclasses import MISSING, Field, fields
+from dataclasses import MISSING, Field, dataclass, fields
 from inspect import getsource
 from pathlib import Path
 from textwrap import dedent
@@ -21,10 +21,12 @@ from typing import Any
 from dataplane.broker.settings import StorageSettings
 from dataplane.replica.settings import ReplicaSettings
 from metadata.settings import MetadataSettings
+from wire.metadata_pb2 import Command
 from wire.operations import OPERATIONS
 from wire.stream_config import SETTINGS
 
-DOCS = Path(__file__).resolve().parent.parent / "docs"
+ROOT = Path(__file__).resolve().parent.parent
+DOCS = ROOT / "docs"
 _TABLE = re.compile(r"(<!-- table: (?P<name>[a-z_-]+) -->\n).*?(<!-- end of table -->)", re.DOTALL)
 
 
@@ -79,12 +81,125 @@ def _asked(entry: Field[Any]) -> str:
     return f"`{entry.name}`{' (optional)' if optional else ''}"
 
 
+@dataclass(slots=True)
+class ProtoMessage:
+    """A message of a .proto file."""
+
+    purpose: str
+    """Comment above the message."""
+    fields: list[tuple[int, str, str]]
+    """Number, name and comment of each field, in the order of the file."""
+
+
+_BLOCK = re.compile(r"(message|enum|oneof) (\w+) \{$")
+_FIELD = re.compile(r"(?:(?:repeated|optional) )?(?:map<\w+, \w+>|[\w.]+) (\w+) = (\d+);(?:\s*// (.*))?$")
+
+
+def proto_messages(text: str) -> dict[str, ProtoMessage]:
+    """Messages outside of others; fields of a oneof count as fields of its message."""
+    found: dict[str, ProtoMessage] = {}
+    blocks: list[tuple[str, str]] = []
+    comment: list[str] = []
+    for line in map(str.strip, text.splitlines()):
+        if line.startswith("//"):
+            comment.append(line.removeprefix("//").strip())
+            continue
+        above, comment = " ".join(comment), []
+        if begins := _BLOCK.match(line):
+            blocks.append((begins[1], begins[2]))
+            if len(blocks) == 1 and begins[1] == "message":
+                found[begins[2]] = ProtoMessage(above, [])
+        elif line == "}":
+            blocks.pop()
+        elif blocks and all(kind == "oneof" for kind, _ in blocks[1:]) and (field := _FIELD.match(line)):
+            message = found.get(blocks[0][1])
+            if message is not None:
+                message.fields.append((int(field[2]), field[1], above or field[3] or ""))
+    return found
+
+
+def field_rows(file: str, *names: str) -> Callable[[], str]:
+    """A row for each field of some messages."""
+
+    def make() -> str:
+        messages = proto_messages((ROOT / "wire" / file).read_text())
+        return _table(
+            ("message", "field", "meaning"),
+            (
+                (name, f"{number} `{field}`", comment)
+                for name in names
+                for number, field, comment in messages[name].fields
+            ),
+        )
+
+    return make
+
+
+def message_rows(file: str, *names: str) -> Callable[[], str]:
+    """A row for each of some messages."""
+
+    def make() -> str:
+        messages = proto_messages((ROOT / "wire" / file).read_text())
+        return _table(
+            ("message", "purpose", "fields"),
+            (
+                (
+                    name,
+                    messages[name].purpose,
+                    ", ".join(
+                        f"{number} `{field}`{f' ({comment})' if comment else ''}"
+                        for number, field, comment in messages[name].fields
+                    ),
+                )
+                for name in names
+            ),
+        )
+
+    return make
+
+
+def raft_commands() -> str:
+    messages = proto_messages((ROOT / "wire" / "metadata.proto").read_text())
+    commands = (name for name in messages if name in _bodies_of_commands())
+    return message_rows("metadata.proto", *commands)()
+
+
+def _bodies_of_commands() -> set[str]:
+    """The kinds of messages that a Raft command may carry."""
+    body = Command.DESCRIPTOR.oneofs_by_name["body"]
+    return {field.message_type.name for field in body.fields if field.message_type is not None}
+
+
 TABLES: Mapping[str, Callable[[], str]] = {
     "api-operations": api_operations,
     "stream-settings": stream_settings,
     "replica-settings": section(ReplicaSettings),
     "metadata-settings": section(MetadataSettings),
     "storage-settings": section(StorageSettings),
+    "replication-messages": field_rows(
+        "tidelog.proto",
+        "ReplicationRequest",
+        "LeaderEpochOffsetRequest",
+        "LeaderEpochOffsetResponse",
+        "CheckpointRequest",
+        "CheckpointResponse",
+        "PartitionNotification",
+    ),
+    "append-messages": field_rows("tidelog.proto", "AppendRequest", "AppendResponse"),
+    "fetch-request": field_rows("tidelog.proto", "FetchRequest"),
+    "controller-messages": message_rows(
+        "metadata.proto",
+        "Probe",
+        "ProbeAnswer",
+        "AlterIsrRequest",
+        "IsrAlteration",
+        "LeaderReports",
+        "WithdrawRequest",
+        "WithdrawReplica",
+        "DrainRequest",
+        "ClusterClaim",
+    ),
+    "raft-commands": raft_commands,
 }
 
 
