@@ -21,6 +21,10 @@ if TYPE_CHECKING:
     from wire.transport import Buffer
 
 SYNC_HEADER: Final = "Tidelog-Sync-To"
+LOG_START_HEADER: Final = "Tidelog-Log-Start"
+"""The log start of the replica that answers a consumer."""
+OFFSET_HEADER: Final = "Tidelog-Offset"
+"""The offset that was found for a consumer that asked by position or time."""
 
 _HEADER = struct.Struct(">Qq")
 HEADER_SIZE: Final = _HEADER.size

@@ -60,6 +60,41 @@ class BulkHandler(Protocol):
         """All messages of this handler in what the socket had are delivered."""
 
 
+class GuardedBulk(BulkHandler):
+    """Hands everything to `handler`; what that raises goes to `on_error`, which may raise it again. This is no context
+    manager: one takes longer than some of what it would guard."""
+
+    def __init__(self, handler: BulkHandler, on_error: Callable[[Exception], None]) -> None:
+        self._handler = handler
+        self._on_error = on_error
+
+    def on_uniform(
+        self,
+        block: memoryview,
+        count: int,
+        payload_at: int,
+        payload_size: int,
+        stride: int,
+        reply: tuple[int, int] | None,
+    ) -> None:
+        try:
+            self._handler.on_uniform(block, count, payload_at, payload_size, stride, reply)
+        except Exception as error:  # noqa: BLE001 - `on_error` decides
+            self._on_error(error)
+
+    def on_messages(self, payloads: list[bytes], replies: list[bytes | None], headers: list[bytes | None]) -> None:
+        try:
+            self._handler.on_messages(payloads, replies, headers)
+        except Exception as error:  # noqa: BLE001 - `on_error` decides
+            self._on_error(error)
+
+    def chunk_done(self) -> None:
+        try:
+            self._handler.chunk_done()
+        except Exception as error:  # noqa: BLE001 - `on_error` decides
+            self._on_error(error)
+
+
 class Subscription(Protocol):
     """A live subscription."""
 

@@ -26,7 +26,6 @@ from wire.errors import CorruptData
 
 if TYPE_CHECKING:
     from dataplane.broker.context import BrokerContext
-    from dataplane.broker.replica import Replica
     from dataplane.log.partition_log import PartitionLog
     from wire.stream_config import StreamConfig
     from wire.types import Offset, PartitionKey
@@ -79,10 +78,26 @@ class Job(Protocol):
         ...
 
 
+class Visited(Protocol):
+    """A replica as the housekeeping sees it."""
+
+    def visit(self, context: BrokerContext) -> Visit | None:
+        """None: there is nothing to work on at present."""
+        ...
+
+    def on_log_start(self) -> None:
+        """The oldest segments may have been removed."""
+        ...
+
+    def on_damage(self, reason: str, context: BrokerContext) -> None: ...
+
+    def fail(self, reason: str, context: BrokerContext) -> None: ...
+
+
 class Housekeeping:
     """`replicas`: those of the broker at any time; what is no longer there is not visited."""
 
-    def __init__(self, context: BrokerContext, replicas: Mapping[PartitionKey, Replica], jobs: Sequence[Job]) -> None:
+    def __init__(self, context: BrokerContext, replicas: Mapping[PartitionKey, Visited], jobs: Sequence[Job]) -> None:
         self._context = context
         self._replicas = replicas
         self._jobs = tuple(jobs)

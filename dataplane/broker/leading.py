@@ -17,13 +17,12 @@ from collections.abc import Callable, Coroutine
 from dataclasses import dataclass
 from typing import Any
 
-from google.protobuf.message import DecodeError
-
 from dataplane.broker import checkpoints
 from dataplane.broker.acks import AppendReply, BareReplies, EnvelopeReply, Replies
 from dataplane.broker.context import BrokerContext
 from dataplane.broker.ingest import SEAL_BYTES, Ingest, envelope_waits, envelope_waits_for_all
 from dataplane.broker.reading import ReadableRole
+from dataplane.broker.requests import follower_fetch
 from dataplane.log.errors import LogDamaged, NoSpace
 from dataplane.log.partition_log import PartitionLog
 from dataplane.replica.ack_levels import AckLevel, ack_level
@@ -42,7 +41,7 @@ from dataplane.replica.effects import (
     ServeConsumer,
     VerifyOwnCopy,
 )
-from dataplane.replica.leader import FollowerFetch, Leader
+from dataplane.replica.leader import Leader
 from dataplane.replica.producers import Duplicate, Rejected
 from dataplane.replica.refusals import deletions_gone, fenced, told_without_epoch
 from wire.append import asked_durability, decode_append
@@ -67,7 +66,6 @@ from wire.transport import Message, MessageHandler, Subscription, Transport
 from wire.types import (
     BrokerId,
     DrainAnswer,
-    Incarnation,
     LeaderEpoch,
     LeaderMove,
     Offset,
@@ -464,9 +462,9 @@ class Leading(ReadableRole):
         request = AppendRequest()
         try:
             request, buffer = decode_append(message.data)
-            if self._is_outlived(request.stream_incarnation, request.partition_incarnation):
+            if self._requests.is_outlived(request):
                 return
-            self._check_life(request)
+            self._requests.check_client(request)
             if request.leader_epoch > self.leader_epoch:
                 return  # we are the zombie
             level = self._asked_level(request)
@@ -572,33 +570,9 @@ class Leading(ReadableRole):
         if self.ended or core is None:
             return
         request = ReplicationRequest()
-        try:
-            request.ParseFromString(message.data)
-        except DecodeError as e:
-            self._bad_request(message, "replication", f"does not decode: {e}")
+        if not self._requests.decode("replication", request, message, self._answer_header):
             return
-        if self._is_outlived(request.stream_incarnation, request.partition_incarnation):
-            return
-        if not self._same_life(request.stream_incarnation, request.partition_incarnation):
-            self._answers.error(
-                message.reply, self._wrong_life(), encode_header(self.leader_epoch, core.high_watermark)
-            )
-            return
-        fetch = FollowerFetch(
-            replica=BrokerId(request.replicaID),
-            incarnation=Incarnation(request.broker_incarnation),
-            leader_epoch=LeaderEpoch(request.leaderEpoch),
-            sequence=request.sequence,
-            offset=Offset(request.offset),
-            durable_end=Offset(request.durable_offset) if request.HasField("durable_offset") else None,
-            progress_only=request.progress_only,
-            inbox=message.reply or "",
-            max_bytes=request.max_bytes,
-            refused_batch=request.refused_batch,
-            no_space=request.no_space,
-            disk_hangs=request.disk_hangs,
-            deleted_end=Offset(request.deleted_end),
-        )
+        fetch = follower_fetch(request, message.reply or "")
         core.deletions_end = self.log.compaction_point.deletions_end
         effects = core.on_fetch(fetch, self.context.now())
         self._run(effects)
@@ -611,15 +585,7 @@ class Leading(ReadableRole):
         if self.ended or core is None:
             return
         request = LeaderEpochOffsetRequest()
-        try:
-            request.ParseFromString(message.data)
-        except DecodeError as e:
-            self._bad_request(message, "offset", f"does not decode: {e}")
-            return
-        if self._is_outlived(request.stream_incarnation, request.partition_incarnation):
-            return
-        if not self._same_life(request.stream_incarnation, request.partition_incarnation):
-            self._answers.error(message.reply, self._wrong_life())
+        if not self._requests.decode("offset", request, message):
             return
         answer = core.on_offset_request(LeaderEpoch(request.leaderEpoch), LeaderEpoch(request.current_leader_epoch))
         if answer is None:
@@ -642,17 +608,7 @@ class Leading(ReadableRole):
         if self.ended or core is None:
             return
         request = CheckpointRequest()
-        try:
-            request.ParseFromString(message.data)
-        except DecodeError as e:
-            self._bad_request(message, "checkpoint", f"does not decode: {e}")
-            return
-        if self._is_outlived(request.stream_incarnation, request.partition_incarnation):
-            return
-        if not self._same_life(request.stream_incarnation, request.partition_incarnation):
-            header = encode_header(self.leader_epoch, core.high_watermark)
-            self._answers.error(message.reply, self._wrong_life(), header)
-        elif message.reply:
+        if self._requests.decode("checkpoint", request, message, self._answer_header) and message.reply:
             self._run(core.on_checkpoint_request(checkpoints.decode_fetch(request, message.reply)))
 
     # ------------------------------------------------------------------ consumers
@@ -711,6 +667,9 @@ class Leading(ReadableRole):
             self._fetch_from(request, found if found is not None else latest, inbox, looked_up=True)
             self._schedule()
 
+    def _answer_header(self) -> bytes:
+        return encode_header(self.leader_epoch, self.high_watermark)
+
     # ------------------------------------------------------------------ effects
     def _run(self, effects: list[LeaderEffect]) -> None:
         for effect in effects:
@@ -724,8 +683,7 @@ class Leading(ReadableRole):
                 case ServeConsumer():
                     self._serve(effect)
                 case Refuse(inbox, error):
-                    header = encode_header(self.leader_epoch, self.high_watermark)
-                    self._answers.error(inbox, error, header)
+                    self._answers.error(inbox, error, self._answer_header())
                 case RefuseConsumer():
                     self._refuse_reader(effect)
                 case Notify(replica):

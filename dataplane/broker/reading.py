@@ -13,10 +13,9 @@ from collections.abc import Callable, Coroutine, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from google.protobuf.message import DecodeError
-
 from dataplane.broker.acks import Answers
 from dataplane.broker.context import BrokerContext
+from dataplane.broker.requests import Requests
 from dataplane.broker.role import Role
 from dataplane.encryption.bodies import BatchCipher
 from dataplane.log.errors import LogDamaged
@@ -25,8 +24,8 @@ from dataplane.replica.consumers import ConsumerFetch
 from dataplane.replica.effects import RefuseConsumer, ServeConsumer
 from wire.batch import holds_encrypted, iter_batches, verify_body
 from wire.errors import Code, CorruptData, TidelogError
-from wire.replication import encode_header
-from wire.tidelog_pb2 import AppendRequest, FetchRequest
+from wire.replication import LOG_START_HEADER, OFFSET_HEADER, encode_header
+from wire.tidelog_pb2 import FetchRequest
 from wire.transport import Buffer, Message, Transport, answer_too_large
 from wire.types import LeaderEpoch, Offset, PartitionView
 
@@ -34,8 +33,6 @@ log = logging.getLogger(__name__)
 
 MAX_COLD_READS = 64
 """Consumers of one partition that wait for the disk; one more is refused with BACKPRESSURE."""
-LOG_START_HEADER = "Tidelog-Log-Start"
-OFFSET_HEADER = "Tidelog-Offset"
 
 
 @dataclass(frozen=True, slots=True)
@@ -58,6 +55,7 @@ class ReadableRole(Role):
     ) -> None:
         super().__init__(context, view, partition_log, on_damage)
         self._answers = Answers(context.control, view.key, view.subject)
+        self._requests = Requests(view.key, self._answers, context.counters)
         self._cipher = BatchCipher(context.keyring, view.key)
         self._too_large_at: Offset | None = None
         """Where the last batch began that no message had room for; it is logged once."""
@@ -81,24 +79,14 @@ class ReadableRole(Role):
     def _on_fetch(self, message: Message) -> None:
         if self.ended or not message.reply:
             return
-        request = FetchRequest()
-        try:
-            request.ParseFromString(message.data)
-        except DecodeError as e:
-            self._bad_request(message, "fetch", f"does not decode: {e}")
-            return
-        if self._is_outlived(request.stream_incarnation, request.partition_incarnation):
-            return
-        try:
-            self._check_life(request)
-        except TidelogError as e:
-            self._answers.error(message.reply, e)
+        request = self._requests.decode_fetch(message)
+        if request is None:
             return
         match request.WhichOneof("position"):
             case "offset":
                 self._fetch_from(request, Offset(request.offset), message.reply, looked_up=False)
             case None:
-                self._bad_request(message, "fetch", "names no position")
+                self._requests.refuse_bad("fetch", message, "names no position")
             case position:
                 self._look_up(position, request, message.reply)
         self._schedule()
@@ -126,34 +114,6 @@ class ReadableRole(Role):
                 token=reader,
             )
         )
-
-    def _same_life(self, stream_incarnation: int, partition_incarnation: int) -> bool:
-        key = self.view.key
-        return stream_incarnation == key.stream_incarnation and partition_incarnation == key.partition_incarnation
-
-    def _is_outlived(self, stream_incarnation: int, partition_incarnation: int) -> bool:
-        """The stream was deleted and created again, and this replica of the deleted one has not heard of it yet. It
-        shares its subjects with those of the new one, whose answer it must not overtake with a refusal."""
-        key = self.view.key
-        return (stream_incarnation, partition_incarnation) > (key.stream_incarnation, key.partition_incarnation)
-
-    def _check_life(self, request: AppendRequest | FetchRequest) -> None:
-        """Clients may leave the incarnations out. Raises TidelogError(WRONG_INCARNATION)."""
-        key = self.view.key
-        if (request.stream_incarnation and request.stream_incarnation != key.stream_incarnation) or (
-            request.partition_incarnation and request.partition_incarnation != key.partition_incarnation
-        ):
-            raise self._wrong_life()
-
-    def _wrong_life(self) -> TidelogError:
-        return TidelogError(
-            Code.WRONG_INCARNATION, f"{self.view.key} was deleted and created again; refresh the metadata"
-        )
-
-    def _bad_request(self, message: Message, kind: str, why: str) -> None:
-        self.context.counters.bad_requests += 1
-        log.warning("partition %s: dropped a bad request: the %s request %s", self.view.key, kind, why)
-        self._answers.error(message.reply, TidelogError(Code.BAD_REQUEST, f"the {kind} request {why}"))
 
     # ------------------------------------------------------------------ answers
     def _refuse_reader(self, effect: RefuseConsumer) -> None:

@@ -126,7 +126,7 @@ class Remnant(ReadableRole):
         except CorruptData:
             return
         # Nobody leads in this LeaderEpoch. Who asks in another one may be heard by a leader that is not known here yet.
-        if request.leader_epoch == self.leader_epoch and self._same_life(
+        if request.leader_epoch == self.leader_epoch and self._requests.is_same_life(
             request.stream_incarnation, request.partition_incarnation
         ):
             key = self.view.key

@@ -14,7 +14,7 @@ from dataplane.broker.space import NO_SPACE_RETRY
 from dataplane.log.errors import LogDamaged, NoSpace
 from dataplane.log.partition_log import PartitionLog
 from wire.errors import InvariantViolation
-from wire.transport import BulkHandler, Message, MessageHandler
+from wire.transport import BulkHandler, GuardedBulk, Message, MessageHandler
 from wire.types import LeaderEpoch, Offset, PartitionView, Withdrawal
 
 log = logging.getLogger(__name__)
@@ -187,7 +187,13 @@ class Role(ABC):
 
     def _bulk_handler(self, handler: BulkHandler) -> BulkHandler:
         """The same for a bulk subscription."""
-        return _CarefulBulk(handler, self._stop_on)
+
+        def on_error(error: Exception) -> None:
+            if not isinstance(error, InvariantViolation):
+                raise error
+            self._stop_on(error)
+
+        return GuardedBulk(handler, on_error)
 
     # ------------------------------------------------------------------ work that takes a while
     def _spawn(self, work: Coroutine[Any, Any, None]) -> asyncio.Task[None]:
@@ -277,37 +283,3 @@ class Role(ABC):
         if self.failed is None:
             self.failed = reason
             self._end_soon(reason)
-
-
-class _CarefulBulk(BulkHandler):
-    """A rule that breaks while messages come in stops the partition, as it does everywhere else."""
-
-    def __init__(self, handler: BulkHandler, stop_on: Callable[[InvariantViolation], None]) -> None:
-        self._handler = handler
-        self._stop_on = stop_on
-
-    def on_uniform(
-        self,
-        block: memoryview,
-        count: int,
-        payload_at: int,
-        payload_size: int,
-        stride: int,
-        reply: tuple[int, int] | None,
-    ) -> None:
-        try:
-            self._handler.on_uniform(block, count, payload_at, payload_size, stride, reply)
-        except InvariantViolation as e:
-            self._stop_on(e)
-
-    def on_messages(self, payloads: list[bytes], replies: list[bytes | None], headers: list[bytes | None]) -> None:
-        try:
-            self._handler.on_messages(payloads, replies, headers)
-        except InvariantViolation as e:
-            self._stop_on(e)
-
-    def chunk_done(self) -> None:
-        try:
-            self._handler.chunk_done()
-        except InvariantViolation as e:
-            self._stop_on(e)

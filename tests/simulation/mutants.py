@@ -12,7 +12,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any
 
-from dataplane.broker import broker, checkpoints, following, housekeeping, leading, reading, replica, retention, role
+from dataplane.broker import broker, checkpoints, following, housekeeping, leading, replica, requests, retention, role
 from dataplane.broker.broker import Broker
 from dataplane.log import appending, compaction, cutting, segment, snapshot, swapping, syncing, tail
 from dataplane.log import checkpoints as log_checkpoints
@@ -318,7 +318,7 @@ MUTANTS: tuple[Mutant, ...] = (
     ),
     _mutant(
         "a deleted stream's requests are taken for its successor's",
-        (reading.ReadableRole, "_same_life", "return stream_incarnation ==", "return True or stream_incarnation =="),
+        (requests.Requests, "is_same_life", "return stream_incarnation ==", "return True or stream_incarnation =="),
         drama="recreated unheard",
     ),
     _mutant(

@@ -35,12 +35,9 @@ from tidelog.client.positions import Anchor, AtOffset, AtTime, Position
 from tidelog.client.sources import FollowerSources
 from wire.batch import RecordBatch, iter_batches
 from wire.errors import Code, CorruptData, TidelogError, whole_number
-from wire.replication import HEADER_SIZE, decode_header
+from wire.replication import HEADER_SIZE, LOG_START_HEADER, OFFSET_HEADER, decode_header
 from wire.tidelog_pb2 import FetchRequest
 from wire.types import BrokerId, Offset
-
-LOG_START_HEADER = "Tidelog-Log-Start"
-OFFSET_HEADER = "Tidelog-Offset"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

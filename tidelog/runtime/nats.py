@@ -39,7 +39,7 @@ from tidelog.runtime.header_block import decode_headers, encode_headers
 from tidelog.runtime.micro import Endpoint, Service
 from tidelog.runtime.nats_py import ChunkedClient
 from tidelog.runtime.parser import ReadCounters
-from wire.transport import Buffer, BulkHandler, Message, MessageHandler, too_large
+from wire.transport import Buffer, BulkHandler, GuardedBulk, Message, MessageHandler, too_large
 
 log = logging.getLogger(__name__)
 
@@ -464,14 +464,16 @@ class NatsConnection:
 
     async def subscribe_bulk(self, subject: str, handler: BulkHandler) -> Subscription:
         """As `subscribe`, for messages by the thousand. All messages of `subject` go to `handler`, subjects unsaid."""
-        return await self._subscribe(subject, _GuardedBulk(handler, _Guard(f"messages on {subject!r}", self.counters)))
+        return await self._subscribe(
+            subject, GuardedBulk(handler, _Guard(f"messages on {subject!r}", self.counters).met)
+        )
 
     async def _subscribe(
-        self, subject: str, sink: _GuardedBulk | Callable[[bytes, bytes | None, bytes | None, bytes], None]
+        self, subject: str, sink: GuardedBulk | Callable[[bytes, bytes | None, bytes | None, bytes], None]
     ) -> Subscription:
         self._check_open()
         sid = self._client.add_subscription(_subject(subject))
-        if isinstance(sink, _GuardedBulk):
+        if isinstance(sink, GuardedBulk):
             self._client.parser.add_bulk(sid, sink)
         else:
             self._client.parser.add_direct(sid, sink)
@@ -697,40 +699,6 @@ class _Guard:
     def met(self, error: Exception) -> None:
         self._counters.handler_errors += 1
         log.error("a handler of %s raised; the connection goes on", self._what, exc_info=error)
-
-
-class _GuardedBulk:
-    """A bulk handler behind a guard: the parser's sinks must not raise."""
-
-    def __init__(self, handler: BulkHandler, guard: _Guard) -> None:
-        self._handler = handler
-        self._guard = guard
-
-    def on_uniform(
-        self,
-        block: memoryview,
-        count: int,
-        payload_at: int,
-        payload_size: int,
-        stride: int,
-        reply: tuple[int, int] | None,
-    ) -> None:
-        try:
-            self._handler.on_uniform(block, count, payload_at, payload_size, stride, reply)
-        except Exception as error:  # noqa: BLE001 - as every guard
-            self._guard.met(error)
-
-    def on_messages(self, payloads: list[bytes], replies: list[bytes | None], headers: list[bytes | None]) -> None:
-        try:
-            self._handler.on_messages(payloads, replies, headers)
-        except Exception as error:  # noqa: BLE001 - as every guard
-            self._guard.met(error)
-
-    def chunk_done(self) -> None:
-        try:
-            self._handler.chunk_done()
-        except Exception as error:  # noqa: BLE001 - as every guard
-            self._guard.met(error)
 
 
 def _size(piece: Buffer) -> int:

@@ -1,0 +1,129 @@
+"""The prologue of every request to one replica: it is decoded, and must be meant for this life of the partition.
+
+does not decode                       BAD_REQUEST, counted and logged
+a later life of the partition         no answer: see `Requests.is_outlived`
+an earlier life of the partition      WRONG_INCARNATION
+this life                             the handler goes on with the request
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Callable
+from typing import TypeAlias
+
+from google.protobuf.message import DecodeError
+
+from dataplane.broker.acks import Answers
+from dataplane.broker.context import Counters
+from dataplane.replica.leader import FollowerFetch
+from wire.errors import Code, TidelogError
+from wire.tidelog_pb2 import (
+    AppendRequest,
+    CheckpointRequest,
+    FetchRequest,
+    LeaderEpochOffsetRequest,
+    ReplicationRequest,
+)
+from wire.transport import Buffer, Message
+from wire.types import BrokerId, Incarnation, LeaderEpoch, Offset, PartitionKey
+
+_log = logging.getLogger(__name__)
+
+FollowerRequest: TypeAlias = ReplicationRequest | LeaderEpochOffsetRequest | CheckpointRequest
+ClientRequest: TypeAlias = AppendRequest | FetchRequest
+
+
+def _no_body() -> Buffer:
+    return b""
+
+
+class Requests:
+    def __init__(self, key: PartitionKey, answers: Answers, counters: Counters) -> None:
+        self._key = key
+        self._answers = answers
+        self._counters = counters
+
+    def decode(
+        self,
+        kind: str,
+        request: FollowerRequest,
+        message: Message,
+        refusal_body: Callable[[], Buffer] = _no_body,
+    ) -> bool:
+        """Fill `request` with what a follower sent. False: the message has been refused or is left without an answer.
+        `refusal_body`: the payload of a WRONG_INCARNATION answer."""
+        if not self._parse(kind, request, message):
+            return False
+        if self.is_same_life(request.stream_incarnation, request.partition_incarnation):
+            return True
+        if not self.is_outlived(request):
+            self._answers.error(message.reply, self._wrong_life(), refusal_body())
+        return False
+
+    def decode_fetch(self, message: Message) -> FetchRequest | None:
+        """The request of a consumer. None: it has been refused or is left without an answer."""
+        request = FetchRequest()
+        if not self._parse("fetch", request, message) or self.is_outlived(request):
+            return None
+        try:
+            self.check_client(request)
+        except TidelogError as e:
+            self._answers.error(message.reply, e)
+            return None
+        return request
+
+    def _parse(self, kind: str, request: FollowerRequest | FetchRequest, message: Message) -> bool:
+        try:
+            request.ParseFromString(message.data)
+        except DecodeError as e:
+            self.refuse_bad(kind, message, f"does not decode: {e}")
+            return False
+        return True
+
+    def is_same_life(self, stream_incarnation: int, partition_incarnation: int) -> bool:
+        key = self._key
+        return stream_incarnation == key.stream_incarnation and partition_incarnation == key.partition_incarnation
+
+    def is_outlived(self, request: FollowerRequest | ClientRequest) -> bool:
+        """The stream was deleted and created again, and this replica of the deleted stream has not heard of it yet. It
+        shares its subjects with the replicas of the new stream, whose answer it must not overtake with a refusal."""
+        key = self._key
+        return (request.stream_incarnation, request.partition_incarnation) > (
+            key.stream_incarnation,
+            key.partition_incarnation,
+        )
+
+    def check_client(self, request: ClientRequest) -> None:
+        """Clients may leave the incarnations out. Raises TidelogError(WRONG_INCARNATION)."""
+        key = self._key
+        if (request.stream_incarnation and request.stream_incarnation != key.stream_incarnation) or (
+            request.partition_incarnation and request.partition_incarnation != key.partition_incarnation
+        ):
+            raise self._wrong_life()
+
+    def _wrong_life(self) -> TidelogError:
+        return TidelogError(Code.WRONG_INCARNATION, f"{self._key} was deleted and created again; refresh the metadata")
+
+    def refuse_bad(self, kind: str, message: Message, why: str) -> None:
+        self._counters.bad_requests += 1
+        _log.warning("partition %s: dropped a bad request: the %s request %s", self._key, kind, why)
+        self._answers.error(message.reply, TidelogError(Code.BAD_REQUEST, f"the {kind} request {why}"))
+
+
+def follower_fetch(request: ReplicationRequest, inbox: str) -> FollowerFetch:
+    return FollowerFetch(
+        replica=BrokerId(request.replicaID),
+        incarnation=Incarnation(request.broker_incarnation),
+        leader_epoch=LeaderEpoch(request.leaderEpoch),
+        sequence=request.sequence,
+        offset=Offset(request.offset),
+        durable_end=Offset(request.durable_offset) if request.HasField("durable_offset") else None,
+        progress_only=request.progress_only,
+        inbox=inbox,
+        max_bytes=request.max_bytes,
+        refused_batch=request.refused_batch,
+        no_space=request.no_space,
+        disk_hangs=request.disk_hangs,
+        deleted_end=Offset(request.deleted_end),
+    )
