@@ -131,3 +131,28 @@ def test_the_cluster_status_shows_the_names_of_partitions_in_trouble(capsys: pyt
     assert "offline: t/3, no sound replica is left, see `tidelog partition elect-unclean --help`\n" in out
     assert "2 more are offline\n" in out
     assert "under-replicated: s/0, s/1\n" in out
+
+
+def test_a_broker_is_shown_with_the_partitions_that_cannot_do_without_it(capsys: pytest.CaptureFixture[str]) -> None:
+    from tidelog.cli.broker import _show
+
+    def held(partition: int, standing: str, isr: str, min_isr: int) -> dict[str, Any]:
+        return {
+            "stream": "s", "partition": partition, "leads": partition == 0, "standing": standing, "isr": isr.split(),
+            "min_isr": min_isr,
+        }  # fmt: skip
+
+    found: Any = {
+        "id": "b1", "alive": True, "voter": False, "leaders": 1, "replicas": 5,
+        "held": [
+            held(0, "isr", "b1 b2", 2), held(1, "isr", "b1 b2 b3", 2), held(2, "isr", "b1", 1),
+            held(3, "isr", "b1 b2", 1), held(4, "eligible", "b2", 2),
+        ],
+    }  # fmt: skip
+    _show(found)
+    out = capsys.readouterr().out
+    assert "broker b1  alive, observer, leads 1 of 5 partitions\n" in out
+    assert "without b1 acknowledged publishes to s/0, s/2 are refused" in out
+    found["alive"] = False
+    _show(found)
+    assert "without b1" not in capsys.readouterr().out
