@@ -3,8 +3,8 @@ encrypted streams, are relieved of their leaderships: which ones, when, and to w
 
 How much room a broker has, whether its disk hangs, and whether it has a key, rides on its probe answers, the newest
 counts; it never enters Raft, for it changes by the second. A leadership moves as an operator would move it
-(`metadata.moves`): drained, a compare-and-set, so nothing is lost and nothing depends on what was known here. The old
-leader stays in the ISR, unless its disk hangs.
+(`metadata.runtime.moves`): drained, a compare-and-set, so nothing is lost and nothing depends on what was known here.
+The old leader stays in the ISR, unless its disk hangs.
 
     SHORT     leaderships go to an ISR member with AMPLE room; but those of streams that evict, for which the broker
               makes room

@@ -15,61 +15,83 @@ from random import Random
 from typing import Any
 
 from metadata.raft import RaftConfig, RaftNode
-from metadata.service import MetadataService, Registration
+from metadata.runtime.registration import Registration
+from metadata.runtime.service import MetadataService
 from metadata.settings import MetadataSettings
 from tidelog.runtime.nats import NatsConnection
 from tidelog.server.api import Api
-from wire.reports import StreamReport
+from wire.errors import Code, TidelogError
+from wire.reports import BrokerReport, StreamReport
 from wire.subjects import Subjects
-from wire.types import BrokerId, Incarnation, PartitionGone, PartitionKey, PartitionView, StreamName
+from wire.types import (
+    BrokerId,
+    DrainAnswer,
+    Incarnation,
+    LeaderMove,
+    PartitionGone,
+    PartitionKey,
+    PartitionView,
+    Room,
+    StreamName,
+)
 
 
-async def run(broker: str, nats: str, raft: Mapping[str, str], directory: Path, voter: bool) -> None:
-    subjects = Subjects()
-    connection = await NatsConnection.connect(nats, name=broker)
-    folder = directory / "incarnation.json"
-    known: dict[str, Any] = {"cluster_id": "", "incarnation": 0}
-    if folder.exists():
-        known |= json.loads(folder.read_text())
-    views: dict[PartitionKey, PartitionView] = {}
-    config = RaftConfig(
-        address=raft[broker] if voter else None,
-        peers=tuple(address for name, address in raft.items() if name != broker),
-        directory=directory / "raft",
-        secret=None,
-    )
-    service = MetadataService(
-        broker_id=BrokerId(broker),
-        life_id=uuid.uuid4().hex,
-        make_raft=lambda machine, on_status, on_peer_lost: RaftNode(
-            config, machine, on_status=on_status, on_peer_lost=on_peer_lost
-        ),
-        transport=connection,
-        subjects=subjects,
-        settings=MetadataSettings(),
-        rng=Random(broker),
-        monotonic=asyncio.get_running_loop().time,
-        registration=Registration(
-            folder_same=folder.exists(),
-            page_cache_survived=True,
-            last_incarnation=Incarnation(known["incarnation"]),
-            cluster_id=known["cluster_id"],
-            labels={"pid": "test"},
-            raft_address=raft[broker] if voter else "",
-        ),
-    )
+class Node:
+    """The service's `BrokerPort`."""
 
-    def on_registered(cluster_id: str, incarnation: Incarnation) -> None:
-        folder.write_text(json.dumps({"cluster_id": cluster_id, "incarnation": incarnation}))
+    def __init__(
+        self, broker: str, connection: NatsConnection, raft: Mapping[str, str], directory: Path, voter: bool
+    ) -> None:
+        subjects = Subjects()
+        self._broker = broker
+        self._folder = directory / "incarnation.json"
+        self._views: dict[PartitionKey, PartitionView] = {}
+        known: dict[str, Any] = {"cluster_id": "", "incarnation": 0}
+        if self._folder.exists():
+            known |= json.loads(self._folder.read_text())
+        config = RaftConfig(
+            address=raft[broker] if voter else None,
+            peers=tuple(address for name, address in raft.items() if name != broker),
+            directory=directory / "raft",
+            secret=None,
+        )
+        self.service = MetadataService(
+            broker_id=BrokerId(broker),
+            life_id=uuid.uuid4().hex,
+            port=self,
+            make_raft=lambda machine, on_status, on_peer_lost: RaftNode(
+                config, machine, on_status=on_status, on_peer_lost=on_peer_lost
+            ),
+            transport=connection,
+            subjects=subjects,
+            settings=MetadataSettings(),
+            rng=Random(broker),
+            monotonic=asyncio.get_running_loop().time,
+            registration=Registration(
+                folder_same=self._folder.exists(),
+                page_cache_survived=True,
+                last_incarnation=Incarnation(known["incarnation"]),
+                cluster_id=known["cluster_id"],
+                labels={"pid": "test"},
+                raft_address=raft[broker] if voter else "",
+            ),
+        )
+        self.on_office = Api(self.service, connection, subjects).on_office
 
-    def on_partitions(changes: Sequence[PartitionView | PartitionGone]) -> None:
+    def on_registered(self, cluster_id: str, incarnation: Incarnation) -> None:
+        self._folder.write_text(json.dumps({"cluster_id": cluster_id, "incarnation": incarnation}))
+
+    def on_partitions(self, changes: Sequence[PartitionView | PartitionGone]) -> None:
         for change in changes:
             if isinstance(change, PartitionView):
-                views[change.key] = change
+                self._views[change.key] = change
             else:
-                views.pop(change.key)
+                self._views.pop(change.key)
 
-    def status(stream: StreamName) -> StreamReport:
+    def on_fatal(self, error: TidelogError) -> None:
+        print(error, file=sys.stderr)
+
+    def stream_report(self, stream: StreamName) -> StreamReport:
         return {
             "partitions": [
                 {
@@ -79,15 +101,26 @@ async def run(broker: str, nats: str, raft: Mapping[str, str], directory: Path, 
                     "log_end_offset": 0,
                     "replicas_progress": {},
                 }
-                for key, view in views.items()
-                if key.stream == stream and view.leader == broker
+                for key, view in self._views.items()
+                if key.stream == stream and view.leader == self._broker
             ]
         }
 
-    service.on_partitions = on_partitions
-    service.on_registered = on_registered
-    service.broker_status = status
-    service.on_office = Api(service, connection, subjects).on_office
+    def broker_report(self) -> BrokerReport:
+        return {}
+
+    def room(self) -> Room:
+        return Room.AMPLE
+
+    def disk_hangs(self) -> bool:
+        return False
+
+    def drain_leader(self, move: LeaderMove, _timeout: float, answer: DrainAnswer) -> None:
+        answer(TidelogError(Code.LEADER_NOT_MOVED, f"{move.key} is not drained here"))
+
+
+async def run(broker: str, nats: str, raft: Mapping[str, str], directory: Path, voter: bool) -> None:
+    service = Node(broker, await NatsConnection.connect(nats, name=broker), raft, directory, voter).service
     await service.start()
     await service.wait_registered()
     print("registered", flush=True)

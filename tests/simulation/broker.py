@@ -18,7 +18,7 @@ from dataplane.log.errors import DataDirError
 from dataplane.log.group_commit import Syncable
 from dataplane.replica.settings import ReplicaSettings
 from metadata.raft.types import RaftStatus, StateMachine
-from metadata.service import MetadataService
+from metadata.runtime.service import MetadataService
 from metadata.settings import MetadataSettings
 from tests.simulation.disk import SimDisk, Survival
 from tests.simulation.messaging import GIVES_UP_AFTER, Nats, SimConnection

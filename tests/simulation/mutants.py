@@ -26,7 +26,8 @@ from metadata.controller import ControllerCore
 from metadata.lease import Lease
 from metadata.liveness import Liveness
 from metadata.relief import Relief
-from metadata.service import MetadataService
+from metadata.runtime.controller_driver import ControllerDriver
+from metadata.runtime.service import MetadataService
 from tidelog.client import accumulator
 from wire import subjects
 
@@ -344,7 +345,7 @@ MUTANTS: tuple[Mutant, ...] = (
     _mutant(
         "acts before its own registration is applied",
         (Broker, "on_partitions", "if not self.context.incarnation:", "if False:"),
-        (MetadataService, "_on_applied", "if self._incarnation is not None:", "if True:"),
+        (MetadataService, "_on_applied", "if context.incarnation is not None:", "if True:"),
     ),
     _mutant(
         "an unclean leader: any live replica may lead",
@@ -394,10 +395,10 @@ MUTANTS: tuple[Mutant, ...] = (
     _mutant(
         "a broker vouches for a NATS server with which it has connected just now",
         (
-            MetadataService,
+            ControllerDriver,
             "_probe",
-            "and said.connected_ms >= self._settings.liveness_grace_s * 1000",
-            "and said.connected_ms >= 0",
+            "and told.connected_ms >= context.settings.liveness_grace_s * 1000",
+            "and told.connected_ms >= 0",
         ),
         (Liveness, "_fallen", "broker == self._self or broker in self._raft_peers", "broker == self._self"),
         (Liveness, "_most_stand", "return 2 * len(standing) >=", "return True or 2 * len(standing) >="),

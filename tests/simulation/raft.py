@@ -269,7 +269,7 @@ def _fail(future: asyncio.Future[Outcome], error: Exception) -> None:
 
 
 class RaftMember:
-    """A `metadata.service.RaftPort`, of one life of one process."""
+    """A `metadata.runtime.ports.RaftPort`, of one life of one process."""
 
     def __init__(
         self,

@@ -1,9 +1,9 @@
 """The JSON API over NATS, `<ns>.api.*`, answered by the broker that holds the controller's office.
 
-A micro service, so that `nats micro ls` finds it. The operations are declared in `wire.operations`; `metadata.admin`
-carries them out. A refusal travels twice: as `Tidelog-Error…` headers and as `{"error": {…}}`. A broker that has lost
-the office since it subscribed stays silent: its successor hears it too. Every answer names the cluster in
-`Tidelog-Cluster`; a request that names another one is refused.
+A micro service, so that `nats micro ls` finds it. The operations are declared in `wire.operations`;
+`metadata.runtime.admin` carries them out. A refusal travels twice: as `Tidelog-Error…` headers and as `{"error": {…}}`.
+A broker that has lost the office since it subscribed stays silent: its successor hears it too. Every answer names the
+cluster in `Tidelog-Cluster`; a request that names another one is refused.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ from functools import cache
 from importlib.metadata import version
 from typing import Any
 
-from metadata.service import MetadataService
+from metadata.runtime.service import MetadataService
 from tidelog.runtime.micro import Answer, Service
 from wire.errors import CLUSTER_HEADER, Code, TidelogError
 from wire.json_codec import encode
@@ -29,7 +29,7 @@ _version = cache(version)
 
 
 class Api:
-    """See the module. `on_office` goes into `MetadataService.on_office`."""
+    """See the module. `on_office` belongs to the service's `BrokerPort`."""
 
     def __init__(self, service: MetadataService, transport: Transport, subjects: Subjects) -> None:
         self._service = service
@@ -64,7 +64,7 @@ class Api:
                 self._check_cluster(message)
                 return await self._carry_out(operation, handler, message), own
             except TidelogError as error:
-                self._service.refused_requests += 1
+                self._service.on_request_refused()
                 _log.info("refused a request on %s: %s", message.subject, error)
                 return encode(Refusal(error=error.to_json())), {**error.to_headers(), **own}
 

@@ -12,13 +12,14 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import Executor
 from dataclasses import dataclass, field
 from random import Random
 
 from dataplane.broker.broker import Broker, open_replicas
 from dataplane.broker.context import BrokerContext
+from dataplane.broker.replica import Replica
 from dataplane.broker.settings import StorageSettings
 from dataplane.broker.space import SpaceWatch
 from dataplane.encryption.keyring import Keyring
@@ -26,13 +27,25 @@ from dataplane.log.data_dir import DataDir
 from dataplane.log.errors import DataDirError, NoSpace
 from dataplane.log.group_commit import Syncer
 from dataplane.replica.settings import ReplicaSettings
-from metadata.service import MetadataService, RaftFactory, Registration
+from metadata.runtime.ports import RaftFactory
+from metadata.runtime.registration import Registration
+from metadata.runtime.service import MetadataService
 from metadata.settings import MetadataSettings
 from tidelog.server.api import Api
 from wire.errors import Code, TidelogError
+from wire.reports import BrokerReport, StreamReport
 from wire.subjects import Subjects
 from wire.transport import Transport
-from wire.types import BrokerId, Incarnation
+from wire.types import (
+    BrokerId,
+    DrainAnswer,
+    Incarnation,
+    LeaderMove,
+    PartitionGone,
+    PartitionView,
+    Room,
+    StreamName,
+)
 
 log = logging.getLogger(__name__)
 
@@ -71,31 +84,52 @@ class Ground:
 
 
 class Assembly:
-    """See the module. `on_fatal`: this broker cannot go on."""
+    """See the module. It is the metadata service's `BrokerPort`. `on_fatal`: this broker cannot go on."""
 
     def __init__(
         self,
-        data_dir: DataDir,
-        metadata: MetadataService,
-        context: BrokerContext,
-        broker: Broker,
+        ground: Ground,
         on_fatal: Callable[[TidelogError], None],
+        space: SpaceWatch,
+        replicas: list[Replica],
+        registration: Registration,
     ) -> None:
-        self.metadata = metadata
-        self.broker = broker
-        self._data_dir = data_dir
-        self._context = context
-        self._on_fatal = on_fatal
+        self.on_fatal = on_fatal
+        self._data_dir = ground.data_dir
         self._registered = False
-        metadata.on_partitions = broker.on_partitions
-        metadata.on_registered = self._on_registered
-        metadata.broker_status = broker.stream_status
-        metadata.broker_totals = broker.status
-        metadata.drain_leader = broker.drain
-        metadata.room = lambda: context.space.room
-        metadata.disk_hangs = lambda: context.disk.hangs
-        metadata.on_fatal = on_fatal
-        metadata.on_office = Api(metadata, context.control, context.subjects).on_office
+        self.metadata = MetadataService(
+            broker_id=ground.broker,
+            life_id=ground.life_id,
+            port=self,
+            make_raft=ground.make_raft,
+            transport=ground.control,
+            subjects=ground.subjects,
+            settings=ground.metadata_settings,
+            rng=ground.rng,
+            monotonic=ground.loop.time,
+            registration=registration,
+        )
+        self._context = BrokerContext(
+            broker=ground.broker,
+            incarnation=Incarnation(0),
+            ingest=ground.ingest,
+            control=ground.control,
+            subjects=ground.subjects,
+            settings=ground.replica_settings,
+            metadata=self.metadata,
+            syncer=ground.syncer,
+            executor=ground.executor,
+            checkpoints=ground.checkpoints,
+            readers=ground.readers,
+            housekeeping=ground.housekeeping,
+            storage=ground.storage_settings,
+            space=space,
+            loop=ground.loop,
+            time_ns=ground.time_ns,
+            keyring=ground.keyring,
+        )
+        self.broker = Broker(self._context, self._data_dir, replicas)
+        self._api = Api(self.metadata, ground.control, ground.subjects)
 
     @classmethod
     async def open(cls, ground: Ground, on_fatal: Callable[[TidelogError], None]) -> Assembly:
@@ -113,46 +147,17 @@ class Assembly:
             raise TidelogError(Code.BAD_CONFIG, str(e)) from e
         replicas, unsound = await open_replicas(data_dir, ground.executor, space, ground.storage_settings.producers)
         proof = data_dir.proof()
-        metadata = MetadataService(
-            broker_id=ground.broker,
-            life_id=ground.life_id,
-            make_raft=ground.make_raft,
-            transport=ground.control,
-            subjects=ground.subjects,
-            settings=ground.metadata_settings,
-            rng=ground.rng,
-            monotonic=ground.loop.time,
-            registration=Registration(
-                folder_same=proof.folder_same,
-                page_cache_survived=proof.page_cache_survived,
-                unsound=unsound,
-                last_incarnation=data_dir.last_incarnation or Incarnation(0),
-                earlier_lives=earlier_lives,
-                cluster_id=data_dir.cluster_id or "",
-                labels=ground.labels,
-                raft_address=ground.raft_address,
-            ),
+        registration = Registration(
+            folder_same=proof.folder_same,
+            page_cache_survived=proof.page_cache_survived,
+            unsound=unsound,
+            last_incarnation=data_dir.last_incarnation or Incarnation(0),
+            earlier_lives=earlier_lives,
+            cluster_id=data_dir.cluster_id or "",
+            labels=ground.labels,
+            raft_address=ground.raft_address,
         )
-        context = BrokerContext(
-            broker=ground.broker,
-            incarnation=Incarnation(0),
-            ingest=ground.ingest,
-            control=ground.control,
-            subjects=ground.subjects,
-            settings=ground.replica_settings,
-            metadata=metadata,
-            syncer=ground.syncer,
-            executor=ground.executor,
-            checkpoints=ground.checkpoints,
-            readers=ground.readers,
-            housekeeping=ground.housekeeping,
-            storage=ground.storage_settings,
-            space=space,
-            loop=ground.loop,
-            time_ns=ground.time_ns,
-            keyring=ground.keyring,
-        )
-        return cls(data_dir, metadata, context, Broker(context, data_dir, replicas), on_fatal)
+        return cls(ground, on_fatal, space, replicas, registration)
 
     @property
     def incarnation(self) -> Incarnation:
@@ -164,22 +169,47 @@ class Assembly:
         await self.broker.start()
         await self.metadata.start()
 
-    def _on_registered(self, cluster_id: str, incarnation: Incarnation) -> None:
+    # ---- the metadata service's port -------------------------------------------------------------------------------
+
+    def on_registered(self, cluster_id: str, incarnation: Incarnation) -> None:
         """The registration is applied: what it proved may be overwritten, and appends may begin."""
         try:
             self._data_dir.record(cluster_id, incarnation)
             self._data_dir.mark_dirty()
         except NoSpace as e:
             if not self._registered:
-                self._on_fatal(TidelogError(Code.NO_SPACE, f"{e}: make room on the disk, then start this broker again"))
+                self.on_fatal(TidelogError(Code.NO_SPACE, f"{e}: make room on the disk, then start this broker again"))
                 return
             # Declared dead, and registered once more: what the folder says of this life holds as it is.
             log.warning("a further registration is not recorded in the data folder: %s", e)
         except DataDirError as e:
-            self._on_fatal(TidelogError(Code.BAD_CONFIG, str(e)))
+            self.on_fatal(TidelogError(Code.BAD_CONFIG, str(e)))
             return
         self._registered = True
         self.broker.on_registered(incarnation)
+
+    def on_partitions(self, changes: Sequence[PartitionView | PartitionGone]) -> None:
+        self.broker.on_partitions(changes)
+
+    def stream_report(self, stream: StreamName) -> StreamReport:
+        return self.broker.stream_status(stream)
+
+    def broker_report(self) -> BrokerReport:
+        return self.broker.status()
+
+    def room(self) -> Room:
+        return self._context.space.room
+
+    def disk_hangs(self) -> bool:
+        return self._context.disk.hangs
+
+    def drain_leader(self, move: LeaderMove, timeout: float, answer: DrainAnswer) -> None:
+        self.broker.drain(move, timeout, answer)
+
+    async def on_office(self, is_open: bool) -> None:
+        await self._api.on_office(is_open)
+
+    # ---- the end ---------------------------------------------------------------------------------------------------
 
     async def close(self) -> None:
         try:

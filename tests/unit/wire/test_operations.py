@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from metadata.admin import Admin
+from metadata.runtime.admin import Admin
 from wire import json_codec
 from wire.errors import Code, TidelogError
 from wire.operations import METADATA, OPERATIONS, STREAM_CREATE, STREAM_LIST, Operation, handlers_of

@@ -1,14 +1,17 @@
-"""What leaves a broker for the controller: in messages that NATS and Raft take."""
+"""Requests of a broker to the controller, in messages that NATS and Raft take."""
 
 from __future__ import annotations
 
 import asyncio
 from collections.abc import Sequence
 from dataclasses import replace
-from typing import cast
+from typing import Any, cast
 
+from metadata.runtime.context import MetadataContext
+from metadata.runtime.messages import Messages
+from metadata.runtime.outbound import OutboundRequests
+from metadata.runtime.tasks import Tasks
 from metadata.settings import MetadataSettings
-from metadata.wishes import Wishes
 from tests.unit.metadata.cluster import Cluster
 from wire import metadata_pb2 as pb
 from wire.subjects import Subjects
@@ -30,22 +33,36 @@ class Wire:
         return True
 
 
-async def test_many_large_wishes_go_out_in_messages_that_are_not_too_large() -> None:
+def requests_of(cluster: Cluster, wire: Wire, incarnation: Incarnation) -> OutboundRequests:
+    nothing: Any = None
+    transport = cast(Transport, wire)
+    return OutboundRequests(
+        MetadataContext(
+            broker_id=BrokerId("a"),
+            life_id="a-1",
+            state=cluster.state,
+            core=nothing,
+            port=nothing,
+            transport=transport,
+            subjects=Subjects(),
+            settings=MetadataSettings(),
+            monotonic=lambda: 0.0,
+            tasks=Tasks(BrokerId("a")),
+            messages=Messages(BrokerId("a"), transport),
+            incarnation=incarnation,
+        )
+    )
+
+
+async def test_many_large_requests_go_out_in_messages_that_are_not_too_large() -> None:
     brokers = [f"{number:02}-{'x' * 61}" for number in range(16)]
     cluster = Cluster(*brokers)
     cluster.create("s", [" ".join(brokers)] * 500)
     wire = Wire()
-    wishes = Wishes(
-        state=cluster.state,
-        transport=cast(Transport, wire),
-        subjects=Subjects(),
-        settings=MetadataSettings(),
-        monotonic=lambda: 0.0,
-        incarnation=lambda: Incarnation(1),
-    )
+    requests = requests_of(cluster, wire, Incarnation(1))
     for number in range(500):
         partition = cluster.partition(number)
-        wishes.alter_isr(
+        requests.alter_isr(
             IsrChange(
                 key=cluster.key(number),
                 leader=BrokerId(brokers[0]),
@@ -59,7 +76,7 @@ async def test_many_large_wishes_go_out_in_messages_that_are_not_too_large() -> 
     await asyncio.sleep(0)
     sent = [item for message in wire.messages for item in pb.AlterIsrRequest.FromString(message).items]
     assert [item.partition.partition for item in sent] == [*range(500)]
-    wishes.close()
+    requests.close()
 
 
 async def test_a_withdrawal_from_outside_the_isr_is_over_in_a_later_leader_epoch() -> None:
@@ -67,27 +84,20 @@ async def test_a_withdrawal_from_outside_the_isr_is_over_in_a_later_leader_epoch
     cluster.create("s", ["a b"], config={"min_isr": "1"})
     cluster.alter(cluster.alteration("a"))
     wire = Wire()
-    wishes = Wishes(
-        state=cluster.state,
-        transport=cast(Transport, wire),
-        subjects=Subjects(),
-        settings=MetadataSettings(),
-        monotonic=lambda: 0.0,
-        incarnation=lambda: Incarnation(cluster.incarnation("b")),
-    )
+    requests = requests_of(cluster, wire, Incarnation(cluster.incarnation("b")))
     partition = cluster.partition()
     withdrawal = Withdrawal(
         key=cluster.key(), broker=BrokerId("b"), expected_epoch=partition.epoch, reason="a flipped bit"
     )
-    wishes.withdraw(withdrawal)
+    requests.withdraw(withdrawal)
     await asyncio.sleep(0)
     await asyncio.sleep(0)
     assert not wire.messages, "it asks for nothing that is not so"
-    wishes.withdraw(replace(withdrawal, leader_epoch=LeaderEpoch(1)))
+    requests.withdraw(replace(withdrawal, leader_epoch=LeaderEpoch(1)))
     await asyncio.sleep(0)
     await asyncio.sleep(0)
-    assert len(wire.messages) == len(wishes) == 1
+    assert len(wire.messages) == len(requests) == 1
     cluster.withdraw("b")
-    wishes.settle()
-    assert len(wishes) == 0
-    wishes.close()
+    requests.settle()
+    assert len(requests) == 0
+    requests.close()

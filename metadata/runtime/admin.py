@@ -13,7 +13,6 @@ import logging
 from collections.abc import Awaitable, Callable, Mapping, Sequence
 from typing import TypeVar
 
-from metadata.controller import ControllerCore
 from metadata.describe import (
     broker_form,
     cluster_form,
@@ -29,8 +28,8 @@ from metadata.describe import (
 )
 from metadata.master_keys import check_encryption
 from metadata.model import Outcome, Stream
-from metadata.moves import LeaderMoves
-from metadata.state import ClusterState
+from metadata.runtime.context import MetadataContext
+from metadata.runtime.moves import LeaderMoves
 from metadata.stream_settings import with_defaults
 from wire import metadata_pb2 as pb
 from wire import operations as op
@@ -39,8 +38,6 @@ from wire.json_codec import decode
 from wire.operations import handles
 from wire.reports import BrokerReport, ReplicaReport, StreamReport
 from wire.stream_config import StreamConfig
-from wire.subjects import Subjects
-from wire.transport import Transport
 from wire.types import BrokerId, StreamName
 
 _Report = TypeVar("_Report", StreamReport, BrokerReport)
@@ -62,26 +59,16 @@ class Admin:
 
     def __init__(
         self,
+        context: MetadataContext,
         *,
-        broker_id: BrokerId,
-        state: ClusterState,
-        core: ControllerCore,
         moves: LeaderMoves,
-        transport: Transport,
-        subjects: Subjects,
-        monotonic: Callable[[], float],
         commit: Callable[[pb.Command], Awaitable[Outcome]],
         labels: Callable[[], Mapping[BrokerId, Mapping[str, str]]],
         voters: Callable[[], int],
         other_clusters: Callable[[], Sequence[op.OtherCluster]],
     ) -> None:
-        self._id = broker_id
-        self._state = state
-        self._core = core
+        self._context = context
         self._moves = moves
-        self._transport = transport
-        self._subjects = subjects
-        self._monotonic = monotonic
         self._commit = commit
         self._labels = labels
         self._voters = voters
@@ -97,7 +84,7 @@ class Admin:
     @handles(op.STREAM_CREATE)
     async def create_stream(self, request: op.CreateStreamRequest) -> op.StreamDescription:
         """Answers after the leaders serve, or READY_TIMEOUT_S."""
-        command = self._core.create_stream(
+        command = self._context.core.create_stream(
             request.name,
             request.name if request.subject is None else request.subject,
             request.partitions,
@@ -105,14 +92,14 @@ class Admin:
             request.config,
             voters=self._voters(),
         )
-        self._check_encryption(with_defaults(request.config, self._state.defaults))
+        self._check_encryption(with_defaults(request.config, self._context.state.defaults))
         (await self._commit(command)).raise_for_refusal()
-        deadline, pause = self._monotonic() + READY_TIMEOUT_S, 0.01
+        deadline, pause = self._context.monotonic() + READY_TIMEOUT_S, 0.01
         while True:
             form = await self._describe(request.name)
             if all(partition["log_end_offset"] is not None for partition in form["partitions"]):
                 return form
-            if self._monotonic() >= deadline:
+            if self._context.monotonic() >= deadline:
                 return form
             await asyncio.sleep(pause)  # longer each time: each description asks every replica
             pause = min(2 * pause, 0.2)
@@ -120,18 +107,18 @@ class Admin:
     @handles(op.STREAM_ALTER)
     async def alter_stream(self, request: op.AlterStreamRequest) -> op.StreamDescription:
         """All of the changes are made, or none."""
-        command = self._core.alter_stream(request.name, request.config, request.unset)
+        command = self._context.core.alter_stream(request.name, request.config, request.unset)
         (await self._commit(command)).raise_for_refusal()
         return await self._describe(request.name)
 
     @handles(op.STREAM_DELETE)
     async def delete_stream(self, request: op.StreamRef) -> op.Done:
-        (await self._commit(self._core.delete_stream(request.name))).raise_for_refusal()
+        (await self._commit(self._context.core.delete_stream(request.name))).raise_for_refusal()
         return {}
 
     @handles(op.STREAM_LIST)
     async def list_streams(self, _: op.Nothing) -> op.StreamList:
-        return list_form(self._state)
+        return list_form(self._context.state)
 
     @handles(op.STREAM_DESCRIBE)
     async def describe_stream(self, request: op.StreamRef) -> op.StreamDescription:
@@ -140,7 +127,7 @@ class Admin:
 
     @handles(op.METADATA)
     async def stream_metadata(self, request: op.MetadataRequest) -> op.StreamRoutes:
-        return metadata_form(self._state, find_stream(self._state, request.stream))
+        return metadata_form(self._context.state, find_stream(self._context.state, request.stream))
 
     @handles(op.PRODUCER_INIT)
     async def init_producer(self, _: op.Nothing) -> op.ProducerIdentity:
@@ -158,12 +145,12 @@ class Admin:
     async def move_leader(self, request: op.MoveLeaderRequest) -> op.MovedPartition:
         """The old leader stays in the ISR. Answers after the new one serves, or READY_TIMEOUT_S."""
         await self._moves.move(request.stream, request.partition, BrokerId(request.broker))
-        deadline = self._monotonic() + READY_TIMEOUT_S
+        deadline = self._context.monotonic() + READY_TIMEOUT_S
         number = request.partition
         while True:
-            stream = find_stream(self._state, request.stream)
+            stream = find_stream(self._context.state, request.stream)
             said = (await self._ask_replicas(stream, stream.partitions[number].replicas)).get(number, {})
-            if reports_of_leaders(stream, {number: said}) or self._monotonic() >= deadline:
+            if reports_of_leaders(stream, {number: said}) or self._context.monotonic() >= deadline:
                 return partition_form(stream, number, said)
             await asyncio.sleep(0.01)
 
@@ -171,11 +158,11 @@ class Admin:
     async def unclean_elect(self, request: op.UncleanElectionRequest) -> op.UncleanElection:
         """Without `accept_loss` nothing is changed."""
         number, chosen = request.partition, BrokerId(request.broker)
-        command = self._core.unclean_elect(request.stream, number, chosen)
-        stream = find_stream(self._state, request.stream)
+        command = self._context.core.unclean_elect(request.stream, number, chosen)
+        stream = find_stream(self._context.state, request.stream)
         key, known = stream.key(number), stream.partitions[number]
         held = (await self._ask_replicas(stream, known.replicas)).get(number, {})
-        form = loss_form(self._state, key, known, chosen, held)
+        form = loss_form(self._context.state, key, known, chosen, held)
         if request.accept_loss:
             _log.warning("an operator lets broker %s lead %s: %s", chosen, key, form["loss"])
             (await self._commit(command)).raise_for_refusal()
@@ -185,22 +172,23 @@ class Admin:
 
     @handles(op.CLUSTER_ID)
     async def cluster_id(self, _: op.Nothing) -> op.ClusterId:
-        return {"cluster_id": self._state.cluster_id}
+        return {"cluster_id": self._context.state.cluster_id}
 
     @handles(op.CLUSTER_STATUS)
     async def cluster_status(self, _: op.Nothing) -> op.ClusterStatus:
         """Brokers that do not answer in STATUS_TIMEOUT_S have no counters in it."""
-        alive = [broker.id for _, broker in sorted(self._state.brokers.items()) if broker.alive]
+        alive = [broker.id for _, broker in sorted(self._context.state.brokers.items()) if broker.alive]
         answers = await asyncio.gather(*(self._ask_broker(broker) for broker in alive))
-        return cluster_form(self._state, self._labels(), dict(zip(alive, answers, strict=True)), self._other_clusters())
+        told = dict(zip(alive, answers, strict=True))
+        return cluster_form(self._context.state, self._labels(), told, self._other_clusters())
 
     @handles(op.BROKER_DESCRIBE)
     async def describe_broker(self, request: op.BrokerRef) -> op.BrokerDescription:
         broker = BrokerId(request.broker)
-        if broker not in self._state.brokers:
-            known = ", ".join(sorted(self._state.brokers))
+        if broker not in self._context.state.brokers:
+            known = ", ".join(sorted(self._context.state.brokers))
             raise TidelogError(Code.BAD_REQUEST, f"broker {broker!r} is not registered; those that are: {known}")
-        totals = await self._ask_broker(broker) if self._state.is_alive(broker) else {}
+        totals = await self._ask_broker(broker) if self._context.state.is_alive(broker) else {}
         held: list[op.HeldReplica] = [
             {
                 "stream": key.stream,
@@ -208,30 +196,30 @@ class Admin:
                 "leads": partition.leader == broker,
                 "standing": standing(partition, broker),
                 "isr": [*partition.isr],
-                "min_isr": self._state.streams[key.stream].min_isr,
+                "min_isr": self._context.state.streams[key.stream].min_isr,
             }
-            for key, partition in self._state.partitions()
+            for key, partition in self._context.state.partitions()
             if broker in partition.replicas
         ]
-        return {**broker_form(self._state, broker, self._labels().get(broker, {}), totals), "held": held}
+        return {**broker_form(self._context.state, broker, self._labels().get(broker, {}), totals), "held": held}
 
     @handles(op.CLUSTER_ALTER)
     async def alter_cluster(self, request: op.AlterClusterRequest) -> op.ClusterDefaults:
-        command = self._core.alter_cluster(request.config, request.unset)
+        command = self._context.core.alter_cluster(request.config, request.unset)
         self._check_encryption(request.config)
         (await self._commit(command)).raise_for_refusal()
-        return defaults_form(self._state)
+        return defaults_form(self._context.state)
 
     # ---- inside ----------------------------------------------------------------------------------------------------
 
     def _check_encryption(self, config: Mapping[str, str]) -> None:
         """Raises TidelogError(BAD_CONFIG) where these settings ask for it and a live broker has no master key."""
         if StreamConfig.from_strings({key: text for key, text in config.items() if key == "encryption"}).encryption:
-            told = self._labels().items()
-            check_encryption({id_: said for id_, said in told if id_ == self._id or self._state.is_alive(id_)})
+            own, is_alive = self._context.broker_id, self._context.state.is_alive
+            check_encryption({id_: told for id_, told in self._labels().items() if id_ == own or is_alive(id_)})
 
     async def _describe(self, name: str) -> op.StreamDescription:
-        stream = find_stream(self._state, name)
+        stream = find_stream(self._context.state, name)
         replicas = sorted({replica for partition in stream.partitions.values() for replica in partition.replicas})
         refusals: dict[BrokerId, TidelogError] = {}
         return describe_form(stream, await self._ask_replicas(stream, replicas, refusals), refusals)
@@ -241,7 +229,7 @@ class Admin:
     ) -> dict[int, dict[BrokerId, ReplicaReport]]:
         """Reports of the live brokers that answer, by partition and broker. `refusals` gets the errors of brokers that
         could not answer."""
-        live = [broker for broker in brokers if self._state.is_alive(broker)]
+        live = [broker for broker in brokers if self._context.state.is_alive(broker)]
         answers = await asyncio.gather(*(self._ask_status(broker, stream.name) for broker in live))
         found: dict[int, dict[BrokerId, ReplicaReport]] = {}
         for broker, answer in zip(live, answers, strict=True):
@@ -269,10 +257,10 @@ class Admin:
         self, broker: BrokerId, request: Mapping[str, str], kind: type[_Report]
     ) -> _Report | TidelogError | None:
         """None when the broker does not answer, or with something else; an error when its answer is one."""
-        subject = self._subjects.broker_status(broker)
-        payload = json.dumps({**request, "cluster_id": self._state.cluster_id}).encode()
+        subject = self._context.subjects.broker_status(broker)
+        payload = json.dumps({**request, "cluster_id": self._context.state.cluster_id}).encode()
         try:
-            answer = await self._transport.request(subject, payload, timeout=STATUS_TIMEOUT_S)
+            answer = await self._context.transport.request(subject, payload, timeout=STATUS_TIMEOUT_S)
             refusal = TidelogError.from_headers(answer.headers)
             if refusal is not None:
                 _log.warning("broker %s does not tell its status: %s", broker, refusal.message)

@@ -14,14 +14,11 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from math import inf
 
-from metadata.controller import ControllerCore, Effect
+from metadata.controller import Effect
 from metadata.founding import Claim
-from metadata.state import ClusterState
+from metadata.runtime.context import MetadataContext
 from wire import metadata_pb2 as pb
 from wire.operations import OtherCluster
-from wire.subjects import Subjects
-from wire.transport import Transport
-from wire.types import BrokerId
 
 _log = logging.getLogger(__name__)
 
@@ -42,27 +39,9 @@ class _Heard:
 class Namespace:
     """See the module. `known_cluster_id`: what the data folder says; empty: a new folder. `run` carries effects out."""
 
-    def __init__(
-        self,
-        *,
-        broker_id: BrokerId,
-        life_id: str,
-        known_cluster_id: str,
-        state: ClusterState,
-        core: ControllerCore,
-        transport: Transport,
-        subjects: Subjects,
-        monotonic: Callable[[], float],
-        run: Callable[[list[Effect]], None],
-    ) -> None:
-        self._id = broker_id
-        self._life_id = life_id
+    def __init__(self, context: MetadataContext, known_cluster_id: str, run: Callable[[list[Effect]], None]) -> None:
+        self._context = context
         self._known_cluster_id = known_cluster_id
-        self._state = state
-        self._core = core
-        self._transport = transport
-        self._subjects = subjects
-        self._monotonic = monotonic
         self._run = run
         self._announced_at = -inf
         self._others: dict[str, _Heard] = {}
@@ -72,7 +51,7 @@ class Namespace:
     @property
     def cluster_id(self) -> str:
         """Of the cluster that this broker belongs to; empty: it knows of none yet."""
-        return self._state.cluster_id or self._known_cluster_id
+        return self._context.state.cluster_id or self._known_cluster_id
 
     def is_ours(self, cluster_id: str, sender: str) -> bool:
         """Whether a message is of this broker's cluster; it is counted if it is not. A broker that does not know its
@@ -85,26 +64,28 @@ class Namespace:
 
     def ask(self, inbox: str) -> None:
         """Of a founder: who else is here? Answers go to `on_claim`."""
-        self._transport.publish(self._subjects.cluster(), [self._claim().SerializeToString()], reply=inbox)
+        self._context.transport.publish(
+            self._context.subjects.cluster(), [self._claim().SerializeToString()], reply=inbox
+        )
 
     def announce(self) -> None:
         """Of a controller in office, when it is time."""
-        now = self._monotonic()
-        if self._core.office and now >= self._announced_at + ANNOUNCE_INTERVAL_S:
+        now = self._context.monotonic()
+        if self._context.core.office and now >= self._announced_at + ANNOUNCE_INTERVAL_S:
             self._announced_at = now
-            self._transport.publish(self._subjects.cluster(), [self._claim().SerializeToString()])
+            self._context.transport.publish(self._context.subjects.cluster(), [self._claim().SerializeToString()])
 
     def on_claim(self, claim: pb.ClusterClaim, reply: str | None) -> None:
         """Another broker, or this one, has said to which cluster it belongs, or asks with it."""
-        now = self._monotonic()
-        if claim.life_id == self._life_id:
-            self._run(self._core.on_own_question(now))
+        now = self._context.monotonic()
+        if claim.life_id == self._context.life_id:
+            self._run(self._context.core.on_own_question(now))
             return
         if self.cluster_id and claim.cluster_id:
             self.is_ours(claim.cluster_id, claim.broker)
         if claim.cluster_id != self.cluster_id or not claim.cluster_id:
             self._run(
-                self._core.on_claim(
+                self._context.core.on_claim(
                     Claim(
                         broker=claim.broker,
                         cluster_id=claim.cluster_id,
@@ -117,11 +98,11 @@ class Namespace:
         if reply is not None:
             own = self._claim()
             if own.cluster_id or own.candidate:
-                self._transport.publish(reply, [own.SerializeToString()])
+                self._context.transport.publish(reply, [own.SerializeToString()])
 
     def others(self) -> list[OtherCluster]:
         """Clusters that were heard lately, as JSON."""
-        now = self._monotonic()
+        now = self._context.monotonic()
         return [
             {"cluster_id": cluster_id, "broker": heard.broker, "heard_seconds_ago": round(now - heard.at, 1)}
             for cluster_id, heard in sorted(self._others.items())
@@ -129,10 +110,10 @@ class Namespace:
         ]
 
     def _claim(self) -> pb.ClusterClaim:
-        founding = self._core.founding if not self.cluster_id else None
+        founding = self._context.core.founding if not self.cluster_id else None
         return pb.ClusterClaim(
-            broker=self._id,
-            life_id=self._life_id,
+            broker=self._context.broker_id,
+            life_id=self._context.life_id,
             cluster_id=self.cluster_id,
             candidate=founding.candidate if founding is not None else "",
             decided=founding is not None and founding.decided,
@@ -142,7 +123,7 @@ class Namespace:
         self.dropped += 1
         if not cluster_id:
             return
-        now = self._monotonic()
+        now = self._context.monotonic()
         heard = self._others.get(cluster_id)
         if heard is None:
             if len(self._others) >= MAX_CLUSTERS:
@@ -152,12 +133,12 @@ class Namespace:
         if now - heard.logged_at >= REMEMBERED_S:
             heard.logged_at = now
             _log.log(
-                logging.ERROR if self._core.office else logging.WARNING,
+                logging.ERROR if self._context.core.office else logging.WARNING,
                 "broker %s of cluster %s hears another cluster in namespace %r: %s (broker %s). Stop one of them, or"
                 " move it to another namespace: clients may be answered by either",
-                self._id,
+                self._context.broker_id,
                 self.cluster_id,
-                self._subjects.namespace,
+                self._context.subjects.namespace,
                 cluster_id,
                 broker,
             )

@@ -27,15 +27,12 @@ import logging
 from collections.abc import Awaitable, Callable
 from dataclasses import replace
 
-from metadata.controller import ControllerCore
 from metadata.model import Outcome
 from metadata.references import ref_of
-from metadata.settings import MetadataSettings
-from metadata.state import ClusterState
+from metadata.runtime.context import MetadataContext
 from wire import metadata_pb2 as pb
 from wire.errors import Code, TidelogError
-from wire.subjects import Subjects
-from wire.transport import NO_RESPONDERS, Transport
+from wire.transport import NO_RESPONDERS
 from wire.types import BrokerId, LeaderMove
 
 _log = logging.getLogger(__name__)
@@ -51,21 +48,8 @@ HEARTBEATS_TO_HEAR = 5
 class LeaderMoves:
     """See the module. `commit` raises TidelogError when a command's outcome cannot be had."""
 
-    def __init__(
-        self,
-        *,
-        state: ClusterState,
-        core: ControllerCore,
-        transport: Transport,
-        subjects: Subjects,
-        settings: MetadataSettings,
-        commit: Callable[[pb.Command], Awaitable[Outcome]],
-    ) -> None:
-        self._state = state
-        self._core = core
-        self._transport = transport
-        self._subjects = subjects
-        self._settings = settings
+    def __init__(self, context: MetadataContext, commit: Callable[[pb.Command], Awaitable[Outcome]]) -> None:
+        self._context = context
         self._commit = commit
         self._under_way: dict[tuple[str, int], tuple[LeaderMove, asyncio.Task[None]]] = {}
         """By stream name and partition number."""
@@ -75,7 +59,7 @@ class LeaderMoves:
         and those of a commit."""
         known = self._under_way.get((name, partition))
         if known is None:
-            move = replace(self._core.plan_move(name, partition, target), drops_leader=drops_leader)
+            move = replace(self._context.core.plan_move(name, partition, target), drops_leader=drops_leader)
             work = asyncio.get_running_loop().create_task(self._carry(move))
             self._under_way[name, partition] = (move, work)
             work.add_done_callback(lambda ended: self._ended(move, ended))
@@ -106,32 +90,34 @@ class LeaderMoves:
             if self._is_done(move):  # the leader died on the way, and its failover chose as the operator did
                 return
             raise
-        outcome = await self._commit(self._core.carry_out(move))
+        outcome = await self._commit(self._context.core.carry_out(move))
         outcome.raise_for_refusal()
         # A repeated command tells its items by what they brought about.
         if not (outcome.items == (None,) or self._is_done(move)):
             raise self._not_moved(move, f"the election of {move.target} was refused")
 
     def _is_done(self, move: LeaderMove) -> bool:
-        partition = self._state.partition(move.key)
+        partition = self._context.state.partition(move.key)
         return partition is not None and partition.leader == move.target
 
     async def _drain(self, move: LeaderMove) -> None:
         """Returns when the leader has handed everything to the target."""
-        timeout = self._settings.drain_timeout_s
+        timeout = self._context.settings.drain_timeout_s
         await self._until_heard(move.leader)
         request = pb.DrainRequest(
             partition=ref_of(move.key),
             leader_epoch=move.leader_epoch,
             target=move.target,
             timeout_ms=round(timeout * 1000),
-            office=self._core.office,
-            answered=self._core.newest_answer(move.leader),
-            cluster_id=self._state.cluster_id,
+            office=self._context.core.office,
+            answered=self._context.core.newest_answer(move.leader),
+            cluster_id=self._context.state.cluster_id,
         )
         try:
-            answer = await self._transport.request(
-                self._subjects.drain(move.leader), request.SerializeToString(), timeout=timeout + ANSWER_MARGIN_S
+            answer = await self._context.transport.request(
+                self._context.subjects.drain(move.leader),
+                request.SerializeToString(),
+                timeout=timeout + ANSWER_MARGIN_S,
             )
         except TimeoutError:
             raise self._not_moved(
@@ -147,12 +133,12 @@ class LeaderMoves:
         """A leader takes no request of a controller that has not received an answer of it yet. Probes go out all the
         time: the first answer comes within a heartbeat, or the leader is not there."""
         for _ in range(HEARTBEATS_TO_HEAR):
-            if self._core.newest_answer(leader):
+            if self._context.core.newest_answer(leader):
                 return
-            await asyncio.sleep(self._settings.heartbeat_interval_s)
+            await asyncio.sleep(self._context.settings.heartbeat_interval_s)
 
     def _not_moved(self, move: LeaderMove, why: str) -> TidelogError:
-        partition = self._state.partition(move.key)
+        partition = self._context.state.partition(move.key)
         if partition is None:
             now = "it was deleted"
         elif partition.leader is None:

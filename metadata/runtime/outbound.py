@@ -1,9 +1,9 @@
-"""What the data plane asks of the controller, repeated until applied state shows that it is over.
+"""Requests of the data plane to the controller, repeated until applied state shows that they are over.
 
 An ISR change is over when the partition has another LeaderEpoch, or an epoch above the one it expected; a withdrawal
 when the replica is neither in the ISR nor eligible and the LeaderEpoch that it names is over, or when it is marked as
-withdrawn. No answer is waited for: the state is the answer, and a copy that comes late fails its compare-and-set. A
-report is sent once; its follower repeats it.
+withdrawn. The state is the answer: none is waited for, and a copy that arrives late fails its compare-and-set. A report
+is sent once; its follower repeats it.
 
 Bounded: one ISR change, one withdrawal and one report per partition. Pauses double up to `LONGEST_PAUSE_S`.
 """
@@ -11,17 +11,14 @@ Bounded: one ISR change, one withdrawal and one report per partition. Pauses dou
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from math import inf
 from typing import TypeVar
 
 from metadata.references import ref_of
-from metadata.settings import MetadataSettings
-from metadata.state import ClusterState
+from metadata.runtime.context import MetadataContext
 from wire import metadata_pb2 as pb
-from wire.subjects import Subjects
-from wire.transport import Transport
 from wire.types import Incarnation, IsrChange, LeaderReport, PartitionKey, Withdrawal
 
 MESSAGE_BYTES = 256 << 10
@@ -33,7 +30,7 @@ _Item = TypeVar("_Item", pb.IsrAlteration, pb.WithdrawReplica, pb.LeaderReports.
 
 @dataclass(slots=True)
 class _Repeat:
-    """When a wish is to be sent, and how long to wait after that."""
+    """When a request is to be sent, and how long to wait after that."""
 
     at: float = -inf
     pause_s: float = 0.0
@@ -46,25 +43,11 @@ class _Repeat:
         self.at = now + self.pause_s
 
 
-class Wishes:
-    """See the module. `incarnation()` is the broker's present one, None before it is registered."""
+class OutboundRequests:
+    """See the module."""
 
-    def __init__(
-        self,
-        *,
-        state: ClusterState,
-        transport: Transport,
-        subjects: Subjects,
-        settings: MetadataSettings,
-        monotonic: Callable[[], float],
-        incarnation: Callable[[], Incarnation | None],
-    ) -> None:
-        self._state = state
-        self._transport = transport
-        self._subjects = subjects
-        self._settings = settings
-        self._monotonic = monotonic
-        self._incarnation = incarnation
+    def __init__(self, context: MetadataContext) -> None:
+        self._context = context
         self._changes: dict[PartitionKey, tuple[IsrChange, _Repeat]] = {}
         self._withdrawals: dict[PartitionKey, tuple[Withdrawal, _Repeat]] = {}
         self._reports: dict[PartitionKey, LeaderReport] = {}
@@ -93,9 +76,9 @@ class Wishes:
         return sorted(self._withdrawals)
 
     def settle(self) -> None:
-        """The state has changed: forget what is over."""
+        """The state has changed: forget requests that are over."""
         for key, (change, _) in [*self._changes.items()]:
-            partition = self._state.partition(key)
+            partition = self._context.state.partition(key)
             if (
                 partition is None
                 or partition.leader_epoch != change.leader_epoch
@@ -103,7 +86,7 @@ class Wishes:
             ):
                 del self._changes[key]
         for key, (withdrawal, _) in [*self._withdrawals.items()]:
-            partition = self._state.partition(key)
+            partition = self._context.state.partition(key)
             broker = withdrawal.broker
             if (
                 partition is None
@@ -123,53 +106,57 @@ class Wishes:
             self._wake.cancel()
 
     def _send_soon(self) -> None:
-        """What is asked for in one turn of the loop goes out together."""
+        """Requests of one turn of the loop are sent together."""
         if self._wake is not None:
             self._wake.cancel()
         self._wake = asyncio.get_running_loop().call_soon(self._send)
 
     def _send(self) -> None:
         self._wake = None
-        # A wish may be over before it is sent, and an applied state may have answered it without a change to tell of.
+        # A request may be over before it is sent: an applied state may have answered it without a change to tell of.
         self.settle()
-        now, shortest = self._monotonic(), self._settings.retry_interval_s
-        cluster_id = self._state.cluster_id
+        now, shortest = self._context.monotonic(), self._context.settings.retry_interval_s
+        cluster_id = self._context.state.cluster_id
         due_changes = [(change, repeat) for change, repeat in self._changes.values() if repeat.is_due(now)]
         for altered in _parts([_alteration(change) for change, _ in due_changes]):
-            self._transport.publish(
-                self._subjects.alter_isr(),
+            self._context.transport.publish(
+                self._context.subjects.alter_isr(),
                 [pb.AlterIsrRequest(items=altered, cluster_id=cluster_id).SerializeToString()],
             )
-        incarnation = self._incarnation()
-        due_withdrawals = [(wish, repeat) for wish, repeat in self._withdrawals.values() if repeat.is_due(now)]
+        incarnation = self._context.incarnation
+        due_withdrawals = [
+            (withdrawal, repeat) for withdrawal, repeat in self._withdrawals.values() if repeat.is_due(now)
+        ]
         if incarnation is not None:
-            for withdrawn in _parts([self._withdraw_replica(wish, incarnation) for wish, _ in due_withdrawals]):
-                self._transport.publish(
-                    self._subjects.withdraw(),
+            for withdrawn in _parts(
+                [self._withdraw_replica(withdrawal, incarnation) for withdrawal, _ in due_withdrawals]
+            ):
+                self._context.transport.publish(
+                    self._context.subjects.withdraw(),
                     [pb.WithdrawRequest(items=withdrawn, cluster_id=cluster_id).SerializeToString()],
                 )
         for _, repeat in (*due_changes, *due_withdrawals):
             repeat.sent(now, shortest)
         reports, self._reports = [*self._reports.values()], {}
         for reported in _parts([_report(report) for report in reports]):
-            self._transport.publish(
-                self._subjects.report_leader(),
+            self._context.transport.publish(
+                self._context.subjects.report_leader(),
                 [pb.LeaderReports(items=reported, cluster_id=cluster_id).SerializeToString()],
             )
         times = [repeat.at for _, repeat in (*self._changes.values(), *self._withdrawals.values())]
         if times:
             self._wake = asyncio.get_running_loop().call_later(max(0.0, min(times) - now), self._send)
 
-    def _withdraw_replica(self, wish: Withdrawal, incarnation: Incarnation) -> pb.WithdrawReplica:
+    def _withdraw_replica(self, withdrawal: Withdrawal, incarnation: Incarnation) -> pb.WithdrawReplica:
         # Unsound is unsound in whatever epoch the partition is by now.
-        partition = self._state.partition(wish.key)
-        epoch = wish.expected_epoch if partition is None else partition.epoch
+        partition = self._context.state.partition(withdrawal.key)
+        epoch = withdrawal.expected_epoch if partition is None else partition.epoch
         return pb.WithdrawReplica(
-            partition=ref_of(wish.key),
-            broker=wish.broker,
+            partition=ref_of(withdrawal.key),
+            broker=withdrawal.broker,
             incarnation=incarnation,
             expected_epoch=epoch,
-            reason=wish.reason,
+            reason=withdrawal.reason,
         )
 
 

@@ -1,0 +1,133 @@
+"""The broker's answers to the controller: probes, which renew the lease, requests to drain, and status requests."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping
+
+from metadata.lease import Lease
+from metadata.references import key_of
+from metadata.runtime.context import MetadataContext
+from metadata.runtime.namespace import Namespace
+from wire import metadata_pb2 as pb
+from wire.errors import Code, TidelogError
+from wire.operations import Refusal
+from wire.reports import BrokerReport, StreamReport
+from wire.transport import Message, Subscription
+from wire.types import BrokerId, LeaderEpoch, LeaderMove, StreamName
+
+MAX_CONNECTED_S = 3600.0
+"""Limit of the connection's age that an answer to a probe states."""
+
+
+class ControllerRequests:
+    """`labels`: read anew for each answer to a probe."""
+
+    def __init__(self, context: MetadataContext, namespace: Namespace, labels: Mapping[str, str]) -> None:
+        self._context = context
+        self._namespace = namespace
+        self._labels = labels
+        self._lease = Lease(context.settings)
+
+    async def subscribe(self) -> list[Subscription]:
+        transport, subjects, broker = self._context.transport, self._context.subjects, self._context.broker_id
+        return [
+            await transport.subscribe(subject, handler)
+            for subject, handler in (
+                (subjects.probe(broker), self._on_probe),
+                (subjects.broker_status(broker), self._on_status_request),
+                (subjects.drain(broker), self._on_drain_request),
+            )
+        ]
+
+    def lease_valid(self, now: float) -> bool:
+        return self._lease.is_valid(now)
+
+    def _on_probe(self, message: Message) -> None:
+        context = self._context
+        probe = context.messages.decode(pb.Probe, message)
+        if probe is None or message.reply is None:
+            return
+        if not self._namespace.is_ours(probe.cluster_id, probe.controller):
+            # That controller takes the first answer, which must be the one of its own broker of this name.
+            return
+        state, now = context.state, context.monotonic()
+        self._lease.on_probe(probe, office=state.office, generation=state.generation, now=now)
+        connected_for = now - context.transport.connected_since
+        answer = pb.ProbeAnswer(
+            broker=context.broker_id,
+            life_id=context.life_id,
+            incarnation=context.incarnation or 0,
+            number=probe.number,
+            generation=state.generation,
+            labels=dict(self._labels),
+            room=context.port.room().value,
+            disk_hangs=context.port.disk_hangs(),
+            nats_server=context.transport.server_id,
+            connected_ms=int(1000 * min(MAX_CONNECTED_S, max(0.0, connected_for))),
+        )
+        context.messages.answer(message.reply, answer.SerializeToString(), "the answer to a probe")
+
+    def _on_drain_request(self, message: Message) -> None:
+        context = self._context
+        request, reply = context.messages.decode(pb.DrainRequest, message), message.reply
+        if request is None or reply is None or not self._namespace.is_ours(request.cluster_id, "its controller"):
+            return
+        move = LeaderMove(
+            key=key_of(request.partition),
+            leader=context.broker_id,
+            leader_epoch=LeaderEpoch(request.leader_epoch),
+            target=BrokerId(request.target),
+        )
+
+        def answer(error: TidelogError | None) -> None:
+            context.transport.publish(reply, [b""], headers=error.to_headers() if error is not None else None)
+
+        # This process may have stood still with the request unread, and another may lead since. The request itself says
+        # that the controller counted on this broker when that answer had arrived, as a probe does.
+        age = self._lease.age_of(request.office, request.answered, context.monotonic())
+        left = min(request.timeout_ms / 1000, context.settings.leader_lease_s) - age
+        if left > 0:
+            context.port.drain_leader(move, left, answer)
+        else:
+            answer(
+                TidelogError(
+                    Code.LEADER_NOT_MOVED,
+                    f"broker {context.broker_id} read the request to hand over {move.key} too late: another may lead by"
+                    " now; look again",
+                )
+            )
+
+    def _on_status_request(self, message: Message) -> None:
+        context = self._context
+        if message.reply is None:
+            return
+        try:
+            request = json.loads(message.data)
+        except ValueError:
+            request = None
+        form: StreamReport | BrokerReport | Refusal
+        asking = request.pop("cluster_id", None) if isinstance(request, dict) else None
+        if isinstance(asking, str) and not self._namespace.is_ours(asking, "its controller"):
+            return
+        match request:
+            case {"stream": str(stream)}:
+                form = context.port.stream_report(StreamName(stream))
+            case dict() if not request:
+                form = self._broker_report()
+            case _:
+                error = TidelogError(
+                    Code.BAD_REQUEST, 'a status request is {"stream": NAME}, or {} for the broker as a whole'
+                )
+                context.messages.drop(message, error)
+                form = Refusal(error=error.to_json())
+        context.messages.answer(message.reply, json.dumps(form).encode(), "the status")
+
+    def _broker_report(self) -> BrokerReport:
+        report = self._context.port.broker_report()
+        own = {
+            "dropped_metadata_messages": self._context.messages.dropped,
+            "dropped_of_other_clusters": self._namespace.dropped,
+            "refused_api_requests": self._context.refused_requests,
+        }
+        return {**report, "counters": {**report.get("counters", {}), **own}}

@@ -1,0 +1,41 @@
+"""The parts of the metadata service that all its drivers use."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+
+from metadata.controller import ControllerCore
+from metadata.runtime.messages import Messages
+from metadata.runtime.ports import BrokerPort
+from metadata.runtime.tasks import Tasks
+from metadata.settings import MetadataSettings
+from metadata.state import ClusterState
+from wire.subjects import Subjects
+from wire.transport import Transport
+from wire.types import BrokerId, Incarnation
+
+
+@dataclass(slots=True, kw_only=True)
+class MetadataContext:
+    broker_id: BrokerId
+    life_id: str
+    """Unique to this run of the process."""
+    state: ClusterState
+    core: ControllerCore
+    port: BrokerPort
+    transport: Transport
+    subjects: Subjects
+    settings: MetadataSettings
+    monotonic: Callable[[], float]
+    tasks: Tasks
+    messages: Messages
+    incarnation: Incarnation | None = None
+    """The incarnation of this life, once registered; while the broker is declared dead, the one that died."""
+    refused_requests: int = 0
+    """Requests of clients and operators that the API refused."""
+    closed: bool = False
+
+    @property
+    def is_controller(self) -> bool:
+        return self.core.office != 0

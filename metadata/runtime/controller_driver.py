@@ -1,0 +1,246 @@
+"""The driver of the controller core: events of Raft, NATS and the clock go in, its effects are carried out."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections.abc import Mapping
+from math import inf
+
+from metadata.controller import (
+    AskForClusters,
+    CloseOffice,
+    Effect,
+    HandOver,
+    Note,
+    OpenOffice,
+    Propose,
+    RefuseToFound,
+    SendProbe,
+)
+from metadata.master_keys import MASTER_KEYS_LABEL
+from metadata.model import Outcome
+from metadata.raft.types import RaftError, RaftRole, RaftStatus
+from metadata.runtime.admin import Admin
+from metadata.runtime.context import MetadataContext
+from metadata.runtime.moves import LeaderMoves
+from metadata.runtime.namespace import Namespace
+from metadata.runtime.ports import RaftPort
+from metadata.runtime.proposals import Proposals
+from metadata.runtime.subscriptions import ControllerSubscriptions
+from wire import metadata_pb2 as pb
+from wire.errors import TidelogError
+from wire.transport import NO_RESPONDERS, Message
+from wire.types import BrokerId, Generation, LeaderMove, Room
+
+_log = logging.getLogger(__name__)
+
+_ROOMS = {room.value: room for room in Room}
+
+SHORTEST_PAUSE_S = 0.001
+
+
+class ControllerDriver:
+    """See the module. `own_labels`: the labels of this broker."""
+
+    def __init__(
+        self,
+        context: MetadataContext,
+        raft: RaftPort,
+        proposals: Proposals,
+        own_labels: Mapping[str, str],
+        known_cluster_id: str,
+    ) -> None:
+        self._context = context
+        self._raft = raft
+        self._proposals = proposals
+        self._own_labels = own_labels
+        self._labels: dict[BrokerId, Mapping[str, str]] = {}
+        """Labels in the newest answers to probes."""
+        self._timer: asyncio.TimerHandle | None = None
+        self._claims_inbox = context.transport.new_inbox()
+        self.namespace = Namespace(context, known_cluster_id, self.run)
+        self.moves = LeaderMoves(context, proposals.commit)
+        self.admin = Admin(
+            context,
+            moves=self.moves,
+            commit=proposals.commit,
+            labels=lambda: {**self._labels, context.broker_id: self._own_labels},
+            voters=lambda: self._raft.status().voters,
+            other_clusters=self.namespace.others,
+        )
+        self._subscriptions = ControllerSubscriptions(context, self.namespace, proposals, self.run)
+
+    def start(self) -> None:
+        context = self._context
+        context.transport.on_inbox(self._claims_inbox, self.on_claim)
+        context.transport.on_connection_change(self._on_connection)
+        connected = context.transport.is_connected
+        since = context.transport.connected_since if connected else context.monotonic()
+        self.run(context.core.on_connection(connected, since))
+        self._subscriptions.start()
+
+    def stop(self) -> None:
+        if self._timer is not None:
+            self._timer.cancel()
+
+    async def close(self) -> None:
+        await self._subscriptions.close()
+        self._context.transport.on_inbox(self._claims_inbox, None)
+
+    # ---- events ----------------------------------------------------------------------------------------------------
+
+    def on_raft_status(self, status: RaftStatus) -> None:
+        if not self._context.closed:
+            leads = status.role is RaftRole.LEADER
+            self.run(self._context.core.on_raft(leads, status.has_quorum, self._context.monotonic()))
+
+    def on_peer_lost(self, address: str) -> None:
+        """The Raft connection with the voter of that address has closed."""
+        context = self._context
+        if context.closed:
+            return
+        self._say_raft_peers()
+        for broker, known in sorted(context.state.brokers.items()):
+            if known.raft_address == address:
+                self.run(context.core.on_peer_lost(broker, context.monotonic()))
+
+    def on_claim(self, message: Message) -> None:
+        claim = self._context.messages.decode(pb.ClusterClaim, message)
+        if claim is not None and not self._context.closed:
+            self.namespace.on_claim(claim, message.reply)
+
+    def _on_connection(self, connected: bool) -> None:
+        if not self._context.closed:
+            self.run(self._context.core.on_connection(connected, self._context.monotonic()))
+
+    def _on_timer(self) -> None:
+        self._timer = None
+        try:
+            self._say_raft_peers()
+            self.run(self._context.core.tick(self._context.monotonic()))
+            self.namespace.announce()
+        except Exception:  # noqa: BLE001 - nothing else wakes the controller: it would stand still, unseen
+            _log.exception("controller %s met a bug; it goes on", self._context.broker_id)
+            self._wake_in(self._context.settings.retry_interval_s)
+
+    def _say_raft_peers(self) -> None:
+        connected = self._raft.status().connected
+        brokers = self._context.state.brokers
+        self._context.core.on_raft_peers(
+            [broker for broker, known in brokers.items() if known.raft_address in connected]
+        )
+
+    # ---- effects ---------------------------------------------------------------------------------------------------
+
+    def run(self, effects: list[Effect]) -> None:
+        """Carry out the core's effects, and set the timer for its next deadline."""
+        context = self._context
+        for effect in effects:
+            match effect:
+                case Propose():
+                    context.tasks.spawn(self._carry(effect))
+                case SendProbe():
+                    context.tasks.spawn(self._probe(effect))
+                case OpenOffice():
+                    self._subscriptions.want(True)
+                case CloseOffice():
+                    self.admin.on_office_closed()
+                    self._labels.clear()
+                    self._subscriptions.want(False)
+                case HandOver():
+                    _log.error(
+                        "controller %s hears nobody over NATS; check its connection to the NATS server",
+                        context.broker_id,
+                    )
+                    if not self._raft.hand_over():
+                        self.run(context.core.on_hand_over_refused(context.monotonic()))
+                case AskForClusters():
+                    self.namespace.ask(self._claims_inbox)
+                case RefuseToFound(error):
+                    context.port.on_fatal(error)
+                case Note(text):
+                    _log.info("controller %s: %s", context.broker_id, text)
+        self._wake_in(max(SHORTEST_PAUSE_S, context.core.next_deadline() - context.monotonic()))
+
+    def _wake_in(self, pause_s: float) -> None:
+        if self._timer is not None:
+            self._timer.cancel()
+            self._timer = None
+        if pause_s < inf and not self._context.closed:
+            self._timer = asyncio.get_running_loop().call_later(pause_s, self._on_timer)
+
+    async def _carry(self, proposal: Propose) -> None:
+        context = self._context
+        outcome: Outcome | None = None
+        try:
+            outcome = await self._proposals.attempt(proposal.command)
+        except RaftError as error:
+            _log.info("controller %s: a decision has no known outcome: %s", context.broker_id, error)
+        except Exception:  # noqa: BLE001 - a controller that waits for its office's outcome would wait for ever
+            _log.exception("controller %s met a bug; a decision has no known outcome", context.broker_id)
+        if outcome is not None and outcome.code is not None:
+            _log.info("controller %s: a decision was refused: %s", context.broker_id, outcome.message)
+        self.run(context.core.on_outcome(proposal.ticket, outcome, context.monotonic()))
+
+    async def _probe(self, probe: SendProbe) -> None:
+        context, broker = self._context, probe.broker
+        payload = pb.Probe(
+            controller=context.broker_id,
+            office=probe.office,
+            number=probe.number,
+            answered=probe.answered,
+            generation=context.state.generation,
+            cluster_id=context.state.cluster_id,
+        ).SerializeToString()
+        try:
+            answer = await context.transport.request(
+                context.subjects.probe(broker), payload, timeout=context.settings.broker_silence_timeout_s
+            )
+        except TimeoutError:
+            return
+        now = context.monotonic()
+        if answer.status == NO_RESPONDERS:
+            self._say_raft_peers()
+            self.run(context.core.on_no_responders(broker, probe.number, now))
+            return
+        refusal = TidelogError.from_headers(answer.headers)
+        if refusal is not None:
+            _log.error("broker %s cannot answer a probe: %s", broker, refusal.message)
+            return
+        told = context.messages.decode(pb.ProbeAnswer, answer)
+        if told is None or told.broker != broker or told.number != probe.number:
+            return
+        known = context.state.brokers.get(broker)
+        # A process that is not registered (yet) says nothing of the life that is. Its own probes prove a controller's
+        # connection, whatever life is registered.
+        if broker == context.broker_id or (known is not None and known.life_id == told.life_id):
+            self._labels[broker] = dict(told.labels)
+            if told.room in _ROOMS:
+                context.core.relief.on_room(broker, _ROOMS[told.room])
+                context.core.relief.on_disk(broker, told.disk_hangs)
+                context.core.relief.on_master_key(broker, told.labels.get(MASTER_KEYS_LABEL) != "")
+                self._relieve()
+            vouches = (
+                told.nats_server == context.transport.server_id != ""
+                and told.connected_ms >= context.settings.liveness_grace_s * 1000
+            )
+            generation = Generation(told.generation)
+            self.run(context.core.on_probe_answer(broker, probe.number, generation, now, vouches=vouches))
+
+    def _relieve(self) -> None:
+        """Leaderships of brokers whose disks run full or hang, or that lack a key, go to others."""
+        if self._context.is_controller:
+            for move in self._context.core.relief.due(self._context.monotonic()):
+                self._context.tasks.spawn(self._move(move))
+
+    async def _move(self, move: LeaderMove) -> None:
+        key = move.key
+        moved = False
+        try:
+            await self.moves.move(key.stream, key.partition, move.target, drops_leader=move.drops_leader)
+            moved = True
+        except TidelogError as error:
+            _log.info("%s, which should not, leads %s still: %s", move.leader, key, error)
+        finally:
+            self._context.core.relief.on_ended(move, moved, self._context.monotonic())

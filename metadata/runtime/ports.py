@@ -1,0 +1,67 @@
+"""Interfaces of the metadata service: the Raft node below it, and the broker above it."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import Protocol, TypeAlias
+
+from metadata.raft.types import RaftStatus, StateMachine
+from wire.errors import TidelogError
+from wire.reports import BrokerReport, StreamReport
+from wire.types import DrainAnswer, Incarnation, LeaderMove, PartitionGone, PartitionView, Room, StreamName
+
+
+class RaftPort(Protocol):
+    """The part of `metadata.raft.RaftNode` that the service uses."""
+
+    async def start(self) -> None: ...
+
+    async def close(self) -> None: ...
+
+    async def propose(self, command: bytes, *, timeout: float) -> object: ...
+
+    def status(self) -> RaftStatus: ...
+
+    def hand_over(self) -> bool: ...
+
+
+RaftFactory: TypeAlias = Callable[[StateMachine, Callable[[RaftStatus], None], Callable[[str], None]], RaftPort]
+"""Makes the node from (state machine, on_status, on_peer_lost)."""
+
+
+class BrokerPort(Protocol):
+    """The broker that the service serves. Nothing is called before `MetadataService.start`."""
+
+    def on_registered(self, cluster_id: str, incarnation: Incarnation) -> None:
+        """Write both into the data folder. Called in each new incarnation, before `on_partitions`."""
+
+    def on_partitions(self, changes: Sequence[PartitionView | PartitionGone]) -> None:
+        """Take over new and changed partitions that this broker replicates, and those that it replicates no more.
+
+        The first call names all that it replicates. It comes even if there are none: other logs in the data folder
+        belong to streams that were deleted while the broker was down.
+        """
+
+    def on_fatal(self, error: TidelogError) -> None:
+        """End: another cluster's folder, another process under this id, another cluster in the namespace, or
+        `on_registered` or `on_partitions` raised."""
+
+    def stream_report(self, stream: StreamName) -> StreamReport:
+        """The state of this broker's replicas of a stream."""
+
+    def broker_report(self) -> BrokerReport:
+        """The state of the broker as a whole."""
+
+    def room(self) -> Room:
+        """Room on the broker's disk."""
+
+    def disk_hangs(self) -> bool: ...
+
+    def drain_leader(self, move: LeaderMove, timeout: float, answer: DrainAnswer) -> None:
+        """Get ready for a planned move of a leadership held here: stop sequencing, call `answer(None)` when the target
+        holds everything, `answer(error)` when it does not within `timeout` seconds. Not called for requests that lay
+        unread for longer than that, or than the lease."""
+
+    async def on_office(self, is_open: bool) -> None:
+        """Begin or cease to serve the API: this broker is the controller now, or no longer. If it raises it is called
+        again."""

@@ -1,0 +1,273 @@
+"""The metadata plane of one broker, on an event loop: the drivers of this package, composed.
+
+Every broker: applies the group's commands, registers its life (again whenever it finds itself declared dead), answers
+probes, hands changed partitions to the data plane, and carries the data plane's requests to the controller. Requests
+are repeated until applied state settles them; nothing waits for an answer. Nothing reaches the data plane before this
+life's own registration is applied.
+
+The controller also listens for those requests and for the API, and probes all other brokers.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections.abc import Callable
+from random import Random
+from typing import Any
+
+from metadata.controller import ControllerCore
+from metadata.model import Changes, Outcome
+from metadata.raft.types import RaftStatus
+from metadata.runtime.answers import ControllerRequests
+from metadata.runtime.context import MetadataContext
+from metadata.runtime.controller_driver import ControllerDriver
+from metadata.runtime.messages import Messages
+from metadata.runtime.namespace import Namespace
+from metadata.runtime.outbound import OutboundRequests
+from metadata.runtime.ports import BrokerPort, RaftFactory
+from metadata.runtime.proposals import Proposals
+from metadata.runtime.registration import Registrar, Registration
+from metadata.runtime.tasks import Tasks
+from metadata.runtime.views import ViewDelivery
+from metadata.settings import MetadataSettings
+from metadata.state import ClusterState
+from wire.errors import Code, TidelogError
+from wire.subjects import Subjects
+from wire.transport import Subscription, Transport
+from wire.types import BrokerId, Incarnation, IsrChange, LeaderReport, Withdrawal
+
+_log = logging.getLogger(__name__)
+
+
+class _Machine:
+    """The state, as the Raft node drives it."""
+
+    def __init__(self, state: ClusterState, on_changes: Callable[[Changes], None]) -> None:
+        self._state = state
+        self._on_changes = on_changes
+
+    def apply(self, command: bytes) -> Outcome:
+        outcome = self._state.apply(command)
+        if outcome.changes:
+            self._on_changes(outcome.changes)
+        return outcome
+
+    def snapshot(self) -> bytes:
+        return self._state.snapshot()
+
+    def restore(self, snapshot: bytes) -> None:
+        self._on_changes(self._state.restore(snapshot))
+
+
+class MetadataService:
+    """See the module. All methods run on one event loop."""
+
+    def __init__(
+        self,
+        *,
+        broker_id: BrokerId,
+        life_id: str,
+        port: BrokerPort,
+        make_raft: RaftFactory,
+        transport: Transport,
+        subjects: Subjects,
+        settings: MetadataSettings,
+        rng: Random,
+        monotonic: Callable[[], float],
+        registration: Registration,
+    ) -> None:
+        """`life_id`: unique to this run of the process. `transport`: the control connection, not the one for ingest."""
+        self.state = ClusterState()
+        core = ControllerCore(
+            broker_id,
+            life_id,
+            self.state,
+            settings,
+            rng,
+            namespace=subjects.namespace,
+            new_cluster_id=f"{rng.getrandbits(64):016x}",
+        )
+        self._context = context = MetadataContext(
+            broker_id=broker_id,
+            life_id=life_id,
+            state=self.state,
+            core=core,
+            port=port,
+            transport=transport,
+            subjects=subjects,
+            settings=settings,
+            monotonic=monotonic,
+            tasks=Tasks(broker_id),
+            messages=Messages(broker_id, transport),
+        )
+        self._raft = make_raft(
+            _Machine(self.state, self._on_changes),
+            self._on_raft_status,
+            self._on_peer_lost,
+        )
+        proposals = Proposals(context, self._raft)
+        self._controller = ControllerDriver(
+            context, self._raft, proposals, registration.labels, registration.cluster_id
+        )
+        self.admin = self._controller.admin
+        """Requests of clients and operators; to be asked of the controller only."""
+        self._outbound = OutboundRequests(context)
+        self._registrar = Registrar(context, proposals, registration, self._outbound.withdrawing)
+        self._views = ViewDelivery(context)
+        self._requests = ControllerRequests(context, self.namespace, registration.labels)
+        self._registered = asyncio.Event()
+        self._changed = Changes()
+        self._flush_scheduled = False
+        self._subscriptions: list[Subscription] = []
+
+    # ---- life ------------------------------------------------------------------------------------------------------
+
+    async def start(self) -> None:
+        """Joins the group; returns before the broker is registered (`wait_registered`). Raises RaftError."""
+        context = self._context
+        self._subscriptions += await self._requests.subscribe()
+        cluster = context.subjects.cluster()
+        self._subscriptions.append(await context.transport.subscribe(cluster, self._controller.on_claim))
+        self._controller.start()
+        await self._raft.start()
+        self._registrar.start()
+        self._controller.on_raft_status(self._raft.status())
+
+    async def close(self) -> None:
+        """Stops everything, the Raft node last. The broker is not reported dead by this; probes will find out."""
+        self._context.closed = True
+        self._controller.stop()
+        self._outbound.close()
+        await self._controller.moves.close()
+        self._context.tasks.end()
+        await self._context.tasks.wait_ended()
+        await self._controller.close()
+        for subscription in self._subscriptions:
+            await subscription.unsubscribe()
+        self._subscriptions.clear()
+        await self._raft.close()
+
+    # ---- requests of the broker and the data plane -----------------------------------------------------------------
+
+    @property
+    def broker_id(self) -> BrokerId:
+        return self._context.broker_id
+
+    @property
+    def incarnation(self) -> Incarnation | None:
+        """The incarnation of this life, once registered; while the broker is declared dead, the one that died."""
+        return self._context.incarnation
+
+    @property
+    def cluster_id(self) -> str:
+        return self.state.cluster_id
+
+    @property
+    def in_office(self) -> bool:
+        return self._context.is_controller
+
+    @property
+    def namespace(self) -> Namespace:
+        return self._controller.namespace
+
+    async def wait_registered(self) -> None:
+        """Returns when this life is registered and its partitions are handed over."""
+        await self._registered.wait()
+
+    def lease_valid(self, now: float) -> bool:
+        """Whether a controller has been heard, and has heard this broker, within the leader lease."""
+        return self._requests.lease_valid(now)
+
+    def alter_isr(self, change: IsrChange) -> None:
+        """Ask for another ISR. A later request for a partition replaces the one on its way. Views tell how it ended."""
+        self._outbound.alter_isr(change)
+
+    def report_leader(self, report: LeaderReport) -> None:
+        """Tell the controller that a leader seems to have failed. Sent once: a follower repeats it while it lasts."""
+        self._outbound.report(report)
+
+    def withdraw(self, withdrawal: Withdrawal) -> None:
+        """Leave the ISR and `eligible` of a partition. Repeated until a view shows that it is done."""
+        self._outbound.withdraw(withdrawal)
+
+    def on_request_refused(self) -> None:
+        """The API refused a request."""
+        self._context.refused_requests += 1
+
+    def status(self) -> dict[str, Any]:
+        raft = self._raft.status()
+        return {
+            "id": self.broker_id,
+            "incarnation": self.incarnation,
+            "cluster_id": self.state.cluster_id,
+            "generation": self.state.generation,
+            "controller": self.state.controller,
+            "phase": self._context.core.phase.value,
+            "raft_role": raft.role.value,
+            "raft_term": raft.term,
+            "raft_applied": raft.applied_index,
+            "has_quorum": raft.has_quorum,
+            "lease_valid": self.lease_valid(self._context.monotonic()),
+            "open_wishes": len(self._outbound),
+            "unclean_elections": self.state.unclean_elections,
+        }
+
+    # ---- the Raft node ---------------------------------------------------------------------------------------------
+
+    def _on_raft_status(self, status: RaftStatus) -> None:
+        self._controller.on_raft_status(status)
+
+    def _on_peer_lost(self, address: str) -> None:
+        self._controller.on_peer_lost(address)
+
+    # ---- applied state ---------------------------------------------------------------------------------------------
+
+    def _on_changes(self, changes: Changes) -> None:
+        """Called while Raft applies: note the changes, and act on them when the loop is free."""
+        known = self._changed
+        self._changed = Changes(
+            partitions=(*known.partitions, *changes.partitions),
+            gone=(*known.gone, *changes.gone),
+            brokers=(*known.brokers, *changes.brokers),
+            office=known.office or changes.office,
+        )
+        if not self._flush_scheduled:
+            self._flush_scheduled = True
+            asyncio.get_running_loop().call_soon(self._on_applied)
+
+    def _on_applied(self) -> None:
+        changes, self._changed = self._changed, Changes()
+        self._flush_scheduled = False
+        context = self._context
+        if context.closed:
+            return
+        try:
+            if context.broker_id in changes.brokers:
+                incarnation = self._registrar.on_own_change()
+                if incarnation is not None:
+                    self._begin(incarnation)
+            if context.incarnation is not None:
+                self._views.deliver((*changes.partitions, *changes.gone))
+        except Exception as error:  # noqa: BLE001 - a change comes once: without it the broker would stand still, unseen
+            _log.exception("broker %s cannot take over what has been applied", context.broker_id)
+            context.port.on_fatal(
+                TidelogError(
+                    Code.INTERNAL,
+                    f"broker {context.broker_id} cannot take over its registration or its partitions ({error}); see its"
+                    " log, then start it again",
+                )
+            )
+        self._controller.run(context.core.on_applied(changes, context.monotonic()))
+        self._outbound.settle()
+
+    def _begin(self, incarnation: Incarnation) -> None:
+        """This life is registered as `incarnation`."""
+        context = self._context
+        first = context.incarnation is None
+        context.port.on_registered(self.state.cluster_id, incarnation)
+        context.incarnation = incarnation
+        _log.info("broker %s is registered, incarnation %d", context.broker_id, incarnation)
+        if first:
+            self._views.deliver(self.state.keys_of(context.broker_id), first=True)
+            self._registered.set()
