@@ -22,7 +22,8 @@ import pytest
 
 from tidelog.runtime import nats_py
 from tidelog.runtime.micro import ERROR_CODE_HEADER, ERROR_HEADER, Answer
-from tidelog.runtime.nats import ConnectionClosed, NatsConnection, NatsUnavailable
+from tidelog.runtime.nats import NatsConnection
+from tidelog.runtime.nats_errors import ConnectionClosed, NatsUnavailable
 from tidelog.runtime.server import EmbeddedNatsServer, NatsPortTaken, NatsServerFailed
 from wire.errors import Code, TidelogError
 from wire.transport import NO_RESPONDERS, Buffer, Message, Transport

@@ -64,7 +64,8 @@ async def connect(
     """
     # The one adapter between the client and NATS; imported when there is something to connect to.
     from tidelog.runtime.allocator import learn_from_a_large_buffer
-    from tidelog.runtime.nats import NatsConnection, NatsNotListening, NatsUnavailable
+    from tidelog.runtime.nats import NatsConnection
+    from tidelog.runtime.nats_errors import NatsNotListening, NatsUnavailable
 
     learn_from_a_large_buffer()
     listed = [url.strip() for url in (servers.split(",") if isinstance(servers, str) else servers) if url.strip()]

@@ -52,6 +52,10 @@ def _abort(transport: asyncio.WriteTransport) -> None:
         transport.abort()
 
 
+def _ignore(_: bool) -> None:
+    pass
+
+
 class _TcpTransport(TcpTransport):
     """nats-py's, except that a failed TLS handshake leaves nothing to wait for.
 
@@ -140,24 +144,22 @@ class Link(asyncio.BufferedProtocol):
 class ChunkedClient(Client):
     """nats-py's client with a `ChunkParser` in place of its reading.
 
-    `on_down(why)`: the connection is lost (called once per loss, at once). `on_writable(bool)`: the outgoing buffer
-    fell below its low mark / rose above its high mark. `on_server_error(text)`: a -ERR line. `on_read(begins)`: before
-    and after sinks are called for what was read.
+    `on_down(why)`: the connection is lost (called once per loss, at once). `on_server_error(text)`: a -ERR line.
     """
 
     def __init__(
         self,
         *,
         on_down: Callable[[Exception], None],
-        on_writable: Callable[[bool], None],
         on_server_error: Callable[[str], None],
-        on_read: Callable[[bool], None],
         write_marks: tuple[int, int],
     ) -> None:
         super().__init__()
         self.parser = ChunkParser(self._control_line)
-        self.on_writable = on_writable
-        self.on_read = on_read
+        self.on_writable: Callable[[bool], None] = _ignore
+        """The outgoing buffer fell below its low mark (True), or rose above its high mark."""
+        self.on_read: Callable[[bool], None] = _ignore
+        """Sinks are going to be called with what was read (True), or have been."""
         self._on_down = on_down
         self._on_server_error = on_server_error
         self._write_marks = write_marks  # (high, low) of the outgoing buffer, in bytes

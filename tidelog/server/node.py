@@ -37,7 +37,8 @@ from dataplane.log.reserve import Reserve
 from metadata.master_keys import MASTER_KEYS_LABEL
 from metadata.raft import RaftConfig, RaftError, RaftNode, RaftStatus, StateMachine
 from tidelog.runtime.allocator import collect_only_what_comes, keep_freed_memory
-from tidelog.runtime.nats import NatsConnection, NatsUnavailable
+from tidelog.runtime.nats import NatsConnection
+from tidelog.runtime.nats_errors import NatsUnavailable
 from tidelog.server.assembly import Assembly, Ground
 from tidelog.server.config import ServerConfig
 from tidelog.server.log_limit import LogLimit

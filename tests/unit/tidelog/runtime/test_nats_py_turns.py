@@ -20,9 +20,7 @@ class Socket:
 def client() -> tuple[ChunkedClient, Link]:
     made = ChunkedClient(
         on_down=lambda _: None,
-        on_writable=lambda _: None,
         on_server_error=lambda _: None,
-        on_read=lambda _: None,
         write_marks=(4, 1),
     )
     return made, Link(made, cast(Any, Socket()), cast(Any, None))

@@ -1,0 +1,24 @@
+"""Counters of one NATS connection."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from tidelog.runtime.parser import ReadCounters
+
+
+@dataclass(slots=True)
+class Counters:
+    """Totals since `connect`."""
+
+    read: ReadCounters
+    messages_out: int = 0
+    """Messages and blocks of `publish_raw`."""
+    bytes_out: int = 0
+    dropped_publishes: int = 0
+    """Publishes that returned False: not connected, or the outgoing buffer above its limit."""
+    handler_errors: int = 0
+    """Exceptions that handlers raised; each is logged."""
+    server_errors: int = 0
+    """-ERR lines, for example a missing permission; each is logged."""
+    losses: int = 0

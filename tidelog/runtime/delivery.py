@@ -1,0 +1,99 @@
+"""Delivery of messages to handlers: inboxes, and guards around handlers that raise."""
+
+from __future__ import annotations
+
+import logging
+import re
+from collections.abc import Callable
+
+from nats.nuid import NUID
+
+from tidelog.runtime.counters import Counters
+from tidelog.runtime.header_block import decode_headers
+from wire.transport import Message, MessageHandler
+
+_log = logging.getLogger(__name__)
+
+_SUBJECT = re.compile(r"[^\x00-\x20\x7f]+")
+
+
+class Guard:
+    """Logs and counts the errors that handlers raise; the connection goes on. It is not a context manager, which takes
+    longer than some of the handlers that it would guard."""
+
+    def __init__(self, what: str, counters: Counters) -> None:
+        self._what = what
+        self._counters = counters
+
+    def met(self, error: Exception) -> None:
+        self._counters.handler_errors += 1
+        _log.error("a handler of %s raised; the connection goes on", self._what, exc_info=error)
+
+
+def guarded(handler: MessageHandler, guard: Guard) -> Callable[[bytes, bytes | None, bytes | None, bytes], None]:
+    """A handler of single messages behind a guard: the parser's sinks must not raise."""
+
+    def deliver(subject: bytes, reply: bytes | None, headers: bytes | None, payload: bytes) -> None:
+        try:
+            handler(_message(subject, reply, headers, payload))
+        except Exception as error:  # noqa: BLE001 - as every guard
+            guard.met(error)
+
+    return deliver
+
+
+class Inboxes:
+    """Reply subjects of one connection, all below one subscription."""
+
+    def __init__(self, prefix: str, counters: Counters) -> None:
+        self._base = f"{prefix}.{NUID().next().decode()}."
+        self._count = 0
+        self._handlers: dict[str, MessageHandler] = {}
+        self._guard = Guard("answers", counters)
+
+    @property
+    def subject(self) -> str:
+        """The subject that the connection subscribes to."""
+        return self._base + "*"
+
+    def new(self) -> str:
+        self._count += 1
+        return f"{self._base}{self._count:x}"
+
+    def on(self, inbox: str, handler: MessageHandler | None) -> None:
+        """Set the inbox's handler; None removes it. Raises ValueError for an inbox of another connection."""
+        if not inbox.startswith(self._base):
+            raise ValueError(f"{inbox!r} is not an inbox of this connection; take one from new_inbox()")
+        if handler is None:
+            self._handlers.pop(inbox, None)
+        else:
+            self._handlers[inbox] = handler
+
+    def deliver(self, subject: bytes, reply: bytes | None, headers: bytes | None, payload: bytes) -> None:
+        handler = self._handlers.get(subject.decode())
+        if handler is not None:
+            try:
+                handler(_message(subject, reply, headers, payload))
+            except Exception as error:  # noqa: BLE001 - as every guard
+                self._guard.met(error)
+
+
+def checked_subject(subject: str) -> str:
+    """Raises ValueError for text that is no NATS subject."""
+    if not _SUBJECT.fullmatch(subject):
+        raise ValueError(f"{subject!r} cannot be a NATS subject: it is empty or holds blanks or control characters")
+    return subject
+
+
+def _message(subject: bytes, reply: bytes | None, headers: bytes | None, payload: bytes) -> Message:
+    fields, status = (None, None) if headers is None else decode_headers(headers)
+    return Message(subject.decode(), payload, None if reply is None else _address(reply), fields, status)
+
+
+def _address(reply: bytes) -> str | None:
+    """None for a reply subject that cannot be published to: NATS passes on any text that a client gives as one."""
+    try:
+        return checked_subject(reply.decode())
+    except ValueError as error:
+        _log.debug("a reply subject that is none: %s", error)
+        return None

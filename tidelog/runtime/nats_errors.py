@@ -1,0 +1,118 @@
+"""Errors of a NATS connection: why none could be made, and why one was lost.
+
+NatsUnavailable        no server could be used at start
+├─ NatsNotListening    nothing listens at the address: the server may still be starting
+└─ NatsRefused         another attempt meets the same answer: credentials, certificates, a URL of another kind
+ConnectionClosed       the connection was closed by its owner
+"""
+
+from __future__ import annotations
+
+import logging
+import math
+import ssl
+import time
+from typing import Any
+from urllib.parse import urlsplit
+
+from nats import errors
+
+from tidelog.runtime.counters import Counters
+
+_log = logging.getLogger(__name__)
+
+LAST_ERROR_AGE = 1.0
+"""Seconds. A -ERR of the server that is no older than this when the connection is lost is the reason of the loss."""
+
+
+class NatsUnavailable(ConnectionError):
+    """No NATS server could be used at start. `str(error)` names the URL, the reason and the remedy."""
+
+
+class NatsNotListening(NatsUnavailable):
+    """Nothing listens at the address, as with a server that is still starting."""
+
+
+class NatsRefused(NatsUnavailable):
+    """The server or the URL refuses for a reason that stays: a login, a certificate, a URL that is not NATS's."""
+
+
+class ConnectionClosed(ConnectionError):
+    """The connection was closed by `close` or `drain`."""
+
+
+def unavailable(shown: str, error: Exception, *, auth_required: bool) -> NatsUnavailable:
+    """The error for a connection that could not be made; its one sentence names the URL, the reason and the remedy.
+
+    `shown`: the URLs without secrets. `auth_required`: the server's INFO asked for a login.
+    """
+    text = str(error) or type(error).__name__
+    # A server that refuses closes at once, and the reset may overtake its -ERR.
+    cut_off = isinstance(error, ConnectionResetError) and auth_required
+    if is_refusal(error) or cut_off:
+        return NatsRefused(
+            f"the NATS server at {shown} refuses these credentials ({text}): give the right user, token or creds"
+        )
+    if isinstance(error, ssl.SSLError):
+        return NatsRefused(f"no TLS connection to the NATS server at {shown} ({text}): give the right certificates")
+    kind = NatsNotListening if isinstance(error, ConnectionRefusedError) else NatsUnavailable
+    return kind(
+        f"no NATS server answers at {shown} ({text}): start one (`tidelog up` brings its own) or give another URL"
+    )
+
+
+def check_scheme(url: str) -> None:
+    """Raises NatsRefused for a URL of another kind than nats:// or tls://; one without a scheme is nats://."""
+    if "://" in url and not url.startswith(("nats://", "tls://")):
+        raise NatsRefused(f"{without_secrets(url)} is no nats:// or tls:// URL; give the one of that kind")
+
+
+def without_secrets(url: str) -> str:
+    """The URL without user, password and token."""
+    parts = urlsplit(url if "://" in url else f"nats://{url}")
+    return f"{parts.scheme}://{parts.netloc.rsplit('@', 1)[-1]}"
+
+
+def is_refusal(error: Exception) -> bool:
+    """The server refused the login."""
+    text = str(error).lower()
+    return "authorization" in text or "authentication" in text
+
+
+class LossReason:
+    """Why a connection was lost the last time, as far as that is known."""
+
+    def __init__(self, counters: Counters) -> None:
+        self._counters = counters
+        self._error: Exception | None = None
+        self._server_id = ""
+        """Id of the server that the connection was lost to."""
+        self._server_error = ""
+        """Text of the newest -ERR, which came at `_server_error_at` (monotonic seconds)."""
+        self._server_error_at = -math.inf
+        self._server_error_at_loss = ""
+        """Text of the -ERR that came with the loss."""
+
+    def on_server_error(self, text: str) -> None:
+        """The server sent -ERR."""
+        self._counters.server_errors += 1
+        _log.warning("NATS server says: %s", text)
+        self._server_error, self._server_error_at = text, time.monotonic()
+
+    def on_loss(self, error: Exception, server_info: dict[str, Any]) -> None:
+        self._error = error
+        self._server_id = str(server_info.get("server_id", ""))
+        is_fresh = time.monotonic() - self._server_error_at < LAST_ERROR_AGE
+        self._server_error_at_loss = self._server_error if is_fresh else ""
+
+    def text(self, connected_to: str) -> str:
+        """A sentence; empty when the connection was never lost. `connected_to`: id of the server now, or empty."""
+        if self._error is None:
+            return ""
+        if self._server_error_at_loss:
+            return f"the NATS server said {self._server_error_at_loss}"
+        if isinstance(self._error, (errors.UnexpectedEOF, ConnectionError)):
+            if connected_to and self._server_id == connected_to:
+                return "the NATS server cut it off and lives: a slow consumer, most likely; its log says so"
+            return "the NATS server went away"
+        return f"{type(self._error).__name__}: {self._error}"

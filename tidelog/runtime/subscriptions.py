@@ -1,0 +1,109 @@
+"""Subscriptions of a NATS connection, made and ended through losses of the connection.
+
+`subscribe` returns when the server knows the subscription: it sends SUB and waits for a PONG, and begins again when the
+connection is lost meanwhile. All that ask in one turn of the loop share one PING, since brokers subscribe to thousands
+of subjects.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+from collections.abc import Awaitable, Callable
+from typing import TypeAlias
+
+from tidelog.runtime.delivery import checked_subject
+from tidelog.runtime.nats_py import ChunkedClient
+from tidelog.runtime.outgoing import Outgoing
+from wire.transport import GuardedBulk
+
+Direct: TypeAlias = Callable[[bytes, bytes | None, bytes | None, bytes], None]
+"""(subject, reply, headers, payload) of one message, as they stood on the wire."""
+
+
+class Subscriptions:
+    """`flush` returns when the server has taken everything sent before. `check_open` raises ConnectionClosed."""
+
+    def __init__(
+        self,
+        client: ChunkedClient,
+        outgoing: Outgoing,
+        is_up: asyncio.Event,
+        flush: Callable[[], Awaitable[None]],
+        check_open: Callable[[], None],
+    ) -> None:
+        self._client = client
+        self._outgoing = outgoing
+        self._is_up = is_up
+        self._flush = flush
+        self._check_open = check_open
+        self._next_flush: asyncio.Task[None] | None = None
+        """A flush that has not begun: it covers all that is written until it does."""
+
+    async def add(self, subject: str, sink: GuardedBulk | Direct) -> Subscription:
+        self._check_open()
+        sid = self._client.add_subscription(checked_subject(subject))
+        if isinstance(sink, GuardedBulk):
+            self._client.parser.add_bulk(sid, sink)
+        else:
+            self._client.parser.add_direct(sid, sink)
+        try:
+            while True:
+                await self._is_up.wait()
+                self._check_open()
+                transport = self._client.link_transport
+                if transport is not None:
+                    self._outgoing.end_turn()
+                    # A server that has this id already (from a reconnect in between) ignores the second SUB.
+                    transport.write(f"SUB {subject} {sid}\r\n".encode())
+                with contextlib.suppress(TimeoutError):
+                    await self._flush_together()
+                    return Subscription(self, sid, subject)
+        except BaseException:
+            self._client.remove_subscription(sid)
+            if self._is_up.is_set() and (transport := self._client.link_transport) is not None:
+                # Else the server would not answer 503 to requests on the subject.
+                transport.write(f"UNSUB {sid}\r\n".encode())
+            raise
+
+    async def remove(self, sid: int) -> None:
+        self._client.remove_subscription(sid)
+        transport = self._client.link_transport
+        if transport is not None and self._is_up.is_set():
+            self._outgoing.end_turn()
+            transport.write(f"UNSUB {sid}\r\n".encode())
+            with contextlib.suppress(TimeoutError):  # a lost connection forgets the subscription as well
+                await self._flush_together()
+
+    def remove_all(self) -> None:
+        """Tell the server; messages that are on their way are still delivered."""
+        transport = self._client.link_transport
+        if transport is not None:
+            self._outgoing.end_turn()
+            for sid in self._client.subscription_ids():
+                transport.write(f"UNSUB {sid}\r\n".encode())
+
+    async def _flush_together(self) -> None:
+        """One flush for all that ask in the same turn of the loop."""
+        flush = self._next_flush
+        if flush is None:
+            flush = self._next_flush = asyncio.get_running_loop().create_task(self._flush_next())
+            flush.add_done_callback(lambda done: done.cancelled() or done.exception())
+        await asyncio.shield(flush)
+
+    async def _flush_next(self) -> None:
+        self._next_flush = None
+        await self._flush()
+
+
+class Subscription:
+    """A live subscription of a connection."""
+
+    def __init__(self, subscriptions: Subscriptions, sid: int, subject: str) -> None:
+        self.subject = subject
+        self._subscriptions = subscriptions
+        self._sid = sid
+
+    async def unsubscribe(self) -> None:
+        """Stop delivery. Nothing is delivered from the call on; returns when the server has been told."""
+        await self._subscriptions.remove(self._sid)

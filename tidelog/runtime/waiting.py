@@ -1,0 +1,43 @@
+"""Answers that are waited for over a connection, which fail when it is lost or closed."""
+
+from __future__ import annotations
+
+import asyncio
+from typing import Any, TypeVar
+
+_T = TypeVar("_T")
+
+
+class PendingAnswers:
+    """Futures with a text that says what they wait for."""
+
+    def __init__(self) -> None:
+        self._waiting: dict[asyncio.Future[Any], str] = {}
+
+    def new(self, what: str) -> asyncio.Future[Any]:
+        """A future that `fail_all` fails."""
+        future = asyncio.get_running_loop().create_future()
+        self._waiting[future] = what
+        return future
+
+    def fail_all(self, reason: str) -> None:
+        for future, what in tuple(self._waiting.items()):
+            if not future.done():
+                future.set_exception(TimeoutError(f"waiting for {what}: {reason}"))
+                future.exception()  # if its waiter was cancelled, asyncio would report an exception that was not read
+        self._waiting.clear()
+
+    async def get(self, future: asyncio.Future[_T], timeout: float) -> _T:
+        """Wait for one of them, `timeout` seconds at most. Raises TimeoutError, which says what was waited for."""
+
+        def expire() -> None:
+            if not future.done():
+                what = self._waiting[future]
+                future.set_exception(TimeoutError(f"waiting for {what}: none came within {timeout:g} s"))
+
+        timer = asyncio.get_running_loop().call_later(timeout, expire)
+        try:
+            return await future
+        finally:
+            timer.cancel()
+            self._waiting.pop(future, None)
