@@ -50,110 +50,21 @@ event.
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Sequence
 from dataclasses import dataclass
-from enum import Enum
-from typing import Any, NamedTuple, TypeAlias, TypeVar
+from typing import TypeAlias
 
+from tidelog.client.accumulator_settings import AccumulatorSettings
+from tidelog.client.batches import BatchState, Gathering, PendingBatch, ProducerSession
 from tidelog.client.errors import DeliveryTimeout, OutOfOrderSequence, typed
+from tidelog.client.leader_link import LeaderLink
 from wire.errors import Code, TidelogError
 from wire.types import REMEMBERED_BATCHES, Acks
-
-_T = TypeVar("_T")
 
 MAX_SEQUENCE = (1 << 31) - 1
 """Sequence numbers are i32. Before they run out the partition goes on in a new session."""
 
 _CLOCKS_APART = 3600.0
 """Seconds. The clocks of leaders of one partition differ by less; only then is the time believed that one tells."""
-
-_CAUTIOUS_AFTER = 3
-"""Setbacks in a row after which only the first batch of the window is sent."""
-
-
-class ProducerSession(NamedTuple):
-    """What `producer.init` hands out. Sequences begin at 0 in each session, per partition."""
-
-    producer_id: int
-    producer_epoch: int
-
-
-class BatchState(Enum):
-    GATHERING = "gathering"
-    SEALED = "sealed"
-    SENT = "sent"
-    RESEND = "resend"
-    RESOLVED = "resolved"
-
-
-Claim: TypeAlias = tuple[int, Sequence[int] | None, Any]
-"""Who waits for a run of a batch's records: the place of the first in the batch, and
-- for a run of `send_many`, the positions in the caller's list, and the driver's future for all of them;
-- for records given one by one, None, and the list of the driver's futures, one per record.
-Futures are not looked at here."""
-
-
-class PendingBatch:
-    """Records on their way to one partition, as columns. `keys`, `headers` and `timestamps` are None as long as no
-    record has any."""
-
-    __slots__ = (
-        "attempts",
-        "base_sequence",
-        "claims",
-        "created_at",
-        "deadline",
-        "encoded",
-        "headers",
-        "keys",
-        "last_error",
-        "place",
-        "sent_at",
-        "sent_epoch",
-        "session",
-        "size",
-        "state",
-        "timestamp",
-        "timestamps",
-        "uncertain",
-        "values",
-    )
-
-    def __init__(self, created_at: float, deadline: float) -> None:
-        self.values: list[bytes | None] = []
-        self.keys: list[bytes | None] | None = None
-        self.headers: list[bytes | None] | None = None
-        self.timestamps: list[int | None] | None = None
-        self.claims: list[Claim] = []
-        self.place = 0
-        """How many batches of this partition began before it."""
-        self.size = 0
-        """Upper bound of the encoded size of the records, in bytes."""
-        self.created_at = created_at
-        self.deadline = deadline
-        self.state = BatchState.GATHERING
-        self.session: ProducerSession | None = None
-        self.base_sequence = -1
-        self.attempts = 0
-        self.sent_at = 0.0
-        self.sent_epoch = 0
-        self.uncertain = False
-        """Some attempt may have been written without our knowing."""
-        self.last_error: TidelogError | None = None
-        self.timestamp = 0
-        """ns since 1970; the driver sets it at the first attempt."""
-        self.encoded: Any = None
-        """The driver's encoding of these records under `session`."""
-
-    def __len__(self) -> int:
-        return len(self.values)
-
-    @property
-    def has_values_only(self) -> bool:
-        return self.keys is None and self.headers is None and self.timestamps is None
-
-    def __repr__(self) -> str:
-        return f"<PendingBatch {len(self)} records seq={self.base_sequence} {self.state.value} attempt={self.attempts}>"
 
 
 @dataclass(frozen=True, slots=True)
@@ -186,29 +97,6 @@ class RefreshMetadata:
 Effect: TypeAlias = Acknowledged | Failed | Probe | WantSession | RefreshMetadata
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class AccumulatorSettings:
-    """Times in seconds, sizes in bytes."""
-
-    acks: Acks = Acks.ALL
-    batch_bytes: int = 1 << 20
-    linger: float = 0.0
-    max_in_flight: int = 5
-    """Leaders remember the last five batches of a producer; a larger window could not be told from repetitions."""
-    delivery_timeout: float = 30.0
-    ends_unconfirmed: bool = False
-    """A leader's CONFIRM_TIMEOUT ends a batch: its owner has said how long to wait. Else it is sent again."""
-    probe_after: float = 0.1
-    probe_every: float = 0.1
-    resend_after: float = 2.0
-    backoff: float = 0.01
-    """The first wait after a refusal; each further one is half as long again."""
-    probe_backoff_max: float = 0.05
-    refusal_backoff_max: float = 0.25
-    refresh_after: float = 1.0
-    """Metadata is asked for again when the link has been down this long."""
-
-
 class PartitionAccumulator:
     """The state machine of one partition; see the module's text."""
 
@@ -219,142 +107,55 @@ class PartitionAccumulator:
         """The newest that any answer carried; sent along, so that a deposed leader stays silent."""
         self._settings = settings
         self._idempotent = settings.acks is not Acks.NONE
-        self._open: PendingBatch | None = None
-        self._sealed: deque[PendingBatch] = deque()
+        self.gathering = Gathering(settings.batch_bytes, settings.delivery_timeout)
         self._window: deque[PendingBatch] = deque()
         self._session: ProducerSession | None = None
         self._session_sound = True
         self._session_wanted = False
         self._next_sequence = 0
         self._begun = 0
-        self._is_down = False
-        self._down_since = 0.0
-        self._hold_until = 0.0
-        """Nothing is sent before this time, after a refusal that passes."""
-        self._setbacks = 0
-        """Refusals, or probes that reached nobody, since the last success: the exponent of the backoff."""
-        self._probe_at = 0.0
-        self._refresh_at = 0.0
-
-    # What is gathered
-
-    @property
-    def open_batch(self) -> PendingBatch | None:
-        """The batch that the next record goes into, if it fits."""
-        return self._open
+        self._link = LeaderLink(settings)
 
     @property
     def is_idle(self) -> bool:
         """Everything given to this partition is resolved."""
-        return self._open is None and not self._sealed and not self._window
+        return self.gathering.is_empty and not self._window
 
     @property
     def is_available(self) -> bool:
-        return not self._is_down
+        return not self._link.is_down
 
     @property
     def pending_batches(self) -> list[PendingBatch]:
         """Unresolved batches, oldest first."""
-        return [*self._window, *self._sealed, *([self._open] if self._open is not None else [])]
-
-    def append(
-        self,
-        value: bytes | None,
-        key: bytes | None,
-        headers: bytes | None,
-        timestamp: int | None,
-        size: int,
-        future: Any,
-        now: float,
-    ) -> bool:
-        """Take one record; `size` bounds its encoded size. True when a batch was sealed."""
-        batch = self._open
-        sealed = False
-        if batch is None or batch.size + size > self._settings.batch_bytes:
-            batch, sealed = self._room(size, now)
-        place = len(batch.values)
-        if batch.claims and batch.claims[-1][1] is None:
-            batch.claims[-1][2].append(future)
-        else:
-            batch.claims.append((place, None, [future]))
-        batch.values.append(value)
-        batch.keys = _extended(batch.keys, place, key)
-        batch.headers = _extended(batch.headers, place, headers)
-        batch.timestamps = _extended(batch.timestamps, place, timestamp)
-        batch.size += size
-        return sealed
-
-    def append_run(
-        self,
-        values: Sequence[bytes | None],
-        keys: Sequence[bytes | None] | None,
-        size: int,
-        indices: Sequence[int],
-        future: Any,
-        now: float,
-    ) -> bool:
-        """Take records that lie in one batch: `size` bounds all of them together and must not exceed a batch."""
-        batch, sealed = self._room(size, now)
-        place, count = len(batch.values), len(values)
-        batch.claims.append((place, indices, future))
-        batch.values.extend(values)
-        if keys is not None and batch.keys is None:
-            batch.keys = [None] * place
-        if batch.keys is not None:
-            batch.keys.extend([None] * count if keys is None else keys)
-        if batch.headers is not None:
-            batch.headers.extend([None] * count)
-        if batch.timestamps is not None:
-            batch.timestamps.extend([None] * count)
-        batch.size += size
-        return sealed
-
-    def room_for(self, size: int) -> int:
-        """Bytes that still fit into the batch that a record of `size` bytes would go into."""
-        room = self._settings.batch_bytes - (self._open.size if self._open is not None else 0)
-        return room if size <= room else self._settings.batch_bytes
-
-    def _room(self, size: int, now: float) -> tuple[PendingBatch, bool]:
-        sealed = False
-        batch = self._open
-        if batch is not None and batch.size + size > self._settings.batch_bytes:
-            self._seal()
-            batch, sealed = None, True
-        if batch is None:
-            batch = self._open = PendingBatch(now, now + self._settings.delivery_timeout)
-        return batch, sealed
-
-    def _seal(self) -> None:
-        if self._open is not None:
-            self._open.state = BatchState.SEALED
-            self._sealed.append(self._open)
-            self._open = None
-
-    def flush(self) -> None:
-        """Do not linger with what is gathered now."""
-        self._seal()
+        return [*self._window, *self.gathering.batches]
 
     # What is sent
 
     def next_send(self, now: float) -> PendingBatch | None:
         """The batch to publish now, marked as sent; None when there is none. Repetitions come first, in order."""
-        if self._is_down or now < self._hold_until:
+        if not self._link.may_send(now):
             return None
         for batch in self._window:
             if batch.state is BatchState.RESEND:
                 return self._mark_sent(batch, now)
-            if self._setbacks >= _CAUTIOUS_AFTER:
+            if self._link.is_cautious:
                 return None
         if not self._may_begin:
             return None
-        if not self._sealed and self._open is not None and now >= self._open.created_at + self._settings.linger:
-            self._seal()
-        if not self._sealed:
+        gathering = self.gathering
+        if (
+            not gathering.sealed
+            and gathering.open is not None
+            and now >= gathering.open.created_at + self._settings.linger
+        ):
+            gathering.seal()
+        if not gathering.sealed:
             return None
-        if self._idempotent and self._next_sequence + len(self._sealed[0]) > MAX_SEQUENCE:
+        if self._idempotent and self._next_sequence + len(gathering.sealed[0]) > MAX_SEQUENCE:
             self._session_sound = False
             return None
-        batch = self._sealed.popleft()
+        batch = gathering.sealed.popleft()
         if self._idempotent:
             batch.session = self._session
             batch.base_sequence = self._next_sequence
@@ -366,7 +167,7 @@ class PartitionAccumulator:
     @property
     def _may_begin(self) -> bool:
         """A batch that was never sent may go out."""
-        if self._window and self._setbacks >= _CAUTIOUS_AFTER:
+        if self._window and self._link.is_cautious:
             return False
         if self._idempotent and self._window and self._begun - self._window[0].place >= REMEMBERED_BATCHES:
             return False  # answers to later ones have come, and the leader is about to forget the first
@@ -380,7 +181,7 @@ class PartitionAccumulator:
         """The connection took nothing: it is down or its buffer is full."""
         if batch.state is BatchState.SENT:
             batch.state = BatchState.RESEND
-            self._hold_until = now + retry_in
+            self._link.hold_until = now + retry_in
 
     def _mark_sent(self, batch: PendingBatch, now: float) -> PendingBatch:
         batch.state = BatchState.SENT
@@ -388,7 +189,7 @@ class PartitionAccumulator:
         batch.sent_at = now
         batch.sent_epoch = self.leader_epoch
         if self._oldest_sent is batch:
-            self._probe_at = max(self._probe_at, now + self._settings.probe_after)
+            self._link.expect_answer(now)
         return batch
 
     # What comes back
@@ -402,7 +203,7 @@ class PartitionAccumulator:
         if batch.state is BatchState.RESOLVED:
             return []
         self._saw_epoch(leader_epoch)
-        self._setbacks = 0
+        self._link.succeeded()
         self._resolve(batch)
         return [Acknowledged(batch, base_offset), *self._renew_session()]
 
@@ -427,7 +228,7 @@ class PartitionAccumulator:
         batch.state = BatchState.RESEND
         if code in (Code.FENCED_LEADER_EPOCH, Code.CONFIRM_TIMEOUT) and batch.sent_epoch != self.leader_epoch:
             return effects  # the answer itself said whom to ask: no reason to wait
-        self._back_off(now, _retry_after(error))
+        self._link.back_off(now, _retry_after(error))
         return effects
 
     def on_no_responders(self, batch: PendingBatch, attempt: int, now: float) -> list[Effect]:
@@ -435,32 +236,30 @@ class PartitionAccumulator:
         if batch.state is not BatchState.SENT or attempt != batch.attempts:
             return []
         batch.state = BatchState.RESEND
-        return self._go_down(now)
+        self._link.go_down(now)
+        return []
 
     def on_probe_answer(self, leader_epoch: int) -> list[Effect]:
         """The leader lives. One of an older LeaderEpoch than is known has been deposed and counts for nothing."""
         if leader_epoch < self.leader_epoch:
             return []
         self._saw_epoch(leader_epoch)
-        was_down, self._is_down = self._is_down, False
-        if was_down:
-            self._hold_until = 0.0
-            self._setbacks = 0
+        was_down = self._link.come_up()
         for batch in self._window:
             if batch.state is BatchState.SENT and (was_down or batch.sent_epoch < self.leader_epoch):
-                self._doubt(batch)
+                batch.doubt()
         return []
 
     def on_probe_no_responders(self, now: float) -> list[Effect]:
-        return self._go_down(now)
+        self._link.go_down(now)
+        return []
 
     def on_reconnected(self, now: float) -> list[Effect]:
         """The NATS connection was lost and is back: what was out may be lost, and so may its answers."""
         for batch in self._window:
             if batch.state is BatchState.SENT:
-                self._doubt(batch)
-        self._hold_until = now
-        self._probe_at = now
+                batch.doubt()
+        self._link.reconnected(now)
         return []
 
     def on_session(self, session: ProducerSession) -> None:
@@ -483,18 +282,18 @@ class PartitionAccumulator:
         effects: list[Effect] = []
         for batch in self.pending_batches:
             if now >= batch.deadline:
-                effects += self._fail(batch, self._too_late(batch))
+                effects += self._fail(
+                    batch, too_late(batch, self.name, self._settings.delivery_timeout, is_down=self._link.is_down)
+                )
         effects += self._renew_session()
         sent = self._oldest_sent
-        if sent is not None and now >= sent.sent_at + self._resend_after(sent):
+        if sent is not None and now >= sent.sent_at + _resend_after(sent, self._settings):
             for batch in self._window:
                 if batch.state is BatchState.SENT:
-                    self._doubt(batch)
-        if (self._is_down or sent is not None) and now >= self._probe_at:
-            self._probe_at = now + (self._probe_backoff() if self._is_down else self._settings.probe_every)
+                    batch.doubt()
+        if self._link.probe_is_due(now, waiting=sent is not None):
             effects.append(Probe())
-        if self._is_down and now >= self._refresh_at:
-            self._refresh_at = now + self._settings.refresh_after
+        if self._link.refresh_is_due(now):
             effects.append(RefreshMetadata())
         return effects
 
@@ -505,23 +304,23 @@ class PartitionAccumulator:
         if self._needs_session:
             return 0.0
         due = [batch.deadline for batch in self._window]
-        oldest_waiting = self._sealed[0] if self._sealed else self._open
+        oldest_waiting = self.gathering.oldest
         if oldest_waiting is not None:
             due.append(oldest_waiting.deadline)
-        if self._is_down:
-            due += (self._probe_at, self._refresh_at)
-            return min(due)
+        link = self._link
+        if link.is_down:
+            return min(*due, link.probe_at, link.refresh_at)
         sent = self._oldest_sent
         if sent is not None:
-            due += (self._probe_at, sent.sent_at + self._resend_after(sent))
+            due += (link.probe_at, sent.sent_at + _resend_after(sent, self._settings))
         resend = next((batch for batch in self._window if batch.state is BatchState.RESEND), None)
-        if resend is not None and (resend is self._window[0] or self._setbacks < _CAUTIOUS_AFTER):
-            due.append(self._hold_until)
+        if resend is not None and (resend is self._window[0] or not link.is_cautious):
+            due.append(link.hold_until)
         if self._may_begin:
-            if self._sealed:
-                due.append(self._hold_until)
-            elif self._open is not None:
-                due.append(max(self._open.created_at + self._settings.linger, self._hold_until))
+            if self.gathering.sealed:
+                due.append(link.hold_until)
+            elif self.gathering.open is not None:
+                due.append(max(self.gathering.open.created_at + self._settings.linger, link.hold_until))
         return min(due)
 
     # Inside
@@ -535,9 +334,9 @@ class PartitionAccumulator:
             if earlier is batch:
                 break
             if earlier.state is BatchState.SENT:
-                self._doubt(earlier)
+                earlier.doubt()
         batch.state = BatchState.RESEND
-        self._hold_until = max(self._hold_until, now + self._settings.backoff)
+        self._link.hold(now + self._settings.backoff)
         return []
 
     def _out_of_order(self, batch: PendingBatch, error: TidelogError) -> list[Effect]:
@@ -554,7 +353,7 @@ class PartitionAccumulator:
     def _forgotten(self, batch: PendingBatch, error: TidelogError, now: float) -> list[Effect]:
         remembered = (error.number("remembered_ms") or 0) / 1000
         if not batch.uncertain or remembered > now - batch.created_at + _CLOCKS_APART:
-            self._back_off(now, None)  # where the next one is not known either
+            self._link.back_off(now, None)  # the leader may not know the next session either
             return self._begin_anew()
         unknown = DeliveryTimeout(
             Code.OUTCOME_UNKNOWN,
@@ -570,12 +369,8 @@ class PartitionAccumulator:
         self._session_sound = False
         while self._window:
             later = self._window.pop()
-            later.state = BatchState.SEALED
-            later.session = None
-            later.base_sequence = -1
-            later.encoded = None
-            later.uncertain = False
-            self._sealed.appendleft(later)
+            later.begin_anew()
+            self.gathering.sealed.appendleft(later)
         return self._renew_session()
 
     def _fail(self, batch: PendingBatch, error: TidelogError) -> list[Effect]:
@@ -586,12 +381,10 @@ class PartitionAccumulator:
 
     def _resolve(self, batch: PendingBatch) -> None:
         batch.state = BatchState.RESOLVED
-        if batch is self._open:
-            self._open = None
-        elif batch in self._window:
+        if batch in self._window:
             self._window.remove(batch)
-        elif batch in self._sealed:
-            self._sealed.remove(batch)
+        else:
+            self.gathering.remove(batch)
 
     @property
     def _needs_session(self) -> bool:
@@ -605,74 +398,12 @@ class PartitionAccumulator:
         self._session_wanted = True
         return [WantSession()]
 
-    def _doubt(self, batch: PendingBatch) -> None:
-        batch.state = BatchState.RESEND
-        batch.uncertain = True
-
-    def _go_down(self, now: float) -> list[Effect]:
-        self._setbacks += 1
-        if not self._is_down:
-            self._is_down = True
-            self._down_since = now
-            self._refresh_at = now + self._settings.refresh_after
-            self._probe_at = now + self._probe_backoff()
-        return []
-
-    def _back_off(self, now: float, at_least: float | None) -> None:
-        self._setbacks += 1
-        wait = min(self._growing_wait(), self._settings.refusal_backoff_max)
-        self._hold_until = max(self._hold_until, now + max(wait, at_least or 0.0))
-
-    def _probe_backoff(self) -> float:
-        return min(self._growing_wait(), self._settings.probe_backoff_max)
-
-    def _growing_wait(self) -> float:
-        return self._settings.backoff * 1.5 ** min(self._setbacks, 20)
-
-    def _resend_after(self, batch: PendingBatch) -> float:
-        return self._settings.resend_after * min(1 << min(batch.attempts - 1, 3), 8)
-
     def _saw_epoch(self, leader_epoch: int) -> None:
         self.leader_epoch = max(self.leader_epoch, leader_epoch)
 
-    def _too_late(self, batch: PendingBatch) -> TidelogError:
-        seconds = self._settings.delivery_timeout
-        if batch.uncertain or batch.state is BatchState.SENT:
-            return DeliveryTimeout(
-                Code.OUTCOME_UNKNOWN,
-                f"{len(batch)} records for {self.name} were not acknowledged within {seconds:g} s: they may or may not "
-                "have been written; read the stream to find out before sending them again",
-                {"outcome": "unknown"},
-            )
-        why = batch.last_error
-        if why is not None and why.code not in (Code.OUT_OF_ORDER_SEQUENCE, Code.UNKNOWN_PRODUCER_ID):
-            message = f"{why.message} (given up after {seconds:g} s, nothing written)"
-            return typed(TidelogError(why.code, message, {**why.details, "outcome": "not_written"}))
-        if self._is_down:
-            reason = f"the partition has no leader for {seconds:g} s"
-        elif why is not None and batch.session is None:
-            reason = f"for {seconds:g} s the leader took each new id of this producer for one that it has forgotten"
-        elif why is not None:
-            reason = (
-                f"for {seconds:g} s an earlier batch of this producer, which they must follow, was not acknowledged"
-            )
-        else:
-            reason = f"the partition could not be reached for {seconds:g} s"
-        return DeliveryTimeout(
-            Code.OUTCOME_UNKNOWN,
-            f"{len(batch)} records for {self.name} were not written: {reason}; see `tidelog cluster status`",
-            {"outcome": "not_written"},
-        )
 
-
-def _extended(column: list[_T | None] | None, place: int, cell: _T | None) -> list[_T | None] | None:
-    """A column that begins with the first record that has a cell in it; `place` is that of the new record."""
-    if column is None:
-        if cell is None:
-            return None
-        column = [None] * place
-    column.append(cell)
-    return column
+def _resend_after(batch: PendingBatch, settings: AccumulatorSettings) -> float:
+    return settings.resend_after * min(1 << min(batch.attempts - 1, 3), 8)
 
 
 def _epoch_of(error: TidelogError) -> int:
@@ -682,3 +413,31 @@ def _epoch_of(error: TidelogError) -> int:
 def _retry_after(error: TidelogError) -> float | None:
     wait_ms = error.number("retry_after_ms")
     return None if wait_ms is None else wait_ms / 1000
+
+
+def too_late(batch: PendingBatch, name: str, seconds: float, *, is_down: bool) -> TidelogError:
+    """The error of a batch for partition `name` that was not acknowledged within `seconds`."""
+    if batch.uncertain or batch.state is BatchState.SENT:
+        return DeliveryTimeout(
+            Code.OUTCOME_UNKNOWN,
+            f"{len(batch)} records for {name} were not acknowledged within {seconds:g} s: they may or may not "
+            "have been written; read the stream to find out before sending them again",
+            {"outcome": "unknown"},
+        )
+    why = batch.last_error
+    if why is not None and why.code not in (Code.OUT_OF_ORDER_SEQUENCE, Code.UNKNOWN_PRODUCER_ID):
+        message = f"{why.message} (given up after {seconds:g} s, nothing written)"
+        return typed(TidelogError(why.code, message, {**why.details, "outcome": "not_written"}))
+    if is_down:
+        reason = f"the partition has no leader for {seconds:g} s"
+    elif why is not None and batch.session is None:
+        reason = f"for {seconds:g} s the leader took each new id of this producer for one that it has forgotten"
+    elif why is not None:
+        reason = f"for {seconds:g} s an earlier batch of this producer, which they must follow, was not acknowledged"
+    else:
+        reason = f"the partition could not be reached for {seconds:g} s"
+    return DeliveryTimeout(
+        Code.OUTCOME_UNKNOWN,
+        f"{len(batch)} records for {name} were not written: {reason}; see `tidelog cluster status`",
+        {"outcome": "not_written"},
+    )

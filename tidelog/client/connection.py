@@ -14,7 +14,7 @@ from ssl import SSLContext
 from types import NoneType, TracebackType
 from typing import Literal, Protocol, Self, runtime_checkable
 
-from tidelog.client.accumulator import AccumulatorSettings
+from tidelog.client.accumulator_settings import AccumulatorSettings
 from tidelog.client.admin import Admin
 from tidelog.client.api import Api
 from tidelog.client.consumer import ANSWER_OVERHEAD, Consumer, OnGap, PartitionReader, ReadFrom

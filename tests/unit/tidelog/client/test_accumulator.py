@@ -12,18 +12,16 @@ from hypothesis import strategies as st
 from dataplane.replica.producers import Duplicate, Fresh, ProducerLimits, ProducerTable
 from tidelog.client.accumulator import (
     MAX_SEQUENCE,
-    AccumulatorSettings,
     Acknowledged,
-    BatchState,
     Effect,
     Failed,
     PartitionAccumulator,
-    PendingBatch,
     Probe,
-    ProducerSession,
     RefreshMetadata,
     WantSession,
 )
+from tidelog.client.accumulator_settings import AccumulatorSettings
+from tidelog.client.batches import BatchState, PendingBatch, ProducerSession
 from tidelog.client.errors import DeliveryTimeout, NotEnoughReplicas, OutOfOrderSequence, RecordTooLarge
 from wire.batch import BatchHeader
 from wire.errors import Code, TidelogError
@@ -42,9 +40,9 @@ def core(acks: Acks = Acks.ALL, **changes: float) -> PartitionAccumulator:
 def fill(acc: PartitionAccumulator, batches: int, now: float = 0.0, *, records: int = 1) -> None:
     """`batches` full batches of `records` each."""
     for _ in range(batches):
-        acc.flush()
+        acc.gathering.seal()
         for _ in range(records):
-            acc.append(b"v", None, None, None, 100 // records, None, now)
+            acc.gathering.append(b"v", None, None, None, 100 // records, None, now)
 
 
 def sent(acc: PartitionAccumulator, now: float = 0.0) -> list[PendingBatch]:
@@ -71,25 +69,25 @@ class TestGathering:
     def test_records_of_one_turn_share_a_batch(self) -> None:
         acc = core()
         for _ in range(3):
-            assert not acc.append(b"v", None, None, None, 10, None, 0.0)
+            assert not acc.gathering.append(b"v", None, None, None, 10, None, 0.0)
         (batch,) = sent(acc)
         assert len(batch) == 3
         assert batch.size == 30
 
     def test_a_full_batch_is_sealed_by_the_record_that_does_not_fit(self) -> None:
         acc = core()
-        acc.append(b"a", None, None, None, 90, None, 0.0)
-        assert acc.append(b"b", None, None, None, 20, None, 0.0)
+        acc.gathering.append(b"a", None, None, None, 90, None, 0.0)
+        assert acc.gathering.append(b"b", None, None, None, 20, None, 0.0)
         assert [batch.values for batch in sent(acc)] == [[b"a"], [b"b"]]
 
     def test_lingering_waits_for_more_unless_flushed_or_full(self) -> None:
         acc = core(linger=0.5)
-        acc.append(b"a", None, None, None, 10, None, 1.0)
+        acc.gathering.append(b"a", None, None, None, 10, None, 1.0)
         assert sent(acc, 1.4) == []
         assert acc.next_deadline() == 1.5
         assert len(sent(acc, 1.5)) == 1
-        acc.append(b"b", None, None, None, 10, None, 2.0)
-        acc.flush()
+        acc.gathering.append(b"b", None, None, None, 10, None, 2.0)
+        acc.gathering.seal()
         assert len(sent(acc, 2.0)) == 1
 
     def test_the_window_holds_five_batches_and_the_rest_waits(self) -> None:
@@ -573,7 +571,7 @@ def test_whatever_is_lost_or_refused_each_record_is_written_once_and_in_order(
     for step in [*steps, *["reconnect", *["tick", "deliver", "answer"] * 40]]:
         now += 0.3
         if step == "append":
-            acc.append(str(given).encode(), None, None, None, 60, None, now)
+            acc.gathering.append(str(given).encode(), None, None, None, 60, None, now)
             given += 1
         elif step == "deliver":
             while wire:

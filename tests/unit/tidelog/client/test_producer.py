@@ -466,7 +466,7 @@ async def test_nothing_is_left_behind(cluster: Cluster) -> None:
         transport.lose()
         transport.come_back()
         await producer.flush()
-        assert producer._buffered == 0
+        assert producer._buffer.used == 0
         assert transport.open_inboxes == 0
     assert not client._producers
 

@@ -1,0 +1,258 @@
+"""Batches of one partition before they are acknowledged, and the records that gather in the newest one.
+
+GATHERING -> SEALED -> SENT <-> RESEND -> RESOLVED (acknowledged or failed)
+                ^                  |
+                +------------------+  on under a new session
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Sequence
+from enum import Enum
+from typing import Any, NamedTuple, TypeAlias, TypeVar
+
+from wire.errors import TidelogError
+
+_T = TypeVar("_T")
+
+
+class ProducerSession(NamedTuple):
+    """What `producer.init` hands out. Sequences begin at 0 in each session, per partition."""
+
+    producer_id: int
+    producer_epoch: int
+
+
+class BatchState(Enum):
+    GATHERING = "gathering"
+    SEALED = "sealed"
+    SENT = "sent"
+    RESEND = "resend"
+    RESOLVED = "resolved"
+
+
+Claim: TypeAlias = tuple[int, Sequence[int] | None, Any]
+"""The receipts that a run of a batch's records is owed: the place of the first in the batch, and
+- for a run of `send_many`, the positions in the caller's list, and the driver's future for all of them;
+- for records given one by one, None, and the list of the driver's futures, one per record.
+Futures are not looked at here."""
+
+
+class PendingBatch:
+    """Records on their way to one partition, as columns. `keys`, `headers` and `timestamps` are None as long as no
+    record has any."""
+
+    __slots__ = (
+        "attempts",
+        "base_sequence",
+        "claims",
+        "created_at",
+        "deadline",
+        "encoded",
+        "headers",
+        "keys",
+        "last_error",
+        "place",
+        "sent_at",
+        "sent_epoch",
+        "session",
+        "size",
+        "state",
+        "timestamp",
+        "timestamps",
+        "uncertain",
+        "values",
+    )
+
+    def __init__(self, created_at: float, deadline: float) -> None:
+        self.values: list[bytes | None] = []
+        self.keys: list[bytes | None] | None = None
+        self.headers: list[bytes | None] | None = None
+        self.timestamps: list[int | None] | None = None
+        self.claims: list[Claim] = []
+        self.place = 0
+        """How many batches of this partition began before it."""
+        self.size = 0
+        """Upper bound of the encoded size of the records, in bytes."""
+        self.created_at = created_at
+        self.deadline = deadline
+        self.state = BatchState.GATHERING
+        self.session: ProducerSession | None = None
+        self.base_sequence = -1
+        self.attempts = 0
+        self.sent_at = 0.0
+        self.sent_epoch = 0
+        self.uncertain = False
+        """Some attempt may have been written without our knowing."""
+        self.last_error: TidelogError | None = None
+        self.timestamp = 0
+        """ns since 1970; the driver sets it at the first attempt."""
+        self.encoded: Any = None
+        """The driver's encoding of these records under `session`."""
+
+    def add(
+        self,
+        value: bytes | None,
+        key: bytes | None,
+        headers: bytes | None,
+        timestamp: int | None,
+        size: int,
+        future: Any,
+    ) -> None:
+        """Take one record that was given alone."""
+        place = len(self.values)
+        if self.claims and self.claims[-1][1] is None:
+            self.claims[-1][2].append(future)
+        else:
+            self.claims.append((place, None, [future]))
+        self.values.append(value)
+        self.keys = _extended(self.keys, place, key)
+        self.headers = _extended(self.headers, place, headers)
+        self.timestamps = _extended(self.timestamps, place, timestamp)
+        self.size += size
+
+    def add_run(
+        self,
+        values: Sequence[bytes | None],
+        keys: Sequence[bytes | None] | None,
+        size: int,
+        indices: Sequence[int],
+        future: Any,
+    ) -> None:
+        """Take records that share one claim; `size` bounds all of them together."""
+        place, count = len(self.values), len(values)
+        self.claims.append((place, indices, future))
+        self.values.extend(values)
+        if keys is not None and self.keys is None:
+            self.keys = [None] * place
+        if self.keys is not None:
+            self.keys.extend([None] * count if keys is None else keys)
+        if self.headers is not None:
+            self.headers.extend([None] * count)
+        if self.timestamps is not None:
+            self.timestamps.extend([None] * count)
+        self.size += size
+
+    def doubt(self) -> None:
+        """Send it again; the attempt before may have been written."""
+        self.state = BatchState.RESEND
+        self.uncertain = True
+
+    def begin_anew(self) -> None:
+        """It is not in the log: sequence and encoding of its session are void."""
+        self.state = BatchState.SEALED
+        self.session = None
+        self.base_sequence = -1
+        self.encoded = None
+        self.uncertain = False
+
+    def __len__(self) -> int:
+        return len(self.values)
+
+    @property
+    def has_values_only(self) -> bool:
+        return self.keys is None and self.headers is None and self.timestamps is None
+
+    def __repr__(self) -> str:
+        return f"<PendingBatch {len(self)} records seq={self.base_sequence} {self.state.value} attempt={self.attempts}>"
+
+
+class Gathering:
+    """Batches that were never sent: the open one, which takes records, and before it the sealed ones.
+
+    `batch_bytes` bounds a batch; a batch fails `delivery_timeout` seconds after its first record.
+    """
+
+    __slots__ = ("_batch_bytes", "_delivery_timeout", "open", "sealed")
+
+    def __init__(self, batch_bytes: int, delivery_timeout: float) -> None:
+        self._batch_bytes = batch_bytes
+        self._delivery_timeout = delivery_timeout
+        self.open: PendingBatch | None = None
+        """The batch that the next record goes into, if it fits."""
+        self.sealed: deque[PendingBatch] = deque()
+
+    @property
+    def is_empty(self) -> bool:
+        return self.open is None and not self.sealed
+
+    @property
+    def batches(self) -> list[PendingBatch]:
+        """Oldest first."""
+        return [*self.sealed, *([self.open] if self.open is not None else [])]
+
+    @property
+    def oldest(self) -> PendingBatch | None:
+        return self.sealed[0] if self.sealed else self.open
+
+    def append(
+        self,
+        value: bytes | None,
+        key: bytes | None,
+        headers: bytes | None,
+        timestamp: int | None,
+        size: int,
+        future: Any,
+        now: float,
+    ) -> bool:
+        """Take one record; `size` bounds its encoded size. True when a batch was sealed."""
+        batch = self.open
+        sealed = False
+        if batch is None or batch.size + size > self._batch_bytes:
+            batch, sealed = self._batch_for(size, now)
+        batch.add(value, key, headers, timestamp, size, future)
+        return sealed
+
+    def append_run(
+        self,
+        values: Sequence[bytes | None],
+        keys: Sequence[bytes | None] | None,
+        size: int,
+        indices: Sequence[int],
+        future: Any,
+        now: float,
+    ) -> bool:
+        """Take records that lie in one batch: `size` bounds all of them together and must not exceed a batch. True when
+        a batch was sealed."""
+        batch, sealed = self._batch_for(size, now)
+        batch.add_run(values, keys, size, indices, future)
+        return sealed
+
+    def room_for(self, size: int) -> int:
+        """Bytes that still fit into the batch that a record of `size` bytes would go into."""
+        room = self._batch_bytes - (self.open.size if self.open is not None else 0)
+        return room if size <= room else self._batch_bytes
+
+    def _batch_for(self, size: int, now: float) -> tuple[PendingBatch, bool]:
+        sealed = False
+        batch = self.open
+        if batch is not None and batch.size + size > self._batch_bytes:
+            self.seal()
+            batch, sealed = None, True
+        if batch is None:
+            batch = self.open = PendingBatch(now, now + self._delivery_timeout)
+        return batch, sealed
+
+    def seal(self) -> None:
+        """Let no more records into the open batch."""
+        if self.open is not None:
+            self.open.state = BatchState.SEALED
+            self.sealed.append(self.open)
+            self.open = None
+
+    def remove(self, batch: PendingBatch) -> None:
+        if batch is self.open:
+            self.open = None
+        elif batch in self.sealed:
+            self.sealed.remove(batch)
+
+
+def _extended(column: list[_T | None] | None, place: int, cell: _T | None) -> list[_T | None] | None:
+    """A column that begins with the first record that has a cell in it; `place` is that of the new record."""
+    if column is None:
+        if cell is None:
+            return None
+        column = [None] * place
+    column.append(cell)
+    return column

@@ -1,0 +1,81 @@
+"""Size and encoding of a producer's records: bytes that a record adds to a batch, and a batch as it is sent."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import cast
+
+from tidelog.client.batches import PendingBatch
+from tidelog.client.errors import BadRequest, typed
+from wire.batch import HEADER_SIZE, BatchBuilder, Compression, EncodedBatch, GivenHeaders, encode_headers
+from wire.errors import Code, TidelogError
+
+RECORD_OVERHEAD = 24
+"""Most bytes of a batch that a record costs besides its data: offsets of three columns, a timestamp, two bits of
+validity."""
+BATCH_OVERHEAD = HEADER_SIZE + 128
+"""The same for a batch: header, first offsets and padding of the columns."""
+MESSAGE_OVERHEAD = 1024
+"""Bytes of a NATS message that are left for the preamble of an append and the headers of the answer that will carry
+the batch.
+"""
+MAX_BATCH_BYTES = 16 << 20
+BYTES_OR_NONE = frozenset({bytes, type(None)})
+
+
+def size_of(value: bytes | None, key: bytes | None, headers: bytes | None) -> int:
+    """Upper bound of the bytes that the record adds to a batch."""
+    size = RECORD_OVERHEAD
+    if value is not None:
+        size += len(value)
+    if key is not None:
+        size += len(key)
+    if headers:
+        size += len(headers)
+    return size
+
+
+def checked_size(value: bytes | None, key: bytes | None, headers: bytes | None) -> int:
+    """As `size_of`. Raises TypeError for a value or key that could not be encoded, before it can harm other records."""
+    if headers is None and type(value) is bytes:
+        if key is None:
+            return len(value) + RECORD_OVERHEAD
+        if type(key) is bytes:
+            return len(value) + len(key) + RECORD_OVERHEAD
+    if type(value) not in BYTES_OR_NONE or type(key) not in BYTES_OR_NONE:
+        raise TypeError(f"value and key are bytes or None, not {type(value).__name__} and {type(key).__name__}")
+    return size_of(value, key, headers)
+
+
+def encoded_headers(headers: GivenHeaders) -> bytes:
+    if not isinstance(headers, Mapping):
+        raise BadRequest(
+            Code.BAD_REQUEST,
+            f"headers are a mapping such as {{'name': b'value'}}, not {type(headers).__name__} {headers!r:.80}",
+        )
+    try:
+        return encode_headers(headers)
+    except TidelogError as error:
+        raise typed(error) from None
+
+
+def encode_batch(batch: PendingBatch, compression: Compression) -> EncodedBatch:
+    builder = BatchBuilder()
+    if batch.has_values_only and None not in batch.values:
+        builder.add_values(cast("list[bytes]", batch.values))
+    else:
+        absent = [None] * len(batch)
+        for value, key, headers, timestamp in zip(
+            batch.values, batch.keys or absent, batch.headers or absent, batch.timestamps or absent, strict=True
+        ):
+            builder.add_record(value, key, headers or b"", timestamp)
+    session = batch.session
+    if session is None:
+        return builder.build(batch.timestamp, compression=compression)
+    return builder.build(
+        batch.timestamp,
+        producer_id=session.producer_id,
+        producer_epoch=session.producer_epoch,
+        base_sequence=batch.base_sequence,
+        compression=compression,
+    )

@@ -1,0 +1,222 @@
+"""One partition's pipe to its leader: it carries out the effects of the partition's accumulator.
+
+It encodes batches and publishes them with a reply inbox each, hands answers to the accumulator, and keeps one timer for
+the accumulator's next deadline. There is no task per batch.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from functools import partial
+from typing import Protocol
+
+from tidelog.client.accumulator import (
+    Acknowledged,
+    Effect,
+    Failed,
+    PartitionAccumulator,
+    Probe,
+    RefreshMetadata,
+    WantSession,
+)
+from tidelog.client.batches import PendingBatch, ProducerSession
+from tidelog.client.encoding import encode_batch
+from tidelog.client.upkeep import Upkeep
+from wire.append import encode_append
+from wire.batch import Compression
+from wire.errors import CorruptData, TidelogError
+from wire.replication import decode_header
+from wire.tidelog_pb2 import AppendRequest, AppendResponse, FetchRequest
+from wire.transport import NO_RESPONDERS, Message, Transport
+from wire.types import LeaderEpoch, Offset
+
+PUBLISH_RETRY = 0.002
+"""Seconds until a publish is tried again that the full buffer of the connection refused."""
+
+
+class Sender(Protocol):
+    """The producer, as its pipes see it."""
+
+    @property
+    def compression(self) -> Compression: ...
+
+    def stop_gathering(self) -> None:
+        """A pipe is about to send."""
+
+    def leave_partition(self, partition: int) -> None:
+        """A batch of the partition left for the first time."""
+
+    def settle(self, partition: int, effect: Acknowledged | Failed) -> None:
+        """A batch is resolved."""
+
+
+class Pipe:
+    """One partition's accumulator and what carries out its effects."""
+
+    def __init__(
+        self,
+        producer: Sender,
+        upkeep: Upkeep,
+        transport: Transport,
+        partition: int,
+        core: PartitionAccumulator,
+        request: AppendRequest,
+        *,
+        append_subject: str,
+        fetch_subject: str,
+    ) -> None:
+        self.partition = partition
+        self.core = core
+        self.touched_at = 0.0
+        """When the records of this turn of the loop began to come in."""
+        self._producer = producer
+        self._upkeep = upkeep
+        self._request = request
+        self._transport = transport
+        self._loop = asyncio.get_running_loop()
+        self._append_subject = append_subject
+        self._fetch_subject = fetch_subject
+        self._acknowledged = request.acks != AppendRequest.NONE
+        self._inboxes: dict[PendingBatch, list[str]] = {}
+        self._probe_inbox: str | None = None
+        self._timer: asyncio.TimerHandle | None = None
+
+    def close(self) -> None:
+        if self._timer is not None:
+            self._timer.cancel()
+        self._drop_probe()
+        for batch in list(self._inboxes):
+            self._drop_inboxes(batch)
+
+    @property
+    def is_idle(self) -> bool:
+        """Everything given to this partition is resolved."""
+        return self.core.is_idle
+
+    def on_session(self, session: ProducerSession) -> None:
+        self.core.on_session(session)
+        self.pump()
+
+    def pump(self) -> None:
+        """Send what may be sent, and set the timer."""
+        self._producer.stop_gathering()
+        if self._transport.is_connected:
+            while (batch := self.core.next_send(self._loop.time())) is not None:
+                try:
+                    is_sent = self._publish(batch)
+                except TidelogError as error:  # NATS carries less than when the batch was filled
+                    self._carry_out(self.core.on_error(batch, batch.attempts, error, self._loop.time()))
+                    continue
+                if not is_sent:
+                    self.core.on_publish_refused(batch, self._loop.time(), PUBLISH_RETRY)
+                    break
+                if batch.attempts == 1:
+                    self._producer.leave_partition(self.partition)
+                if not self._acknowledged:
+                    self._carry_out(self.core.on_published(batch))
+        self._arm()
+
+    def run(self, effects: list[Effect]) -> None:
+        self._carry_out(effects)
+        self.pump()
+
+    def _carry_out(self, effects: list[Effect]) -> None:
+        for effect in effects:
+            match effect:
+                case Acknowledged() | Failed():
+                    self._drop_inboxes(effect.batch)
+                    self._producer.settle(self.partition, effect)
+                case Probe():
+                    self._probe()
+                case WantSession():
+                    self._upkeep.renew_session(self)
+                case RefreshMetadata():
+                    self._upkeep.check_layout()
+
+    def _arm(self) -> None:
+        due = self.core.next_deadline()
+        if due is None:
+            if self._timer is not None:
+                self._timer.cancel()
+                self._timer = None
+            self._drop_probe()
+            return
+        now = self._loop.time()
+        # Without a connection what is due cannot be done; it is looked at again soon, not at once.
+        due = max(due, now if self._transport.is_connected else now + 0.05)
+        if self._timer is not None:
+            if self._timer.when() <= due:
+                return  # it fires early and is set anew then: cheaper than moving it with each batch
+            self._timer.cancel()
+        self._timer = self._loop.call_at(due, self._tick)
+
+    def _tick(self) -> None:
+        self._timer = None
+        self.run(self.core.tick(self._loop.time()))
+
+    # Messages
+
+    def _publish(self, batch: PendingBatch) -> bool:
+        if batch.encoded is None:
+            if batch.timestamp == 0:
+                batch.timestamp = time.time_ns()
+            batch.encoded = encode_batch(batch, self._producer.compression).stamp(Offset(0), LeaderEpoch(0))[0]
+        self._request.leader_epoch = self.core.leader_epoch
+        parts = encode_append(self._request, batch.encoded)
+        if not self._acknowledged:
+            return self._transport.publish(self._append_subject, parts)
+        inbox = self._transport.new_inbox()
+        self._transport.on_inbox(inbox, partial(self._on_answer, batch, batch.attempts))
+        self._inboxes.setdefault(batch, []).append(inbox)
+        return self._transport.publish(self._append_subject, parts, reply=inbox)
+
+    def _on_answer(self, batch: PendingBatch, attempt: int, message: Message) -> None:
+        now = self._loop.time()
+        if message.status == NO_RESPONDERS:
+            self.run(self.core.on_no_responders(batch, attempt, now))
+            return
+        error = TidelogError.from_headers(message.headers)
+        if error is not None:
+            self.run(self.core.on_error(batch, attempt, error, now))
+            return
+        response = AppendResponse.FromString(message.data)
+        self.run(self.core.on_acknowledged(batch, response.base_offset, response.leader_epoch))
+
+    def _probe(self) -> None:
+        """A look-up of the log's start: the cheapest thing that only a leader answers, with its LeaderEpoch.
+
+        All share an inbox: on a link that takes longer than the time between two of them, the answer to the newest one
+        would never come in time.
+        """
+        if self._probe_inbox is None:
+            self._probe_inbox = self._transport.new_inbox()
+            self._transport.on_inbox(self._probe_inbox, self._on_probe_answer)
+        inbox = self._probe_inbox
+        request = FetchRequest(
+            stream_incarnation=self._request.stream_incarnation,
+            partition_incarnation=self._request.partition_incarnation,
+            earliest=True,
+        )
+        self._transport.publish(self._fetch_subject, [request.SerializeToString()], reply=inbox)
+
+    def _on_probe_answer(self, message: Message) -> None:
+        if message.status == NO_RESPONDERS:
+            self.run(self.core.on_probe_no_responders(self._loop.time()))
+        elif TidelogError.from_headers(message.headers) is None:
+            try:
+                leader_epoch, _ = decode_header(message.data)
+            except CorruptData:
+                return
+            self.run(self.core.on_probe_answer(leader_epoch))
+        else:
+            self._upkeep.check_layout()
+
+    def _drop_inboxes(self, batch: PendingBatch) -> None:
+        for inbox in self._inboxes.pop(batch, ()):
+            self._transport.on_inbox(inbox, None)
+
+    def _drop_probe(self) -> None:
+        if self._probe_inbox is not None:
+            self._transport.on_inbox(self._probe_inbox, None)
+            self._probe_inbox = None

@@ -1,0 +1,66 @@
+"""Receipts and failures of a producer's batches, given to the futures of its callers."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Iterable
+from itertools import repeat
+
+from tidelog.client.batches import PendingBatch
+from tidelog.client.records import BatchReceipt, Receipt
+from wire.errors import TidelogError
+
+
+class Receipts:
+    """Remembers the first failure that no caller has seen, for `flush`."""
+
+    def __init__(self) -> None:
+        self.awaited: set[asyncio.Future[Receipt]] = set()
+        """Futures of `send`: it raises their failures, and `flush` does not raise them again."""
+        self._first_failure: TidelogError | None = None
+
+    def acknowledge(self, batch: PendingBatch, partition: int, base_offset: int) -> None:
+        """`base_offset` is negative where offsets are not known (acks=none)."""
+        step = 0 if base_offset < 0 else 1
+        for first, indices, waiting in batch.claims:
+            offset = base_offset + first * step
+            if indices is None:
+                _give(batch, partition, first, offset, step, waiting)
+            elif not waiting.done():
+                waiting.set_result(BatchReceipt(partition, offset, batch.timestamp, indices))
+
+    def fail(self, batch: PendingBatch, error: TidelogError) -> None:
+        quiet = False
+        for _, indices, waiting in batch.claims:
+            for future in waiting if indices is None else [waiting]:
+                if future.done():
+                    continue
+                future.set_exception(error)
+                if indices is not None or quiet:
+                    future.exception()  # asyncio reports exceptions that are never read; once per batch is enough
+                    continue
+                quiet = True
+                if self._first_failure is None and future not in self.awaited:
+                    self._first_failure = error
+
+    def take_failure(self) -> TidelogError | None:
+        """The first failure since the last call of this."""
+        failure, self._first_failure = self._first_failure, None
+        return failure
+
+
+def _give(
+    batch: PendingBatch, partition: int, first: int, offset: int, step: int, futures: list[asyncio.Future[Receipt]]
+) -> None:
+    """Receipts of records given one by one, from place `first` of the batch on: offsets `offset`, `offset + step`, …"""
+    count = len(futures)
+    offsets = range(offset, offset + count) if step else repeat(offset, count)
+    stamps: Iterable[int] = repeat(batch.timestamp)
+    if batch.timestamps is not None:
+        own = batch.timestamps[first : first + count]
+        stamps = [batch.timestamp if stamp is None else stamp for stamp in own]
+    # Receipt(…) itself takes more than twice as long, and there is one per record.
+    receipts = map(tuple.__new__, repeat(Receipt), zip(repeat(partition), offsets, stamps, strict=False))
+    for future, receipt in zip(futures, receipts, strict=True):
+        if not future.done():
+            future.set_result(receipt)

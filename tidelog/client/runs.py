@@ -1,0 +1,94 @@
+"""Lists of records cut into runs, each of one batch of one partition.
+
+The generators are lazy: a run is cut when the one before it has been taken, so that it fits into the room that its
+batch has by then.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Sequence
+from typing import NamedTuple, cast
+
+import numpy as np
+
+from tidelog.client.encoding import BYTES_OR_NONE, RECORD_OVERHEAD, size_of
+from tidelog.client.errors import BadRequest
+from wire.errors import Code
+
+Values = Sequence[bytes | None]
+
+
+class Run(NamedTuple):
+    partition: int
+    values: Values
+    keys: Values | None
+    size: int
+    """Upper bound of the encoded size of the records, in bytes."""
+    indices: Sequence[int]
+    """Positions of the records in the caller's list."""
+
+
+class Rooms(NamedTuple):
+    """The producer's partitions as the runs need them. All sizes in bytes."""
+
+    room_for: Callable[[int, int], int]
+    """(partition, size of the next record) -> bytes that the record's batch still takes."""
+    check_size: Callable[[int], None]
+    """Raises RecordTooLarge."""
+
+
+def check_lists(values: Values, keys: Values | None) -> None:
+    """Raises TypeError, or BadRequest for lists of different lengths."""
+    lists: dict[str, object] = {"values": values, "keys": keys}
+    for name, given in lists.items():
+        if given is not None and (not hasattr(given, "__getitem__") or isinstance(given, (str, bytes))):
+            raise TypeError(f"{name} are a list of bytes or None, not {type(given).__name__}")
+    if keys is not None and len(keys) != len(values):
+        raise BadRequest(Code.BAD_REQUEST, f"{len(keys)} keys were given for {len(values)} values")
+    if not BYTES_OR_NONE.issuperset(map(type, values)) or not BYTES_OR_NONE.issuperset(map(type, keys or ())):
+        wrong = next(v for v in (*values, *(keys or ())) if type(v) not in BYTES_OR_NONE)
+        raise TypeError(f"values and keys are bytes or None, not {type(wrong).__name__}")
+
+
+def unkeyed_runs(values: Values, target: Callable[[], int], rooms: Rooms) -> Iterator[Run]:
+    """Fill batch after batch; `target` gives the partition of the next one."""
+    filled = [value or b"" for value in values] if None in values else cast("Sequence[bytes]", values)
+    sizes = np.fromiter(map(len, filled), np.int64, len(values)) + RECORD_OVERHEAD
+    if len(values):
+        rooms.check_size(int(sizes.max()))
+    ends = np.cumsum(sizes)
+    at = before = 0
+    """The first `at` values are taken, `before` bytes of records."""
+    while at < len(values):
+        partition = target()
+        room = rooms.room_for(partition, int(sizes[at]))
+        end = max(int(np.searchsorted(ends, before + room, "right")), at + 1)
+        size = int(ends[end - 1]) - before
+        yield Run(partition, values[at:end], None, size, range(at, end))
+        at, before = end, before + size
+
+
+def keyed_runs(values: Values, keys: Values, target: Callable[[bytes | None], int], rooms: Rooms) -> Iterator[Run]:
+    """Group the records by partition, in order; `target` gives the partition of a key."""
+    groups: dict[int, list[int]] = {}
+    for index, key in enumerate(keys):
+        groups.setdefault(target(key), []).append(index)
+    for partition, indices in groups.items():
+        run: list[int] = []
+        size = 0
+        room = 0
+        for index in indices:
+            each = size_of(values[index], keys[index], None)
+            rooms.check_size(each)
+            if run and size + each > room:
+                yield _run(partition, values, keys, size, run)
+                run, size = [], 0
+            if not run:
+                room = rooms.room_for(partition, each)
+            run.append(index)
+            size += each
+        yield _run(partition, values, keys, size, run)
+
+
+def _run(partition: int, values: Values, keys: Values, size: int, indices: list[int]) -> Run:
+    return Run(partition, [values[i] for i in indices], [keys[i] for i in indices], size, indices)

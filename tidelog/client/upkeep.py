@@ -1,0 +1,79 @@
+"""Background requests of a producer: sessions for its partitions, and whether its stream is still the same."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable, Coroutine
+from typing import Any, Protocol
+
+from tidelog.client.api import Api
+from tidelog.client.batches import ProducerSession
+from tidelog.client.metadata import MetadataCache, StreamMetadata
+from wire import operations as op
+from wire.errors import TidelogError
+from wire.types import StreamName
+
+
+class SessionTaker(Protocol):
+    @property
+    def is_idle(self) -> bool: ...
+
+    def on_session(self, session: ProducerSession) -> None: ...
+
+
+class Upkeep:
+    """`give_up`: called with an error that ends the producer."""
+
+    def __init__(
+        self, api: Api, metadata: MetadataCache, stream: StreamName, give_up: Callable[[TidelogError], None]
+    ) -> None:
+        self._api = api
+        self._metadata = metadata
+        self._stream = stream
+        self._give_up = give_up
+        self._tasks: set[asyncio.Task[None]] = set()
+        self._refresh_task: asyncio.Task[None] | None = None
+        self.layout: StreamMetadata | None = None
+        """The stream as it was when the producer started."""
+        self.is_closing = False
+        """Sessions are fetched for partitions that have unresolved batches only."""
+
+    async def new_session(self) -> ProducerSession:
+        answer = await self._api.call(op.PRODUCER_INIT)
+        return ProducerSession(int(answer["producer_id"]), int(answer["producer_epoch"]))
+
+    def renew_session(self, taker: SessionTaker) -> None:
+        """Get a session and give it to `taker`."""
+        self._spawn(self._renew_session(taker))
+
+    def check_layout(self) -> None:
+        """Ask whether the stream is still the one of `layout`; one request at a time."""
+        if self._refresh_task is None or self._refresh_task.done():
+            self._refresh_task = self._spawn(self._check_layout())
+
+    def cancel(self) -> None:
+        for task in self._tasks:
+            task.cancel()
+
+    async def _renew_session(self, taker: SessionTaker) -> None:
+        while not self.is_closing or not taker.is_idle:
+            try:
+                session = await self.new_session()
+            except TidelogError as error:
+                if not error.retriable:
+                    self._give_up(error)
+                    return
+                continue  # the call has waited its time; batches that grow too old fail meanwhile
+            taker.on_session(session)
+            return
+
+    async def _check_layout(self) -> None:
+        error = await self._metadata.why_over(self._stream, self.layout)
+        if error is not None:
+            self._give_up(error)
+
+    def _spawn(self, coroutine: Coroutine[Any, Any, None]) -> asyncio.Task[None]:
+        task = asyncio.create_task(coroutine)
+        self._tasks.add(task)
+        task.add_done_callback(self._tasks.discard)
+        return task
