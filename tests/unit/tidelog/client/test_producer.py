@@ -585,7 +585,7 @@ async def test_closing_the_client_while_a_producer_asks_for_metadata_leaves_no_e
         transport.listen("tidelog.api.metadata", partial(broker._on_api, "metadata"))
         await producer.start()
         transport.listen("tidelog.api.metadata", lambda _: None)
-        producer.refresh_metadata()
+        producer._upkeep.check_layout()
 
     await nobody_answers(transport, client, refresh())
     assert unretrieved == []
