@@ -18,11 +18,11 @@ from google.protobuf.message import DecodeError
 from dataplane.broker.compaction import Compaction
 from dataplane.broker.context import BrokerContext
 from dataplane.broker.eviction import Eviction
-from dataplane.broker.following import Following
+from dataplane.broker.follower_driver import FollowerDriver
 from dataplane.broker.gaps import PublishGaps
 from dataplane.broker.housekeeping import Housekeeping
 from dataplane.broker.hw_checkpoints import HighWatermarkCheckpoints
-from dataplane.broker.leading import Leading
+from dataplane.broker.leader_driver import LeaderDriver
 from dataplane.broker.replica import Replica
 from dataplane.broker.retention import Retention
 from dataplane.broker.scrub import Scrubber
@@ -183,7 +183,7 @@ class Broker:
     def drain(self, move: LeaderMove, timeout: float, answer: DrainAnswer) -> None:
         """Get ready for a planned move of a leadership held here."""
         replica = self._replicas.get(move.key)
-        if replica is None or not isinstance(replica.role, Leading):
+        if replica is None or not isinstance(replica.role, LeaderDriver):
             answer(TidelogError(Code.LEADER_NOT_MOVED, f"{self.context.broker} does not lead {move.key}; look again"))
             return
         replica.role.drain(move, timeout, answer)
@@ -241,7 +241,7 @@ class Broker:
             log.warning("dropped a notification that does not decode: %s", e)
             return
         replica = self._by_name.get((notification.stream, notification.partition))
-        if replica is None or not isinstance(replica.role, Following):
+        if replica is None or not isinstance(replica.role, FollowerDriver):
             return
         key = replica.key
         if (notification.stream_incarnation, notification.partition_incarnation) == (
@@ -276,7 +276,7 @@ class Broker:
         return {**replica.status(), "scrubbed_at_ns": scrubbed_at}
 
     def _count_led(self) -> int:
-        return sum(isinstance(replica.role, Leading) for replica in self._replicas.values())
+        return sum(isinstance(replica.role, LeaderDriver) for replica in self._replicas.values())
 
     def status(self) -> BrokerReport:
         return {

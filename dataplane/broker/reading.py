@@ -29,7 +29,7 @@ from wire.tidelog_pb2 import FetchRequest
 from wire.transport import Buffer, Message, Transport, answer_too_large
 from wire.types import LeaderEpoch, Offset, PartitionView
 
-log = logging.getLogger(__name__)
+_log = logging.getLogger(__name__)
 
 MAX_COLD_READS = 64
 """Consumers of one partition that wait for the disk; one more is refused with BACKPRESSURE."""
@@ -54,12 +54,20 @@ class ReadableRole(Role):
         on_damage: Callable[[str], None],
     ) -> None:
         super().__init__(context, view, partition_log, on_damage)
-        self._answers = Answers(context.control, view.key, view.subject)
-        self._requests = Requests(view.key, self._answers, context.counters)
-        self._cipher = BatchCipher(context.keyring, view.key)
+        self.answers = Answers(context.control, view.key, view.subject)
+        self.requests = Requests(view.key, self.answers, context.counters)
+        self.cipher = BatchCipher(context.keyring, view.key)
         self._too_large_at: Offset | None = None
         """Where the last batch began that no message had room for; it is logged once."""
         self._cold_reads: set[asyncio.Task[None]] = set()
+
+    @property
+    def syncs_out(self) -> int:
+        """Syncs that were asked for and have not returned."""
+        return self._syncs.out
+
+    def answer_header(self) -> bytes:
+        return encode_header(self.leader_epoch, self.high_watermark)
 
     # ------------------------------------------------------------------ requests
     def on_read(self, message: Message) -> None:
@@ -72,24 +80,24 @@ class ReadableRole(Role):
                 f"{self.context.broker} has not heard of a controller within its lease, and {self.view.key} may have"
                 " another leader than it knows; read from another replica",
             )
-            self._answers.error(message.reply, error)
+            self.answers.error(message.reply, error)
             return
-        self._carefully(lambda: self._on_fetch(message))
+        self.carefully(lambda: self._on_fetch(message))
 
     def _on_fetch(self, message: Message) -> None:
         if self.ended or not message.reply:
             return
-        request = self._requests.decode_fetch(message)
+        request = self.requests.decode_fetch(message)
         if request is None:
             return
         match request.WhichOneof("position"):
             case "offset":
                 self._fetch_from(request, Offset(request.offset), message.reply, looked_up=False)
             case None:
-                self._requests.refuse_bad("fetch", message, "names no position")
+                self.requests.refuse_bad("fetch", message, "names no position")
             case position:
                 self._look_up(position, request, message.reply)
-        self._schedule()
+        self.timer.schedule()
 
     @abstractmethod
     def _look_up(self, position: str, request: FetchRequest, inbox: str) -> None:
@@ -118,7 +126,7 @@ class ReadableRole(Role):
     # ------------------------------------------------------------------ answers
     def _refuse_reader(self, effect: RefuseConsumer) -> None:
         assert isinstance(effect.token, _Reader)
-        self._answers.error(effect.token.inbox, effect.error)
+        self.answers.error(effect.token.inbox, effect.error)
 
     def _serve(self, effect: ServeConsumer) -> None:
         reader = effect.token
@@ -132,7 +140,7 @@ class ReadableRole(Role):
             if self.log.tail_holds_encrypted:
                 # In the loop: an answer of 1 MiB takes a quarter of a millisecond.
                 try:
-                    parts = self._cipher.plain(parts)
+                    parts = self.cipher.plain(parts)
                 except (CorruptData, TidelogError) as e:
                     self._read_failed(reader.inbox, e)
                     return
@@ -157,9 +165,9 @@ class ReadableRole(Role):
         if reader.looked_up:
             headers[OFFSET_HEADER] = str(offset)
         body = [encode_header(self.leader_epoch, high_watermark), *parts]
-        self._send(self.context.ingest, reader.inbox, offset, body, headers)
+        self.send(self.context.ingest, reader.inbox, offset, body, headers)
 
-    def _send(
+    def send(
         self,
         transport: Transport,
         inbox: str,
@@ -172,7 +180,7 @@ class ReadableRole(Role):
         told."""
         try:
             if not transport.publish(inbox, body, headers=headers):
-                log.debug("partition %s: an answer was dropped, the outgoing buffer is full", self.view.key)
+                _log.debug("partition %s: an answer was dropped, the outgoing buffer is full", self.view.key)
         except TidelogError as error:
             refusal = answer_too_large(error, f"what lies at offset {offset} of {self.view.key}")
             transport.publish(inbox, [refusal_body], headers=refusal.to_headers())
@@ -180,15 +188,15 @@ class ReadableRole(Role):
             self.log.swapping.has_too_large_batch = True
             if self._too_large_at != offset:
                 self._too_large_at = offset
-                log.error("partition %s: %s", self.view.key, refusal.message)
+                _log.error("partition %s: %s", self.view.key, refusal.message)
 
     # ------------------------------------------------------------------ the disk
     def _read_plain(self, offset: Offset, limit: int, end: Offset) -> list[Buffer]:
         """Blocking; called in a thread."""
         data = read_checked(self.log, offset, limit, end)
-        return self._cipher.plain([data]) if holds_encrypted(data) else [data]
+        return self.cipher.plain([data]) if holds_encrypted(data) else [data]
 
-    async def _read_cold(self, offset: Offset, limit: int, end: Offset) -> Buffer:
+    async def read_cold(self, offset: Offset, limit: int, end: Offset) -> Buffer:
         """Both CRCs of each batch are checked. Raises as `PartitionLog.read_from_disk`."""
         return await self.context.loop.run_in_executor(
             self.context.readers, lambda: read_checked(self.log, offset, limit, end)
@@ -197,7 +205,7 @@ class ReadableRole(Role):
     def _read_for_consumer(self, inbox: str, reading: Coroutine[Any, Any, None]) -> None:
         if len(self._cold_reads) >= MAX_COLD_READS:
             reading.close()
-            self._answers.error(
+            self.answers.error(
                 inbox,
                 TidelogError(
                     Code.BACKPRESSURE,
@@ -206,7 +214,7 @@ class ReadableRole(Role):
                 ),
             )
             return
-        task = self._spawn(reading)
+        task = self.spawn(reading)
         self._cold_reads.add(task)
         task.add_done_callback(self._cold_reads.discard)
 
@@ -215,20 +223,20 @@ class ReadableRole(Role):
         if self._cold_reads:
             await asyncio.wait(set(self._cold_reads))
 
-    def _until_another_leads(self, error: TidelogError) -> TidelogError:
+    def until_another_leads(self, error: TidelogError) -> TidelogError:
         """What a consumer is told that came to a broker without any master key: a follower's goes on elsewhere."""
         return error
 
     def _read_failed(self, inbox: str, error: LogDamaged | CorruptData | TidelogError) -> None:
         if isinstance(error, TidelogError):
             if error.code is Code.NO_KEY:
-                log.warning("partition %s: %s", self.view.key, error)
-                error = self._until_another_leads(error)
-            self._answers.error(inbox, error)
+                _log.warning("partition %s: %s", self.view.key, error)
+                error = self.until_another_leads(error)
+            self.answers.error(inbox, error)
             return
-        log.error("partition %s: a read failed: %s", self.view.key, error)
+        _log.error("partition %s: a read failed: %s", self.view.key, error)
         # Not INTERNAL, which no client repeats: a sound replica is about to lead.
-        self._answers.error(
+        self.answers.error(
             inbox, TidelogError(Code.UNAVAILABLE, f"{self.view.key} cannot be read on {self.context.broker}: {error}")
         )
         if isinstance(error, CorruptData):

@@ -1,6 +1,6 @@
 """One replica of one partition on this broker: its log, and the role that it has in the present LeaderEpoch.
 
-    closed ──open──> idle ──view──> Leading | Following ──view of another LeaderEpoch──> the next role
+    closed ──open──> idle ──view──> leading | following ──view of another LeaderEpoch──> the next role
              │                          └──a disk that fails, a broken rule──> failed: it withdraws, and has no role any
              │                                                                 more in this life of the process
              any ──damage found──> damaged ──withdrawn──> repaired, idle (`dataplane.broker.repair`)
@@ -21,10 +21,10 @@ from pathlib import Path
 from typing import Any
 
 from dataplane.broker.context import BrokerContext
-from dataplane.broker.following import Following
+from dataplane.broker.damaged_replica import DamagedReplica
+from dataplane.broker.follower_driver import FollowerDriver
 from dataplane.broker.housekeeping import Visit
-from dataplane.broker.leading import Leading
-from dataplane.broker.remnant import Remnant
+from dataplane.broker.leader_driver import LeaderDriver, begin_leader_epoch
 from dataplane.broker.repair import WayBack, mark, repair, way_back
 from dataplane.broker.role import Role
 from dataplane.broker.space import NO_SPACE_RETRY
@@ -111,7 +111,7 @@ class Replica:
     def on_damage(self, reason: str, context: BrokerContext) -> None:
         """Somebody found that the log is not what was written: this replica serves nobody from now on, writes that
         down, withdraws, and is repaired when nobody counts on it any more."""
-        if isinstance(self.role, Remnant) or self.failure is not None or self._closing:
+        if isinstance(self.role, DamagedReplica) or self.failure is not None or self._closing:
             return
         log.error("partition %s: the log on %s is damaged: %s", self.key, context.broker, reason)
         context.counters.damage_found += 1
@@ -256,7 +256,7 @@ class Replica:
         leads = view.leader == context.broker
         return (
             role.leader_epoch == view.leader_epoch
-            and leads == isinstance(role, Leading)
+            and leads == isinstance(role, LeaderDriver)
             and role.view.leader == view.leader
         )
 
@@ -360,15 +360,20 @@ class Replica:
         )
 
     async def _begin_role(self, view: PartitionView, context: BrokerContext) -> None:
+        """Where a newer view comes before there is a role, none begins. Raises LogDamaged and what a start raises."""
         assert self._log is not None
+        if view.leader == context.broker and not self._damaged:
+            await begin_leader_epoch(context, view, self._log)
+            if self._is_overtaken(view, context):
+                return
         common = context, view, self._log, self._high_watermark
         on_damage = partial(self.on_damage, context=context)
         if self._damaged:
-            self.role = Remnant(*common, on_damage)
+            self.role = DamagedReplica(*common, on_damage)
         elif view.leader == context.broker:
-            self.role = Leading(*common, on_damage)
+            self.role = LeaderDriver(*common, on_damage)
         else:
-            self.role = Following(*common, self._sequence, on_damage)
+            self.role = FollowerDriver(*common, self._sequence, on_damage)
         await self.role.start()
 
     async def _end_role(self, reason: str) -> None:
@@ -378,7 +383,7 @@ class Replica:
         await role.end(reason)
         start = self._log.log_start_offset if self._log is not None else Offset(0)
         self._high_watermark = max(start, min(role.high_watermark, self.log_end_offset))
-        if isinstance(role, Following):
+        if isinstance(role, FollowerDriver):
             self._sequence = role.sequence
         self.failed = self.failed or role.failed
         self.role = None
@@ -474,7 +479,7 @@ class Replica:
         if not self._damaged:
             return None
         role = self.role
-        found = role.damage if isinstance(role, Remnant) else None
+        found = role.damage if isinstance(role, DamagedReplica) else None
         return {
             "reason": found.reason if found is not None else self.failed or "",
             "sound_end": found.sound_end if found is not None else None,
@@ -487,7 +492,7 @@ class Replica:
         out: ReplicaReport = {
             "partition": self.key.partition,
             "incarnation": self.key.partition_incarnation,
-            "role": "failed" if self.failure else type(role).__name__.lower() if role is not None else "none",
+            "role": "failed" if self.failure else role.title if role is not None else "none",
             "failed": self.failure,
             "damage": self._damage_form(),
             "quarantined": {"events": len(self._quarantined), "latest": next(iter(self._quarantined[-1:]), None)},
@@ -497,9 +502,9 @@ class Replica:
             "log_end_offset": partition_log.log_end_offset if partition_log is not None else None,
             "compacted_to": partition_log.compaction_point.clean_end if partition_log is not None else None,
             "replicas_progress": None,
-            "stopped": role.core.stopped.message if isinstance(role, Following) and role.core.stopped else None,
+            "stopped": role.core.stopped.message if isinstance(role, FollowerDriver) and role.core.stopped else None,
         }
-        if isinstance(role, Leading) and role.core is not None and role.is_serving:
+        if isinstance(role, LeaderDriver) and role.is_serving:
             out["replicas_progress"] = {
                 replica: {"log_end_offset": end, "in_sync": in_sync}
                 for replica, (end, in_sync) in role.core.progress().items()

@@ -10,8 +10,8 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 
-from dataplane.broker.leading import Leading
-from dataplane.broker.remnant import Remnant
+from dataplane.broker.damaged_replica import DamagedReplica
+from dataplane.broker.leader_driver import LeaderDriver
 from dataplane.log.damage import read_mark
 from dataplane.log.files import REAL_FILES
 from tests.integration.test_broker_roles import (
@@ -219,7 +219,7 @@ async def the_last_copy(a: Node, client: NatsConnection) -> None:
     await fetch(client, offset=10)
     await until(lambda: a.metadata.withdrawals)
     a.broker.on_partitions([view(leader=None, epoch=2, leader_epoch=2)])
-    await until(lambda: isinstance(a.replica.role, Remnant) and a.replica._transition is None)
+    await until(lambda: isinstance(a.replica.role, DamagedReplica) and a.replica._transition is None)
 
 
 async def test_the_last_copy_is_read_below_and_above_the_damage(a: Node, client: NatsConnection) -> None:
@@ -263,7 +263,7 @@ async def test_an_operator_accepts_the_loss(a: Node, client: NatsConnection) -> 
     await the_last_copy(a, client)
     before = {path.name: path.read_bytes() for path in a.replica.directory.glob("*.log")}
     a.broker.on_partitions([view(epoch=3, leader_epoch=3, loss_accepted=True)])
-    await until(lambda: isinstance(a.replica.role, Leading) and a.replica._transition is None)
+    await until(lambda: isinstance(a.replica.role, LeaderDriver) and a.replica._transition is None)
     assert a.replica.log_end_offset == 10
     await publish_all(client, 10, 12)
     found = values(await fetch(client, offset=0))
@@ -286,7 +286,7 @@ async def test_a_loss_was_accepted_of_the_damage_before_it_and_of_no_other(a: No
     assert a.replica.failure is not None
     assert a.replica.log_end_offset == 60
     a.broker.on_partitions([view(leader=None, epoch=2, leader_epoch=2)])
-    await until(lambda: isinstance(a.replica.role, Remnant) and a.replica._transition is None)
+    await until(lambda: isinstance(a.replica.role, DamagedReplica) and a.replica._transition is None)
     a.broker.on_partitions([view(epoch=3, leader_epoch=3, loss_accepted=True)])
-    await until(lambda: isinstance(a.replica.role, Leading) and a.replica._transition is None)
+    await until(lambda: isinstance(a.replica.role, LeaderDriver) and a.replica._transition is None)
     assert a.replica.log_end_offset == 10

@@ -19,10 +19,11 @@ from typing import Any
 
 import pytest
 
+from dataplane.broker.appending import ENVELOPE_BYTES
 from dataplane.broker.broker import Broker, open_replicas
 from dataplane.broker.context import BrokerContext
-from dataplane.broker.following import Following
-from dataplane.broker.leading import ENVELOPE_BYTES, Leading
+from dataplane.broker.follower_driver import FollowerDriver
+from dataplane.broker.leader_driver import LeaderDriver
 from dataplane.broker.replica import Replica
 from dataplane.broker.settings import StorageSettings
 from dataplane.broker.space import SpaceWatch
@@ -166,16 +167,16 @@ class Node:
     def replica(self) -> Replica:
         return self.broker._replicas[KEY]
 
-    async def leads(self, wanted: PartitionView) -> Leading:
+    async def leads(self, wanted: PartitionView) -> LeaderDriver:
         self.broker.on_partitions([wanted])
-        await until(lambda: isinstance(self.replica.role, Leading) and self.replica._transition is None)
-        assert isinstance(self.replica.role, Leading)
+        await until(lambda: isinstance(self.replica.role, LeaderDriver) and self.replica._transition is None)
+        assert isinstance(self.replica.role, LeaderDriver)
         return self.replica.role
 
-    async def follows(self, wanted: PartitionView) -> Following:
+    async def follows(self, wanted: PartitionView) -> FollowerDriver:
         self.broker.on_partitions([wanted])
-        await until(lambda: isinstance(self.replica.role, Following) and self.replica._transition is None)
-        assert isinstance(self.replica.role, Following)
+        await until(lambda: isinstance(self.replica.role, FollowerDriver) and self.replica._transition is None)
+        assert isinstance(self.replica.role, FollowerDriver)
         return self.replica.role
 
     async def close(self) -> None:
@@ -231,7 +232,7 @@ async def test_a_log_whose_sync_hangs_holds_up_the_periodic_sync_of_no_other_log
     keys = [KEY, *(replace(KEY, stream=StreamName(f"other{number}")) for number in range(3))]
     a.broker.on_partitions([view(key=key, durability=ACCEPTED) for key in keys])
     replicas = [a.broker._replicas[key] for key in keys]
-    await until(lambda: all(isinstance(r.role, Leading) and r._transition is None for r in replicas))
+    await until(lambda: all(isinstance(r.role, LeaderDriver) and r._transition is None for r in replicas))
     logs = [replica.log for replica in replicas]
     answers, hangs = threading.Event(), threading.Event()
     hanging = logs[0]
@@ -268,8 +269,8 @@ async def test_an_ended_leader_says_nothing_to_bare_publishes(a: Node, client: N
     await role.end("it is over")
     heard: list[Message] = []
     client.on_inbox(inbox := client.new_inbox(), heard.append)
-    role._ingest.on_messages([b"x"], [inbox.encode()], [None])
-    role._ingest.chunk_done()
+    role._appending.ingest.on_messages([b"x"], [inbox.encode()], [None])
+    role._appending.ingest.chunk_done()
     await a.control.flush()
     await client.flush()
     assert heard == []
@@ -282,9 +283,9 @@ async def test_a_publish_that_was_not_stored_at_the_end_of_leadership_has_an_unk
     role = await a.leads(view())
     heard: list[Message] = []
     client.on_inbox(inbox := client.new_inbox(), heard.append)
-    role._syncing = True  # the open batch waits for a sync that is out
-    role._ingest.on_messages([b"x"], [inbox.encode()], [None])
-    role._ingest.chunk_done()
+    role._appending.syncing = True  # the open batch waits for a sync that is out
+    role._appending.ingest.on_messages([b"x"], [inbox.encode()], [None])
+    role._appending.ingest.chunk_done()
     await role.end("it is over")
     await until(lambda: heard)
     assert json.loads(heard[0].data)["error"]["code"] == Code.OUTCOME_UNKNOWN.name
@@ -323,7 +324,6 @@ async def test_what_is_published_while_a_log_cannot_be_written_to_is_counted(a: 
 async def test_a_rule_that_is_broken_while_publishes_come_in_stops_the_leader(a: Node, client: NatsConnection) -> None:
     role = await a.leads(view())
     core = role.core
-    assert core is not None
     core.log_end_offset = Offset(1000)  # the log ends at 0
     client.publish(SUBJECT, [b"x"])
     await until(lambda: a.metadata.withdrawals)
@@ -335,7 +335,6 @@ async def test_envelopes_that_wait_count_what_memory_they_take(a: Node, client: 
     """Hundreds of bytes of objects wait with each; those that nobody is to be told of do not wait."""
     role = await a.leads(view(isr=(A, B), min_isr=2))
     core = role.core
-    assert core is not None
     told = EnvelopeMessage(value=b"v", ackInbox="inbox", ackPolicy=AckPolicy.ALL)
     for envelope in (told, EnvelopeMessage(value=b"v"), EnvelopeMessage(value=b"v", ackPolicy=AckPolicy.ALL)):
         client.publish(SUBJECT, [encode_publish(envelope)])
@@ -398,7 +397,7 @@ async def test_settings_change_while_it_leads(a: Node, client: NatsConnection) -
 
 
 # ---------------------------------------------------------------- disks fail
-async def damage(role: Leading) -> None:
+async def damage(role: LeaderDriver) -> None:
     """A flipped bit in the first header on disk; the batches in memory are gone."""
     await until(lambda: role.log.durable_end == role.log.log_end_offset)
     path = next(role.log.directory.glob("*.log"))
@@ -491,7 +490,7 @@ async def test_a_rule_that_is_broken_stops_the_partition_and_not_silently(
 async def test_one_partitions_trouble_does_not_keep_views_from_the_others(a: Node, client: NatsConnection) -> None:
     await a.leads(view())
     other = PartitionKey(StreamName("other"), Incarnation(4), 0, Incarnation(4))
-    a.replica.role._core.view = None  # type: ignore[union-attr]
+    a.replica.role.core.view = None  # type: ignore[union-attr]
     a.broker.on_partitions([view(epoch=2), view(leader=B, key=other)])
     assert other in a.broker._replicas
 
@@ -704,8 +703,8 @@ async def test_a_sync_from_before_a_cut_vouches_for_nothing_written_after_it(a: 
     role.core.log_end_offset = Offset(0)
     fills(role.log, 10)
     role.core.log_end_offset = Offset(10)
-    role._syncs_out += 1
-    role._sync_done(Offset(10))  # of a log that was cut since and written anew
+    role._syncs.out += 1
+    role._syncs._done(Offset(10))  # of a log that was cut since and written anew
     assert role.core.durable_end <= role.log.durable_end
 
 
@@ -732,7 +731,7 @@ async def test_a_broker_closes_though_nats_is_gone_in_the_middle_of_a_change_of_
     nats_server.stop()
     await until(lambda: not a.control.is_connected and not a.ingest.is_connected)
     a.broker.on_partitions([view()])
-    await until(lambda: isinstance(a.replica.role, Leading) and a.replica.role.core is not None)
+    await until(lambda: isinstance(a.replica.role, LeaderDriver))
     await asyncio.wait_for(a.close(), 8)
 
 
@@ -741,7 +740,7 @@ async def test_a_newer_view_ends_a_start_that_waits_for_nats(nats_server: Embedd
     nats_server.stop()
     await until(lambda: not a.control.is_connected and not a.ingest.is_connected)
     a.broker.on_partitions([view()])
-    await until(lambda: isinstance(a.replica.role, Leading) and a.replica.role.core is not None)
+    await until(lambda: isinstance(a.replica.role, LeaderDriver))
     await asyncio.wait_for(a.follows(view(leader=B, leader_epoch=2, epoch=2, isr=(B,))), 5)
     await asyncio.wait_for(a.close(), 8)
 

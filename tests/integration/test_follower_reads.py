@@ -18,7 +18,7 @@ from typing import Any
 import pytest
 
 import tidelog
-from dataplane.broker.following import CACHED_BYTES, Following
+from dataplane.broker.follower_driver import CACHED_BYTES, FollowerDriver
 from dataplane.broker.role import Role
 from dataplane.replica.settings import ReplicaSettings
 from tests.integration.command_line import tidelog_command
@@ -75,12 +75,12 @@ async def waits(client: NatsConnection, replica: BrokerId, node: Node, offset: i
     """A long poll that has arrived there."""
     asking = asyncio.create_task(ask(client, replica, timeout=ms / 1000 + 10, offset=offset, max_wait_ms=ms))
     role = node.replica.role
-    assert isinstance(role, Following)
+    assert isinstance(role, FollowerDriver)
     await until(lambda: role.core._consumers._waiting)
     return asking
 
 
-async def in_sync(a: Node, b: Node, count: int, client: NatsConnection) -> tuple[Role, Following]:
+async def in_sync(a: Node, b: Node, count: int, client: NatsConnection) -> tuple[Role, FollowerDriver]:
     """a leads, b follows, `count` records are committed, and both know it."""
     leader = await a.leads(view(isr=BOTH))
     follower = await b.follows(view(isr=BOTH))
@@ -174,7 +174,7 @@ async def test_a_replica_is_asked_under_its_name_through_all_its_roles(
     assert "not in sync" in refusal(await ask(client, A, offset=0)).message
     a.broker.on_partitions([view(leader=B, leader_epoch=2, epoch=3, isr=BOTH)])
     role = a.replica.role
-    assert isinstance(role, Following)
+    assert isinstance(role, FollowerDriver)
     await until(lambda: role.core._refuse_reads(a.context.now()) is None)
     assert decode_header((await ask(client, A, offset=0)).data)[0] == 2
 
@@ -187,7 +187,7 @@ async def test_a_follower_whose_leader_is_silent_sends_its_consumers_elsewhere(
     b = await Node(B, tmp_path / "b").start(nats_server.url, settings)
     try:
         leader, follower = await in_sync(a, b, 1, client)
-        leader._core.on_fetch = lambda *_: []  # type: ignore[attr-defined]
+        leader.core.on_fetch = lambda *_: []  # type: ignore[attr-defined]
         asking = asyncio.create_task(ask(client, B, timeout=30, offset=1, max_wait_ms=60_000))
         assert refusal(await asking).code is Code.UNAVAILABLE
         # For good: it refuses for a moment, too, each time that it asks where the logs part.

@@ -12,8 +12,8 @@ from random import Random
 from typing import TYPE_CHECKING, Any, NamedTuple, TypeAlias
 
 from dataplane.broker.compaction import Compaction
-from dataplane.broker.following import Following
-from dataplane.broker.leading import Leading
+from dataplane.broker.follower_driver import FollowerDriver
+from dataplane.broker.leader_driver import LeaderDriver
 from dataplane.log.checkpoints import CompactionPoint
 from tests.simulation.broker import SimBroker
 from tests.simulation.disk import AMPLE, damageable_files, is_nothing_torn, vouched_places
@@ -127,11 +127,13 @@ class Stage:
     def leads(self, name: str) -> bool:
         """As it believes itself, and as is true."""
         role = self.role(name)
-        return name == self.leader and isinstance(role, Leading) and role.core is not None and not role.ended
+        return name == self.leader and isinstance(role, LeaderDriver) and not role.ended
 
     def follows(self, name: str) -> bool:
         role, partition = self.role(name), self.partition
-        return isinstance(role, Following) and partition is not None and role.leader_epoch == partition.leader_epoch
+        return (
+            isinstance(role, FollowerDriver) and partition is not None and role.leader_epoch == partition.leader_epoch
+        )
 
     def lives(self, name: str) -> bool:
         """The present life of its process is registered."""
@@ -762,7 +764,7 @@ def witnesses(stage: Stage) -> Iterator[float | Until]:
         if leader is None:
             return
         role = stage.role(leader)
-        if not isinstance(role, Leading):
+        if not isinstance(role, LeaderDriver):
             return
         quiet = stage.cluster.nats.deafen(stage.broker(leader).connections[1], ".replicate", ".offset", ".checkpoint")
         stage.cluster.lift(LONG, quiet)

@@ -12,7 +12,17 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any
 
-from dataplane.broker import broker, checkpoints, following, housekeeping, leading, replica, requests, retention, role
+from dataplane.broker import appending as broker_appending
+from dataplane.broker import (
+    broker,
+    checkpoints,
+    follower_driver,
+    housekeeping,
+    replica,
+    requests,
+    retention,
+    sync_requests,
+)
 from dataplane.broker.broker import Broker
 from dataplane.log import appending, compaction, cutting, segment, snapshot, swapping, syncing, tail
 from dataplane.log import checkpoints as log_checkpoints
@@ -204,7 +214,7 @@ MUTANTS: tuple[Mutant, ...] = (
         (F, "on_answer", "or answer.sequence != state.sequence", ""),
         (F, "on_answer", "if state.offset != self.log_end_offset:", "if False:"),
         (F, "on_answer", "answer.first_offset < self.log_end_offset", "False"),
-        (following.Following, "_send_fetch", "control.on_inbox(self._fetch_inbox, None)", "pass"),
+        (follower_driver.FollowerDriver, "_send_fetch", "control.on_inbox(self._fetch_inbox, None)", "pass"),
     ),
     _mutant(
         "any broker may elect without the office",
@@ -235,10 +245,10 @@ MUTANTS: tuple[Mutant, ...] = (
     _mutant(
         "a duplicate is acknowledged before the original is committed",
         (
-            leading.Leading,
+            broker_appending.Appending,
             "_append_batch",
-            "self._run(self._await(core, request, level, verdict.end_offset, response, inbox, now))",
-            "self._answers.append(AppendReply(inbox, response, False))",
+            "self._run(self._await(request, level, verdict.end_offset, response, inbox, now))",
+            "self._role.answers.append(AppendReply(inbox, response, False))",
         ),
     ),
     _mutant(
@@ -306,7 +316,7 @@ MUTANTS: tuple[Mutant, ...] = (
     ),
     _mutant(
         "a follower takes what it appended for synced at once",
-        (following.Following, "_append", "durable_end=durable_end,", "durable_end=self.log.log_end_offset,"),
+        (follower_driver.FollowerDriver, "_append", "durable_end=durable_end,", "durable_end=self.log.log_end_offset,"),
     ),
     _mutant(
         "the leader counts its own copy before it is synced",
@@ -324,7 +334,7 @@ MUTANTS: tuple[Mutant, ...] = (
     ),
     _mutant(
         "a failed fsync is forgotten",
-        (role.Role, "_sync_done", 'self.fail(f"fdatasync failed: {result}")', "pass"),
+        (sync_requests.SyncRequests, "_done", 'self._fail(f"fdatasync failed: {result}")', "pass"),
         (log_state.LogState, "failed", "self.failure =", "_ ="),
         drama="sync fails then power",
     ),
@@ -427,7 +437,7 @@ MUTANTS: tuple[Mutant, ...] = (
     _mutant(
         "a deposed leader says that nothing was stored",
         (
-            leading,
+            broker_appending,
             "told_without_epoch",
             "    return TidelogError(",
             "    return error\n    return TidelogError(",
@@ -560,7 +570,7 @@ MUTANTS: tuple[Mutant, ...] = (
     ),
     _mutant(
         "a full disk is taken for a broken one",
-        (following.Following, "_append", "self.context.counters.refused_no_space += 1", 'self.fail("full")'),
+        (follower_driver.FollowerDriver, "_append", "self.context.counters.refused_no_space += 1", 'self.fail("full")'),
         drama="full disks",
     ),
 )

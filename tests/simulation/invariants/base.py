@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, NoReturn
 if TYPE_CHECKING:
     from collections.abc import Mapping
 
-    from dataplane.broker.leading import Leading
+    from dataplane.broker.leader_driver import LeaderDriver
     from dataplane.broker.replica import Replica
     from dataplane.log.partition_log import PartitionLog
     from metadata.model import Outcome, Partition
@@ -161,10 +161,10 @@ class Invariant:
     def on_role(self, broker: SimBroker, replica: Replica) -> None:
         """It has a role that it had not."""
 
-    def on_leading(self, broker: SimBroker, role: Leading) -> None:
+    def on_leading(self, broker: SimBroker, role: LeaderDriver) -> None:
         """It leads, or is about to; after every turn."""
 
-    def on_lead(self, broker: SimBroker, replica: Replica, role: Leading) -> None:
+    def on_lead(self, broker: SimBroker, replica: Replica, role: LeaderDriver) -> None:
         """It took the lead."""
 
     def on_high_watermark(self, move: Move) -> None:

@@ -5,8 +5,8 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-from dataplane.broker.following import Following
-from dataplane.broker.leading import Leading
+from dataplane.broker.follower_driver import FollowerDriver
+from dataplane.broker.leader_driver import LeaderDriver
 from tests.simulation.invariants.base import Acknowledged, Commit, Invariant, Move, Numbered, Scene
 from tests.simulation.invariants.clients import (
     AckedIsCommitted,
@@ -209,7 +209,7 @@ class Invariants:
                 continue
             replica = self._leaders[place]
             role = replica.role
-            if isinstance(role, Leading) and role.core is not None and replica._log is not None:
+            if isinstance(role, LeaderDriver) and replica._log is not None:
                 self._led_to(broker, replica, self._seen[place], role.core.high_watermark)
             if role is None or role.ended:
                 del self._leaders[place]
@@ -230,7 +230,7 @@ class Invariants:
         if role is None or role.ended or log is None or role.failed is not None:
             if role is not seen.role:
                 seen.takes(role)
-            elif isinstance(role, Leading) and role.core is not None and log is not None and seen.has_led:
+            elif isinstance(role, LeaderDriver) and log is not None and seen.has_led:
                 # It fell in the turn in which it committed, and said so.
                 self._led_to(broker, replica, seen, role.core.high_watermark)
             return
@@ -238,19 +238,17 @@ class Invariants:
             seen.takes(role)
             for invariant in self._on_role:
                 invariant.on_role(broker, replica)
-        if isinstance(role, Leading):
+        if isinstance(role, LeaderDriver):
             core = role.core
             for invariant in self._on_leading:
                 invariant.on_leading(broker, role)
-            if core is None:
-                return
             if not seen.has_led:
                 seen.has_led = True
                 for invariant in self._on_lead:
                     invariant.on_lead(broker, replica, role)
             self._leaders[place] = replica
             self._led_to(broker, replica, seen, core.high_watermark)
-        elif isinstance(role, Following) and role.core.high_watermark != seen.high_watermark:
+        elif isinstance(role, FollowerDriver) and role.core.high_watermark != seen.high_watermark:
             self._moved(Move(broker, replica, seen.high_watermark, role.core.high_watermark, leads=False))
             seen.high_watermark = role.core.high_watermark
 
@@ -307,7 +305,7 @@ class Invariants:
                 role = replica.role
                 if (
                     (key.stream, key.partition) == (stream, partition)
-                    and isinstance(role, Leading)
+                    and isinstance(role, LeaderDriver)
                     and (truth is None or role.leader_epoch != truth.leader_epoch)
                 ):
                     return True

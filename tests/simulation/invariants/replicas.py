@@ -4,14 +4,14 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from dataplane.broker.following import Following
+from dataplane.broker.follower_driver import FollowerDriver
 from dataplane.replica.follower import Truncating
 from tests.simulation.invariants.base import Invariant, Scene
 from tests.simulation.invariants.history import may_be_compacted
 from wire.types import LeaderEpoch
 
 if TYPE_CHECKING:
-    from dataplane.broker.leading import Leading
+    from dataplane.broker.leader_driver import LeaderDriver
     from dataplane.broker.replica import Replica
     from dataplane.log.partition_log import PartitionLog
     from metadata.model import Partition
@@ -50,7 +50,7 @@ class SyncedStays(Invariant):
 
     def on_log(self, broker: SimBroker, replica: Replica, log: PartitionLog, end: int) -> None:
         place = broker.id, replica.key
-        if isinstance(replica.role, Following) and isinstance(replica.role.core.state, Truncating):
+        if isinstance(replica.role, FollowerDriver) and isinstance(replica.role.core.state, Truncating):
             self._synced[place] = 0  # how far it is being cut is not to be seen from outside
         elif _is_durable(replica):
             promised = self._synced.get(place, 0)
@@ -135,9 +135,7 @@ class LeaseEnds(Invariant):
         if old is not None and new.leader_epoch > old.leader_epoch:
             self._deposed[key, old.leader_epoch] = self.world.now
 
-    def on_leading(self, broker: SimBroker, role: Leading) -> None:
-        if role.core is None:
-            return  # it waits for its disk: nobody can reach it
+    def on_leading(self, broker: SimBroker, role: LeaderDriver) -> None:
         deposed_at = self._deposed.get((role.view.key, role.leader_epoch))
         if deposed_at is None or broker.process is None or broker.metadata is None:
             return
@@ -156,7 +154,7 @@ class SingleLeaderPerEpoch(Invariant):
         super().__init__(scene)
         self._leaders: dict[tuple[PartitionKey, LeaderEpoch], tuple[str, int]] = {}
 
-    def on_lead(self, broker: SimBroker, replica: Replica, role: Leading) -> None:
+    def on_lead(self, broker: SimBroker, replica: Replica, role: LeaderDriver) -> None:
         life = (broker.id, broker.lives)
         known = self._leaders.setdefault((replica.key, role.leader_epoch), life)
         if known != life:
@@ -166,8 +164,7 @@ class SingleLeaderPerEpoch(Invariant):
 class EpochBehindSyncedTail(Invariant):
     """To followers: a LeaderEpoch begins where the log is synced, so that no crash moves its beginning."""
 
-    def on_lead(self, broker: SimBroker, replica: Replica, role: Leading) -> None:
-        assert role.core is not None
+    def on_lead(self, broker: SimBroker, replica: Replica, role: LeaderDriver) -> None:
         if role.log.durable_end < role.core.epoch_start:
             self.broken(
                 f"{replica.key} on {broker.id}: LeaderEpoch {role.leader_epoch} begins at {role.core.epoch_start},"
@@ -179,7 +176,7 @@ class DerivedStateFollowsFromTheLog(Invariant):
     """To producers: who leads knows what they wrote, also what its log never held or holds no more; to followers: and
     where the leader epochs ended."""
 
-    def on_lead(self, broker: SimBroker, replica: Replica, role: Leading) -> None:
+    def on_lead(self, broker: SimBroker, replica: Replica, role: LeaderDriver) -> None:
         truth = self.raft.truth.partition(replica.key)
         if truth is not None and truth.leader_epoch == role.leader_epoch:
             self.history.check_derived_state(broker, replica, self.name, f"leads LeaderEpoch {role.leader_epoch}")
@@ -188,7 +185,7 @@ class DerivedStateFollowsFromTheLog(Invariant):
 class LeaderCompleteness(Invariant):
     """To clients: who leads holds all that was ever committed."""
 
-    def on_lead(self, broker: SimBroker, replica: Replica, role: Leading) -> None:
+    def on_lead(self, broker: SimBroker, replica: Replica, role: LeaderDriver) -> None:
         truth = self.raft.truth.partition(replica.key)
         if truth is not None and truth.leader_epoch == role.leader_epoch:
             self.history.check_prefix(broker, replica, self.name, f"leads LeaderEpoch {role.leader_epoch}")

@@ -7,7 +7,8 @@ import math
 
 import pytest
 
-from dataplane.broker.role import BEAT, NEAR, Role
+from dataplane.broker.role import Role
+from dataplane.broker.timer import BEAT, NEAR
 from tests.unit.dataplane.broker.role_bench import A, Bench, Loop, view
 from tests.unit.dataplane.log.conftest import Batches
 from wire.transport import Message
@@ -16,6 +17,8 @@ from wire.types import LeaderEpoch, Offset, PartitionView
 
 class Idle(Role):
     """Its deadline is `due`; notes what comes back."""
+
+    title = "idle"
 
     def __init__(self, bench: Bench) -> None:
         super().__init__(bench.context, view(A), bench.log, bench.damage.append)
@@ -57,10 +60,10 @@ class Idle(Role):
 
     def is_due(self, due: float) -> None:
         self.due = due
-        self._schedule()
+        self.timer.schedule()
 
     def wants_sync(self) -> None:
-        self._request_sync()
+        self._syncs.request()
 
 
 @pytest.fixture

@@ -28,11 +28,13 @@ from wire.tidelog_pb2 import FetchRequest
 from wire.transport import Message, Subscription
 from wire.types import Offset, PartitionView
 
-log = logging.getLogger(__name__)
+_log = logging.getLogger(__name__)
 
 
-class Remnant(ReadableRole):
-    """`damage`: what a reading of the whole log found; None until that is done."""
+class DamagedReplica(ReadableRole):
+    """Read only. `damage`: what a reading of the whole log found; None until that is done."""
+
+    title = "remnant"
 
     def __init__(
         self,
@@ -51,11 +53,11 @@ class Remnant(ReadableRole):
 
     # ------------------------------------------------------------------ life
     async def start(self) -> None:
-        log.error(
+        _log.error(
             "partition %s: the copy on %s is the last one and is damaged; it is served for reading as far as it goes",
             self.view.key, self.context.broker,
         )  # fmt: skip
-        self._spawn(self._examine())
+        self.spawn(self._examine())
         self._starting = self.context.loop.create_task(self._subscribe())
         await asyncio.wait({self._starting})
         if not self._starting.cancelled():
@@ -82,7 +84,7 @@ class Remnant(ReadableRole):
     async def _let_go(self, reason: str) -> None:
         if self._starting is not None:
             self._starting.cancel()
-        self._carry_out(self._consumers.refuse_all(TidelogError(Code.UNAVAILABLE, f"{reason}; read again")))
+        self._run(self._consumers.refuse_all(TidelogError(Code.UNAVAILABLE, f"{reason}; read again")))
         await self._unsubscribe()
 
     async def _unsubscribe(self) -> None:
@@ -109,7 +111,7 @@ class Remnant(ReadableRole):
         pass  # nothing of a damaged log is removed
 
     def _tick(self) -> None:
-        self._carry_out(self._consumers.expire(self.context.now(), self._high_watermark))
+        self._run(self._consumers.expire(self.context.now(), self._high_watermark))
 
     def _next_deadline(self) -> float:
         return self._consumers.next_deadline()
@@ -126,11 +128,11 @@ class Remnant(ReadableRole):
         except CorruptData:
             return
         # Nobody leads in this LeaderEpoch. Who asks in another one may be heard by a leader that is not known here yet.
-        if request.leader_epoch == self.leader_epoch and self._requests.is_same_life(
+        if request.leader_epoch == self.leader_epoch and self.requests.is_same_life(
             request.stream_incarnation, request.partition_incarnation
         ):
             key = self.view.key
-            self._answers.error(
+            self.answers.error(
                 message.reply,
                 TidelogError(
                     Code.UNAVAILABLE,
@@ -171,9 +173,9 @@ class Remnant(ReadableRole):
             high_watermark=self._high_watermark,
             refusal=self._damaged(f"offset {fetch.offset} lies behind the damage") if behind else None,
         )
-        self._carry_out(self._consumers.on_fetch(fetch, readable, self.context.now()))
+        self._run(self._consumers.on_fetch(fetch, readable, self.context.now()))
 
-    def _carry_out(self, effects: list[ConsumerEffect]) -> None:
+    def _run(self, effects: list[ConsumerEffect]) -> None:
         for effect in effects:
             if isinstance(effect, ServeConsumer):
                 self._serve(effect)
@@ -181,7 +183,7 @@ class Remnant(ReadableRole):
                 self._refuse_reader(effect)
 
     def _read_failed(self, inbox: str, error: LogDamaged | CorruptData | TidelogError) -> None:
-        self._answers.error(inbox, error if isinstance(error, TidelogError) else self._damaged(str(error)))
+        self.answers.error(inbox, error if isinstance(error, TidelogError) else self._damaged(str(error)))
 
     def _damaged(self, what: str) -> TidelogError:
         return TidelogError(

@@ -10,7 +10,7 @@ from typing import Any, cast
 
 import pytest
 
-from dataplane.broker.leading import Leading
+from dataplane.broker.leader_driver import LeaderDriver, begin_leader_epoch
 from dataplane.broker.replica import Replica
 from dataplane.log.partition_log import LogConfig
 from tests.unit.dataplane.broker.role_bench import EPOCH, HOME, KEY, A, B, Bench, view
@@ -22,7 +22,7 @@ from wire.replication import encode_header
 from wire.tidelog_pb2 import AckPolicy, AppendRequest, FetchRequest, PartitionNotification, ReplicationRequest
 from wire.tidelog_pb2 import Message as Envelope
 from wire.transport import BulkHandler, Message, MessageHandler
-from wire.types import LeaderEpoch, Offset, PartitionEpoch
+from wire.types import LeaderEpoch, Offset, PartitionEpoch, PartitionView
 
 
 @pytest.fixture
@@ -33,8 +33,14 @@ async def bench() -> AsyncIterator[Bench]:
         yield bench
 
 
-async def lead(bench: Bench, *, durability: str = "durable") -> Leading:
-    role = Leading(bench.context, view(A, durability=durability), bench.log, Offset(0), bench.damage.append)
+async def driver(bench: Bench, view: PartitionView) -> LeaderDriver:
+    """One that has not been started."""
+    await begin_leader_epoch(bench.context, view, bench.log)
+    return LeaderDriver(bench.context, view, bench.log, Offset(0), bench.damage.append)
+
+
+async def lead(bench: Bench, *, durability: str = "durable") -> LeaderDriver:
+    role = await driver(bench, view(A, durability=durability))
     await role.start()
     return role
 
@@ -109,7 +115,7 @@ async def test_a_durable_publish_whose_sync_fails_is_never_acknowledged(bench: B
 
 async def test_an_answer_that_no_message_has_room_for_is_an_error_to_whoever_asked(bench: Bench) -> None:
     """An older version's compaction made batches larger than they were, and max_payload may be lowered."""
-    role = Leading(bench.context, view(A, B), bench.log, Offset(0), bench.damage.append)
+    role = await driver(bench, view(A, B))
     await role.start()
     publish(bench, b"." * 5000, b"reply.1")
     await turn()
@@ -154,7 +160,7 @@ async def test_where_many_logs_wait_for_the_disk_a_batch_grows_until_the_last_on
     bench: Bench, is_crowded: bool, ends: list[int]
 ) -> None:
     bench.syncer.is_quick, bench.syncer.is_crowded = False, is_crowded
-    role = Leading(bench.context, view(A, B), bench.log, Offset(0), bench.damage.append)
+    role = await driver(bench, view(A, B))
     await role.start()
     key = role.view.key
     seen = []
@@ -181,13 +187,13 @@ async def test_where_many_logs_wait_for_the_disk_a_batch_grows_until_the_last_on
     await role.end("over")
 
 
-def serves(role: Leading) -> bool:
+def serves(role: LeaderDriver) -> bool:
     """As of now; a type checker takes a property for constant."""
     return role.is_serving
 
 
 async def test_a_leader_serves_once_it_is_heard_and_while_it_has_a_lease(bench: Bench) -> None:
-    role = Leading(bench.context, view(A), bench.log, Offset(0), bench.damage.append)
+    role = await driver(bench, view(A))
     asked, heard = asyncio.Event(), asyncio.Event()
     subscribe = bench.ingest.subscribe_bulk
 
@@ -200,7 +206,6 @@ async def test_a_leader_serves_once_it_is_heard_and_while_it_has_a_lease(bench: 
     beginning = asyncio.get_running_loop().create_task(role.start())
     await asked.wait()
     await turn()
-    assert role.core is not None
     assert not serves(role)
     heard.set()
     await beginning
@@ -222,7 +227,7 @@ async def test_a_leader_without_a_lease_tells_no_progress(bench: Bench) -> None:
 
 
 async def test_a_leader_says_so_when_it_begins_and_when_its_connection_is_back(bench: Bench) -> None:
-    role = Leading(bench.context, view(A, B), bench.log, Offset(0), bench.damage.append)
+    role = await driver(bench, view(A, B))
     await role.start()
     notify = bench.context.subjects.notify(B)
     assert [subject for subject, _, _ in bench.control.sent] == [notify]
@@ -245,7 +250,7 @@ def refusals(bench: Bench) -> list[tuple[str, str, str | None]]:
     return told
 
 
-def publish_in_all_ways(bench: Bench, role: Leading, leader_epoch: int) -> None:
+def publish_in_all_ways(bench: Bench, role: LeaderDriver, leader_epoch: int) -> None:
     """One bare request, one envelope, one `.append`."""
     publish(bench, b"one", b"bare")
     publish(bench, encode_publish(Envelope(value=b"two", ackInbox="envelope", ackPolicy=AckPolicy.ALL)), b"unused")
@@ -262,7 +267,7 @@ def publish_in_all_ways(bench: Bench, role: Leading, leader_epoch: int) -> None:
 @pytest.mark.parametrize("leader_epoch", [0, EPOCH])
 async def test_who_may_have_been_deposed_does_not_say_that_nothing_was_stored(bench: Bench, leader_epoch: int) -> None:
     """A bare request and an envelope reach a successor as well, an `.append` if it does not name its LeaderEpoch."""
-    role = Leading(bench.context, view(A, B, min_isr=2), bench.log, Offset(0), bench.damage.append)
+    role = await driver(bench, view(A, B, min_isr=2))
     await role.start()
     role.on_view(replace(view(A, B, min_isr=2), isr=(A,), epoch=PartitionEpoch(2)))
     publish_in_all_ways(bench, role, leader_epoch)
@@ -277,12 +282,12 @@ async def test_who_may_have_been_deposed_does_not_say_that_nothing_was_stored(be
 
 
 async def test_without_a_lease_only_an_append_that_names_its_leader_epoch_is_refused(bench: Bench) -> None:
-    role = Leading(bench.context, view(A, B, min_isr=2), bench.log, Offset(0), bench.damage.append)
+    role = await driver(bench, view(A, B, min_isr=2))
     await role.start()
     role.on_view(replace(view(A, B, min_isr=2), isr=(A,), epoch=PartitionEpoch(2)))
     bench.has_lease = False
     publish_in_all_ways(bench, role, 0)
-    role._corrupt_envelope("it does not decode", b"corrupt")
+    role._appending._corrupt_envelope("it does not decode", b"corrupt")
     assert refusals(bench) == []
     publish_in_all_ways(bench, role, EPOCH)
     assert refusals(bench) == [("append", "NOT_ENOUGH_REPLICAS", None)]
@@ -290,7 +295,7 @@ async def test_without_a_lease_only_an_append_that_names_its_leader_epoch_is_ref
 
 
 async def test_what_every_leader_refuses_is_refused_for_good_inside_the_lease(bench: Bench) -> None:
-    role = Leading(bench.context, view(A, B), bench.log, Offset(0), bench.damage.append)
+    role = await driver(bench, view(A, B))
     await role.start()
     publish(bench, b"x" * (2 << 20), b"bare")
     publish(bench, MAGIC + b"nothing that decodes", b"corrupt")
@@ -302,7 +307,7 @@ async def test_a_full_disk_of_the_only_replica_is_said_as_it_is(bench: Bench) ->
     """Nobody else can lead."""
     for replicas, code in (((A,), "NO_SPACE"), ((A, B), "OUTCOME_UNKNOWN")):
         bench.control.sent.clear()
-        role = Leading(bench.context, view(*replicas), bench.log, Offset(0), bench.damage.append)
+        role = await driver(bench, view(*replicas))
         await role.start()
         role.on_space(True)
         publish(bench, b"one", b"bare")
@@ -316,7 +321,7 @@ async def test_at_the_end_of_leadership_bare_publishes_have_an_unknown_outcome_i
     for has_lease in (True, False):
         bench.control.sent.clear()
         bench.has_lease = has_lease
-        role = Leading(bench.context, view(A, B, min_isr=2), bench.log, Offset(0), bench.damage.append)
+        role = await driver(bench, view(A, B, min_isr=2))
         await role.start()
         publish_in_all_ways(bench, role, EPOCH)
         await role.end("over")

@@ -41,7 +41,7 @@ from wire.tidelog_pb2 import FetchRequest, LeaderEpochOffsetRequest, LeaderEpoch
 from wire.transport import NO_RESPONDERS, Message
 from wire.types import LeaderEpoch, Offset, PartitionView
 
-log = logging.getLogger(__name__)
+_log = logging.getLogger(__name__)
 
 CACHED_BYTES = 16 << 20
 """Of the end of a log that is followed and read by nobody, what stays in the page cache; where memory is dear to touch,
@@ -51,7 +51,9 @@ follower, asks for when this replica leads next."""
 _T = TypeVar("_T")
 
 
-class Following(ReadableRole):
+class FollowerDriver(ReadableRole):
+    title = "following"
+
     def __init__(
         self,
         context: BrokerContext,
@@ -97,14 +99,14 @@ class Following(ReadableRole):
 
     # ------------------------------------------------------------------ life
     async def start(self) -> None:
-        log.info(
+        _log.info(
             "partition %s: following %s in LeaderEpoch %d from offset %d",
             self.view.key, self.view.leader, self.leader_epoch, self.log.log_end_offset,
         )  # fmt: skip
         self._run(self.core.start(self.context.now()))
         if self.core.owes_a_sync:
-            self._request_sync()
-        self._schedule()
+            self._syncs.request()
+        self.timer.schedule()
 
     def give_up_starting(self) -> None:
         pass  # its start waits for nothing
@@ -122,28 +124,28 @@ class Following(ReadableRole):
     def on_view(self, view: PartitionView) -> None:
         self.view = view
         self._run(self.core.on_view(view, self.context.now()))
-        self._schedule()
+        self.timer.schedule()
 
     def on_connection(self, connected: bool) -> None:  # noqa: ARG002 - the core wants to know since when
         if not self.ended:
             self._run(self.core.on_connection(self.context.control.connected_since, self.context.now()))
-            self._schedule()
+            self.timer.schedule()
 
     def on_log_start(self) -> None:
         self.core.on_log_start(self.log.log_start_offset)
 
     def on_space(self, no_space: bool) -> None:
-        self._carefully(lambda: self._run(self.core.on_space(no_space, self.context.now())))
-        self._schedule()
+        self.carefully(lambda: self._run(self.core.on_space(no_space, self.context.now())))
+        self.timer.schedule()
 
     def on_disk(self, hangs: bool) -> None:
-        self._carefully(lambda: self._run(self.core.on_disk(hangs, self.context.now())))
-        self._schedule()
+        self.carefully(lambda: self._run(self.core.on_disk(hangs, self.context.now())))
+        self.timer.schedule()
 
     def on_notification(self, leader_epoch: LeaderEpoch) -> None:
         if not self.ended:
             self._run(self.core.on_notification(leader_epoch, self.context.now()))
-            self._schedule()
+            self.timer.schedule()
 
     def _tick(self) -> None:
         self._run(self.core.tick(self.context.now()))
@@ -161,7 +163,7 @@ class Following(ReadableRole):
             f"{self.context.broker} does not lead {self.view.key} and cannot look {position!r} up; ask the leader",
             {"leader": self.view.leader or ""},
         )
-        self._answers.error(inbox, error)
+        self.answers.error(inbox, error)
 
     def _on_consumer_fetch(self, fetch: ConsumerFetch) -> None:
         self.log.cached_bytes = None
@@ -175,7 +177,7 @@ class Following(ReadableRole):
         if message.status == NO_RESPONDERS:
             if sequence == self.sequence or self._fetch_inbox is not None:
                 self._run(self.core.on_no_responders(now))
-            self._schedule()
+            self.timer.schedule()
             return
         try:
             leader_epoch, high_watermark = decode_header(message.data)
@@ -218,8 +220,8 @@ class Following(ReadableRole):
         if error is not None and self.core.stopped is error:
             self.context.counters.answers_too_large += 1
             if stopped is None:
-                log.error("partition %s: nothing is copied from the leader: %s", self.view.key, error.message)
-        self._schedule()
+                _log.error("partition %s: nothing is copied from the leader: %s", self.view.key, error.message)
+        self.timer.schedule()
 
     @staticmethod
     def _check(data: memoryview, leader_epoch: LeaderEpoch) -> list[BatchHeader]:
@@ -238,9 +240,9 @@ class Following(ReadableRole):
 
     def _bad_answer(self, sequence: int, error: Exception, now: float) -> None:
         self.context.counters.bad_answers += 1
-        log.warning("partition %s: refused an answer of the leader: %s", self.view.key, error)
+        _log.warning("partition %s: refused an answer of the leader: %s", self.view.key, error)
         self._run(self.core.on_bad_answer(sequence, str(error), now))
-        self._schedule()
+        self.timer.schedule()
 
     def _on_offset_answer(self, number: int, message: Message) -> None:
         if self.ended:
@@ -248,7 +250,7 @@ class Following(ReadableRole):
         now = self.context.now()
         if message.status == NO_RESPONDERS:
             self._run(self.core.on_no_responders(now))
-            self._schedule()
+            self.timer.schedule()
             return
         error = TidelogError.from_headers(message.headers)
         response = LeaderEpochOffsetResponse()
@@ -263,7 +265,7 @@ class Following(ReadableRole):
             told = error.number("leader_epoch")
             if told is None and "leader_epoch" in error.details:
                 self.context.counters.bad_answers += 1
-                log.warning(
+                _log.warning(
                     "partition %s: refused an answer of the leader: its LeaderEpoch is no number", self.view.key
                 )
                 return
@@ -276,7 +278,7 @@ class Following(ReadableRole):
             error=error,
         )
         self._run(self.core.on_offset_answer(answer, now))
-        self._schedule()
+        self.timer.schedule()
 
     def _on_checkpoint_answer(self, number: int, message: Message) -> None:
         if self.ended:
@@ -284,16 +286,16 @@ class Following(ReadableRole):
         now = self.context.now()
         if message.status == NO_RESPONDERS:
             self._run(self.core.on_no_responders(now))
-            self._schedule()
+            self.timer.schedule()
             return
         try:
             answer = checkpoints.decode_answer(number, message)
         except CorruptData as e:  # it is asked for again
             self.context.counters.bad_answers += 1
-            log.warning("partition %s: refused an answer of the leader: %s", self.view.key, e)
+            _log.warning("partition %s: refused an answer of the leader: %s", self.view.key, e)
             return
         self._run(self.core.on_checkpoint_answer(answer, now))
-        self._schedule()
+        self.timer.schedule()
 
     # ------------------------------------------------------------------ effects
     def _run(self, effects: list[FollowerEffect]) -> None:
@@ -306,15 +308,15 @@ class Following(ReadableRole):
                 case AppendReplicated(high_watermark):
                     self._append(high_watermark)
                 case RequestSync():
-                    self._request_sync()
+                    self._syncs.request()
                 case Truncate(offset):
-                    self._spawn(self._truncate(offset))
+                    self.spawn(self._truncate(offset))
                 case SendCheckpointRequest():
                     self._send_checkpoint_request(effect)
                 case InstallCheckpoint():
-                    self._spawn(self._install(effect))
+                    self.spawn(self._install(effect))
                 case StartOver():
-                    self._spawn(self._start_over())
+                    self.spawn(self._start_over())
                 case ReportLeader(report):
                     self.context.counters.leader_reports += 1
                     self.context.metadata.report_leader(report)
@@ -409,7 +411,7 @@ class Following(ReadableRole):
             return
         before = self.log.log_end_offset
         if offset < self.core.high_watermark:
-            log.error(
+            _log.error(
                 "partition %s: the leader's log ends below this replica's HW: cutting from %d to %d (unclean election)",
                 self.view.key, before, offset,
             )  # fmt: skip
@@ -425,10 +427,10 @@ class Following(ReadableRole):
             return
         self.context.counters.truncations += 1
         self.context.counters.truncated_records += before - end
-        log.info("partition %s: truncated from %d to %d", self.view.key, before, end)
+        _log.info("partition %s: truncated from %d to %d", self.view.key, before, end)
         if not self.ended:
             self._run(self.core.on_truncated(self.log.log_start_offset, end, self.context.now()))
-            self._schedule()
+            self.timer.schedule()
 
     async def _install(self, effect: InstallCheckpoint) -> None:
         await self._finish_cold_reads()
@@ -439,10 +441,10 @@ class Following(ReadableRole):
             start = await self._with_room(lambda: checkpoints.install(self.log, effect, self.leader_epoch))
         except CorruptData as e:
             context.counters.bad_answers += 1
-            log.warning("partition %s: refused the leader's state at offset %d: %s", self.view.key, effect.offset, e)
+            _log.warning("partition %s: refused the leader's state at offset %d: %s", self.view.key, effect.offset, e)
             if not self.ended:
                 self._run(self.core.on_bad_checkpoint(context.now()))
-                self._schedule()
+                self.timer.schedule()
             return
         except LogDamaged as e:
             self.fail(f"beginning anew at offset {effect.offset} failed: {e}")
@@ -450,7 +452,7 @@ class Following(ReadableRole):
         if start is None:
             return
         context.counters.skip_ahead_total += 1
-        log.warning(
+        _log.warning(
             "partition %s: the log ended at %d here and cannot go on as the leader's does; it begins anew at offset"
             " %d, with leader epochs %s and %d producers",
             self.view.key, before, effect.offset, self.log.epochs, len(self.log.producers),
@@ -477,7 +479,7 @@ class Following(ReadableRole):
     def _has_begun_anew(self) -> None:
         if not self.ended:
             self._run(self.core.on_truncated(self.log.log_start_offset, self.log.log_end_offset, self.context.now()))
-            self._schedule()
+            self.timer.schedule()
 
     async def _with_room(self, work: Callable[[], _T]) -> _T | None:
         """`work` on the log, off the loop, again and again while the disk is full. None: this role has ended."""

@@ -6,7 +6,7 @@ import asyncio
 
 import pytest
 
-from dataplane.broker.following import Following
+from dataplane.broker.follower_driver import FollowerDriver
 from dataplane.log.errors import LogDamaged
 from dataplane.replica.follower import Reconciling
 from tests.unit.dataplane.broker.role_bench import EPOCH, A, B, Bench, Loop, view
@@ -34,9 +34,9 @@ def bench(loop: Loop) -> Bench:
     return Bench(loop)
 
 
-async def follow(bench: Bench, *, durability: str = "durable") -> Following:
+async def follow(bench: Bench, *, durability: str = "durable") -> FollowerDriver:
     followed = view(A, B, leader=B, durability=durability)
-    role = Following(bench.context, followed, bench.log, Offset(0), 0, bench.damage.append)
+    role = FollowerDriver(bench.context, followed, bench.log, Offset(0), 0, bench.damage.append)
     await role.start()
     return role
 

@@ -1,0 +1,384 @@
+"""The way of a publish at the leader: into the open batch, the log, and the acknowledgements that wait for the HW.
+
+    bare publish, envelope ──> `Ingest`, the open batch ──seal──┐
+                                                                ├──> log ──> the core: pending acknowledgement
+    `.append` request ──> checked: life, LeaderEpoch, producer ─┘                │ committed, refused or timed out
+    publisher <──────────────────────────────────────────────────────────── complete
+
+An answer to a request that names no LeaderEpoch passes `_told_without_epoch` (R35).
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Callable
+
+from dataplane.broker.acks import AppendReply, BareReplies, EnvelopeReply, Replies
+from dataplane.broker.ingest import SEAL_BYTES, Ingest, envelope_waits, envelope_waits_for_all
+from dataplane.broker.reading import ReadableRole
+from dataplane.log.errors import LogDamaged, NoSpace
+from dataplane.replica.ack_levels import AckLevel, ack_level
+from dataplane.replica.effects import LeaderEffect
+from dataplane.replica.leader import Leader
+from dataplane.replica.producers import Duplicate, Rejected
+from dataplane.replica.refusals import fenced, told_without_epoch
+from wire.append import asked_durability, decode_append
+from wire.batch import HEADER_SIZE, BatchHeader, Compression, EncodedBatch
+from wire.errors import Code, CorruptData, TidelogError
+from wire.record_limit import RecordLimit
+from wire.tidelog_pb2 import AppendRequest, AppendResponse
+from wire.tidelog_pb2 import Message as EnvelopeMessage
+from wire.transport import BulkHandler, Message
+from wire.types import LeaderEpoch, Offset, PartitionState
+
+_log = logging.getLogger(__name__)
+
+REPLY_BYTES = 128
+"""What a bare request that waits for its answer counts among the uncommitted bytes, beside its record: that much memory
+it takes."""
+ENVELOPE_BYTES = 2048
+"""The same for an envelope."""
+
+
+class Appending:
+    """One leader's publishes. `run` carries effects of the core out."""
+
+    def __init__(self, role: ReadableRole, core: Leader, run: Callable[[list[LeaderEffect]], None]) -> None:
+        self._role = role
+        self._context = role.context
+        self._log = role.log
+        self._core = core
+        self._run = run
+        self.syncing = False
+        """A sync is out that covers what was appended last."""
+        self._ingest = Ingest(
+            seal=self.seal,
+            wants_batch=self._wants_batch,
+            refuse=self._refuse_publish,
+            on_refused=self._bare_refused,
+            on_corrupt=self._corrupt_envelope,
+            on_envelope_refused=self._envelope_refused,
+            time_ns=role.context.time_ns,
+        )
+        self.configure()
+
+    def configure(self) -> None:
+        """Take over the settings of the newest view, and the largest message of NATS; both change while the stream is
+        used."""
+        view = self._role.view
+        config, room = view.config, self._context.max_batch_bytes - HEADER_SIZE - 64
+        self._compression = Compression[config.compression.name]
+        self._record_limit = RecordLimit(room, config.max_record_bytes)
+        self._confirm_timeout = config.confirm_timeout_ms / 1000
+        self._level = ack_level(view)
+        self._ingest.configure(
+            max_batch_bytes=min(4 * SEAL_BYTES, room),
+            record_limit=self._record_limit,
+            with_replies=config.reply_acks,
+        )
+
+    @property
+    def ingest(self) -> BulkHandler:
+        """Takes what is published to the stream's subject."""
+        return self._ingest
+
+    def abandon(self, reason: str) -> None:
+        """The role ends. Another leader may have received, and stored, the same publishes: their outcome is not known
+        here."""
+        self._ingest.abandon(TidelogError(Code.OUTCOME_UNKNOWN, f"{reason}; the record was not stored here"))
+
+    def on_follower_waits(self) -> None:
+        """A fetch was taken: the open batch need not grow any more."""
+        if self._ingest.open_records and self._core.has_waiting_follower and self._wants_batch():
+            self.seal()
+
+    def _wants_batch(self) -> bool:
+        if not self.syncing:
+            return True
+        # Where many logs wait for the disk the batch grows until this one has been synced.
+        return self._core.has_waiting_follower and not self._context.syncer.is_crowded
+
+    def seal(self) -> None:
+        """The open batch of bare publishes goes into the log."""
+        if self._role.ended or not self._ingest.open_records:
+            return
+        batch, replies, envelopes = self._ingest.take(self._compression)
+        header = self._append(batch)
+        if isinstance(header, TidelogError):
+            self._context.counters.dropped_refused += batch.record_count
+            for _, run in replies:
+                self._refuse_bare(run, header)
+            for _, message, received in envelopes:
+                self._refuse_envelope(self._without_offset(message, received), header)
+            return
+        now = self._context.now()
+        base, end = header.base_offset, header.end_offset
+        effects: list[LeaderEffect] = []
+        if replies:
+            runs = [(Offset(base + index), run) for index, run in replies]
+            token = BareReplies(runs, needs_lease=self._level.is_local)
+            effects += self._core.await_ack(self._level, end, token, self._confirm_timeout, now)
+        envelopes = [waiting for waiting in envelopes if envelope_waits(waiting[1])]
+        for index, message, received in envelopes:
+            waits_for_all = envelope_waits_for_all(message)
+            level = self._level if waits_for_all else ack_level(self._role.view, by_leader=True)
+            reply = EnvelopeReply(message, self._role.view.subject, Offset(base + index), received, level.is_local)
+            effects += self._core.await_ack(level, end, reply, self._confirm_timeout, now)
+        waiting = sum(len(run) for _, run in replies) * REPLY_BYTES + len(envelopes) * ENVELOPE_BYTES
+        effects += self._core.on_appended(end, header.size + waiting, now)
+        self._run(effects)
+        self._role.timer.schedule()
+
+    def _append(self, batch: EncodedBatch) -> BatchHeader | TidelogError:
+        """Stamp, encrypt where the stream asks for it, and append; the caller tells the core. An error: nothing was
+        stored for want of room, or the log has failed, and this replica withdraws."""
+        parts, header = batch.stamp(self._log.log_end_offset, self._role.leader_epoch, self._context.time_ns())
+        if self._role.view.config.encryption:
+            parts, header = self._role.cipher.encrypt(header, batch.parts)
+        try:
+            self._context.space.append(self._log, parts, [header])
+        except NoSpace as e:
+            self._context.counters.refused_no_space += 1
+            return TidelogError(Code.NO_SPACE, f"{self._context.broker} has no room for {self._role.view.key}: {e}")
+        except LogDamaged as e:
+            self._role.fail(f"append failed: {e}")
+            return self._append_failed()
+        counters = self._context.counters
+        counters.batches_in += 1
+        counters.records_in += batch.record_count
+        counters.bytes_in += header.size
+        return header
+
+    def on_synced(self, durable_end: Offset) -> None:
+        self.syncing = self._role.syncs_out > 0 and durable_end < self._core.log_end_offset
+        self._run(self._core.on_synced(durable_end, self._context.now()))
+        self.seal()
+
+    def _refuse_publish(self, acknowledged: bool) -> TidelogError | None:
+        if self._role.ended or self._role.failed is not None:
+            return TidelogError(
+                Code.NOT_LEADER, f"{self._context.broker} does not lead {self._role.view.key} now; try again"
+            )
+        now = self._context.now()
+        return self._lacks_key() or self._core.refuse_publish(
+            self._level if acknowledged else None, lease_valid=self._context.metadata.lease_valid(now), now=now
+        )
+
+    def _bare_refused(self, replies: Replies, error: TidelogError, count: int) -> None:
+        if count:
+            counters = self._context.counters
+            if error.code is Code.RECORD_TOO_LARGE:
+                counters.dropped_too_large += count
+            else:
+                counters.dropped_refused += count
+            _log.warning("partition %s: dropped %d published records: %s", self._role.view.key, count, error)
+        if self._role.view.config.reply_acks:
+            self._refuse_bare(replies, error)
+
+    def _corrupt_envelope(self, reason: str, reply: bytes | None) -> None:
+        self._context.counters.dropped_corrupt_envelope += 1
+        _log.warning(
+            "partition %s: dropped a corrupt envelope published to %s: %s",
+            self._role.view.key,
+            self._role.view.subject,
+            reason,
+        )
+        if reply is not None and self._role.view.config.reply_acks and not self._role.ended:
+            error = TidelogError(Code.CORRUPT_ENVELOPE, f"{reason}; the envelope was not stored, send it again")
+            self._refuse_bare([reply], error)
+
+    def _envelope_refused(self, message: EnvelopeMessage, error: TidelogError) -> None:
+        counters = self._context.counters
+        if error.code is Code.RECORD_TOO_LARGE:
+            counters.dropped_too_large += 1
+        else:
+            counters.dropped_refused += 1
+        _log.warning("partition %s: dropped an envelope: %s", self._role.view.key, error)
+        self._refuse_envelope(self._without_offset(message, self._context.time_ns()), error)
+
+    def _without_offset(self, message: EnvelopeMessage, received: int) -> EnvelopeReply:
+        return EnvelopeReply(message, self._role.view.subject, Offset(-1), received, needs_lease=False)
+
+    # Every publish without a LeaderEpoch that gets an error gets it by one of these three.
+
+    def _told_without_epoch(self, error: TidelogError) -> TidelogError | None:
+        """By the clock of this moment: the process may have stood still since the message came."""
+        lease_valid = self._context.metadata.lease_valid(self._context.now())
+        return told_without_epoch(error, self._context.broker, self._role.view, lease_valid=lease_valid)
+
+    def _refuse_bare(self, replies: Replies, error: TidelogError) -> None:
+        told = self._told_without_epoch(error)
+        if told is not None:
+            self._role.answers.bare_error(replies, told)
+
+    def _refuse_envelope(self, reply: EnvelopeReply, error: TidelogError) -> None:
+        told = self._told_without_epoch(error)
+        if told is not None:
+            self._role.answers.envelope(reply, self._context.time_ns(), told)
+
+    def _refuse_append(self, leader_epoch: int, inbox: str | None, error: TidelogError) -> None:
+        """A request that names its LeaderEpoch is stored by no other leader: `error` is all that comes of it."""
+        told = error if leader_epoch else self._told_without_epoch(error)
+        if told is not None:
+            self._role.answers.error(inbox, told)
+
+    def _append_failed(self) -> TidelogError:
+        """What the disk took of it is unknown; a later life of this replica may find it whole."""
+        return TidelogError(
+            Code.OUTCOME_UNKNOWN,
+            f"{self._context.broker} could not write to the log of {self._role.view.key}: {self._role.failed}",
+        )
+
+    # ------------------------------------------------------------------ `.append`
+    def on_append(self, message: Message) -> None:
+        if self._role.ended:
+            return
+        request = AppendRequest()
+        try:
+            request, buffer = decode_append(message.data)
+            if self._role.requests.is_outlived(request):
+                return
+            self._role.requests.check_client(request)
+            if request.leader_epoch > self._role.leader_epoch:
+                return  # we are the zombie
+            level = self._asked_level(request)
+            self._check_append(request, level)
+            batch = EncodedBatch.from_bytes(
+                buffer, max_body_bytes=self._context.max_batch_bytes - HEADER_SIZE, record_limit=self._record_limit
+            )
+        except CorruptData as e:
+            self._context.counters.dropped_corrupt_batch += 1
+            _log.warning("partition %s: dropped a corrupt batch: %s", self._role.view.key, e)
+            error = TidelogError(Code.CORRUPT_BATCH, f"the batch does not decode: {e}; send it again")
+            self._refuse_append(request.leader_epoch, message.reply, error)
+            return
+        except TidelogError as e:
+            self._refuse_append(request.leader_epoch, message.reply, e)
+            return
+        self._append_batch(request, level, batch, message.reply)
+        self._role.timer.schedule()
+
+    def _asked_level(self, request: AppendRequest) -> AckLevel | None:
+        """None: no acknowledgement is wanted. Raises TidelogError(BAD_REQUEST)."""
+        asked = asked_durability(request)
+        if request.acks != AppendRequest.NONE:
+            return ack_level(self._role.view, asked, by_leader=request.acks == AppendRequest.LEADER)
+        if asked is not None:
+            raise TidelogError(
+                Code.BAD_REQUEST,
+                f"durability={asked} says when to acknowledge, and acks=none never to; leave one out",
+            )
+        return None
+
+    def _check_append(self, request: AppendRequest, level: AckLevel | None) -> None:
+        """Raises TidelogError when the request may not be appended, whatever its batch holds."""
+        view = self._role.view
+        key = view.key
+        if request.leader_epoch and request.leader_epoch < self._role.leader_epoch:
+            raise fenced(view, LeaderEpoch(request.leader_epoch))
+        if request.partitioning_version and request.partitioning_version != view.partitioning_version:
+            raise TidelogError(
+                Code.STALE_PARTITIONING,
+                f"stream {key.stream} is in partitioning version {view.partitioning_version},"
+                f" the request in {request.partitioning_version}; refresh the metadata",
+                {"version": str(view.partitioning_version)},
+            )
+        if self._role.view.state is not PartitionState.ACTIVE:
+            code = (
+                Code.PARTITION_DRAINING if self._role.view.state is PartitionState.DRAINING else Code.PARTITION_RETIRED
+            )
+            raise TidelogError(code, f"partition {key} is {view.state.value}; refresh the metadata")
+        now = self._context.now()
+        error = self._lacks_key() or self._core.refuse_publish(
+            level, lease_valid=self._context.metadata.lease_valid(now), now=now
+        )
+        if error is not None:
+            raise error
+
+    def _append_batch(
+        self, request: AppendRequest, level: AckLevel | None, batch: EncodedBatch, inbox: str | None
+    ) -> None:
+        self.seal()
+        now, epoch, sent = self._context.now(), self._role.leader_epoch, batch.header
+        verdict = self._log.producers.check(
+            sent.producer_id, sent.producer_epoch, sent.base_sequence, sent.record_count
+        )
+        if isinstance(verdict, Rejected):
+            self._refuse_append(request.leader_epoch, inbox, verdict.error)
+            return
+        if isinstance(verdict, Duplicate):
+            response = AppendResponse(base_offset=verdict.base_offset, leader_epoch=epoch, duplicate=True)
+            self._run(self._await(request, level, verdict.end_offset, response, inbox, now))
+            return
+        if request.HasField("expected_last_offset") and request.expected_last_offset != self._core.log_end_offset - 1:
+            last = self._core.log_end_offset - 1
+            error = TidelogError(
+                Code.INCORRECT_OFFSET,
+                f"the last offset of {self._role.view.key} is {last}, not {request.expected_last_offset}",
+                {"last_offset": str(last)},
+            )
+            self._refuse_append(request.leader_epoch, inbox, error)
+            return
+        header = self._append(batch)
+        if isinstance(header, TidelogError):
+            self._refuse_append(request.leader_epoch, inbox, header)
+            return
+        end = header.end_offset
+        response = AppendResponse(base_offset=header.base_offset, leader_epoch=epoch)
+        effects = self._await(request, level, end, response, inbox, now)
+        self._run([*effects, *self._core.on_appended(end, header.size, now)])
+
+    def _await(
+        self,
+        request: AppendRequest,
+        level: AckLevel | None,
+        end: Offset,
+        response: AppendResponse,
+        inbox: str | None,
+        now: float,
+    ) -> list[LeaderEffect]:
+        if level is None or not inbox:
+            return []
+        timeout = request.confirm_timeout_ms / 1000 if request.confirm_timeout_ms else self._confirm_timeout
+        return self._core.await_ack(level, end, AppendReply(inbox, response, needs_lease=level.is_local), timeout, now)
+
+    def _lacks_key(self) -> TidelogError | None:
+        """It leads nevertheless: following and being followed need no key. The controller gives the leadership to a
+        member of the ISR that has one; until then, or for good if there is none, publishes are refused."""
+        if not self._role.view.config.encryption or self._role.cipher.can_encrypt:
+            return None
+        return self._role.until_another_leads(
+            self._context.keyring.lacks_a_key(f"cannot encrypt what is published to {self._role.view.key}")
+        )
+
+    def complete(self, token: object, error: TidelogError | None) -> None:
+        match token:
+            case BareReplies():
+                error = error or self._no_lease(token.needs_lease)
+                if error is None:
+                    self._role.answers.bare(token)
+                else:
+                    for _, replies in token.runs:
+                        self._refuse_bare(replies, error)
+            case AppendReply():
+                error = error or self._no_lease(token.needs_lease)
+                if error is None:
+                    self._role.answers.append(token)
+                else:
+                    self._role.answers.error(token.inbox, error)
+            case EnvelopeReply():
+                error = error or self._no_lease(token.needs_lease)
+                if error is None:
+                    self._role.answers.envelope(token, self._context.time_ns())
+                else:
+                    self._refuse_envelope(token, error)
+            case _:
+                raise TypeError(f"unknown token {token!r}")
+
+    def _no_lease(self, needed: bool) -> TidelogError | None:
+        if not needed or self._context.metadata.lease_valid(self._context.now()):
+            return None
+        return TidelogError(
+            Code.OUTCOME_UNKNOWN,
+            f"{self._context.broker} may lead {self._role.view.key} no more; the record may or may not survive",
+        )

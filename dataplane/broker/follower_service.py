@@ -1,0 +1,166 @@
+"""What a leader does for its followers: it answers fetches, looks LeaderEpoch ends up, sends its derived state.
+
+Batches that are not in memory, and pieces of the derived state, are read in the readers' threads.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Callable
+
+from dataplane.broker import checkpoints
+from dataplane.broker.appending import Appending
+from dataplane.broker.reading import ReadableRole
+from dataplane.broker.requests import follower_fetch
+from dataplane.log.errors import LogDamaged
+from dataplane.replica.effects import LeaderEffect, Respond, SendCheckpoint
+from dataplane.replica.leader import Leader
+from dataplane.replica.refusals import deletions_gone
+from wire.errors import CorruptData, TidelogError
+from wire.replication import encode_header, sync_headers
+from wire.tidelog_pb2 import (
+    CheckpointRequest,
+    LeaderEpochOffsetRequest,
+    LeaderEpochOffsetResponse,
+    ReplicationRequest,
+)
+from wire.transport import Message
+from wire.types import LeaderEpoch, Offset
+
+_log = logging.getLogger(__name__)
+
+
+class FollowerService:
+    """`run` carries effects of the core out."""
+
+    def __init__(
+        self, role: ReadableRole, core: Leader, appending: Appending, run: Callable[[list[LeaderEffect]], None]
+    ) -> None:
+        self._role = role
+        self._context = role.context
+        self._log = role.log
+        self._core = core
+        self._appending = appending
+        self._run = run
+        self._checkpoint_reads = 0
+        """Followers for which the derived state is being read."""
+
+    def on_replicate(self, message: Message) -> None:
+        if self._role.ended:
+            return
+        request = ReplicationRequest()
+        if not self._role.requests.decode("replication", request, message, self._role.answer_header):
+            return
+        fetch = follower_fetch(request, message.reply or "")
+        self._core.deletions_end = self._log.compaction_point.deletions_end
+        effects = self._core.on_fetch(fetch, self._context.now())
+        self._run(effects)
+        self._appending.on_follower_waits()
+        self._role.timer.schedule()
+
+    def on_offset(self, message: Message) -> None:
+        if self._role.ended:
+            return
+        request = LeaderEpochOffsetRequest()
+        if not self._role.requests.decode("offset", request, message):
+            return
+        answer = self._core.on_offset_request(
+            LeaderEpoch(request.leaderEpoch), LeaderEpoch(request.current_leader_epoch)
+        )
+        if answer is None:
+            return
+        if isinstance(answer, TidelogError):
+            self._role.answers.error(message.reply, answer)
+            return
+        epoch, end = answer
+        response = LeaderEpochOffsetResponse(
+            endOffset=end,
+            leader_epoch=epoch,
+            current_leader_epoch=self._role.leader_epoch,
+            log_start_offset=self._core.log_start_offset,
+        )
+        if message.reply:
+            self._context.control.publish(message.reply, [response.SerializeToString()])
+
+    def on_checkpoint(self, message: Message) -> None:
+        if self._role.ended:
+            return
+        request = CheckpointRequest()
+        if self._role.requests.decode("checkpoint", request, message, self._role.answer_header) and message.reply:
+            self._run(self._core.on_checkpoint_request(checkpoints.decode_fetch(request, message.reply)))
+
+    def respond(self, effect: Respond) -> None:
+        header = encode_header(self._role.leader_epoch, effect.high_watermark)
+        headers = sync_headers(effect.sync_to)
+        if effect.max_bytes == 0:
+            self._context.control.publish(effect.inbox, [header], headers=headers)
+            return
+        limit = min(effect.max_bytes, self._context.max_batch_bytes)
+        parts = self._log.read(effect.offset, max_bytes=limit, end_offset=self._log.log_end_offset)
+        if parts is not None:
+            control = self._context.control
+            self._role.send(control, effect.inbox, effect.offset, [header, *parts], headers, header)
+        else:
+            self._role.spawn(self._respond_cold(effect, limit))
+
+    async def _respond_cold(self, effect: Respond, limit: int) -> None:
+        try:
+            data = await self._role.read_cold(effect.offset, limit, self._log.log_end_offset)
+        except TidelogError as e:  # it was removed for its age meanwhile
+            self._role.answers.error(effect.inbox, e, encode_header(self._role.leader_epoch, effect.high_watermark))
+            return
+        except CorruptData as e:
+            self._role.on_damage(f"{effect.replica} asked for what lies at offset {effect.offset}: {e}")
+            return
+        except LogDamaged as e:
+            self._role.fail(f"a read for follower {effect.replica} at offset {effect.offset} failed: {e}")
+            return
+        header = encode_header(self._role.leader_epoch, effect.high_watermark)
+        self._core.deletions_end = self._log.compaction_point.deletions_end
+        if self._core.lacks_deletions(effect.replica, effect.offset):
+            # Tombstones may have gone from the log between the request and the reading.
+            gone = deletions_gone(self._role.view.key, self._log.log_start_offset, effect.offset)
+            self._role.answers.error(effect.inbox, gone, header)
+        elif not self._role.ended:
+            headers = sync_headers(effect.sync_to)
+            self._role.send(self._context.control, effect.inbox, effect.offset, [header, data], headers, header)
+
+    def send_checkpoint(self, effect: SendCheckpoint) -> None:
+        """The follower asks again where too many are read for already."""
+        if self._checkpoint_reads < checkpoints.MAX_READS:
+            self._role.spawn(self._read_checkpoint(effect))
+
+    async def _read_checkpoint(self, effect: SendCheckpoint) -> None:
+        context, limit = self._context, self._context.max_batch_bytes
+        header = encode_header(self._role.leader_epoch, effect.high_watermark)
+        self._checkpoint_reads += 1
+        try:
+            piece = await context.loop.run_in_executor(
+                context.readers, checkpoints.read_piece, self._log, effect, limit
+            )
+        except TidelogError as e:  # the log start has moved on
+            self._role.answers.error(effect.inbox, e, header)
+        except CorruptData as e:
+            self._role.on_damage(f"{effect.replica} asked for the state at offset {effect.offset}: {e}")
+        except LogDamaged as e:
+            self._role.fail(f"the state at offset {effect.offset} cannot be read for follower {effect.replica}: {e}")
+        else:
+            if not self._role.ended:
+                self._role.send(context.control, effect.inbox, effect.offset, [header, piece], None, header)
+        finally:
+            self._checkpoint_reads -= 1
+
+    async def verify(self, offset: Offset, reason: str) -> None:
+        """A follower refused what it got from `offset` on: is it our copy that is damaged?"""
+        self._context.counters.bad_answers += 1
+        _log.warning("partition %s: a follower refused what lies at offset %d: %s", self._role.view.key, offset, reason)
+        if offset >= self._log.log_end_offset:
+            return
+        try:
+            await self._role.read_cold(offset, self._context.max_batch_bytes, self._log.log_end_offset)
+        except TidelogError as e:  # it was removed for its age meanwhile
+            _log.info("partition %s: %s", self._role.view.key, e)
+        except CorruptData as e:
+            self._role.on_damage(f"a follower refused what lies at offset {offset}: {e}")
+        except LogDamaged as e:
+            self._role.fail(f"the log cannot be read at offset {offset}: {e}")

@@ -1,0 +1,329 @@
+"""Drives `dataplane.replica.leader`: subscriptions in, the core in the middle, log and answers out.
+
+A `LeaderDriver` is made once its LeaderEpoch is durable (`begin_leader_epoch`), so that it has a core from its first
+moment. Its parts: publishes (`dataplane.broker.appending`), followers (`dataplane.broker.follower_service`), consumers
+(`dataplane.broker.reading`).
+
+Subjects, all subscribed when leadership begins and given up when it ends (a killed process loses them at once, which
+lets others see its death as a 503):
+
+    control connection   <ns>.<stream>.<p>.replicate   .offset   .checkpoint
+    ingest connection    the stream's subject          .append   .fetch
+
+Batches are appended in the event loop (page cache), answered to waiting followers before our own fdatasync begins.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections.abc import Callable, Coroutine
+from dataclasses import dataclass
+from typing import Any
+
+from dataplane.broker.appending import Appending
+from dataplane.broker.context import BrokerContext
+from dataplane.broker.follower_service import FollowerService
+from dataplane.broker.reading import ReadableRole
+from dataplane.log.errors import LogDamaged
+from dataplane.log.partition_log import PartitionLog
+from dataplane.replica.consumers import ConsumerFetch
+from dataplane.replica.effects import (
+    CompleteDrain,
+    CompleteProduce,
+    LeaderEffect,
+    Notify,
+    ProposeIsr,
+    Refuse,
+    RefuseConsumer,
+    RequestSync,
+    Respond,
+    SendCheckpoint,
+    ServeConsumer,
+    VerifyOwnCopy,
+)
+from dataplane.replica.leader import Leader
+from wire.errors import Code, CorruptData, TidelogError
+from wire.tidelog_pb2 import FetchRequest, PartitionNotification
+from wire.transport import MessageHandler, Subscription, Transport
+from wire.types import BrokerId, DrainAnswer, LeaderMove, Offset, PartitionView
+
+_log = logging.getLogger(__name__)
+
+
+async def begin_leader_epoch(context: BrokerContext, view: PartitionView, partition_log: PartitionLog) -> None:
+    """First the tail of the log is synced, then (LeaderEpoch -> LEO) is durable. Raises LogDamaged."""
+    try:
+        await context.loop.run_in_executor(
+            context.executor, partition_log.assign_epoch, view.leader_epoch, partition_log.log_end_offset
+        )
+    except LogDamaged as e:
+        raise LogDamaged(f"cannot begin LeaderEpoch {view.leader_epoch}: {e}") from e
+
+
+@dataclass(frozen=True, slots=True)
+class _Mover:
+    """The request that this leader drains for."""
+
+    move: LeaderMove
+    answer: DrainAnswer
+
+
+class LeaderDriver(ReadableRole):
+    title = "leading"
+
+    def __init__(
+        self,
+        context: BrokerContext,
+        view: PartitionView,
+        partition_log: PartitionLog,
+        high_watermark: Offset,
+        on_damage: Callable[[str], None],
+    ) -> None:
+        super().__init__(context, view, partition_log, on_damage)
+        partition_log.cached_bytes = None
+        self._is_heard = False
+        """NATS brings it everything that is published and asked."""
+        self._subscriptions: list[Subscription] = []
+        self._starting: asyncio.Task[None] | None = None
+        self.core = Leader(
+            view=view,
+            broker=context.broker,
+            incarnation=context.incarnation,
+            log_start_offset=partition_log.log_start_offset,
+            log_end_offset=partition_log.log_end_offset,
+            durable_end=partition_log.durable_end,
+            high_watermark=high_watermark,
+            epochs=partition_log.epochs,
+            settings=context.settings,
+            now=context.now(),
+            no_space=context.space.is_full,
+            disk_hangs=context.disk.hangs,
+            shared=context.uncommitted,
+        )
+        self._appending = Appending(self, self.core, self._run)
+        self._followers = FollowerService(self, self.core, self._appending, self._run)
+
+    # ------------------------------------------------------------------ life
+    async def start(self) -> None:
+        """Returns once NATS brings everything that is published and asked."""
+        context, view = self.context, self.view
+        context.counters.elections_won += 1
+        self._starting = context.loop.create_task(self._subscribe())
+        await asyncio.wait({self._starting})
+        if self._starting.cancelled():
+            return
+        self._starting.result()
+        if self.is_over():  # meanwhile
+            await self._unsubscribe()
+            return
+        _log.info(
+            "partition %s: leading LeaderEpoch %d from offset %d, HW %d, ISR %s",
+            view.key, view.leader_epoch, self.core.epoch_start, self.core.high_watermark, ",".join(view.isr),
+        )  # fmt: skip
+        self._is_heard = True
+        self._run([*self.core.announce(), *self.core.tick(context.now())])
+        self.timer.schedule()
+
+    def give_up_starting(self) -> None:
+        if self._starting is not None:
+            self._starting.cancel()
+
+    async def _subscribe(self) -> None:
+        """Waits for the connections, however long they take."""
+        context, subjects, key = self.context, self.context.subjects, self.view.key
+
+        async def hold(subscribe: Callable[[], Coroutine[Any, Any, Subscription]]) -> None:
+            self._subscriptions.append(await subscribe())
+
+        def told(transport: Transport, subject: str, handle: MessageHandler) -> Coroutine[Any, Any, None]:
+            return hold(lambda: transport.subscribe(subject, self._handler(handle)))
+
+        control, ingest = context.control, context.ingest
+        await asyncio.gather(
+            told(control, subjects.replicate(key.stream, key.partition), self._followers.on_replicate),
+            told(control, subjects.offset(key.stream, key.partition), self._followers.on_offset),
+            told(control, subjects.checkpoint(key.stream, key.partition), self._followers.on_checkpoint),
+            hold(lambda: ingest.subscribe_bulk(self.view.subject, self._bulk_handler(self._appending.ingest))),
+            told(ingest, subjects.append(key.stream, key.partition), self._appending.on_append),
+            told(ingest, subjects.fetch(key.stream, key.partition), self._on_fetch),
+        )
+
+    async def _let_go(self, reason: str) -> None:
+        if self._starting is not None:
+            self._starting.cancel()
+        try:
+            self._appending.abandon(reason)
+            self._run(self.core.resign(reason))
+        finally:
+            await self._unsubscribe()
+
+    async def _unsubscribe(self) -> None:
+        subscriptions, self._subscriptions = self._subscriptions, []
+        await asyncio.gather(*(s.unsubscribe() for s in subscriptions), return_exceptions=True)
+
+    @property
+    def high_watermark(self) -> Offset:
+        return self.core.high_watermark
+
+    @property
+    def is_serving(self) -> bool:
+        """It takes all that is published, without an acknowledgement, too."""
+        return self._is_heard and not self.ended and self.context.metadata.lease_valid(self.context.now())
+
+    def on_view(self, view: PartitionView) -> None:
+        self.view = view
+        self._appending.configure()
+        if not self.ended:
+            self._run(self.core.on_view(view, self.context.now()))
+            self.timer.schedule()
+
+    def on_connection(self, connected: bool) -> None:
+        if connected:
+            self._appending.configure()
+        self.core.on_connection(connected, self.context.now())
+        if connected:
+            self._run(self.core.announce())
+
+    def on_log_start(self) -> None:
+        self.core.on_log_start(self.log.log_start_offset)
+
+    def on_space(self, no_space: bool) -> None:
+        self.carefully(lambda: self._run(self.core.on_space(no_space, self.context.now())))
+        self.timer.schedule()
+
+    def on_disk(self, hangs: bool) -> None:
+        self.carefully(lambda: self._run(self.core.on_disk(hangs, self.context.now())))
+        self.timer.schedule()
+
+    def drain(self, move: LeaderMove, timeout: float, answer: DrainAnswer) -> None:
+        """Stop sequencing until the target of a planned move has everything; see `dataplane.replica.leader`."""
+        if self.ended or move.leader_epoch != self.leader_epoch:
+            answer(
+                TidelogError(
+                    Code.LEADER_NOT_MOVED,
+                    f"{self.context.broker} does not lead {self.view.key} in LeaderEpoch {move.leader_epoch} now;"
+                    " look again",
+                )
+            )
+            return
+        self.carefully(lambda: self._begin_drain(_Mover(move, answer), timeout))
+
+    def _begin_drain(self, mover: _Mover, timeout: float) -> None:
+        self._appending.seal()  # what has come in was accepted
+        target = mover.move.target
+        _log.info(
+            "partition %s: stops sequencing at offset %d, so that %s can lead",
+            self.view.key, self.core.log_end_offset, target,
+        )  # fmt: skip
+        self._run(self.core.drain(target, mover, timeout, self.context.now()))
+        self.timer.schedule()
+
+    def _tick(self) -> None:
+        self._run(self.core.tick(self.context.now()))
+
+    def _next_deadline(self) -> float:
+        return self.core.next_deadline()
+
+    def _on_synced(self, durable_end: Offset) -> None:
+        self._appending.on_synced(durable_end)
+
+    def until_another_leads(self, error: TidelogError) -> TidelogError:
+        if len(self.view.isr) < 2 or self.cipher.can_encrypt:
+            return error
+        return TidelogError(
+            Code.UNAVAILABLE,
+            f"{error.message}; another in-sync replica is asked to lead {self.view.key}",
+            {"retry_after_ms": "50"},
+        )
+
+    # ------------------------------------------------------------------ consumers
+    def _look_up(self, position: str, request: FetchRequest, inbox: str) -> None:
+        match position:
+            case "earliest":
+                self._fetch_from(request, self.core.log_start_offset, inbox, looked_up=True)
+            case "latest":
+                latest = self._latest()
+                if isinstance(latest, TidelogError):
+                    self.answers.error(inbox, latest)
+                else:
+                    self._fetch_from(request, latest, inbox, looked_up=True)
+            case _:
+                self._read_for_consumer(inbox, self._fetch_from_time(request, inbox))
+
+    def _on_consumer_fetch(self, fetch: ConsumerFetch) -> None:
+        self._run(self.core.on_consumer_fetch(fetch, self.context.now()))
+
+    def _latest(self) -> Offset | TidelogError:
+        """Without a lease another broker may lead by now, and have told a later one; a client's never goes back."""
+        if not self.context.metadata.lease_valid(self.context.now()):
+            return TidelogError(
+                Code.UNAVAILABLE,
+                f"{self.context.broker} has not heard of a controller within its lease and may lead {self.view.key} no"
+                " more; try again",
+                {"retry_after_ms": "100"},
+            )
+        return self.core.latest()
+
+    async def _fetch_from_time(self, request: FetchRequest, inbox: str) -> None:
+        latest = self._latest()
+        if isinstance(latest, TidelogError):
+            self.answers.error(inbox, latest)
+            return
+        try:
+            found = await self.context.loop.run_in_executor(
+                self.context.readers,
+                lambda: self.log.offset_for_timestamp(request.timestamp, latest, decrypt=self.cipher.decrypted),
+            )
+        except (LogDamaged, CorruptData, TidelogError) as e:
+            self._read_failed(inbox, e)
+            return
+        if not self.ended:
+            self._fetch_from(request, found if found is not None else latest, inbox, looked_up=True)
+            self.timer.schedule()
+
+    # ------------------------------------------------------------------ effects
+    def _run(self, effects: list[LeaderEffect]) -> None:
+        for effect in effects:
+            match effect:
+                case Respond():
+                    self._followers.respond(effect)
+                case RequestSync():
+                    self._appending.syncing = True
+                    self._syncs.request()
+                case CompleteProduce(token, error):
+                    self._appending.complete(token, error)
+                case ServeConsumer():
+                    self._serve(effect)
+                case Refuse(inbox, error):
+                    self.answers.error(inbox, error, self.answer_header())
+                case RefuseConsumer():
+                    self._refuse_reader(effect)
+                case Notify(replica):
+                    self._notify(replica)
+                case ProposeIsr(change):
+                    self.context.counters.isr_proposals += 1
+                    _log.info(
+                        "partition %s: proposes ISR %s (%s)",
+                        self.view.key, ",".join(m.broker for m in change.new_isr), change.reason,
+                    )  # fmt: skip
+                    self.context.metadata.alter_isr(change)
+                case CompleteDrain(token, error):
+                    assert isinstance(token, _Mover)
+                    _log.info("partition %s: %s", self.view.key, error or f"{token.move.target} holds all of the log")
+                    token.answer(error)
+                case SendCheckpoint():
+                    self._followers.send_checkpoint(effect)
+                case VerifyOwnCopy(offset, reason):
+                    self.spawn(self._followers.verify(offset, reason))
+
+    def _notify(self, replica: BrokerId) -> None:
+        key = self.view.key
+        notification = PartitionNotification(
+            stream=key.stream,
+            partition=key.partition,
+            stream_incarnation=key.stream_incarnation,
+            partition_incarnation=key.partition_incarnation,
+            leader_epoch=self.leader_epoch,
+        )
+        self.context.control.publish(self.context.subjects.notify(replica), [notification.SerializeToString()])
