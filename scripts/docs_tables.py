@@ -118,18 +118,13 @@ def proto_messages(text: str) -> dict[str, ProtoMessage]:
     return found
 
 
-def field_rows(file: str, *names: str) -> Callable[[], str]:
-    """A row for each field of some messages."""
+def field_rows(name: str) -> Callable[[], str]:
+    """A row for each field of a message of wire/tidelog.proto."""
 
     def make() -> str:
-        messages = proto_messages((ROOT / "wire" / file).read_text())
+        message = proto_messages((ROOT / "wire" / "tidelog.proto").read_text())[name]
         return _table(
-            ("message", "field", "meaning"),
-            (
-                (name, f"{number} `{field}`", comment)
-                for name in names
-                for number, field, comment in messages[name].fields
-            ),
+            (name, "meaning"), ((f"{number} `{field}`", comment) for number, field, comment in message.fields)
         )
 
     return make
@@ -176,17 +171,17 @@ TABLES: Mapping[str, Callable[[], str]] = {
     "replica-settings": section(ReplicaSettings),
     "metadata-settings": section(MetadataSettings),
     "storage-settings": section(StorageSettings),
-    "replication-messages": field_rows(
+    "replication-request": field_rows("ReplicationRequest"),
+    "replication-messages": message_rows(
         "tidelog.proto",
-        "ReplicationRequest",
         "LeaderEpochOffsetRequest",
         "LeaderEpochOffsetResponse",
         "CheckpointRequest",
         "CheckpointResponse",
         "PartitionNotification",
     ),
-    "append-messages": field_rows("tidelog.proto", "AppendRequest", "AppendResponse"),
-    "fetch-request": field_rows("tidelog.proto", "FetchRequest"),
+    "append-request": field_rows("AppendRequest"),
+    "client-messages": message_rows("tidelog.proto", "AppendResponse", "FetchRequest"),
     "controller-messages": message_rows(
         "metadata.proto",
         "Probe",

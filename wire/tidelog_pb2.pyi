@@ -278,6 +278,8 @@ Global___ReplicationRequest: _TypeAlias = ReplicationRequest  # noqa: Y015
 
 @_typing.final
 class LeaderEpochOffsetRequest(_message.Message):
+    """On `.offset`: a follower asks where an epoch ends in the leader's log (R7)."""
+
     DESCRIPTOR: _descriptor.Descriptor
 
     LEADEREPOCH_FIELD_NUMBER: _builtins.int
@@ -289,15 +291,11 @@ class LeaderEpochOffsetRequest(_message.Message):
     leaderEpoch: _builtins.int
     """the epoch whose end is asked for: the newest that the follower has and has not asked for yet"""
     replica_id: _builtins.str
-    """broker that asks"""
     current_leader_epoch: _builtins.int
-    """LeaderEpoch that it expects, the fence"""
+    """the fence"""
     broker_incarnation: _builtins.int
-    """registered life of the broker that asks"""
     stream_incarnation: _builtins.int
-    """life of the stream"""
     partition_incarnation: _builtins.int
-    """life of the partition"""
     def __init__(
         self,
         *,
@@ -318,6 +316,8 @@ Global___LeaderEpochOffsetRequest: _TypeAlias = LeaderEpochOffsetRequest  # noqa
 
 @_typing.final
 class LeaderEpochOffsetResponse(_message.Message):
+    """The answer."""
+
     DESCRIPTOR: _descriptor.Descriptor
 
     ENDOFFSET_FIELD_NUMBER: _builtins.int
@@ -351,7 +351,7 @@ Global___LeaderEpochOffsetResponse: _TypeAlias = LeaderEpochOffsetResponse  # no
 @_typing.final
 class CheckpointRequest(_message.Message):
     """On `.checkpoint`: a follower whose log ends below the leader's log start asks for the derived state there, piece by
-    piece. The answer is the 16-byte replication header and a CheckpointResponse.
+    piece (R8).
     """
 
     DESCRIPTOR: _descriptor.Descriptor
@@ -364,15 +364,11 @@ class CheckpointRequest(_message.Message):
     OFFSET_FIELD_NUMBER: _builtins.int
     POSITION_FIELD_NUMBER: _builtins.int
     replica_id: _builtins.str
-    """broker that asks"""
     leader_epoch: _builtins.int
-    """LeaderEpoch that it expects, the fence"""
+    """the fence"""
     broker_incarnation: _builtins.int
-    """registered life of the broker that asks"""
     stream_incarnation: _builtins.int
-    """life of the stream"""
     partition_incarnation: _builtins.int
-    """life of the partition"""
     offset: _builtins.int
     """offset of the state whose next piece is wanted; missing: the state at the leader's log start"""
     position: _builtins.int
@@ -400,6 +396,8 @@ Global___CheckpointRequest: _TypeAlias = CheckpointRequest  # noqa: Y015
 
 @_typing.final
 class CheckpointResponse(_message.Message):
+    """The answer, behind the 16-byte header of section 2.2."""
+
     DESCRIPTOR: _descriptor.Descriptor
 
     OFFSET_FIELD_NUMBER: _builtins.int
@@ -436,7 +434,7 @@ Global___CheckpointResponse: _TypeAlias = CheckpointResponse  # noqa: Y015
 
 @_typing.final
 class PartitionNotification(_message.Message):
-    """There is something to fetch, or the leader has begun."""
+    """There is something to fetch, or the leader has begun (R32). A notification of another life or LeaderEpoch is ignored."""
 
     DESCRIPTOR: _descriptor.Descriptor
 
@@ -446,15 +444,10 @@ class PartitionNotification(_message.Message):
     PARTITION_INCARNATION_FIELD_NUMBER: _builtins.int
     LEADER_EPOCH_FIELD_NUMBER: _builtins.int
     stream: _builtins.str
-    """name of the stream"""
     partition: _builtins.int
-    """number of the partition"""
     stream_incarnation: _builtins.int
-    """life of the stream; a notification for another life is ignored"""
     partition_incarnation: _builtins.int
-    """life of the partition; as above"""
     leader_epoch: _builtins.int
-    """LeaderEpoch of the sender; another one is ignored"""
     def __init__(
         self,
         *,
@@ -574,6 +567,8 @@ Global___AppendRequest: _TypeAlias = AppendRequest  # noqa: Y015
 
 @_typing.final
 class AppendResponse(_message.Message):
+    """The answer to an append."""
+
     DESCRIPTOR: _descriptor.Descriptor
 
     BASE_OFFSET_FIELD_NUMBER: _builtins.int
@@ -602,8 +597,8 @@ Global___AppendResponse: _TypeAlias = AppendResponse  # noqa: Y015
 
 @_typing.final
 class FetchRequest(_message.Message):
-    """Consumers, on `.fetch`. The answer is the 16-byte replication header and whole batches, all committed.
-    Headers: Tidelog-Log-Start, and Tidelog-Offset where a position was looked up.
+    """On `.fetch`: a consumer asks for committed records from one position. The answer is the 16-byte header and whole batches,
+    with the NATS headers Tidelog-Log-Start and, where a position was looked up, Tidelog-Offset. Only leaders look positions up.
     """
 
     DESCRIPTOR: _descriptor.Descriptor
