@@ -17,8 +17,8 @@ from google.protobuf.message import DecodeError
 
 from dataplane.log.checkpoints import CompactionPoint
 from dataplane.log.snapshot import decode_snapshot
-from dataplane.replica.follower import CheckpointAnswer
-from dataplane.replica.leader import CheckpointFetch
+from dataplane.replica.follower_states import CheckpointAnswer
+from dataplane.replica.requests import CheckpointFetch
 from wire.errors import CorruptData, TidelogError
 from wire.replication import HEADER_SIZE, decode_header
 from wire.tidelog_pb2 import CheckpointRequest, CheckpointResponse

@@ -32,7 +32,8 @@ from dataplane.replica.effects import (
     StartOver,
     Truncate,
 )
-from dataplane.replica.follower import FetchAnswer, Follower, OffsetAnswer
+from dataplane.replica.follower import Follower
+from dataplane.replica.follower_states import FetchAnswer, OffsetAnswer
 from wire.batch import BatchHeader, iter_batches, verify_body
 from wire.errors import Code, CorruptData, InvariantViolation, TidelogError
 from wire.replication import HEADER_SIZE as REPLICATION_HEADER_SIZE

@@ -16,7 +16,7 @@ from google.protobuf.message import DecodeError
 
 from dataplane.broker.acks import Answers
 from dataplane.broker.context import Counters
-from dataplane.replica.leader import FollowerFetch
+from dataplane.replica.requests import FollowerFetch
 from wire.errors import Code, TidelogError
 from wire.tidelog_pb2 import (
     AppendRequest,

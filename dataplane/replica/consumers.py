@@ -130,7 +130,7 @@ class Consumers:
         return out
 
     @property
-    def is_anybody_waiting(self) -> bool:
+    def has_waiting(self) -> bool:
         return bool(self._waiting)
 
     def expire(self, now: float, high_watermark: Offset) -> list[ConsumerEffect]:

@@ -20,6 +20,7 @@ replaced at every change, so another thread may read `entries` at any moment and
 
 from __future__ import annotations
 
+from itertools import pairwise
 from typing import TYPE_CHECKING, NamedTuple
 
 from wire.errors import InvariantViolation
@@ -52,7 +53,11 @@ class LeaderEpochCache:
     def __init__(self, entries: Iterable[EpochEntry] = ()) -> None:
         """Raises InvariantViolation for entries that do not grow strictly."""
         self._entries: tuple[EpochEntry, ...] = tuple(entries)
-        for before, after in zip(self._entries, self._entries[1:], strict=False):
+        self.validate()
+
+    def validate(self) -> None:
+        """Raises InvariantViolation for entries that do not grow strictly."""
+        for before, after in pairwise(self._entries):
             if after.epoch <= before.epoch or after.start <= before.start:
                 raise InvariantViolation(f"leader epochs must grow strictly, but {after} follows {before}")
 

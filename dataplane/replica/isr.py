@@ -18,7 +18,8 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import TypeAlias
 
-from wire.types import BrokerId, IsrChange
+from dataplane.replica.validation import require
+from wire.types import BrokerId, IsrChange, PartitionView
 
 
 @dataclass(frozen=True, slots=True)
@@ -56,3 +57,19 @@ class PendingShrinkIsr:
 
 
 IsrState: TypeAlias = CommittedIsr | PendingExpandIsr | PendingShrinkIsr
+
+
+def validate(isr: IsrState, view: PartitionView) -> None:
+    """Raises InvariantViolation. `view`: the newest one that the leader has applied."""
+    require(isr.members == frozenset(view.isr), "the committed ISR is that of the newest view", (isr, view.isr))
+    require(view.leader in isr.members, "the ISR holds the leader", isr)
+    if isinstance(isr, CommittedIsr):
+        return
+    change = isr.change
+    require(change.expected_epoch == view.epoch, "a proposal is made on the newest partition epoch", (isr, view.epoch))
+    proposed = frozenset(member.broker for member in change.new_isr)
+    require(view.leader in proposed, "no proposal drops the leader", change)
+    if isinstance(isr, PendingExpandIsr):
+        require(proposed == isr.members | {isr.added} != isr.members, "an expansion adds one replica", isr)
+    else:
+        require(proposed < isr.members, "a shrinking only drops members", isr)

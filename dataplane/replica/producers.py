@@ -34,8 +34,10 @@ import struct
 from collections import OrderedDict
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
+from itertools import pairwise
 from typing import NamedTuple, TypeAlias
 
+from dataplane.replica.validation import require
 from wire.batch import BatchHeader
 from wire.errors import Code, CorruptData, TidelogError
 from wire.types import NO_PRODUCER, REMEMBERED_BATCHES, Offset
@@ -145,6 +147,23 @@ class ProducerTable:
 
     def __len__(self) -> int:
         return len(self._producers)
+
+    def validate(self) -> None:
+        """Raises InvariantViolation."""
+        require(len(self._producers) <= self._max_producers, "no more producers than the limit", len(self._producers))
+        written = 0
+        for producer_id, producer in self._producers.items():
+            found = producer_id, producer
+            require(written <= producer.written <= self._time, "the one that wrote longest ago is first", found)
+            written = producer.written
+            batches = producer.batches
+            require(0 < len(batches) <= REMEMBERED_BATCHES, "the last batches of each producer are remembered", found)
+            require(
+                producer.next_sequence == batches[-1][0] + batches[-1][2], "the last batch says what comes next", found
+            )
+            for (sequence, base, span), (later_sequence, later_base, _) in pairwise(batches):
+                in_order = sequence + span <= later_sequence and base + span <= later_base
+                require(in_order, "batches of a producer follow one another", found)
 
     def check(self, producer_id: int, epoch: int, base_sequence: int, record_count: int) -> Verdict:
         """Judge a batch before it is appended. `producer_id` may be NO_PRODUCER: always fresh."""

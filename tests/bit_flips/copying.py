@@ -14,7 +14,8 @@ from dataplane.replica.effects import (
     StartOver,
     Truncate,
 )
-from dataplane.replica.follower import CheckpointAnswer, FetchAnswer, Follower, OffsetAnswer
+from dataplane.replica.follower import Follower
+from dataplane.replica.follower_states import CheckpointAnswer, FetchAnswer, OffsetAnswer
 from dataplane.replica.settings import ReplicaSettings
 from tests.bit_flips.folder import BROKER, KEY
 from wire.batch import iter_batches

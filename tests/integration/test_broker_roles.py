@@ -324,7 +324,7 @@ async def test_what_is_published_while_a_log_cannot_be_written_to_is_counted(a: 
 async def test_a_rule_that_is_broken_while_publishes_come_in_stops_the_leader(a: Node, client: NatsConnection) -> None:
     role = await a.leads(view())
     core = role.core
-    core.log_end_offset = Offset(1000)  # the log ends at 0
+    core._state.log_end_offset = Offset(1000)  # the log ends at 0
     client.publish(SUBJECT, [b"x"])
     await until(lambda: a.metadata.withdrawals)
     assert "a rule is broken" in a.metadata.withdrawals[0].reason
@@ -339,7 +339,7 @@ async def test_envelopes_that_wait_count_what_memory_they_take(a: Node, client: 
     for envelope in (told, EnvelopeMessage(value=b"v"), EnvelopeMessage(value=b"v", ackPolicy=AckPolicy.ALL)):
         client.publish(SUBJECT, [encode_publish(envelope)])
     await until(lambda: role.log.log_end_offset == 3)
-    assert ENVELOPE_BYTES < core._uncommitted_bytes < 2 * ENVELOPE_BYTES
+    assert ENVELOPE_BYTES < core._commits.uncommitted_bytes < 2 * ENVELOPE_BYTES
 
 
 async def test_a_bad_ack_inbox_does_not_stop_a_change_of_role(a: Node, client: NatsConnection) -> None:
@@ -700,12 +700,12 @@ async def test_what_an_accepted_stream_holds_is_synced_in_the_background(a: Node
 
 async def test_a_sync_from_before_a_cut_vouches_for_nothing_written_after_it(a: Node, client: NatsConnection) -> None:
     role = await a.follows(view(leader=B))
-    role.core.log_end_offset = Offset(0)
+    role.core._replica.log_end_offset = Offset(0)
     fills(role.log, 10)
-    role.core.log_end_offset = Offset(10)
+    role.core._replica.log_end_offset = Offset(10)
     role._syncs.out += 1
     role._syncs._done(Offset(10))  # of a log that was cut since and written anew
-    assert role.core.durable_end <= role.log.durable_end
+    assert role.core._replica.durable_end <= role.log.durable_end
 
 
 async def test_a_log_that_cannot_be_closed_in_order_leaves_no_clean_broker(

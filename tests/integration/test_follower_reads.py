@@ -76,7 +76,7 @@ async def waits(client: NatsConnection, replica: BrokerId, node: Node, offset: i
     asking = asyncio.create_task(ask(client, replica, timeout=ms / 1000 + 10, offset=offset, max_wait_ms=ms))
     role = node.replica.role
     assert isinstance(role, FollowerDriver)
-    await until(lambda: role.core._consumers._waiting)
+    await until(lambda: role.core._reads._consumers._waiting)
     return asking
 
 
@@ -87,7 +87,7 @@ async def in_sync(a: Node, b: Node, count: int, client: NatsConnection) -> tuple
     for number in range(count):
         await publish(client, b"%d" % number)
     await until(lambda: follower.high_watermark == count)
-    await until(lambda: follower.core._refuse_reads(b.context.now()) is None)
+    await until(lambda: follower.core._reads.refusal(b.context.now()) is None)
     return leader, follower
 
 
@@ -175,7 +175,7 @@ async def test_a_replica_is_asked_under_its_name_through_all_its_roles(
     a.broker.on_partitions([view(leader=B, leader_epoch=2, epoch=3, isr=BOTH)])
     role = a.replica.role
     assert isinstance(role, FollowerDriver)
-    await until(lambda: role.core._refuse_reads(a.context.now()) is None)
+    await until(lambda: role.core._reads.refusal(a.context.now()) is None)
     assert decode_header((await ask(client, A, offset=0)).data)[0] == 2
 
 
@@ -191,7 +191,7 @@ async def test_a_follower_whose_leader_is_silent_sends_its_consumers_elsewhere(
         asking = asyncio.create_task(ask(client, B, timeout=30, offset=1, max_wait_ms=60_000))
         assert refusal(await asking).code is Code.UNAVAILABLE
         # For good: it refuses for a moment, too, each time that it asks where the logs part.
-        await until(lambda: b.context.now() >= follower.core._fetched_at + settings.follower_read_max_age)
+        await until(lambda: b.context.now() >= follower.core._reads.fetched_at + settings.follower_read_max_age)
         assert refusal(await ask(client, B, offset=0)).code is Code.UNAVAILABLE
     finally:
         await asyncio.wait_for(b.close(), 20)

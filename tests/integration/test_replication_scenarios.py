@@ -16,7 +16,7 @@ from pathlib import Path
 import pytest
 
 import tidelog
-from dataplane.replica.follower import Idle
+from dataplane.replica.follower_states import Idle
 from dataplane.replica.settings import ReplicaSettings
 from tests.integration import test_broker_roles as roles
 from tests.integration.replicated_cluster import (

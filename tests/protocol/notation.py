@@ -31,10 +31,10 @@ from dataplane.replica.effects import (
     Truncate,
     VerifyOwnCopy,
 )
-from dataplane.replica.follower import (
+from dataplane.replica.follower import Follower
+from dataplane.replica.follower_states import (
     CheckpointAnswer,
     Fetching,
-    Follower,
     Idle,
     Installing,
     Leaderless,
@@ -44,7 +44,8 @@ from dataplane.replica.follower import (
     Truncating,
 )
 from dataplane.replica.isr import CommittedIsr, PendingExpandIsr, PendingShrinkIsr
-from dataplane.replica.leader import CheckpointFetch, FollowerFetch, Leader
+from dataplane.replica.leader import Leader
+from dataplane.replica.requests import CheckpointFetch, FollowerFetch
 from tests.protocol.memory_log import Batch, MemoryLog, entries_shown
 from tests.protocol.partition import (
     Answer,

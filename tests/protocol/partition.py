@@ -46,9 +46,11 @@ from dataplane.replica.effects import (
     Truncate,
     VerifyOwnCopy,
 )
-from dataplane.replica.follower import CheckpointAnswer, FetchAnswer, Follower, OffsetAnswer
-from dataplane.replica.leader import CheckpointFetch, FollowerFetch, Leader
+from dataplane.replica.follower import Follower
+from dataplane.replica.follower_states import CheckpointAnswer, FetchAnswer, OffsetAnswer
+from dataplane.replica.leader import Leader
 from dataplane.replica.producers import DEFAULT_LIMITS, ProducerLimits, ProducerTable
+from dataplane.replica.requests import CheckpointFetch, FollowerFetch
 from dataplane.replica.settings import ReplicaSettings
 from metadata.references import ref_of
 from tests.protocol.memory_log import RECORD_BYTES, Batch, MemoryLog

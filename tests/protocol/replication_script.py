@@ -45,9 +45,9 @@ from collections.abc import Callable, Sequence
 from dataclasses import fields, replace
 
 from dataplane.replica.consumers import ConsumerFetch
-from dataplane.replica.leader import FollowerFetch
 from dataplane.replica.producers import DEFAULT_LIMITS, Duplicate, Rejected
 from dataplane.replica.refusals import told_without_epoch
+from dataplane.replica.requests import FollowerFetch
 from dataplane.replica.settings import ReplicaSettings
 from tests.datadriven import Command, ScriptError
 from tests.protocol.memory_log import Batch
@@ -115,6 +115,10 @@ class ReplicationScript:
         if carry_out is None:
             raise ScriptError(f"unknown command; known: {', '.join(self._commands)}")
         carry_out(command)
+        for broker in self.world.brokers.values():
+            broker.producers.validate()
+            if broker.role is not None:
+                broker.role.validate()
         return self._lines
 
     @property
@@ -158,8 +162,9 @@ class ReplicationScript:
         command.check_options("start", "hw")
         broker = self.world.brokers[command.words[0]]
         runs = [(int(epoch), values) for epoch, values in (word.split(":") for word in command.words[1:])]
-        broker.log.preset(runs, int(command.options.get("start", "0")))
-        broker.high_watermark = Offset(int(command.options.get("hw", "0")))
+        start = command.options.get("start", "0")
+        broker.log.preset(runs, int(start))
+        broker.high_watermark = Offset(int(command.options.get("hw", start)))
 
     def _announce(self, command: Command) -> None:
         name = command.words[0]

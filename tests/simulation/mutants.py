@@ -28,7 +28,22 @@ from dataplane.log import appending, compaction, cutting, segment, snapshot, swa
 from dataplane.log import checkpoints as log_checkpoints
 from dataplane.log import state as log_state
 from dataplane.log.data_dir import DataDir
-from dataplane.replica import consumers, epochs, follower, leader, pending, producers
+from dataplane.replica import (
+    admission,
+    commits,
+    consumers,
+    data_waiters,
+    draining,
+    epochs,
+    follower,
+    followership,
+    isr_keeping,
+    leader,
+    leadership,
+    pending,
+    producers,
+    reconciling,
+)
 from metadata import election
 from metadata.commands import brokers, partitions
 from metadata.commands.ledger import Ledger
@@ -89,7 +104,8 @@ def _mutant(name: str, *edits: tuple[Any, str, str, str], drama: str | None = No
     return Mutant(name, tuple(Edit(*edit) for edit in edits), drama)
 
 
-L, F = leader.Leader, follower.Follower
+L, F, R = leader.Leader, follower.Follower, reconciling.Reconciler
+C, K, S, W = commits.Commits, isr_keeping.IsrKeeper, leadership.Leadership, data_waiters.DataWaiters
 
 MUTANTS: tuple[Mutant, ...] = (
     _mutant(
@@ -97,17 +113,17 @@ MUTANTS: tuple[Mutant, ...] = (
         (
             F,
             "_reconcile",
-            "    newest =",
-            "    self.state = Truncating()\n    return [Truncate(self.high_watermark)]\n    newest =",
+            "    asked =",
+            "    self._replica.enter(Truncating(), now)\n    return [Truncate(self.high_watermark)]\n    asked =",
         ),
     ),
     _mutant(
         "does not truncate at a new LeaderEpoch",
-        (F, "start", "return self._reconcile(now)", "return self._fetch(now)"),
+        (F, "start", "else self._reconcile(now)", "else self._fetcher.fetch(now)"),
     ),
     _mutant(
         "one round of .offset only (KIP-279)",
-        (F, "on_offset_answer", "return self._ask(mine[0], cut, now)", "cut = min(state.cut, answer.end)"),
+        (R, "_judge", "return AskNext(mine.epoch, cut)", "cut = min(state.cut, answer.end)"),
         drama="see saw",
     ),
     _mutant(
@@ -137,11 +153,11 @@ MUTANTS: tuple[Mutant, ...] = (
     ),
     _mutant(
         "expands to a follower below the HW",
-        (L, "_maybe_expand", "if self._acknowledged(replica) < self.high_watermark:", "if False:"),
+        (K, "maybe_expand", "if state.acknowledged(replica) < state.high_watermark:", "if False:"),
     ),
     _mutant(
         "expands before the epoch's start is held",
-        (L, "_maybe_expand", "if follower.durable_end < self.epoch_start:", "if False:"),
+        (K, "maybe_expand", "if follower.durable_end < state.epoch_start:", "if False:"),
     ),
     _mutant(
         "the incarnations in AlterIsr are not checked (KIP-903)",
@@ -150,16 +166,21 @@ MUTANTS: tuple[Mutant, ...] = (
     ),
     _mutant(
         "HW from the committed ISR, not the maximal one",
-        (L, "_acknowledged_by_all", "for member in self.isr.maximal:", "for member in self.isr.members:"),
+        (
+            leadership.Leadership,
+            "acknowledged_by_all",
+            "for member in self.isr.maximal:",
+            "for member in self.isr.members:",
+        ),
         drama="unheard expansion",
     ),
     _mutant(
         "an ISR change without an answer counts as refused",
         (
-            L,
+            K,
             "tick",
-            "PendingExpandIsr(state.members, state.added, state.change, now)",
-            "CommittedIsr(state.members)",
+            "PendingExpandIsr(isr.members, isr.added, isr.change, now)",
+            "CommittedIsr(isr.members)",
         ),
         drama="unheard expansion",
     ),
@@ -185,7 +206,7 @@ MUTANTS: tuple[Mutant, ...] = (
     ),
     _mutant(
         "commits below min ISR",
-        (L, "_advance", "if members < self.view.config.min_isr:", "if False:"),
+        (C, "advance", "if members < state.view.config.min_isr:", "if False:"),
     ),
     _mutant(
         "no eligible replicas (KIP-966)",
@@ -212,8 +233,8 @@ MUTANTS: tuple[Mutant, ...] = (
     _mutant(
         "answers to older requests are taken",
         (F, "on_answer", "or answer.sequence != state.sequence", ""),
-        (F, "on_answer", "if state.offset != self.log_end_offset:", "if False:"),
-        (F, "on_answer", "answer.first_offset < self.log_end_offset", "False"),
+        (F, "on_answer", "if state.offset != replica.log_end_offset:", "if False:"),
+        (F, "on_answer", "answer.first_offset < replica.log_end_offset", "False"),
         (follower_driver.FollowerDriver, "_send_fetch", "control.on_inbox(self._fetch_inbox, None)", "pass"),
     ),
     _mutant(
@@ -223,18 +244,18 @@ MUTANTS: tuple[Mutant, ...] = (
     ),
     _mutant(
         "latest before the HW has reached the epoch's start",
-        (L, "latest", "if self.high_watermark < self.epoch_start:", "if False:"),
+        (L, "latest", "if state.high_watermark < state.epoch_start:", "if False:"),
         drama="slow news",
     ),
     _mutant(
         "a notification that crosses a fetch is forgotten, and none is repeated",
-        (F, "on_notification", "self._notified = True", "pass"),
-        (L, "tick", "out.append(Notify(replica))", "pass"),
+        (F, "on_notification", "replica.was_notified = True", "pass"),
+        (W, "tick", "out.append(Notify(replica))", "pass"),
         (
-            L,
-            "_fire_waiter",
-            "if self.settings.push_to_waiters:",
-            "if True:\n        return\n    if self.settings.push_to_waiters:",
+            W,
+            "_fire",
+            "if state.settings.push_to_waiters:",
+            "if True:\n        return\n    if state.settings.push_to_waiters:",
         ),
     ),
     _mutant(
@@ -269,34 +290,39 @@ MUTANTS: tuple[Mutant, ...] = (
     ),
     _mutant(
         "acknowledges before the commit",
-        (L, "await_ack", "if end <= self._reached(level):", "if True:"),
+        (L, "await_ack", "if end <= commits.reached(level):", "if True:"),
     ),
     _mutant(
         "a durable publish on an accepted stream is acknowledged from page caches",
-        (L, "_advance", "self._end_of(member, is_synced=not self._durable)", "self._end_of(member, is_synced=False)"),
+        (C, "advance", "state.end_of(member, is_synced=not state.is_durable)", "state.end_of(member, is_synced=False)"),
     ),
     _mutant(
         "an accepted publish on a durable stream is acknowledged by the leader alone",
-        (L, "_advance", "for member in self.isr.maximal)", "for member in [self.broker])"),
+        (C, "advance", "for member in state.isr.maximal)", "for member in [state.broker])"),
     ),
     _mutant(
-        "expands to a follower that lacks what was acknowledged beside the HW",
-        (L, "_maybe_expand", "if self._end_of(replica, is_synced=not self._durable) < self._beside:", "if False:"),
+        "expands to a follower below the secondary watermark",
+        (
+            K,
+            "maybe_expand",
+            "if state.end_of(replica, is_synced=not state.is_durable) < state.secondary_watermark:",
+            "if False:",
+        ),
     ),
     _mutant(
         "expands an accepted stream to what has not synced what earlier epochs acknowledged as synced",
         (
-            L,
-            "_maybe_expand",
-            "if follower.durable_end < self.epoch_start:",
-            "if self._acknowledged(replica) < self.epoch_start:",
+            K,
+            "maybe_expand",
+            "if follower.durable_end < state.epoch_start:",
+            "if state.acknowledged(replica) < state.epoch_start:",
         ),
     ),
     _mutant(
         "the floor of a publish is not looked at when it is acknowledged",
         (pending.PendingAcks, "commit", "if pending.floor <= members:", "if True:"),
-        (L, "_reached", "if len(self.isr.members) < level.floor:", "if False:"),
-        (L, "refuse_publish", "max(view.config.min_isr, level.floor)", "view.config.min_isr"),
+        (C, "reached", "if len(state.isr.members) < level.floor:", "if False:"),
+        (admission.Admission, "refuse", "max(view.config.min_isr, level.floor)", "view.config.min_isr"),
     ),
     _mutant(
         "the leader-epoch file is written once, and later epochs are not",
@@ -308,7 +334,12 @@ MUTANTS: tuple[Mutant, ...] = (
     ),
     _mutant(
         "a follower reports what it has not synced",
-        (F, "_reported_end", "self.durable_end if self._durable or self._sync_to else None", "self.log_end_offset"),
+        (
+            followership.Followership,
+            "reported_end",
+            "self.durable_end if self.is_durable or self.sync_to else None",
+            "self.log_end_offset",
+        ),
     ),
     _mutant(
         "a sync at once tells the log's end and syncs nothing",
@@ -320,7 +351,12 @@ MUTANTS: tuple[Mutant, ...] = (
     ),
     _mutant(
         "the leader counts its own copy before it is synced",
-        (L, "_end_of", "self.durable_end if is_synced else self.log_end_offset", "self.log_end_offset"),
+        (
+            leadership.Leadership,
+            "end_of",
+            "self.durable_end if is_synced else self.log_end_offset",
+            "self.log_end_offset",
+        ),
     ),
     _mutant(
         "consumers are served beyond the HW",
@@ -494,10 +530,10 @@ MUTANTS: tuple[Mutant, ...] = (
     _mutant(
         "a member of the ISR drops its log when the leader's is newer altogether",
         (
-            F,
+            R,
             "_nothing_so_old",
-            "min(cut, max(leaders_start, self.log_start_offset))",
-            "self.log_start_offset",
+            "min(cut, max(leaders_start, replica.log_start_offset))",
+            "replica.log_start_offset",
         ),
     ),
     _mutant(
@@ -527,7 +563,12 @@ MUTANTS: tuple[Mutant, ...] = (
     ),
     _mutant(
         "who had no room once has none for ever",
-        (F, "on_space", "self._no_space = no_space", "self._no_space = self._no_space or no_space"),
+        (
+            F,
+            "on_space",
+            "self._fetcher.no_space = no_space",
+            "self._fetcher.no_space = self._fetcher.no_space or no_space",
+        ),
         drama="full disks",
     ),
     _mutant(
@@ -537,13 +578,13 @@ MUTANTS: tuple[Mutant, ...] = (
     ),
     _mutant(
         "a leader whose disk hangs waits with its drain for what it cannot commit",
-        (L, "_look_at_drain", "self.high_watermark == end or self._disk_hangs", "self.high_watermark == end"),
+        (draining.Draining, "look", "state.high_watermark == end or state.disk_hangs", "state.high_watermark == end"),
         drama="hung leader",
     ),
     _mutant(
         "a replica whose disk hangs is waited for",
         (Relief, "due", "partition.leader in self._hanging and", "False and"),
-        (L, "_drop_hanging", "if follower.disk_hangs", "if False"),
+        (K, "_drop_hanging", "if follower.disk_hangs", "if False"),
         drama="hung leader",
     ),
     _mutant(
@@ -579,21 +620,31 @@ TOLD: tuple[tuple[Mutant, str], ...] = (
     (
         _mutant(
             "a replica that is relied on, and refused, asks again at once",
-            (F, "_on_error", "self._pause(now)  # what", "return self._reconcile(now)  # what"),
+            (
+                F,
+                "_on_error",
+                "cannot be; its log start, or ours, may be moving.\n",
+                "cannot be.\n                return self._reconcile(now)\n",
+            ),
         ),
         "a_follower_that_is_relied_on_is_refused",
     ),
     (
         _mutant(
             "an empty log asks for no epoch",
-            (F, "_reconcile", "not self.log_end_offset", "self.log_end_offset == self.log_start_offset"),
+            (
+                R,
+                "begin",
+                "not self._replica.log_end_offset",
+                "self._replica.log_end_offset == self._replica.log_start_offset",
+            ),
         ),
         "empty_log_that_knows_its_last_epoch",
     ),
     (
         _mutant(
             "a log that parts from the leader's before its own start is only emptied",
-            (F, "_cut_to", "if cut < self.log_start_offset and not self._is_relied_on:", "if False:"),
+            (R, "_cut_to", "if cut < self._replica.log_start_offset and not self._replica.is_relied_on:", "if False:"),
         ),
         "empty_log_that_knows_its_last_epoch",
     ),

@@ -39,6 +39,7 @@ from tests.simulation.invariants.metadata import (
 )
 from tests.simulation.invariants.replicas import (
     CommittedIsNotCut,
+    CoresAreValid,
     DerivedStateFollowsFromTheLog,
     EpochBehindSyncedTail,
     IsrMembersHoldCommitted,
@@ -77,6 +78,7 @@ INVARIANTS: tuple[type[Invariant], ...] = (
     CommittedIsNotCut,
     OnlyCommittedIsRemoved,
     OnlyWhatHasOutlivedItsLimitsIsRemoved,
+    CoresAreValid,
     EpochsGrow,
     OnlyTheRegisteredAct,
     LeaseEnds,

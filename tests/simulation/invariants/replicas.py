@@ -5,13 +5,15 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from dataplane.broker.follower_driver import FollowerDriver
-from dataplane.replica.follower import Truncating
+from dataplane.broker.leader_driver import LeaderDriver
+from dataplane.replica.follower_states import Truncating
+from dataplane.replica.leader import Leader
 from tests.simulation.invariants.base import Invariant, Scene
 from tests.simulation.invariants.history import may_be_compacted
+from wire.errors import InvariantViolation
 from wire.types import LeaderEpoch
 
 if TYPE_CHECKING:
-    from dataplane.broker.leader_driver import LeaderDriver
     from dataplane.broker.replica import Replica
     from dataplane.log.partition_log import PartitionLog
     from metadata.model import Partition
@@ -33,6 +35,31 @@ class OnlyDisksFailReplicas(Invariant):
         # On an `accepted` stream the HW may be on the disk, and what it covers not.
         if _is_durable(replica) and not broker.disk.has_failed:
             self.broken(f"{replica.key} on {broker.id}: {replica.failure}")
+
+
+class CoresAreValid(Invariant):
+    """To maintainers: what leaders, followers, leader epochs and producer tables say of themselves holds whenever a
+    role has moved."""
+
+    def __init__(self, scene: Scene) -> None:
+        super().__init__(scene)
+        self._seen: dict[tuple[str, PartitionKey], tuple[object, ...]] = {}
+
+    def on_log(self, broker: SimBroker, replica: Replica, log: PartitionLog, end: int) -> None:
+        role = replica.role
+        core = role.core if isinstance(role, (LeaderDriver, FollowerDriver)) else None
+        if role is None or core is None or role.ended or role.failed is not None or replica.failure is not None:
+            return
+        moved = (core, end, core.high_watermark, core.isr if isinstance(core, Leader) else core.state)
+        before = self._seen.get((broker.id, replica.key))
+        if before is not None and all(a is b or a == b for a, b in zip(before, moved, strict=True)):
+            return
+        self._seen[broker.id, replica.key] = moved
+        try:
+            core.validate()
+            log.producers.validate()
+        except InvariantViolation as broken:
+            self.broken(f"{broker.id}: {broken}")
 
 
 class SyncedStays(Invariant):

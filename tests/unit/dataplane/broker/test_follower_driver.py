@@ -8,7 +8,7 @@ import pytest
 
 from dataplane.broker.follower_driver import FollowerDriver
 from dataplane.log.errors import LogDamaged
-from dataplane.replica.follower import Reconciling
+from dataplane.replica.follower_states import Reconciling
 from tests.unit.dataplane.broker.role_bench import EPOCH, A, B, Bench, Loop, view
 from tests.unit.dataplane.log.conftest import Batches
 from tests.unit.wire.test_errors import MALFORMED

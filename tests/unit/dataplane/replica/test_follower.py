@@ -21,11 +21,11 @@ from dataplane.replica.effects import (
     Truncate,
 )
 from dataplane.replica.epochs import EpochEntry, LeaderEpochCache
-from dataplane.replica.follower import (
+from dataplane.replica.follower import Follower
+from dataplane.replica.follower_states import (
     CheckpointAnswer,
     FetchAnswer,
     Fetching,
-    Follower,
     Idle,
     Leaderless,
     OffsetAnswer,

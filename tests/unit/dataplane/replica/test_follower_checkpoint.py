@@ -6,10 +6,10 @@ from dataclasses import replace
 
 import pytest
 
-from dataplane.replica import follower as follower_module
 from dataplane.replica import refusals
 from dataplane.replica.effects import FollowerEffect, InstallCheckpoint, SendCheckpointRequest, SendFetch
-from dataplane.replica.follower import CheckpointAnswer, Follower, Idle, Installing, Truncating
+from dataplane.replica.follower import Follower
+from dataplane.replica.follower_states import MAX_CHECKPOINT_BYTES, CheckpointAnswer, Idle, Installing, Truncating
 from tests.unit.dataplane.replica.test_follower import answer, ends, follower
 from wire.errors import Code, TidelogError
 from wire.types import LeaderEpoch, Offset
@@ -106,7 +106,7 @@ def test_after_the_installation_too(core: Follower) -> None:
         {"position": 4, "data": CONTENT[4:], "offset": 60},
         {"position": 4, "data": b""},
         {"position": 4, "data": CONTENT},
-        {"position": 4, "data": CONTENT[4:], "size": follower_module.MAX_CHECKPOINT_BYTES + 1},
+        {"position": 4, "data": CONTENT[4:], "size": MAX_CHECKPOINT_BYTES + 1},
     ],
     ids=["another position", "another state", "nothing", "too much", "too large"],
 )
@@ -188,7 +188,7 @@ def deletions_gone(core: Follower) -> list[FollowerEffect]:
 def test_who_lacks_deletions_that_are_gone_begins_anew_though_the_leaders_log_reaches_further_back() -> None:
     """What it holds may be what they deleted, and nothing that it could fetch would say so."""
     core = follower((5, 0), log_end=7)
-    core.view = replace(core.view, isr=(core.view.leader or core.broker,))
+    core._replica.view = replace(core.view, isr=(core.view.leader or core.broker,))
     assert request(deletions_gone(core)).offset is None
     state = core.state
     assert isinstance(state, Installing)
@@ -203,7 +203,7 @@ def test_a_replica_that_is_relied_on_gives_nothing_up_for_deletions_and_does_not
     """It holds all that is committed, and a tombstone that went was."""
     core = follower((5, 0), log_end=7)
     if eligible:
-        core.view = replace(core.view, isr=(), eligible=(core.broker,))
+        core._replica.view = replace(core.view, isr=(), eligible=(core.broker,))
     assert deletions_gone(core) == []
     assert core.next_deadline() == core.settings.offset_retry
     assert core.tick(core.settings.offset_retry / 2) == []

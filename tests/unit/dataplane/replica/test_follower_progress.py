@@ -6,7 +6,8 @@ import pytest
 
 from dataplane.replica.effects import FollowerEffect, SendFetch, SendOffsetRequest, StartOver
 from dataplane.replica.epochs import EpochEntry, LeaderEpochCache
-from dataplane.replica.follower import FetchAnswer, Fetching, Follower, Idle, OffsetAnswer, Reconciling
+from dataplane.replica.follower import Follower
+from dataplane.replica.follower_states import FetchAnswer, Fetching, Idle, OffsetAnswer, Reconciling
 from dataplane.replica.settings import ReplicaSettings
 from wire.errors import Code, TidelogError
 from wire.stream_config import StreamConfig

@@ -9,6 +9,7 @@ import pytest
 
 from dataplane.replica.ack_levels import AckLevel
 from dataplane.replica.consumers import ConsumerFetch
+from dataplane.replica.data_waiters import UNCOMMITTED_DELAYS
 from dataplane.replica.effects import (
     CompleteProduce,
     LeaderEffect,
@@ -22,8 +23,9 @@ from dataplane.replica.effects import (
 )
 from dataplane.replica.epochs import EpochEntry, LeaderEpochCache
 from dataplane.replica.isr import CommittedIsr, PendingExpandIsr, PendingShrinkIsr
-from dataplane.replica.leader import UNCOMMITTED_DELAYS, FollowerFetch, Leader
+from dataplane.replica.leader import Leader
 from dataplane.replica.refusals import DELETIONS_GONE
+from dataplane.replica.requests import FollowerFetch
 from dataplane.replica.settings import ReplicaSettings
 from dataplane.replica.uncommitted import Uncommitted
 from wire.durability import ACCEPTED, DURABLE, Durability
@@ -653,7 +655,7 @@ def test_late_commits_of_all_partitions_together_are_back_pressure_for_those_abo
 
 def test_a_commit_is_late_by_the_oldest_record_that_waits_for_one() -> None:
     driver = Driver(settings=(settings := ReplicaSettings(max_uncommitted_bytes_of_all=1000)), shared=None)
-    other = Driver(settings=settings, shared=driver.leader._shared)
+    other = Driver(settings=settings, shared=driver.leader._commits.shared)
     other.append(1)
     late = settings.replica_max_lag_time / 2
     driver.append(4)

@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import replace
 
 from dataplane.replica.effects import Refuse, SendCheckpoint
-from dataplane.replica.leader import CheckpointFetch
+from dataplane.replica.requests import CheckpointFetch
 from tests.unit.dataplane.replica.test_leader import B, Driver, view
 from wire.errors import Code
 from wire.types import BrokerId, Incarnation, LeaderEpoch, Offset
@@ -47,7 +47,7 @@ def test_fenced_below_and_silent_above() -> None:
 def test_strangers_and_earlier_lives_are_refused() -> None:
     driver = leading()
     driver.fetch(B, 12)
-    known = next(follower for name, follower in driver.leader._followers.items() if name == B)
+    known = next(follower for name, follower in driver.leader._state.followers.items() if name == B)
     for stranger in (
         replace(ASKED, replica=BrokerId("z")),
         replace(ASKED, incarnation=Incarnation(known.incarnation - 1)),

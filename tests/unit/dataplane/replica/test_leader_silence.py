@@ -4,7 +4,8 @@ from __future__ import annotations
 
 from dataplane.replica.effects import LeaderEffect, Notify
 from dataplane.replica.epochs import LeaderEpochCache
-from dataplane.replica.leader import FollowerFetch, Leader
+from dataplane.replica.leader import Leader
+from dataplane.replica.requests import FollowerFetch
 from dataplane.replica.settings import ReplicaSettings
 from wire.stream_config import StreamConfig
 from wire.types import (

@@ -1,0 +1,63 @@
+"""Whether a leader takes a publish. This is asked before anything is appended."""
+
+from __future__ import annotations
+
+from dataplane.replica.ack_levels import AckLevel
+from dataplane.replica.commits import Commits
+from dataplane.replica.draining import Draining
+from dataplane.replica.isr_keeping import IsrKeeper
+from dataplane.replica.leadership import Leadership
+from wire.errors import Code, TidelogError
+
+
+class Admission:
+    def __init__(self, state: Leadership, isr_keeper: IsrKeeper, draining: Draining, commits: Commits) -> None:
+        self._state = state
+        self._isr_keeper = isr_keeper
+        self._draining = draining
+        self._commits = commits
+
+    def refuse(self, level: AckLevel | None, *, lease_valid: bool, now: float) -> TidelogError | None:
+        """Why a publish may not be appended now; None when it may. `level`: None for one that wants no
+        acknowledgement."""
+        state = self._state
+        view = state.view
+        if view.readonly:
+            return TidelogError(
+                Code.READONLY, f"stream {view.key.stream} is read-only; publish elsewhere or make it writable"
+            )
+        if view.paused:
+            return TidelogError(Code.PAUSED, f"partition {view.key} is paused; resume it first")
+        moving = self._draining.refuse_publish()
+        if moving is not None:
+            return moving
+        without_room = self._isr_keeper.commits_wait_for_room_of()
+        if without_room:
+            return TidelogError(
+                Code.NO_SPACE,
+                f"partition {view.key} takes no records: {', '.join(without_room)} has no room on its disk;"
+                " make room or try again later",
+                {"retry_after_ms": "500"},
+            )
+        alone = level is None or level.is_local
+        needed = 0 if level is None or alone else max(view.config.min_isr, level.floor)
+        if len(state.isr.members) < needed:
+            return TidelogError(
+                Code.NOT_ENOUGH_REPLICAS,
+                f"partition {view.key} has {len(state.isr.members)} in-sync replicas and needs {needed}"
+                " for this acknowledged publish; bring brokers back",
+            )
+        if alone and not lease_valid:
+            return TidelogError(
+                Code.UNAVAILABLE,
+                f"{state.broker} has not heard of a controller within its lease"
+                f" and may lead {view.key} no more; try again",
+            )
+        too_much = self._commits.shared.why_not(self._commits.uncommitted_bytes, self._commits.waited(now))
+        if too_much is not None:
+            return TidelogError(
+                Code.BACKPRESSURE,
+                f"partition {view.key} has {too_much}; slow down",
+                {"retry_after_ms": "50"},
+            )
+        return None

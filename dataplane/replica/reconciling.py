@@ -1,0 +1,128 @@
+"""Where a follower's log and its leader's part.
+
+What always holds
+* Before the first fetch of a LeaderEpoch the log is reconciled with the leader over `.offset`, by leader epochs alone
+  (KIP-101, KIP-279). The log is never cut to the HW, and never without an answer: if the leader is silent, ask again.
+* The log is cut once, when the walk over the epochs has ended.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import TypeAlias
+
+from dataplane.replica.backoff import Backoff
+from dataplane.replica.effects import FollowerEffect, SendOffsetRequest
+from dataplane.replica.epochs import LeaderEpochCache
+from dataplane.replica.follower_states import OffsetAnswer, Reconciling
+from dataplane.replica.followership import Followership
+from dataplane.replica.leader_contact import LeaderContact
+from dataplane.replica.settings import ReplicaSettings
+from wire.types import LeaderEpoch, Offset
+
+
+@dataclass(frozen=True, slots=True)
+class AskNext:
+    """The walk goes on: where does the leader's `epoch` end?"""
+
+    epoch: LeaderEpoch
+    cut: Offset
+
+
+@dataclass(frozen=True, slots=True)
+class CutTo:
+    """The logs part here; at or above the LEO nothing is to be cut."""
+
+    offset: Offset
+
+
+@dataclass(frozen=True, slots=True)
+class BeginAnew:
+    """No record that is left here could follow: begin where the leader's log begins."""
+
+
+Reconciled: TypeAlias = CutTo | BeginAnew
+
+
+class Reconciler:
+    def __init__(
+        self, replica: Followership, epochs: LeaderEpochCache, contact: LeaderContact, settings: ReplicaSettings
+    ) -> None:
+        self._replica = replica
+        self._epochs = epochs
+        self._contact = contact
+        self._settings = settings
+        self._wait = Backoff(settings.no_leader_retry, settings.replica_max_leader_timeout)
+        """Until an unanswered question is repeated. It begins low: after a planned move the first request is often
+        lost, because the old leader still listens, and is silent, and the new one does not listen yet."""
+
+    def begin(self, now: float) -> list[FollowerEffect]:
+        """Empty: there is nothing to reconcile by."""
+        newest = self._epochs.latest
+        if newest is None or not self._replica.log_end_offset:
+            return []
+        self._wait.reset()
+        return self._ask(newest, self._replica.log_end_offset, now)
+
+    def _ask(self, epoch: LeaderEpoch, cut: Offset, now: float) -> list[FollowerEffect]:
+        replica = self._replica
+        replica.was_notified = False
+        self._contact.no_responders = False
+        number = replica.next_question()
+        replica.enter(Reconciling(epoch, cut, number, now + self._wait.value), now)
+        return [SendOffsetRequest(epoch, number)]
+
+    def ask_again(self, state: Reconciling, now: float) -> list[FollowerEffect]:
+        return self._ask(state.asked, state.cut, now)
+
+    def on_silence(self, state: Reconciling, now: float) -> list[FollowerEffect]:
+        if not self._contact.no_responders:
+            self._wait.grow()
+        return self.ask_again(state, now)
+
+    def on_answer(self, answer: OffsetAnswer, now: float) -> list[FollowerEffect] | Reconciled:
+        """Either the walk goes on, or it has ended."""
+        replica, state = self._replica, self._replica.state
+        if (
+            not isinstance(state, Reconciling)
+            or answer.number != state.number
+            or answer.leader_epoch < replica.leader_epoch
+        ):
+            return []
+        if answer.error is not None or answer.leader_epoch > replica.leader_epoch:
+            # Metadata will tell us of the newer epoch. Until then we ask again: nothing is fetched unreconciled.
+            replica.enter(Reconciling(state.asked, state.cut, state.number, now + self._settings.offset_retry), now)
+            return []
+        self._contact.on_good_answer(now)
+        step = self._judge(state, answer)
+        return self._ask(step.epoch, step.cut, now) if isinstance(step, AskNext) else step
+
+    def _judge(self, state: Reconciling, answer: OffsetAnswer) -> AskNext | Reconciled:
+        if not answer.epoch:
+            return self._nothing_so_old(state.cut, answer.end)
+        mine = self._epochs.end_offset_for(answer.epoch, self._replica.log_end_offset)
+        if mine is None:
+            return self._cut_to(Offset(0))  # nothing in common
+        cut = min(state.cut, answer.end, mine.end)
+        if mine.epoch != answer.epoch:
+            return AskNext(mine.epoch, cut)
+        return self._cut_to(cut)
+
+    def _cut_to(self, cut: Offset) -> Reconciled:
+        """Below the log start the leader's records are not the ones that were here, so the leader epochs and the
+        producers that are known of them are wrong, and no record that is left could follow."""
+        if cut < self._replica.log_start_offset and not self._replica.is_relied_on:
+            return BeginAnew()
+        return CutTo(cut)
+
+    def _nothing_so_old(self, cut: Offset, leaders_start: Offset) -> Reconciled:
+        """All that the leader holds is of newer epochs than all that is here: from its log start on nothing is in
+        common, and what it held below is not known any more. A member of the ISR (or an eligible replica) need not ask:
+        what is committed lies below, and it keeps that, for it answers for it. Any other replica may hold records there
+        that were never committed, and begins anew where the leader's log begins."""
+        replica = self._replica
+        if replica.is_relied_on:
+            return self._cut_to(min(cut, max(leaders_start, replica.log_start_offset)))
+        if leaders_start <= replica.log_start_offset:
+            return self._cut_to(Offset(0))
+        return BeginAnew()
