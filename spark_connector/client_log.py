@@ -14,6 +14,7 @@ from typing import Any, TypeVar, cast
 
 import tidelog
 from spark_connector.log_port import OffsetRange, PartitionExtent, StreamExtent
+from tidelog.client.positions import AtTime
 from wire.batch import RecordBatch
 from wire.errors import Code, TidelogError
 from wire.types import Offset, StreamName
@@ -42,7 +43,7 @@ class ClientLog:
         return self._run(self._extent(stream))
 
     def offsets_at(self, stream: StreamName, timestamp_ns: int) -> Mapping[int, Offset]:
-        found = self._run(self._client.offsets(stream, timestamp_ns))
+        found = self._run(self._client.offsets(stream, AtTime(timestamp_ns)))
         return {partition: Offset(offset) for partition, offset in found.items()}
 
     def fetch(self, wanted: OffsetRange, max_bytes: int) -> Iterator[RecordBatch]:

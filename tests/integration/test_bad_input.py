@@ -8,11 +8,12 @@ from __future__ import annotations
 
 import asyncio
 import json
+import re
 import shutil
 import socket
 import time
 from collections import Counter
-from collections.abc import AsyncIterator, Iterator
+from collections.abc import AsyncIterator, Callable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -21,7 +22,7 @@ import pytest
 from nats.aio.client import Client as NatsClient
 
 import tidelog
-from tests.integration.command_line import assert_refused, assert_usage_error, tidelog_command
+from tests.integration.command_line import assert_refused, assert_usage_error, start_tidelog, tidelog_command
 from tests.integration.workload import wait_in_sync
 from tidelog.client.connection import Client
 from tidelog.runtime.server import EmbeddedNatsServer
@@ -216,12 +217,11 @@ def free_port() -> int:
         return int(free.getsockname()[1])
 
 
-async def test_no_nats_server(free_port: int, tmp_path: Path) -> None:
+async def test_no_nats_server(free_port: int) -> None:
     url = f"nats://127.0.0.1:{free_port}"
     commands = [["stream", "list"], ["publish", "s", "v"], ["subscribe", "s"], ["cluster", "status"]]
     done = await asyncio.gather(
         *(asyncio.to_thread(tidelog_command, *command, "--server", url) for command in commands),
-        asyncio.to_thread(tidelog_command, "server", "--id", "b1", "--nats", url, "--data-dir", str(tmp_path / "b1")),
     )
     for refused in done:
         assert_refused(refused, f"no NATS server answers at {url}", "tidelog up")
@@ -229,6 +229,40 @@ async def test_no_nats_server(free_port: int, tmp_path: Path) -> None:
         await tidelog.connect(url)
     with pytest.raises(tidelog.NoServer, match=r"http://127\.0\.0\.1:80 is no nats:// or tls:// URL"):
         await tidelog.connect("http://127.0.0.1:80")
+
+
+def test_a_broker_waits_for_a_nats_server_that_is_not_there_yet(free_port: int, tmp_path: Path) -> None:
+    url = f"nats://127.0.0.1:{free_port}"
+    folder, said = tmp_path / "b1", tmp_path / "b1.err"
+    with said.open("w") as errors:
+        broker = start_tidelog("server", "--id", "b1", "--nats", url, "--data-dir", str(folder), stderr=errors)
+    try:
+        _wait_until(lambda: f"b1 waits for NATS: no NATS server answers at {url}" in said.read_text())
+        with EmbeddedNatsServer(store_dir=tmp_path / "nats", port=free_port):
+            _wait_until((folder / "ready").exists)
+            broker.terminate()
+            assert broker.wait(20) == 0, said.read_text()
+    finally:
+        broker.kill()
+        broker.wait()
+
+
+def test_a_broker_ends_where_nats_refuses_it(free_port: int, tmp_path: Path) -> None:
+    server = ("server", "--id", "b1", "--data-dir", str(tmp_path / "b1"), "--nats")
+    for url in ("http://127.0.0.1:80", "nats://", "nats://127.0.0.1:99999"):
+        assert tidelog_command(*server, url).returncode == 1
+    login = "authorization { user: us, password: secret }"
+    with EmbeddedNatsServer(store_dir=tmp_path / "nats", port=free_port, config=login) as nats_server:
+        refused = tidelog_command(*server, nats_server.url)
+        assert refused.returncode == 1
+        assert "refuses these credentials" in refused.stderr
+
+
+def _wait_until(condition: Callable[[], bool]) -> None:
+    deadline = time.monotonic() + 20
+    while not condition():
+        assert time.monotonic() < deadline
+        time.sleep(0.02)
 
 
 async def test_nats_without_brokers(tmp_path: Path) -> None:
@@ -288,15 +322,22 @@ def test_a_folder_of_another_broker_or_cluster(cluster: DevCluster, tmp_path: Pa
     server = ["server", "--nats", cluster.nats_url, "--data-dir", str(theirs / "b1"), "--id"]
     assert_refused(tidelog_command(*server, "b1"), f"{theirs / 'b1'} belongs to cluster", "--data-dir")
 
-    # Nobody is the controller yet, and the Raft journals of the two could pass for one another's.
+    # There is no controller yet. The foreign broker and one of the others hear of each other's cluster first, and
+    # that one of the two ends whose question is answered first.
     (theirs / "b3").rename(theirs / "b3.own")
     shutil.copytree(ours / "b3", theirs / "b3")
     with other:
-        with pytest.raises(tidelog.TidelogError, match=r"b3 ended .*theirs/b3 belongs to cluster .*, but this is"):
+        with pytest.raises(tidelog.TidelogError) as ended:
             other.wait_ready()
+        sentence = r"(b[123]) ended .*theirs/\1 belongs to cluster .*, but this is"
+        assert re.search(sentence, str(ended.value)), ended.value
+        assert not other.is_ready("b3"), "a broker on a folder of another cluster never serves"
+        if other.pid("b3") is not None:
+            other.kill("b3")
         shutil.rmtree(theirs / "b3")
         (theirs / "b3.own").rename(theirs / "b3")
-        other.start_broker("b3")
+        for broker in other.broker_ids:
+            other.start_broker(broker)
         other.wait_ready()
 
 

@@ -234,6 +234,24 @@ def test_a_killed_nats_server_is_started_again_and_nothing_acknowledged_is_lost(
             assert "Traceback" not in (running.folder / f"{broker}.log").read_text()
 
 
+def test_a_nats_server_that_dies_before_the_brokers_are_ready_is_waited_for(tmp_path: Path) -> None:
+    def nats_pid() -> int:
+        own = os.fsencode(tmp_path / "cluster" / "nats" / "nats-server.conf")
+        return next((pid for pid in running.processes() if own in Path(f"/proc/{pid}/cmdline").read_bytes()), 0)
+
+    with up(tmp_path / "cluster", "--nodes", "1") as running:
+        wait_until((running.folder / "b1.log").exists, "the first broker")
+        killed = 0
+        for _ in range(3):  # after the second one and the third it is started again with a pause
+            wait_until(lambda: nats_pid() not in (0, killed), "nats-server")  # noqa: B023
+            killed = nats_pid()
+            os.kill(killed, signal.SIGKILL)
+        running.wait_ready()
+        assert "nats-server ended" in running.said()
+        assert "waits for NATS" in (running.folder / "b1.log").read_text()
+        assert running.interrupt() == 0, running.said()
+
+
 def test_two_dead_brokers_of_three_are_not_told_as_none(tmp_path: Path) -> None:
     with up(tmp_path / "cluster") as running:
         printed = running.wait_ready()

@@ -1,5 +1,5 @@
 """One broker's machine: a disk that outlives the processes on it, and the process, whose parts are the ones of a
-node (`tidelog.server.assembly`), on simulated ground."""
+node (`tidelog.server.broker_runtime`), on simulated dependencies."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ from tests.simulation.disk import SimDisk, Survival
 from tests.simulation.messaging import GIVES_UP_AFTER, Nats, SimConnection
 from tests.simulation.raft import RaftGroup, RaftMember
 from tests.simulation.world import Process, SimulatedCrash, World
-from tidelog.server.assembly import Assembly, Ground
+from tidelog.server.broker_runtime import BrokerDependencies, BrokerRuntime
 from wire.errors import Code, TidelogError
 from wire.subjects import Subjects
 from wire.types import BrokerId, LeaderReport, Offset
@@ -176,7 +176,7 @@ class SimBroker:
         await ingest.connected()
         await control.connected()
         threads: Any = None
-        ground = Ground(
+        dependencies = BrokerDependencies(
             broker=self.id,
             life_id=f"{self.id}-{self.lives}",
             data_dir=data_dir,
@@ -198,11 +198,11 @@ class SimBroker:
             storage_settings=self.storage_settings,
         )
         try:
-            assembly = await Assembly.open(ground, partial(self._end_on, process))
+            runtime = await BrokerRuntime.open(dependencies, partial(self._end_on, process))
         except TidelogError as error:
             self._end_on(process, error)
             return
-        metadata = assembly.metadata
+        metadata = runtime.metadata
         report = metadata.report_leader
 
         def report_leader(said: LeaderReport) -> None:
@@ -210,9 +210,9 @@ class SimBroker:
             report(said)
 
         metadata.report_leader = report_leader  # type: ignore[method-assign,assignment]
-        self.metadata, self.broker = metadata, assembly.broker
-        self._closing = assembly.close
-        await assembly.start()
+        self.metadata, self.broker = metadata, runtime.broker
+        self._closing = runtime.close
+        await runtime.start()
 
     def _end_on(self, process: Process, error: TidelogError) -> None:
         """As `Node.fatal`: the process ends; whoever watches over it starts another."""

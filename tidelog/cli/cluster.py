@@ -7,8 +7,8 @@ from typing import TYPE_CHECKING
 
 import click
 
+from tidelog.cli.config_options import SettingsCommand, alteration_options, config_of
 from tidelog.cli.session import cluster_options, console, print_json, run
-from tidelog.cli.settings import SettingsCommand, alteration_options, config_of
 
 if TYPE_CHECKING:
     from tidelog.client.connection import Client

@@ -6,8 +6,8 @@ from typing import TYPE_CHECKING
 
 import click
 
+from tidelog.cli.config_options import SettingsCommand, alteration_options, config_of, config_option
 from tidelog.cli.session import cluster_options, console, print_json, run
-from tidelog.cli.settings import SettingsCommand, alteration_options, config_of, config_option
 from wire.durability import DEFAULT_REPLICAS, MAX_REPLICAS
 
 if TYPE_CHECKING:

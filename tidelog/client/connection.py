@@ -7,7 +7,6 @@ import os
 import socket
 import time
 from collections.abc import AsyncIterator, Iterable, Mapping, Sequence
-from datetime import datetime
 from itertools import count
 from pathlib import Path
 from ssl import SSLContext
@@ -21,7 +20,7 @@ from tidelog.client.consumer import ANSWER_OVERHEAD, Consumer, OnGap, PartitionR
 from tidelog.client.errors import BadConfig, BadRequest, Closed, NoServer, WrongIncarnation, typed
 from tidelog.client.fetcher import FetchSettings, PartitionFetcher
 from tidelog.client.metadata import MetadataCache, StreamMetadata, stream_name
-from tidelog.client.positions import Anchor, AtOffset, AtTime, Position, Start, Stop, timestamp_of
+from tidelog.client.positions import Anchor, AtOffset, AtTime, Moment, Position, Start, Stop, timestamp_ns
 from tidelog.client.producer import Producer
 from wire import operations as op
 from wire.batch import RecordBatch
@@ -357,10 +356,10 @@ class Client:
 
     # Positions, for those who plan their reads themselves
 
-    async def offsets(self, stream: str, which: Literal["earliest", "latest"] | int | datetime) -> dict[int, int]:
+    async def offsets(self, stream: str, which: Literal["earliest", "latest"] | Moment) -> dict[int, int]:
         """One offset per partition: "earliest" = of the oldest record there is; "latest" = the end of what is committed
-        (exclusive: the next record's); a time (ns since 1970, or a datetime) = of the first record at or after it, the
-        end when there is none. "latest" never goes back. Raises UnknownStream, NoServer.
+        (exclusive: the next record's); a time (as the `timestamp` of `Producer.send`) = of the first record at or
+        after it, the end when there is none. "latest" never goes back. Raises UnknownStream, NoServer.
         """
         self._check_open()
         layout = await self._metadata.refresh(stream)
@@ -444,16 +443,14 @@ class Client:
             raise Closed(Code.BAD_REQUEST, "this client is closed; connect again")
 
 
-def _looked_up(which: str | int | datetime) -> Position:
+def _looked_up(which: str | Moment) -> Position:
     if which == "earliest":
         return Anchor.EARLIEST
     if which == "latest":
         return Anchor.NEW
-    if isinstance(which, datetime):
-        return AtTime(timestamp_of(which))
-    if isinstance(which, int):
-        return AtTime(which)
-    raise BadRequest(Code.BAD_REQUEST, f"which={which!r} is none of 'earliest', 'latest' and a time")
+    if isinstance(which, str):
+        raise BadRequest(Code.BAD_REQUEST, f"which={which!r} is none of 'earliest', 'latest' and a time")
+    return AtTime(timestamp_ns(which))
 
 
 def _is_same_life(

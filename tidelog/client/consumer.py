@@ -29,7 +29,7 @@ from wire.subjects import Subjects
 from wire.transport import NO_RESPONDERS, Transport
 from wire.types import StreamName
 
-log = logging.getLogger(__name__)
+_log = logging.getLogger(__name__)
 
 AHEAD = 2
 """Answers of one partition that may wait to be taken."""
@@ -128,7 +128,7 @@ class PartitionReader:
                 raise error
             case Skip(first, end):
                 self.missed += end - first
-                log.warning(
+                _log.warning(
                     "missed %d records of %s, offsets %d to %d: they were removed before they were read",
                     end - first, self.fetcher.name, first, end - 1,
                 )  # fmt: skip

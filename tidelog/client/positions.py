@@ -154,7 +154,7 @@ def timestamp_of(moment: datetime) -> int:
 
 
 def timestamp_ns(moment: Moment) -> int:
-    """A record's timestamp as callers give it, in ns since 1970. Raises BadRequest for what is probably a slip."""
+    """A point in time as callers give it, in ns since 1970. Raises BadRequest, also for seconds, ms and µs."""
     if isinstance(moment, datetime):
         return timestamp_of(moment)
     given = moment.timestamp_ns if isinstance(moment, AtTime) else _whole(moment)

@@ -15,7 +15,7 @@ import ctypes
 import gc
 import logging
 
-log = logging.getLogger(__name__)
+_log = logging.getLogger(__name__)
 
 KEPT_BYTES = 64 << 20
 """Free memory at the top of the heap that is not given back to the system."""
@@ -37,7 +37,7 @@ def keep_freed_memory() -> None:
         return
     for name, value in ((_M_MMAP_THRESHOLD, MAPPED_FROM), (_M_TRIM_THRESHOLD, KEPT_BYTES), (_M_TOP_PAD, _GROWTH)):
         if not mallopt(name, value):
-            log.info("the C library's allocator does not take %d for its setting %d", value, name)
+            _log.info("the C library's allocator does not take %d for its setting %d", value, name)
 
 
 def learn_from_a_large_buffer() -> None:

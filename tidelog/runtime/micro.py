@@ -23,7 +23,7 @@ from nats.nuid import NUID
 from wire.errors import Code, TidelogError
 from wire.transport import Message, MessageHandler, Subscription, Transport, answer_too_large
 
-log = logging.getLogger(__name__)
+_log = logging.getLogger(__name__)
 
 Answer: TypeAlias = tuple[bytes, Mapping[str, str] | None] | None
 """(body, headers), or None for no answer at all."""
@@ -101,8 +101,8 @@ class Service:
             answer = await endpoint(message)
             if answer is not None and message.reply is not None:
                 self._answer(message, message.reply, answer[0], answer[1], stats)
-        except Exception as error:
-            log.exception("the service endpoint %s raised", subject)
+        except Exception as error:  # noqa: BLE001 - logged, and answered as an error
+            _log.exception("the service endpoint %s raised", subject)
             stats.num_errors += 1
             stats.last_error = repr(error)[:MAX_ERROR_CHARACTERS]
             self._refuse(message, 500, TidelogError(Code.INTERNAL, f"{subject}: {stats.last_error}"))
@@ -117,7 +117,7 @@ class Service:
             self._transport.publish(inbox, (body,), headers=headers)
         except TidelogError as error:
             refusal = answer_too_large(error, f"the answer to {message.subject}")
-            log.error("%s", refusal.message)
+            _log.error("%s", refusal.message)
             stats.num_errors += 1
             stats.last_error = refusal.message
             self._refuse(message, 500, refusal)

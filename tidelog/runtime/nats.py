@@ -38,7 +38,7 @@ from tidelog.runtime.nats_errors import (
     ConnectionClosed,
     LossReason,
     NatsRefused,
-    check_scheme,
+    check_url,
     is_refusal,
     unavailable,
     without_secrets,
@@ -114,7 +114,7 @@ class NatsConnection:
         addresses = [url.strip() for url in listed if url.strip()]
         shown = ", ".join(without_secrets(url) for url in addresses)
         for url in addresses:
-            check_scheme(url)
+            check_url(url)
         connection = cls(outgoing_limit=outgoing_limit, inbox_prefix=inbox_prefix)
         options: dict[str, Any] = {
             "servers": addresses,

@@ -61,16 +61,24 @@ def unavailable(shown: str, error: Exception, *, auth_required: bool) -> NatsUna
     )
 
 
-def check_scheme(url: str) -> None:
-    """Raises NatsRefused for a URL of another kind than nats:// or tls://; one without a scheme is nats://."""
+def check_url(url: str) -> None:
+    """Raises NatsRefused for a URL of another kind than nats:// or tls://, or without a host or with a bad port. One
+    without a scheme is nats://."""
     if "://" in url and not url.startswith(("nats://", "tls://")):
         raise NatsRefused(f"{without_secrets(url)} is no nats:// or tls:// URL; give the one of that kind")
+    try:
+        parts = urlsplit(url if "://" in url else f"nats://{url}")
+        is_good = bool(parts.hostname) and parts.port != 0
+    except ValueError:
+        is_good = False
+    if not is_good:
+        raise NatsRefused(f"{without_secrets(url)!r} names no host and port; give a URL such as nats://127.0.0.1:4222")
 
 
 def without_secrets(url: str) -> str:
     """The URL without user, password and token."""
-    parts = urlsplit(url if "://" in url else f"nats://{url}")
-    return f"{parts.scheme}://{parts.netloc.rsplit('@', 1)[-1]}"
+    scheme, _, rest = (url if "://" in url else f"nats://{url}").partition("://")
+    return f"{scheme}://{rest.split('/', 1)[0].rsplit('@', 1)[-1]}"
 
 
 def is_refusal(error: Exception) -> bool:

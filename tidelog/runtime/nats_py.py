@@ -38,7 +38,7 @@ from nats.aio.transport import TcpTransport
 
 from tidelog.runtime.parser import ChunkParser, ProtocolError
 
-log = logging.getLogger(__name__)
+_log = logging.getLogger(__name__)
 
 BEHIND = 256 << 10
 """A connection whose newest read was of so many bytes has a backlog, as a rule: its reads are a loop's turn apart."""
@@ -108,11 +108,11 @@ class Link(asyncio.BufferedProtocol):
         try:
             client.parser.received(nbytes)
         except ProtocolError as error:
-            log.error("NATS connection: %s; connecting anew", error)
+            _log.error("NATS connection: %s; connecting anew", error)
             self.lose(error)
-        except Exception as error:
+        except Exception as error:  # noqa: BLE001 - logged, and the connection is made anew
             # Sinks are guarded, so this is a bug of ours in the parser. Its state is unknown: begin anew.
-            log.exception("NATS connection: reading failed; connecting anew")
+            _log.exception("NATS connection: reading failed; connecting anew")
             self.lose(error)
         finally:
             client.on_read(False)
@@ -332,8 +332,8 @@ class ChunkedClient(Client):
         while not self.is_closed:
             try:
                 await super()._attempt_reconnect()
-            except Exception:
-                log.exception("NATS connection: nats-py's reconnecting failed; trying again")
+            except Exception:  # noqa: BLE001 - logged, and tried again
+                _log.exception("NATS connection: nats-py's reconnecting failed; trying again")
                 await asyncio.sleep(_RETRY_AFTER_BUG)
             else:
                 return

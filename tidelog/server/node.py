@@ -1,9 +1,10 @@
-"""A broker's process: the folder, the connections, the threads and the clocks that its `Assembly` stands on.
+"""A broker's process: the folder, the connections, the threads and the clocks that its `BrokerRuntime` stands on.
 
 Order of a start:
     data folder locked and judged -> NATS connected -> not another cluster's folder -> logs opened and recovered ->
     Raft joined -> registered (with what this restart can prove) -> folder marked in use -> views arrive, replicas take
     their roles -> `ready` written
+The start waits for NATS, and ends where NATS refuses the login or the URL.
 Order of an end: roles resign, logs are closed with their checkpoints, Raft leaves, the folder is marked clean, the
 lock goes.
 """
@@ -38,8 +39,8 @@ from metadata.master_keys import MASTER_KEYS_LABEL
 from metadata.raft import RaftConfig, RaftError, RaftNode, RaftStatus, StateMachine
 from tidelog.runtime.allocator import collect_only_what_comes, keep_freed_memory
 from tidelog.runtime.nats import NatsConnection
-from tidelog.runtime.nats_errors import NatsUnavailable
-from tidelog.server.assembly import Assembly, Ground
+from tidelog.runtime.nats_errors import NatsRefused, NatsUnavailable
+from tidelog.server.broker_runtime import BrokerDependencies, BrokerRuntime
 from tidelog.server.config import ServerConfig
 from tidelog.server.log_limit import LogLimit
 from tidelog.server.open_files import raise_limit
@@ -48,7 +49,7 @@ from wire.errors import Code, TidelogError
 from wire.subjects import Subjects
 from wire.types import BrokerId
 
-log = logging.getLogger(__name__)
+_log = logging.getLogger(__name__)
 
 LOG_THREADS = 4
 """Threads for blocking work on logs (recovery, truncation, a leader's first sync)."""
@@ -59,6 +60,10 @@ SYNC_THREADS = 8
 CLUSTER_CHECK_TIMEOUT = 1.0
 """Seconds to wait for another broker's word on which cluster this is."""
 CLUSTER_CHECK_INTERVAL = 1.0
+NATS_RETRY = 0.2
+"""Seconds between attempts to connect to NATS at start."""
+NATS_WAIT_LOG_INTERVAL = 5.0
+"""Seconds between log lines while the start waits for NATS."""
 REGISTRATION_TIMEOUT = 60.0
 """Seconds. Without a Raft majority nobody can register; saying so beats waiting for ever."""
 
@@ -92,7 +97,7 @@ async def _run(config: ServerConfig) -> int:
             await asyncio.wait(_any_of(stopping, node.fatal), return_when=asyncio.FIRST_COMPLETED)
             if node.fatal.done():
                 node.fatal.result()
-        log.info("%s is stopping", config.broker)
+        _log.info("%s is stopping", config.broker)
     finally:
         stopping.cancel()
         starting.cancel()
@@ -146,12 +151,12 @@ class Node:
             self._raft_address = self._standalone_address()
 
         try:
-            ingest = await NatsConnection.connect(config.nats, name=f"tidelog {config.broker} ingest")
+            ingest = await self._connect("ingest")
             stack.push_async_callback(ingest.close)
-            control = await NatsConnection.connect(config.nats, name=f"tidelog {config.broker} control")
+            control = await self._connect("control")
             stack.push_async_callback(control.close)
             ingest.give_way_to(control)
-        except NatsUnavailable as e:
+        except NatsRefused as e:
             raise TidelogError(Code.UNAVAILABLE, str(e)) from e
 
         executor = ThreadPoolExecutor(LOG_THREADS, "log")
@@ -171,7 +176,7 @@ class Node:
         check_cluster = partial(self._check_cluster, data_dir, control, subjects, life_id)
         await check_cluster()
 
-        ground = Ground(
+        dependencies = BrokerDependencies(
             broker=config.broker,
             life_id=life_id,
             data_dir=data_dir,
@@ -194,13 +199,13 @@ class Node:
             labels=self._labels,
             keyring=self._keyring,
         )
-        assembly = await Assembly.open(ground, self._on_fatal)
-        stack.push_async_callback(assembly.close)
+        runtime = await BrokerRuntime.open(dependencies, self._on_fatal)
+        stack.push_async_callback(runtime.close)
         try:
-            await assembly.start()
+            await runtime.start()
         except RaftError as e:
             raise TidelogError(Code.BAD_CONFIG, str(e)) from e
-        registered = loop.create_task(assembly.metadata.wait_registered())
+        registered = loop.create_task(runtime.metadata.wait_registered())
         # Nodes of two clusters keep apart over Raft; who it is that keeps away, others tell once they run.
         checking = loop.create_task(self._check_cluster_for_ever(check_cluster))
         await asyncio.wait(
@@ -222,9 +227,26 @@ class Node:
         try:
             ready.write_text(f"{os.getpid()}\n")
         except OSError as e:  # it is for whoever waits for the start, and nothing here depends on it
-            log.warning("%s cannot be written: %s", ready, e)
+            _log.warning("%s cannot be written: %s", ready, e)
         collect_only_what_comes()
-        log.info("%s serves: incarnation %d, data in %s", config.broker, assembly.incarnation, config.data_dir)
+        _log.info("%s serves: incarnation %d, data in %s", config.broker, runtime.incarnation, config.data_dir)
+
+    async def _connect(self, purpose: str) -> NatsConnection:
+        """Waits for a NATS server, as a connection that is lost later does. Raises NatsRefused for a login, certificate
+        or URL that stays wrong."""
+        name = f"tidelog {self.config.broker} {purpose}"
+        next_log = 0.0
+        while True:
+            try:
+                return await NatsConnection.connect(self.config.nats, name=name)
+            except NatsRefused:
+                raise
+            except NatsUnavailable as e:
+                now = time.monotonic()
+                if now >= next_log:
+                    next_log = now + NATS_WAIT_LOG_INTERVAL
+                    _log.warning("%s waits for NATS: %s", self.config.broker, e)
+                await asyncio.sleep(NATS_RETRY)
 
     async def _check_cluster_for_ever(self, check_cluster: Callable[[], Awaitable[None]]) -> None:
         try:
@@ -290,12 +312,12 @@ class Node:
         nothing."""
         file = self.config.master_key_file
         if file is None:
-            log.warning("%s has no master key file to read again", self.config.broker)
+            _log.warning("%s has no master key file to read again", self.config.broker)
             return
         try:
             self._keyring.replace(keys_from_file(file))
         except TidelogError as e:
-            log.error("%s goes on with the master keys it has: %s", self.config.broker, e)
+            _log.error("%s goes on with the master keys it has: %s", self.config.broker, e)
             return
         self._tell_master_keys()
 
@@ -304,7 +326,7 @@ class Node:
         ids = self._keyring.ids
         self._labels[MASTER_KEYS_LABEL] = ",".join(ids)
         if ids:
-            log.info("%s has the master keys %s; the first one is in use", self.config.broker, ", ".join(ids))
+            _log.info("%s has the master keys %s; the first one is in use", self.config.broker, ", ".join(ids))
 
     async def close(self) -> None:
         await self._stack.aclose()

@@ -5,7 +5,7 @@ from __future__ import annotations
 import logging
 import resource
 
-log = logging.getLogger(__name__)
+_log = logging.getLogger(__name__)
 
 MOST = 1 << 20
 """Where there is no limit at all."""
@@ -21,10 +21,10 @@ def raise_limit() -> int:
             resource.setrlimit(resource.RLIMIT_NOFILE, (wanted, hard))
             soft = wanted
         except (OSError, ValueError) as error:  # a kernel's own maximum
-            log.info("this process may open %d files, and no more: %s", soft, error)
+            _log.info("this process may open %d files, and no more: %s", soft, error)
     allowed = MOST if soft == resource.RLIM_INFINITY else soft
     if allowed < FEW:
-        log.warning(
+        _log.warning(
             "this process may open %d files only; with many partitions publishes will be refused for a while now and"
             " then: raise the limit (ulimit -n)", allowed,
         )  # fmt: skip

@@ -243,7 +243,9 @@ async def test_offsets_for_those_who_plan_their_reads(cluster: Cluster) -> None:
     broker.seed("three", 1, [b"a", b"b"])
     assert await client.offsets("three", "latest") == {0: 0, 1: 2, 2: 0}
     assert await client.offsets("s", "earliest") == {0: 0}
-    assert await client.offsets("s", 11) == {0: 10}
+    assert await client.offsets("s", AtTime(11)) == {0: 10}
+    with pytest.raises(BadRequest, match=r"1700000000 is 1970-.* which is hardly meant: seconds, ms"):
+        await client.offsets("s", 1_700_000_000)
     assert await client.offsets("s", 10**18) == {0: 100}
     broker.logs["s", 0].end = 100
     assert await client.offsets("s", "latest") == {0: 100}

@@ -1,7 +1,7 @@
-"""A broker's parts and how they hang together: logs, data plane, metadata service, API.
+"""The parts of a broker and how they are connected: logs, data plane, metadata service, API.
 
-What they stand on (`Ground`: connections, Raft, threads, clocks) is the caller's, who also decides what becomes of the
-process: a node takes the real things, a simulator its own, and both run this.
+The caller gives the dependencies (connections, Raft, threads, clocks) and decides about the process: a node gives the
+real ones, a simulator its own, and both run this.
 
 Order: logs opened -> metadata service and data plane made, each heard by the other -> started -> registered: the folder
 is marked in use, views arrive, replicas take their roles -> closed: roles resign, the folder is marked clean, Raft
@@ -47,16 +47,16 @@ from wire.types import (
     StreamName,
 )
 
-log = logging.getLogger(__name__)
+_log = logging.getLogger(__name__)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Ground:
-    """What a broker stands on."""
+class BrokerDependencies:
+    """Everything that a broker needs from outside."""
 
     broker: BrokerId
     life_id: str
-    """Of this life of the process; no other has the same."""
+    """Id of this life of the process; no other has the same."""
     data_dir: DataDir
     """Open, and this process's own."""
     ingest: Transport
@@ -83,69 +83,69 @@ class Ground:
     keyring: Keyring = field(default_factory=Keyring)
 
 
-class Assembly:
+class BrokerRuntime:
     """See the module. It is the metadata service's `BrokerPort`. `on_fatal`: this broker cannot go on."""
 
     def __init__(
         self,
-        ground: Ground,
+        needs: BrokerDependencies,
         on_fatal: Callable[[TidelogError], None],
         space: SpaceWatch,
         replicas: list[Replica],
         registration: Registration,
     ) -> None:
         self.on_fatal = on_fatal
-        self._data_dir = ground.data_dir
+        self._data_dir = needs.data_dir
         self._registered = False
         self.metadata = MetadataService(
-            broker_id=ground.broker,
-            life_id=ground.life_id,
+            broker_id=needs.broker,
+            life_id=needs.life_id,
             port=self,
-            make_raft=ground.make_raft,
-            transport=ground.control,
-            subjects=ground.subjects,
-            settings=ground.metadata_settings,
-            rng=ground.rng,
-            monotonic=ground.loop.time,
+            make_raft=needs.make_raft,
+            transport=needs.control,
+            subjects=needs.subjects,
+            settings=needs.metadata_settings,
+            rng=needs.rng,
+            monotonic=needs.loop.time,
             registration=registration,
         )
         self._context = BrokerContext(
-            broker=ground.broker,
+            broker=needs.broker,
             incarnation=Incarnation(0),
-            ingest=ground.ingest,
-            control=ground.control,
-            subjects=ground.subjects,
-            settings=ground.replica_settings,
+            ingest=needs.ingest,
+            control=needs.control,
+            subjects=needs.subjects,
+            settings=needs.replica_settings,
             metadata=self.metadata,
-            syncer=ground.syncer,
-            executor=ground.executor,
-            checkpoints=ground.checkpoints,
-            readers=ground.readers,
-            housekeeping=ground.housekeeping,
-            storage=ground.storage_settings,
+            syncer=needs.syncer,
+            executor=needs.executor,
+            checkpoints=needs.checkpoints,
+            readers=needs.readers,
+            housekeeping=needs.housekeeping,
+            storage=needs.storage_settings,
             space=space,
-            loop=ground.loop,
-            time_ns=ground.time_ns,
-            keyring=ground.keyring,
+            loop=needs.loop,
+            time_ns=needs.time_ns,
+            keyring=needs.keyring,
         )
         self.broker = Broker(self._context, self._data_dir, replicas)
-        self._api = Api(self.metadata, ground.control, ground.subjects)
+        self._api = Api(self.metadata, needs.control, needs.subjects)
 
     @classmethod
-    async def open(cls, ground: Ground, on_fatal: Callable[[TidelogError], None]) -> Assembly:
-        """Logs are opened and recovered; nobody hears of this broker yet. Raises TidelogError."""
-        data_dir = ground.data_dir
+    async def open(cls, needs: BrokerDependencies, on_fatal: Callable[[TidelogError], None]) -> BrokerRuntime:
+        """Logs are opened and recovered; no other process hears of this broker yet. Raises TidelogError."""
+        data_dir = needs.data_dir
         earlier_lives = data_dir.lives
         space = SpaceWatch(
-            data_dir.files, data_dir.path, ground.storage_settings, executor=ground.executor, loop=ground.loop
+            data_dir.files, data_dir.path, needs.storage_settings, executor=needs.executor, loop=needs.loop
         )
         try:
             await space.when_there_is_room(
-                lambda: ground.loop.run_in_executor(ground.executor, data_dir.begin_life, ground.life_id)
+                lambda: needs.loop.run_in_executor(needs.executor, data_dir.begin_life, needs.life_id)
             )
         except DataDirError as e:
             raise TidelogError(Code.BAD_CONFIG, str(e)) from e
-        replicas, unsound = await open_replicas(data_dir, ground.executor, space, ground.storage_settings.producers)
+        replicas, unsound = await open_replicas(data_dir, needs.executor, space, needs.storage_settings.producers)
         proof = data_dir.proof()
         registration = Registration(
             folder_same=proof.folder_same,
@@ -154,10 +154,10 @@ class Assembly:
             last_incarnation=data_dir.last_incarnation or Incarnation(0),
             earlier_lives=earlier_lives,
             cluster_id=data_dir.cluster_id or "",
-            labels=ground.labels,
-            raft_address=ground.raft_address,
+            labels=needs.labels,
+            raft_address=needs.raft_address,
         )
-        return cls(ground, on_fatal, space, replicas, registration)
+        return cls(needs, on_fatal, space, replicas, registration)
 
     @property
     def incarnation(self) -> Incarnation:
@@ -172,7 +172,7 @@ class Assembly:
     # ---- the metadata service's port -------------------------------------------------------------------------------
 
     def on_registered(self, cluster_id: str, incarnation: Incarnation) -> None:
-        """The registration is applied: what it proved may be overwritten, and appends may begin."""
+        """The registration is applied: its proof in the folder may be overwritten, and appends may begin."""
         try:
             self._data_dir.record(cluster_id, incarnation)
             self._data_dir.mark_dirty()
@@ -180,8 +180,8 @@ class Assembly:
             if not self._registered:
                 self.on_fatal(TidelogError(Code.NO_SPACE, f"{e}: make room on the disk, then start this broker again"))
                 return
-            # Declared dead, and registered once more: what the folder says of this life holds as it is.
-            log.warning("a further registration is not recorded in the data folder: %s", e)
+            # Declared dead, and registered once more: the content of the folder still holds for this life.
+            _log.warning("a further registration is not recorded in the data folder: %s", e)
         except DataDirError as e:
             self.on_fatal(TidelogError(Code.BAD_CONFIG, str(e)))
             return
@@ -217,6 +217,6 @@ class Assembly:
             if self._registered and not self.broker.status()["failed"]:
                 self._data_dir.mark_clean()
         except NoSpace as e:
-            log.warning("the data folder is not marked clean: %s", e)
+            _log.warning("the data folder is not marked clean: %s", e)
         finally:
             await self.metadata.close()
