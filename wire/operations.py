@@ -374,6 +374,46 @@ PARTITION_MOVE_LEADER = Operation(
 
 
 @dataclass(frozen=True, slots=True)
+class PartitionRef:
+    stream: str
+    partition: int
+
+
+class ReplicaEvent(TypedDict):
+    seconds_ago: float
+    event: str
+    """As a sentence."""
+    times: int
+    """How often it happened, with no other event in between."""
+
+
+class ReplicaStory(TypedDict):
+    broker: str
+    leads: bool
+    standing: str
+    """"isr", "eligible", "withdrawn" or "out of sync"."""
+    events: list[ReplicaEvent] | None
+    """The last fifty in this life of the broker, oldest first; None when the broker does not answer."""
+
+
+class PartitionStory(TypedDict):
+    stream: str
+    partition: int
+    replicas: list[ReplicaStory]
+
+
+PARTITION_STORY = Operation(
+    name="partition.story",
+    request=PartitionRef,
+    answer=PartitionStory,
+    help="the last events of each replica: roles, changes of the ISR, cuts, failures",
+    writes=False,
+    stream="stream",
+    refusals=(Code.UNKNOWN_STREAM,),
+)
+
+
+@dataclass(frozen=True, slots=True)
 class UncleanElectionRequest:
     stream: str
     partition: int

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from typing import TypedDict
 
-from wire.operations import Damage, DiskStatus, PublishGap, Quarantined, SpaceStatus
+from wire.operations import Damage, DiskStatus, PublishGap, Quarantined, ReplicaEvent, SpaceStatus
 
 
 class ReportedProgress(TypedDict):
@@ -35,6 +35,8 @@ class ReplicaReport(TypedDict, total=False):
     scrubbed_at_ns: int | None
     replicas_progress: dict[str, ReportedProgress] | None
     """By broker, where this replica leads and serves; else null."""
+    story: list[ReplicaEvent]
+    """Its last events, oldest first, where they were asked for."""
 
 
 class StreamReport(TypedDict):

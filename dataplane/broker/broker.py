@@ -33,7 +33,9 @@ from dataplane.log.errors import DataDirError, LogDamaged
 from dataplane.log.partition_log import LogConfig
 from dataplane.log.recovery import RecoveryReport
 from dataplane.replica.producers import ProducerLimits
+from dataplane.replica.story import Story
 from wire.errors import Code, TidelogError
+from wire.operations import ReplicaEvent
 from wire.reports import BrokerReport, ReplicaReport, StreamReport
 from wire.tidelog_pb2 import PartitionNotification
 from wire.transport import Message, Subscription
@@ -267,9 +269,21 @@ class Broker:
             replica.on_disk(hangs)
 
     # ------------------------------------------------------------------ status
-    def stream_status(self, stream: StreamName) -> StreamReport:
-        """What this broker knows of the partitions of a stream that it replicates."""
-        return {"partitions": [self._replica_status(r) for r in self._replicas.values() if r.key.stream == stream]}
+    def stream_status(self, stream: StreamName, story_of: int | None = None) -> StreamReport:
+        """What this broker knows of the partitions of a stream that it replicates. `story_of`: the partition whose last
+        events are wanted, too."""
+        found = [replica for replica in self._replicas.values() if replica.key.stream == stream]
+        reports = [self._replica_status(replica) for replica in found]
+        for replica, report in zip(found, reports, strict=True):
+            if replica.key.partition == story_of:
+                report["story"] = self._told(replica.story)
+        return {"partitions": reports}
+
+    def _told(self, story: Story) -> list[ReplicaEvent]:
+        now = self.context.now()
+        return [
+            {"seconds_ago": round(now - at, 3), "event": event, "times": times} for at, event, times in story.events
+        ]
 
     def _replica_status(self, replica: Replica) -> ReplicaReport:
         scrubbed_at = self._scrubber.completed_at_ns(replica.log) if replica.log is not None else None

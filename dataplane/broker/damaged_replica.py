@@ -22,6 +22,7 @@ from dataplane.log.errors import LogDamaged
 from dataplane.log.partition_log import PartitionLog
 from dataplane.replica.consumers import ConsumerEffect, ConsumerFetch, Consumers, Readable
 from dataplane.replica.effects import ServeConsumer
+from dataplane.replica.story import Story
 from wire.append import decode_append
 from wire.errors import Code, CorruptData, TidelogError
 from wire.tidelog_pb2 import FetchRequest
@@ -43,8 +44,9 @@ class DamagedReplica(ReadableRole):
         partition_log: PartitionLog,
         high_watermark: Offset,
         on_damage: Callable[[str], None],
+        story: Story | None = None,
     ) -> None:
-        super().__init__(context, view, partition_log, on_damage)
+        super().__init__(context, view, partition_log, on_damage, story)
         self.damage: Damage | None = None
         self._high_watermark = high_watermark
         self._consumers = Consumers(partition_log.epochs, context.settings, leads=False)
@@ -57,6 +59,7 @@ class DamagedReplica(ReadableRole):
             "partition %s: the copy on %s is the last one and is damaged; it is served for reading as far as it goes",
             self.view.key, self.context.broker,
         )  # fmt: skip
+        self.story.tell(f"serves a damaged copy in LeaderEpoch {self.leader_epoch}", self.context.now())
         self.spawn(self._examine())
         self._starting = self.context.loop.create_task(self._subscribe())
         await asyncio.wait({self._starting})

@@ -34,6 +34,7 @@ from dataplane.replica.effects import (
 )
 from dataplane.replica.follower import Follower
 from dataplane.replica.follower_states import FetchAnswer, OffsetAnswer
+from dataplane.replica.story import Story
 from wire.batch import BatchHeader, iter_batches, verify_body
 from wire.errors import Code, CorruptData, InvariantViolation, TidelogError
 from wire.replication import HEADER_SIZE as REPLICATION_HEADER_SIZE
@@ -63,8 +64,9 @@ class FollowerDriver(ReadableRole):
         high_watermark: Offset,
         first_sequence: int,
         on_damage: Callable[[str], None],
+        story: Story | None = None,
     ) -> None:
-        super().__init__(context, view, partition_log, on_damage)
+        super().__init__(context, view, partition_log, on_damage, story)
         self._fetch_inbox: str | None = None
         self._offset_inbox: str | None = None
         self._checkpoint_inbox: str | None = None
@@ -96,6 +98,7 @@ class FollowerDriver(ReadableRole):
             now=context.now(),
             no_space=context.space.is_full,
             disk_hangs=context.disk.hangs,
+            story=self.story,
         )
 
     # ------------------------------------------------------------------ life

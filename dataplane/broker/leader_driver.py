@@ -43,6 +43,7 @@ from dataplane.replica.effects import (
     VerifyOwnCopy,
 )
 from dataplane.replica.leader import Leader
+from dataplane.replica.story import Story
 from wire.errors import Code, CorruptData, TidelogError
 from wire.tidelog_pb2 import FetchRequest, PartitionNotification
 from wire.transport import MessageHandler, Subscription, Transport
@@ -79,8 +80,9 @@ class LeaderDriver(ReadableRole):
         partition_log: PartitionLog,
         high_watermark: Offset,
         on_damage: Callable[[str], None],
+        story: Story | None = None,
     ) -> None:
-        super().__init__(context, view, partition_log, on_damage)
+        super().__init__(context, view, partition_log, on_damage, story)
         partition_log.cached_bytes = None
         self._is_heard = False
         """NATS brings it everything that is published and asked."""
@@ -100,6 +102,7 @@ class LeaderDriver(ReadableRole):
             no_space=context.space.is_full,
             disk_hangs=context.disk.hangs,
             shared=context.uncommitted,
+            story=self.story,
         )
         self._appending = Appending(self, self.core, self._run)
         self._followers = FollowerService(self, self.core, self._appending, self._run)

@@ -22,6 +22,7 @@ from dataplane.log.errors import LogDamaged
 from dataplane.log.partition_log import PartitionLog
 from dataplane.replica.consumers import ConsumerFetch
 from dataplane.replica.effects import RefuseConsumer, ServeConsumer
+from dataplane.replica.story import Story
 from wire.batch import holds_encrypted, iter_batches, verify_body
 from wire.errors import Code, CorruptData, TidelogError
 from wire.replication import LOG_START_HEADER, OFFSET_HEADER, encode_header
@@ -52,8 +53,9 @@ class ReadableRole(Role):
         view: PartitionView,
         partition_log: PartitionLog,
         on_damage: Callable[[str], None],
+        story: Story | None = None,
     ) -> None:
-        super().__init__(context, view, partition_log, on_damage)
+        super().__init__(context, view, partition_log, on_damage, story)
         self.answers = Answers(context.control, view.key, view.subject)
         self.requests = Requests(view.key, self.answers, context.counters)
         self.cipher = BatchCipher(context.keyring, view.key)

@@ -34,6 +34,7 @@ from dataplane.log.partition_log import LogConfig, PartitionLog
 from dataplane.log.pool import LogPool
 from dataplane.log.quarantine import MAX_EVENTS, Quarantine
 from dataplane.log.recovery import RecoveryReport
+from dataplane.replica.story import Story
 from wire.errors import Code, CorruptData, TidelogError
 from wire.operations import Damage
 from wire.reports import ReplicaReport
@@ -70,6 +71,7 @@ class Replica:
         self.failed: str | None = None
         self.view: PartitionView | None = None
         self.role: Role | None = None
+        self.story = Story()
         self._config = config
         self._files = files
         self._pool = pool
@@ -113,6 +115,7 @@ class Replica:
         down, withdraws, and is repaired when nobody counts on it any more."""
         if isinstance(self.role, DamagedReplica) or self.failure is not None or self._closing:
             return
+        self.story.tell(f"its log is damaged: {reason}", context.now())
         log.error("partition %s: the log on %s is damaged: %s", self.key, context.broker, reason)
         context.counters.damage_found += 1
         self.failed = reason
@@ -342,7 +345,11 @@ class Replica:
         if self.role is not None and not self.role.ended:
             self.role.fail(reason)
         elif self.failure is None:
-            log.error("partition %s: replica on %s withdraws: %s", self.key, context.broker, reason)
+            self.story.tell(f"withdraws: {reason}", context.now())
+            log.error(
+                "partition %s: replica on %s withdraws: %s; its last events:\n%s",
+                self.key, context.broker, reason, self.story,
+            )  # fmt: skip
             self._withdraw(reason, context)
         self.failed = self.failed or reason
 
@@ -369,11 +376,11 @@ class Replica:
         common = context, view, self._log, self._high_watermark
         on_damage = partial(self.on_damage, context=context)
         if self._damaged:
-            self.role = DamagedReplica(*common, on_damage)
+            self.role = DamagedReplica(*common, on_damage, self.story)
         elif view.leader == context.broker:
-            self.role = LeaderDriver(*common, on_damage)
+            self.role = LeaderDriver(*common, on_damage, self.story)
         else:
-            self.role = FollowerDriver(*common, self._sequence, on_damage)
+            self.role = FollowerDriver(*common, self._sequence, on_damage, self.story)
         await self.role.start()
 
     async def _end_role(self, reason: str) -> None:

@@ -12,6 +12,7 @@ from dataplane.broker.context import BrokerContext
 from dataplane.broker.sync_requests import SyncRequests
 from dataplane.broker.timer import RoleTimer
 from dataplane.log.partition_log import PartitionLog
+from dataplane.replica.story import Story
 from wire.errors import InvariantViolation
 from wire.transport import BulkHandler, GuardedBulk, Message, MessageHandler
 from wire.types import LeaderEpoch, Offset, PartitionView, Withdrawal
@@ -32,12 +33,15 @@ class Role(ABC):
         view: PartitionView,
         partition_log: PartitionLog,
         on_damage: Callable[[str], None],
+        story: Story | None = None,
     ) -> None:
-        """`on_damage`: this replica's log is not what was written. It ends the role (`stop`)."""
+        """`on_damage`: this replica's log is not what was written. It ends the role (`stop`). `story`: that of the
+        replica."""
         self.context = context
         self.view = view
         self.log = partition_log
         self.on_damage = on_damage
+        self.story = story or Story()
         self.ended = False
         self.failed: str | None = None
         self.timer = RoleTimer(context.loop, self._next_deadline, lambda: self.carefully(self._tick))
@@ -174,7 +178,11 @@ class Role(ABC):
         """This replica is unsound: it leaves the ISR, and does nothing more in this life of the process."""
         if self.failed is not None:
             return
-        _log.error("partition %s: replica on %s withdraws: %s", self.view.key, self.context.broker, reason)
+        self.story.tell(f"withdraws: {reason}", self.context.now())
+        _log.error(
+            "partition %s: replica on %s withdraws: %s; its last events:\n%s",
+            self.view.key, self.context.broker, reason, self.story,
+        )  # fmt: skip
         self.context.counters.withdrawals += 1
         self.context.metadata.withdraw(
             Withdrawal(key=self.view.key, broker=self.context.broker, expected_epoch=self.view.epoch, reason=reason)

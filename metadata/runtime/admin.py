@@ -154,6 +154,26 @@ class Admin:
                 return partition_form(stream, number, said)
             await asyncio.sleep(0.01)
 
+    @handles(op.PARTITION_STORY)
+    async def partition_story(self, request: op.PartitionRef) -> op.PartitionStory:
+        """Of brokers that do not answer in STATUS_TIMEOUT_S there are no events in it."""
+        number = request.partition
+        stream = find_stream(self._context.state, request.stream)
+        partition = stream.partitions.get(number)
+        if partition is None:
+            raise TidelogError(Code.BAD_REQUEST, f"stream {stream.name} has no partition {number}")
+        told = (await self._ask_replicas(stream, partition.replicas, story_of=number)).get(number, {})
+        replicas: list[op.ReplicaStory] = [
+            {
+                "broker": broker,
+                "leads": partition.leader == broker,
+                "standing": standing(partition, broker),
+                "events": told.get(broker, {}).get("story"),
+            }
+            for broker in partition.replicas
+        ]
+        return {"stream": stream.name, "partition": number, "replicas": replicas}
+
     @handles(op.PARTITION_UNCLEAN_ELECT)
     async def unclean_elect(self, request: op.UncleanElectionRequest) -> op.UncleanElection:
         """Without `accept_loss` nothing is changed."""
@@ -225,12 +245,17 @@ class Admin:
         return describe_form(stream, await self._ask_replicas(stream, replicas, refusals), refusals)
 
     async def _ask_replicas(
-        self, stream: Stream, brokers: Sequence[BrokerId], refusals: dict[BrokerId, TidelogError] | None = None
+        self,
+        stream: Stream,
+        brokers: Sequence[BrokerId],
+        refusals: dict[BrokerId, TidelogError] | None = None,
+        *,
+        story_of: int | None = None,
     ) -> dict[int, dict[BrokerId, ReplicaReport]]:
         """Reports of the live brokers that answer, by partition and broker. `refusals` gets the errors of brokers that
-        could not answer."""
+        could not answer. `story_of`: the partition whose last events are wanted, too."""
         live = [broker for broker in brokers if self._context.state.is_alive(broker)]
-        answers = await asyncio.gather(*(self._ask_status(broker, stream.name) for broker in live))
+        answers = await asyncio.gather(*(self._ask_status(broker, stream.name, story_of) for broker in live))
         found: dict[int, dict[BrokerId, ReplicaReport]] = {}
         for broker, answer in zip(live, answers, strict=True):
             if isinstance(answer, TidelogError):
@@ -243,8 +268,13 @@ class Admin:
                     found.setdefault(said["partition"], {})[broker] = said
         return found
 
-    async def _ask_status(self, broker: BrokerId, stream: StreamName) -> Sequence[ReplicaReport] | TidelogError:
-        report = await self._ask(broker, {"stream": stream}, StreamReport)
+    async def _ask_status(
+        self, broker: BrokerId, stream: StreamName, story_of: int | None
+    ) -> Sequence[ReplicaReport] | TidelogError:
+        request: dict[str, str | int] = {"stream": stream}
+        if story_of is not None:
+            request["story_of"] = story_of
+        report = await self._ask(broker, request, StreamReport)
         if isinstance(report, TidelogError):
             return report
         return report["partitions"] if report is not None else ()
@@ -254,7 +284,7 @@ class Admin:
         return await self._ask(broker, {}, BrokerReport) or {}
 
     async def _ask(
-        self, broker: BrokerId, request: Mapping[str, str], kind: type[_Report]
+        self, broker: BrokerId, request: Mapping[str, str | int], kind: type[_Report]
     ) -> _Report | TidelogError | None:
         """None when the broker does not answer, or with something else; an error when its answer is one."""
         subject = self._context.subjects.broker_status(broker)

@@ -112,7 +112,8 @@ class ControllerRequests:
             return
         match request:
             case {"stream": str(stream)}:
-                form = context.port.stream_report(StreamName(stream))
+                story_of = request.get("story_of")
+                form = context.port.stream_report(StreamName(stream), story_of if isinstance(story_of, int) else None)
             case dict() if not request:
                 form = self._broker_report()
             case _:

@@ -46,8 +46,8 @@ class BrokerPort(Protocol):
         """End: another cluster's folder, another process under this id, another cluster in the namespace, or
         `on_registered` or `on_partitions` raised."""
 
-    def stream_report(self, stream: StreamName) -> StreamReport:
-        """The state of this broker's replicas of a stream."""
+    def stream_report(self, stream: StreamName, story_of: int | None) -> StreamReport:
+        """The state of this broker's replicas of a stream, with the last events of the partition `story_of`."""
 
     def broker_report(self) -> BrokerReport:
         """The state of the broker as a whole."""

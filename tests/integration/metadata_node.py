@@ -91,7 +91,7 @@ class Node:
     def on_fatal(self, error: TidelogError) -> None:
         print(error, file=sys.stderr)
 
-    def stream_report(self, stream: StreamName) -> StreamReport:
+    def stream_report(self, stream: StreamName, _story_of: int | None) -> StreamReport:
         return {
             "partitions": [
                 {

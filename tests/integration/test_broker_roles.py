@@ -490,7 +490,7 @@ async def test_a_rule_that_is_broken_stops_the_partition_and_not_silently(
 async def test_one_partitions_trouble_does_not_keep_views_from_the_others(a: Node, client: NatsConnection) -> None:
     await a.leads(view())
     other = PartitionKey(StreamName("other"), Incarnation(4), 0, Incarnation(4))
-    a.replica.role.core.view = None  # type: ignore[union-attr]
+    a.replica.role.core._state.view = None  # type: ignore[union-attr]
     a.broker.on_partitions([view(epoch=2), view(leader=B, key=other)])
     assert other in a.broker._replicas
 

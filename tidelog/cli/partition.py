@@ -1,4 +1,4 @@
-"""`tidelog partition`: who leads a partition, by an operator's word."""
+"""`tidelog partition`: what happened to a partition, and which replica leads it."""
 
 from __future__ import annotations
 
@@ -6,17 +6,18 @@ from typing import TYPE_CHECKING
 
 import click
 
-from tidelog.cli.session import cluster_options, fail, print_json, run
+from tidelog.cli.session import cluster_options, console, fail, print_json, run
 
 if TYPE_CHECKING:
     from tidelog.client.connection import Client
+    from wire.operations import PartitionStory
 
 _PARTITION = click.IntRange(min=0)
 
 
 @click.group()
 def partition() -> None:
-    """Move the leader of a partition, or elect one at a loss.
+    """Show what happened to a partition, move its leader, or elect one at a loss.
 
     `tidelog stream describe STREAM` shows who leads each partition and which replicas are in sync.
     """
@@ -53,6 +54,45 @@ def move_leader(stream: str, number: int, broker: str, server: str, namespace: s
             )
 
     run(server, namespace, work)
+
+
+@partition.command()
+@click.argument("stream")
+@click.argument("number", type=_PARTITION, metavar="PARTITION")
+@cluster_options
+def story(stream: str, number: int, server: str, namespace: str, as_json: bool) -> None:
+    """Show the last events of each replica: its roles, changes of the ISR, cuts of its log, failures.
+
+    Each broker keeps the last fifty since it was started. The leader is first; the newest event is last.
+
+    \b
+    Example, to see why a replica left the ISR:
+      tidelog partition story flights 0
+    """
+
+    async def work(client: Client) -> None:
+        found = await client.partition_story(stream, number)
+        if as_json:
+            print_json(found)
+        else:
+            _show_story(found)
+
+    run(server, namespace, work)
+
+
+def _show_story(found: PartitionStory) -> None:
+    for replica in sorted(found["replicas"], key=lambda replica: not replica["leads"]):
+        console().print(
+            f"[bold]{replica['broker']}[/]  {'leads' if replica['leads'] else replica['standing']}", highlight=False
+        )
+        events = replica["events"]
+        if events is None:
+            console().print("  [yellow]it does not answer[/]")
+        for event in events or ():
+            times = f" ({event['times']} times)" if event["times"] > 1 else ""
+            console().print(
+                f"  {event['seconds_ago']:>12.3f} s ago  {event['event']}{times}", highlight=False, markup=False
+            )
 
 
 @partition.command(name="elect-unclean")

@@ -210,6 +210,12 @@ class Client:
             op.PARTITION_UNCLEAN_ELECT, stream_name(stream), partition, broker, accept_loss=accept_loss
         )
 
+    async def partition_story(self, stream: str, partition: int) -> op.PartitionStory:
+        """The last events of each replica of a partition, for finding out what happened to it. Raises UnknownStream,
+        BadRequest (no such partition), NoServer."""
+        self._check_open()
+        return await self._api.call(op.PARTITION_STORY, stream_name(stream), partition)
+
     async def cluster_status(self) -> op.ClusterStatus:
         self._check_open()
         return await self._api.call(op.CLUSTER_STATUS)

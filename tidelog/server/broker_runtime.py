@@ -191,8 +191,8 @@ class BrokerRuntime:
     def on_partitions(self, changes: Sequence[PartitionView | PartitionGone]) -> None:
         self.broker.on_partitions(changes)
 
-    def stream_report(self, stream: StreamName) -> StreamReport:
-        return self.broker.stream_status(stream)
+    def stream_report(self, stream: StreamName, story_of: int | None) -> StreamReport:
+        return self.broker.stream_status(stream, story_of)
 
     def broker_report(self) -> BrokerReport:
         return self.broker.status()

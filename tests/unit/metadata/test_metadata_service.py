@@ -304,7 +304,7 @@ class Broker:
                 self.gone.append(change.key)
                 self.views.pop(change.key)
 
-    def stream_report(self, stream: StreamName) -> StreamReport:
+    def stream_report(self, stream: StreamName, story_of: int | None) -> StreamReport:
         if self.reports is not None:
             return {"partitions": self.reports}
         return {
@@ -317,6 +317,7 @@ class Broker:
                     "log_end_offset": 7,
                     "high_watermark": 6,
                     "replicas_progress": {self.id: {"log_end_offset": 7, "in_sync": True}},
+                    "story": [{"seconds_ago": 1.5, "event": "leads", "times": 1}] if story_of == key.partition else [],
                 }
                 for key, view in self.views.items()
                 if key.stream == stream and view.leader == self.id
@@ -640,6 +641,21 @@ async def test_a_broker_is_described_with_every_replica_that_it_holds() -> None:
         )
         with pytest.raises(TidelogError, match="broker 'd' is not registered; those that are: a, b, c"):
             await world.api("broker.describe", broker="d")
+
+
+async def test_the_story_of_a_partition_is_that_of_each_replica() -> None:
+    async with running("a", "b", "c") as world:
+        await world.api("stream.create", **{**CREATE, "partitions": 2, "config": {"min_isr": "1"}})
+        form = await world.api("partition.story", stream="s", partition=1)
+        leader = world.view(1).leader
+        assert {(each["broker"], each["leads"], each["standing"]) for each in form["replicas"]} == {
+            (broker, broker == leader, "isr") for broker in "abc"
+        }
+        told = {each["broker"]: each["events"] for each in form["replicas"]}
+        assert told.pop(leader) == [{"seconds_ago": 1.5, "event": "leads", "times": 1}]
+        assert set(told.values()) == {None}, "the fakes of followers report nothing"
+        with pytest.raises(TidelogError, match="stream s has no partition 2"):
+            await world.api("partition.story", stream="s", partition=2)
 
 
 async def test_producer_ids_differ() -> None:
