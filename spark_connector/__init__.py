@@ -4,8 +4,8 @@ The connector is a client like any other. The driver asks where the committed lo
 cuts that into offset ranges; a task fetches exactly its range and hands it to Spark as Arrow batches.
 
     options ─ parsed text of the user            columns ─ the rows: schema, and record batches as Arrow
-    positions ─ offsets as Spark stores them     log_port ─ what is asked of a log; client_log answers over NATS
+    positions ─ offsets as Spark stores them     log_port ─ requests to a log; client_log answers over NATS
     planning ─ from positions to offset ranges   reading ─ a task: one range to Arrow batches
-    pushdown ─ filters that narrow ranges        batch_reader, stream_reader, source ─ what Spark calls
+    pushdown ─ filters that narrow ranges        batch_reader, stream_reader, source ─ called by Spark
     java ─ a runtime for Spark to run on
 """

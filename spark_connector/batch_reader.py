@@ -74,7 +74,7 @@ class PushdownBatchReader(TidelogBatchReader):
 
 
 def starting_positions(log: CommittedLog, extents: Extents, options: SourceOptions, *, default: Edge) -> Positions:
-    """What the option startingOffsets or startingTimestamp means for the logs as they are now."""
+    """Positions of the option startingOffsets or startingTimestamp in the logs as they are now."""
     match options.starting:
         case None:
             return positions_at(extents, default)

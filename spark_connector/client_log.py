@@ -1,8 +1,9 @@
 """The log port answered by a cluster, through the client.
 
 The client is asyncio and Spark's callbacks block, so each `ClientLog` has a thread with an event loop. That also keeps
-the connection alive between the callbacks of a streaming query, and lets a task fetch ahead while Spark takes what it
-has: one chunk is held and one is being filled, each of `CHUNK_BYTES` and at most one answer of a broker more.
+the connection alive between the callbacks of a streaming query, and lets a task fetch ahead while Spark takes the
+records it has: one chunk is held and one is being filled, each of `CHUNK_BYTES` and at most one answer of a broker
+more.
 """
 
 from __future__ import annotations
@@ -122,7 +123,7 @@ async def _begin(batches: AsyncGenerator[RecordBatch, None]) -> asyncio.Task[_Ch
 async def _take(
     ahead: asyncio.Task[_Chunk], batches: AsyncGenerator[RecordBatch, None], wanted: OffsetRange
 ) -> tuple[_Chunk, asyncio.Task[_Chunk]]:
-    """What was fetched ahead, and the task that fetches what comes after it."""
+    """Batches fetched ahead, and the task that fetches the ones behind them."""
     try:
         async with asyncio.timeout(STALL_SECONDS):
             chunk = await ahead

@@ -3,8 +3,8 @@
     key binary · value binary · stream string · partition int · offset long · timestamp timestamp (microseconds)
     with includeHeaders=true also: headers array<struct<key string, value binary>>
 
-A user's own schema may leave columns out (Spark's Python data sources know no column pruning of their own): what is not
-named is not built. The columns `key` and `value` are views of the fetched bytes.
+A user's own schema may leave columns out (Spark's Python data sources know no column pruning of their own): a column
+that is not named is not built. The columns `key` and `value` are views of the fetched bytes.
 """
 
 from __future__ import annotations

@@ -83,7 +83,7 @@ def _candidates() -> Iterator[Path]:
 
 
 def _probe(java: Path) -> _Runtime | None:
-    """Ask a `java` program who it is; None when it cannot be run or does not say."""
+    """Ask a `java` program for its version; None when it cannot be run or does not say."""
     settings = _output_of([str(java), "-XshowSettings:properties", "-version"])
     home = re.search(r"^\s*java\.home = (.+)$", settings, re.MULTILINE)
     # "1.8" for Java 8, "17" for Java 17
@@ -96,7 +96,7 @@ def _probe(java: Path) -> _Runtime | None:
 
 
 def _output_of(command: list[str]) -> str:
-    """What a command prints on both outputs; empty when it fails or hangs."""
+    """The output of a command on both streams; empty when it fails or hangs."""
     try:
         done = subprocess.run(
             command, capture_output=True, text=True, errors="replace", timeout=_PROBE_TIMEOUT_S, check=True

@@ -1,4 +1,4 @@
-"""What the connector asks of a log, and nothing more.
+"""All requests of the connector to a log.
 
 `client_log.ClientLog` answers over NATS. The port is blocking because Spark's callbacks are; every offset is one of
 committed records, and ends are exclusive.
@@ -19,7 +19,7 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, slots=True)
 class PartitionExtent:
-    """What a partition holds now: committed records `[log_start, end)`."""
+    """Present content of a partition: committed records `[log_start, end)`."""
 
     incarnation: Incarnation
     log_start: Offset
@@ -35,7 +35,7 @@ class StreamExtent:
 
 @dataclass(frozen=True, slots=True)
 class OffsetRange:
-    """Records `[start, end)` of one life of one partition. What a Spark task reads."""
+    """Records `[start, end)` of one life of one partition. A Spark task reads one of them."""
 
     stream: StreamName
     stream_incarnation: Incarnation

@@ -44,7 +44,7 @@ EndingPoint = Edge | ExplicitOffsets
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SourceOptions:
-    """What the user asked for. `starting` and `ending` are None where the user left them to the kind of query."""
+    """The user's options. `starting` and `ending` are None where the user left them to the kind of query."""
 
     servers: tuple[str, ...]
     subscribe: tuple[StreamName, ...]
@@ -60,7 +60,7 @@ class SourceOptions:
 
     @classmethod
     def parse(cls, given: Mapping[str, str]) -> SourceOptions:
-        """Raises TidelogError(BAD_CONFIG) that names the option, its value and what is allowed."""
+        """Raises TidelogError(BAD_CONFIG) that names the option, its value and the allowed values."""
         known = {name.lower(): name for name in KNOWN_OPTIONS}
         values: dict[str, str] = {}
         for key, value in given.items():

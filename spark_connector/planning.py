@@ -1,11 +1,12 @@
-"""From what was asked for, and what the logs hold, to positions and offset ranges. Pure.
+"""Plans positions and offset ranges from the options and the logs. Pure.
 
-What always holds:
+Invariants:
 - an end never lies beyond the committed log, and never before its start unless the log itself was cut;
-- ranges between two positions depend on those alone: a batch planned again after a crash reads the same records;
+- ranges between two positions depend on these positions alone: a batch planned again after a crash reads the same
+  records;
 - a position is only ever compared with the same life of the same partition.
 
-Where the log no longer holds what a position speaks of, records are lost to this query. With `failOnDataLoss` (the
+When the log no longer holds the record of a position, records are lost to this query. With `failOnDataLoss` (the
 default) that is an error; without, the query goes on at the nearest record that exists. A recreated stream is an error
 either way: its offsets are other records.
 """
@@ -147,7 +148,7 @@ def next_end(start: Positions, extents: Extents, *, target: Positions | None, ma
     """Where the next micro-batch ends.
 
     Up to the ends of the logs, not past `target` (Trigger.AvailableNow), and at most `max_records` offsets in all,
-    which the partitions share in proportion to what each has waiting. A partition new since `start` is read from its
+    which the partitions share in proportion to their waiting records. A partition new since `start` is read from its
     offset 0.
     """
     ends = positions_at(extents, Edge.LATEST) if target is None else _not_before(start, target, extents)
@@ -197,7 +198,7 @@ def _moved(positions: Positions, to: Callable[[StreamName, int, Offset], Offset]
 
 
 def _share(waiting: Mapping[tuple[StreamName, int], int], limit: int) -> dict[tuple[StreamName, int], int]:
-    """`limit` split in proportion to `waiting`, exactly: what rounding leaves goes to the largest remainders."""
+    """`limit` split in proportion to `waiting`, exactly: the rest of the rounding goes to the largest remainders."""
     total = sum(waiting.values())
     granted = {key: count * limit // total for key, count in waiting.items()}
     by_remainder = sorted(waiting, key=lambda key: (-(waiting[key] * limit % total), key))
@@ -207,7 +208,7 @@ def _share(waiting: Mapping[tuple[StreamName, int], int], limit: int) -> dict[tu
 
 
 def ranges_between(start: Positions, end: Positions) -> list[OffsetRange]:
-    """Every partition's records from `start` to `end`; those with none are left out."""
+    """Every partition's records from `start` to `end`; partitions with none are left out."""
     return [
         found
         for stream, at in end.items()

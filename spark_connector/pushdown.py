@@ -1,4 +1,4 @@
-"""Filters that narrow what is fetched: which streams and partitions, which offsets, from which time on.
+"""Filters that narrow a read: which streams and partitions, which offsets, from which time on.
 
 Conditions on `stream`, `partition` and `offset` are answered exactly, so Spark need not look again. Timestamps are the
 publishers' and need not grow with the offsets: a lower bound moves the start to the first record at or after it (all
@@ -32,7 +32,7 @@ _NEVER_NULL = frozenset({"stream", "partition", "offset", "timestamp"})
 
 @dataclass(slots=True)
 class Narrowing:
-    """What the filters taken so far leave of a set of ranges."""
+    """Narrows a set of ranges by the filters taken so far."""
 
     lowest_offset: int = 0
     offset_end: int = 1 << 63

@@ -1,6 +1,6 @@
 """A Spark task: one range of offsets becomes Arrow batches.
 
-A task yields exactly the records of its range, each once, in order, whatever the batches of the log look like: the
+A task yields exactly the records of its range, each once, in order, for any batches of the log: the
 first and the last are cut to the range, control batches are left out. Small batches are joined, because each batch that
 Spark receives costs it as much as hundreds of rows; large ones go through without a copy.
 
@@ -45,7 +45,7 @@ class TaskSettings:
 def read_range(
     log: CommittedLog, wanted: OffsetRange, schema: StructType, settings: TaskSettings
 ) -> Iterator[pa.RecordBatch]:
-    """Raises what the log raises; OFFSET_BEFORE_LOG only with `fail_on_data_loss`."""
+    """Raises the errors of the log; OFFSET_BEFORE_LOG only with `fail_on_data_loss`."""
     rows = ArrowRows(schema, wanted.stream, wanted.partition)
     return _joined(rows.convert(batch) for batch in _records(log, wanted, settings))
 

@@ -72,7 +72,7 @@ class TidelogStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         begin = from_json(start)
         check_continues(begin, extents, fail_on_data_loss=self._options.fail_on_data_loss)
         self._latest = positions_at(extents, Edge.LATEST)
-        # Spark gives no limit where its trigger means to read everything, whatever the option says.
+        # Spark gives no limit where its trigger means to read everything, even if the option is set.
         max_records = limit.max_rows if isinstance(limit, ReadMaxRows) else None
         end = next_end(begin, extents, target=self._target, max_records=max_records)
         if end == begin:

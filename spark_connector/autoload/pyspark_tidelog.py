@@ -1,4 +1,5 @@
-"""What Spark finds by itself: it registers the ``DefaultSource`` of any importable module named ``pyspark_*``."""
+"""Entry point that Spark finds by itself: it registers the ``DefaultSource`` of any importable module named
+``pyspark_*``."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The command line. `main` is what the command `tidelog` runs.
+"""The command line. The command `tidelog` runs `main`.
 
 One file per command group. The table below is all that `tidelog --help` looks at: a command's module is imported when
 that command runs, so that help and completion are quick and `publish` does not load a broker.

@@ -23,7 +23,7 @@ def cluster() -> None:
 @cluster.command()
 @cluster_options
 def status(server: str, namespace: str, as_json: bool) -> None:
-    """Show the brokers, how many partitions are in trouble, and what each broker has dropped since it started."""
+    """Show the brokers, how many partitions are in trouble, and how much each broker has dropped since its start."""
 
     async def work(client: Client) -> None:
         found = await client.cluster_status()

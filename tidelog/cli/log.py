@@ -1,4 +1,4 @@
-"""`tidelog log`: what lies in a broker's data folder, for an operator while that broker is stopped.
+"""`tidelog log`: the content of a broker's data folder, for an operator while that broker is stopped.
 
 No cluster is asked and, but for `index --rebuild`, nothing is written.
 """
@@ -52,7 +52,7 @@ def log() -> None:
 
     \b
     Is everything sound?             tidelog log verify DATA
-    What lies around offset 5000?    tidelog log dump DATA/flights-4/0-4 --offset 5000 --limit 3
+    Batches around offset 5000       tidelog log dump DATA/flights-4/0-4 --offset 5000 --limit 3
     And which records are that?      tidelog log dump DATA/flights-4/0-4 --offset 5000 --limit 3 --records
     """
 
@@ -77,7 +77,7 @@ def dump(
     epoch     leader epoch              records   how many; "control" for a batch of the replicas' own
     stored    compression, the master key of an encrypted body, id/epoch and sequence of its producer, its CRC
 
-    Damage is shown where it lies and does not end the listing: what follows it is shown as well. Exit status 1 when
+    Damage is shown where it lies and does not end the listing: batches behind it are shown as well. Exit status 1 when
     there was any. With --json each line is an object.
     """
     keyring = _keyring(master_key_file)
@@ -277,11 +277,11 @@ def verify(data_dir: Path, force: bool, master_key_file: Path | None, as_json: b
     \b
     Of every partition: both CRCs of every batch, that offsets and leader epochs continue from batch to batch and from
     segment to segment, that nothing is missing that was synced or committed here, and that indexes, checkpoints and
-    the leader-epoch file say what the batches say. Of the metadata: the Raft journal and its snapshot.
+    the leader-epoch file agree with the batches. Of the metadata: the Raft journal and its snapshot.
     With master keys, that encrypted batches decrypt.
 
     \b
-    Exit status 0   clean (what a crash left of a last write, which nothing says was synced, is noted)
+    Exit status 0   clean (the remains of a last write that was not synced before a crash are noted)
                 1   damage, or a small file that contradicts the batches: both are listed
                 2   nothing was verified: wrong arguments, or a broker is running on the folder
 
@@ -377,7 +377,7 @@ def _show_reports(reports: dict[PartitionKey, PartitionReport], metadata: list[s
 
 
 def _verify_metadata(data_dir: Path) -> list[str]:
-    """What is wrong with the Raft files; an observer has none but the snapshots that it was sent."""
+    """Damage of the Raft files; an observer has none but the snapshots that it was sent."""
     from dataplane.log.files import REAL_FILES
     from metadata.raft.verification import verify_files
 

@@ -19,7 +19,7 @@ _PARTITION = click.IntRange(min=0)
 def partition() -> None:
     """Show what happened to a partition, move its leader, or elect one at a loss.
 
-    `tidelog stream describe STREAM` shows who leads each partition and which replicas are in sync.
+    `tidelog stream describe STREAM` shows the leader of each partition and which replicas are in sync.
     """
 
 
@@ -104,9 +104,9 @@ def _show_story(found: PartitionStory) -> None:
 def elect_unclean(
     stream: str, number: int, broker: str, accept_loss: bool, server: str, namespace: str, as_json: bool
 ) -> None:
-    """Let BROKER lead a partition that nobody can lead, AT THE LOSS OF COMMITTED RECORDS.
+    """Let BROKER lead a partition that no broker can lead safely, AT THE LOSS OF COMMITTED RECORDS.
 
-    A partition is offline when no in-sync or eligible replica of it is alive and sound. Start one of those brokers
+    A partition is offline when no in-sync or eligible replica of it is alive and sound. Start one of these brokers
     instead whenever that is possible: then nothing is lost. This command is for when their disks are gone.
 
     BROKER must be alive and hold a replica. It becomes the only in-sync replica with the log that it has; the others

@@ -80,7 +80,7 @@ def publish(
 ) -> None:
     """Append VALUE, or the lines of a file, to STREAM.
 
-    What `tidelog subscribe --json` prints, `--format jsonl` takes.
+    `--format jsonl` takes the output of `tidelog subscribe --json`.
     """
     if (value is None) == (file is None):
         raise click.UsageError("give either VALUE or --file")

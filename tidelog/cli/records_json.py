@@ -1,11 +1,11 @@
-"""Records as lines of JSON: what `subscribe --json` prints, `publish --format jsonl` takes.
+"""Records as lines of JSON: `subscribe --json` prints them, `publish --format jsonl` takes them.
 
     {"stream": "s", "partition": 0, "offset": 12, "timestamp": "2026-01-31T12:00:00.000000000Z", "key": "k", "value":
     "v",
      "headers": {"h": "x", "several": ["1", "2"]}}
 
 Key, value and header values are text; a header with several values is a list of them. When any of them is not UTF-8,
-all of them are base64 and the line has `"encoding": "base64"`. A null key or value is null. In what is taken only
+all of them are base64 and the line has `"encoding": "base64"`. A null key or value is null. On input only
 `value` is needed; `stream`, `partition` and `offset` are not looked at; a value that is neither text nor null (an
 object, a number) stands for its own compact JSON.
 """
@@ -57,7 +57,7 @@ def _headers(record: Record, text_of: Callable[[bytes], str | None]) -> dict[str
 
 
 def from_json(line: bytes) -> Parsed:
-    """Raises ValueError that says what is wrong with the line."""
+    """Raises ValueError that names the fault of the line."""
     try:
         found = json.loads(line)
     except ValueError as error:

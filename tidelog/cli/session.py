@@ -1,4 +1,4 @@
-"""What every command that talks to a cluster shares: its options, the connection, and how failures end."""
+"""The shared part of every command that talks to a cluster: its options, the connection, and how failures end."""
 
 from __future__ import annotations
 

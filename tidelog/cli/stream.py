@@ -43,7 +43,7 @@ def create(
 ) -> None:
     """Create a stream. A cluster that is still starting is waited for.
 
-    What is not set with --config has the cluster's default (`tidelog cluster alter`), else the one below.
+    A setting that --config does not name has the cluster's default (`tidelog cluster alter`), else the one below.
     """
     config = config_of(settings)
 

@@ -1,7 +1,7 @@
-"""One partition's half of an idempotent producer: what is gathered, what is out, and what an answer means.
+"""One partition's half of an idempotent producer: gathered batches, sent batches, and the meaning of answers.
 
 Records gather in the OPEN batch. A batch is SEALED when it is full, or when there is room in the window and it has
-lingered long enough. The window holds at most `max_in_flight` batches whose outcome is not known; each has a place in
+lingered long enough. The window holds at most `max_in_flight` batches with an unknown outcome; each has a place in
 the sequence of one producer SESSION (producer id, epoch), which the leader uses to tell a repetition from a new
 batch.
 
@@ -10,11 +10,11 @@ Batch:    GATHERING -> SEALED -> SENT <-> RESEND -> RESOLVED (acknowledged or fa
                          +------------------+  on under a new session (rules 4 to 6)
 
 Link:     UP     batches are sent.
-          DOWN   NATS said that nobody listens (503). Nothing is sent; a tiny probe goes out every few milliseconds, and
-                 the first answer to it resends what is unresolved, in order. Batches are never thrown at a subject
-                 without a listener.
+          DOWN   NATS said that the subject has no listener (503). Nothing is sent; a tiny probe goes out every few
+                 milliseconds, and the first answer to it resends all unresolved batches, in order. Batches are never
+                 published on a subject without a listener.
 
-What holds:
+Invariants:
 
 0. No batch begins while one that began `REMEMBERED_BATCHES` before it is unresolved, though all between them may be
    acknowledged: a leader knows that many batches of a producer, and would refuse the repetition of an older one.
@@ -25,11 +25,11 @@ What holds:
 3. A leader that never saw an earlier batch answers OUT_OF_ORDER_SEQUENCE to the later ones. While an earlier batch is
    unresolved that is no failure: everything up to the refused batch is sent again, in order.
 4. A session is unsound once one of its batches has ended without success, since the leader waits for that batch's
-   sequence for ever. What is still in the window is sent on under the old session, so that nothing is written twice,
+   sequence for ever. Batches still in the window are sent on under the old session, so that nothing is written twice,
    until the leader refuses the first batch as out of order: then that one is certainly not in the log, hence none
    behind it, and all go on under a new session.
 5. OUT_OF_ORDER_SEQUENCE to the first batch of a sound session means that the log has lost acknowledged records. With
-   acks=all that batch fails and says so; with acks=leader it is what was asked for, and the batch goes on in a new
+   acks=all that batch fails and says so; with acks=leader that may happen, and the batch goes on in a new
    session.
 6. UNKNOWN_PRODUCER_ID means that the leader has forgotten the session, or takes it for one that it has forgotten, and
    stored nothing. If no earlier attempt of the first batch can have been written, or the leader remembers every
@@ -91,7 +91,7 @@ class WantSession:
 
 @dataclass(frozen=True, slots=True)
 class RefreshMetadata:
-    """What is known of the stream may be out of date."""
+    """The metadata of the stream may be out of date."""
 
 
 Effect: TypeAlias = Acknowledged | Failed | Probe | WantSession | RefreshMetadata
@@ -130,7 +130,7 @@ class PartitionAccumulator:
         """Unresolved batches, oldest first."""
         return [*self._window, *self.gathering.batches]
 
-    # What is sent
+    # Sending
 
     def next_send(self, now: float) -> PendingBatch | None:
         """The batch to publish now, marked as sent; None when there is none. Repetitions come first, in order."""
@@ -192,7 +192,7 @@ class PartitionAccumulator:
             self._link.expect_answer(now)
         return batch
 
-    # What comes back
+    # Answers
 
     def on_published(self, batch: PendingBatch) -> list[Effect]:
         """acks=none: written to the connection is all there is to know."""
@@ -227,12 +227,12 @@ class PartitionAccumulator:
             return [*effects, *self._fail(batch, typed(error)), *self._renew_session()]
         batch.state = BatchState.RESEND
         if code in (Code.FENCED_LEADER_EPOCH, Code.CONFIRM_TIMEOUT) and batch.sent_epoch != self.leader_epoch:
-            return effects  # the answer itself said whom to ask: no reason to wait
+            return effects  # the answer itself named the newer epoch: no reason to wait
         self._link.back_off(now, _retry_after(error))
         return effects
 
     def on_no_responders(self, batch: PendingBatch, attempt: int, now: float) -> list[Effect]:
-        """Nobody listened: this attempt reached no one."""
+        """The subject had no listener: this attempt reached no broker."""
         if batch.state is not BatchState.SENT or attempt != batch.attempts:
             return []
         batch.state = BatchState.RESEND
@@ -255,7 +255,7 @@ class PartitionAccumulator:
         return []
 
     def on_reconnected(self, now: float) -> list[Effect]:
-        """The NATS connection was lost and is back: what was out may be lost, and so may its answers."""
+        """The NATS connection was lost and is back: messages that were out may be lost, and so may their answers."""
         for batch in self._window:
             if batch.state is BatchState.SENT:
                 batch.doubt()
@@ -269,7 +269,8 @@ class PartitionAccumulator:
         self._next_sequence = 0
 
     def fail_all(self, error: TidelogError) -> list[Effect]:
-        """Give everything up, for an error that concerns the whole stream. What may have been written says so."""
+        """Give everything up, for an error that concerns the whole stream. The errors of batches that may have been
+        written say so."""
         effects: list[Effect] = []
         for batch in self.pending_batches:
             effects += self._fail(batch, error)
@@ -278,7 +279,7 @@ class PartitionAccumulator:
     # Time
 
     def tick(self, now: float) -> list[Effect]:
-        """Do what is due."""
+        """Carry out everything that is due."""
         effects: list[Effect] = []
         for batch in self.pending_batches:
             if now >= batch.deadline:

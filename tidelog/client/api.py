@@ -1,13 +1,13 @@
 """Requests to the controller: JSON over `<ns>.api.…`, repeated until one is answered or the time is up.
 
-A change of controller takes part of a second. Meanwhile NATS says that nobody listens, or a broker says that it is
-not the controller; both pass, so both are asked again. A request whose answer was lost may have taken effect; a
-refusal that comes after such a request says so with the detail `repeated`, so that "exists already" can be told from
+A change of controller takes part of a second. Meanwhile NATS says that the subject has no listener, or a broker says
+that it is not the controller; both pass, so both are asked again. A request that lost its answer may have taken effect;
+a refusal that comes after such a request says so with the detail `repeated`, so that "exists already" can be told from
 "you just made it".
 
 One cluster answers. Before its first request a client asks for the cluster's id, and names it in every request from
 then on, so that another cluster in the same namespace does not carry it out; answers of another cluster are dropped. A
-client whose first question was answered by two clusters cannot know which one is meant, and raises WrongCluster.
+client that got answers to its first question from two clusters cannot know which one is meant, and raises WrongCluster.
 """
 
 from __future__ import annotations
@@ -49,7 +49,7 @@ class Api:
         self._server = server
         self._timeout = timeout
         self._cluster: str | None = None
-        """Whose answers are taken; None: nobody has answered yet."""
+        """Answers of this cluster are taken; None: no broker has answered yet."""
         self._others: dict[str, None] = {}
         """Other clusters that have answered since."""
         self._ambiguous = False
@@ -57,8 +57,8 @@ class Api:
         self._identifying = asyncio.Lock()
 
     async def call(self, operation: Operation[_P, Any, _Answer], *args: _P.args, **kwargs: _P.kwargs) -> _Answer:
-        """The answer to an operation; the arguments are those of its request. Raises typed errors; NoServer when nobody
-        answers in time."""
+        """The answer to an operation; the arguments are those of its request. Raises typed errors; NoServer when no
+        broker answers in time."""
         limit = max(self._timeout, operation.time_s)
         deadline = asyncio.get_running_loop().time() + limit
         first_questions: list[str] = []
@@ -86,7 +86,7 @@ class Api:
         called: str,
         inboxes: list[str] | None = None,
     ) -> _Answer:
-        """`called`: what the caller asked for, for sentences. `inboxes`: gets those that stay open for more answers,
+        """`called`: the caller's operation, for sentences. `inboxes`: gets the ones that stay open for more answers,
         which the caller closes."""
         loop = asyncio.get_running_loop()
         subject = self._subjects.api(operation.name)

@@ -18,7 +18,7 @@ _T = TypeVar("_T")
 
 
 class ProducerSession(NamedTuple):
-    """What `producer.init` hands out. Sequences begin at 0 in each session, per partition."""
+    """Answer of `producer.init`. Sequences begin at 0 in each session, per partition."""
 
     producer_id: int
     producer_epoch: int

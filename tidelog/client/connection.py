@@ -124,7 +124,7 @@ class Client:
         await self.close()
 
     async def close(self) -> None:
-        """Close the connection. Producers that are open give up what is not acknowledged: close those first."""
+        """Close the connection. Open producers give up their unacknowledged records: close them first."""
         if self._closed:
             return
         self._closed = True
@@ -152,7 +152,7 @@ class Client:
         config: Mapping[str, str | int | bool] | None = None,
     ) -> op.StreamDescription:
         """Create a stream that captures `subject` (default: its name). `replication_factor` None: 3, or all brokers of
-        a smaller cluster. Returns what `describe` returns: it tells the replication factor and all settings.
+        a smaller cluster. Returns the answer of `describe`, which tells the replication factor and all settings.
 
         Raises StreamExists, SubjectTaken, BadName, BadSubject, BadConfig, BadReplicationFactor, NoServer.
         """
@@ -164,8 +164,8 @@ class Client:
     async def alter_stream(
         self, name: str, *, config: Mapping[str, str | int | bool] | None = None, unset: Iterable[str] = ()
     ) -> op.StreamDescription:
-        """Change settings of a living stream; those of `unset` go back to their defaults. All of it is done, or
-        nothing. Returns what `describe` returns.
+        """Change settings of a living stream; the ones in `unset` go back to their defaults. All of it is done, or
+        nothing. Returns the answer of `describe`.
 
         Raises UnknownStream, BadConfig (a setting that does not exist, that cannot be changed while the stream lives,
         or that does not go with the others), BadRequest, NoServer.
@@ -200,10 +200,11 @@ class Client:
     async def elect_unclean(
         self, stream: str, partition: int, broker: str, *, accept_loss: bool = False
     ) -> op.UncleanElection:
-        """What is lost if `broker` leads a partition that nobody can lead, though its replica may lack committed
-        records; with `accept_loss` it leads from now on. For when the replicas that hold them are gone for good.
+        """Tell the loss if `broker` leads a partition that no broker can lead safely, though its replica may lack
+        committed records; with `accept_loss` it leads from now on. For when the replicas that hold them are gone for
+        good.
 
-        Raises UnknownStream, BadRequest (somebody leads it, or `broker` is no live replica), NoServer.
+        Raises UnknownStream, BadRequest (the partition has a leader, or `broker` is no live replica), NoServer.
         """
         self._check_open()
         return await self._api.call(
@@ -260,10 +261,10 @@ class Client:
         `acks`: "all" = committed by the in-sync replicas; "leader" = in the leader's log, lost if the leader changes;
         "none" = written to the connection. `durability`: a level of this producer's own in place of the stream's:
         "durable", "accepted", "replica_durable:N", "replica_accepted:N", "majority_durable", "local_durable" (see
-        docs/operations.md). `confirm_timeout`: seconds that the leader waits for what the level asks for; then the
-        record fails with DeliveryTimeout, and may have been written. None: the stream's time, after which it is sent
-        again, without a duplicate, until `delivery_timeout_ms` is over. `batch_bytes` is bounded by what NATS takes in
-        one message. `linger_ms` waits for more records before an incomplete batch is sent. `max_in_flight`: batches per
+        docs/operations.md). `confirm_timeout`: seconds that the leader waits for the level; then the record fails with
+        DeliveryTimeout, and may have been written. None: the stream's time, after which it is sent again, without a
+        duplicate, until `delivery_timeout_ms` is over. `batch_bytes` is bounded by the payload that NATS takes in one
+        message. `linger_ms` waits for more records before an incomplete batch is sent. `max_in_flight`: batches per
         partition, 1 to 5. `buffer_bytes` of unacknowledged records: above it `send` waits and `send_nowait` raises
         BufferFull. After `delivery_timeout_ms` a record fails with DeliveryTimeout. `compression` of batches; None: the
         stream's setting.
@@ -319,15 +320,15 @@ class Client:
         """A consumer of committed records: `async for record in …`, or `async for batch in ….batches()`.
 
         `start` and `stop` (exclusive; None = go on for ever) are spelled as `tidelog.client.positions` says:
-        "earliest", "latest" (as a start the newest record, as a stop the end of what is committed now), "new", an
+        "earliest", "latest" (as a start the newest record, as a stop the end of the committed records now), "new", an
         offset, {partition: offset} for every partition read (as `Consumer.positions`, which goes on where another
-        consumer stopped), a datetime or AtTime(ns). `max_bytes` bounds one answer, `prefetch_bytes` what is
-        fetched ahead of the caller. Records of a partition come in offset order; partitions come as they answer.
-        `read_from`: "leader", or "follower" = from an in-sync follower, which takes load off the leader and may be some
-        milliseconds behind it; while none serves, from the leader. The records are the same.
-        `on_gap`: what to do when retention has removed the next record before it was read. "raise" OffsetOutOfRange,
-        or "skip" what is gone: it is told in the log and counted in `Consumer.missed`. None: raise where reading
-        starts at an offset, skip where it starts at a word or a time.
+        consumer stopped), a datetime or AtTime(ns). `max_bytes` bounds one answer, `prefetch_bytes` the bytes fetched
+        ahead of the caller. Records of a partition come in offset order; partitions come as they answer. `read_from`:
+        "leader", or "follower" = from an in-sync follower, which takes load off the leader and may be some milliseconds
+        behind it; while none serves, from the leader. The records are the same. `on_gap`: the reaction when retention
+        has removed the next record before it was read. "raise" OffsetOutOfRange, or "skip" the removed records: that is
+        told in the log and counted in `Consumer.missed`. None: raise where reading starts at an offset, skip where it
+        starts at a word or a time.
         """
         self._check_open()
         try:
@@ -360,10 +361,10 @@ class Client:
         self._consumers[consumer] = None
         return consumer
 
-    # Positions, for those who plan their reads themselves
+    # Positions, for callers that plan their reads themselves
 
     async def offsets(self, stream: str, which: Literal["earliest", "latest"] | Moment) -> dict[int, int]:
-        """One offset per partition: "earliest" = of the oldest record there is; "latest" = the end of what is committed
+        """One offset per partition: "earliest" = of the oldest record there is; "latest" = the end of the committed log
         (exclusive: the next record's); a time (as the `timestamp` of `Producer.send`) = of the first record at or
         after it, the end when there is none. "latest" never goes back. Raises UnknownStream, NoServer.
         """
@@ -389,8 +390,9 @@ class Client:
         stream_incarnation: int | None = None,
         partition_incarnation: int | None = None,
     ) -> AsyncIterator[RecordBatch]:
-        """The committed records [start_offset, end_offset) of a partition, as batches in order; waits for what is not
-        committed yet. With incarnations given, raises WrongIncarnation when the stream has been created anew since.
+        """The committed records [start_offset, end_offset) of a partition, as batches in order; waits for records that
+        are not committed yet. With incarnations given, raises WrongIncarnation when the stream has been created anew
+        since.
         """
         self._check_open()
         layout = await self._metadata.get(stream)

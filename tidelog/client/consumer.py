@@ -49,17 +49,17 @@ class ReadFrom(Enum):
 
 
 class OnGap(Enum):
-    """What becomes of a consumer whose next record was removed (by retention) before it was read."""
+    """Reaction of a consumer when its next record was removed (by retention) before it was read."""
 
     RAISE = "raise"
     """OffsetOutOfRange."""
     SKIP = "skip"
-    """It goes on where the log begins now, says so in its log, and counts what it missed."""
+    """It goes on where the log begins now, says so in its log, and counts the missed records."""
 
 
 @dataclass(frozen=True, slots=True)
 class Answer:
-    """What one step of reading a partition brought."""
+    """Result of one step of reading a partition."""
 
     batches: tuple[RecordBatch, ...]
     """Empty when the position moved past offsets that hold no record to hand out."""
@@ -107,7 +107,7 @@ class PartitionReader:
             ) from None
 
     async def read(self) -> Answer | None:
-        """What moves the position on; None when the stop is reached. Raises typed errors."""
+        """The next records or skipped offsets; None when the stop is reached. Raises typed errors."""
         while not self.fetcher.is_done:
             before = self.fetcher.position
             batches = await self._step()
@@ -161,7 +161,7 @@ class PartitionReader:
 class Consumer:
     """Reads a stream's committed records. Iterate over it for records, over `batches()` for columns; once.
 
-    It goes on through changes of leader and lost connections. What it cannot get over is raised from the iteration:
+    It goes on through changes of leader and lost connections. Errors that do not pass are raised from the iteration:
     OffsetOutOfRange, LogTruncated, UnknownStream, WrongIncarnation, CorruptBatch. Leaving the iteration early is fine;
     `async with` or `aclose()` stops the fetching at once then.
     """
@@ -233,7 +233,7 @@ class Consumer:
         """Per partition read, the offset after the last record (or batch) that the iteration has handed out; where
         reading begins, before the first. Known once reading has begun, also after the end of the iteration.
 
-        What was fetched ahead does not count, so `client.consume(stream, start=positions)` goes on without a gap: save
+        Records fetched ahead do not count, so `client.consume(stream, start=positions)` goes on without a gap: save
         them, for instance as JSON, once the record that was handed out last has been processed.
         """
         positions = dict(self._positions)
@@ -357,7 +357,7 @@ class Consumer:
                 yield batch
 
     async def _taken(self) -> AsyncGenerator[Batch, None]:
-        """The answers in order of arrival. Who asks for the next batch has handed out the one before."""
+        """The answers in order of arrival. A caller that asks for the next batch has handed out the one before."""
         if self._iterated:
             raise Closed(
                 Code.BAD_REQUEST,
@@ -405,7 +405,7 @@ class Consumer:
             self._refresh_task = asyncio.create_task(self._check_layout())
 
     async def _check_layout(self) -> None:
-        """Whether the stream that is being read still exists, and who is in sync."""
+        """Whether the stream that is being read still exists, and which replicas are in sync."""
         error = await self._metadata.why_over(self.stream, self._layout)
         if error is not None:
             self._fail(error)

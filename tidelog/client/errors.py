@@ -46,7 +46,7 @@ class BadRequest(TidelogError):
 
 
 class OffsetOutOfRange(TidelogError):
-    """The offset is below the start of the log: those records are gone. Or above its end, where reading is to end."""
+    """The offset is below the start of the log: the records are gone. Or above its end, where reading is to end."""
 
 
 class LogTruncated(TidelogError):
@@ -54,11 +54,11 @@ class LogTruncated(TidelogError):
 
 
 class RecordTooLarge(TidelogError):
-    """A record above the stream's `max_record_bytes` or above what the NATS server takes in one message."""
+    """A record above the stream's `max_record_bytes` or above the payload that the NATS server takes in one message."""
 
 
 class MessageTooLarge(TidelogError):
-    """A request or an answer is larger than what the NATS server takes in one message: its max_payload is too low."""
+    """A request or an answer is larger than the NATS server takes in one message: its max_payload is too low."""
 
 
 class NotEnoughReplicas(TidelogError):
@@ -110,11 +110,11 @@ class Paused(TidelogError):
 
 
 class CorruptBatch(TidelogError):
-    """A record batch whose checksum or structure is wrong."""
+    """A record batch with a wrong checksum or structure."""
 
 
 class CorruptEnvelope(TidelogError):
-    """A published envelope whose checksum or content is wrong."""
+    """A published envelope with a wrong checksum or content."""
 
 
 class BufferFull(TidelogError):
@@ -122,7 +122,7 @@ class BufferFull(TidelogError):
 
 
 class NoServer(TidelogError):
-    """Nobody answers: no NATS server at that address, or no Tidelog broker behind it."""
+    """No answer: no NATS server at that address, or no Tidelog broker behind it."""
 
 
 class Closed(TidelogError):

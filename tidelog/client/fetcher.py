@@ -1,4 +1,4 @@
-"""One partition's half of a consumer: what to ask next, and what an answer means.
+"""One partition's half of a consumer: its next request, and the meaning of answers.
 
     RESOLVING   the start (and the stop) is a word or a time; the leader is asked which offset that is
     READING     batches from `position` on are asked for, one request at a time, as a long poll
@@ -6,20 +6,21 @@
 
 Rules:
 
-1. The position only moves forward, to the end of what was handed out: each committed record is handed out once, in
+1. The position only moves forward, to the end of the records handed out: each committed record is handed out once, in
    order.
 2. Requests carry the LeaderEpoch that is known, so that a deposed leader stays silent, and the epoch of the last
-   record read, so that a leader whose log was cut below the position says LOG_TRUNCATED instead of going on with
+   record read, so that a leader with a log that was cut below the position says LOG_TRUNCATED instead of going on with
    other records. An answer of an older LeaderEpoch than is known changes nothing.
-3. What passes (no leader at the moment, an older epoch, back-pressure, a lost answer) is asked again after a growing
-   wait; what does not pass is raised: a cut log, a deleted stream, bytes that do not decode.
+3. An error that passes (no leader at the moment, an older epoch, back-pressure, a lost answer) is retried after a
+   growing wait; any other one is raised: a cut log, a deleted stream, bytes that do not decode.
 4. Starts and stops are looked up at the leader. Records may come from followers (`FollowerSources`): all that is below
    any replica's HW is committed. A follower that does not give an answer, for whatever reason, is left for another
-   replica, with the position unchanged; what the leader refuses is final.
+   replica, with the position unchanged; a refusal of the leader is final.
 5. Where retention removed records that were not read yet, a fetcher that skips gaps says which and goes on where the
-   log begins now; any other one ends there. Who began at "earliest" and has read nothing has missed nothing.
-6. A stop at a time that lies ahead is looked up once that time has come. "latest" as a stop is what is committed when
-   the consumer begins, and a start behind it means that there is nothing to read.
+   log begins now; any other one ends there. A consumer that began at "earliest" and has read nothing has missed
+   nothing.
+6. A stop at a time that lies ahead is looked up once that time has come. "latest" as a stop is the end of the
+   committed log when the consumer begins, and a start behind it means that there is nothing to read.
 
 Pure: `now` is monotonic seconds, `clock_ns` the wall clock in ns since 1970.
 """
@@ -62,12 +63,12 @@ class Ask:
     request: FetchRequest
     timeout: float
     source: BrokerId | None = None
-    """The replica to ask; None: the leader, whoever that is."""
+    """The replica to ask; None: the present leader."""
 
 
 @dataclass(frozen=True, slots=True)
 class Wait:
-    """Ask again after this many seconds. `refresh`: what is known of the stream may be out of date."""
+    """Ask again after this many seconds. `refresh`: the metadata of the stream may be out of date."""
 
     seconds: float
     refresh: bool = False
@@ -133,7 +134,7 @@ class PartitionFetcher:
         self._asked: str = ""
         self._asked_at = 0
         self._source: BrokerId | None = None
-        """Who was asked last; None: the leader."""
+        """The replica that was asked last; None: the leader."""
         self.followers = followers
         self._skips_gaps = skips_gaps
 
@@ -147,7 +148,7 @@ class PartitionFetcher:
         return self.position is not None and self.stop is not None and self.position >= self.stop
 
     def next_request(self, clock_ns: int) -> Ask:
-        """What to ask now. Not to be called when done."""
+        """The request to send now. Not to be called when done."""
         self._asked_at = clock_ns
         self._source = None
         request = FetchRequest(
@@ -157,7 +158,7 @@ class PartitionFetcher:
         )
         stop = self._stop_wanted
         if stop is not None and (not isinstance(stop, AtTime) or clock_ns >= stop.timestamp_ns):
-            # The stop first: what is committed between the two look-ups is then behind the stop, not in front of the
+            # The stop first: records committed between the two look-ups are then behind the stop, not in front of the
             # start.
             self._asked = "stop"
             _set_position(request, stop)
@@ -201,7 +202,7 @@ class PartitionFetcher:
         return outcome
 
     def on_error(self, error: TidelogError) -> Outcome:
-        """Who was asked refused."""
+        """The replica that was asked refused."""
         self.leader_epoch = max(self.leader_epoch, error.number("leader_epoch") or 0)
         if error.code is Code.FENCED_LEADER_EPOCH and self._setbacks == 0:
             self._setbacks = 1
@@ -229,7 +230,7 @@ class PartitionFetcher:
         return Wait(max(self._back_off(), at_least), error.code.refresh_metadata)
 
     def on_no_responders(self) -> Outcome:
-        """Nobody leads at the moment, or the follower is not there."""
+        """The partition has no leader at the moment, or the follower is not there."""
         elsewhere = self._leave_source()
         if elsewhere is not None:
             return elsewhere
@@ -237,11 +238,11 @@ class PartitionFetcher:
         return Wait(wait, refresh=self._setbacks % 16 == 0)
 
     def on_disconnected(self) -> Outcome:
-        """Our own connection is down, which says nothing of who was asked."""
+        """Our own connection is down, which says nothing of the replica that was asked."""
         return Wait(self._back_off())
 
     def on_timeout(self) -> Outcome:
-        """No answer: it was lost, or who was asked was killed. Asking again finds out which, at once."""
+        """No answer: it was lost, or the replica was killed. Asking again finds out which, at once."""
         elsewhere = self._leave_source()
         if elsewhere is not None:
             return elsewhere

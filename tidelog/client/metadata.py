@@ -1,8 +1,8 @@
-"""What the client knows of streams: their partitions, incarnations and leader epochs; asked for once and kept.
+"""Cached metadata of streams: their partitions, incarnations and leader epochs; asked for once and kept.
 
-Nothing here has to be right: requests carry incarnations and epochs, and a broker that knows better says so. A
-refusal whose code says `refresh_metadata` leads back here. Requests for the same stream that come together share one
-answer; when the last of those that wait for it gives up, it is asked for no longer.
+Nothing here has to be right: requests carry incarnations and epochs, and a broker that knows better says so. A refusal
+with a code that says `refresh_metadata` leads back here. Requests for the same stream that come together share one
+answer; when the last call that waits for it gives up, it is asked for no longer.
 """
 
 from __future__ import annotations
@@ -41,7 +41,7 @@ class StreamMetadata:
     partitioning_version: int
     replication_factor: int
     config: StreamConfig
-    """What this version of the client does not know of it has its default."""
+    """Settings that this version of the client does not know have their default."""
     partitions: Mapping[int, PartitionMetadata]
     """By number, ascending."""
 
@@ -82,7 +82,8 @@ class MetadataCache:
         self._asking: dict[StreamName, _Asking] = {}
 
     async def why_over(self, stream: StreamName, known: StreamMetadata | None) -> TidelogError | None:
-        """Asks anew. Why who works on the stream as `known` cannot go on; None when it can, or nobody says."""
+        """Asks anew. Why a producer or consumer that knows the stream as `known` cannot go on; None when it can, or
+        without an answer."""
         try:
             now = await self.refresh(stream)
         except TidelogError as error:

@@ -12,7 +12,7 @@ from collections.abc import Callable, Sequence
 from crc32c import crc32c
 
 _REMEMBERED_KEYS = 8192
-"""Keys whose partition is kept; beyond that the memory is emptied and filled anew."""
+"""Keys with a remembered partition; beyond that the memory is emptied and filled anew."""
 
 
 class Partitioner:

@@ -52,7 +52,7 @@ class Sender(Protocol):
 
 
 class Pipe:
-    """One partition's accumulator and what carries out its effects."""
+    """Carries out the effects of one partition's accumulator."""
 
     def __init__(
         self,
@@ -99,7 +99,7 @@ class Pipe:
         self.pump()
 
     def pump(self) -> None:
-        """Send what may be sent, and set the timer."""
+        """Send every batch that may be sent, and set the timer."""
         self._producer.stop_gathering()
         if self._transport.is_connected:
             while (batch := self.core.next_send(self._loop.time())) is not None:
@@ -143,7 +143,7 @@ class Pipe:
             self._drop_probe()
             return
         now = self._loop.time()
-        # Without a connection what is due cannot be done; it is looked at again soon, not at once.
+        # Without a connection due work cannot be done; it is looked at again soon, not at once.
         due = max(due, now if self._transport.is_connected else now + 0.05)
         if self._timer is not None:
             if self._timer.when() <= due:

@@ -3,8 +3,8 @@
 | spelling | as a start | as a stop (exclusive) |
 |---|---|---|
 | "earliest" | the oldest record there is | no |
-| "latest" | the newest committed record (Liftbridge's meaning) | the end of what is committed when reading begins |
-| "new" | only what is committed after reading begins | no |
+| "latest" | the newest committed record (Liftbridge's meaning) | the end of the committed log when reading begins |
+| "new" | only records committed after reading begins | no |
 | whole number | that offset, in every partition read | that offset |
 | {partition: offset} | that offset each | that offset each |
 | datetime, AtTime(ns) | the first record at or after that time | the first record at or after that time |
@@ -208,7 +208,7 @@ def _whole(value: object) -> int | None:
     if isinstance(value, bool):
         return None
     try:
-        return operator.index(value)  # type: ignore[arg-type]  # what has no __index__ raises
+        return operator.index(value)  # type: ignore[arg-type]  # an object without __index__ raises
     except TypeError:
         return None
 

@@ -1,10 +1,10 @@
-"""The producer: records in, batches out, answers back to whoever waits for them.
+"""The producer: records in, batches out, receipts back.
 
     send / send_nowait / send_many
         └─ Partitioner ─> PartitionAccumulator (per partition: window, sequence, repetitions)
                              └─ Pipe (per partition: encodes, publishes with a reply inbox, one timer)
 
-Everything happens in plain callbacks of the event loop; there is no task per batch. What has gathered is sent when
+Everything happens in plain callbacks of the event loop; there is no task per batch. Gathered records are sent when
 the loop comes round, so records given in one go share batches without lingering; a batch that is full leaves at once.
 
 Bounded by `buffer_bytes` of records that are not acknowledged: at the bound `send` and `send_many` wait,
@@ -159,7 +159,7 @@ class Producer:
         self._check_level(layout)
         settings = replace(self._settings, batch_bytes=batch_bytes)
         if settings.acks is Acks.ALL and (self._durability or layout.config.durability).is_local:
-            settings = replace(settings, acks=Acks.LEADER)  # what is acknowledged may be lost with the leader
+            settings = replace(settings, acks=Acks.LEADER)  # acknowledged records may be lost with the leader
         session = await self._upkeep.new_session() if settings.acks is not Acks.NONE else None
         for partition, known in layout.partitions.items():
             core = PartitionAccumulator(f"{self.stream}/{partition}", settings, known.leader_epoch)
@@ -299,14 +299,14 @@ class Producer:
         return [result for result in results if isinstance(result, BatchReceipt)]
 
     async def flush(self) -> None:
-        """Send what lingers and wait until everything given before is acknowledged or has failed.
+        """Send lingering records and wait until everything given before is acknowledged or has failed.
 
         Raises the first failure of a record given to `send_nowait` since the last flush.
         """
         for pipe in self._pipes.values():
             pipe.core.gathering.seal()
             pipe.pump()
-        # What is given while this waits is not waited for.
+        # Records given while this waits are not waited for.
         before = [batch for pipe in self._pipes.values() for batch in pipe.core.pending_batches]
         await self._until(lambda: all(batch.state is BatchState.RESOLVED for batch in before))
         failure = self._receipts.take_failure()
@@ -359,7 +359,7 @@ class Producer:
         timestamp: int | None,
         size: int,
     ) -> asyncio.Future[Receipt]:
-        """`headers`: encoded, so that they are those of this moment whatever becomes of the caller's dictionary."""
+        """`headers`: encoded, so that later changes of the caller's dictionary have no effect."""
         partitioner = self._partitioner
         if partitioner is None or self._closed or self._fatal is not None:
             self._check_usable()
@@ -427,7 +427,7 @@ class Producer:
             self._partitioner.move_on(lambda p: self._pipes[p].core.is_available)
 
     def _touch(self, pipe: Pipe) -> None:
-        """Send what the partition has gathered when the loop comes round."""
+        """Send the gathered records of the partition when the loop comes round."""
         if not self._dirty:
             self._loop.call_soon(self._pump_dirty)
         self._dirty[pipe] = None
@@ -438,7 +438,7 @@ class Producer:
         for pipe in dirty:
             pipe.pump()
 
-    # What comes of them
+    # Results
 
     def settle(self, partition: int, effect: Acknowledged | Failed) -> None:
         """A batch of the partition is resolved: its callers hear of it, and its bytes are free."""

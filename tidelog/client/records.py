@@ -1,4 +1,4 @@
-"""What producers get back and what consumers read."""
+"""Receipts of producers and records of consumers."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ class Receipt(NamedTuple):
 
     partition: int
     offset: int
-    """-1 with acks="none": nobody was asked."""
+    """-1 with acks="none": no answer was asked for."""
     timestamp: int
     """ns since 1970 that the record carries."""
 

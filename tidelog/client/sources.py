@@ -1,7 +1,8 @@
 """Which replica of a partition a consumer reads from: an in-sync follower while one serves it, else the leader.
 
 A follower that refuses, is not there or does not answer is left alone for `REST_NS`. When all of them rest, the leader
-is asked, until one has rested; only what the leader says is final. Consumers begin at different followers (`spread`).
+is asked, until one has rested; only an answer of the leader is final. Consumers begin at different followers
+(`spread`).
 
 Pure: `clock_ns` is the wall clock, ns since 1970.
 """
@@ -30,7 +31,7 @@ class FollowerSources:
         self._rests_until = {f: until for f, until in self._rests_until.items() if f in followers}
 
     def choose(self, clock_ns: int) -> BrokerId | None:
-        """Whom to ask now; None: the leader."""
+        """The replica to ask now; None: the leader."""
         for follower in self._followers:
             if not clock_ns < self._rests_until.get(follower, 0) <= clock_ns + REST_NS:  # the clock may be set back
                 return follower
@@ -41,7 +42,7 @@ class FollowerSources:
         self._rests_until[follower] = clock_ns + REST_NS
 
     def is_out_of_date(self, clock_ns: int) -> bool:
-        """While the leader is read for want of followers: who is in sync should be asked anew. True once in a while."""
+        """While the leader is read for want of followers: the ISR should be asked for anew. True once in a while."""
         if self._known_at is None or self._followers:
             self._known_at = clock_ns
             return False

@@ -1,1 +1,1 @@
-"""What Tidelog runs on: the NATS connection and the embedded nats-server. The only package that imports nats."""
+"""Tidelog's runtime: the NATS connection and the embedded nats-server. The only package that imports nats."""

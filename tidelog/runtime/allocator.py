@@ -1,12 +1,12 @@
-"""What becomes of memory that a broker, or a client, lets go: the C library's allocator keeps it, and Python's
-collector of cycles looks at what is newer than the start.
+"""Handling of memory that a broker, or a client, lets go: the C library's allocator keeps it, and Python's
+collector of cycles looks only at objects newer than the start.
 
 A broker takes and frees buffers of some MiB all the time: chunks, joined columns, answers. By default glibc maps such
 a buffer anew each time, or gives the top of its heap back, and the kernel clears every page of it when it is touched
 next: more work than all that is done with the bytes. Held instead are at most `KEPT_BYTES` more than are in use.
 
-A client that reads takes and frees such buffers too. Its process is another's, whose settings are left alone: there
-glibc is given the occasion to learn, as it does from every large buffer that a program frees.
+A client that reads takes and frees such buffers too. Its process belongs to its user, and its settings are left alone:
+there glibc is given the occasion to learn, as it does from every large buffer that a program frees.
 """
 
 from __future__ import annotations
@@ -41,14 +41,15 @@ def keep_freed_memory() -> None:
 
 
 def learn_from_a_large_buffer() -> None:
-    """Once glibc has unmapped a buffer of n bytes, those up to n come from its heap, which keeps up to 2 n bytes that
+    """Once glibc has unmapped a buffer of n bytes, buffers up to n come from its heap, which keeps up to 2 n bytes that
     are free. Takes no time: the buffer is never touched. After `keep_freed_memory`, and elsewhere, nothing happens."""
     bytes(MAPPED_FROM - (64 << 10))  # glibc learns from no mapping above that limit
 
 
 def collect_only_what_comes() -> None:
-    """For this process. What is there now, modules, classes, whatever a start has made, is not gone through again for
-    cycles: in a broker that takes 10 to 15 ms each time, and nothing else happens meanwhile. Cycles of what comes from
-    now on are found as before; what is there now is freed when nothing refers to it, and stays where it is a cycle."""
+    """For this process. The present objects (modules, classes, everything that a start has made) are not gone through
+    again for cycles: in a broker that takes 10 to 15 ms each time, and nothing else happens meanwhile. Cycles of
+    objects made from now on are found as before; a present object is freed when nothing refers to it, and stays where
+    it is a cycle."""
     gc.collect()
     gc.freeze()

@@ -24,7 +24,7 @@ def encode_headers(headers: Mapping[str, str]) -> bytes:
 
 def decode_headers(block: bytes) -> tuple[dict[str, str] | None, int | None]:
     """(headers or None, status or None). Of a name that comes twice the last value counts; bytes that are not UTF-8
-    become U+FFFD; what is not a header line is passed over."""
+    become U+FFFD; any other line is passed over."""
     first, *lines = block.split(b"\r\n")
     code = first[len(_FIRST_LINE) :].split(maxsplit=1)
     status = int(code[0]) if code and code[0].isdigit() else None

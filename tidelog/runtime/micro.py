@@ -1,6 +1,6 @@
 """A NATS micro service: request subjects that `nats micro ls`, `info` and `stats` can find.
 
-The answers to `$SRV.PING`, `$SRV.INFO` and `$SRV.STATS` have the form that nats-py's own services give. Those put every
+The answers to `$SRV.PING`, `$SRV.INFO` and `$SRV.STATS` have the form that nats-py's own services give. They put every
 endpoint into a queue group, so that NATS picks one instance per request; here every instance gets every request, and an
 endpoint that answers None stays silent (only the one that is in charge answers). A refusal travels in three forms:
 NATS's service headers, `Tidelog-Error…` headers, and `{"error": {…}}`.
@@ -33,7 +33,7 @@ MAX_IN_FLIGHT = 1024
 """Requests of one service that are worked on at once; a further one is refused with error 503."""
 
 MAX_ERROR_CHARACTERS = 1000
-"""Of what an endpoint raised, as it is told."""
+"""Longest text of an endpoint's error in an answer."""
 
 ERROR_CODE_HEADER = "Nats-Service-Error-Code"
 ERROR_HEADER = "Nats-Service-Error"
@@ -72,7 +72,7 @@ class Service:
         )
 
     async def stop(self) -> None:
-        """Take no more requests; cancel those in work."""
+        """Take no more requests; cancel the ones in work."""
         subscriptions, self._subscriptions = self._subscriptions, []
         await asyncio.gather(*(subscription.unsubscribe() for subscription in subscriptions))
         for task in self._tasks:

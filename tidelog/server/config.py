@@ -80,8 +80,8 @@ class ServerConfig:
 
 
 def load(flags: Mapping[str, Any], environment: Mapping[str, str], file: Path | None) -> ServerConfig:
-    """Merge the three sources. Raises TidelogError(BAD_CONFIG) that names the setting, its value, and what is
-    allowed."""
+    """Merge the three sources. Raises TidelogError(BAD_CONFIG) that names the setting, its value, and the values that
+    are allowed."""
     values: dict[str, Any] = {}
     sections: dict[str, Any] = {}
     if file is not None:

@@ -190,7 +190,7 @@ class DevCluster:
                 if on_wait is not None:
                     on_wait()
                 time.sleep(0.02)
-        self._write_cluster_file()  # whoever waits for it may begin
+        self._write_cluster_file()  # a process that waits for the file may begin
 
     def is_ready(self, broker: str) -> bool:
         try:
@@ -251,7 +251,7 @@ class DevCluster:
             raise TidelogError(Code.UNAVAILABLE, str(e)) from e
 
     def _write_configs(self) -> None:
-        """Raft ports are taken from what is there already; everything else is written anew."""
+        """Raft ports are taken from existing files; everything else is written anew."""
         secret = self.data_dir / "raft-secret"
         if not secret.exists():
             secret.touch(mode=0o600)

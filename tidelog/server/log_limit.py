@@ -1,7 +1,7 @@
 """A flood of bad input must not become a flood of log lines: counters count everything, the log shows the first ones.
 
-Lines are alike when they have the same format string. Of those, MAX_LINES pass in each second; the next one that passes
-says how many were left out. Errors always pass.
+Lines are alike when they have the same format string. Of such lines, MAX_LINES pass in each second; the next one that
+passes says how many were left out. Errors always pass.
 """
 
 from __future__ import annotations

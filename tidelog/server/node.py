@@ -2,7 +2,7 @@
 
 Order of a start:
     data folder locked and judged -> NATS connected -> not another cluster's folder -> logs opened and recovered ->
-    Raft joined -> registered (with what this restart can prove) -> folder marked in use -> views arrive, replicas take
+    Raft joined -> registered (with the proof of this restart) -> folder marked in use -> views arrive, replicas take
     their roles -> `ready` written
 The start waits for NATS, and ends where NATS refuses the login or the URL.
 Order of an end: roles resign, logs are closed with their checkpoints, Raft leaves, the folder is marked clean, the
@@ -65,7 +65,7 @@ NATS_RETRY = 0.2
 NATS_WAIT_LOG_INTERVAL = 5.0
 """Seconds between log lines while the start waits for NATS."""
 REGISTRATION_TIMEOUT = 60.0
-"""Seconds. Without a Raft majority nobody can register; saying so beats waiting for ever."""
+"""Seconds. Without a Raft majority no broker can register; an error is better than an endless wait."""
 
 
 def run(config: ServerConfig) -> int:
@@ -135,7 +135,7 @@ class Node:
         self._raft_address = config.raft_address
 
     async def start(self) -> None:
-        """Returns when this broker serves. Raises TidelogError with one sentence for whatever stands in the way."""
+        """Returns when this broker serves. Raises TidelogError with one sentence that names the obstacle."""
         config, stack = self.config, self._stack
         loop = asyncio.get_running_loop()
         try:
@@ -206,7 +206,7 @@ class Node:
         except RaftError as e:
             raise TidelogError(Code.BAD_CONFIG, str(e)) from e
         registered = loop.create_task(runtime.metadata.wait_registered())
-        # Nodes of two clusters keep apart over Raft; who it is that keeps away, others tell once they run.
+        # Nodes of two clusters do not talk over Raft; the brokers that run tell over NATS which cluster this is.
         checking = loop.create_task(self._check_cluster_for_ever(check_cluster))
         await asyncio.wait(
             _any_of(registered, self.fatal), timeout=REGISTRATION_TIMEOUT, return_when=asyncio.FIRST_COMPLETED
@@ -226,7 +226,7 @@ class Node:
             )
         try:
             ready.write_text(f"{os.getpid()}\n")
-        except OSError as e:  # it is for whoever waits for the start, and nothing here depends on it
+        except OSError as e:  # processes that wait for the start read it; nothing here depends on it
             _log.warning("%s cannot be written: %s", ready, e)
         collect_only_what_comes()
         _log.info("%s serves: incarnation %d, data in %s", config.broker, runtime.incarnation, config.data_dir)
@@ -260,7 +260,7 @@ class Node:
         self, data_dir: DataDir, control: NatsConnection, subjects: Subjects, life_id: str
     ) -> None:
         """Before this folder's Raft journal meets voters of another cluster: the logs of two groups can look alike.
-        Where no other broker runs yet, nobody can tell."""
+        While no other broker runs, that is not known."""
         if data_dir.cluster_id is None:
             return
         found = await _ask_for_cluster(self.config.broker, data_dir, control, subjects, life_id)
@@ -299,7 +299,7 @@ class Node:
         )
 
     def _standalone_address(self) -> str:
-        """Nobody connects to it, but it is this voter's name: chosen once, kept."""
+        """An address that no peer connects to: it is this voter's name, chosen once and kept."""
         file = self.config.data_dir / "raft-address"
         if not file.exists():
             with socket.socket() as free:
@@ -308,8 +308,8 @@ class Node:
         return file.read_text().strip()
 
     def read_master_keys(self) -> None:
-        """Again, while it runs: what the file holds now replaces what it held. A file that cannot be used changes
-        nothing."""
+        """Read the file again, while the broker runs: its keys replace the earlier ones. A file that cannot be used
+        changes nothing."""
         file = self.config.master_key_file
         if file is None:
             _log.warning("%s has no master key file to read again", self.config.broker)

@@ -23,7 +23,7 @@ def batch(size: int) -> RecordBatch:
 
 
 class Batches:
-    """`fetch_batches` with batches of a given size; counts what was taken, and holds on when there are no more."""
+    """`fetch_batches` with batches of a given size; counts the taken batches, and holds on when there are no more."""
 
     def __init__(self, sizes: list[int], *, hangs: bool = False) -> None:
         self.taken = 0

@@ -22,7 +22,7 @@ class OneLog:
     batches: list[RecordBatch] = field(default_factory=list)
     log_start: int = 0
     loses_at: tuple[int, int] | None = None
-    """(offset, new log start): what retention does just before that offset is fetched."""
+    """(offset, new log start): the effect of retention just before that offset is fetched."""
 
     @property
     def end(self) -> int:

@@ -1,4 +1,4 @@
-"""What is typed, what is printed, and how it ends; without a cluster."""
+"""Input, output and exit status of commands without a cluster."""
 
 from __future__ import annotations
 

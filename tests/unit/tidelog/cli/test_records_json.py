@@ -1,4 +1,4 @@
-"""Records as JSON lines: what is printed can be published again."""
+"""Records as JSON lines: printed records can be published again."""
 
 from __future__ import annotations
 

@@ -1,8 +1,8 @@
 """NATS and a broker in memory, speaking the real bytes of `.append`, `.fetch` and `.api`; for the asyncio drivers.
 
-`FakeTransport` delivers through `loop.call_soon`, in order, and answers 503 where nobody listens. `FakeBroker` leads
-every partition of every stream it has; `kill` takes its subscriptions away, `swallow` makes it a process that was
-killed with a message in hand. Followers have the leader's log; they serve, refuse, keep silent or are
+`FakeTransport` delivers through `loop.call_soon`, in order, and answers 503 on subjects without a listener.
+`FakeBroker` leads every partition of every stream it has; `kill` takes its subscriptions away, `swallow` makes it a
+process that was killed with a message in hand. Followers have the leader's log; they serve, refuse, keep silent or are
 gone.
 """
 
@@ -148,7 +148,7 @@ class FakeLog:
 
 
 def blank(answer: type[Any], **given: Any) -> dict[str, Any]:
-    """An answer of that kind with nothing in it but what is given."""
+    """An answer of that kind with only the given fields."""
     empty = {str: "", int: 0, bool: False, list: [], dict: {}}
     hints = get_type_hints(answer).items()
     return {name: empty.get(get_origin(kind) or kind) for name, kind in hints} | given
@@ -172,10 +172,10 @@ class FakeBroker:
         self.fetches: list[FetchRequest] = []
         self.corrupt = False
         self.followers: dict[str, TidelogError | None] = {}
-        """In sync, each with what it refuses with; None: it serves."""
+        """In sync, each with the error of its refusals; None: it serves."""
         self.silent: set[str] = set()
         self.asked: list[str | None] = []
-        """Who was asked for records or positions; None: the leader."""
+        """The replica asked for records or positions; None: the leader."""
         self.producers_made = 0
         self._waiting: list[tuple[tuple[str, int], FetchRequest, str, asyncio.TimerHandle]] = []
         self._api: dict[str, Callable[[dict[str, Any]], dict[str, Any]]] = {

@@ -99,7 +99,7 @@ class TestGathering:
         assert len(sent(acc)) == 1
 
     def test_no_batch_begins_that_would_make_the_leader_forget_an_unresolved_one(self) -> None:
-        """Found by simulation (seed 214): the answer to the first was lost, those to the later ones came."""
+        """Found by simulation (seed 214): the answer to the first was lost, the later ones came."""
         acc = core()
         fill(acc, 8)
         first, *later = sent(acc)
@@ -501,7 +501,7 @@ class TestSessions:
 
 
 class Leader:
-    """A leader with the broker's own table of producers: what the log would hold."""
+    """A leader with the broker's own table of producers, and the content of its log."""
 
     def __init__(self) -> None:
         self.log: list[int] = []
@@ -527,7 +527,7 @@ class Leader:
 
 
 FOREIGN = -1
-"""What another producer writes."""
+"""A record of another producer."""
 
 
 @pytest.mark.parametrize("forgets", [False, True])
@@ -537,7 +537,7 @@ def test_whatever_is_lost_or_refused_each_record_is_written_once_and_in_order(
     forgets: bool, data: st.DataObject
 ) -> None:
     """Messages and answers are lost at random, leaders refuse at random, connections break; then all goes well. Where
-    the leader forgets the producer as well, a record may fail, and then nobody knows whether it was written."""
+    the leader forgets the producer as well, a record may fail, and then it is unknown whether it was written."""
     acc = core(delivery_timeout=1e9)
     leader = Leader()
     now = 0.0

@@ -82,7 +82,7 @@ async def test_nats_without_a_broker_says_so(cluster: Cluster) -> None:
 
 
 async def test_brokers_without_a_controller_are_named(cluster: Cluster) -> None:
-    """Two of three voters are dead, say: the third one is connected, and nobody serves the API."""
+    """Two of three voters are dead, say: the third one is connected, and no broker serves the API."""
     transport, broker, client = cluster
 
     def claim(message: Message) -> None:
@@ -123,7 +123,7 @@ async def test_brokers_on_their_way_are_waited_for(cluster: Cluster) -> None:
 
 
 def two_clusters(transport: FakeTransport, name: str, *clusters: str) -> list[str | None]:
-    """Each of these clusters answers `<ns>.api.<name>`, with its id. Returns whom each request names."""
+    """Each of these clusters answers `<ns>.api.<name>`, with its id. Returns the cluster that each request names."""
     asked: list[str | None] = []
 
     def handle(message: Message) -> None:

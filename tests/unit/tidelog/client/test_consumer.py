@@ -323,7 +323,7 @@ async def test_positions_are_kept_when_reading_has_come_to_its_end(cluster: Clus
 
 
 async def test_positions_move_over_what_was_removed(cluster: Cluster) -> None:
-    """Who stores them while nothing new comes begins at a record that is there."""
+    """A consumer that stores them while nothing new comes begins at a record that is there."""
     _, broker, client = cluster
     async with client.consume("s", start=3, on_gap="skip", stop=101) as consumer:
         broker.logs["s", 0].start = 100
@@ -336,7 +336,7 @@ async def test_positions_move_over_what_was_removed(cluster: Cluster) -> None:
 
 
 async def test_a_consumer_is_iterated_over_once(cluster: Cluster) -> None:
-    """The second iteration would begin behind what was fetched for the first."""
+    """The second iteration would begin behind the records fetched for the first."""
     _, _, client = cluster
     async with client.consume("s", stop="latest") as consumer:
         first = aiter(consumer)

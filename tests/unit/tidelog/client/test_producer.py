@@ -554,7 +554,7 @@ async def test_closing_the_client_fails_what_is_not_acknowledged(cluster: Cluste
 
 @pytest.fixture
 async def unretrieved() -> AsyncIterator[list[str]]:
-    """What asyncio says of exceptions that nobody looked at."""
+    """Messages of asyncio about exceptions that were not read."""
     said: list[str] = []
     loop = asyncio.get_running_loop()
     loop.set_exception_handler(lambda _, context: said.append(context["message"]))

@@ -1,4 +1,4 @@
-"""What tidelog.runtime takes for granted about nats-py's insides and asyncio's streams, one sentence each.
+"""Assumptions of tidelog.runtime about nats-py's insides and asyncio's streams, one sentence each.
 
 When nats-py is upgraded and one of these fails, read the sentence, then `tidelog/runtime/nats_py.py`.
 """

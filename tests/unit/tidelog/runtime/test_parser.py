@@ -1,4 +1,4 @@
-"""The chunk parser against a plain description of what was sent: all kinds of messages, all ways to cut them."""
+"""The chunk parser against a plain description of the sent messages: all kinds of messages, all ways to cut them."""
 
 from __future__ import annotations
 
@@ -95,7 +95,7 @@ class Harness:
 
 
 class Sent:
-    """What a server sends, and what is to come out."""
+    """Bytes of a server, and the expected messages."""
 
     def __init__(self) -> None:
         self.data = bytearray()
@@ -121,7 +121,7 @@ class Sent:
 
 
 def as_promised(events: list[Event]) -> list[Event]:
-    """Events with what lies between two fences (direct sinks, control lines) in order of the sinks: between bulk sinks
+    """Events between two fences (direct sinks, control lines) in order of the sinks: between bulk sinks
     there is no order."""
     ordered: list[Event] = []
     between: list[Event] = []
@@ -278,7 +278,7 @@ def test_a_run_ends_exactly_where_a_header_differs(index: int) -> None:
 
 def test_the_next_line_is_never_guessed_from_stale_bytes() -> None:
     """The buffer still holds `MSG foo 1 50` when `MSG foo 1 5` arrives cut behind the 5: reading on would find the old
-    line, wait for 50 bytes and not deliver what is there."""
+    line, wait for 50 bytes and not deliver the message that is there."""
     harness = Harness()
     long = b"MSG foo 1 50\r\n" + b"x" * 50 + b"\r\n"
     harness.feed(long, long)

@@ -1,4 +1,4 @@
-"""What a flood leaves of the log."""
+"""Lines that pass in a flood of log lines."""
 
 from __future__ import annotations
 

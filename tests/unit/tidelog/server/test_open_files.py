@@ -1,4 +1,4 @@
-"""The limit of open files goes up to what the system allows."""
+"""The limit of open files goes up to the system's limit."""
 
 from __future__ import annotations
 

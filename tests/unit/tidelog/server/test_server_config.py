@@ -1,4 +1,4 @@
-"""Configuration: what goes before what, and what a slip gets."""
+"""Configuration: precedence of the sources, and the errors."""
 
 from __future__ import annotations
 
