@@ -1,4 +1,5 @@
-"""What crosses a process boundary, and nothing else: types, batch codec, envelope, protobufs, subjects, error table.
+"""Everything that crosses a process boundary, and nothing else: types, batch codec, envelope, protobufs, subjects,
+error table.
 
 Pure: no I/O, no clock, no randomness.
 """

@@ -1,4 +1,4 @@
-"""What a client sends to `.append`: a preamble that says what it wants, and one RecordBatch.
+"""A client's message to `.append`: a preamble with its request, and one RecordBatch.
 
 0  u32 length of the AppendRequest, little-endian
 4  AppendRequest (protobuf)

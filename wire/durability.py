@@ -1,4 +1,4 @@
-"""Durability levels: what must hold a record before its publish is acknowledged.
+"""Durability levels: the copies that must exist of a record before its publish is acknowledged.
 
     level               a copy counts      who must hold one           in-sync replicas at least
     durable             once it is synced  every member of the ISR     min_isr

@@ -5,12 +5,12 @@
     5  u8  header length: 8, or 12 with a CRC
     6  u8  flags: bit 0 = a CRC follows
     7  u8  message type: 0 publish, 1 ack
-    8  u32 CRC-32C of what follows the header, big-endian (only with flag bit 0)
+    8  u32 CRC-32C of the bytes behind the header, big-endian (only with flag bit 0)
        protobuf Message or Ack
 
-A payload that begins with the magic is an envelope, whole or damaged, and never a plain payload: what does not decode
-is refused. The header is held to exactly the two forms above, because its own bytes are not under the CRC: no flipped
-bit behind the magic passes for something else.
+A payload that begins with the magic is an envelope, whole or damaged, and never a plain payload: one that does not
+decode is refused. The header is held to exactly the two forms above, because its own bytes are not under the CRC: no
+flipped bit behind the magic passes for something else.
 """
 
 from __future__ import annotations
@@ -62,7 +62,7 @@ def encode_publish(message: Message, *, crc: bool = True) -> bytes:
 
 
 def decode_publish(payload: Buffer) -> Message:
-    """Raises CorruptData for whatever is no whole publish envelope."""
+    """Raises CorruptData for anything but a whole publish envelope."""
     content = _content(payload, _Type.PUBLISH)
     try:
         return Message.FromString(content)
@@ -75,7 +75,7 @@ def encode_ack(ack: Ack) -> bytes:
 
 
 def decode_ack(payload: Buffer) -> Ack:
-    """Raises CorruptData for whatever is no whole ack envelope."""
+    """Raises CorruptData for anything but a whole ack envelope."""
     content = _content(payload, _Type.ACK)
     try:
         return Ack.FromString(content)

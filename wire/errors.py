@@ -1,4 +1,4 @@
-"""The error table: every refusal a client or a peer can get, with what to do about it.
+"""The error table: every refusal a client or a peer can get, and the reaction to it.
 
 Errors have no place in the 16 bytes of a replication answer and are never an empty success: they travel in NATS headers
 (`Tidelog-Error: CODE`, one header per detail) and, in JSON answers, as `{"error": {"code", "message", "retriable",
@@ -25,7 +25,7 @@ class Entry(NamedTuple):
     retriable: bool
     """The same request may succeed later, unchanged."""
     refresh_metadata: bool
-    """What the client knows of leaders or partitions is out of date."""
+    """The client's metadata on leaders or partitions is out of date."""
     unknown_outcome: bool = False
     """The request may have taken effect."""
 
@@ -119,8 +119,8 @@ class TidelogError(Exception):
         return whole_number(self.details.get(name, ""))
 
     def to_headers(self) -> dict[str, str]:
-        """NATS headers; detail `log_start` becomes `Tidelog-Log-Start`. Line breaks in texts become blanks, and what is
-        longer than MAX_HEADER_CHARACTERS is cut: a refusal fits any message."""
+        """NATS headers; detail `log_start` becomes `Tidelog-Log-Start`. Line breaks in texts become blanks, and texts
+        longer than MAX_HEADER_CHARACTERS are cut: a refusal fits any message."""
         headers = {ERROR_HEADER: self.code.name, MESSAGE_HEADER: _one_line(self.message)}
         for name, value in self.details.items():
             headers[DETAIL_PREFIX + "-".join(part.capitalize() for part in name.split("_"))] = _one_line(value)
@@ -159,7 +159,7 @@ class TidelogError(Exception):
 
 
 class CorruptData(Exception):
-    """Bytes that do not decode: a bad CRC, magic, length or unknown column. Names what and where."""
+    """Bytes that do not decode: a bad CRC, magic, length or unknown column. Names the error and the place."""
 
 
 class InvariantViolation(Exception):

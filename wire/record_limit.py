@@ -1,4 +1,4 @@
-"""The largest record that a stream takes, and what to say of a larger one."""
+"""The largest record that a stream takes, and the refusal of a larger one."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ class RecordLimit:
     """Two bounds on key, value and headers together, in bytes; the smaller one holds."""
 
     room: int
-    """In one message of the NATS server, whose `max_payload` says so."""
+    """Bytes that fit one message of the NATS server, from its `max_payload`."""
     configured: int | None = None
     """The stream's `max_record_bytes`; None where it is not known."""
 
@@ -21,8 +21,8 @@ class RecordLimit:
         return self.room if self.configured is None else min(self.room, self.configured)
 
     def too_large(self, what: str, size: int) -> TidelogError:
-        """RECORD_TOO_LARGE for a record of `size` bytes above the limit. `what` begins the sentence; the remedy is what
-        would let this very record in."""
+        """RECORD_TOO_LARGE for a record of `size` bytes above the limit. `what` begins the sentence; the
+        remedy names the settings that keep this record out."""
         by_stream = self.configured is not None and self.configured <= self.room
         which = "the stream's max_record_bytes" if by_stream else "what the NATS server takes in one message"
         remedies = []

@@ -3,8 +3,8 @@
     0  u64 leader_epoch     big-endian
     8  i64 high_watermark   big-endian; last committed offset, -1 = none
 
-Errors have no place here: they travel in NATS headers. So does, on `accepted` streams, what a leader wants synced
-because a publish waits for it: `Tidelog-Sync-To`, an exclusive end.
+Errors have no place here: they travel in NATS headers. So does the end that a leader asks followers of an
+`accepted` stream to sync, because a publish waits for it: `Tidelog-Sync-To`, exclusive.
 """
 
 from __future__ import annotations

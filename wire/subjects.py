@@ -1,17 +1,17 @@
-"""Names and NATS subjects: what Tidelog listens on, and what a stream may be called and may capture.
+"""Names and NATS subjects: Tidelog's own, and the rules for names and subjects of streams.
 
 A cluster owns everything below its namespace, `<ns>.>`:
 
     <ns>.<stream>.<partition>.replicate | offset | checkpoint | append | fetch
     <ns>.<stream>.<partition>.fetch.<broker>
     <ns>.notify.<broker>
-    <ns>.metadata.<what>[.<broker>]
-    <ns>.api.<what>
+    <ns>.metadata.<kind>[.<broker>]
+    <ns>.api.<operation>
 
 so no stream may be called notify, metadata or api. A stream owns its subject (partition 0) and `<subject>.<i>` for each
 other partition, all i at once, because partitions can be added; two streams whose shapes meet cannot both exist.
 Subjects are plain, without wildcards. A stream that captured `<ns>.>`, replies (`_INBOX.>`) or the subjects of NATS
-itself (`$…`) would feed on its own replication, so those are refused.
+itself (`$…`) would feed on its own replication, so these are refused.
 
 Refusals are TidelogError: BAD_NAME or BAD_SUBJECT.
 """
@@ -62,7 +62,7 @@ class Subjects:
         return f"{self.namespace}.{stream}.{partition}.fetch"
 
     def fetch_from(self, stream: StreamName, partition: int, broker: BrokerId) -> str:
-        """Clients read committed batches at that replica, whatever its role."""
+        """Clients read committed batches at that replica, in any role."""
         return f"{self.namespace}.{stream}.{partition}.fetch.{broker}"
 
     def notify(self, broker: BrokerId) -> str:
@@ -107,7 +107,7 @@ class Subjects:
 
 
 def ingest_subject(subject: str, partition: int) -> str:
-    """What the leader of a partition listens on for publishes."""
+    """The subject of a partition's publishes, on which its leader listens."""
     return subject if partition == 0 else f"{subject}.{partition}"
 
 

@@ -1,8 +1,8 @@
-"""The messaging port: what metadata and the data plane need of NATS, and nothing more.
+"""The messaging port: the part of NATS that metadata and the data plane need, and nothing more.
 
 The real one is `tidelog.runtime.nats.NatsConnection`; a simulator provides its own. Messages are delivered at most
 once, in order per publisher connection and subject. Handlers are plain functions called from the event loop as a
-message is read; they must not block and must not raise (what they raise is logged and counted, the connection lives
+message is read; they must not block and must not raise (an exception is logged and counted, the connection lives
 on).
 """
 
@@ -16,7 +16,7 @@ from wire.errors import Code, TidelogError
 Buffer: TypeAlias = bytes | bytearray | memoryview
 
 NO_RESPONDERS = 503
-"""Status of the message that NATS puts into the reply inbox of a request to a subject nobody listens on."""
+"""Status of the message that NATS puts into the reply inbox of a request to a subject without subscribers."""
 
 
 class Message(NamedTuple):
@@ -57,12 +57,12 @@ class BulkHandler(Protocol):
         (`NATS/1.0\\r\\n…\\r\\n\\r\\n`)."""
 
     def chunk_done(self) -> None:
-        """All messages of this handler in what the socket had are delivered."""
+        """All messages of this handler in the bytes that the socket had are delivered."""
 
 
 class GuardedBulk(BulkHandler):
-    """Hands everything to `handler`; what that raises goes to `on_error`, which may raise it again. This is no context
-    manager: one takes longer than some of what it would guard."""
+    """Hands everything to `handler`; its exceptions go to `on_error`, which may raise them again. This is no context
+    manager: one takes longer than some calls that it would guard."""
 
     def __init__(self, handler: BulkHandler, on_error: Callable[[Exception], None]) -> None:
         self._handler = handler
@@ -140,8 +140,8 @@ class Transport(Protocol):
         """Write one message now (payload = the parts joined). False, and nothing sent, when not connected or when the
         outgoing buffer is above its limit.
 
-        Raises TidelogError(MESSAGE_TOO_LARGE), made by `too_large`, for what is above `max_payload`: the server would
-        close the connection. Whoever waits for such an answer is sent an error, made by `answer_too_large`.
+        Raises TidelogError(MESSAGE_TOO_LARGE), made by `too_large`, for a message above `max_payload`: the server would
+        close the connection. A requester whose answer is too large is sent an error, made by `answer_too_large`.
         """
         ...
 
@@ -187,7 +187,7 @@ class Transport(Protocol):
 
 
 def too_large(subject: str, size: int, max_payload: int) -> TidelogError:
-    """What `Transport.publish` raises for a message of `size` bytes, headers included."""
+    """The error that `Transport.publish` raises for a message of `size` bytes, headers included."""
     return TidelogError(
         Code.MESSAGE_TOO_LARGE,
         f"a message of {size} bytes to {subject!r} is larger than max_payload={max_payload} of the NATS server; send"
@@ -197,7 +197,7 @@ def too_large(subject: str, size: int, max_payload: int) -> TidelogError:
 
 
 def answer_too_large(error: TidelogError, what: str) -> TidelogError:
-    """For whoever waits for an answer that raised `error` when it was published: what an operator can do about it.
+    """The error for a requester whose answer raised `error` when it was published; it names the remedy.
     `what` begins the sentence: "the answer to tidelog.api.stream.list". Raises `error` unless it is MESSAGE_TOO_LARGE.
     """
     if error.code is not Code.MESSAGE_TOO_LARGE:

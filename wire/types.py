@@ -1,9 +1,9 @@
 """The domain's types. Every other package speaks in these.
 
 Offsets are dense positions of records in a partition, from 0. Two ends matter: the log end offset (LEO) and the high
-watermark (HW). Both are EXCLUSIVE here: the next offset to be assigned, and the end of what is committed. On the wire
-and towards users the HW is inclusive (-1 = none); `wire.replication` and `high_watermark_to_wire` convert, nobody else
-does.
+watermark (HW). Both are EXCLUSIVE here: the next offset to be assigned, and the end of the committed log. On the wire
+and towards users the HW is inclusive (-1 = none); `wire.replication` and `high_watermark_to_wire` convert, no other
+module does.
 """
 
 from __future__ import annotations
@@ -55,7 +55,7 @@ class Room(Enum):
 
     AMPLE = "ample"
     SHORT = "short"
-    """It takes records, and gives leaderships to those who have more."""
+    """It takes records, and gives leaderships to brokers that have more."""
     FULL = "full"
     """It takes no records."""
 
@@ -83,12 +83,12 @@ class PartitionKey:
 class IsrMember:
     broker: BrokerId
     incarnation: Incarnation
-    """The broker's life in which it was seen to hold what an ISR member must hold."""
+    """The broker's life in which it was seen to hold all that an ISR member must hold."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PartitionView:
-    """What the replicas of a partition must know of it, as last applied by the metadata group."""
+    """The state of a partition that its replicas must know, as last applied by the metadata group."""
 
     key: PartitionKey
     subject: str
@@ -166,4 +166,4 @@ class Withdrawal:
     expected_epoch: PartitionEpoch
     reason: str
     leader_epoch: LeaderEpoch = LeaderEpoch(0)
-    """It is not over before this LeaderEpoch is, wherever the replica is: leaders go by what it said in it."""
+    """It is not over before this LeaderEpoch is, wherever the replica is: leaders rely on its reports in it."""

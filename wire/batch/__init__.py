@@ -37,7 +37,7 @@ begins at a multiple of 8 and is padded with zeros to the next one.
                         removed keys had. In place of OFFSET_DELTA, where that would make a compacted batch larger
                         than it was. Versions before this column refuse it by its number
 
-    body, compressed: u32 size before compression, u32 size of what follows, compressed sections, pad
+    body, compressed: u32 size before compression, u32 size of the rest, compressed sections, pad
     body, encrypted: `dataplane.encryption.bodies`; only a leader writes it, and no client ever meets it
     body of a control batch (columns = 0, record_count = 1): u16 type, u16 version, u32 length, payload, pad
 
@@ -47,10 +47,10 @@ begins at a multiple of 8 and is padded with zeros to the next one.
 The body's CRC does not cover base_offset and leader_epoch, so a leader stamps a batch by writing 96 bytes; the header's
 CRC covers the rest of the header and is computed then. Columns lie as Arrow lays them out, so that a reader's arrays
 are views of the body. A log and a follower look at nothing but the header and the CRCs (`parse_header`, `verify_body`):
-columns, compressions and control types that they do not know are copied as they are. Who looks inside refuses what it
-does not know.
+columns, compressions and control types that they do not know are copied as they are. A reader of the body refuses
+unknown ones.
 
-What can be wrong with bytes is `CorruptData`, which names the place; what a client may not send is `TidelogError`.
+Bytes that are wrong raise `CorruptData`, which names the place; bytes that a client may not send raise `TidelogError`.
 """
 
 from __future__ import annotations

@@ -134,7 +134,7 @@ class _BytesColumnBuilder:
 class BatchBuilder:
     """Accumulates records into one batch. Runs of bare publishes cost no Python work per record.
 
-    The caller builds before `size_bytes` passes what it wants to store as one batch; more than MAX_RECORDS records or
+    The caller builds before `size_bytes` passes the size that one batch should have; more than MAX_RECORDS records or
     MAX_BODY_BYTES is InvariantViolation.
     """
 

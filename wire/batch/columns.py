@@ -1,7 +1,7 @@
 """Columns of a body as checked views: nothing is copied but for decompression, nothing is believed.
 
 This is where bytes of a client or a disk meet numpy and Arrow, which trust their offsets. So every offset is shown to
-lie inside its data here, before anybody uses it.
+lie inside its data here, before it is used.
 """
 
 from __future__ import annotations
@@ -80,7 +80,7 @@ class BytesColumn:
 
 @dataclass(frozen=True, slots=True)
 class Columns:
-    """What a body holds; None for what is absent. The reader decides what that means."""
+    """The columns of a body; None for an absent one. The reader decides on its meaning."""
 
     values: BytesColumn | None
     keys: BytesColumn | None
@@ -103,11 +103,11 @@ class Columns:
 
 
 NO_COLUMNS: Final = Columns(None, None, None, None, None, None, None)
-"""Those of a control batch."""
+"""The columns of a control batch."""
 
 
 class _SectionReader:
-    """Takes sections off a body, front to back; what is not there is CorruptData."""
+    """Takes sections off a body, front to back; a missing one raises CorruptData."""
 
     __slots__ = ("at", "body", "count", "header", "holes")
 
@@ -178,7 +178,7 @@ class _SectionReader:
 
 
 def parse_columns(body: memoryview, header: BatchHeader) -> Columns:
-    """Views of an uncompressed body's columns. Raises CorruptData for whatever a reader could stumble on."""
+    """Views of an uncompressed body's columns. Raises CorruptData for anything a reader could stumble on."""
     present = header.columns
     if unknown := present & ~KNOWN_COLUMNS:
         raise CorruptData(
@@ -269,7 +269,7 @@ def compress(
 
 
 def padding(size: int) -> list[Buffer]:
-    """What fills `size` bytes up to a multiple of 8."""
+    """Zeros that fill `size` bytes up to a multiple of 8."""
     return [bytes(-size % 8)] if size % 8 else []
 
 

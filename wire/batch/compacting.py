@@ -11,8 +11,8 @@ A batch that loses all its records and is wanted still, because something is kno
 segment), becomes a control batch of type EMPTIED over the same range, which readers pass over as they do over any
 control batch.
 
-What cannot be looked into, because a newer version wrote it, it is encrypted, or it is no data, is not compacted:
-`CompactableBatch.decode` gives None.
+A batch that cannot be decoded, because a newer version wrote it or it is encrypted, or that holds no data, is not
+compacted: `CompactableBatch.decode` gives None.
 """
 
 from __future__ import annotations
@@ -59,7 +59,7 @@ if TYPE_CHECKING:
 _SMALLEST_ZSTD_LEVEL: Final = 19
 """For a body that became larger otherwise: slow, and rare."""
 HASH_BYTES: Final = 16
-"""Of a key. Two keys with one hash would be taken for the same key, so it is one that nobody can find collisions of."""
+"""Bytes of a key's hash. Two keys with one hash would count as one key, so no collisions may be known."""
 
 
 _READABLE: Final = frozenset(map(int, Compression))
@@ -78,14 +78,14 @@ class CompactableBatch:
         else:
             self.offsets = header.base_offset + columns.offset_deltas.astype(np.int64)
         self.keyed = _present(columns.keys, columns.key_validity, count)
-        """Records without a key are nobody's predecessors: compaction keeps them all."""
+        """Records without a key have no successors: compaction keeps them all."""
         self.tombstones = self.keyed & ~_present(columns.values, columns.value_validity, count)
         """A key without a value: the key is deleted."""
 
     @classmethod
     def decode(cls, buf: Buffer, at: int, header: BatchHeader) -> CompactableBatch | None:
         """The batch at `at`, its body's CRC checked; None for a control batch, for an encrypted one, and for one with
-        columns or attributes that nobody here knows. Raises CorruptData."""
+        unknown columns or attributes. Raises CorruptData."""
         verify_body(buf, at, header)
         if header.attributes not in _READABLE or header.columns & ~KNOWN_COLUMNS:
             return None
@@ -113,8 +113,8 @@ class CompactableBatch:
         return bool(self.header.columns & Column.OFFSET_DELTA)
 
     def keep(self, kept: BoolArray, max_length: int | None = None) -> EncodedBatch | None:
-        """The batch with those records alone, one of them at least; at its place. None: its body would have more than
-        `max_length` bytes, in whatever form. By default that is what it has now."""
+        """The batch with these records alone, at least one, at its place. None: its body would have more than
+        `max_length` bytes, in whatever form. By default that is its present size."""
         header, compression = self.header, self.header.compression
         forms = [(Column.OFFSET_DELTA, compression, ZSTD_LEVEL)]
         if header.columns & Column.KEY and int(kept.sum()) < header.offset_count:
@@ -170,7 +170,7 @@ class CompactableBatch:
 
 
 def emptied(header: BatchHeader) -> EncodedBatch:
-    """What stands, at its place, for a batch of which no record is left: a control batch over its range of offsets."""
+    """The control batch that takes the place and the range of offsets of a batch without records left."""
     control = control_batch(ControlType.EMPTIED, 1, b"")
     left = header._replace(
         attributes=control.header.attributes, columns=0, record_count=1, offset_span=header.offset_count

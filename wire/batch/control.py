@@ -1,5 +1,5 @@
 """Control batches: they hold no record, but something for the replicas or for later readers. They take one offset;
-those of type EMPTIED take the offsets of the batch that they stand for."""
+batches of type EMPTIED take the offsets of the batch that they stand for."""
 
 from __future__ import annotations
 

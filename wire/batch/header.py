@@ -18,9 +18,10 @@ if TYPE_CHECKING:
 HEADER_SIZE: Final = 96
 MAGIC: Final = 1
 MAX_BODY_BYTES: Final = 128 << 20
-"""No body is larger, compressed or not. Twice what a NATS message can carry, and well inside the i32 of the columns."""
+"""No body is larger, compressed or not. Twice the size of the largest NATS message, and well inside the i32 of the
+columns."""
 MAX_RECORDS: Final = 1 << 20
-"""No batch has more records: what a header of 96 bytes can make a reader allocate stays bounded."""
+"""No batch has more records: a header of 96 bytes cannot make a reader allocate without bound."""
 COMPRESSION_MASK: Final = 0b0111
 CONTROL_BIT: Final = 0b1000
 ENCRYPTED_BIT: Final = 0b1_0000
@@ -44,7 +45,7 @@ class BatchHeader(NamedTuple):
     base_offset: Offset
     leader_epoch: LeaderEpoch
     length: int
-    """Bytes of the body: what follows the header."""
+    """Bytes of the body, which follows the header."""
     attributes: int
     columns: int
     body_crc: int
@@ -101,7 +102,7 @@ class BatchHeader(NamedTuple):
 
 
 def parse_header(buf: Buffer, at: int = 0) -> BatchHeader:
-    """The header at `at`. Raises CorruptData when it is cut off, has a wrong magic or CRC, or says what cannot be.
+    """The header at `at`. Raises CorruptData when it is cut off, has a wrong magic or CRC, or contradicts itself.
 
     Does not ask whether the body is there: `iter_batches` does.
     """
@@ -122,7 +123,7 @@ def parse_header(buf: Buffer, at: int = 0) -> BatchHeader:
 
 
 def _fault(header: BatchHeader) -> str | None:
-    """What cannot be, though the CRC is right: somebody wrote it so."""
+    """A contradiction under a right CRC, in words; None for a sound header."""
     if header.base_offset < 0:
         return f"base offset {header.base_offset} is negative"
     if header.end_offset > INT64_MAX:

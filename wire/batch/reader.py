@@ -1,4 +1,4 @@
-"""The records of a batch, for those who read them."""
+"""The records of a batch, for readers."""
 
 from __future__ import annotations
 
@@ -96,7 +96,7 @@ class RecordBatch:
     ) -> tuple[
         Iterable[int], Iterable[int], Iterable[bytes | None], Iterable[bytes | None], Iterable[dict[str, bytes]]
     ]:
-        """(offsets, timestamps, keys, values, headers) of the records, for who goes through them once: columns that are
+        """(offsets, timestamps, keys, values, headers) of the records, for a reader that passes once: columns that are
         absent take no arrays then, which counts in small batches. Some have no end: the offsets say where it is. Raises
         CorruptData for headers that do not decode.
         """
@@ -107,7 +107,7 @@ class RecordBatch:
             repeat(header.first_timestamp) if columns.timestamps is None else self.timestamps.tolist(),
             repeat(None) if columns.keys is None else self.keys,
             repeat(None) if columns.values is None else self.values,
-            # A dict each: whoever gets the record may change it.
+            # A dict each: the caller may change it.
             map(dict, repeat(())) if columns.headers is None else self.headers,
         )
 

@@ -23,7 +23,8 @@ GivenHeaders: TypeAlias = Mapping[str, bytes | Sequence[bytes]]
 
 
 class RepeatedHeaders(dict[str, bytes]):
-    """The last value of each name, as any reader of one value wants it, and in `items_in_order` what was published."""
+    """The last value of each name, as any reader of one value wants it, and in `items_in_order` all that were
+    published."""
 
     __slots__ = ("items_in_order",)
 
@@ -38,7 +39,7 @@ def header_items(headers: Mapping[str, bytes]) -> tuple[tuple[str, bytes], ...]:
 
 
 def encode_headers(headers: GivenHeaders) -> bytes:
-    """The HEADERS element of one record. What was read (`RepeatedHeaders`) is written again with all its values.
+    """The HEADERS element of one record. `RepeatedHeaders` are written with all their values.
 
     Raises TidelogError(BAD_REQUEST), which names the header, for names that are no text or too long and for values that
     are not bytes.
@@ -70,7 +71,7 @@ def _given_items(headers: GivenHeaders) -> Iterable[tuple[str, bytes]]:
             for one in value:
                 yield name, one
         else:
-            yield name, value  # type: ignore[misc]  # what is not bytes is refused by the caller
+            yield name, value  # type: ignore[misc]  # the caller refuses other types than bytes
 
 
 def _kind(value: object) -> str:
@@ -84,8 +85,8 @@ def _bad(text: str) -> TidelogError:
 def decode_headers(element: bytes) -> dict[str, bytes]:
     """The headers in a HEADERS element; a `RepeatedHeaders` where a name has several values.
 
-    A raw NATS block is whatever a publisher sent: lines in it that are no header are passed over. Binary headers were
-    encoded by us: what does not fit raises CorruptData.
+    A raw NATS block comes from a publisher: lines in it that are no header are passed over. Binary headers were
+    encoded by Tidelog: anything else raises CorruptData.
     """
     if not element:
         return {}
