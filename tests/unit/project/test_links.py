@@ -1,4 +1,4 @@
-"""Links in README.md and docs/ lead to files, and to headings in them."""
+"""Links in README.md and docs/ lead to files and headings; the maps name every package, and files that exist."""
 
 from __future__ import annotations
 
@@ -9,7 +9,8 @@ from pathlib import Path
 import pytest
 
 ROOT = Path(__file__).resolve().parents[3]
-PAGES = [ROOT / "README.md", *sorted((ROOT / "docs").glob("*.md"))]
+README = ROOT / "README.md"
+PAGES = [README, *sorted((ROOT / "docs").glob("*.md"))]
 _CODE = re.compile(r"^```.*?^```", re.MULTILINE | re.DOTALL)
 _LINK = re.compile(r"\]\(([^)\s]+)\)")
 _HEADING = re.compile(r"^#{1,6} (.*)$", re.MULTILINE)
@@ -40,3 +41,40 @@ def test_links_lead_somewhere(page: Path) -> None:
 def test_anchors() -> None:
     assert anchor("5. What an acknowledgement is worth") == "5-what-an-acknowledgement-is-worth"
     assert anchor("`[storage]`: the disk, and `move-leader`") == "storage-the-disk-and-move-leader"
+
+
+PRODUCT = ("wire", "metadata", "dataplane", "tidelog", "spark_connector")
+
+
+def packages() -> Iterator[str]:
+    for package in PRODUCT:
+        yield f"{package}/"
+        for folder in sorted((ROOT / package).iterdir()):
+            if (folder / "__init__.py").exists():
+                yield f"{package}/{folder.name}/"
+
+
+def test_the_map_of_the_readme_names_each_package() -> None:
+    text = README.read_text()
+    listed: set[str] = set()
+    outer = ""
+    for indent, name in re.findall(r"^( *)(\w+/) ", text[text.index("## Finding your way") :], re.MULTILINE):
+        outer = outer if indent else name
+        listed.add(outer + name if indent else name)
+    assert set(packages()) <= listed, set(packages()) - listed
+
+
+def test_the_map_of_the_design_names_each_package() -> None:
+    text = (ROOT / "docs" / "design.md").read_text()
+    rows = set(re.findall(r"^\| `([\w/]+)`", text, re.MULTILINE))
+    # Packages that only hold other packages have no row.
+    assert set(packages()) - {"dataplane/", "tidelog/"} <= rows, set(packages()) - rows
+
+
+@pytest.mark.parametrize("page", PAGES, ids=lambda page: page.name)
+def test_source_files_that_are_named_exist(page: Path) -> None:
+    named = re.findall(
+        r"`((?:" + "|".join((*PRODUCT, "tests", "scripts")) + r")/[\w/]+\.(?:py|proto))`", page.read_text()
+    )
+    absent = [file for file in named if not (ROOT / file).exists()]
+    assert not absent, absent
