@@ -103,7 +103,7 @@ class SourceOptions:
         if self.starting is Edge.LATEST:
             _refuse(
                 "startingOffsets=latest leaves nothing for a batch query to read: "
-                "use earliest or offsets, or spark.readStream to read what comes"
+                "use earliest or offsets, or spark.readStream to read new records"
             )
         if self.max_offsets_per_trigger is not None:
             _refuse("maxOffsetsPerTrigger has no meaning in a batch query: leave it out, or set endingOffsets")
@@ -114,7 +114,7 @@ class SourceOptions:
         if self.ending is not None:
             _refuse(
                 "endingOffsets has no meaning in a streaming query: leave it out, "
-                "or use spark.read, or trigger(availableNow=True) to stop at what is there now"
+                "or use spark.read, or trigger(availableNow=True) to stop at the present end"
             )
         return self
 

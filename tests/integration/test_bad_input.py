@@ -193,7 +193,7 @@ async def test_offsets_out_of_range(cluster: DevCluster, client: Client, bare: N
     # Above, where reading is to end: refused. Without a stop it waits for the log to grow.
     above = ("subscribe", STREAM, "--partition", "0", "--start", str(end + 1), "--stop", "latest")
     assert_refused(
-        run(cluster, *above), f"offset {end + 1} of {STREAM}/0", f"end of what is committed, {end}", "start at"
+        run(cluster, *above), f"offset {end + 1} of {STREAM}/0", f"end of the committed log, {end}", "start at"
     )
     with pytest.raises(tidelog.OffsetOutOfRange):
         await client.consume(STREAM, start={0: end + 1}, partitions=[0], stop="latest").start()

@@ -29,7 +29,7 @@ _COMMANDS = {
     "publish": _Entry("tidelog.cli.publish", "publish", "Append records to a stream."),
     "subscribe": _Entry("tidelog.cli.subscribe", "subscribe", "Read a stream's committed records."),
     "log": _Entry("tidelog.cli.log", "log", "Look into a stopped broker's data folder."),
-    "broker": _Entry("tidelog.cli.broker", "broker", "Show one broker and what it holds."),
+    "broker": _Entry("tidelog.cli.broker", "broker", "Show one broker and the partitions that it holds."),
     "cluster": _Entry("tidelog.cli.cluster", "cluster", "Show the state of the cluster."),
 }
 

@@ -132,7 +132,7 @@ def _batch_line(facts: dict[str, Any]) -> bytes:
 
 
 def _pieces(path: Path, offset: int | None) -> Iterator[tuple[Path, Piece]]:
-    """Of each segment from the one on that holds `offset`."""
+    """Pieces of each segment, from the one on that holds `offset`."""
     from dataplane.log.files import REAL_FILES
     from dataplane.log.inspection import StoredBatch, read_segment
 
@@ -267,7 +267,7 @@ def _line(record: Record) -> bytes:
 @log.command()
 @click.argument("data_dir", metavar="DATA_DIR", type=click.Path(path_type=Path, exists=True, file_okay=False))
 @click.option(
-    "--force", is_flag=True, help="Also while a broker uses the folder; what is being written then looks torn."
+    "--force", is_flag=True, help="Also while a broker uses the folder; a record that is being written then looks torn."
 )
 @_master_key_file
 @_as_json
@@ -297,7 +297,7 @@ def verify(data_dir: Path, force: bool, master_key_file: Path | None, as_json: b
     keyring = _keyring(master_key_file)
     if not (data_dir / IDENTITY_FILE).exists():
         raise click.UsageError(
-            f"{data_dir} is no broker's data folder: it holds no {IDENTITY_FILE}; give what the broker has as data_dir"
+            f"{data_dir} is no broker's data folder: it holds no {IDENTITY_FILE}; give the broker's data_dir"
         )
     try:
         with nullcontext() if force else kept_from_brokers(data_dir):

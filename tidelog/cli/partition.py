@@ -99,7 +99,7 @@ def _show_story(found: PartitionStory) -> None:
 @click.argument("stream")
 @click.argument("number", type=_PARTITION, metavar="PARTITION")
 @click.argument("broker")
-@click.option("--accept-loss", is_flag=True, help="Do it. Without this, only say what is given up, and exit with 1.")
+@click.option("--accept-loss", is_flag=True, help="Do it. Without this, only tell the loss, and exit with 1.")
 @cluster_options
 def elect_unclean(
     stream: str, number: int, broker: str, accept_loss: bool, server: str, namespace: str, as_json: bool

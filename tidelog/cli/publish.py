@@ -33,7 +33,7 @@ CHUNK_BYTES = 4 << 20
     type=click.Choice(["none", "leader", "all"]),
     default="all",
     show_default=True,
-    help="Who must have a record before it counts as published.",
+    help="The replicas that must have a record before it counts as published.",
 )
 @click.option(
     "--durability",
@@ -45,7 +45,7 @@ CHUNK_BYTES = 4 << 20
     "--confirm-timeout",
     type=click.FloatRange(min=0.001, max=3600),
     metavar="SECONDS",
-    help="How long the leader waits for what the level asks for; in place of the stream's time.",
+    help="How long the leader waits for the level; in place of the stream's time.",
 )
 @click.option("--file", "file", type=click.File("rb"), help="Publish the lines of a file; - is stdin.")
 @click.option(
@@ -59,7 +59,7 @@ CHUNK_BYTES = 4 << 20
 @click.option(
     "--compression",
     type=click.Choice(["none", "lz4", "zstd"]),
-    help="Of what is sent and stored; lz4 is fast, zstd dense.  [default: the stream's setting]",
+    help="Compression of sent and stored records; lz4 is fast, zstd dense.  [default: the stream's setting]",
 )
 @click.option("--partition", type=click.IntRange(min=0), help="Publish to this partition, whatever the key.")
 @cluster_options

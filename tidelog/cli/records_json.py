@@ -92,7 +92,7 @@ def _bytes(value: Any, as_base64: bool) -> bytes | None:
         text = value if isinstance(value, str) else json.dumps(value, ensure_ascii=False, separators=(",", ":"))
         return text.encode("utf-8", "surrogatepass")
     if not isinstance(value, str):
-        raise ValueError("what is said to be base64 is no text")
+        raise ValueError("a field of a line with encoding base64 is no text")
     try:
         return base64.b64decode(value, validate=True)
     except binascii.Error as error:

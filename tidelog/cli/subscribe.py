@@ -25,13 +25,13 @@ _POSITION = "[{words}|OFFSET|TIMESTAMP]"
     default="earliest",
     show_default=True,
     metavar=_POSITION.format(words="earliest|latest|new"),
-    help="earliest: the oldest record; latest: the newest; new: only what comes from now on; digits: that offset, in "
+    help="earliest: the oldest record; latest: the newest; new: only records from now on; digits: that offset, in "
     "every partition; ISO-8601: the first record at or after that time.",
 )
 @click.option(
     "--stop",
     metavar=_POSITION.format(words="latest"),
-    help="Before which to end; latest: what is committed now.  [default: go on for ever]",
+    help="Position to end before; latest: the end of the committed log now.  [default: go on for ever]",
 )
 @click.option(
     "--partition", "partitions", type=click.IntRange(min=0), multiple=True, help="Read only this one; repeatable."

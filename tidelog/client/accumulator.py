@@ -345,7 +345,7 @@ class PartitionAccumulator:
             lost = OutOfOrderSequence(
                 Code.OUT_OF_ORDER_SEQUENCE,
                 f"the log of {self.name} lacks records of this producer that had been acknowledged before this one: "
-                f"they were lost ({error.message}); compare what you sent with what the stream holds",
+                f"they were lost ({error.message}); compare your records with the stream",
                 error.details,
             )
             return [*self._fail(batch, lost), *self._renew_session()]

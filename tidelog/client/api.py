@@ -33,7 +33,7 @@ _RETRY_EVERY = 0.05
 _PRESENCE_WAIT = 0.3
 """Seconds that brokers have to say that they are there, before a call fails for want of a controller."""
 _ATTEMPT_TIMEOUT = 2.0
-"""Of one request, s: a controller that was killed with the request in hand never answers."""
+"""Seconds for one request: a controller that was killed with the request in hand never answers."""
 
 
 _SECOND_CLUSTER_WAIT = 0.01

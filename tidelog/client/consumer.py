@@ -319,7 +319,7 @@ class Consumer:
                 return  # one offset for all partitions may be too much for some
             refusal = refusal or OffsetOutOfRange(
                 Code.OFFSET_AHEAD,
-                f"offset {start.offset} of {reader.fetcher.name} is above the end of what is committed, {end}: "
+                f"offset {start.offset} of {reader.fetcher.name} is above the end of the committed log, {end}: "
                 f"start at {end} or below, or leave the stop out to wait for it",
                 {"end": str(end)},
             )

@@ -46,7 +46,7 @@ class FetchSettings:
     """Times in seconds, sizes in bytes."""
 
     max_bytes: int = 1 << 20
-    """Of one answer; an answer holds at least one whole batch."""
+    """Most bytes of one answer; an answer holds at least one whole batch."""
     max_wait: float = 0.5
     """How long the leader holds a request that finds nothing."""
     grace: float = 0.3
@@ -193,7 +193,7 @@ class PartitionFetcher:
             return self._leave_source() or Raise(
                 CorruptBatch(
                     Code.CORRUPT_BATCH,
-                    f"{self.name} at offset {self.position}: what the leader sent does not decode: {error}; "
+                    f"{self.name} at offset {self.position}: the leader's answer does not decode: {error}; "
                     "see the broker's log",
                 )
             )
@@ -304,8 +304,8 @@ class PartitionFetcher:
         return Raise(
             OffsetOutOfRange(
                 Code.OFFSET_BEFORE_LOG,
-                f"offset {self.position} of {self.name} is below the start of its log, {log_start}: those records are "
-                f"gone; start at {log_start} or with 'earliest', or skip what is gone (on_gap)",
+                f"offset {self.position} of {self.name} is below the start of its log, {log_start}: the records are "
+                f"gone; start at {log_start} or with 'earliest', or skip them (on_gap)",
                 error.details,
             )
         )

@@ -58,7 +58,7 @@ class AtTime:
 
 
 Moment: TypeAlias = int | datetime | AtTime
-"""Of a record: ns since 1970, or a datetime with a time zone."""
+"""A point in time: ns since 1970, or a datetime with a time zone."""
 Position: TypeAlias = Anchor | AtOffset | AtTime
 Offsets: TypeAlias = Mapping[int, int] | Mapping[str, int]
 """By partition, a number or its digits."""

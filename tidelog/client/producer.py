@@ -107,7 +107,7 @@ class Producer:
         """The open batch of the partition that records without a key go to now, if it holds values only, takes them
         one by one, and is sent in this turn of the loop anyway. None when all that has to be looked at (`_append`)."""
         self._gathering_futures: list[asyncio.Future[Receipt]] = []
-        """Of the last claim of `_gathering`."""
+        """Futures of the last claim of `_gathering`."""
         self._dirty: dict[Pipe, None] = {}
         """Pipes to send from when the loop comes round, in the order in which they were touched."""
         self._settled = asyncio.Event()

@@ -56,7 +56,7 @@ class Record(NamedTuple):
     key: bytes | None
     value: bytes | None
     headers: Mapping[str, bytes]
-    """Of a name that comes several times the last value: `header_values` has all."""
+    """The last value of each name; `header_values` has all of them."""
 
     def header_values(self, name: str) -> tuple[bytes, ...]:
         """All values of a header in the order of publishing; `headers` has the last one. () where there is none."""

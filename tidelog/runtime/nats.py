@@ -61,7 +61,7 @@ FLUSH_TIMEOUT = 10.0
 CLOSE_TIMEOUT = 2.0
 
 _BLOCK_BYTES = 256 << 10
-"""Of messages to many subjects, in one socket write."""
+"""Most bytes of messages to many subjects in one socket write."""
 
 
 class NatsConnection:

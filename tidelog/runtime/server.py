@@ -88,7 +88,7 @@ class EmbeddedNatsServer:
 
     @property
     def exit_status(self) -> int | None:
-        """Of a server that has ended by itself, negative for a signal; None while it runs and after `stop`."""
+        """Status of a server that has ended by itself, negative for a signal; None while it runs and after `stop`."""
         return None if self._process is None else self._process.poll()
 
     @property
@@ -209,8 +209,8 @@ class EmbeddedNatsServer:
             text = log.read().decode(errors="replace")[-_LOG_TAIL:]
         if "address already in use" in text:
             return NatsPortTaken(
-                f"port {self.port} on {self.host} is taken, so nats-server cannot listen there: stop what uses it, or"
-                " choose another port (0 = any free one)"
+                f"port {self.port} on {self.host} is taken, so nats-server cannot listen there: stop the process that"
+                " uses it, or choose another port (0 = any free one)"
             )
         fatal = [line for line in text.splitlines() if "[FTL]" in line or line.startswith("nats-server:")]
         reason = fatal[-1] if fatal else text.strip() or "it said nothing"

@@ -1,9 +1,9 @@
-"""The JSON API over NATS, `<ns>.api.*`, answered by the broker that holds the controller's office.
+"""The JSON API over NATS, `<ns>.api.*`, answered by the broker that is the controller.
 
 A micro service, so that `nats micro ls` finds it. The operations are declared in `wire.operations`;
 `metadata.runtime.admin` carries them out. A refusal travels twice: as `Tidelog-Error…` headers and as `{"error": {…}}`.
-A broker that has lost the office since it subscribed stays silent: its successor hears it too. Every answer names the
-cluster in `Tidelog-Cluster`; a request that names another one is refused.
+A deposed controller that still has the subscriptions stays silent: its successor gets the request too. Every answer
+names the cluster in `Tidelog-Cluster`; a request that names another one is refused.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ from wire.transport import Message, Transport
 _log = logging.getLogger(__name__)
 
 _version = cache(version)
-"""Looked for on the disk, where it stays the same: once, not whenever an office begins."""
+"""Read from the disk once, not at the begin of each controller epoch: it does not change."""
 
 
 class Api:

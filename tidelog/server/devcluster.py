@@ -353,7 +353,7 @@ class NatsKeeper:
             when = f"in {self._pause:g} s" if self._pause else "now"
             self._say(
                 f"nats-server ended with status {self._nats.exit_status}: the cluster stands still. Starting it again"
-                f" {when}, on port {self._nats.port}; what it said is in {self._nats.log_path}"
+                f" {when}, on port {self._nats.port}; its output is in {self._nats.log_path}"
             )
         if now < self._start_at:
             return

@@ -221,7 +221,7 @@ class Node:
             raise TidelogError(
                 Code.UNAVAILABLE,
                 f"{config.broker} could not register within {REGISTRATION_TIMEOUT:.0f} s: no Raft majority of"
-                f" {self._raft_address or 'an observer'} and {others or 'nobody else'}; start the other voters"
+                f" {self._raft_address or 'an observer'} and {others or 'no other broker'}; start the other voters"
                 + (f" (cluster {found} lives in namespace {config.namespace!r})" if found else ""),
             )
         try:
