@@ -2,13 +2,14 @@
 
     scripts/simulate --seeds 2000              seeds 1 to 2000 on all cores, then a summary
     scripts/simulate --minutes 60              as many as fit
-    scripts/simulate --seed 17                 one, with its story
+    scripts/simulate --seed 17                 one, with its trace
     scripts/simulate --seed 17 --shrink        the same with as few faults as still break it
-    scripts/simulate --mutants                 mistakes made on purpose: which invariant falls, after how many seeds
+    scripts/simulate --mutants                 defects made on purpose: which invariant finds each, after how many seeds
+    scripts/simulate --mutants --only TEXT     only the mutants with TEXT in their name
 
-With --json the summary, or the table of mutants, is one JSON object on stdout; what is said on the way goes to stderr.
-A run that fails, or uses a minute of CPU time, prints its seed, the commit, and the command that replays it. Exit
-status 1 when any run failed, or a mutant went unseen.
+With --json the summary, or the table of mutants, is one JSON object on stdout; progress goes to stderr. A run that
+fails, or uses a minute of CPU time, prints its seed, the commit, and the command that replays it. The exit status is 1
+when a run failed or a mutant was not caught.
 """
 
 from __future__ import annotations
@@ -30,7 +31,7 @@ from typing import NamedTuple
 
 from tests.simulation.faults import Fault
 from tests.simulation.mutants import MUTANTS
-from tests.simulation.scenario import Result, drama_of, run
+from tests.simulation.run import Result, run, scenario_of
 
 MAX_SHRUNK = 3
 """Of that many failures the faults that matter are looked for."""
@@ -173,11 +174,11 @@ def tell_smallest(seed: int, *, as_json: bool) -> None:
 
 
 def run_one(seed: int, *, smallest: bool) -> int:
-    result = run(seed, tell=True)
+    result = run(seed, traced=True)
     if smallest and result.broken is not None:
         schedule = shrink(result)
-        result = run(seed, tell=True, schedule=schedule)
-    print("\n".join(result.story))
+        result = run(seed, traced=True, schedule=schedule)
+    print("\n".join(result.trace))
     print(f"\nfaults that were due: {len(result.schedule)}")
     for fault in result.schedule:
         print(f"  {fault}")
@@ -218,7 +219,7 @@ class Sight(NamedTuple):
 def hunt(order: tuple[int, int]) -> Sight:
     number, budget = order
     mutant = MUTANTS[number]
-    seeds = (seed for seed in count(1) if mutant.drama is None or drama_of(seed) == mutant.drama)
+    seeds = (seed for seed in count(1) if mutant.scenario is None or scenario_of(seed) == mutant.scenario)
     with mutant.applied():
         for tried, seed in enumerate(islice(seeds, budget), 1):
             result = run(seed)
@@ -228,40 +229,49 @@ def hunt(order: tuple[int, int]) -> Sight:
     return Sight(number, None, budget)
 
 
-def run_mutants(budget: int, jobs: int, *, as_json: bool) -> int:
+def mutants_with(text: str) -> list[int]:
+    """Numbers of the mutants whose name contains `text`, in upper or lower case."""
+    return [number for number, mutant in enumerate(MUTANTS) if text.lower() in mutant.name.lower()]
+
+
+def run_mutants(numbers: list[int], budget: int, jobs: int, *, as_json: bool) -> int:
     unseen = 0
-    width = max(len(mutant.name) for mutant in MUTANTS)
+    width = max(len(MUTANTS[number].name) for number in numbers)
     tell(f"{'mutant':<{width}}  caught by                 after seeds", as_json=as_json)
     sights = []
     with multiprocessing.Pool(jobs, initializer=settle_in) as pool:
-        for sight in pool.imap(hunt, [(number, budget) for number in range(len(MUTANTS))]):
+        for sight in pool.imap(hunt, [(number, budget) for number in numbers]):
             unseen += sight.invariant is None
             name = MUTANTS[sight.mutant].name
             sights.append({"mutant": name, "caught_by": sight.invariant, "seeds": sight.seeds})
             tell(f"{name:<{width}}  {sight.invariant or 'NOT CAUGHT':<24}  {sight.seeds}", as_json=as_json)
-    tell(f"{len(MUTANTS) - unseen} of {len(MUTANTS)} caught", as_json=as_json)
+    tell(f"{len(numbers) - unseen} of {len(numbers)} caught", as_json=as_json)
     if as_json:
         print(json.dumps({"commit": commit(), "mutants": sights}))
     return 1 if unseen else 0
 
 
-def main() -> int:
+def main(arguments: list[str] | None = None) -> int:
     parser = argparse.ArgumentParser(description="Run the production code in simulated worlds.")
     parser.add_argument("--seeds", type=int, metavar="N", help="so many seeds")
     parser.add_argument("--minutes", type=float, metavar="M", help="as many seeds as fit into M minutes")
     parser.add_argument("--first", type=int, default=1, metavar="S", help="the first seed (default 1)")
-    parser.add_argument("--seed", type=int, metavar="S", help="one seed, with its story")
+    parser.add_argument("--seed", type=int, metavar="S", help="one seed, with its trace")
     parser.add_argument("--shrink", action="store_true", help="with --seed: as few faults as still break it")
-    parser.add_argument("--mutants", action="store_true", help="mistakes made on purpose: are they seen?")
+    parser.add_argument("--mutants", action="store_true", help="defects made on purpose: which invariant finds them?")
+    parser.add_argument("--only", default="", metavar="TEXT", help="with --mutants: those with TEXT in their name")
     parser.add_argument("--budget", type=int, default=200, metavar="N", help="with --mutants: seeds for each (200)")
     parser.add_argument("--jobs", type=int, default=os.cpu_count() or 1, metavar="N", help="processes (default: cores)")
     parser.add_argument("--json", action="store_true", help="the summary, or the mutants, as JSON")
-    given = parser.parse_args()
+    given = parser.parse_args(arguments)
     if given.seed is not None:
-        signal.signal(signal.SIGPIPE, signal.SIG_DFL)  # a story is read with head and less
+        signal.signal(signal.SIGPIPE, signal.SIG_DFL)  # a trace is read with head and less
         return run_one(given.seed, smallest=given.shrink)
     if given.mutants:
-        return run_mutants(given.budget, given.jobs, as_json=given.json)
+        numbers = mutants_with(given.only)
+        if not numbers:
+            parser.error(f"no mutant has {given.only!r} in its name")
+        return run_mutants(numbers, given.budget, given.jobs, as_json=given.json)
     number = given.seeds if given.seeds is not None or given.minutes is not None else 200
     return run_many(given.first, number, given.minutes, given.jobs, as_json=given.json)
 

@@ -14,7 +14,8 @@ import pytest
 from tests import datadriven
 from tests.protocol.metadata_script import MetadataScript
 from tests.protocol.replication_script import ReplicationScript
-from tests.simulation.mutants import TOLD, Mutant
+from tests.simulation.mutants import TOLD
+from tests.simulation.mutation import Mutant
 from wire.errors import InvariantViolation
 
 TESTDATA = Path(__file__).parent.parent / "testdata"

@@ -13,11 +13,12 @@ from random import Random
 from typing import TYPE_CHECKING
 
 from tests.simulation.disk import AMPLE, SURVIVALS, Survival, damageable_files, is_nothing_torn, vouched_places
-from tests.simulation.dramas import DRAMAS, Stage
 from tests.simulation.messaging import Weather
+from tests.simulation.scenarios.catalog import SCENARIOS
+from tests.simulation.scenarios.running import ScenarioRun
 
 if TYPE_CHECKING:
-    from tests.simulation.scenario import Cluster
+    from tests.simulation.run import Cluster
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -75,22 +76,22 @@ WEIGHTS: dict[str, float] = {
 }
 
 
-DRAMA_SHARE = 0.5
+SCENARIO_SHARE = 0.5
 ALONE_SHARE = 0.6
-"""Of the runs with a drama, those in which nothing else happens."""
+"""Of the runs with a scenario, those in which nothing else happens."""
 
 
-def draw_drama(rng: Random) -> str | None:
-    return rng.choice(sorted(DRAMAS)) if rng.random() < DRAMA_SHARE else None
+def draw_scenario(rng: Random) -> str | None:
+    return rng.choice(sorted(SCENARIOS)) if rng.random() < SCENARIO_SHARE else None
 
 
-def draw(rng: Random, brokers: tuple[str, ...], duration: float, drama: str | None) -> list[Fault]:
+def draw(rng: Random, brokers: tuple[str, ...], duration: float, scenario: str | None) -> list[Fault]:
     """A schedule: some kinds of fault only, so that runs differ in character."""
-    acts = []
-    if drama is not None:
-        acts.append(Fault(at=rng.random() * 0.5, kind="drama", detail=drama))
+    first = []
+    if scenario is not None:
+        first.append(Fault(at=rng.random() * 0.5, kind="scenario", detail=scenario))
         if rng.random() < ALONE_SHARE:
-            return acts
+            return first
     kinds = [kind for kind in WEIGHTS if WEIGHTS[kind] and rng.random() < 0.5] or ["kill"]
     weights = [WEIGHTS[kind] for kind in kinds]
     pause = rng.choice((0.15, 0.4, 1.0, 2.5))
@@ -109,7 +110,7 @@ def draw(rng: Random, brokers: tuple[str, ...], duration: float, drama: str | No
             )
         )
         at += rng.expovariate(1.0) * pause
-    return [*acts, *schedule]
+    return [*first, *schedule]
 
 
 def carry_out(fault: Fault, cluster: Cluster) -> None:
@@ -118,7 +119,7 @@ def carry_out(fault: Fault, cluster: Cluster) -> None:
         fault = replace(fault, broker=cluster.leader())
     cluster.world.say(f"FAULT {fault}")
     if _DO[fault.kind](fault, cluster):
-        kind = f"{fault.kind} {fault.detail}" if fault.kind == "drama" else fault.kind
+        kind = f"{fault.kind} {fault.detail}" if fault.kind == "scenario" else fault.kind
         cluster.faults[kind] = cluster.faults.get(kind, 0) + 1
 
 
@@ -253,7 +254,7 @@ def _slow_disk(fault: Fault, cluster: Cluster) -> bool:
             broker.process.disk_delay = delay
 
     now(delay)
-    cluster.lift(fault.lasts, lambda: now(cluster.shape.disk_delay))
+    cluster.lift(fault.lasts, lambda: now(cluster.plan.disk_delay))
     return True
 
 
@@ -398,15 +399,15 @@ def _all(do: Callable[[Fault, Cluster], bool]) -> Callable[[Fault, Cluster], boo
     return each
 
 
-def _drama(fault: Fault, cluster: Cluster) -> bool:
-    name = f"drama {fault.detail}, to its end"
+def _scenario(fault: Fault, cluster: Cluster) -> bool:
+    name = f"scenario {fault.detail}, to its end"
 
     def ended(to_its_end: bool) -> None:
-        cluster.drama_is_over = True
+        cluster.scenario_is_over = True
         if to_its_end:
             cluster.faults[name] = cluster.faults.get(name, 0) + 1
 
-    Stage(cluster).play(DRAMAS[fault.detail], ended)
+    ScenarioRun(cluster).begin(SCENARIOS[fault.detail], ended)
     return True
 
 
@@ -421,7 +422,7 @@ def _move_leader(_: Fault, cluster: Cluster) -> bool:
 
 def _alter(_: Fault, cluster: Cluster) -> bool:
     """Another min ISR, never so low that a disk that is lost elsewhere takes records with it."""
-    return cluster.clients.alter(min(cluster.shape.min_isr, 2))
+    return cluster.clients.alter(min(cluster.plan.min_isr, 2))
 
 
 _DO: dict[str, Callable[[Fault, Cluster], bool]] = {
@@ -454,5 +455,5 @@ _DO: dict[str, Callable[[Fault, Cluster], bool]] = {
     "recreate": _recreate,
     "move leader": _move_leader,
     "alter": _alter,
-    "drama": _drama,
+    "scenario": _scenario,
 }

@@ -17,7 +17,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, TypeAlias
 
-from tests.simulation.tale import Tale
+from tests.simulation.message_trace import MessageTrace
 from tests.simulation.world import Process, World
 from tidelog.runtime.header_block import encode_headers
 from wire.transport import NO_RESPONDERS, Buffer, BulkHandler, Message, MessageHandler, too_large
@@ -71,7 +71,7 @@ class Nats:
         self.weather = Weather()
         self.connections: list[SimConnection] = []
         self.delivered = 0
-        self.tale = Tale()
+        self.message_trace = MessageTrace()
         self._subscriptions: dict[str, dict[tuple[int, int], _Session]] = {}
         self._inboxes: dict[str, _Session] = {}
         self._session_number = 0
@@ -210,8 +210,8 @@ class Nats:
         self, session: _Session, subject: str, data: bytes, reply: str | None, headers: Mapping[str, str] | None
     ) -> None:
         message = Message(subject, data, reply, dict(headers) if headers else None)
-        if self.world.tells:
-            self.tale.sent(message)
+        if self.world.is_traced:
+            self.message_trace.sent(message)
         weather = self.weather
         if weather.loss and self.rng.random() < weather.loss:
             self.world.say(f"LOST on the way to {subject}")
@@ -377,8 +377,8 @@ class SimConnection:
     def arrived(self, session: _Session, sid: int, message: Message) -> None:
         if session is not self.session:
             return
-        if self.nats.world.tells and (told := self.nats.tale.of(message)) is not None:
-            self.nats.world.say(told)
+        if self.nats.world.is_traced and (line := self.nats.message_trace.of(message)) is not None:
+            self.nats.world.say(line)
         if sid == 0:
             handler = self._inbox_handlers.get(message.subject)
             if handler is not None:

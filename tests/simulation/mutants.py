@@ -1,15 +1,11 @@
-"""Mistakes made on purpose, one per hazard of the protocol: does the simulation see them?
+"""Defects made on purpose, one or more per hazard of the protocol, to show that the simulation finds them.
 
-Each mutant patches the production code in memory. A mutant is caught when an invariant falls in one of the seeds.
+A mutant is caught when an invariant is broken in one of the seeds. The module is one table and has more than 600 lines
+because each mutant is found there by its name.
 """
 
 from __future__ import annotations
 
-import inspect
-import textwrap
-from collections.abc import Iterator
-from contextlib import contextmanager
-from dataclasses import dataclass
 from typing import Any
 
 from dataplane.broker import appending as broker_appending
@@ -53,55 +49,13 @@ from metadata.liveness import Liveness
 from metadata.relief import Relief
 from metadata.runtime.controller_driver import ControllerDriver
 from metadata.runtime.service import MetadataService
+from tests.simulation.mutation import Edit, Mutant
 from tidelog.client import accumulator
 from wire import subjects
 
 
-@dataclass(frozen=True, slots=True)
-class Edit:
-    """Another text in place of one in a function's source."""
-
-    owner: Any
-    name: str
-    before: str
-    after: str
-
-
-@dataclass(frozen=True, slots=True)
-class Mutant:
-    name: str
-    edits: tuple[Edit, ...]
-    drama: str | None = None
-    """The one that leads to where only the broken rule holds: it is hunted in runs of that drama."""
-
-    @contextmanager
-    def applied(self) -> Iterator[None]:
-        targets = {(id(edit.owner), edit.name): (edit.owner, edit.name) for edit in self.edits}
-        before = [(owner, name, inspect.getattr_static(owner, name)) for owner, name in targets.values()]
-        try:
-            for owner, name, found in before:
-                setattr(owner, name, self._changed(owner, name, found))
-            yield
-        finally:
-            for owner, name, found in before:
-                setattr(owner, name, found)
-
-    def _changed(self, owner: Any, name: str, found: Any) -> Any:
-        is_property = isinstance(found, property)
-        function = found.fget if is_property else found
-        source = textwrap.dedent(inspect.getsource(function))
-        for edit in self.edits:
-            if edit.owner is owner and edit.name == name:
-                if edit.before not in source:
-                    raise LookupError(f"{name} has no {edit.before!r} any more: bring mutant {self.name!r} up to date")
-                source = source.replace(edit.before, edit.after, 1)
-        made: dict[str, Any] = {}
-        exec(compile(source, f"<mutant of {name}>", "exec"), vars(inspect.getmodule(function)), made)
-        return made[name]
-
-
-def _mutant(name: str, *edits: tuple[Any, str, str, str], drama: str | None = None) -> Mutant:
-    return Mutant(name, tuple(Edit(*edit) for edit in edits), drama)
+def _mutant(name: str, *edits: tuple[Any, str, str, str], scenario: str | None = None) -> Mutant:
+    return Mutant(name, tuple(Edit(*edit) for edit in edits), scenario)
 
 
 L, F, R = leader.Leader, follower.Follower, reconciling.Reconciler
@@ -109,7 +63,7 @@ C, K, S, W = commits.Commits, isr_keeping.IsrKeeper, leadership.Leadership, data
 
 MUTANTS: tuple[Mutant, ...] = (
     _mutant(
-        "truncates to the HW, without asking the leader",
+        "a follower truncates to the HW without asking the leader",
         (
             F,
             "_reconcile",
@@ -118,27 +72,27 @@ MUTANTS: tuple[Mutant, ...] = (
         ),
     ),
     _mutant(
-        "does not truncate at a new LeaderEpoch",
+        "a follower does not truncate at a new LeaderEpoch",
         (F, "start", "else self._reconcile(now)", "else self._fetcher.fetch(now)"),
     ),
     _mutant(
-        "one round of .offset only (KIP-279)",
+        "a follower asks for the end of one LeaderEpoch only (KIP-279)",
         (R, "_judge", "return AskNext(mine.epoch, cut)", "cut = min(state.cut, answer.end)"),
-        drama="see saw",
+        scenario="see saw",
     ),
     _mutant(
-        "fetches of an earlier LeaderEpoch are served (KIP-320)",
+        "a leader serves fetches of an earlier LeaderEpoch (KIP-320)",
         (L, "on_fetch", "if fetch.leader_epoch < self.leader_epoch:", "if False:"),
-        drama="stale follower",
+        scenario="stale follower",
     ),
     _mutant(
-        "a zombie serves who knows better, and its answers are taken (KIP-320)",
+        "a deposed leader serves followers of a later LeaderEpoch, and they take its answers (KIP-320)",
         (L, "on_fetch", "if fetch.leader_epoch > self.leader_epoch:", "if False:"),
         (F, "on_answer", "if answer.leader_epoch < self.leader_epoch:", "if False:"),
-        drama="long zombie",
+        scenario="long zombie",
     ),
     _mutant(
-        "a restarted leader goes on with its LeaderEpoch",
+        "a restarted leader keeps its LeaderEpoch",
         (
             election,
             "after_registration",
@@ -147,32 +101,32 @@ MUTANTS: tuple[Mutant, ...] = (
         ),
     ),
     _mutant(
-        "the epoch entry is durable, the tail in front of it is not",
+        "the epoch entry is synced before the tail in front of it",
         (syncing.Syncing, "assign_epoch", "self.sync_locked()\n", "pass\n"),
-        drama="power at takeover",
+        scenario="power at takeover",
     ),
     _mutant(
-        "expands to a follower below the HW",
+        "a leader adds a follower below the HW to the ISR",
         (K, "maybe_expand", "if state.acknowledged(replica) < state.high_watermark:", "if False:"),
     ),
     _mutant(
-        "expands before the epoch's start is held",
+        "a leader adds a follower that lacks the start of its LeaderEpoch to the ISR",
         (K, "maybe_expand", "if follower.durable_end < state.epoch_start:", "if False:"),
     ),
     _mutant(
-        "the incarnations in AlterIsr are not checked (KIP-903)",
+        "the broker lives in AlterIsr are not checked (KIP-903)",
         (partitions, "_alter_one_isr", "if not (seen or unseen_yet) or not ledger.is_alive(member)", "if False"),
-        drama="late expansion",
+        scenario="late expansion",
     ),
     _mutant(
-        "HW from the committed ISR, not the maximal one",
+        "the HW follows the committed ISR instead of the maximal one",
         (
             leadership.Leadership,
             "acknowledged_by_all",
             "for member in self.isr.maximal:",
             "for member in self.isr.members:",
         ),
-        drama="unheard expansion",
+        scenario="unheard expansion",
     ),
     _mutant(
         "an ISR change without an answer counts as refused",
@@ -182,10 +136,10 @@ MUTANTS: tuple[Mutant, ...] = (
             "PendingExpandIsr(isr.members, isr.added, isr.change, now)",
             "CommittedIsr(isr.members)",
         ),
-        drama="unheard expansion",
+        scenario="unheard expansion",
     ),
     _mutant(
-        "AlterIsr without compare-and-set",
+        "AlterIsr does not compare the PartitionEpoch",
         (partitions, "_alter_one_isr", "if item.expected_epoch != partition.epoch:", "if False:"),
         (
             partitions,
@@ -195,7 +149,7 @@ MUTANTS: tuple[Mutant, ...] = (
         ),
     ),
     _mutant(
-        "a restart always proves everything",
+        "every restart counts as one that lost nothing",
         (DataDir, "proof", "return self._proof", "return Proof(True, True)"),
         (
             brokers,
@@ -205,20 +159,20 @@ MUTANTS: tuple[Mutant, ...] = (
         ),
     ),
     _mutant(
-        "commits below min ISR",
+        "a leader commits below min ISR",
         (C, "advance", "if members < state.view.config.min_isr:", "if False:"),
     ),
     _mutant(
-        "no eligible replicas (KIP-966)",
+        "no replica becomes eligible (KIP-966)",
         (election, "with_isr", "if len(isr) < min_isr:", "if False:"),
-        drama="last standing",
+        scenario="last standing",
     ),
     _mutant(
-        "eligible replicas of any ISR size",
+        "a replica becomes eligible at any ISR size",
         (election, "with_isr", "if len(isr) < min_isr:", "if True:"),
     ),
     _mutant(
-        "a lowered min ISR leaves those outside eligible",
+        "replicas outside the ISR stay eligible when min ISR is lowered",
         (
             election,
             "with_min_isr",
@@ -227,25 +181,25 @@ MUTANTS: tuple[Mutant, ...] = (
         ),
     ),
     _mutant(
-        "progress of earlier lives counts",
+        "the progress of an earlier broker life counts",
         (L, "on_fetch", "if fetch.incarnation > follower.incarnation:", "if False:"),
     ),
     _mutant(
-        "answers to older requests are taken",
+        "a follower takes answers to older requests",
         (F, "on_answer", "or answer.sequence != state.sequence", ""),
         (F, "on_answer", "if state.offset != replica.log_end_offset:", "if False:"),
         (F, "on_answer", "answer.first_offset < replica.log_end_offset", "False"),
         (follower_driver.FollowerDriver, "_send_fetch", "control.on_inbox(self._fetch_inbox, None)", "pass"),
     ),
     _mutant(
-        "any broker may elect without the office",
+        "a broker elects leaders without being the controller",
         (Ledger, "not_in_office", "if office == self.office and office:", "if True:"),
-        drama="two offices",
+        scenario="two controllers",
     ),
     _mutant(
-        "latest before the HW has reached the epoch's start",
+        "the latest offset is told before the HW has reached the start of the LeaderEpoch",
         (L, "latest", "if state.high_watermark < state.epoch_start:", "if False:"),
-        drama="slow news",
+        scenario="slow news",
     ),
     _mutant(
         "a notification that crosses a fetch is forgotten, and none is repeated",
@@ -261,7 +215,7 @@ MUTANTS: tuple[Mutant, ...] = (
     _mutant(
         "the producer table survives a truncation",
         (cutting.Cutting, "truncate", "self._capturing.restore_producers()\n        return", "return"),
-        drama="rolled back producer",
+        scenario="rolled back producer",
     ),
     _mutant(
         "a duplicate is acknowledged before the original is committed",
@@ -277,19 +231,19 @@ MUTANTS: tuple[Mutant, ...] = (
         (producers.ProducerTable, "check", "if producer_id == NO_PRODUCER:", "if True:"),
     ),
     _mutant(
-        "a forgotten producer is taken for one that never wrote",
+        "a forgotten producer is taken for a producer that never wrote",
         (producers.ProducerTable, "check", "known is None and producer_id <= self._forgotten", "False"),
     ),
     _mutant(
-        "who is forgotten is itself forgotten when a log is opened",
+        "the set of forgotten producers is lost when a log is opened",
         (snapshot, "_understood", "times = section.payload", "pass"),
     ),
     _mutant(
-        "a producer that is forgotten sends again under a new id what may be stored",
+        "a forgotten producer sends batches that may be stored again under a new id",
         (accumulator.PartitionAccumulator, "_forgotten", "not batch.uncertain", "True"),
     ),
     _mutant(
-        "acknowledges before the commit",
+        "a leader acknowledges before the commit",
         (L, "await_ack", "if end <= commits.reached(level):", "if True:"),
     ),
     _mutant(
@@ -301,7 +255,7 @@ MUTANTS: tuple[Mutant, ...] = (
         (C, "advance", "for member in state.isr.maximal)", "for member in [state.broker])"),
     ),
     _mutant(
-        "expands to a follower below the secondary watermark",
+        "a leader adds a follower below the secondary watermark to the ISR",
         (
             K,
             "maybe_expand",
@@ -310,7 +264,7 @@ MUTANTS: tuple[Mutant, ...] = (
         ),
     ),
     _mutant(
-        "expands an accepted stream to what has not synced what earlier epochs acknowledged as synced",
+        "a leader of an accepted stream adds a follower that has not synced the start of its LeaderEpoch",
         (
             K,
             "maybe_expand",
@@ -319,13 +273,13 @@ MUTANTS: tuple[Mutant, ...] = (
         ),
     ),
     _mutant(
-        "the floor of a publish is not looked at when it is acknowledged",
+        "the replica count that a publish asks for is not compared when it is acknowledged",
         (pending.PendingAcks, "commit", "if pending.floor <= members:", "if True:"),
         (C, "reached", "if len(state.isr.members) < level.floor:", "if False:"),
         (admission.Admission, "refuse", "max(view.config.min_isr, level.floor)", "view.config.min_isr"),
     ),
     _mutant(
-        "the leader-epoch file is written once, and later epochs are not",
+        "the leader-epoch file is written once and later LeaderEpochs are not",
         (syncing.Syncing, "_save_epochs", "if entries != state.saved_epochs:", "if not state.saved_epochs:"),
     ),
     _mutant(
@@ -333,7 +287,7 @@ MUTANTS: tuple[Mutant, ...] = (
         (syncing.Syncing, "sync_locked", "state.files.sync_data(segment.handle)", "pass"),
     ),
     _mutant(
-        "a follower reports what it has not synced",
+        "a follower reports records as synced before they are synced",
         (
             followership.Followership,
             "reported_end",
@@ -342,11 +296,11 @@ MUTANTS: tuple[Mutant, ...] = (
         ),
     ),
     _mutant(
-        "a sync at once tells the log's end and syncs nothing",
+        "an immediate sync reports the log end and syncs nothing",
         (syncing.Syncing, "sync_small", "self.sync_locked()", "state.durable_end = state.log_end_offset"),
     ),
     _mutant(
-        "a follower takes what it appended for synced at once",
+        "a follower takes appended records for synced at once",
         (follower_driver.FollowerDriver, "_append", "durable_end=durable_end,", "durable_end=self.log.log_end_offset,"),
     ),
     _mutant(
@@ -364,23 +318,23 @@ MUTANTS: tuple[Mutant, ...] = (
         (consumers.Consumers, "on_fetch", "_serve(fetch, log.high_watermark)", "_serve(fetch, log.log_end_offset)"),
     ),
     _mutant(
-        "a deleted stream's requests are taken for its successor's",
+        "requests to a deleted stream are taken for requests to its successor",
         (requests.Requests, "is_same_life", "return stream_incarnation ==", "return True or stream_incarnation =="),
-        drama="recreated unheard",
+        scenario="recreated unheard",
     ),
     _mutant(
         "a failed fsync is forgotten",
         (sync_requests.SyncRequests, "_done", 'self._fail(f"fdatasync failed: {result}")', "pass"),
         (log_state.LogState, "failed", "self.failure =", "_ ="),
-        drama="sync fails then power",
+        scenario="sync fails then power",
     ),
     _mutant(
-        "what a failed fsync left in the page cache counts as synced after a restart",
+        "after a restart, page cache content left by a failed fsync counts as synced",
         (segment.Segment, "rewrite_doubtful", "if self.doubtful_from is None:", "if True:"),
-        drama="sync fails then power",
+        scenario="sync fails then power",
     ),
     _mutant(
-        "a torn tail is kept",
+        "a replica that is opened again takes its LEO for the HW",
         (
             replica.Replica,
             "open",
@@ -389,19 +343,19 @@ MUTANTS: tuple[Mutant, ...] = (
         ),
     ),
     _mutant(
-        "acts before its own registration is applied",
+        "a broker acts before its own registration is applied",
         (Broker, "on_partitions", "if not self.context.incarnation:", "if False:"),
         (MetadataService, "_on_applied", "if context.incarnation is not None:", "if True:"),
     ),
     _mutant(
-        "an unclean leader: any live replica may lead",
+        "any live replica may lead (unclean election)",
         (
             election,
             "candidates",
             "for group in (partition.isr, partition.eligible):",
             "for group in (partition.isr, partition.eligible, partition.replicas):",
         ),
-        drama="outsider",
+        scenario="outsider",
     ),
     _mutant(
         "witnesses are never cleared",
@@ -412,15 +366,15 @@ MUTANTS: tuple[Mutant, ...] = (
             "if partition is None or partition.leader_epoch != suspicion.leader_epoch or not fresh:",
             "if partition is None or not fresh:",
         ),
-        drama="witnesses",
+        scenario="witnesses",
     ),
     _mutant(
         "one witness is enough",
         (ControllerCore, "_count_witnesses", "elif 2 * len(fresh) > len(partition.isr) - 1 and (", "elif ("),
-        drama="witnesses",
+        scenario="witnesses",
     ),
     _mutant(
-        "a restart of NATS is taken for the death of everybody",
+        "a restart of NATS is taken for the death of all brokers",
         (
             Liveness,
             "is_trusted",
@@ -429,14 +383,14 @@ MUTANTS: tuple[Mutant, ...] = (
         ),
         (Liveness, "_fallen", "broker == self._self or broker in self._raft_peers", "broker == self._self"),
         (Liveness, "_most_stand", "return 2 * len(standing) >=", "return True or 2 * len(standing) >="),
-        drama="nats restarts",
+        scenario="nats restarts",
     ),
     _mutant(
-        "a controller that has just been started believes what nobody vouches for",
+        "a controller that has just started declares brokers dead without a witness",
         (Liveness, "is_trusted", "(self._vouched or", "(True or"),
         (Liveness, "_fallen", "broker == self._self or broker in self._raft_peers", "broker == self._self"),
         (Liveness, "_most_stand", "return 2 * len(standing) >=", "return True or 2 * len(standing) >="),
-        drama="nats restarts and the controller too",
+        scenario="nats restarts and the controller too",
     ),
     _mutant(
         "a broker vouches for a NATS server with which it has connected just now",
@@ -448,10 +402,10 @@ MUTANTS: tuple[Mutant, ...] = (
         ),
         (Liveness, "_fallen", "broker == self._self or broker in self._raft_peers", "broker == self._self"),
         (Liveness, "_most_stand", "return 2 * len(standing) >=", "return True or 2 * len(standing) >="),
-        drama="nats restarts and the controller too",
+        scenario="nats restarts and the controller too",
     ),
     _mutant(
-        "epochs are not cut with the log",
+        "the leader-epoch file is not truncated with the log",
         (epochs.LeaderEpochCache, "truncate_from", "self._entries = kept", "pass"),
         (
             epochs.LeaderEpochCache,
@@ -463,12 +417,12 @@ MUTANTS: tuple[Mutant, ...] = (
     _mutant(
         "the lease never ends",
         (Lease, "is_valid", "return now - self._since <=", "return True or now - self._since <="),
-        drama="long zombie",
+        scenario="long zombie",
     ),
     _mutant(
         "probes of a controller that knows more extend the lease",
         (Lease, "_prove", "if needed <= generation:", "if True:"),
-        drama="stale follower",
+        scenario="stale follower",
     ),
     _mutant(
         "a deposed leader says that nothing was stored",
@@ -478,20 +432,20 @@ MUTANTS: tuple[Mutant, ...] = (
             "    return TidelogError(",
             "    return error\n    return TidelogError(",
         ),
-        drama="stale drain",
+        scenario="stale drain",
     ),
     _mutant(
-        "an answer holds no batch that is larger than asked for",
+        "an answer leaves out a first batch that is larger than max_bytes",
         (tail.Tail, "read", "(found and size > max_bytes)", "size > max_bytes"),
     ),
     _mutant(
-        "streams may store what the cluster says to itself",
+        "a stream may store internal subjects of the cluster",
         (subjects, "_subject_fault", "if not subject:", "return None\n    if not subject:"),
     ),
     _mutant(
         "the scrubber finds damage and ignores it",
         (housekeeping.Housekeeping, "_fail", "replica.on_damage(", "str("),
-        drama="silent damage",
+        scenario="silent damage",
     ),
     _mutant(
         "a damaged replica is cut while it is in the ISR",
@@ -501,10 +455,10 @@ MUTANTS: tuple[Mutant, ...] = (
             "if view.leader is None or broker in view.isr or broker in view.eligible:",
             "if True:\n        return WayBack.COPY\n    if False:",
         ),
-        drama="silent damage",
+        scenario="silent damage",
     ),
     _mutant(
-        "a damaged replica repairs itself and says nothing",
+        "a damaged replica repairs itself without reporting the damage",
         (
             broker,
             "_is_sound",
@@ -512,7 +466,7 @@ MUTANTS: tuple[Mutant, ...] = (
             'leaves the ISR: %s", key, report.damaged)\n        return True',
         ),
         (replica, "way_back", "if view.leader == broker:", "if True:\n        return WayBack.COPY\n    if False:"),
-        drama="damage",
+        scenario="damage",
     ),
     _mutant(
         "retention goes past the HW",
@@ -528,7 +482,7 @@ MUTANTS: tuple[Mutant, ...] = (
         ),
     ),
     _mutant(
-        "a member of the ISR drops its log when the leader's is newer altogether",
+        "a member of the ISR truncates to its log start when the leader has no LeaderEpoch so old",
         (
             R,
             "_nothing_so_old",
@@ -544,7 +498,7 @@ MUTANTS: tuple[Mutant, ...] = (
             "    partition_log.install(snapshot,",
             "    partition_log.install(type(snapshot)(snapshot.offset, snapshot.epochs, carried=snapshot.carried),",
         ),
-        drama="below the log start",
+        scenario="below the log start",
     ),
     _mutant(
         "a follower begins at the log start without the leader epochs",
@@ -554,38 +508,38 @@ MUTANTS: tuple[Mutant, ...] = (
             "    partition_log.install(snapshot,",
             "    from dataclasses import replace\n    partition_log.install(replace(snapshot, epochs=()),",
         ),
-        drama="below the log start",
+        scenario="below the log start",
     ),
     _mutant(
-        "what a full disk refused counts as written",
+        "records that a full disk refused count as written",
         (appending.Appending, "append", "raise self._not_written(segment, error) from error", "pass"),
-        drama="full disks",
+        scenario="full disks",
     ),
     _mutant(
-        "who had no room once has none for ever",
+        "a replica that had no room once has none for ever",
         (
             F,
             "on_space",
             "self._fetcher.no_space = no_space",
             "self._fetcher.no_space = self._fetcher.no_space or no_space",
         ),
-        drama="full disks",
+        scenario="full disks",
     ),
     _mutant(
-        "a leader whose disk hangs goes on leading",
+        "a leader whose disk hangs keeps its leadership",
         (Relief, "_led_by", "or partition.leader in self._hanging", ""),
-        drama="hung leader",
+        scenario="hung leader",
     ),
     _mutant(
-        "a leader whose disk hangs waits with its drain for what it cannot commit",
+        "the drain of a leader whose disk hangs waits for records that cannot be committed",
         (draining.Draining, "look", "state.high_watermark == end or state.disk_hangs", "state.high_watermark == end"),
-        drama="hung leader",
+        scenario="hung leader",
     ),
     _mutant(
-        "a replica whose disk hangs is waited for",
+        "a replica whose disk hangs is not relieved at once",
         (Relief, "due", "partition.leader in self._hanging and", "False and"),
         (K, "_drop_hanging", "if follower.disk_hangs", "if False"),
-        drama="hung leader",
+        scenario="hung leader",
     ),
     _mutant(
         "compaction goes past the HW",
@@ -601,25 +555,25 @@ MUTANTS: tuple[Mutant, ...] = (
         (compaction.CompactionPass, "_judge", "<= content.offsets[keyed]", "< content.offsets[keyed]"),
     ),
     _mutant(
-        "batches by which a repetition is recognised are compacted away",
+        "compaction removes batches by which a repetition is recognised",
         (producers.ProducerTable, "remembers", "return known is not None and", "return False and"),
     ),
     _mutant(
-        "what a copy will not get from one leader, it is taken not to get from the next",
+        "a copy keeps its deleted_end when another leader is elected",
         (log_checkpoints.CompactionPoint, "in_role", "if self.copied_in == leader_epoch or", "if True or"),
-        drama="copy under two leaders",
+        scenario="copy under two leaders",
     ),
     _mutant(
-        "a full disk is taken for a broken one",
+        "a full disk is taken for a broken disk",
         (follower_driver.FollowerDriver, "_append", "self.context.counters.refused_no_space += 1", 'self.fail("full")'),
-        drama="full disks",
+        scenario="full disks",
     ),
 )
 
 TOLD: tuple[tuple[Mutant, str], ...] = (
     (
         _mutant(
-            "a replica that is relied on, and refused, asks again at once",
+            "a replica of the ISR asks again at once when it is refused",
             (
                 F,
                 "_on_error",
@@ -631,7 +585,7 @@ TOLD: tuple[tuple[Mutant, str], ...] = (
     ),
     (
         _mutant(
-            "an empty log asks for no epoch",
+            "a follower whose log was emptied does not ask for the end of its LeaderEpoch",
             (
                 R,
                 "begin",
@@ -643,10 +597,11 @@ TOLD: tuple[tuple[Mutant, str], ...] = (
     ),
     (
         _mutant(
-            "a log that parts from the leader's before its own start is only emptied",
+            "a log that diverges from the leader's below its own log start is only emptied",
             (R, "_cut_to", "if cut < self._replica.log_start_offset and not self._replica.is_relied_on:", "if False:"),
         ),
         "empty_log_that_knows_its_last_epoch",
     ),
 )
-"""Where no run of the simulation comes (an unclean election, what an earlier version left): a transcript falls."""
+"""Mutants of states that no run of the simulation reaches (an unclean election, files of an earlier version), each with
+the name of the transcript that fails."""

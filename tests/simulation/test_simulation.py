@@ -1,4 +1,4 @@
-"""The simulator holds its own promises: the same seed tells the same story, calm is calm, and a few seeds and mutants.
+"""Tests of the simulator: the same seed gives the same trace, a run without faults is calm, a few seeds and mutants.
 
 Thousands of seeds, and all mutants, are run by scripts/simulate.
 """
@@ -6,6 +6,7 @@ Thousands of seeds, and all mutants, are run by scripts/simulate.
 from __future__ import annotations
 
 import gc
+import json
 import os
 import subprocess
 import sys
@@ -13,9 +14,11 @@ from pathlib import Path
 
 import pytest
 
+from scripts import simulate
 from scripts.simulate import shrink
-from tests.simulation.mutants import MUTANTS, Mutant
-from tests.simulation.scenario import Cluster, run
+from tests.simulation.mutants import MUTANTS
+from tests.simulation.mutation import Mutant
+from tests.simulation.run import Cluster, run
 from tests.simulation.world import InvariantBroken, Process, World, inhabited
 
 ROOT = Path(__file__).parents[2]
@@ -28,9 +31,9 @@ def test_without_faults_everything_is_acknowledged() -> None:
     assert result.acknowledged == result.sent
 
 
-def test_the_same_seed_tells_the_same_story_whatever_the_hash_seed() -> None:
-    code = "import sys; from tests.simulation.scenario import run; print('\\n'.join(run(1, tell=True).story))"
-    stories = [
+def test_the_same_seed_gives_the_same_trace_whatever_the_hash_seed() -> None:
+    code = "import sys; from tests.simulation.run import run; print('\\n'.join(run(1, traced=True).trace))"
+    traces = [
         subprocess.run(
             [sys.executable, "-c", code],
             cwd=ROOT,
@@ -40,13 +43,13 @@ def test_the_same_seed_tells_the_same_story_whatever_the_hash_seed() -> None:
         ).stdout
         for hash_seed in ("1", "2")
     ]
-    assert stories[0] == stories[1]
-    assert stories[0].count(b"\n") > 100
+    assert traces[0] == traces[1]
+    assert traces[0].count(b"\n") > 100
 
 
-def test_telling_changes_nothing() -> None:
-    told, untold = run(11, tell=True), run(11)
-    assert (told.steps, told.acknowledged, told.simulated) == (untold.steps, untold.acknowledged, untold.simulated)
+def test_tracing_changes_nothing() -> None:
+    traced, plain = run(11, traced=True), run(11)
+    assert (traced.steps, traced.acknowledged, traced.simulated) == (plain.steps, plain.acknowledged, plain.simulated)
 
 
 def test_a_run_that_computes_for_ever_within_one_step_fails_and_says_where(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -141,10 +144,10 @@ def test_a_mutant_still_applies(mutant: Mutant) -> None:
 @pytest.mark.parametrize(
     ("name", "invariants"),
     [
-        ("acknowledges before the commit", {"AckedIsCommitted"}),
-        ("commits below min ISR", {"NoCommitBelowMinIsr"}),
+        ("a leader acknowledges before the commit", {"AckedIsCommitted"}),
+        ("a leader commits below min ISR", {"NoCommitBelowMinIsr"}),
         ("fsync is skipped", {"CommittedIsHeldByIsr", "SyncedStays", "Liveness"}),
-        ("truncates to the HW, without asking the leader", {"CommittedIsNotCut", "LeaderCompleteness"}),
+        ("a follower truncates to the HW without asking the leader", {"CommittedIsNotCut", "LeaderCompleteness"}),
     ],
 )
 def test_a_mutant_is_caught(name: str, invariants: set[str]) -> None:
@@ -155,8 +158,22 @@ def test_a_mutant_is_caught(name: str, invariants: set[str]) -> None:
     assert found.invariant in invariants
 
 
+def test_only_mutants_with_a_text_in_their_name_are_hunted(capsys: pytest.CaptureFixture[str]) -> None:
+    assert simulate.main(["--mutants", "--only", "ACKNOWLEDGES before", "--budget", "30", "--jobs", "1", "--json"]) == 0
+    found = json.loads(capsys.readouterr().out)["mutants"]
+    assert [mutant["mutant"] for mutant in found] == ["a leader acknowledges before the commit"]
+    assert found[0]["caught_by"] == "AckedIsCommitted"
+
+
+def test_a_text_that_no_mutant_has_is_refused(capsys: pytest.CaptureFixture[str]) -> None:
+    with pytest.raises(SystemExit) as ended:
+        simulate.main(["--mutants", "--only", "no such mutant"])
+    assert ended.value.code == 2
+    assert "no mutant has 'no such mutant' in its name" in capsys.readouterr().err
+
+
 def test_a_failure_is_made_small() -> None:
-    mutant = next(mutant for mutant in MUTANTS if mutant.name == "a restarted leader goes on with its LeaderEpoch")
+    mutant = next(mutant for mutant in MUTANTS if mutant.name == "a restarted leader keeps its LeaderEpoch")
     with mutant.applied():
         failed = next(result for seed in range(1, 30) if (result := run(seed)).broken and len(result.schedule) > 3)
         assert failed.broken is not None

@@ -1,6 +1,6 @@
 """One simulated world: one thread, one seed, one clock that jumps to the next thing that happens.
 
-    World        the clock, the queue of what happens when, the source of chance, the story
+    World        the clock, the queue of what happens when, the source of chance, the trace
     Process      one operating system process: an asyncio event loop over the world's clock. It can be killed (nothing
                  of it runs any more), paused and resumed (all that was due runs late), and its clocks may be off
 
@@ -72,15 +72,15 @@ class SimTask(asyncio.Task[Any]):
 
 
 class World:
-    def __init__(self, seed: int, *, tell: bool = False) -> None:
+    def __init__(self, seed: int, *, traced: bool = False) -> None:
         self.seed = seed
         self.rng = Random(seed)
         self.now = 0.0
         self.steps = 0
-        self.story: list[str] = []
+        self.trace: list[str] = []
         self.failure: InvariantBroken | None = None
         """The first; whoever raises it may be a coroutine of which nobody hears."""
-        self.tells = tell
+        self.is_traced = traced
         self.current: Process | None = None
         self.after_step: Callable[[Process], None] = lambda _: None
         self.processes: list[Process] = []
@@ -116,12 +116,12 @@ class World:
         self.now = max(self.now, deadline)
         return done is not None and done()
 
-    # ---- story
+    # ---- trace
 
     def say(self, text: str) -> None:
-        if self.tells:
+        if self.is_traced:
             who = self.current.name if self.current is not None else "-"
-            self.story.append(f"{self.now:10.6f} {who:<4} {text}")
+            self.trace.append(f"{self.now:10.6f} {who:<4} {text}")
 
     def broken(self, invariant: str, what: str) -> NoReturn:
         raise self.fails(invariant, what)
@@ -430,7 +430,7 @@ class Process(asyncio.AbstractEventLoop):
 
 
 class _Listener(logging.Handler):
-    """What the code under test logs becomes part of the story; a bug that it meets ends the run."""
+    """Log lines of the code under test become part of the trace; a bug that it reports ends the run."""
 
     def __init__(self, world: World) -> None:
         super().__init__(logging.DEBUG)
@@ -471,7 +471,7 @@ def inhabited(world: World) -> Iterator[None]:
     root = logging.getLogger()
     level, handlers = root.level, root.handlers[:]
     root.handlers[:] = [listener]
-    root.setLevel(logging.INFO if world.tells else logging.ERROR)
+    root.setLevel(logging.INFO if world.is_traced else logging.ERROR)
     collects = gc.isenabled()
     real_time_ns = time.time_ns
     time.time_ns = lambda: EPOCH_NS + int(world.now * 1e9)

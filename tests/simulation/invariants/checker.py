@@ -182,7 +182,7 @@ class Invariants:
                 continue
             for invariant in self._on_partition:
                 invariant.on_partition(key, commit.before.get(key), partition)
-            if self.world.tells:
+            if self.world.is_traced:
                 self.world.say(
                     f"metadata: {key} leader {partition.leader} ISR {','.join(partition.isr)}"
                     f" eligible {','.join(partition.eligible) or '-'} epoch {partition.epoch}"
@@ -274,7 +274,7 @@ class Invariants:
 
     def _led_to(self, broker: SimBroker, replica: Replica, seen: _Seen, high_watermark: int) -> None:
         if high_watermark != seen.high_watermark:
-            if self.world.tells:
+            if self.world.is_traced:
                 self.world.say(f"{broker.id} commits {replica.key} up to {high_watermark}")
             self._moved(Move(broker, replica, seen.high_watermark, high_watermark, leads=True))
             seen.high_watermark = high_watermark

@@ -23,11 +23,11 @@ from tests.simulation.broker import DATA, SimBroker
 from tests.simulation.clients import Workload
 from tests.simulation.cpu_limit import CPU_LIMIT, OutOfCpuTime, cpu_limit
 from tests.simulation.disk import AMPLE
-from tests.simulation.dramas import CASTS
-from tests.simulation.faults import Fault, carry_out, draw, draw_drama
+from tests.simulation.faults import Fault, carry_out, draw, draw_scenario
 from tests.simulation.invariants import Invariants
 from tests.simulation.messaging import Nats, Weather
 from tests.simulation.raft import RaftGroup
+from tests.simulation.scenarios.catalog import REQUIRED_PLANS
 from tests.simulation.world import InvariantBroken, Process, World, inhabited
 from wire.durability import ACCEPTED, DURABLE, Durability, DurabilityKind
 from wire.subjects import Subjects
@@ -54,7 +54,7 @@ QUICK_METADATA = MetadataSettings(
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Shape:
+class RunPlan:
     """What differs from run to run besides the faults."""
 
     brokers: int
@@ -91,8 +91,8 @@ class Shape:
     min_dirty_ratio: float = 0.5
 
     @classmethod
-    def drawn(cls, rng: Random, drama: str | None) -> Shape:
-        shape = cls(
+    def drawn(cls, rng: Random, scenario: str | None) -> RunPlan:
+        plan = cls(
             brokers=3,
             replication_factor=3,
             streams=rng.choice((1, 1, 1, 2)),
@@ -109,16 +109,16 @@ class Shape:
             disk_delay=rng.choice((0.0003, 0.003, 0.015)),
             fetch_max_bytes=rng.choice((1 << 20, 1 << 20, 4096, 256)),
         )
-        if shape.latency > 0.001:  # a batch a round trip, and each takes long: nobody would catch up in time
-            shape = replace(shape, fetch_max_bytes=1 << 20)
-        if drama is not None:
-            shape = replace(shape, **({"duration": 6.0} | CASTS.get(drama, {})))
+        if plan.latency > 0.001:  # a batch a round trip, and each takes long: nobody would catch up in time
+            plan = replace(plan, fetch_max_bytes=1 << 20)
+        if scenario is not None:
+            plan = replace(plan, **({"duration": 6.0} | REQUIRED_PLANS.get(scenario, {})))
         levels = (DURABLE, Durability(DurabilityKind.REPLICA_DURABLE, 3))
-        if shape.durability.is_synced:
+        if plan.durability.is_synced:
             levels = (ACCEPTED, Durability(DurabilityKind.REPLICA_ACCEPTED, 3))
-        return replace(shape, asked=rng.choice(levels))
+        return replace(plan, asked=rng.choice(levels))
 
-    def keeping_less(self, rng: Random) -> Shape:
+    def keeping_less(self, rng: Random) -> RunPlan:
         """Some runs have streams that forget."""
         if self.retention or self.keys or rng.random() >= 0.4:
             return self
@@ -134,7 +134,7 @@ class Shape:
         )
         return replace(self, segment_bytes=4096, retention=limits, housekeeping_interval=rng.choice((0.05, 0.3, 1.0)))
 
-    def forgetting(self, rng: Random) -> Shape:
+    def forgetting(self, rng: Random) -> RunPlan:
         """Some runs have brokers that forget producers which are still at work."""
         if rng.random() >= 0.3:
             return self
@@ -143,7 +143,7 @@ class Shape:
         )
         return replace(self, producers=limits)
 
-    def compacting(self, rng: Random) -> Shape:
+    def compacting(self, rng: Random) -> RunPlan:
         """Some runs have streams that are compacted."""
         if self.keys or rng.random() >= 0.35:
             return self
@@ -161,7 +161,7 @@ class Shape:
 class Result:
     seed: int
     broken: InvariantBroken | None = None
-    story: list[str] = field(default_factory=list)
+    trace: list[str] = field(default_factory=list)
     schedule: list[Fault] = field(default_factory=list)
     faults: dict[str, int] = field(default_factory=dict)
     simulated: float = 0.0
@@ -174,23 +174,23 @@ class Result:
     seconds: float = 0.0
 
 
-def _rng_of_shape(seed: int) -> Random:
+def _rng_of_plan(seed: int) -> Random:
     return Random(f"shape of {seed}")
 
 
-def drama_of(seed: int) -> str | None:
-    return draw_drama(_rng_of_shape(seed))
+def scenario_of(seed: int) -> str | None:
+    return draw_scenario(_rng_of_plan(seed))
 
 
 class Cluster:
     def __init__(self, world: World, schedule: list[Fault] | None = None) -> None:
-        rng = _rng_of_shape(world.seed)
-        drama = draw_drama(rng)
-        self.shape = Shape.drawn(rng, drama).keeping_less(Random(f"retention of {world.seed}"))
-        self.shape = self.shape.compacting(Random(f"compaction of {world.seed}"))
-        self.shape = self.shape.forgetting(Random(f"producers of {world.seed}"))
-        names = tuple(f"b{number + 1}" for number in range(self.shape.brokers))
-        self.schedule = draw(rng, names, self.shape.duration, drama) if schedule is None else schedule
+        rng = _rng_of_plan(world.seed)
+        scenario = draw_scenario(rng)
+        self.plan = RunPlan.drawn(rng, scenario).keeping_less(Random(f"retention of {world.seed}"))
+        self.plan = self.plan.compacting(Random(f"compaction of {world.seed}"))
+        self.plan = self.plan.forgetting(Random(f"producers of {world.seed}"))
+        names = tuple(f"b{number + 1}" for number in range(self.plan.brokers))
+        self.schedule = draw(rng, names, self.plan.duration, scenario) if schedule is None else schedule
         self.data = DATA
         self.world = world
         self.nats = Nats(self.world)
@@ -203,7 +203,7 @@ class Cluster:
         self.world.after_step = self._after_turn
         self.faults: dict[str, int] = {}
         self.is_calm = False
-        self.drama_is_over = False
+        self.scenario_is_over = False
         self.fragile: set[str] = set()
         """Brokers that lost what their stream does not promise to survive twice, and are not back yet."""
         self._processes: dict[str, SimBroker] = dict(self.brokers)
@@ -211,27 +211,27 @@ class Cluster:
             broker.on_died = self._died
             broker.on_report = self.invariants.reported
             broker.on_crash = self.invariants.after_turn
-            broker.disk_delay = self.shape.disk_delay
-            usual = QUICK if self.shape.quick else ReplicaSettings()
+            broker.disk_delay = self.plan.disk_delay
+            usual = QUICK if self.plan.quick else ReplicaSettings()
             broker.replica_settings = replace(
-                usual, push_to_waiters=self.shape.push_to_waiters, fetch_max_bytes=self.shape.fetch_max_bytes
+                usual, push_to_waiters=self.plan.push_to_waiters, fetch_max_bytes=self.plan.fetch_max_bytes
             )
             broker.storage_settings = StorageSettings(
-                housekeeping_interval=self.shape.housekeeping_interval,
-                compaction_min_dirty_ratio=self.shape.min_dirty_ratio,
+                housekeeping_interval=self.plan.housekeeping_interval,
+                compaction_min_dirty_ratio=self.plan.min_dirty_ratio,
                 compaction_memory=1 << 20,
                 compaction_bytes_per_second=0,
                 scrub_interval=1.0,
-                producer_id_expiration_ms=self.shape.producers.expiration_ms,
-                max_producers_per_partition=self.shape.producers.max_producers,
+                producer_id_expiration_ms=self.plan.producers.expiration_ms,
+                max_producers_per_partition=self.plan.producers.max_producers,
             )
-            if self.shape.quick:
+            if self.plan.quick:
                 broker.metadata_settings = QUICK_METADATA
         self.workloads = [
             Workload(
-                self.world, self.nats, self.invariants, self.subjects, name, rate=self.shape.rate, keys=self.shape.keys
+                self.world, self.nats, self.invariants, self.subjects, name, rate=self.plan.rate, keys=self.plan.keys
             )
-            for name in ("c", "d")[: self.shape.streams]
+            for name in ("c", "d")[: self.plan.streams]
         ]
         self.clients = self.workloads[0]
         """Of the stream that is made first."""
@@ -251,7 +251,7 @@ class Cluster:
         broker.power_goes_with_it = False
 
     def usual_weather(self) -> Weather:
-        return Weather(latency=self.shape.latency)
+        return Weather(latency=self.plan.latency)
 
     # ---- what faults need
 
@@ -273,7 +273,7 @@ class Cluster:
 
     def may_lose_disk(self, broker: SimBroker) -> bool:
         """One at a time: the one before must be back in every ISR."""
-        if self.shape.min_isr == 1:
+        if self.plan.min_isr == 1:
             return False
         self._refresh_fragile()
         if self.fragile - {broker.id}:
@@ -291,7 +291,7 @@ class Cluster:
             return False
         if broker.disk.flipped_below(self.data):
             return False  # in what was synced since the last checkpoint it would look like a torn write
-        return self.shape.durability.is_synced or self.may_lose_disk(broker)
+        return self.plan.durability.is_synced or self.may_lose_disk(broker)
 
     def disk_is_sound(self, broker: SimBroker) -> None:
         self.fragile.discard(broker.id)
@@ -336,22 +336,22 @@ class Cluster:
     # ---- the run
 
     def run(self) -> None:
-        world, shape, clients = self.world, self.shape, self.clients
-        world.say(f"seed {world.seed}: {shape}")
+        world, plan, clients = self.world, self.plan, self.clients
+        world.say(f"seed {world.seed}: {plan}")
         for fault in self.schedule:
             world.say(f"will be: {fault}")
         for broker in self.brokers.values():
             broker.start()
-        config = {"durability": str(shape.durability), "segment_bytes": str(shape.segment_bytes)}
-        config["min_isr"] = str(shape.min_isr)
-        config.update({key: str(value) for key, value in shape.retention})
-        if shape.keys:
-            config |= {"compact": "true", "tombstone_retention_ms": str(shape.tombstone_retention_ms)}
+        config = {"durability": str(plan.durability), "segment_bytes": str(plan.segment_bytes)}
+        config["min_isr"] = str(plan.min_isr)
+        config.update({key: str(value) for key, value in plan.retention})
+        if plan.keys:
+            config |= {"compact": "true", "tombstone_retention_ms": str(plan.tombstone_retention_ms)}
         self._create("s", clients, config)
         clients.spawn(clients.feed_back)
         for acks in ("all", "all", "leader", "none"):
             clients.spawn(lambda acks=acks: clients.produce(acks))  # type: ignore[misc]
-        clients.spawn(lambda: clients.produce("all", shape.asked))
+        clients.spawn(lambda: clients.produce("all", plan.asked))
         clients.spawn(clients.publish)
         clients.spawn(clients.consume)
         clients.spawn(clients.ask_for_the_end)
@@ -362,7 +362,7 @@ class Cluster:
         for fault in self.schedule:
             world.after(0.3 + fault.at, lambda fault=fault: self._strike(fault))
         is_all = len(self.schedule) == 1
-        if world.run_until(world.now + 0.3 + shape.duration, lambda: is_all and self.drama_is_over):
+        if world.run_until(world.now + 0.3 + plan.duration, lambda: is_all and self.scenario_is_over):
             world.run_until(world.now + 0.3)
         self._heal()
         self._settle("after the faults")
@@ -371,10 +371,10 @@ class Cluster:
         self._compare()
 
     def _create(self, name: str, clients: Workload, config: dict[str, str]) -> None:
-        shape = self.shape
+        plan = self.plan
         clients.spawn(
             lambda: clients.create(
-                name, partitions=shape.partitions, replication_factor=shape.replication_factor, config=config
+                name, partitions=plan.partitions, replication_factor=plan.replication_factor, config=config
             )
         )
         if not self.world.run_until(self.world.now + START_LIMIT, lambda: clients.incarnation != 0):
@@ -474,7 +474,7 @@ class Cluster:
         world.run_until(world.now + 20, lambda: clients.acknowledged >= before + 5)
         if clients.acknowledged < before + 5:
             world.broken("Liveness", f"only {clients.acknowledged - before} of the last records were acknowledged")
-        if clients.slowest > PROMPT and self.shape.latency < 0.01:
+        if clients.slowest > PROMPT and self.plan.latency < 0.01:
             world.broken("Promptness", f"one of the last records took {clients.slowest:.3f} s to be acknowledged")
         clients.stopped = True
 
@@ -491,12 +491,12 @@ class Cluster:
 
 
 def run(
-    seed: int, *, tell: bool = False, schedule: list[Fault] | None = None, cpu_seconds: float = CPU_LIMIT
+    seed: int, *, traced: bool = False, schedule: list[Fault] | None = None, cpu_seconds: float = CPU_LIMIT
 ) -> Result:
     """One seed, from beginning to end. `schedule`: in place of the one that the seed gives. A run that takes more CPU
     time than `cpu_seconds` has failed."""
     began = time.perf_counter()
-    world = World(seed, tell=tell)
+    world = World(seed, traced=traced)
     with inhabited(world):
         cluster = Cluster(world, schedule)
         broken: InvariantBroken | None = None
@@ -514,7 +514,7 @@ def run(
     return Result(
         seed=seed,
         broken=broken,
-        story=world.story,
+        trace=world.trace,
         schedule=cluster.schedule,
         faults=cluster.faults,
         simulated=world.now,

@@ -1,5 +1,5 @@
-"""What a message says, for the story of a run: requests and answers of the data plane, and what brokers want of the
-controller. Probes and requests of the API are left out: they are many, and say little."""
+"""Describes messages for the trace of a run: requests and answers of the data plane, and requests of brokers to the
+controller. Probes and requests of the API are left out, because they are many and say little."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from wire.transport import NO_RESPONDERS, Message
 MAX_INBOXES = 20_000
 
 
-class Tale:
+class MessageTrace:
     def __init__(self) -> None:
         self._asked: dict[str, str] = {}
         """Inbox -> the subject on which the answer to it was asked for."""
@@ -28,7 +28,7 @@ class Tale:
                 del self._asked[next(iter(self._asked))]
 
     def of(self, message: Message) -> str | None:
-        """None: not worth telling."""
+        """The line of the trace; None when the message has none."""
         asked = self._asked.get(message.subject)
         try:
             return _request(message) if asked is None else _answer(asked, message)

@@ -1,0 +1,74 @@
+"""All scenarios by name.
+
+A scenario is a sequence of faults, each timed by the effect of the one before, that leads to a state in which only one
+rule of the protocol prevents a loss. Random faults reach that state once in ten thousand runs, the scenario in every
+few runs.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+from tests.simulation.scenarios import disks, leadership, membership, removed_records
+from tests.simulation.scenarios.running import Scenario
+
+SCENARIOS: dict[str, Scenario] = {
+    scenario.__name__.replace("_", " "): scenario
+    for scenario in (
+        leadership.see_saw,
+        leadership.stale_follower,
+        leadership.rolled_back_producer,
+        leadership.long_zombie,
+        leadership.stale_drain,
+        leadership.slow_news,
+        leadership.witnesses,
+        membership.outsider,
+        membership.last_standing,
+        membership.late_expansion,
+        membership.unheard_expansion,
+        membership.two_controllers,
+        membership.recreated_unheard,
+        membership.nats_restarts,
+        membership.nats_restarts_and_the_controller_too,
+        disks.power_at_takeover,
+        disks.sync_fails_then_power,
+        disks.damage,
+        disks.full_disks,
+        disks.silent_damage,
+        disks.hung_leader,
+        removed_records.below_the_log_start,
+        removed_records.copy_under_two_leaders,
+    )
+}
+
+REQUIRED_PLANS: dict[str, dict[str, Any]] = {
+    "see saw": {"brokers": 5, "min_isr": 2},
+    "outsider": {"brokers": 5},
+    "last standing": {"brokers": 5, "min_isr": 2},
+    "late expansion": {"min_isr": 2},
+    "unheard expansion": {"min_isr": 2},
+    "rolled back producer": {"brokers": 5},
+    "hung leader": {"min_isr": 2, "quick": False, "duration": 14.0},
+    "recreated unheard": {"partitions": 1},
+    "long zombie": {"duration": 18.0},
+    "below the log start": {
+        "min_isr": 2,
+        "partitions": 1,
+        "segment_bytes": 4096,
+        "retention": (("retention_max_bytes", 1),),
+        "housekeeping_interval": 0.05,
+    },
+    "copy under two leaders": {
+        "streams": 1,
+        "partitions": 1,
+        "min_isr": 2,
+        "segment_bytes": 4096,
+        "keys": 60,
+        "tombstone_retention_ms": 0,
+        "min_dirty_ratio": 0.01,
+        "housekeeping_interval": 0.05,
+        "fetch_max_bytes": 256,
+        "latency": 0.002,
+    },
+}
+"""Values that the plan of a run must have for the scenario to work."""

@@ -1,0 +1,165 @@
+"""Scenarios in which leadership changes while leaders, followers or clients know different things."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+from dataplane.broker.leader_driver import LeaderDriver
+from tests.simulation.scenarios.running import CONTROL, LONG, ScenarioRun, Until
+
+
+def see_saw(run: ScenarioRun) -> Iterator[float | Until]:
+    """KIP-279. Two replicas lead in turn, neither ever following the other: each ends with epochs that the other does
+    not know."""
+    rng = run.rng
+    yield Until(lambda: run.leader)
+    a = run.leader
+    assert a is not None
+    b, c = rng.sample([name for name in run.replicas if name != a], 2)
+    run.kill(c)
+    yield Until(lambda: c not in run.isr)
+    run.kill(b)
+    yield Until(lambda: b not in run.isr)
+    up, down = a, b
+    for _ in range(rng.choice((2, 3, 4))):
+        yield Until(lambda: run.leads(up))  # noqa: B023 - looked at before the loop goes on
+        run.flood(1.0)
+        end = run.end(up)
+        yield Until(lambda: run.end(up) > end, 3.0)  # noqa: B023
+        yield rng.random() * 0.1
+        run.kill(up)
+        run.start(down)
+        up, down = down, up
+    yield Until(lambda: run.leads(up))
+    yield rng.random() * 0.3
+    run.start(down)
+    yield rng.random() * 0.2
+    run.start(c)
+
+
+def stale_follower(run: ScenarioRun) -> Iterator[float | Until]:
+    """KIP-320. A follower that has not heard of the new LeaderEpoch, and holds what the new leader does not, goes on
+    fetching in the old one."""
+    rng = run.rng
+    yield Until(lambda: run.leader and len(run.isr) == 3)
+    old = run.leader
+    assert old is not None
+    # Of two that lead equally many the first replica is elected.
+    behind, ahead = [name for name in run.replicas if name != old]
+    run.slow_applies(ahead, 4000.0)
+    mend = run.cut(behind, which=CONTROL)
+    run.flood(2.0)
+    yield Until(lambda: run.end(ahead) > run.end(behind) >= 0, 0.5)
+    run.kill(old)
+    mend()
+    yield Until(lambda: run.leader not in (None, old))
+    yield 1.0 + rng.random()
+    run.start(old)
+
+
+def rolled_back_producer(run: ScenarioRun) -> Iterator[float | Until]:
+    """A leader that cannot reach its followers appends, is deposed, follows, truncates, and leads again: what its
+    producers sent is not in its log any more."""
+    rng = run.rng
+    yield Until(lambda: run.leader and len(run.isr) == 3)
+    old = run.leader
+    assert old is not None
+    others = [name for name in run.replicas if name != old]
+    mend = run.cut(old, which=CONTROL)
+    run.flood(0.3)
+    yield Until(lambda: run.end(old) > 1 + max(run.end(name) for name in others), 1.0)
+    back = run.cut_off_clients()
+    yield Until(lambda: run.leader not in (None, old))
+    mend()
+    new = run.leader
+    assert new is not None
+    yield Until(lambda: run.follows(old) and run.end(old) <= run.end(new))
+    yield rng.random() * 0.1
+    run.kill(new)
+    yield Until(lambda: run.leader not in (None, new))
+    if run.leader != old and run.leader is not None:
+        run.kill(run.leader)
+        yield Until(lambda: run.leader == old)
+    back()
+    yield 1.0
+    for name in others:
+        run.start(name)
+
+
+def long_zombie(run: ScenarioRun) -> Iterator[float | Until]:
+    """A leader that Raft does not reach, and NATS does, beyond its lease."""
+    rng = run.rng
+    yield Until(lambda: run.leader)
+    old = run.leader
+    assert old is not None
+    address = run.broker(old).raft_address
+    raft = run.cluster.raft
+    raft.cut_off(address)
+    run.cluster.lift(LONG, lambda: raft.rejoin(address))
+    lease = run.broker(old).metadata_settings.leader_lease_s
+    if rng.random() < 0.5:
+        yield lease * (0.5 + rng.random() * 1.5)
+    else:
+        # What it does not hear of, and is deposed for; then it leads beyond its lease.
+        run.cluster.clients.alter(min(run.cluster.plan.min_isr, 2))
+        yield Until(lambda: run.leader != old, 2 * lease)
+        yield lease * (1.0 + rng.random() * 0.5)
+    run.flood(0.5)
+    yield 0.5 + rng.random()
+    raft.rejoin(address)
+
+
+def stale_drain(run: ScenarioRun) -> Iterator[float | Until]:
+    """A leader stands still with publishes in its socket, and behind them a request to hand over. Another is elected.
+    The woken one has an uncommitted tail, hears late of its successor, and reads what that one stores."""
+    rng, raft = run.rng, run.cluster.raft
+    yield Until(lambda: run.leader and len(run.isr) == 3)
+    old = run.leader
+    assert old is not None
+    target = rng.choice([name for name in run.replicas if name != old])
+    run.slow_applies(old, 4000.0)
+    resume = run.pause(old)
+    run.flood(5.0)
+    yield Until(lambda: raft.truth.controller not in (None, old))
+    yield 0.1 + rng.random() * 0.2
+    run.move_leader(target)
+    yield Until(lambda: run.leader not in (None, old))
+    yield rng.random() * 0.3
+    resume()
+    yield 1.0 + rng.random()
+
+
+def slow_news(run: ScenarioRun) -> Iterator[float | Until]:
+    """Leaders change while followers know only an old HW, and readers ask for the end."""
+    rng = run.rng
+    yield Until(lambda: run.leader and len(run.isr) == 3)
+    for _ in range(3):
+        leader = run.leader
+        if leader is None:
+            return
+        run.flood(0.5)
+        yield 0.1 + rng.random() * 0.3
+        run.kill(leader)
+        yield Until(lambda: run.leader not in (None, leader))  # noqa: B023 - looked at before the loop goes on
+        yield rng.random() * 0.2
+        run.start(leader)
+        yield Until(lambda: len(run.isr) == 3)
+
+
+def witnesses(run: ScenarioRun) -> Iterator[float | Until]:
+    """A leader that lives and answers the controller, but not its followers."""
+    rng = run.rng
+    yield Until(lambda: run.leader and len(run.isr) == 3)
+    for _ in range(2):
+        leader = run.leader
+        if leader is None:
+            return
+        role = run.role(leader)
+        if not isinstance(role, LeaderDriver):
+            return
+        quiet = run.cluster.nats.deafen(run.broker(leader).connections[1], ".replicate", ".offset", ".checkpoint")
+        run.cluster.lift(LONG, quiet)
+        yield Until(lambda: run.leader not in (None, leader), 8.0)  # noqa: B023 - looked at before the loop goes on
+        quiet()
+        yield Until(lambda: len(run.isr) == 3, 8.0)
+        yield rng.random()

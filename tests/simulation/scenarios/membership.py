@@ -1,0 +1,172 @@
+"""Scenarios of the ISR, of the controller, and of brokers that are called dead."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+from tests.simulation.scenarios.running import ScenarioRun, Until, adds
+
+
+def outsider(run: ScenarioRun) -> Iterator[float | Until]:
+    """Only a replica that is not in sync is left."""
+    rng = run.rng
+    yield Until(lambda: len(run.isr) == 3)
+    out = rng.choice([name for name in run.replicas if name != run.leader])
+    mend = run.cut(out)
+    yield Until(lambda: out not in run.isr, 6.0)
+    run.flood(0.5)
+    yield 0.2 + rng.random() * 0.3
+    for name in run.isr:
+        run.kill(name)
+    mend()
+    yield 0.5 + rng.random() * 2.0
+    for name in run.replicas:
+        run.start(name)
+
+
+def last_standing(run: ScenarioRun) -> Iterator[float | Until]:
+    """The last member of the ISR loses its disk: whoever left the ISR below min ISR holds all that was committed."""
+    rng = run.rng
+    yield Until(lambda: run.leader and len(run.isr) == 3)
+    last = run.leader
+    assert last is not None
+    others = [name for name in run.replicas if name != last]
+    for name in others:
+        run.kill(name)
+    yield Until(lambda: run.isr == (last,))
+    yield rng.random() * 0.5
+    if not run.wipe(last):
+        return
+    yield rng.random() * 0.2
+    order = [last, *others] if rng.random() < 0.5 else [*others, last]
+    for name in order:
+        run.start(name)
+        yield rng.random() * 0.3
+
+
+def late_expansion(run: ScenarioRun) -> Iterator[float | Until]:
+    """KIP-903. The expansion of the ISR is applied after the replica that it names has lost its disk."""
+    rng = run.rng
+    yield Until(lambda: run.leader and len(run.isr) == 3)
+    other = rng.choice([name for name in run.replicas if name != run.leader])
+    run.kill(other)
+    yield Until(lambda: other not in run.isr)
+    run.flood(0.3)
+    yield 0.3
+    release = run.hold_commands(adds(other))
+    run.start(other)
+    yield Until(lambda: run.cluster.raft.held)
+    if not run.wipe(other):
+        release()
+        return
+    cut = run.cut if rng.random() < 0.5 else None
+    run.start(other)
+    yield Until(lambda: run.lives(other))
+    release()
+    if cut is not None:
+        mend = cut(other)
+        yield rng.random() * 0.5
+        leader = run.leader
+        if leader is not None:
+            run.kill(leader)
+        mend()
+        yield 0.5
+        if leader is not None:
+            run.start(leader)
+
+
+def unheard_expansion(run: ScenarioRun) -> Iterator[float | Until]:
+    """The ISR has grown and its leader does not know: the new member counts already."""
+    rng = run.rng
+    yield Until(lambda: run.leader and len(run.isr) == 3)
+    leader = run.leader
+    assert leader is not None
+    other = rng.choice([name for name in run.replicas if name != leader])
+    run.kill(other)
+    yield Until(lambda: other not in run.isr)
+    release = run.hold_commands(adds(other))
+    run.start(other)
+    yield Until(lambda: run.cluster.raft.held)
+    mend = run.cut(other)
+    if rng.random() < 0.7:
+        run.slow_applies(leader, 4000.0)
+        release()
+    else:
+        yield rng.random() * 1.0  # longer than a proposal waits
+        release()
+    run.flood(0.5)
+    yield 0.3 + rng.random() * 0.7
+    if rng.random() < 0.5:
+        run.kill(leader)
+        mend()
+        yield 0.5
+        run.start(leader)
+    else:
+        mend()
+
+
+def two_controllers(run: ScenarioRun) -> Iterator[float | Until]:
+    """What a deposed controller decided is committed in its successor's office."""
+    rng, raft = run.rng, run.cluster.raft
+    yield Until(lambda: run.leader and raft.truth.controller)
+    controller = raft.truth.controller
+    victim = rng.choice([name for name in run.cluster.brokers if name != controller])
+    release = run.hold_commands(lambda command: command.WhichOneof("body") in ("brokers_dead", "elect_leaders"))
+    run.kill(victim)
+    yield Until(lambda: raft.held)
+    office = raft.truth.office
+    raft.depose()
+    yield Until(lambda: raft.truth.office > office)
+    release()
+    yield rng.random()
+    run.start(victim)
+
+
+def recreated_unheard(run: ScenarioRun) -> Iterator[float | Until]:
+    """A stream is deleted and made again under its name, and one replica does not hear of it: it goes on fetching,
+    under the same subjects and in the same LeaderEpoch."""
+    rng = run.rng
+    yield Until(lambda: run.leader and len(run.isr) == 3)
+    yield Until(lambda: run.end(run.leader or "") >= 1)
+    unheard = rng.choice([name for name in run.replicas if name != run.leader])
+    run.slow_applies(unheard, 3000.0)
+    before = run.key
+    if not run.cluster.recreate():
+        return
+    yield Until(lambda: run.key is not None and run.key != before)
+    run.flood(1.5)
+    yield 1.5
+
+
+def nats_restarts(run: ScenarioRun) -> Iterator[float | Until]:
+    """Everybody is silent for as long as it takes to be called dead, and nobody is."""
+    rng = run.rng
+    yield Until(lambda: run.leader and len(run.isr) == 3)
+    for _ in range(2):
+        broker = next(iter(run.cluster.brokers.values()))
+        run.cluster.nats.restart(broker.metadata_settings.broker_silence_timeout_s * 1.5)
+        yield 1.0 + rng.random() * 3
+
+
+def nats_restarts_and_the_controller_too(run: ScenarioRun) -> Iterator[float | Until]:
+    """The controller begins anew with a NATS server that has just been started: the others come back to that server
+    later than it asks for them, and nobody is called dead."""
+    rng, raft = run.rng, run.cluster.raft
+    yield Until(lambda: run.leader and len(run.isr) == 3)
+    for _ in range(2):
+        controller = raft.truth.controller
+        if controller is None:
+            return
+        run.kill(controller)
+        run.cluster.nats.restart(0.05)
+        mends = [run.cut(name) for name in run.cluster.brokers if name != controller]
+        yield 0.1
+        run.start(controller)
+        yield Until(lambda: raft.elect(run.broker(controller).raft_address))  # noqa: B023 - looked at before the loop goes on
+        yield Until(lambda: raft.truth.controller_life_id.startswith(f"{controller}-"), 1.0)  # noqa: B023
+        yield 0.05 + rng.random() * 0.3
+        for mend in mends:
+            mend()
+            yield rng.random() * 0.1
+        yield Until(lambda: len(run.isr) == 3, 8.0)
+        yield rng.random()

@@ -1,0 +1,71 @@
+"""Scenarios in which retention or compaction removes records while a follower is away."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+from tests.simulation.scenarios.running import ScenarioRun, Until
+
+
+def below_the_log_start(run: ScenarioRun) -> Iterator[float | Until]:
+    """A follower is away while retention removes what it lacks. It begins at the leader's log start, and then it leads:
+    of those who wrote before, its log holds no record."""
+    rng = run.rng
+    yield Until(lambda: run.leader and len(run.isr) == 3)
+    away = rng.choice([name for name in run.replicas if name != run.leader])
+    end = run.end(away)
+    run.kill(away)
+    yield Until(lambda: away not in run.isr)
+    run.flood(2.0)
+    yield Until(lambda: run.leader is not None and run.log_start(run.leader) > end + 20, 6.0)
+    run.start(away)
+    if rng.random() < 0.5:
+        run.flood(1.0)  # the log start moves on while it begins there
+    yield Until(lambda: away in run.isr, 6.0)
+    back = run.cut_off_clients()
+    yield rng.random() * 0.2
+    fallen = []
+    while run.leader not in (None, away):
+        fallen.append(run.leader)
+        run.kill(run.leader)
+        yield Until(lambda: run.leader not in (None, *fallen))
+    back()
+    run.flood(0.5)
+    yield 0.5 + rng.random()
+    for name in fallen:
+        run.start(name)
+
+
+def copy_under_two_leaders(run: ScenarioRun) -> Iterator[float | Until]:
+    """A follower was away while tombstones were compacted away, and begins anew as a copy of its leader's log. In the
+    middle of that another leads, who still holds what was deleted; it compacts when the copy has some of it."""
+    rng = run.rng
+    yield Until(lambda: run.leader and len(run.isr) == 3)
+    first = run.leader
+    assert first is not None
+    second, away = rng.sample([name for name in run.replicas if name != first], 2)
+    release = run.hold_compaction(second)
+    run.flood(0.5)
+    yield 0.3
+    end = run.end(away)
+    run.kill(away)
+    yield Until(lambda: away not in run.isr, 6.0)
+    run.flood(1.0)
+    yield Until(lambda: run.compaction_point(first).deletions_end > end + 40, 6.0)
+    back = run.cut_off_clients()
+    yield Until(lambda: run.end(second) == run.end(first))
+    yield 0.3
+    run.start(away)
+    yield Until(lambda: 0 <= run.end(away) < run.compaction_point(away).deleted_end, 6.0)
+    yield rng.random() * 0.05
+    run.kill(first)
+    yield Until(lambda: run.leads(second) and run.follows(away))
+    copied = run.end(away) + rng.randrange(10, 40)
+    yield Until(lambda: run.end(away) >= copied)
+    mend = run.cut(away)
+    release()
+    yield Until(lambda: run.compaction_point(second).deletions_end > copied, 6.0)
+    mend()
+    yield Until(lambda: away in run.isr, 8.0)
+    run.start(first)
+    back()

@@ -1,0 +1,274 @@
+"""Runs one scenario of faults, and gives it the cluster's state and the faults to choose from.
+
+A scenario is a generator. It yields the time to wait: seconds, or a condition with a limit. Every fault that it causes
+is mended when the calm begins, whatever step the scenario has reached.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from random import Random
+from typing import TYPE_CHECKING, Any, NamedTuple, TypeAlias
+
+from dataplane.broker.compaction import Compaction
+from dataplane.broker.follower_driver import FollowerDriver
+from dataplane.broker.leader_driver import LeaderDriver
+from dataplane.log.checkpoints import CompactionPoint
+from tests.simulation.broker import SimBroker
+from wire import metadata_pb2 as pb
+from wire.types import PartitionKey
+
+if TYPE_CHECKING:
+    from metadata.model import Partition
+    from tests.simulation.run import Cluster
+
+POLL = 0.002
+"""Seconds between two looks at a condition."""
+LONG = 1000.0
+
+
+class Until(NamedTuple):
+    condition: Callable[[], object]
+    limit: float = 4.0
+    """Seconds; when they are over the scenario is given up."""
+
+
+Scenario: TypeAlias = "Callable[[ScenarioRun], Iterator[float | Until]]"
+
+
+class ScenarioRun:
+    """State that a scenario observes, and faults that it can cause, in the first partition of stream s."""
+
+    def __init__(self, cluster: Cluster) -> None:
+        self.cluster = cluster
+        self.rng: Random = cluster.world.rng
+
+    def begin(self, scenario: Scenario, on_end: Callable[[bool], object]) -> None:
+        """`on_end`: called when it is over; True when it ran to its last step."""
+        self._on_end = on_end
+        self._go_on(scenario(self))
+
+    def _go_on(self, steps: Iterator[float | Until]) -> None:
+        world = self.cluster.world
+        if self.cluster.is_calm:
+            return
+        wait = next(steps, None)
+        if wait is None:
+            world.say("the scenario has ended")
+            self._on_end(True)
+        elif isinstance(wait, Until):
+            self._wait(steps, wait.condition, world.now + wait.limit)
+        else:
+            world.after(wait, lambda: self._go_on(steps) if self.partition is not None else self._give_up())
+
+    def _give_up(self) -> None:
+        """The condition was not met in time, or the partition was deleted."""
+        self.cluster.world.say("the scenario is given up")
+        self._on_end(False)
+
+    def _wait(self, steps: Iterator[float | Until], condition: Callable[[], object], deadline: float) -> None:
+        world = self.cluster.world
+        if condition():
+            self._go_on(steps)
+        elif world.now >= deadline:
+            self._give_up()
+        elif not self.cluster.is_calm:
+            world.after(POLL, lambda: self._wait(steps, condition, deadline))
+
+    # ---- what is to be seen
+
+    @property
+    def key(self) -> PartitionKey | None:
+        return next((key for key, _ in self.cluster.raft.truth.partitions() if key.stream == "s"), None)
+
+    @property
+    def partition(self) -> Partition | None:
+        key = self.key
+        return self.cluster.raft.truth.partition(key) if key is not None else None
+
+    @property
+    def isr(self) -> tuple[str, ...]:
+        return self.partition.isr if self.partition is not None else ()
+
+    @property
+    def replicas(self) -> tuple[str, ...]:
+        return self.partition.replicas if self.partition is not None else ()
+
+    @property
+    def leader(self) -> str | None:
+        return self.partition.leader if self.partition is not None else None
+
+    def broker(self, name: str) -> SimBroker:
+        return self.cluster.brokers[name]
+
+    def role(self, name: str) -> Any:
+        broker, key = self.broker(name).broker, self.key
+        replica = broker._replicas.get(key) if broker is not None and key is not None else None
+        return replica.role if replica is not None else None
+
+    def end(self, name: str) -> int:
+        """Its LEO; -1 where there is no replica that works."""
+        role = self.role(name)
+        return role.log.log_end_offset if role is not None and not role.ended else -1
+
+    def log_start(self, name: str) -> int:
+        """-1 where there is no replica that works."""
+        role = self.role(name)
+        return role.log.log_start_offset if role is not None and not role.ended else -1
+
+    def compaction_point(self, name: str) -> CompactionPoint:
+        """That of an empty log where there is no replica that works."""
+        role = self.role(name)
+        point: CompactionPoint = role.log.compaction_point if role is not None and not role.ended else CompactionPoint()
+        return point
+
+    def leads(self, name: str) -> bool:
+        """As it believes itself, and as is true."""
+        role = self.role(name)
+        return name == self.leader and isinstance(role, LeaderDriver) and not role.ended
+
+    def follows(self, name: str) -> bool:
+        role, partition = self.role(name), self.partition
+        return (
+            isinstance(role, FollowerDriver) and partition is not None and role.leader_epoch == partition.leader_epoch
+        )
+
+    def lives(self, name: str) -> bool:
+        """The present life of its process is registered."""
+        broker = self.broker(name)
+        known = self.cluster.raft.truth.brokers.get(broker.id)
+        return known is not None and known.alive and known.life_id == f"{broker.id}-{broker.lives}"
+
+    @property
+    def committed(self) -> int:
+        """Exclusive end of what some leader has committed."""
+        key = self.key
+        history = self.cluster.invariants.history.of.get(key) if key is not None else None
+        return history.end if history is not None else 0
+
+    @property
+    def is_alone(self) -> bool:
+        """Nothing else happens in this run."""
+        return len(self.cluster.schedule) == 1
+
+    # ---- what can be done
+
+    def hang(self, name: str) -> Callable[[], object]:
+        """Its disk, reads from the page cache or not; how to make it answer."""
+        broker = self.broker(name)
+        broker.hang(reads=self.rng.random() < 0.3)
+        self.cluster.lift(LONG, broker.answer)
+        return broker.answer
+
+    def kill(self, name: str) -> None:
+        broker = self.broker(name)
+        broker.kill()
+        self.cluster.start_later(broker, LONG)
+
+    def power_off(self, name: str) -> bool:
+        broker = self.broker(name)
+        if not self.cluster.may_lose_power(broker):
+            return False
+        broker.lose_power("nothing")
+        self.cluster.start_later(broker, LONG)
+        return True
+
+    def wipe(self, name: str) -> bool:
+        broker = self.broker(name)
+        if not self.cluster.may_lose_disk(broker):
+            return False
+        self.cluster.wipe(broker)
+        self.cluster.start_later(broker, LONG)
+        return True
+
+    def start(self, name: str) -> None:
+        self.broker(name).start()
+
+    def cut(self, name: str, *, which: slice = slice(None)) -> Callable[[], object]:
+        """Its connections to NATS; how to mend them. `which`: the first is ingest, the second control."""
+        nats = self.cluster.nats
+        connections = list(self.broker(name).connections[which])
+        for connection in connections:
+            nats.block(connection, up=True, down=True)
+
+        def mend() -> None:
+            nats.unblock(*connections)
+
+        self.cluster.lift(LONG, mend)
+        return mend
+
+    def cut_off_clients(self) -> Callable[[], object]:
+        mend = self.cluster.clients.cut_off()
+        self.cluster.lift(LONG, mend)
+        return mend
+
+    def slow_applies(self, name: str, slowness: float) -> Callable[[], object]:
+        member = self.cluster.raft.nodes.get(self.broker(name).raft_address)
+
+        def over() -> None:
+            if member is not None:
+                member.slowness = 1.0
+
+        if member is not None:
+            member.slowness = slowness
+            self.cluster.lift(LONG, over)
+        return over
+
+    def hold_commands(self, which: Callable[[pb.Command], bool]) -> Callable[[], object]:
+        """Raft commands of that kind lie about until the returned function is called; then they are committed."""
+        raft = self.cluster.raft
+        raft.holds = lambda command: which(pb.Command.FromString(command))
+
+        def release() -> None:
+            raft.holds = None
+            raft.release_held()
+
+        self.cluster.lift(LONG, release)
+        return release
+
+    def pause(self, name: str) -> Callable[[], object]:
+        """Its process stands still; how it goes on."""
+        process = self.broker(name).process
+        assert process is not None
+        process.pause()
+        self.cluster.raft.check()
+        self.cluster.lift(LONG, process.resume)
+        return process.resume
+
+    def move_leader(self, target: str) -> None:
+        """As an operator asks for it."""
+        self.cluster.clients.ask_to_move_leader(0, target)
+
+    def hold_compaction(self, name: str) -> Callable[[], object]:
+        """It compacts nothing in this life until the returned function is called."""
+        broker = self.broker(name).broker
+        all_jobs = broker._housekeeping._jobs if broker is not None else ()
+        jobs = [job for job in all_jobs if isinstance(job, Compaction)]
+        for job in jobs:
+            job.is_due = lambda visit: False  # type: ignore[method-assign]  # noqa: ARG005
+
+        def release() -> None:
+            for job in jobs:
+                job.__dict__.pop("is_due", None)
+
+        self.cluster.lift(LONG, release)
+        return release
+
+    def flood(self, seconds: float) -> None:
+        """More is written than usually."""
+        self.cluster.clients.burst_until = self.cluster.world.now + seconds
+
+
+CONTROL = slice(1, 2)
+INGEST = slice(0, 1)
+
+
+def adds(name: str) -> Callable[[pb.Command], bool]:
+    """Is it an AlterIsr that adds that broker? (Shrinks never name more than the ISR.)"""
+
+    def judge(command: pb.Command) -> bool:
+        return command.WhichOneof("body") == "alter_isr" and any(
+            name in (member.broker for member in item.new_isr) for item in command.alter_isr.items
+        )
+
+    return judge
