@@ -39,7 +39,7 @@ READERS: Any = "readers"
 
 class SimSyncer:
     """`dataplane.log.group_commit.SyncScheduler`, its threads simulated: a log is synced by one of them at a time, and
-    a sync serves those who waited when it began. Whether the disk is quick enough to sync at once is a matter of
+    a sync serves all callers that waited when it began. Whether the disk is quick enough to sync at once is a matter of
     chance."""
 
     def __init__(self, process: Process) -> None:
@@ -131,7 +131,7 @@ class SimBroker:
         if self.process is None or self._closing is None:
             return False
         if self.link_slowness > 1 or self.link_changed_at > self.world.now - GIVES_UP_AFTER - 1:
-            return False  # what was sent then may be on its way
+            return False  # messages sent then may be on their way
         long_since = self.process.time() - 1.0
         return all(
             c.connected_since < long_since and not (c.blocked_up or c.blocked_down or c.deaf_to)
@@ -215,7 +215,7 @@ class SimBroker:
         await runtime.start()
 
     def _end_on(self, process: Process, error: TidelogError) -> None:
-        """As `Node.fatal`: the process ends; whoever watches over it starts another."""
+        """As `Node.fatal`: the process ends; its supervisor starts another."""
         self.fatal = error
         self.world.say(f"{self.id} cannot go on: {error}")
         self.restart_after = 1.0
@@ -231,12 +231,12 @@ class SimBroker:
         return RaftMember(self.raft, self.process, self.raft_address, state_machine, on_status, on_peer_lost)
 
     def _crash(self) -> None:
-        """In the middle of a system call: what was sent in the same turn is on its way."""
+        """In the middle of a system call: messages sent in the same turn are on their way."""
         self.on_crash(self)
         self.kill()
 
     def kill(self) -> None:
-        """kill -9: what was written is in the page cache."""
+        """kill -9: all writes are in the page cache."""
         process = self.process
         if process is None:
             return
@@ -250,12 +250,12 @@ class SimBroker:
         self.on_died(self)
 
     def hang(self, *, reads: bool = False) -> None:
-        """Its disk does nothing any more, for this process or the next; what is in the page cache is read, unless
+        """Its disk does nothing any more, for this process or the next; the page cache can be read, unless
         `reads` hang too."""
         self._let_hang(lambda executor: reads or executor is not READERS)
 
     def answer(self) -> None:
-        """Its disk does what it was told to, and what it is told from now on."""
+        """Its disk does the waiting calls, and answers later ones."""
         self._let_hang(None)
 
     def _let_hang(self, hangs: Callable[[object], bool] | None) -> None:

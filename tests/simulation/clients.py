@@ -1,6 +1,6 @@
-"""Who uses the cluster: the production client over the simulated NATS, and publishers who know nothing of Tidelog.
+"""Users of the cluster: the production client over the simulated NATS, and publishers that know nothing of Tidelog.
 
-Values say who wrote them and in which order: `<name>:<number>:<padding>`. Names begin with `i` (idempotent: once, in
+Values name their writer and its order: `<name>:<number>:<padding>`. Names begin with `i` (idempotent: once, in
 order), `l` (acks=leader), `n` (acks=none) or `b` (bare publishes).
 """
 
@@ -48,11 +48,11 @@ class _Asked:
     """Its acknowledgement counts."""
     is_envelope: bool
     is_sent_once: bool
-    """What is said of it is said of all of it."""
+    """One answer is given for all of it."""
 
 
 def _told(message: Message) -> tuple[int, Code | None]:
-    """The offset of what was stored, or why it was not."""
+    """The offset of the stored record, or the error."""
     if is_envelope(message.data):
         ack = decode_ack(message.data)
         return ack.offset, Code[ack.errorCode] if ack.errorCode else None
@@ -93,7 +93,7 @@ class Workload:
         self.burst_until = 0.0
         """Until then producers are many times faster."""
         self.open = 0
-        """Sent by who waits for an answer, and none came."""
+        """Sent with a reply subject, and no answer came."""
         self.consumed: dict[tuple[int, int], int] = {}
         """(stream incarnation, partition) -> next offset of the consumer."""
         self.incarnation = 0
@@ -216,7 +216,7 @@ class Workload:
         """For ever, until `stopped`. A producer that fails is replaced by another, of another name. `durability`: other
         than the stream's."""
         asked = None if durability is None else str(durability)
-        # What is acknowledged from page caches on a durable stream is not committed yet.
+        # A record acknowledged from page caches on a durable stream is not committed yet.
         committed = acks == "all" and (durability is None or durability.is_synced or not self.durable)
         while not self.stopped:
             if not self.incarnation:
@@ -323,7 +323,7 @@ class Workload:
         while not self.stopped:
             await asyncio.sleep(self._pause())
             if not self.incarnation:
-                continue  # nobody could say which stream an answer is of
+                continue  # an answer could be of either stream
             number += 1
             # It names no incarnation: the leader of a deleted stream that has not heard of that stores it too.
             partition = self.rng.randrange(self.partitions)
@@ -401,7 +401,7 @@ class Workload:
             await asyncio.sleep(0.1)
 
     async def ask_for_the_end(self) -> None:
-        """LatestCoversAcknowledged: whoever asks where the log ends hears of everything that was acknowledged before.
+        """LatestCoversAcknowledged: a client that asks for the log end gets one above everything acknowledged before.
         But from a leader that does not know that it is none any more: it may say so until its lease ends."""
         while True:
             await asyncio.sleep(self._pause())
@@ -434,7 +434,7 @@ class Workload:
                 )
 
     async def feed_back(self) -> None:
-        """NoFeedback: no stream may store what the cluster says to itself."""
+        """NoFeedback: no stream may store internal messages of the cluster."""
         await self.connection.connected()
         subject = self.rng.choice(
             (
@@ -452,7 +452,7 @@ class Workload:
             self.world.broken("NoFeedback", f"a stream was made with subject {subject}")
 
     def _got(self, incarnation: int, partition: int, columns: RecordBatch, told: int) -> int:
-        """`told`: so many records were said to be missed, by what was fetched up to now. Those before this batch."""
+        """`told`: so many records were said to be missed, by the fetches up to now, before this batch."""
         offsets = columns.offsets
         first, end = int(offsets[0]), int(offsets[-1]) + 1
         expected = self.consumed.get((incarnation, partition), 0)

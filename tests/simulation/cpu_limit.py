@@ -12,7 +12,7 @@ from contextlib import contextmanager
 from types import FrameType
 
 CPU_LIMIT = 60.0
-"""Seconds for one seed: a hundred times what it takes."""
+"""Seconds for one seed: a hundred times its usual time."""
 _AGAIN = 1.0
 """Seconds after which a run is interrupted once more that caught the interruption and went on."""
 _FRAMES = 25
@@ -25,7 +25,7 @@ class OutOfCpuTime(KeyboardInterrupt):
 
 @contextmanager
 def cpu_limit(seconds: float) -> Iterator[None]:
-    """Raises OutOfCpuTime from whatever the main thread does inside, once `seconds` of CPU time are used. It is not
+    """Raises OutOfCpuTime from the code of the main thread inside, once `seconds` of CPU time are used. It is not
     nested, and works in the main thread only."""
 
     def interrupt(_: int, frame: FrameType | None) -> None:

@@ -1,9 +1,10 @@
-"""A disk in memory that loses what a real one may lose: `dataplane.log.files.FileSystem` with faults.
+"""A disk in memory that can lose the same data as a real one: `dataplane.log.files.FileSystem` with faults.
 
-Per file it knows what was synced and the changes since; per folder, the names that were synced and the changes since.
+Per file it knows the synced content and the changes since; per folder, the names that were synced and the changes
+since.
 
     death of a process     its handles and locks are gone; everything written stays (the page cache)
-    loss of power          of what was not synced: nothing survives, everything, everything but half of the last write,
+    loss of power          of unsynced changes nothing survives, everything, everything but half of the last write,
                            or chance decides: of writes any subset, torn anywhere; of names a prefix
 
 Folders appear and move at once and durably: `make_directory` promises it, and only whole partitions are ever moved.
@@ -40,11 +41,11 @@ SURVIVALS: tuple[Survival, ...] = ("nothing", "everything", "all but half of the
 
 
 AMPLE = 1 << 40
-"""Capacity of a disk that nobody fills, in bytes."""
+"""Capacity of a disk that never runs full, in bytes."""
 
 
 def surviving_writes(pending: list[Change], how: Survival, rng: Random) -> list[Change]:
-    """What a loss of power leaves of the changes of one file that were not synced, in the order made."""
+    """The unsynced changes of one file that survive a loss of power, in the order made."""
 
     def torn(change: Change, where: float) -> Change:
         position, data = change
@@ -74,7 +75,7 @@ class DiskFile:
     written_at: int = 0
     """ns."""
     flipped: dict[int, int] = field(default_factory=dict)
-    """Position -> what a flipped bit made of the byte there, until something else is written there."""
+    """Position -> the byte there with its flipped bit, until something else is written there."""
     masks: dict[int, int] = field(default_factory=dict)
     """Position -> the bit."""
 
@@ -89,7 +90,7 @@ class DiskFile:
             content[position : position + len(data)] = data
 
     def flip(self, position: int, bit: int) -> None:
-        """On the disk and in the page cache. Not in what was cut off and may come back with a loss of power."""
+        """On the disk and in the page cache. Not in a part that was cut off and may come back with a loss of power."""
         if position >= len(self.content):
             return
         mask = 1 << bit
@@ -120,7 +121,7 @@ class DiskFile:
         self._apply(self.content, position, data)
 
     def sync(self, changes: int | None = None) -> None:
-        """The first so many of what is pending; all of it unless given. Bits that flipped in the page cache meanwhile
+        """Syncs the first `changes` pending ones; all of it unless given. Bits that flipped in the page cache meanwhile
         are written as they are there."""
         for position, data in self.pending[:changes]:
             self._apply(self.synced, position, data)
@@ -161,7 +162,8 @@ class _Folder:
 
 
 class SimDisk:
-    """See the module. `crash`: the exception that a call raises that power is lost in."""
+    """See the module. `crash`: the exception raised by a call in which power is lost. It has more than 30 methods
+    because it implements all calls of `FileSystem` on the same files on which the faults act."""
 
     def __init__(self, *, crash: type[BaseException]) -> None:
         self._crash = crash
@@ -170,15 +172,15 @@ class SimDisk:
         self.crash_at = -1
         """The number of the call that power is lost in; -1: none."""
         self.capacity = AMPLE
-        """Bytes. What does not fit any more fails with ENOSPC; of a write, what fits is written."""
+        """Bytes. A write that does not fit fails with ENOSPC after the part that fits."""
         self.before_call: Callable[[], None] = lambda: None
         """Called at the beginning of every call that changes something."""
         self.failing_syncs = 0
         """So many syncs of data fail with EIO."""
         self.has_failed = False
-        """Some call failed, or what is read is not what was written."""
+        """Some call failed, or a read returns other bytes than were written."""
         self.losses = 0
-        """How often it has lost what was written and not synced, or all of it, or damage was cut out of a log."""
+        """How often it has lost unsynced writes, or all of its content, or damage was cut out of a log."""
         self._is_as_written = False
         self._boot = 1
         self._folders: dict[Path, _Folder] = {Path("/"): _Folder()}
@@ -220,7 +222,7 @@ class SimDisk:
         return other
 
     def unsynced(self) -> list[int]:
-        """What a loss of power may take, piece by piece: of each folder with unsynced names the number of their
+        """The pieces that a loss of power may take: of each folder with unsynced names the number of their
         changes, which survive up to some point, and 1 for each file with unsynced bytes."""
         folders = self._folders.values()
         names = [len(folder.changes) for folder in folders if folder.changes]
@@ -253,7 +255,7 @@ class SimDisk:
         self._file(path).flip(position, bit)
 
     def flipped_below(self, path: Path) -> list[Path]:
-        """Files that hold flipped bits, sorted; what lies in quarantine counts no more."""
+        """Files that hold flipped bits, sorted; files in quarantine are left out."""
         return sorted(
             folder / name
             for folder, names in self._folders.items()
@@ -264,7 +266,7 @@ class SimDisk:
 
     @contextmanager
     def as_written(self) -> Iterator[None]:
-        """Inside, no bit is flipped: for those who know what was written."""
+        """Inside, no bit is flipped: for checks that compare with the written bytes."""
         if self._is_as_written:
             yield
             return
@@ -280,7 +282,7 @@ class SimDisk:
                 file.correct()
 
     def synced(self, path: Path) -> bytearray:
-        """What of that file is on stable storage."""
+        """Content of that file on stable storage."""
         return self._file(path).synced
 
     def files_below(self, path: Path) -> list[tuple[Path, int]]:
@@ -385,7 +387,7 @@ class SimDisk:
             raise self._crash
         if self.failing_syncs:
             self.failing_syncs -= 1
-            # As Linux does: what could not be written stays readable, counts as clean, and is never written again.
+            # As in Linux, a page that could not be written stays readable, counts as clean and is never written again.
             self._opened(handle).pending.clear()
             self.has_failed = True
             raise OSError(errno.EIO, "Input/output error")
@@ -490,7 +492,7 @@ def is_nothing_torn(disk: SimDisk, data: Path) -> bool:
 
 
 def damageable_files(disk: SimDisk, data: Path) -> list[tuple[Path, int]]:
-    """(path, size) of what belongs to partitions."""
+    """(path, size) of the files of partitions."""
     return [
         (path, size)
         for path, size in disk.files_below(data)

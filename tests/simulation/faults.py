@@ -1,4 +1,4 @@
-"""What goes wrong, when, and for how long: drawn from the seed before the run begins, so that a schedule can be
+"""Faults, with their times and durations: drawn from the seed before the run begins, so that a schedule can be
 printed, replayed and made smaller.
 
 A fault that would go beyond what the stream's durability promises to survive is not carried out: two disks lost before
@@ -41,7 +41,7 @@ class Fault:
 
 
 LEADER = "leader"
-"""In place of a broker: whoever leads the first partition when the fault strikes."""
+"""In place of a broker: the leader of the first partition at the time of the fault."""
 
 WEIGHTS: dict[str, float] = {
     "kill": 10,
@@ -78,7 +78,7 @@ WEIGHTS: dict[str, float] = {
 
 SCENARIO_SHARE = 0.5
 ALONE_SHARE = 0.6
-"""Of the runs with a scenario, those in which nothing else happens."""
+"""Share of the runs with a scenario in which nothing else happens."""
 
 
 def draw_scenario(rng: Random) -> str | None:

@@ -1,9 +1,9 @@
 """NATS as it is, and worse: one server, connections with their own way there and back, `wire.transport.Transport`.
 
-As NATS is: delivered at most once; what one connection sends to one subject arrives in order; 503 where nobody
+As NATS is: delivered at most once; messages of one connection to one subject arrive in order; 503 where nobody
 subscribes; a process that is killed loses its subscriptions at once; a server that restarts, or a consumer that is too
-slow, loses the connection and all that was on its way; who is disconnected sends nothing. A link that is cut holds what
-is sent over it, as TCP does: it comes late if the cut is short, and the connection is given up if it lasts.
+slow, loses the connection and all that was on its way; a disconnected client sends nothing. A link that is cut holds
+what is sent over it, as TCP does: it comes late if the cut is short, and the connection is given up if it lasts.
 
 Worse, where a fault asks for it: messages lost, doubled, or overtaken by others.
 """
@@ -131,7 +131,7 @@ class Nats:
         self.world.after(SERVER_GIVES_UP_AFTER + self.rng.random() * 2, server_gives_up)
 
     def deafen(self, connection: SimConnection, *endings: str) -> Callable[[], None]:
-        """Nothing on such subjects reaches it, and nobody hears of that. How to end it."""
+        """Messages on such subjects are dropped without notice. Returns the function that ends it."""
         connection.deaf_to = endings
 
         def hears() -> None:
@@ -185,7 +185,7 @@ class Nats:
         return when
 
     def _up(self, session: _Session, subject: str, action: Callable[..., object], *args: Any) -> None:
-        """`subject`: what else of it must not be overtaken; empty: everything."""
+        """`subject`: messages on it must not be overtaken; empty: none may be."""
         if session.connection.blocked_up:
             session.held_up.append((action, args))
             return
@@ -349,7 +349,7 @@ class SimConnection:
             return
         if not (self.blocked_up or self.blocked_down):
             self.sessions = [s for s in self.sessions if s is not session]
-        # What is on its way up still arrives, then the server hears of the end.
+        # Messages on their way up still arrive, then the server hears of the end.
         self.nats._up(session, "", self.nats._close, session)
         self.nats.world.after(RECONNECT_WAIT * (0.5 + self.nats.rng.random()), self._connect)
         self.process.call_soon(self._went_down)

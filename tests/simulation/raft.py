@@ -1,10 +1,10 @@
 """A Raft group as its users see it, with everything that may go wrong above the agreement itself.
 
-One log, in which what is committed stays. Around it: leaders that are elected late, that are deposed and do not know it
-yet, nodes that apply late or get a snapshot in place of the commands, commands whose proposer never learns what became
+One log, in which committed commands stay. Around it: leaders that are elected late, that are deposed and do not know it
+yet, nodes that apply late or get a snapshot in place of the commands, commands whose proposer never learns the outcome
 of them, and commands of a deposed leader that are lost, or applied long after.
 
-`truth` is the state after all that is committed: what no broker can know, and what invariants are checked against.
+`truth` is the state after all committed commands. No broker can know it; invariants are checked against it.
 """
 
 from __future__ import annotations
@@ -33,30 +33,30 @@ class RaftGroup:
         self._committed_at: list[float] = []
         self.truth = ClusterState()
         self.on_commit: Callable[[bytes], Callable[[Outcome], None]] = lambda _: lambda _: None
-        """Called with a command before it is applied to `truth`; what it returns, with the outcome."""
+        """Called with a command before it is applied to `truth`; the returned function is called with the outcome."""
         self.nodes: dict[str, RaftMember] = {}
         """Of live processes, by address."""
         self.cut: set[str] = set()
-        """Addresses that reach nobody."""
+        """Addresses that are cut off."""
         self.leader: str | None = None
         self.term = 0
         self.commit_delay = 0.0015
         self.apply_delay = 0.0005
         """Mean, in seconds."""
         self.lose_outcomes = 0.0
-        """Share of commands whose proposer never hears of them."""
+        """Share of commands that are committed without an answer to the proposer."""
         self.snapshot_share = 0.0
         """How often a node that is behind gets a snapshot."""
         self.holds: Callable[[bytes], bool] | None = None
-        """Commands for which it is true lie about, whoever leads, until `release_held`; nobody hears of them."""
+        """Commands for which it is true are held under any leader until `release_held`, without an answer."""
         self.held: list[bytes] = []
         self.is_late = False
-        """What is being applied was decided long ago."""
+        """The command that is being applied was decided long ago."""
         self._snapshots: list[tuple[int, bytes]] = [(0, self.truth.snapshot())]
         self._electing = False
         self._last_commit = 0.0
 
-    # ---- who leads
+    # ---- leadership
 
     def reaches(self, address: str) -> bool:
         return address in self.nodes and address not in self.cut
@@ -65,7 +65,7 @@ class RaftGroup:
         return [a for a in self.voters if self.reaches(a) and not self.nodes[a].process.paused]
 
     def is_behind(self, address: str) -> bool:
-        """It does not hear of what is committed, or did not a moment ago."""
+        """It does not receive committed commands, or did not a moment ago."""
         node = self.nodes.get(address)
         if node is None or address in self.cut or node.was_behind_at > self.world.now - 0.5:
             return True
@@ -75,7 +75,7 @@ class RaftGroup:
         return self._committed_at[index]
 
     def has_majority(self, address: str) -> bool:
-        """As things are, whatever the node knows."""
+        """The true state, which the node may not know."""
         if not self.reaches(address):
             return len(self.voters) == 1 and address in self.nodes
         return 2 * len([a for a in self.voters if self.reaches(a)]) > len(self.voters)
@@ -172,7 +172,7 @@ class RaftGroup:
     # ---- commands
 
     def submit(self, node: RaftMember, command: bytes, ended: asyncio.Future[Outcome]) -> None:
-        """From a node to whom it takes for the leader."""
+        """From a node to the node that it takes for the leader."""
         target = node.known_leader
         travel = self.rng.random() * (0.0003 if target == node.address else 0.002)
         term = node.term
@@ -228,7 +228,7 @@ class RaftGroup:
     def _announce(self, member: RaftMember) -> None:
         """It hears, some time later, of all that is committed now."""
         index = len(self.log)
-        slowness = 1.0 if member.address == self.leader else member.slowness  # whoever commits knows first
+        slowness = 1.0 if member.address == self.leader else member.slowness  # the leader applies first
         when = max(member.hears_at, self.world.now + self.rng.expovariate(1.0) * self.apply_delay * slowness)
         member.hears_at = when
 
@@ -353,7 +353,7 @@ class RaftMember:
         except TimeoutError:
             raise RaftOutcomeUnknown("not seen applied in time") from None
 
-    # ---- what the group tells it
+    # ---- calls of the group
 
     def hear(self, term: int, leader: str) -> None:
         self.process.call_soon(self._hear, term, leader)

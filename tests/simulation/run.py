@@ -4,7 +4,7 @@ start     brokers register, the stream is made
 faults    for some seconds, while producers write and consumers read
 calm      all is healed and restarted, producers stop; until all replicas are in the ISR, everything sent is
           answered and everything committed is read, within CALM_LIMIT simulated seconds
-last      a few more records, acknowledged at once; then every log is compared with what was committed
+last      a few more records, acknowledged at once; then every log is compared with the committed batches
 """
 
 from __future__ import annotations
@@ -55,7 +55,7 @@ QUICK_METADATA = MetadataSettings(
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RunPlan:
-    """What differs from run to run besides the faults."""
+    """Settings that differ from run to run, besides the faults."""
 
     brokers: int
     replication_factor: int
@@ -68,7 +68,7 @@ class RunPlan:
     push_to_waiters: bool
     min_isr: int
     latency: float
-    """Mean of one way to or from NATS, in seconds: what is on its way when a leader dies."""
+    """Mean of one way to or from NATS, in seconds: it decides how much is on its way when a leader dies."""
     disk_delay: float
     """Mean of a call that waits for the disk, in seconds."""
     quick: bool
@@ -109,7 +109,7 @@ class RunPlan:
             disk_delay=rng.choice((0.0003, 0.003, 0.015)),
             fetch_max_bytes=rng.choice((1 << 20, 1 << 20, 4096, 256)),
         )
-        if plan.latency > 0.001:  # a batch a round trip, and each takes long: nobody would catch up in time
+        if plan.latency > 0.001:  # a batch a round trip, and each takes long: followers would not catch up in time
             plan = replace(plan, fetch_max_bytes=1 << 20)
         if scenario is not None:
             plan = replace(plan, **({"duration": 6.0} | REQUIRED_PLANS.get(scenario, {})))
@@ -205,7 +205,7 @@ class Cluster:
         self.is_calm = False
         self.scenario_is_over = False
         self.fragile: set[str] = set()
-        """Brokers that lost what their stream does not promise to survive twice, and are not back yet."""
+        """Brokers with a loss that their stream does not promise to survive twice, and that are not back yet."""
         self._processes: dict[str, SimBroker] = dict(self.brokers)
         for broker in self.brokers.values():
             broker.on_died = self._died
@@ -253,7 +253,7 @@ class Cluster:
     def usual_weather(self) -> Weather:
         return Weather(latency=self.plan.latency)
 
-    # ---- what faults need
+    # ---- used by faults
 
     def lift(self, after: float, action: Callable[[], object]) -> None:
         """When a fault is over: then, or when the calm begins."""
@@ -290,7 +290,7 @@ class Cluster:
         if not dead and not broker.is_running:
             return False
         if broker.disk.flipped_below(self.data):
-            return False  # in what was synced since the last checkpoint it would look like a torn write
+            return False  # in bytes synced since the last checkpoint it would look like a torn write
         return self.plan.durability.is_synced or self.may_lose_disk(broker)
 
     def disk_is_sound(self, broker: SimBroker) -> None:
@@ -316,7 +316,7 @@ class Cluster:
         )
 
     def restart_if_failed(self, broker: SimBroker) -> None:
-        """As an operator does who sees a failed replica."""
+        """As an operator does after the report of a failed replica."""
         broker.disk.failing_syncs = 0
         if broker.broker is not None and broker.broker.status()["failed"]:
             broker.kill()
@@ -418,7 +418,7 @@ class Cluster:
         world.broken("Liveness", f"{when}, {CALM_LIMIT:.0f} s later: {self.unsettled()}")
 
     def unsettled(self) -> str | None:
-        """What is not as it should be when nothing goes wrong."""
+        """The first condition of a calm cluster that does not hold, or None."""
         truth = self.raft.truth
         if not all(clients.incarnation for clients in self.workloads):
             return "the stream is not created anew"

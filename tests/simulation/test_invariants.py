@@ -1,4 +1,4 @@
-"""A simulation asks every invariant, and an invariant says what it is for."""
+"""A simulation asks every invariant, and an invariant states its purpose."""
 
 from __future__ import annotations
 

@@ -1,10 +1,10 @@
 """One simulated world: one thread, one seed, one clock that jumps to the next thing that happens.
 
-    World        the clock, the queue of what happens when, the source of chance, the trace
+    World        the clock, the queue of events, the source of chance, the trace
     Process      one operating system process: an asyncio event loop over the world's clock. It can be killed (nothing
                  of it runs any more), paused and resumed (all that was due runs late), and its clocks may be off
 
-Processes run one turn of their loop at a time, never two at once; which one runs first among those that have something
+Processes run one turn of their loop at a time, never two at once; the order among the processes that have something
 to do is chance, from the seed. Work for threads (`run_in_executor`) runs whole, at one moment between its call and its
 completion; both delays are chance.
 
@@ -34,7 +34,7 @@ EPOCH_NS = 1_700_000_000_000_000_000
 """Wall clock time at which every world begins."""
 
 MAX_STEPS = 2_000_000
-"""A hundred times what a run takes."""
+"""A hundred times the steps of a run."""
 TIMER_LATENESS = 0.000002
 """As everywhere: a timer fires a little after its time."""
 
@@ -47,7 +47,7 @@ class SimulatedCrash(KeyboardInterrupt):
 
 
 class InvariantBroken(Exception):
-    """What must always hold did not. Ends the run."""
+    """An invariant does not hold. Ends the run."""
 
     def __init__(self, invariant: str, what: str) -> None:
         super().__init__(f"{invariant}: {what}")
@@ -79,7 +79,7 @@ class World:
         self.steps = 0
         self.trace: list[str] = []
         self.failure: InvariantBroken | None = None
-        """The first; whoever raises it may be a coroutine of which nobody hears."""
+        """The first; it may be raised in a coroutine that is never awaited."""
         self.is_traced = traced
         self.current: Process | None = None
         self.after_step: Callable[[Process], None] = lambda _: None
@@ -127,7 +127,7 @@ class World:
         raise self.fails(invariant, what)
 
     def fails(self, invariant: str, what: str) -> InvariantBroken:
-        """As `broken`, for those who cannot raise: the run ends after this step."""
+        """As `broken`, for callers that cannot raise: the run ends after this step."""
         self.say(f"BROKEN {invariant}: {what}")
         if self.failure is None:
             self.failure = InvariantBroken(invariant, what)
@@ -135,7 +135,8 @@ class World:
 
 
 class _Handle(asyncio.TimerHandle):
-    """Of a callback, timed or not: without asyncio's debugging aids, since most of what a world does is call back."""
+    """Handle of a callback, timed or not: without asyncio's debugging aids, since most of the work of a world is
+    callbacks."""
 
     __slots__ = ()
 
@@ -168,7 +169,7 @@ class Process(asyncio.AbstractEventLoop):
         self.on_crash: Callable[[], None] = lambda: None
         self.wall_skew_ns = 0
         self.disk_delay = 0.0003
-        """Mean of what work for a thread takes, in seconds."""
+        """Mean duration of work for a thread, in seconds."""
         self._hangs: Callable[[object], bool] | None = None
         """Whether work for that executor waits until the disk answers."""
         self._hanging: list[Callable[[], None]] = []
@@ -177,19 +178,19 @@ class Process(asyncio.AbstractEventLoop):
         self._ready: deque[_Handle] = deque()
         self._timers: list[tuple[float, int, _Handle]] = []
         self._arrivals: list[tuple[float, int, Callable[..., object], tuple[Any, ...]]] = []
-        """What comes in from outside, by the time at which it can be read."""
+        """Messages from outside, by the time at which it can be read."""
         self._wake_at = inf
         """When the next turn is due."""
         self._wakes: list[float] = []
-        """What of it is in the world's queue, the latest first."""
+        """Its events in the world's queue, the latest first."""
         self._number = count()
         self.tasks: list[asyncio.Task[Any]] = []
-        """Kept to the end of the world: what the garbage collector would end otherwise, at a time of its own."""
+        """Kept to the end of the world: objects that the garbage collector would otherwise end at a time of its own."""
         world.processes.append(self)
 
     @classmethod
     def begun(cls, world: World, name: str, *, rate: float = 1.0, offset: float = 0.0) -> Process:
-        """What a simulated program never asks of its loop (sockets, signals) is left abstract."""
+        """Methods of a loop that a simulated program never calls (sockets, signals) are left abstract."""
         return cls(world, name, rate=rate, offset=offset)
 
     # ---- the clocks
@@ -214,7 +215,7 @@ class Process(asyncio.AbstractEventLoop):
         self._arrange()
 
     def hang(self, hangs: Callable[[object], bool] | None) -> None:
-        """The disk hangs for work of those executors; None: it answers, and what has waited begins."""
+        """The disk hangs for work of those executors; None: it answers, and the waiting work begins."""
         self._hangs = hangs
         waited, self._hanging = self._hanging, []
         for run in waited:
@@ -224,7 +225,7 @@ class Process(asyncio.AbstractEventLoop):
     def disk_hangs(self) -> bool:
         return self._hangs is not None
 
-    # ---- what an event loop does
+    # ---- event loop
 
     def call_soon(
         self, callback: Callable[..., object], *args: object, context: contextvars.Context | None = None
@@ -338,7 +339,7 @@ class Process(asyncio.AbstractEventLoop):
             world.after_step(self)
 
     def end_of_the_world(self) -> None:
-        """What is left of the process goes unheard, at once, and not when the garbage collector comes to it."""
+        """The rest of the process is dropped, at once, and not when the garbage collector comes to it."""
         self.alive = False
         with self.running():
             for task in self.tasks:
@@ -350,7 +351,7 @@ class Process(asyncio.AbstractEventLoop):
 
     @contextmanager
     def running(self) -> Iterator[None]:
-        """What happens inside is done by this process."""
+        """Code inside runs as this process."""
         world = self.world
         before, world.current = world.current, self
         outer = asyncio._get_running_loop()
@@ -407,7 +408,7 @@ class Process(asyncio.AbstractEventLoop):
             with self.running():
                 try:
                     result = work()
-                except Exception as e:  # noqa: BLE001 - goes to whoever waits for it
+                except Exception as e:  # noqa: BLE001 - goes to the waiting caller
                     error = e
             if self.alive:
                 self.world.after(self.world.chance_delay(self.disk_delay / 4), self.call_soon, finished, result, error)
@@ -478,7 +479,7 @@ def inhabited(world: World) -> Iterator[None]:
     gc.disable()
     SimTask._numbers = count(1)
     hooks = sys.get_asyncgen_hooks()
-    sys.set_asyncgen_hooks(firstiter=None, finalizer=lambda _: None)  # who dies closes nothing
+    sys.set_asyncgen_hooks(firstiter=None, finalizer=lambda _: None)  # a killed process closes nothing
     try:
         with _warned_of_coroutines(world):
             try:

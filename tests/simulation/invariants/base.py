@@ -1,4 +1,4 @@
-"""What an invariant is: a class that overrides the hooks of the moments at which what it promises can be lost.
+"""Base class of the invariants: each overrides the hooks of the moments at which its promise can be broken.
 
 When it falls it raises `InvariantBroken` with the name of its class, and the run ends.
 """
@@ -27,7 +27,7 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, slots=True)
 class Acknowledged:
-    """What a client was told."""
+    """Answer that a client was given."""
 
     stream: str
     stream_incarnation: int
@@ -36,7 +36,7 @@ class Acknowledged:
     value: bytes
     by: str
     durability: Durability | None = None
-    """What the publish asked for; None: what the stream has."""
+    """Level that the publish asked for; None: the level of the stream."""
     losses: int = 0
     """How often a disk had lost anything when it was sent."""
 
@@ -71,12 +71,12 @@ class Move:
 
     @property
     def start(self) -> int:
-        """Of what it covers now and did not before."""
+        """The batches that it covers now and did not before."""
         return max(self.before, 0)
 
     @property
     def commits(self) -> bool:
-        """A leader's first HW is what it knew as a follower: it commits nothing yet."""
+        """A leader's first HW is the one that it knew as a follower: it commits nothing yet."""
         return self.leads and self.before >= 0
 
 
@@ -95,7 +95,7 @@ class Numbered:
 
 @dataclass(frozen=True, slots=True)
 class Scene:
-    """What all invariants look at."""
+    """State that all invariants look at."""
 
     world: World
     raft: RaftGroup
@@ -168,13 +168,13 @@ class Invariant:
         """It took the lead."""
 
     def on_high_watermark(self, move: Move) -> None:
-        """Its HW is another; what it covers is not in the history yet."""
+        """Its HW has changed; the batches that it covers are not in the history yet."""
 
     def on_covered(self, move: Move, history: History, base: int, data: bytes) -> None:
         """For every batch that the HW covers now and did not; it is not in the history yet, unless it was before."""
 
     def on_committed(self, move: Move) -> None:
-        """A leader's HW moved; what it covers is in the history."""
+        """A leader's HW moved; the batches that it covers are in the history."""
 
     # ---- clients
 

@@ -1,4 +1,4 @@
-"""All of them together: sees what happens and calls whoever has a hook for it, in the order of `INVARIANTS`."""
+"""All invariants together: calls each one that has a hook for an event, in the order of `INVARIANTS`."""
 
 from __future__ import annotations
 
@@ -165,7 +165,7 @@ class Invariants:
     # ---- the metadata group
 
     def committing(self, command: bytes) -> Callable[[Outcome], None]:
-        """A command is about to be applied; what is returned is to be called with its outcome."""
+        """A command is about to be applied; the returned function is called with its outcome."""
         truth = self.raft.truth
         message = pb.Command.FromString(command)
         office = truth.office
@@ -299,7 +299,7 @@ class Invariants:
             invariant.on_wipe(broker)
 
     def has_zombie(self, stream: str, partition: int) -> bool:
-        """Somebody believes that it leads, and another was elected."""
+        """A broker believes that it leads, and another was elected."""
         for broker in self.brokers.values():
             for replica in broker.broker._replicas.values() if broker.broker is not None else ():
                 key = replica.key
@@ -337,7 +337,7 @@ class Invariants:
         return sum(broker.disk.losses for broker in self.brokers.values())
 
     def acked_end(self, stream: str, incarnation: int, partition: int) -> int:
-        """What a client was told, with acks=all, to be stored: its end."""
+        """End of the records that were acknowledged to a client with acks=all."""
         return self._acked_ends.get((stream, incarnation, partition), 0)
 
     def consumed(self, who: str, stream: str, incarnation: int, batch: RecordBatch, partition: int) -> None:

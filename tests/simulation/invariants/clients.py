@@ -1,4 +1,4 @@
-"""What clients are promised: producers of what was acknowledged, consumers of what they get."""
+"""Promises to clients: to producers about acknowledged records, to consumers about the records that they get."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ if TYPE_CHECKING:
 
 
 class NoAcknowledgedRecordLost(Invariant):
-    """To producers: what was acknowledged with acks=all is stored in the end, at its offset; with acks=leader, where
+    """To producers: a record acknowledged with acks=all is stored in the end, at its offset; with acks=leader, where
     the LeaderEpoch is the same.
     """
 
@@ -37,7 +37,7 @@ class NoAcknowledgedRecordLost(Invariant):
             leader = self.brokers[truth.leader]
             replica = leader.broker._replicas.get(key) if leader.broker is not None else None
             with leader.disk.as_written():
-                # An answer may come late, in a LeaderEpoch that has cut what it tells of.
+                # An answer may come late, in a LeaderEpoch that has truncated its records.
                 if replica is not None and value_at(replica, ack.offset) == ack.value:
                     self._by_leader.append((ack, key, truth.leader_epoch))
 
@@ -84,7 +84,7 @@ class AckedIsCommitted(Invariant):
 
 
 class RefusedIsNotStored(Invariant):
-    """To those who publish to the stream's subject: what a broker says not to be stored is stored by nobody."""
+    """To publishers on the stream's subject: a record that a broker refuses as not stored is stored on no broker."""
 
     def __init__(self, scene: Scene) -> None:
         super().__init__(scene)
@@ -105,14 +105,14 @@ class RefusedIsNotStored(Invariant):
 
 
 class NoFalseAlarm(Invariant):
-    """To producers: nobody is told that acknowledged records are lost, for what acks=all acknowledges is not."""
+    """To producers: no producer is told that acknowledged records are lost, because acks=all prevents that."""
 
     def on_alarm(self, who: str, what: str) -> None:
         self.broken(f"{who} was told: {what}")
 
 
 class ConsumersSeeOnlyCommitted(Invariant):
-    """To consumers: what they get is committed."""
+    """To consumers: the records that they get are committed."""
 
     def on_consumed(self, who: str, where: str, history: History | None, batch: RecordBatch) -> None:
         if history is None:
@@ -135,7 +135,7 @@ class ConsumersSeeOneValue(Invariant):
 
 
 class ConsumersSeeTheNewest(Invariant):
-    """To consumers: who reads a compacted stream to its end has seen the newest record of each key."""
+    """To consumers: a consumer that reads a compacted stream to its end has seen the newest record of each key."""
 
     def __init__(self, scene: Scene) -> None:
         super().__init__(scene)
@@ -153,7 +153,7 @@ class ConsumersSeeTheNewest(Invariant):
                     continue
                 newest = {row.key: row for _, data in history.batches for row in rows(data)}
                 for key, row in newest.items():
-                    # A tombstone may have been gone by the time at which who reads slowly came to it.
+                    # A tombstone may have been removed before a slow consumer came to it.
                     if key is not None and row.value is not None and seen.get(key) != row:
                         self.broken(f"{who} has read {where} to its end, and saw {seen.get(key)} instead of {row}")
 

@@ -1,4 +1,4 @@
-"""What a high watermark promises: what it covers is committed, and stays."""
+"""Promises of a high watermark: records below it are committed, and stay."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ class MonotonicHighWatermark(Invariant):
 
 
 class NoCommitBelowMinIsr(Invariant):
-    """To producers: what is committed is on as many replicas as the stream asks for."""
+    """To producers: a committed record is on as many replicas as the stream asks for."""
 
     def on_high_watermark(self, move: Move) -> None:
         role = move.replica.role
@@ -39,7 +39,7 @@ class NoCommitBelowMinIsr(Invariant):
 
 
 class LogMatching(Invariant):
-    """To everybody: no two values at one offset. What is below any HW is the same everywhere, byte for byte."""
+    """To all clients: no two values at one offset. Batches below any HW are the same everywhere, byte for byte."""
 
     def on_covered(self, move: Move, history: History, base: int, data: bytes) -> None:
         known = history.at.get(base)
@@ -54,7 +54,7 @@ class LogMatching(Invariant):
 
 
 class OnlyLeadersCommit(Invariant):
-    """To consumers: a follower's HW covers what a leader's HW covered before."""
+    """To consumers: a follower's HW covers only records that a leader's HW covered before."""
 
     def on_covered(self, move: Move, history: History, base: int, data: bytes) -> None:
         if base >= history.end and not move.commits:
@@ -101,7 +101,7 @@ class CommittedIsHeldByIsr(Invariant):
         if log is None or held.failure is not None:
             return
         if not is_durable and not self.scene.has_begun(other):
-            return  # what it acknowledged before it lost its power counts, and others hold it
+            return  # records that it acknowledged before it lost power count, and others hold them
         has = log.durable_end if is_durable else log.log_end_offset
         if has < move.end:
             self.broken(f"{what} holds up to {has}")

@@ -1,6 +1,6 @@
-"""The oracle: the batches that some leader's high watermark has covered. Whatever is in it stays, at its offset, byte
-for byte, for ever and for everybody. But for compaction: of a stream with `compact`, a record may go once a newer one
-of its key is committed, and a tombstone in its time.
+"""The oracle: the batches that some leader's high watermark has covered. All of it stays at its offset, byte for byte,
+for ever and for all clients, except for compaction: of a stream with `compact`, a record may go once a newer one of its
+key is committed, and a tombstone in its time.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ class History:
     told_by: dict[int, str] = field(default_factory=dict)
     """Base offset -> the broker whose HW covered it first."""
     removed_to: int = 0
-    """Below it somebody keeps nothing any more: retention."""
+    """Offset below which retention has removed records on some broker."""
 
     def add(self, base: int, data: bytes, broker: str) -> None:
         self.at[base] = data
@@ -62,7 +62,7 @@ class CommittedHistory:
         return None
 
     def removed(self, key: PartitionKey, end: int) -> None:
-        """Somebody keeps nothing below `end` any more."""
+        """A broker keeps nothing below `end` any more."""
         history = self.history(key)
         history.removed_to = max(history.removed_to, end)
 
@@ -118,7 +118,7 @@ class CommittedHistory:
             self.world.broken(invariant, f"{replica.key} on {broker.id} is not clean below {clean_end} ({why})")
 
     def check_derived_state(self, broker: SimBroker, replica: Replica, invariant: str, why: str) -> None:
-        """What that replica says of producers and leader epochs follows from the log, also from what it never had, or
+        """The producers and leader epochs of that replica follow from the log, also from records that it never had, or
         does not keep any more."""
         log = replica._log
         if log is None:
@@ -149,10 +149,10 @@ class CommittedHistory:
 
 
 def _as_kept(held: Producer, truth: Producer) -> Producer:
-    """`truth` with the oldest of its batches as `held` has them, where those behind them agree. Compaction leaves no
-    more than what is remembered; a cut of uncommitted batches makes older ones count again, which a log that was copied
-    meanwhile may lack. Its producer had those acknowledged when it sent what was cut, and does not repeat them. Of the
-    time such a log knows what the batches say that are left."""
+    """`truth` with the oldest of its batches as `held` has them, where the batches behind them agree. Compaction leaves
+    no more than is remembered; a cut of uncommitted batches makes older ones count again, which a log that was copied
+    meanwhile may lack. Its producer had them acknowledged when it sent the batches that were cut, and does not repeat
+    them. Such a log takes the time from the remaining batches."""
     truth = truth._replace(written=held.written)
     lacks = len([batch for batch in truth.batches if batch not in held.batches])
     kept = truth.batches[lacks:]
@@ -172,12 +172,13 @@ def rows(data: bytes) -> list[Row]:
 
 
 def may_be_compacted(replica: Replica) -> bool:
-    """One that has just begun a life does not know yet what its log was before."""
+    """A replica that has just begun a life does not know its earlier log yet."""
     return replica.view is None or replica.view.config.compact
 
 
 def is_left_of(data: bytes | None, original: bytes) -> bool:
-    """Whether `data` (None: nothing) is what compaction may leave of a batch: some of its records, at its place."""
+    """Whether `data` (None: nothing) is a possible result of compaction of a batch: some of its records, at its
+    place."""
     if data is None:
         return True
     header, before = parse_header(data), parse_header(original)
@@ -188,7 +189,7 @@ def is_left_of(data: bytes | None, original: bytes) -> bool:
 
 
 def batches_of(replica: Replica, start: int, end: int, *, from_disk: bool = False) -> list[tuple[int, bytes]]:
-    """(base offset, bytes) of what the replica's log holds in [start, end)."""
+    """(base offset, bytes) of the batches of the replica's log in [start, end)."""
     log = replica._log
     if log is None or end <= start:
         return []
@@ -215,7 +216,7 @@ def value_at(replica: Replica, offset: int) -> bytes | None:
     if log is None or not log.log_start_offset <= offset < log.log_end_offset:
         return None
     end = log.log_end_offset
-    parts = log.read(Offset(offset), max_bytes=1, end_offset=end)  # one batch at least, whatever its size
+    parts = log.read(Offset(offset), max_bytes=1, end_offset=end)  # one batch at least, of any size
     data = b"".join(parts) if parts else log.read_from_disk(Offset(offset), max_bytes=1, end_offset=end)
     for position, header in iter_batches(data):
         found = rows(bytes(data)[position : position + header.size])

@@ -1,4 +1,4 @@
-"""What a publish is promised that asked for a durability level of its own."""
+"""Promises to a publish that asked for a durability level of its own."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ if TYPE_CHECKING:
 
 
 class _Look:
-    """What these invariants look at."""
+    """State that these invariants look at."""
 
     def __init__(self, scene: Scene) -> None:
         self._scene = scene
@@ -39,7 +39,7 @@ class _Look:
         return self._scene.raft.truth.streams[key.stream].durable
 
     def sound(self, key: PartitionKey, members: Iterable[BrokerId]) -> list[tuple[SimBroker, Replica, PartitionLog]]:
-        """Those of them that serve, and that others count on."""
+        """The replicas that serve, and that others count on."""
         found = []
         for member in members:
             broker = self._scene.brokers[member]
@@ -57,7 +57,7 @@ class _Look:
 
 
 class SyncedByAllStays(Invariant):
-    """To who asks for `durable` on an `accepted` stream: whoever is in the ISR has it on its disk, from the
+    """To publishes at `durable` on an `accepted` stream: each ISR member has it on its disk, from the
     acknowledgement on. So it survives a power loss of all of them.
     """
 
@@ -97,7 +97,7 @@ class SyncedByAllStays(Invariant):
 
 
 class HeldByAllStays(Invariant):
-    """To who asks for `accepted` on a `durable` stream: whoever is in the ISR holds it, from the acknowledgement on,
+    """To publishes at `accepted` on a `durable` stream: each ISR member holds it, from the acknowledgement on,
     and it is stored in the end, unless a disk lost something before the HW covered it.
     """
 
@@ -155,13 +155,13 @@ class HeldByAllStays(Invariant):
 
 
 class FloorHolds(Invariant):
-    """To who asks for N in-sync replicas: so many held it when it was acknowledged."""
+    """To publishes at N in-sync replicas: so many held it when it was acknowledged."""
 
     def __init__(self, scene: Scene) -> None:
         super().__init__(scene)
         self._look = _Look(scene)
         self._ends: dict[tuple[PartitionKey, str], tuple[int, int]] = {}
-        """Of each replica, when last seen: its LEO, and the end of what it has synced."""
+        """Of each replica, when last seen: its LEO, and its synced end."""
 
     def on_log(self, broker: SimBroker, replica: Replica, log: PartitionLog, end: int) -> None:
         self._ends[replica.key, broker.id] = end, log.durable_end

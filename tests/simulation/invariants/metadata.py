@@ -1,4 +1,4 @@
-"""What the metadata group promises to brokers: about commands, checked as each is applied."""
+"""Promises of the metadata group to brokers: about commands, checked as each is applied."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ if TYPE_CHECKING:
 
 
 class OneOffice(Invariant):
-    """To everybody: a controller that another has followed decides nothing any more."""
+    """To all brokers: a controller decides nothing any more once another has succeeded it."""
 
     def on_commit(self, commit: Commit) -> None:
         body = getattr(commit.message, commit.kind or "", None)
@@ -82,7 +82,7 @@ class ElectionsHaveCause(Invariant):
 
 
 class NoMassDeath(Invariant):
-    """To brokers: most of them do not die at once; whoever sees that has lost its own sight."""
+    """To brokers: most of them do not die at once; a controller that sees that is itself cut off."""
 
     WINDOW_S = 0.5
     """Deaths that are told in this time are told at once: a controller hears of each broker by itself."""
@@ -111,7 +111,7 @@ class NoMassDeath(Invariant):
 
 
 class IsrNeverEmpty(Invariant):
-    """To clients: somebody holds all that is committed, and may lead."""
+    """To clients: some replica holds all committed records, and may lead."""
 
     def on_partition(self, key: PartitionKey, old: Partition | None, new: Partition) -> None:
         if not new.isr:
@@ -119,7 +119,7 @@ class IsrNeverEmpty(Invariant):
 
 
 class PartitionState(Invariant):
-    """To brokers: what else a partition always is, by `Partition.check`."""
+    """To brokers: a partition satisfies the invariants of `Partition.check`."""
 
     def on_partition(self, key: PartitionKey, old: Partition | None, new: Partition) -> None:
         try:
@@ -129,7 +129,7 @@ class PartitionState(Invariant):
 
 
 class EpochsGrow(Invariant):
-    """To whoever compares them: every change has a higher PartitionEpoch, and no LeaderEpoch comes back."""
+    """To brokers: every change has a higher PartitionEpoch, and no LeaderEpoch comes back."""
 
     def __init__(self, scene: Scene) -> None:
         super().__init__(scene)

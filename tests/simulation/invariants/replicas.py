@@ -1,4 +1,4 @@
-"""What brokers promise to each other of a replica: when it may act, what its log holds, who may lead."""
+"""Promises of brokers to each other about a replica: when it may act, which records its log holds, when it may lead."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ class OnlyDisksFailReplicas(Invariant):
     """To operators: a replica gives up because of its disk, and for no reason of our own making."""
 
     def on_failure(self, broker: SimBroker, replica: Replica) -> None:
-        # On an `accepted` stream the HW may be on the disk, and what it covers not.
+        # On an `accepted` stream the HW may be on the disk, and the records below it not.
         if _is_durable(replica) and not broker.disk.has_failed:
             self.broken(f"{replica.key} on {broker.id}: {replica.failure}")
 
@@ -63,7 +63,8 @@ class CoresAreValid(Invariant):
 
 
 class SyncedStays(Invariant):
-    """To leaders: what a replica of a `durable` stream said to be on its disk is there when its log is opened again."""
+    """To leaders: records that a replica of a `durable` stream reported as synced are there when its log is opened
+    again."""
 
     def __init__(self, scene: Scene) -> None:
         super().__init__(scene)
@@ -96,7 +97,7 @@ class IsrMembersHoldCommitted(Invariant):
     def __init__(self, scene: Scene) -> None:
         super().__init__(scene)
         self._joined_blind: dict[tuple[str, int, PartitionKey], int] = {}
-        """Who joined an ISR with its log not open yet -> what was committed then."""
+        """Broker that joined an ISR with its log not open yet -> the committed end at that time."""
 
     def on_partition(self, key: PartitionKey, old: Partition | None, new: Partition) -> None:
         for member in new.isr:
@@ -127,7 +128,7 @@ class IsrMembersHoldCommitted(Invariant):
 
 
 class CommittedIsNotCut(Invariant):
-    """To clients: nobody on whom others count gives up what is committed."""
+    """To clients: a replica that others count on does not give up committed records."""
 
     def on_cut(self, broker: SimBroker, replica: Replica, before: int, end: int) -> None:
         committed = self.history.history(replica.key).end
@@ -200,8 +201,8 @@ class EpochBehindSyncedTail(Invariant):
 
 
 class DerivedStateFollowsFromTheLog(Invariant):
-    """To producers: who leads knows what they wrote, also what its log never held or holds no more; to followers: and
-    where the leader epochs ended."""
+    """To producers: a leader knows their sequences, also of records that its log never held or holds no more; to
+    followers: and where the leader epochs ended."""
 
     def on_lead(self, broker: SimBroker, replica: Replica, role: LeaderDriver) -> None:
         truth = self.raft.truth.partition(replica.key)
@@ -210,7 +211,7 @@ class DerivedStateFollowsFromTheLog(Invariant):
 
 
 class LeaderCompleteness(Invariant):
-    """To clients: who leads holds all that was ever committed."""
+    """To clients: a leader holds all committed records."""
 
     def on_lead(self, broker: SimBroker, replica: Replica, role: LeaderDriver) -> None:
         truth = self.raft.truth.partition(replica.key)

@@ -1,4 +1,4 @@
-"""What retention promises: that it takes no more than it may."""
+"""Promises of retention: it removes no more than its limits allow."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ CLOCK_SLACK_NS = 1_000_000_000
 
 
 class OnlyCommittedIsRemoved(Invariant):
-    """To everybody: what is not committed is not removed, whatever its age."""
+    """To all clients: an uncommitted record is not removed at any age."""
 
     def on_log_start(self, broker: SimBroker, replica: Replica, before: int, start: int) -> None:
         committed = self.history.history(replica.key).end
@@ -26,7 +26,7 @@ class OnlyCommittedIsRemoved(Invariant):
 
 
 class OnlyWhatHasOutlivedItsLimitsIsRemoved(Invariant):
-    """To users: what a stream's limits keep is kept."""
+    """To users: records within the limits of a stream are kept."""
 
     def on_log_start(self, broker: SimBroker, replica: Replica, before: int, start: int) -> None:
         log, view = replica._log, replica.view
@@ -50,7 +50,7 @@ class OnlyWhatHasOutlivedItsLimitsIsRemoved(Invariant):
         now = broker.process.time_ns()
         if config.retention_max_age_ms:
             if newest > now or may_be_compacted(replica):
-                return  # its file counts, not what its records say; or the newest of them had gone before
+                return  # its file counts, not the timestamps of its records; or the newest of them had gone before
             if newest <= now - config.retention_max_age_ms * 1_000_000 + CLOCK_SLACK_NS:
                 return
         self.broken(

@@ -33,7 +33,7 @@ def power_at_takeover(run: ScenarioRun) -> Iterator[float | Until]:
 
 
 def sync_fails_then_power(run: ScenarioRun) -> Iterator[float | Until]:
-    """An fsync fails, which drops what it should have written; then power goes."""
+    """An fsync fails, which drops the bytes that it should have written; then power goes."""
     rng = run.rng
     yield Until(lambda: run.leader and len(run.isr) == 3)
     replicas = run.replicas
@@ -46,7 +46,7 @@ def sync_fails_then_power(run: ScenarioRun) -> Iterator[float | Until]:
     run.flood(1.0)
     yield Until(lambda: not broker.disk.failing_syncs, 2.0)
     if rng.random() < 0.6:
-        # It is back before what it failed to sync is committed: that waits for another follower.
+        # It is back before the unsynced records are committed, which waits for another follower.
         mend = run.cut(other, which=CONTROL)
         broker.kill()
         broker.start()
@@ -65,7 +65,7 @@ def sync_fails_then_power(run: ScenarioRun) -> Iterator[float | Until]:
 
 
 def damage(run: ScenarioRun) -> Iterator[float | Until]:
-    """A disk gives back something else than what it was given."""
+    """A disk returns other bytes than were written."""
     rng = run.rng
     yield Until(lambda: run.leader and len(run.isr) == 3)
     replicas, key = run.replicas, run.key
@@ -91,7 +91,7 @@ def damage(run: ScenarioRun) -> Iterator[float | Until]:
 
 def full_disks(run: ScenarioRun) -> Iterator[float | Until]:
     """One disk after the other runs full in the middle of a flood, then all at once; each is killed, or loses power,
-    full or just freed, and what it then finds on its disk must be what it wrote."""
+    full or just freed, and then its disk must hold all that it wrote."""
     rng = run.rng
     yield Until(lambda: run.leader and len(run.isr) == 3)
     replicas = run.replicas
@@ -131,7 +131,7 @@ def full_disks(run: ScenarioRun) -> Iterator[float | Until]:
 
 
 def silent_damage(run: ScenarioRun) -> Iterator[float | Until]:
-    """Bits flip in the logs of a broker that runs, where nobody may look; then its replicas are relied on."""
+    """Bits flip in the logs of a broker that runs, in places that may not be read; then its replicas are relied on."""
     rng = run.rng
     yield Until(lambda: run.leader and len(run.isr) == 3)
     run.flood(2.0)

@@ -38,8 +38,8 @@ def see_saw(run: ScenarioRun) -> Iterator[float | Until]:
 
 
 def stale_follower(run: ScenarioRun) -> Iterator[float | Until]:
-    """KIP-320. A follower that has not heard of the new LeaderEpoch, and holds what the new leader does not, goes on
-    fetching in the old one."""
+    """KIP-320. A follower that has not heard of the new LeaderEpoch, and holds records that the new leader lacks, goes
+    on fetching in the old one."""
     rng = run.rng
     yield Until(lambda: run.leader and len(run.isr) == 3)
     old = run.leader
@@ -58,8 +58,8 @@ def stale_follower(run: ScenarioRun) -> Iterator[float | Until]:
 
 
 def rolled_back_producer(run: ScenarioRun) -> Iterator[float | Until]:
-    """A leader that cannot reach its followers appends, is deposed, follows, truncates, and leads again: what its
-    producers sent is not in its log any more."""
+    """A leader that cannot reach its followers appends, is deposed, follows, truncates, and leads again: the batches
+    of its producers are not in its log any more."""
     rng = run.rng
     yield Until(lambda: run.leader and len(run.isr) == 3)
     old = run.leader
@@ -100,7 +100,7 @@ def long_zombie(run: ScenarioRun) -> Iterator[float | Until]:
     if rng.random() < 0.5:
         yield lease * (0.5 + rng.random() * 1.5)
     else:
-        # What it does not hear of, and is deposed for; then it leads beyond its lease.
+        # It does not hear of the change, and is deposed for it; then it leads beyond its lease.
         run.cluster.clients.alter(min(run.cluster.plan.min_isr, 2))
         yield Until(lambda: run.leader != old, 2 * lease)
         yield lease * (1.0 + rng.random() * 0.5)
@@ -111,7 +111,7 @@ def long_zombie(run: ScenarioRun) -> Iterator[float | Until]:
 
 def stale_drain(run: ScenarioRun) -> Iterator[float | Until]:
     """A leader stands still with publishes in its socket, and behind them a request to hand over. Another is elected.
-    The woken one has an uncommitted tail, hears late of its successor, and reads what that one stores."""
+    The woken one has an uncommitted tail, hears late of its successor, and reads records that the successor stores."""
     rng, raft = run.rng, run.cluster.raft
     yield Until(lambda: run.leader and len(run.isr) == 3)
     old = run.leader

@@ -25,7 +25,8 @@ def outsider(run: ScenarioRun) -> Iterator[float | Until]:
 
 
 def last_standing(run: ScenarioRun) -> Iterator[float | Until]:
-    """The last member of the ISR loses its disk: whoever left the ISR below min ISR holds all that was committed."""
+    """The last member of the ISR loses its disk: a replica that left the ISR below min ISR holds all committed
+    records."""
     rng = run.rng
     yield Until(lambda: run.leader and len(run.isr) == 3)
     last = run.leader
@@ -106,7 +107,7 @@ def unheard_expansion(run: ScenarioRun) -> Iterator[float | Until]:
 
 
 def two_controllers(run: ScenarioRun) -> Iterator[float | Until]:
-    """What a deposed controller decided is committed in its successor's office."""
+    """A command of a deposed controller is committed in the controller epoch of its successor."""
     rng, raft = run.rng, run.cluster.raft
     yield Until(lambda: run.leader and raft.truth.controller)
     controller = raft.truth.controller
@@ -139,7 +140,7 @@ def recreated_unheard(run: ScenarioRun) -> Iterator[float | Until]:
 
 
 def nats_restarts(run: ScenarioRun) -> Iterator[float | Until]:
-    """Everybody is silent for as long as it takes to be called dead, and nobody is."""
+    """All brokers are silent for longer than the limit, and none is declared dead."""
     rng = run.rng
     yield Until(lambda: run.leader and len(run.isr) == 3)
     for _ in range(2):
@@ -150,7 +151,7 @@ def nats_restarts(run: ScenarioRun) -> Iterator[float | Until]:
 
 def nats_restarts_and_the_controller_too(run: ScenarioRun) -> Iterator[float | Until]:
     """The controller begins anew with a NATS server that has just been started: the others come back to that server
-    later than it asks for them, and nobody is called dead."""
+    later than it asks for them, and none is declared dead."""
     rng, raft = run.rng, run.cluster.raft
     yield Until(lambda: run.leader and len(run.isr) == 3)
     for _ in range(2):

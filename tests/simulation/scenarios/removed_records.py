@@ -8,8 +8,8 @@ from tests.simulation.scenarios.running import ScenarioRun, Until
 
 
 def below_the_log_start(run: ScenarioRun) -> Iterator[float | Until]:
-    """A follower is away while retention removes what it lacks. It begins at the leader's log start, and then it leads:
-    of those who wrote before, its log holds no record."""
+    """A follower is away while retention removes the records that it lacks. It begins at the leader's log start, and
+    then it leads: its log holds no record of earlier producers."""
     rng = run.rng
     yield Until(lambda: run.leader and len(run.isr) == 3)
     away = rng.choice([name for name in run.replicas if name != run.leader])
@@ -38,7 +38,7 @@ def below_the_log_start(run: ScenarioRun) -> Iterator[float | Until]:
 
 def copy_under_two_leaders(run: ScenarioRun) -> Iterator[float | Until]:
     """A follower was away while tombstones were compacted away, and begins anew as a copy of its leader's log. In the
-    middle of that another leads, who still holds what was deleted; it compacts when the copy has some of it."""
+    middle of that another leads that still holds the deleted records; it compacts when the copy has some of it."""
     rng = run.rng
     yield Until(lambda: run.leader and len(run.isr) == 3)
     first = run.leader

@@ -1,7 +1,7 @@
 """Runs one scenario of faults, and gives it the cluster's state and the faults to choose from.
 
 A scenario is a generator. It yields the time to wait: seconds, or a condition with a limit. Every fault that it causes
-is mended when the calm begins, whatever step the scenario has reached.
+is mended when the calm begins, at any step of the scenario.
 """
 
 from __future__ import annotations
@@ -75,7 +75,7 @@ class ScenarioRun:
         elif not self.cluster.is_calm:
             world.after(POLL, lambda: self._wait(steps, condition, deadline))
 
-    # ---- what is to be seen
+    # ---- state
 
     @property
     def key(self) -> PartitionKey | None:
@@ -141,7 +141,7 @@ class ScenarioRun:
 
     @property
     def committed(self) -> int:
-        """Exclusive end of what some leader has committed."""
+        """Exclusive end of the records that some leader has committed."""
         key = self.key
         history = self.cluster.invariants.history.of.get(key) if key is not None else None
         return history.end if history is not None else 0
@@ -151,7 +151,7 @@ class ScenarioRun:
         """Nothing else happens in this run."""
         return len(self.cluster.schedule) == 1
 
-    # ---- what can be done
+    # ---- faults
 
     def hang(self, name: str) -> Callable[[], object]:
         """Its disk, reads from the page cache or not; how to make it answer."""
