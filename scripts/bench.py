@@ -11,7 +11,7 @@
 {workloads}
 
 Both systems run on loopback with three brokers, or three servers, from the same nats-server, with three replicas on
-this disk; each round has fresh clusters, one system at a time, in turn. What is said on the way goes to stderr. Exit
+this disk; each round has fresh clusters, one system at a time, in turn. Progress goes to stderr. Exit
 status 1 when a figure misses its target.
 """
 
@@ -95,7 +95,7 @@ def _measured(options: argparse.Namespace) -> Comparison:
 
 
 def _listed() -> str:
-    """The workloads with the first lines of what they say of themselves."""
+    """The workloads with the first lines of their docstrings."""
     return "\n".join(f"    {name:<10} {(module.__doc__ or '').splitlines()[0]}" for name, module in WORKLOADS.items())
 
 

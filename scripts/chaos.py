@@ -2,7 +2,7 @@
 reordered, never sent, or different on replicas.
 
     scripts/chaos --minutes 3 --interval 5
-    scripts/chaos --seed 7                                replays a run's choices (whom, when, how many)
+    scripts/chaos --seed 7                                replays a run's choices (broker, time, number)
     scripts/chaos --broken ack-before-commit              must end in FAIL, or the check would not see a loss
 """
 
@@ -59,7 +59,7 @@ class Chaos:
             await asyncio.sleep(max(0.0, began + self._options.interval - time.monotonic()))
 
     async def _round(self, client: tidelog.Client) -> None:
-        """The dice are thrown in the same order in every run of a seed, whatever the cluster answers."""
+        """The dice are thrown in the same order in every run of a seed, for any answers of the cluster."""
         dice, number, wait = self._rng.random(), self._rng.randrange(1 << 16), self._rng.uniform(0.1, 0.4)
         description = await client.describe(STREAM)
         partitions = description["partitions"]

@@ -55,12 +55,12 @@ RECOVERY_TIMEOUT = 60.0
 BARE_TIMEOUT = 10.0
 SPARK_TIMEOUT = 120.0
 TIME_LIMIT = 300.0
-"""Seconds for everything once the cluster runs; what hangs is a FAIL too."""
+"""Seconds for everything once the cluster runs; a step that hangs is a FAIL too."""
 INTERRUPTED = 130
 
 
 class DemoFailed(Exception):
-    """Something is not as it must be; the text says what."""
+    """An expectation of the demo does not hold; the text names it."""
 
 
 class Display:
@@ -124,7 +124,7 @@ class Step:
 
 @dataclass
 class Figures:
-    """What the table at the end shows."""
+    """Figures of the table at the end."""
 
     records: int
     size_bytes: int
@@ -207,7 +207,7 @@ class Demo:
         self.figures = Figures(len(flights.values), flights.size_bytes)
 
     async def run(self) -> None:
-        """Raises DemoFailed, TidelogError, or whatever else stands in the way."""
+        """Raises DemoFailed, TidelogError, or any other error."""
         try:
             async with asyncio.timeout(TIME_LIMIT), await tidelog.connect(self._cluster.nats_url) as client:
                 await client.create_stream(STREAM, subject=STREAM, partitions=PARTITIONS, replication_factor=BROKERS)
@@ -308,7 +308,7 @@ class Demo:
                 )
             await asyncio.sleep(0.05)
 
-    # What must have come of it
+    # Expected results
 
     async def _read_back(self, client: tidelog.Client) -> None:
         found = ReadBack(self._ledger)
@@ -452,7 +452,7 @@ def comparison(flights: Flights, spark: dict[str, CarrierFigures]) -> Table:
 
 
 def run(folder: Path, display: Display) -> None:
-    """The whole demo with its files in `folder`. Raises what went wrong; the processes have ended then."""
+    """The whole demo with its files in `folder`. Raises the first error; the processes have ended then."""
     began = time.monotonic()
     cluster = DevCluster(folder, nodes=BROKERS, port=0)
     try:
@@ -493,7 +493,7 @@ def drop_data(folder: Path) -> None:
 
 
 def first_cause(error: BaseException) -> BaseException:
-    """The first of what came together."""
+    """The first error of a group."""
     while isinstance(error, BaseExceptionGroup):
         error = error.exceptions[0]
     return error
@@ -512,7 +512,7 @@ def main() -> int:
         run(folder, display)
     except KeyboardInterrupt:
         status, verdict = INTERRUPTED, "FAIL: interrupted"
-    except Exception as error:  # noqa: BLE001 - whatever it was, the demo has not shown what it must
+    except Exception as error:  # noqa: BLE001 - after any error the demo has failed
         cause = first_cause(error)
         status, verdict = 1, f"FAIL: {cause}"
         (folder / "demo.log").write_text("".join(traceback.format_exception(error)))

@@ -1,4 +1,4 @@
-"""What was sent, what was acknowledged and when, and what reading the stream back must therefore show.
+"""Records that were sent and acknowledged, with times, and the result that reading the stream back must therefore have.
 
     lost        acknowledged, and nowhere in the log
     misplaced   in the log, but not where the acknowledgement said
@@ -36,7 +36,7 @@ class Ledger:
 
     @property
     def settled(self) -> int:
-        """Records whose outcome is known."""
+        """Records with a known outcome."""
         return self.acknowledged + self.failed
 
     def acknowledge(self, row: int, partition: int, offset: int, now: float) -> None:
@@ -59,7 +59,7 @@ class Ledger:
         return max(range(len(self._ack_times)), key=lambda partition: len(self._ack_times[partition]))
 
     def longest_pause(self, partition: int, since: float, until: float) -> float | None:
-        """Longest time in seconds between two neighbouring acknowledgements of the partition, of those pauses that
+        """Longest time in seconds between two neighbouring acknowledgements of the partition, among the pauses that
         ended within (since, until]. None when nothing was acknowledged in that time.
         """
         times = self._ack_times[partition]
@@ -67,7 +67,7 @@ class Ledger:
 
 
 class ReadBack:
-    """Compares what a consumer delivers, batch after batch, with a ledger that is complete."""
+    """Compares the records of a consumer, batch after batch, with a ledger that is complete."""
 
     def __init__(self, ledger: Ledger) -> None:
         self._ledger = ledger

@@ -2,8 +2,8 @@
 
     python -m scripts.demo_spark nats://127.0.0.1:4222 flights
 
-Prints one line of JSON: {"AA": [flights, mean], ...}. A process of its own, so that what Spark says on stderr goes to a
-file, and so that Spark and its Java can be ended whatever they do.
+Prints one line of JSON: {"AA": [flights, mean], ...}. A process of its own, so that the stderr of Spark goes to a
+file, and so that Spark and its Java can be ended at any time.
 """
 
 from __future__ import annotations
@@ -40,7 +40,7 @@ def main(servers: str, stream: str) -> None:
     )
     flight = f.from_json(f.col("value").cast("string"), "carrier string, dep_delay int").alias("flight")
     per_carrier = (
-        # What a bare NATS client published has no key, and is no flight.
+        # A record of a bare NATS client has no key, and is no flight.
         records.where("key IS NOT NULL")
         .select(flight)
         .groupBy("flight.carrier")

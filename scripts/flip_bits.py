@@ -1,8 +1,8 @@
-"""Flips one bit after the other in the data folder of a broker, and looks at what the next start makes of it.
+"""Flips one bit after the other in the data folder of a broker, and checks the next start of the broker.
 
     scripts/flip-bits --positions 10000 --seed 1
 
-Prints what became of them, by kind of file; exit status 1 and the flip when a promise was broken (`tests/bit_flips`).
+Prints the outcomes by kind of file; exit status 1 and the flip when a promise was broken (`tests/bit_flips`).
 """
 
 from __future__ import annotations

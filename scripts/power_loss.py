@@ -1,11 +1,11 @@
 """Cut the power of brokers under acknowledged load, then look for records that are lost, repeated, reordered, never
 sent, or different on replicas.
 
-Three broker processes, each on a FUSE file system that forgets what was not synced (tests/power_loss). First one
+Three broker processes, each on a FUSE file system that forgets unsynced writes (tests/power_loss). First one
 machine at a time loses its power, then all of them at once.
 
     scripts/power-loss --minutes 10
-    scripts/power-loss --seed 7                           replays a run's choices (whom, when, what survives)
+    scripts/power-loss --seed 7                           replays a run's choices (brokers, times, surviving writes)
     scripts/power-loss --broken no-fdatasync              must end in FAIL, or the check would not see a loss
 """
 

@@ -40,7 +40,7 @@ MAX_FAILURES = 10
 
 
 class Verdict(NamedTuple):
-    """What of a run goes from a worker to the parent."""
+    """Result of a run that a worker sends to the parent."""
 
     seed: int
     broken: str | None
@@ -53,14 +53,14 @@ class Verdict(NamedTuple):
 
 
 def settle_in() -> None:
-    """Of a worker: what it has by now stays, and the garbage collector need not look at it after every world."""
+    """Prepares a worker: the garbage collector need not look at its present objects after every world."""
     gc.collect()
     gc.freeze()
 
 
 def judge(seed: int) -> Verdict:
     result = run(seed)
-    gc.collect()  # what a world leaves behind is full of cycles
+    gc.collect()  # a finished world is full of reference cycles
     return Verdict(
         seed,
         str(result.broken) if result.broken is not None else None,

@@ -1,8 +1,8 @@
 """Pipelined acknowledged publishes: from the Python clients, and bare NATS requests from the same program for both.
 
 The Python clients are each used as its users get the most out of it: Tidelog's `send_many`, nats-py's `publish_async`
-with its own bound of what is out at once. `send_nowait` is the call of Tidelog's that is like `publish_async`: one call
-and one future for each record. The bare requests come from the publisher program, 10,000 of them out at once.
+with its own bound of unacknowledged records. `send_nowait` is the call of Tidelog's that is like `publish_async`: one
+call and one future for each record. The bare requests come from the publisher program, 10,000 of them out at once.
 """
 
 from __future__ import annotations

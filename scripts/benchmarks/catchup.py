@@ -1,7 +1,7 @@
 """A follower that was killed, started again a gigabyte behind: how fast it gets everything.
 
-The leader has what it lacks in its page cache. The rate is taken from the first growth of the follower's files until it
-is in sync again, without the start of its process; that is in the seconds.
+The leader has the missing records in its page cache. The rate is taken from the first growth of the follower's files
+until it is in sync again, without the start of its process; that is in the seconds.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""What a comparison of the two systems found: samples of every figure, and what is said of them."""
+"""Results of a comparison of the two systems: samples of every figure, and their description."""
 
 from __future__ import annotations
 
@@ -33,9 +33,9 @@ class Figure:
     at_most: float | None = None
     less_is_better: bool = False
     drawn_as: str = ""
-    """What the picture calls it, which has no tables around it. Empty: it is not drawn."""
+    """Its name in the picture, which has no tables around it. Empty: it is not drawn."""
     note: str = ""
-    """What one must know to read it."""
+    """Explanation that is needed to read it."""
 
     @property
     def workload(self) -> str:
@@ -145,7 +145,7 @@ class Comparison:
 
     @classmethod
     def from_dict(cls, document: Mapping[str, Any]) -> Self:
-        """What `as_dict` gave."""
+        """The inverse of `as_dict`."""
         comparison = cls(document["about"])
         names = {field.name for field in fields(Figure)}
         for entry in document["figures"]:

@@ -1,9 +1,9 @@
 """kill -9 of the leader under load: how long nothing is acknowledged, as a Python client sees it.
 
-A client sends a small record every other millisecond, whatever has become of those before, and notes when each is
+A client sends a small record every other millisecond, without waiting for earlier ones, and notes when each is
 acknowledged. The outage is the longest time between two acknowledgements, or between the kill and the first one after
 it. Then the process is started again; the next kill waits until it is back in sync everywhere. JetStream's client is
-connected to a server that goes on: what it costs to find another one is not in its figure.
+connected to a server that goes on: the cost to find another one is not in its figure.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ from scripts.benchmarks.systems import JetStream, System, Tidelog
 EVERY = 0.002
 """Seconds from one write to the next."""
 WRITE_TIMEOUT = 2.0
-"""Of one write to JetStream, s: what was in flight when the leader died is never answered."""
+"""Timeout of one write to JetStream, s: writes in flight when the leader died are never answered."""
 RUN_UP = 0.5
 """Seconds of load before a kill."""
 RESUMED = 0.5
@@ -117,7 +117,7 @@ class _Load:
         await asyncio.gather(self._sending, *out, return_exceptions=True)
 
     async def acknowledged(self, moment: float) -> None:
-        """Returns when something is after `moment`. Raises TimeoutError, and what ended the sending."""
+        """Returns when something is after `moment`. Raises TimeoutError, and the error that ended the sending."""
         deadline = time.monotonic() + TIMEOUT
         while not self._times or self._times[-1] < moment:
             if self._sending.done():
@@ -146,7 +146,7 @@ class _Load:
 
 @asynccontextmanager
 async def _writer(system: System, stream: str) -> AsyncIterator[Callable[[], Awaitable[object]]]:
-    """What writes one record; its result comes when the record is acknowledged."""
+    """Function that writes one record; its result comes when the record is acknowledged."""
     if isinstance(system, Tidelog):
         async with system.client.producer(stream) as producer:
             yield lambda: producer.send_nowait(RECORD)

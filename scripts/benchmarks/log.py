@@ -3,11 +3,11 @@
 Each run of the log is followed by one of dd with the same block size on the same disk, so that both see the same
 weather; medians are compared. A block is one batch.
 
-    append, synced one by one    append, fdatasync, append, …        dd oflag=dsync
-    append, group commit         as a leader does it: appends go on while a worker syncs what is there, and everything
+    append, synced one by one    append, fdatasync, append, …        dd oflag=dsync append, group commit         as a
+    leader does it: appends go on while a worker syncs the appended records, and everything
                                  is durable at the end              dd conv=fdatasync
     read, from the disk          nothing in the page cache           dd the same files, likewise
-    read, from the page cache    what the log's own work costs       dd the same files again; no target
+    read, from the page cache    the cost of the log's own work       dd the same files again; no target
 
 Then a partition of --size is appended by a process that is killed -9 in the middle of it, opened (nothing in the page
 cache), and read from beginning to end while the resident memory of the reader is watched.
@@ -31,7 +31,7 @@ from scripts.benchmarks.report import Figure, Report
 
 MIB = 1 << 20
 TARGET = 0.7
-"""Of what dd reaches."""
+"""Share of the rate of dd."""
 OPEN_TARGET = 2.0
 """Seconds."""
 MEMORY_TARGET = 32.0
@@ -157,7 +157,7 @@ def _read(report: Report, options: argparse.Namespace, log: Path, block: int) ->
         return measure
 
     report.figures.append(_compared(f"read {_shown(block)}, from the disk", options.runs, cold(ours), cold(dds)))
-    dds()  # what is read now is in the page cache
+    dds()  # the files are in the page cache now
     what = f"read {_shown(block)}, from the page cache"
     report.figures.append(_compared(what, options.runs, ours, dds, target=None))
 

@@ -1,4 +1,4 @@
-"""The runs of `scripts/bench log`: what is done to a log, and how long it takes."""
+"""The runs of `scripts/bench log`: operations on a log, and their durations."""
 
 from __future__ import annotations
 
@@ -110,7 +110,7 @@ def _append_for_ever(folder: Path, block: int) -> None:
 
 
 def _keep_house(log: PartitionLog) -> None:
-    """What a broker does for its logs at these intervals, in threads of its own."""
+    """Does the periodic work of a broker for its logs, in threads of its own."""
     snapshots_at = time.monotonic() + HOUSEKEEPING_INTERVAL
     while True:
         time.sleep(CHECKPOINT_INTERVAL)
@@ -125,7 +125,7 @@ def _bytes_of(folder: Path) -> int:
 
 
 def forget_cached(folder: Path) -> None:
-    """What of these files is in the page cache."""
+    """The share of these files that is in the page cache."""
     os.sync()
     for path in folder.iterdir():
         handle = os.open(path, os.O_RDONLY)

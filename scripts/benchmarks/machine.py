@@ -1,4 +1,4 @@
-"""Where and with what a run was made."""
+"""The machine and the software of a run."""
 
 from __future__ import annotations
 

@@ -1,12 +1,11 @@
-"""Bare NATS publishes: the rate at which all replicas have committed, and what was lost.
+"""Bare NATS publishes: the rate at which all replicas have committed, and the number of lost records.
 
 Both are judged by the same figure: records over the seconds from the first byte sent to the last commit on all
-replicas, of a burst of which nothing was lost. Each gets everything as fast as its nats-server takes it. Who loses part
-of that is given paced bursts, of as many records: the highest rate without loss is searched for, and the best of those
-that were stored whole counts. JetStream, at its default (nothing synced), always needs that; Tidelog, `durable`, does
-where records are large. The rate of publishing, higher as buffers hold the end of a burst, is in a row of its own, and
-so is what is lost of an unpaced burst. With --quick buffers hold a good part of a burst, and JetStream looks better
-than it is.
+replicas, of a burst without loss. Each gets everything as fast as its nats-server takes it. A system that loses part of
+that is given paced bursts, of as many records: the highest rate without loss is searched for, and the best of them that
+were stored whole counts. JetStream, at its default (nothing synced), always needs that; Tidelog, `durable`, does where
+records are large. The rate of publishing, higher as buffers hold the end of a burst, is in a row of its own, and so is
+the loss of an unpaced burst. With --quick buffers hold a good part of a burst, and JetStream looks better than it is.
 """
 
 from __future__ import annotations
@@ -109,7 +108,7 @@ class Search:
         """Of the first steps; later searches know about where to look."""
 
     async def highest(self, store: Callable[[float], Awaitable[Burst]]) -> Kept:
-        """`store` sends at that rate: many records, or what is in the buffers in the end decides."""
+        """`store` sends at that rate: many records, or else the buffers at the end decide."""
         kept: list[Burst] = []
         low, high, rate = 0.0, math.inf, self._rate
         while not (low and high / low <= self._step * 1.001):

@@ -3,8 +3,8 @@
     python -m scripts.benchmarks.publisher < TASK     with TASK as one line of JSON, see `Task`
 
 It encodes everything it will send, says "ready", waits for a line, sends, waits until the servers have taken all of it
-(PING, PONG), and tells what it did as one line of JSON, see `Sent`. Only the standard library is imported, and sending
-a record costs a few hundred nanoseconds, so the servers are what is measured.
+(PING, PONG), and reports its result as one line of JSON, see `Sent`. Only the standard library is imported, and sending
+a record costs a few hundred nanoseconds, so the servers are measured.
 """
 
 from __future__ import annotations
@@ -44,7 +44,7 @@ class Task:
     size: int = 0
     """Of each record, bytes. Not used with `lines`."""
     lines: str | None = None
-    """A file whose lines are the records."""
+    """A file with one record per line."""
     headers: bool = False
     """Each record with NATS headers, three of them, one with a number of its own."""
     rate: float | None = None
@@ -217,7 +217,7 @@ def publish(task: Task, blocks: Sequence[tuple[Connection, int, bytes]]) -> int:
 
 
 def request(task: Task, blocks: Sequence[tuple[Connection, int, bytes]]) -> tuple[int, int]:
-    """Sends requests with no more than `window` out at once. Returns (answers, those of them that are errors)."""
+    """Sends requests with no more than `window` out at once. Returns (answers, error answers)."""
     assert task.window is not None
     connection = blocks[0][0]
     sent = answered = refused = 0

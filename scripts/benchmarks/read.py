@@ -2,7 +2,7 @@
 
 Tidelog's records are read with the Python client's consumer; JetStream's with nats-py, in three ways: the ordered
 consumer with a callback, the same as an iterator, and a pull consumer that fetches thousands. The fastest of them in
-each round is what Tidelog is compared with.
+each round is compared with Tidelog.
 """
 
 from __future__ import annotations

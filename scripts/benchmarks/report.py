@@ -1,4 +1,4 @@
-"""What a benchmark found, for the eye and for programs."""
+"""Results of a benchmark, as text and as JSON."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ class Figure:
     value: float
     unit: str
     reference: float | None = None
-    """Of the same unit: what something else reaches at the same."""
+    """Figure of another system for the same work, in the same unit."""
     at_least: float | None = None
     """Target: `value` / `reference`, or `value` where there is no reference."""
     at_most: float | None = None

@@ -17,15 +17,15 @@ from scripts.benchmarks.publisher import Publisher, Sent, Task
 from scripts.benchmarks.systems import Durability, JetStream, System, Tidelog, cpu_by_server, subjects
 
 SETTLE = 1.5
-"""Seconds without a further commit after which what is missing is lost."""
+"""Seconds without a further commit after which missing records count as lost."""
 SETTLE_TIMEOUT = 60.0
 POLL = 0.02
-"""Seconds between looks at what is committed."""
+"""Seconds between two reads of the committed end."""
 
 
 @dataclass(slots=True, kw_only=True)
 class Run:
-    """What workloads are given: how much to do, where, and where figures go."""
+    """Arguments of the workloads: how much to do, where, and where figures go."""
 
     rounds: int
     quick: bool
@@ -77,7 +77,7 @@ class Run:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Burst:
-    """Records that were published plainly, and what became of them."""
+    """Records that were published plainly, and their outcome."""
 
     sent: Sent
     committed: int
@@ -136,7 +136,7 @@ async def settled(
     system: System, stream: str, count: int, sending: asyncio.Task[Sent] | None = None
 ) -> tuple[int, float]:
     """(records committed, time of the last commit that was seen): when `count` are, or when none has been for
-    SETTLE seconds after all were sent. Raises TimeoutError when nobody knows how many for SETTLE_TIMEOUT."""
+    SETTLE seconds after all were sent. Raises TimeoutError when the number stays unknown for SETTLE_TIMEOUT."""
     committed = 0
     ended = known = moving = time.perf_counter()
     while True:

@@ -1,7 +1,7 @@
 """1, 100 and 1,000 partitions: total rate, idle CPU and memory of a server, failing over all a dead server led.
 
 A partition of JetStream's is a stream of three replicas of its own. Each number of partitions has a fresh cluster of
-each system, once, whatever the number of rounds; what JetStream does not finish in time is said and left out. Records
+each system, once, for any number of rounds; runs that JetStream does not finish in time are named and left out. Records
 of 128 B go to all partitions in turn, as requests whose answers are awaited, or as bare publishes.
 """
 
@@ -37,7 +37,7 @@ WINDOW = 4096
 """Requests that wait for their answers, of all partitions together."""
 IDLE_SECONDS, QUICK_IDLE_SECONDS = 10.0, 4.0
 QUIET_SECONDS = 3.0
-"""From the last record to the beginning of what counts as idle."""
+"""Seconds from the last record to the beginning of the idle time."""
 RETRY = 0.02
 """Seconds until a refused publish to JetStream is tried again."""
 PUBLISH_TIMEOUT = 1.0
@@ -113,7 +113,7 @@ async def run(run: Run) -> None:
 async def _measure(run: Run, system: System, partitions: int) -> None:
     tell(f"  {partitions:,} partitions: {system.name}")
     stream, key = "spread", f"spread/{partitions}"
-    await system.create("first")  # a fresh cluster may still be electing whoever creates streams
+    await system.create("first")  # a fresh cluster may still be electing the leader that creates streams
     began = time.perf_counter()
     await system.create(stream, partitions)
     before = 0

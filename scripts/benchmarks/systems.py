@@ -4,9 +4,9 @@
                  `accepted` or `durable`
     JetStream    three nats-servers of the same binary in one cluster; each partition is a stream of its own (that is
                  how a stream is spread over several Raft groups there), with 3 replicas and file storage; `durable`
-                 is `sync_interval: always`, `accepted` is what is the default there
+                 is `sync_interval: always`, `accepted` is the default there
 
-Partition 0 of a stream listens on `<stream>`, partition i on `<stream>.<i>`, in both. Who publishes connects to the
+Partition 0 of a stream listens on `<stream>`, partition i on `<stream>.<i>`, in both. A publisher connects to the
 server of the partition's leader: of JetStream's that is the one without a hop between servers.
 """
 
@@ -71,7 +71,7 @@ class System(Protocol):
     async def delete(self, stream: str) -> None: ...
 
     async def committed(self, stream: str) -> int | None:
-        """Records that all replicas of their partitions hold, at this system's durability. None: nobody says."""
+        """Records that all replicas of their partitions hold, at this system's durability. None: unknown."""
         ...
 
     async def leader(self, stream: str, partition: int = 0) -> str | None:
@@ -126,7 +126,7 @@ def resident_bytes(system: System) -> dict[str, int]:
 
 
 class Tidelog:
-    """See the module. `client` is a client of it for whoever measures."""
+    """See the module. `client` is a client of it for the measurement."""
 
     name = "tidelog"
 
@@ -172,7 +172,7 @@ class Tidelog:
         del self._partitions[stream]
 
     async def committed(self, stream: str) -> int | None:
-        """What is below the high watermark is on every in-sync replica, so None while some replica is not in sync."""
+        """Records below the high watermark are on every in-sync replica, so None while some replica is not in sync."""
         total = 0
         for partition in (await self.client.describe(stream))["partitions"]:
             if len(partition["isr"]) < REPLICAS or partition["high_watermark"] is None:
@@ -202,7 +202,7 @@ class Tidelog:
 
 
 class JetStream:
-    """See the module. `connection` is one for whoever measures, to any of the servers."""
+    """See the module. `connection` leads to any of the servers, for the measurement."""
 
     name = "jetstream"
 
@@ -291,7 +291,7 @@ class JetStream:
             await self.connection.jetstream().delete_stream(_stream_of(stream, partition))
 
     async def committed(self, stream: str) -> int | None:
-        """What the leader has applied, once no follower lags."""
+        """Records that the leader has applied, once no follower lags."""
         total = 0
         for partition in range(self._partitions[stream]):
             info = await self._info(stream, partition)

@@ -28,7 +28,7 @@ SECONDS, QUICK_SECONDS = 4.0, 1.5
 WARM_UP = 0.5
 """Seconds of records that are not counted."""
 PATIENCE = 3.0
-"""Seconds after the last record was sent; what has not come by then is missing."""
+"""Seconds after the last record was sent; a record that has not come by then is missing."""
 PERCENTILES = (50.0, 99.0, 99.9)
 
 FIGURES = tuple(
@@ -72,7 +72,7 @@ async def run(run: Run) -> None:
 
 
 async def _delays(system: System, rate: int, seconds: float) -> tuple[int, list[int]]:
-    """(records sent, delays in ns of those that came, sorted), both after the warm-up."""
+    """(records sent, delays in ns of the received ones, sorted), both after the warm-up."""
     warm_up, count = int(rate * WARM_UP), int(rate * (WARM_UP + seconds))
     async with new_stream(system) as stream:
         target = (await system.leader_url(stream), stream)

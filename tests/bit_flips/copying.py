@@ -1,4 +1,4 @@
-"""The follower of production code, fed by a leader's log, until it holds what the leader holds."""
+"""The follower of production code, fed by a leader's log, until it holds the same records."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ MAX_EXCHANGES = 500
 
 
 def copy_from(leader: PartitionLog, log: PartitionLog, high_watermark: Offset) -> None:
-    """Raises what the log raises, and AssertionError when it does not come to an end."""
+    """Raises the errors of the log, and AssertionError when it does not come to an end."""
     view = PartitionView(
         key=KEY,
         subject="s",

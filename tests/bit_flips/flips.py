@@ -1,13 +1,12 @@
-"""One flipped bit in one file of a broker's data folder: what does the next start of the broker make of it?
+"""One flipped bit in one file of a broker's data folder, and the next start of the broker.
 
-What must hold, whichever bit it is:
-- a batch that is read is the one that was written, or the reading fails and says so;
-- the replica claims to be sound only while it holds everything that it reported as durable;
-- what it lacks then comes back from the leader, through the repair and the follower of production code, and the next
+Invariants for any bit: - a batch that is read is the one that was written, or the reading fails and says so; - the
+replica claims to be sound only while it holds everything that it reported as durable; - the missing records then come
+back from the leader, through the repair and the follower of production code, and the next
   start finds nothing wrong: no crash loop;
-- the metadata group's files give back what was written, or are refused (RaftDamage, set aside where there are others).
+- the metadata group's files return the written bytes, or are refused (RaftDamage, set aside where there are others).
 
-One thing cannot be known: after a loss of power what was synced since the last checkpoint looks like a torn write when
+One thing cannot be known: after a loss of power, data synced since the last checkpoint looks like a torn write when
 it is damaged. There, and there alone, a shorter log that claims to be sound is allowed (`State.POWER_LOST`).
 """
 
@@ -71,7 +70,7 @@ class Flip:
 
 @dataclass(slots=True)
 class Tally:
-    """What became of them: (kind of file, outcome) -> how many."""
+    """(kind of file, outcome) -> number of flips."""
 
     counted: Counter[tuple[str, str]] = field(default_factory=Counter)
 
@@ -170,7 +169,7 @@ class Bench:
         return outcome
 
     def _read_everything(self, flip: Flip, log: PartitionLog, truth: Truth) -> str | None:
-        """As consumers and followers do, from many places; what the first reader that met damage was told."""
+        """As consumers and followers do, from many places; returns the error of the first reader that met damage."""
         met = None
         end = log.log_end_offset
         for start in range(log.log_start_offset, end, 7):

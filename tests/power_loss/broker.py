@@ -1,4 +1,4 @@
-"""`tidelog server` whose boot id is a file of the test: python -m tests.power_loss.broker [--broken RULE] --config F
+"""`tidelog server` with a file of the test as boot id: python -m tests.power_loss.broker [--broken RULE] --config F
 
 The file lies beside the configuration, `b1.toml` has `b1.boot-id`: real processes, of which each can be on a machine of
 its own that was started again.

@@ -26,7 +26,7 @@ POWER = "user.tidelog.power"
 MOUNT_TIMEOUT = 10.0
 """Seconds."""
 SURVIVALS: tuple[Survival, ...] = ("nothing", "random")
-"""Of what was not synced, in turns. The rest of what may happen lies between these."""
+"""Survival of unsynced writes, in turns. All other outcomes lie between these."""
 
 
 def why_not() -> str | None:
@@ -90,7 +90,7 @@ class PowerLossCluster:
         self._end()
 
     def cut(self, brokers: Sequence[str], killed: Sequence[str] = ()) -> None:
-        """All of `brokers` lose their power, at once; those of `killed` only their processes."""
+        """All of `brokers` lose their power, at once; the brokers in `killed` lose only their processes."""
         dying = {*brokers, *killed}
         for pid in filter(None, map(self.brokers.pid, dying)):
             os.kill(pid, signal.SIGKILL)

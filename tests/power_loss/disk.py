@@ -1,9 +1,9 @@
-"""A tree of files and folders in memory that loses in a power cut what was not synced: what the mount serves.
+"""A tree of files and folders in memory that loses unsynced writes in a power cut. The mount serves it.
 
-It promises less than any real file system does, so whatever lives on it relies on nothing that is not written down:
+It promises less than any real file system does, so programs on it can rely only on these promises:
 
     fsync, fdatasync of a file     its bytes and its length as they were when the call began; not its name
-    fsync of a folder              which names are in it, and what they name; not what those files hold
+    fsync of a folder              the names in it and their files; not the content of the files
     everything else                is lost, kept, or, where chance decides, kept in part: see `tests.simulation.disk`
 
 A rename within a folder is one change: after a cut the old name is there, or the new one. Between folders it is two.
@@ -23,11 +23,11 @@ from tests.simulation.disk import Change, DiskFile, Survival, surviving_names, s
 
 Node: TypeAlias = "File | Folder"
 Finish: TypeAlias = Callable[[], None]
-"""Makes durable what was pending when a sync began. To be called when its time has passed."""
+"""Makes the changes durable that were pending when a sync began. To be called when its time has passed."""
 
 
 class Losses(NamedTuple):
-    """What a power cut took of what was not synced."""
+    """Unsynced changes that a power cut took."""
 
     bytes: int
     """Written to files that are there."""

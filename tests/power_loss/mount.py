@@ -2,14 +2,14 @@
 
     python -m tests.power_loss.mount FOLDER [--sync-ms 2]         serves until it is unmounted
 
-Its power is cut by writing the extended attribute POWER of the mounted folder: `b"nothing 17"` is what survives (see
-`tests.simulation.disk.Survival`) and the seed. Whoever uses the disk must be dead by then. Reading the attribute gives,
-as JSON, what the last cut took.
+Its power is cut by writing the extended attribute POWER of the mounted folder: `b"nothing 17"` names the survival (see
+`tests.simulation.disk.Survival`) and the seed. All users of the disk must be dead by then. Reading the attribute gives,
+as JSON, the losses of the last cut.
 
 It hangs while the extended attribute HANGS of the mounted folder is `b"1"`: no sync that begins returns before it is
 `b"0"`. A few at a time only: each holds a thread of libfuse.
 
-The kernel caches nothing of it: what is read after a cut is what the cut has left.
+The kernel caches nothing of it: reads after a cut return the state that the cut has left.
 """
 
 from __future__ import annotations
@@ -35,11 +35,11 @@ POWER: Final = "user.tidelog.power"
 HANGS: Final = "user.tidelog.hangs"
 _BLOCK = 4096
 _BLOCKS = 1 << 24
-"""64 GiB, as far as anybody asks."""
+"""64 GiB, as reported to statfs."""
 
 
 class PowerLossFiles(Operations):  # type: ignore[misc] # untyped
-    """What the kernel asks, answered from a `Disk`. Threads of libfuse call it; one at a time works on the tree."""
+    """Answers requests of the kernel from a `Disk`. Threads of libfuse call it; one at a time works on the tree."""
 
     use_ns = True
     flag_nopath = True
@@ -182,7 +182,7 @@ class PowerLossFiles(Operations):  # type: ignore[misc] # untyped
         return self._sync(lambda: cast("Folder", self._open[fh]).begin_sync())
 
     def _sync(self, begin: Callable[[], Finish]) -> int:
-        """Takes its time, while others write on: what they write is not of this sync."""
+        """Takes its time, while others write on: their writes are not part of this sync."""
         with self._lock:
             finish = begin()
         self._answers.wait()

@@ -1,4 +1,4 @@
-"""Power cuts under acknowledged load, and what must be there afterwards.
+"""Power cuts under acknowledged load, and the checks afterwards.
 
 one machine at a time     durable and accepted streams: nothing acknowledged is lost
 all of them at once       durable streams: nothing acknowledged is lost (of accepted ones the page cache was all)
@@ -33,7 +33,7 @@ class Report:
     rounds: int
     cuts: int
     lost: Losses
-    """Of what was not synced."""
+    """Survival of unsynced writes."""
     findings: dict[str, Findings]
 
     @property
@@ -49,8 +49,9 @@ class Report:
 
 
 async def one_at_a_time(cluster: PowerLossCluster, rng: Random, seconds: float) -> Report:
-    """In every other round the processes of the others are killed too: the page cache of those survives, and of an
-    accepted stream they hold what the first one lost. It must not lead. A round ends when all are in sync."""
+    """In every other round the processes of the others are killed too: their page cache survives, and of an
+    accepted stream they hold the records that the first one lost. It must not lead. A round ends when all are in
+    sync."""
     brokers = cluster.brokers
     before = cluster.cuts, cluster.losses
     rounds = 0

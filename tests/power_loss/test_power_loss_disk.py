@@ -1,4 +1,4 @@
-"""The disk of the power-loss tests keeps what it promises, and not a byte more."""
+"""The disk of the power-loss tests keeps its promises, and not a byte more."""
 
 from __future__ import annotations
 

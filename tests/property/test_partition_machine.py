@@ -1,10 +1,10 @@
-"""Whatever the network, the disks and the processes do, what was committed stays, in one order, on every replica.
+"""Under any fault of network, disks and processes, committed records stay, in one order, on every replica.
 
 A leader and its followers, made of the production state machines and the production ClusterState, under a network that
 drops, repeats and reorders, metadata that arrive late, brokers that are killed, lose power, are declared dead while
 they live, and come back in a new life. In the end everything heals, and then all replicas must be the same.
 
-What it does not do: a replica that loses what it reported (its disk, or the page cache of an `accepted` stream), and
+Not covered: a replica that loses records that it reported (its disk, or the page cache of an `accepted` stream), and
 unclean elections. These may lose records; the transcripts show how.
 """
 
@@ -38,7 +38,7 @@ HEALING_S = 60.0
 names = st.sampled_from(BROKERS)
 picks = st.integers(min_value=0, max_value=MOST_ON_THEIR_WAY)
 learning = st.one_of(st.just(frozenset(BROKERS)), st.frozensets(names))
-"""Whom views reach."""
+"""Brokers that receive views."""
 
 
 def _is_network(message: Message) -> bool:
@@ -71,7 +71,7 @@ class PartitionMachine(RuleBasedStateMachine):
         self.world.spread()
         self._settle()
 
-    # ---- what must hold --------------------------------------------------------------------------------------------
+    # ---- invariants --------------------------------------------------------------------------------------------
 
     def _watch(self, broker: Broker) -> None:
         """A leader has done something."""
@@ -129,7 +129,7 @@ class PartitionMachine(RuleBasedStateMachine):
                 agreed = len(same) - same[::-1].index(True) if True in same else 0
                 assert log[:agreed] == other[:agreed], "the same epoch at the same offset, and another history"
 
-    # ---- what happens ----------------------------------------------------------------------------------------------
+    # ---- events ----------------------------------------------------------------------------------------------
 
     def _matching(self, which: Callable[[Message], bool]) -> list[Message]:
         return [message for message in self.world.network if which(message)]
@@ -186,7 +186,7 @@ class PartitionMachine(RuleBasedStateMachine):
 
     @rule(among=st.sets(names, min_size=1, max_size=2), decides=st.booleans(), learners=learning)
     def settle_among(self, among: AbstractSet[str], decides: bool, learners: AbstractSet[str]) -> None:
-        """The others are cut off for a while. What is on its way to them stays there."""
+        """The others are cut off for a while. Messages on their way to them stay there."""
         self._settle_among(among, decides, learners)
 
     def _settle_among(
