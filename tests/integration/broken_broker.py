@@ -15,7 +15,7 @@ from wire.types import Offset
 
 
 def ack_before_commit() -> None:
-    """The leader acknowledges what it has appended, whatever the others have."""
+    """The leader acknowledges records that it has appended, without waiting for its followers."""
 
     def await_ack(
         _self: Leader, _level: AckLevel, _end: Offset, token: object, _timeout: float, _now: float
@@ -26,7 +26,7 @@ def ack_before_commit() -> None:
 
 
 def no_fdatasync() -> None:
-    """What was written counts as durable."""
+    """Written bytes count as durable."""
 
     def sync_data(_self: RealFiles, _handle: int) -> None:
         """The call returns, and that is all."""

@@ -1,4 +1,4 @@
-"""The command `tidelog` as a process of its own, and what every refusal of it must look like."""
+"""The command `tidelog` as a process of its own, and the form of all its refusals."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ def assert_refused(done: subprocess.CompletedProcess[str], *words: str) -> None:
 
 
 def assert_usage_error(done: subprocess.CompletedProcess[str], *words: str) -> None:
-    """Exit status 2: the command line itself is wrong, and stderr says what about it."""
+    """Exit status 2: the command line itself is wrong, and stderr names the fault."""
     assert done.returncode == 2, done
     assert "Traceback" not in done.stderr, done.stderr
     for word in words:

@@ -1,6 +1,6 @@
-"""Three real Raft processes on loopback, and the kill test: what was acknowledged survives kill -9 and power cuts.
+"""Three real Raft processes on loopback, and the kill test: acknowledged commands survive kill -9 and power cuts.
 
-Run as a module this file is one of those processes: a RaftNode with a state machine that counts, and a unix socket on
+Run as a module this file is one of these processes: a RaftNode with a state machine that counts, and a unix socket on
 which it is asked to commit. A power cut is a kill -9 after which everything that the journal had not synced is dropped,
 torn or turned to garbage; the processes note the synced length after each real fdatasync."""
 
@@ -282,7 +282,7 @@ class RaftCluster:
         await self.until("all processes answer", all)
 
     def cut_power(self, number: int, rng: random.Random) -> bool:
-        """Damage what the killed process had not synced of its journal. True when there was something."""
+        """Damage the unsynced part of the journal of the killed process. True when there was something."""
         journal = self.directory(number) / "raft" / "journal"
         if not journal.exists():
             return False
@@ -352,7 +352,7 @@ class KillReport:
 
 
 class _Client:
-    """Commits numbered commands through one node after the other and remembers what was acknowledged.
+    """Commits numbered commands through one node after the other and remembers the acknowledged ones.
 
     No number is used twice.
     """
@@ -405,7 +405,7 @@ def _victims(rng: random.Random, leader: int) -> list[int]:
 async def run_kill_rounds(
     root: Path, *, rounds: int, seed: int, sync: bool = True, progress: Callable[[KillReport], None] = lambda _: None
 ) -> KillReport:
-    """Kill processes under load `rounds` times, then compare what was acknowledged with what every node has."""
+    """Kill processes under load `rounds` times, then compare the acknowledged commands with the state of every node."""
     rng = random.Random(seed)
     report = KillReport()
     async with RaftCluster(root, compaction_min_entries=400, sync=sync) as cluster:

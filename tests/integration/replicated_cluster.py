@@ -1,7 +1,7 @@
 """Three broker processes whose replicas a test watches one by one, kills, stops and wakes.
 
-`stream describe` joins what the controller knows with what the leader says, at two moments. What a test claims about a
-replica is read in one piece from the broker that holds it (`Replica`), by the request that the controller uses.
+`stream describe` joins the state of the controller with the report of the leader, at two moments. What a test claims
+about a replica is read in one piece from the broker that holds it (`Replica`), by the request that the controller uses.
 """
 
 from __future__ import annotations
@@ -38,7 +38,7 @@ SETTINGS: dict[str, dict[str, Any]] = {
     "metadata": {"broker_silence_timeout_s": 20.0, "leader_lease_s": 25.0},
 }
 UNCLEAN = "(unclean election)"
-"""What a follower logs when it has to cut below its own high watermark."""
+"""Log line of a follower that has to truncate below its own high watermark."""
 
 _T = TypeVar("_T")
 
@@ -55,7 +55,7 @@ class Replica:
     isr: frozenset[str]
     """The committed ISR that a leader goes by; empty on followers."""
     ends: Mapping[str, int]
-    """Where the logs of those of whom a leader has heard end; empty on followers."""
+    """LEO of each replica that the leader has heard of; empty on followers."""
 
     @property
     def leads(self) -> bool:
@@ -117,7 +117,7 @@ class ReplicatedCluster:
         await self.until_alive(*self.brokers)
 
     async def until_alive(self, *brokers: str) -> None:
-        """Until these brokers, and no others, are alive to the controller: streams are placed on those."""
+        """Until these brokers, and no others, are alive to the controller: streams are placed on them."""
 
         async def alive() -> bool:
             status = await self.client.cluster_status()
@@ -183,11 +183,11 @@ class ReplicatedCluster:
             return [(await producer.send(value)).offset for value in values]
 
     async def request(self, stream: str, value: bytes) -> dict[str, Any]:
-        """What a bare NATS request is answered."""
+        """The answer to a bare NATS request."""
         return dict(json.loads((await self.nats.request(stream, value, timeout=LIMIT)).data))
 
     async def committed(self, stream: str) -> list[bytes | None]:
-        """What a consumer can read now, from the first to the latest."""
+        """The records that a consumer can read now, from the first to the latest."""
         return [record.value async for record in self.client.consume(stream, start="earliest", stop="latest")]
 
     async def assert_identical(self, stream: str) -> None:

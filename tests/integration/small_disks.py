@@ -53,7 +53,7 @@ class SmallDisks:
         return found.f_bavail * found.f_frsize
 
     def fill(self, broker: str, leave: int) -> None:
-        """Somebody else's file, which leaves so many bytes of the disk."""
+        """A file of another program, which leaves so many bytes of the disk."""
         size = self.free(broker) - leave
         with self._ballast(broker).open("ab") as file, suppress(OSError):
             os.posix_fallocate(file.fileno(), file.tell(), size)
@@ -73,7 +73,7 @@ class SmallDisks:
         return self.processes.broker_dir(broker) / "ballast"
 
     def check_nobody_died(self) -> None:
-        """And nobody met a bug."""
+        """Also checks that no broker logged a bug."""
         assert {broker: self.processes.pid(broker) for broker in self.brokers} == self.pids
         for broker in self.brokers:
             log = self.processes.log_file(broker).read_text(errors="replace")

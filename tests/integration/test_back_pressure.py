@@ -1,4 +1,4 @@
-"""Publishers that are quicker than what they publish to: slow disks, followers that stand still, brokers that do not
+"""Publishers that are quicker than the brokers: slow disks, followers that stand still, brokers that do not
 read. Nothing acknowledged is lost, nothing is dropped uncounted where that can be known, and memory stays flat."""
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ SIZE = 1000
 BURST = 500
 UNCOMMITTED = 4 * MIB
 GROWTH = 96 * MIB
-"""Of a broker, at most, whatever is thrown at it: its buffers are full then, and stay so."""
+"""Memory of a broker, at most, under any load: its buffers are full then, and stay so."""
 SETTINGS: dict[str, dict[str, Any]] = {"replica": {"max_uncommitted_bytes": UNCOMMITTED}}
 
 

@@ -1,7 +1,7 @@
-"""What bad input gets: one sentence that names the thing and the remedy, and a broker that goes on.
+"""Answers to bad input: one sentence that names the thing and the remedy, and a broker that goes on.
 
-From the command line: on stderr, with a non-zero exit status. From the client: a typed exception. What a broker drops
-shows in a counter of `cluster status` and in a line of its log, and is never stored.
+From the command line: on stderr, with a non-zero exit status. From the client: a typed exception. Messages that a
+broker drops shows in a counter of `cluster status` and in a line of its log, and is never stored.
 """
 
 from __future__ import annotations
@@ -207,7 +207,7 @@ async def test_offsets_out_of_range(cluster: DevCluster, client: Client, bare: N
     assert_refused(run(cluster, "publish", STREAM, "v", "--partition", "7"), "no partition 7", "it has 0, 1")
 
 
-# ---- nobody there --------------------------------------------------------------------------------------------------
+# ---- no broker --------------------------------------------------------------------------------------------------
 
 
 @pytest.fixture
@@ -323,7 +323,7 @@ def test_a_folder_of_another_broker_or_cluster(cluster: DevCluster, tmp_path: Pa
     assert_refused(tidelog_command(*server, "b1"), f"{theirs / 'b1'} belongs to cluster", "--data-dir")
 
     # There is no controller yet. The foreign broker and one of the others hear of each other's cluster first, and
-    # that one of the two ends whose question is answered first.
+    # the one of the two that is answered first ends.
     (theirs / "b3").rename(theirs / "b3.own")
     shutil.copytree(ours / "b3", theirs / "b3")
     with other:
@@ -370,7 +370,7 @@ def test_flags_of_a_server_that_cannot_be(tmp_path: Path) -> None:
     assert_usage_error(tidelog_command("up", "--port", "70000", *data), "--port", "70000")
 
 
-# ---- what brokers drop ---------------------------------------------------------------------------------------------
+# ---- dropped messages ---------------------------------------------------------------------------------------------
 
 
 async def counters(client: Client) -> Counter[str]:
@@ -430,7 +430,7 @@ async def test_records_above_the_limit(cluster: DevCluster, client: Client, bare
 
 
 async def test_a_message_above_what_nats_takes(bare: NatsClient, cluster: DevCluster, client: Client) -> None:
-    """`max_record_bytes` may be above it; what the NATS server takes is the limit then."""
+    """`max_record_bytes` may be above it; the limit of the NATS server applies then."""
     await client.create_stream("vast", replication_factor=3, config={"max_record_bytes": 4 * MAX_PAYLOAD})
     async with client.producer("vast") as producer:
         with pytest.raises(tidelog.RecordTooLarge, match="what the NATS server takes in one message"):
@@ -512,8 +512,8 @@ async def test_garbage_on_the_subjects_of_a_partition(
         answer = await bare.request(f"tidelog.{STREAM}.0.{what}", payload)
         assert answer.headers is not None
         assert answer.headers["Tidelog-Error"] == "BAD_REQUEST"
-        await bare.publish(f"tidelog.{STREAM}.0.{what}", payload)  # nobody to answer
-    counted = len(GARBAGE) * (1 if what == "fetch" else 2)  # a fetch without a reply subject is nothing at all
+        await bare.publish(f"tidelog.{STREAM}.0.{what}", payload)  # without a reply subject
+    counted = len(GARBAGE) * (1 if what == "fetch" else 2)  # a fetch without a reply subject is not counted
     await wait_counted(client, before, "bad_requests", by=counted)
     assert log_lines(cluster, f"{STREAM}/0", "dropped a bad request", "WARNING")
 

@@ -1,4 +1,4 @@
-"""`scripts/bench` on both systems with very little to do: the shape of what it finds, never how fast it was."""
+"""`scripts/bench` on both systems with very little to do: the form of the results, never the speed."""
 
 from __future__ import annotations
 
@@ -64,7 +64,7 @@ async def test_a_burst_and_requests_reach_all_replicas_of_both_systems(tmp_path:
 @pytest.mark.parametrize("capacity", [9_000, 130_000, 2_000_000])
 async def test_the_search_ends_near_the_highest_rate_without_loss(capacity: int, tmp_path: Path) -> None:
     async def store(rate: float) -> Burst:
-        """Of a system that keeps up to 1.2 times what it can store, and then loses records."""
+        """Published rate of a system that keeps up to 1.2 times its limit, and then loses records."""
         count = 1_000_000
         lost = 0 if rate <= 1.2 * capacity else count // 2
         sent = Sent(count=count, bytes=0, seconds=count / rate, cpu_seconds=0.0, answered=0, refused=0)

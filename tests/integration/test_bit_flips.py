@@ -1,4 +1,4 @@
-"""Real brokers, and bits that flip on their disks while they run: consumers get only what was written, the replica
+"""Real brokers, and bits that flip on their disks while they run: consumers get only written records, the replica
 heals by itself. And a whole cluster's life with damage: restarts, the Raft journal, the last copy."""
 
 from __future__ import annotations
@@ -153,7 +153,7 @@ async def test_the_last_copy_is_read_around_the_damage_until_an_operator_accepts
             return (await partition_of(client))["leader"] is None
 
         await until("the withdrawal", offline)
-        cluster.kill(leader)  # what it has in memory is sound
+        cluster.kill(leader)  # its memory is sound
         cluster.start_broker(leader)
         arguments = ("partition", "elect-unclean", STREAM, "0", leader)
 

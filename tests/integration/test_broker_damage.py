@@ -1,4 +1,4 @@
-"""Damage that is met while brokers run: what the replica does, in which order, and what its clients see.
+"""Damage that is met while brokers run: the actions of the replica, their order, and the answers to clients.
 
 Real disks and a real nats-server; metadata is played by the test, view by view.
 """
@@ -52,7 +52,7 @@ async def publish_all(client: NatsConnection, first: int, end: int) -> None:
 
 
 async def flip(role: Role, offset: int, *, in_body: bool = True) -> None:
-    """One bit of the batch that holds `offset`; what is in memory is gone."""
+    """One bit of the batch that holds `offset`; cached bytes are dropped."""
     await until(lambda: role.log.durable_end == role.log.log_end_offset)
     for path in sorted(role.log.directory.glob("*.log")):
         content = bytearray(path.read_bytes())
@@ -122,7 +122,7 @@ async def test_a_follower_is_repaired_without_a_restart(
 async def test_a_follower_outside_the_isr_cuts_in_a_later_leader_epoch_only(
     a: Node, client: NatsConnection, nats_server: EmbeddedNatsServer, tmp_path: Path
 ) -> None:
-    """Until then the leader goes by what it heard of the log before, and an expansion may be on its way."""
+    """Until then the leader goes by the earlier reports of the log, and an expansion may be on its way."""
     await a.leads(view(isr=(A,)))
     b = await Node(B, tmp_path / "b").start(nats_server.url)
     try:
@@ -215,7 +215,7 @@ async def test_a_leader_that_is_elected_before_its_withdrawal_is_heard_cuts_noth
 
 
 async def the_last_copy(a: Node, client: NatsConnection) -> None:
-    """Records 0 to 59, of which 10 is damaged; withdrawn, and nobody leads."""
+    """Records 0 to 59, of which 10 is damaged; withdrawn, without a leader."""
     role = await a.leads(view())
     await publish_all(client, 0, 60)
     await flip(role, 10)

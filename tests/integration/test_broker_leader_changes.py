@@ -1,7 +1,7 @@
 """Leadership goes round at random under acknowledged load: three brokers' data planes, and a controller played by the
 test.
 
-What must hold at the end: every acknowledged record lies at the offset that its acknowledgement named, on every
+At the end every acknowledged record lies at the offset that its acknowledgement named, on every
 replica, and the logs are equal byte for byte.
 """
 

@@ -1,7 +1,7 @@
 """Roles of replicas on real brokers, disks and a real nats-server; metadata is played by the test, view by view.
 
-What is tried: changes of role that come at the worst moment, disks that fail, requests that make no sense. What must
-hold: a replica that cannot go on says so (it withdraws) and stops; nobody waits for ever; what is reported is on disk.
+The tests try changes of role at the worst moment, disks that fail, and invalid requests. Always: a replica that cannot
+go on says so (it withdraws) and stops; no caller waits for ever; reported records are on disk.
 """
 
 from __future__ import annotations
@@ -100,7 +100,7 @@ def view(
 
 
 class Metadata:
-    """Takes down what the data plane asks for."""
+    """Records the requests of the data plane."""
 
     def __init__(self) -> None:
         self.lease = True
@@ -332,7 +332,7 @@ async def test_a_rule_that_is_broken_while_publishes_come_in_stops_the_leader(a:
 
 
 async def test_envelopes_that_wait_count_what_memory_they_take(a: Node, client: NatsConnection) -> None:
-    """Hundreds of bytes of objects wait with each; those that nobody is to be told of do not wait."""
+    """Hundreds of bytes of objects wait with each; publishes without an acknowledgement do not wait."""
     role = await a.leads(view(isr=(A, B), min_isr=2))
     core = role.core
     told = EnvelopeMessage(value=b"v", ackInbox="inbox", ackPolicy=AckPolicy.ALL)
@@ -367,7 +367,7 @@ async def test_latest_is_not_told_without_a_lease(a: Node, client: NatsConnectio
 async def test_a_stream_acknowledged_by_its_leader_alone_promises_nothing_without_a_lease(
     a: Node, client: NatsConnection
 ) -> None:
-    """Its followers, who are in the ISR and silent, are not waited for; but another of them may lead by now."""
+    """The leader does not wait for its silent followers in the ISR; but another of them may lead by now."""
     role = await a.leads(view(isr=(A, B), min_isr=2, durability=Durability.parse("local_durable")))
     assert (await publish(client))["offset"] == 0
     assert role.high_watermark == 0
@@ -473,7 +473,7 @@ async def test_a_checkpoint_that_fails_makes_the_replica_withdraw(a: Node, clien
 async def test_a_rule_that_is_broken_stops_the_partition_and_not_silently(
     nats_server: EmbeddedNatsServer, tmp_path: Path
 ) -> None:
-    """A leader outside its own ISR finds that out in a timer, where nobody catches what is raised."""
+    """A leader outside its own ISR finds that out in a timer, where no caller catches an exception."""
     settings = ReplicaSettings(
         replica_max_idle_wait=0.05, replica_max_leader_timeout=0.2, replica_max_lag_time=0.1, confirm_timeout=1.0
     )
@@ -511,7 +511,7 @@ async def test_a_failed_replica_that_is_counted_on_again_withdraws_again(a: Node
 async def test_a_lone_leader_knows_after_a_restart_what_is_committed(
     nats_server: EmbeddedNatsServer, client: NatsConnection, tmp_path: Path
 ) -> None:
-    """Its checkpoint of the HW is always behind; without followers nobody's fetch would move it on."""
+    """Its checkpoint of the HW is always behind; without followers no fetch would move it on."""
     a = await Node(A, tmp_path / "a").start(nats_server.url)
     role = await a.leads(view())
     await publish(client)
@@ -672,9 +672,9 @@ async def test_a_deleted_stream_leaves_no_folder_though_its_log_has_failed(a: No
     await until(lambda: not role.log.directory.exists() and not a.broker._leaving)
 
 
-# ---------------------------------------------------------------- what is on disk
+# ---------------------------------------------------------------- state on disk
 async def test_the_checkpoint_of_the_high_watermark_never_vouches_for_what_is_not_synced(tmp_path: Path) -> None:
-    """A follower that catches up knows a HW above what it has synced. Were that checkpointed, a loss of power would
+    """A follower that catches up knows a HW above its synced end. Were that checkpointed, a loss of power would
     look like damage."""
     replica = Replica(KEY, tmp_path / "log", LogConfig())
     replica.open()

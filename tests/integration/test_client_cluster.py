@@ -57,7 +57,7 @@ async def leader_of(client: tidelog.Client, stream: str, partition: int) -> str:
 
 
 async def test_what_is_published_right_after_the_creation_is_stored(cluster: DevCluster) -> None:
-    """Whoever publishes plainly hears of no loss: where `create_stream` returns, every leader listens."""
+    """A plain publisher is not told of a loss: when `create_stream` returns, every leader listens."""
     count = 100
     plain = await nats.connect(cluster.nats_url)
     async with await tidelog.connect(cluster.nats_url) as client:

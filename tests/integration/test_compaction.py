@@ -1,4 +1,5 @@
-"""A compacted stream on three brokers: one is away while what it lacks is compacted, tombstones too, and comes back."""
+"""A compacted stream on three brokers: one is away while records that it lacks are compacted, tombstones too, and comes
+back."""
 
 from __future__ import annotations
 
@@ -66,7 +67,7 @@ async def test_who_was_away_comes_back_with_the_newest_of_each_key_and_nothing_d
 
         async def deletion_is_gone() -> bool:
             nonlocal written
-            await write(cluster, range(written, written + 4))  # what is compacted is what newer records come behind
+            await write(cluster, range(written, written + 4))  # records are compacted once newer ones follow them
             written += 4
             newest, count = await read(cluster)
             return "gone" not in {(key or b"").decode() for key in newest} and count < written * KEYS / 2

@@ -1,4 +1,4 @@
-"""What a publish asked to wait for, with real processes: kill -9 and SIGSTOP."""
+"""Durability levels of single publishes, with real processes: kill -9 and SIGSTOP."""
 
 from __future__ import annotations
 

@@ -1,6 +1,7 @@
-"""Encrypted streams on three real brokers: what lies on their disks, who reads it, and keys that change or are missing.
+"""Encrypted streams on three real brokers: the bytes on their disks, their readers, and keys that change or are
+missing.
 
-Keys are files of this test; what a broker has of them is what its own file says.
+Keys are files of this test; each broker has the keys in its own file.
 """
 
 from __future__ import annotations
@@ -70,7 +71,7 @@ def segments(cluster: DevCluster, broker: str, stream: str) -> list[Path]:
 
 
 def files_holding(cluster: DevCluster, *needles: bytes) -> list[str]:
-    """Of everything under the brokers' folders, and what they logged."""
+    """Content of all files under the brokers' folders, with their logs."""
     return [
         str(path.relative_to(cluster.data_dir))
         for path in sorted(cluster.data_dir.rglob("*"))
@@ -164,7 +165,7 @@ async def test_nothing_that_was_published_can_be_read_on_any_disk_and_all_of_it_
     open_files = {
         str(p.relative_to(cluster.data_dir)) for b in cluster.broker_ids for p in segments(cluster, b, "open")
     }
-    assert {*files_holding(cluster, SECRET)} == open_files  # the search finds what is there to be found
+    assert {*files_holding(cluster, SECRET)} == open_files  # the search finds unencrypted bytes
 
 
 async def test_keys_are_rotated_under_load(cluster: DevCluster) -> None:
@@ -174,7 +175,7 @@ async def test_keys_are_rotated_under_load(cluster: DevCluster) -> None:
         await wait_in_sync(cluster.nats_url, "vault")
         async with acked_load(cluster.nats_url, "vault", producers=2) as ledger:
             await asyncio.sleep(0.5)
-            # First every broker learns the new key, then it is used: whoever leads, the others can read it.
+            # First every broker learns the new key, then it is used: under any leader the others can read it.
             for lines in ((OLD, NEW), (NEW, OLD)):
                 for broker in cluster.broker_ids:
                     give_keys(cluster, broker, *lines)

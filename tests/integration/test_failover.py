@@ -1,4 +1,4 @@
-"""What a kill -9 costs: real processes, real disks, acked load. Nothing acknowledged may be missing or twice."""
+"""The cost of a kill -9: real processes, real disks, acked load. Nothing acknowledged may be missing or twice."""
 
 from __future__ import annotations
 

@@ -1,7 +1,7 @@
 """Consumers that read from followers: data planes and processes that are real, and stop, hang and die.
 
-What must hold: a consumer gets what is committed, each record once and in order, wherever it comes from; a follower
-that cannot say what is committed sends it elsewhere.
+A consumer gets committed records, each once and in order, from any replica; a follower that does not know the
+committed end sends it elsewhere.
 """
 
 from __future__ import annotations
@@ -182,7 +182,7 @@ async def test_a_replica_is_asked_under_its_name_through_all_its_roles(
 async def test_a_follower_whose_leader_is_silent_sends_its_consumers_elsewhere(
     nats_server: EmbeddedNatsServer, tmp_path: Path, a: Node, client: NatsConnection
 ) -> None:
-    """Cut off from the leader, and reachable: what it serves is committed, but others have more."""
+    """Cut off from the leader, and reachable: its records are committed, but others have more."""
     settings = ReplicaSettings(replica_max_idle_wait=0.1, replica_fetch_timeout=0.1, follower_read_max_age=0.3)
     b = await Node(B, tmp_path / "b").start(nats_server.url, settings)
     try:
@@ -252,14 +252,14 @@ def cluster(tmp_path_factory: pytest.TempPathFactory) -> Iterator[DevCluster]:
 
 
 class Reading:
-    """A consumer of partition 0 that reads from followers, and what it got."""
+    """A consumer of partition 0 that reads from followers, and its records."""
 
     def __init__(self, client: tidelog.Client, stream: str, total: int) -> None:
         self.consumer = client.consume(stream, start=0, stop=total, read_from="follower", max_bytes=64 << 10)
         self.offsets: list[int] = []
         self.values: list[bytes | None] = []
         self.sources: set[str | None] = set()
-        """Whom answers came from; None: the leader."""
+        """Brokers that answered; None: the leader."""
         self.task = asyncio.create_task(self._read())
 
     @property

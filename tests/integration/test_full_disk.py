@@ -1,7 +1,7 @@
 """Disks of 20 MB that run full under acknowledged load: real processes on real file systems.
 
-A full disk costs no acknowledged record and no crash. Who has no room gives its leaderships away, leaves the ISR, and
-comes back by itself; who is the last one left serves reads and refuses publishes with NO_SPACE.
+A full disk costs no acknowledged record and no crash. A broker without room gives its leaderships away, leaves the ISR,
+and comes back by itself; the last one left serves reads and refuses publishes with NO_SPACE.
 """
 
 from __future__ import annotations

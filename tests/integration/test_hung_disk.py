@@ -2,7 +2,7 @@
 broker comes back when the disk answers.
 
     syncs        the syncs of the logs hang; the loop answers probes and fetches all the while, so the broker itself
-                 must say what is wrong
+                 must name the fault
     journal      the same, and the syncs of the Raft journal, for which the loop waits: with the election that takes
                  its leadership the broker falls silent
     everything   each fsync on a mounted file system hangs, and with it each write to the same file, so the loop stands
@@ -107,7 +107,7 @@ async def test_while_the_disk_of_a_leader_hangs_another_one_acknowledges(
                 await asyncio.sleep(1.0)
                 cluster.let_hang(hung, True)
                 began = time.monotonic()
-                await asyncio.sleep(0.5)  # what was synced before is acknowledged
+                await asyncio.sleep(0.5)  # records synced before are acknowledged
                 before = len(ledger.acked)
 
                 async def goes_on() -> bool:

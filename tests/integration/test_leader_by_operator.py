@@ -1,4 +1,5 @@
-"""Leaders by an operator's word: planned moves lose nothing, unclean elections lose what was said and nothing else."""
+"""Leaders chosen by an operator: planned moves lose nothing, unclean elections lose the announced records and nothing
+else."""
 
 from __future__ import annotations
 
@@ -153,7 +154,7 @@ async def test_a_move_to_a_broker_that_stands_still_leaves_the_old_leader_going(
 
 @pytest.mark.parametrize("victim", ["leader", "target", "controller"])
 async def test_a_kill_in_the_middle_of_moves_loses_nothing(cluster: DevCluster, victim: str) -> None:
-    """Moves go to and fro under load while one of those who take part is killed; the cluster ends where it should."""
+    """Moves go to and fro under load while one of the brokers in it is killed; the cluster ends where it should."""
     async with await tidelog.connect(cluster.nats_url) as client:
         await client.create_stream(STREAM, partitions=1, replication_factor=BROKERS)
         await wait_in_sync(cluster.nats_url, STREAM)

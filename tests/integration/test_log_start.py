@@ -1,4 +1,4 @@
-"""A broker is away while retention removes what it lacks. It comes back, begins at the log start, and leads."""
+"""A broker is away while retention removes records that it lacks. It comes back, begins at the log start, and leads."""
 
 from __future__ import annotations
 
@@ -61,7 +61,7 @@ def first_segment(cluster: ReplicatedCluster, broker: str) -> int:
 
 
 def epochs(cluster: ReplicatedCluster, broker: str, start: int) -> dict[int, int]:
-    """What its disk says of the epochs from `start` on: where each begins, and which it is."""
+    """The epochs from `start` on in its leader-epoch file: start offset and number of each."""
     (file,) = cluster.processes.broker_dir(broker).glob(f"{STREAM}-*/*/{EPOCHS_FILE}")
     return {max(start, entry.start): entry.epoch for entry in read_epochs(REAL_FILES, file.parent) or ()}
 

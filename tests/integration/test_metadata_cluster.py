@@ -113,7 +113,7 @@ async def test_a_killed_broker_loses_its_leaderships_within_tens_of_milliseconds
     assert sorted(partition["leader"] for partition in form["partitions"]) == ["b1", "b2", "b3"]
     gaps: dict[str, list[float]] = {"controller": [], "other": []}
     for number in range(6):
-        # What a connection younger than the grace says is not believed; the last round began a broker.
+        # Reports of a connection younger than the grace are not believed; the last round began a broker.
         await asyncio.sleep(1.2)
         controller = (await cluster.api("cluster.status"))["controller"]
         leaders = [partition["leader"] for partition in await cluster.partitions()]
@@ -175,7 +175,7 @@ async def test_a_long_loss_of_nats_kills_nobody(cluster: MetadataCluster, nats_s
     )
     before = (await cluster.api("cluster.status"))["brokers"]
     nats_server.kill()
-    # Long enough for the office to go round: who has no connection hands it over.
+    # Long enough for the controller to change: a controller without a connection gives up its controller epoch.
     await asyncio.sleep(6)
     nats_server.start()
     after = (await cluster.api("cluster.status"))["brokers"]

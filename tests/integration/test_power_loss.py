@@ -1,4 +1,4 @@
-"""Power is lost under acknowledged load: real processes, each on a file system that forgets what was not synced.
+"""Power is lost under acknowledged load: real processes, each on a file system that forgets unsynced writes.
 
 Longer: scripts/power-loss --minutes 10.
 """

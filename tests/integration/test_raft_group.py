@@ -52,7 +52,7 @@ class Recorder:
 
 
 class Member:
-    """A node with what it was told."""
+    """A node with the events that it received."""
 
     def __init__(self, config: RaftConfig) -> None:
         self.config = config

@@ -1,6 +1,6 @@
 """Kill -9 and power cuts of real Raft processes, and how quick they are. `scripts/raft-kill` runs the same for longer.
 
-TIDELOG_RAFT_KILL_ROUNDS (default 8) sets the number of kill rounds, TIDELOG_RAFT_KILL_SEED what they are.
+TIDELOG_RAFT_KILL_ROUNDS (default 8) sets the number of kill rounds, TIDELOG_RAFT_KILL_SEED their seed.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ async def test_nothing_acknowledged_is_lost_or_applied_twice(tmp_path: Path) -> 
 async def test_commands_and_failover_are_quick(tmp_path: Path) -> None:
     figures = await measure(tmp_path, commands=300, failovers=10)
     print(figures)
-    # Ten and more times what an idle machine needs: this notices a lost wake-up or a heartbeat waited for, not a busy
+    # Ten and more times the need of an idle machine: this notices a lost wake-up or a heartbeat waited for, not a busy
     # machine.
     assert statistics.median(figures.through_leader) < 0.05
     assert statistics.median(figures.through_follower) < 0.05

@@ -1,6 +1,6 @@
 """The stories that a replicated log has to survive, told with real processes: kill -9, SIGSTOP and SIGCONT.
 
-Most of them are what Liftbridge's own tests are about. Two more are elsewhere: leaders and controllers killed under
+Most of them follow Liftbridge's own tests. Two more are elsewhere: leaders and controllers killed under
 load in `test_failover`, leadership that goes round at random in `test_broker_leader_changes`.
 """
 
@@ -49,7 +49,7 @@ async def cluster(processes: DevCluster) -> AsyncIterator[ReplicatedCluster]:
         yield running
 
 
-# ---------------------------------------------------------------- what an acknowledgement waits for
+# ---------------------------------------------------------------- acknowledgements
 async def test_a_publish_waits_for_a_stopped_member_and_commits_when_the_isr_shrinks(
     cluster: ReplicatedCluster,
 ) -> None:
@@ -275,7 +275,7 @@ async def test_fast_leader_changes_with_stale_high_watermarks_lose_nothing_commi
     cluster: ReplicatedCluster,
 ) -> None:
     """Each leader is killed right after an acknowledgement, as soon as another member could follow it, and begins
-    anew at once: those that lead next do not know yet what is committed."""
+    anew at once: the next leaders do not know the committed end yet."""
     await cluster.create("fast")
     ledger = Ledger("fast")
     stale = epoch = number = 0
@@ -336,7 +336,7 @@ async def test_a_leader_that_sleeps_through_its_failover_wakes_up_and_harms_noth
 async def test_a_stream_that_was_deleted_while_a_broker_was_down_is_gone_after_its_restart(
     cluster: ReplicatedCluster,
 ) -> None:
-    """And what was created under its name in the meantime is untouched."""
+    """A stream created under its name in the meantime is untouched."""
     await cluster.create("gone")
     await cluster.create("again")
     for stream in ("gone", "again"):
@@ -446,7 +446,7 @@ async def test_followers_with_stale_high_watermarks_that_lead_one_after_the_othe
     nats_server: EmbeddedNatsServer, tmp_path: Path
 ) -> None:
     """One leads right after its restart and dies before it says a word to the other, which then leads. Had either cut
-    its log to what it knew to be committed, the second record would be gone."""
+    its log to its own committed end, the second record would be gone."""
     settings = replace(PATIENT, high_watermark_notify_delay=60.0)
     client = await NatsConnection.connect(nats_server.url, name="publisher")
     async with three_nodes(nats_server.url, tmp_path, settings) as nodes:

@@ -99,7 +99,7 @@ def test_a_spark_job_runs_where_the_machine_has_no_java(tmp_path: Path, path_wit
 
 @pytest.fixture
 def environment(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> pytest.MonkeyPatch:
-    """An environment in which nothing says where Java is; what ensure_java sets is undone afterwards."""
+    """An environment in which nothing says where Java is; the changes of ensure_java are undone afterwards."""
     for name in ("JAVA_HOME", "TIDELOG_JAVA_RUNTIME", "PYSPARK_PYTHON"):
         monkeypatch.setenv(name, "")
         monkeypatch.delenv(name)

@@ -69,7 +69,7 @@ class FileLogs:
     def close(self) -> None:
         pass
 
-    # What a cluster would do.
+    # As a cluster does.
 
     def create(self, stream: str, partitions: int, incarnation: int = 7) -> None:
         folder = self.folder / stream
@@ -312,7 +312,7 @@ class TestBatch:
 
 
 class Query:
-    """A streaming query that appends what it reads to a Parquet folder, and can be started again."""
+    """A streaming query that appends its records to a Parquet folder, and can be started again."""
 
     def __init__(self, spark: SparkSession, logs: FileLogs, folder: Path, **more: str) -> None:
         self.spark = spark

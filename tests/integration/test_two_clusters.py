@@ -1,4 +1,5 @@
-"""A namespace has one cluster: who would found a second one stops, and where there are two everybody says so."""
+"""A namespace has one cluster: a broker that would found a second one stops, and where there are two all brokers say
+so."""
 
 from __future__ import annotations
 
@@ -23,7 +24,7 @@ LIMIT = 30.0
 
 @contextmanager
 def standalone(folder: Path, broker: str, url: str, *flags: str) -> Iterator[subprocess.Popen[str]]:
-    """A broker without peers, as in `tidelog server --help`; what it says goes to FOLDER.err."""
+    """A broker without peers, as in `tidelog server --help`; its output goes to FOLDER.err."""
     with folder.with_suffix(".err").open("w") as said:
         process = start_tidelog(
             *("server", "--id", broker, "--nats", url, "--data-dir", str(folder), *flags), stderr=said
@@ -97,7 +98,7 @@ async def test_two_clusters_that_meet_are_told_to_everybody(cluster: DevCluster,
     own = cluster_id(cluster.broker_dir("b1"))
     async with await tidelog.connect(cluster.nats_url) as client:
         await client.create_stream("before")
-        for broker in cluster.broker_ids:  # nobody answers the founder
+        for broker in cluster.broker_ids:  # no broker answers the founder
             cluster.kill(broker, signal.SIGSTOP)
         folder = tmp_path / "second"
         with standalone(folder, "b9", cluster.nats_url):
@@ -105,14 +106,14 @@ async def test_two_clusters_that_meet_are_told_to_everybody(cluster: DevCluster,
             other = cluster_id(folder)
             for broker in cluster.broker_ids:
                 cluster.kill(broker, signal.SIGCONT)
-            # Who began with the first cluster goes on with it, and what it makes is made there alone.
+            # A client of the first cluster goes on with it, and its streams are made there alone.
             await client.create_stream("after")
             assert {stream["name"] for stream in await client.streams()} == {"before", "after"}
             deadline = time.monotonic() + LIMIT
             while not (told := (await client.cluster_status())["other_clusters"]):
                 assert time.monotonic() < deadline, "the controller hears of the other cluster"
             assert [entry["cluster_id"] for entry in told] == [other]
-            # Who comes now is answered by both.
+            # A new client is answered by both.
             async with await tidelog.connect(cluster.nats_url) as newcomer:
                 with pytest.raises(WrongCluster, match=f"{min(own, other)} and {max(own, other)}"):
                     await newcomer.streams()

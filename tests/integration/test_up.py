@@ -1,4 +1,4 @@
-"""`tidelog up` as a process: what it leaves behind, and what a second start finds."""
+"""`tidelog up` as a process: its files and processes, and a second start."""
 
 from __future__ import annotations
 
@@ -47,7 +47,7 @@ class Up:
         return str(self.document["nats_url"])
 
     def wait_ready(self) -> dict[str, Any]:
-        """Returns what it prints once all brokers serve."""
+        """Returns its output once all brokers serve."""
         assert self.process.stdout is not None
         lines = []
         while True:
@@ -61,7 +61,7 @@ class Up:
         return self.folder.with_suffix(".err").read_text()
 
     def processes(self) -> set[int]:
-        """Those that it started and that live."""
+        """The live processes that it started."""
         found = set()
         for entry in Path("/proc").iterdir():
             if not entry.name.isdigit():

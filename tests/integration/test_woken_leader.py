@@ -1,6 +1,6 @@
-"""A leader that stood still (SIGSTOP) while another was elected: what it says of publishes that its successor stores.
+"""A leader that stood still (SIGSTOP) while another was elected: its answers to publishes that its successor stores.
 
-Bare requests and envelopes reach every broker that believes it leads. Whoever asks takes the first answer, so none may
+Bare requests and envelopes reach every broker that believes it leads. A client takes the first answer, so none may
 say that a record was not stored which the successor commits.
 """
 
@@ -58,7 +58,7 @@ class Asker:
     def __init__(self, cluster: ReplicatedCluster) -> None:
         self._nats = cluster.nats
         self.answers: dict[bytes, list[str]] = {}
-        """Value -> what each answer to it said: a code, or "stored"."""
+        """Value -> the result of each answer: a code, or "stored"."""
 
     def ask(self, value: bytes) -> None:
         answers = self.answers[value] = []
@@ -99,7 +99,7 @@ async def test_a_woken_leader_contradicts_nobody(cluster: ReplicatedCluster, sta
     )
     asker = Asker(cluster)
 
-    # An uncommitted tail: one member of the ISR stands still, the other holds what the leader appended.
+    # An uncommitted tail: one member of the ISR stands still, the other holds the records of the leader.
     cluster.stop(slow)
     for number in range(5):
         asker.ask(b"tail %d" % number)

@@ -1,7 +1,7 @@
-"""Acked load on a real cluster, and what must be true afterwards.
+"""Acked load on a real cluster, and the checks afterwards.
 
-Every value that is sent is unique and says who sent it and when in that sender's order. The ledger knows what was
-acknowledged, where; afterwards everything is read back and compared:
+Every value that is sent is unique and names its sender and its place in that sender's order. The ledger knows the
+acknowledged values and their places; afterwards everything is read back and compared:
 
     lost        acknowledged, and not at the place that the acknowledgement named
     repeated    one value at two places
@@ -93,7 +93,7 @@ async def acked_load(
     partitions: int = 1,
     pause: float = PAUSE,
 ) -> AsyncIterator[Ledger]:
-    """Publish acknowledged records until the block ends; then wait for what is out. `bare`: one more sender is a
+    """Publish acknowledged records until the block ends; then wait for the open ones. `bare`: one more sender is a
     plain NATS client that publishes requests, and never sends anything twice. `pause`: see PAUSE."""
     ledger = Ledger(stream)
     stop = asyncio.Event()
@@ -154,7 +154,7 @@ async def _request(url: str, ledger: Ledger, stop: asyncio.Event, subject: str, 
             ledger.unknown += 1
             return
         if answer.status is not None:
-            ledger.sent.discard(value)  # nobody listened: it went nowhere
+            ledger.sent.discard(value)  # no broker listened: it is not stored
             return
         said = json.loads(answer.data)
         if "error" in said:
@@ -264,7 +264,7 @@ def committed_bytes(directory: Path, end: int) -> bytes:
     parts = []
     for segment in sorted(directory.glob("*.log")):
         data = segment.read_bytes()
-        with contextlib.suppress(CorruptData):  # what was allocated ahead, or is being written
+        with contextlib.suppress(CorruptData):  # space allocated ahead, or a batch that is being written
             for at, header in iter_batches(data):
                 if header.end_offset > end:
                     break
