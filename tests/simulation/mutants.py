@@ -68,7 +68,7 @@ MUTANTS: tuple[Mutant, ...] = (
             F,
             "_reconcile",
             "    asked =",
-            "    self._replica.enter(Truncating(), now)\n    return [Truncate(self.high_watermark)]\n    asked =",
+            "    self._replica.state = Truncating()\n    return [Truncate(self.high_watermark)]\n    asked =",
         ),
     ),
     _mutant(

@@ -81,11 +81,12 @@ class ElectionsHaveCause(Invariant):
             )
 
 
+MASS_DEATH_WINDOW_S = 0.5
+"""Deaths that are told in this time are told at once: a controller hears of each broker by itself."""
+
+
 class NoMassDeath(Invariant):
     """To brokers: most of them do not die at once; a controller that sees that is itself cut off."""
-
-    WINDOW_S = 0.5
-    """Deaths that are told in this time are told at once: a controller hears of each broker by itself."""
 
     def __init__(self, scene: Scene) -> None:
         super().__init__(scene)
@@ -103,7 +104,7 @@ class NoMassDeath(Invariant):
             and self.raft.reaches(self.brokers[life.broker].raft_address)
         ]
         now = self.raft.world.now
-        self._lately = [(at, broker) for at, broker in self._lately if at > now - self.WINDOW_S]
+        self._lately = [(at, broker) for at, broker in self._lately if at > now - MASS_DEATH_WINDOW_S]
         alive = commit.alive + len(self._lately)
         self._lately += [(now, broker) for broker in living]
         if 2 * len(self._lately) > alive:
