@@ -1,0 +1,123 @@
+"""The end of producers and of their client: nothing is left behind, and every caller hears of it."""
+
+from __future__ import annotations
+
+import asyncio
+import gc
+from collections.abc import AsyncIterator, Coroutine
+from functools import partial
+from typing import Any
+
+import pytest
+
+from tests.unit.tidelog.client.fake_broker import FakeBroker, FakeTransport, make
+from tidelog.client.connection import Client
+from tidelog.client.errors import (
+    Closed,
+)
+from wire.transport import Message
+
+
+@pytest.fixture
+async def cluster() -> tuple[FakeTransport, FakeBroker, Client]:
+    transport, broker, client = make()
+    broker.create("s", 1)
+    broker.create("three", 3)
+    return transport, broker, client
+
+
+Cluster = tuple[FakeTransport, FakeBroker, Client]
+
+
+async def test_closing_the_client_fails_what_is_not_acknowledged(cluster: Cluster) -> None:
+    _, broker, client = cluster
+    producer = client.producer("s")
+    await producer.start()
+    broker.swallow = 10
+    future = producer.send_nowait(b"a")
+    await asyncio.sleep(0)
+    await client.close()
+    with pytest.raises(Closed, match="close the producer first"):
+        await future
+
+
+@pytest.fixture
+async def unretrieved() -> AsyncIterator[list[str]]:
+    """Messages of asyncio about exceptions that were not read."""
+    said: list[str] = []
+    loop = asyncio.get_running_loop()
+    loop.set_exception_handler(lambda _, context: said.append(context["message"]))
+    yield said
+    loop.set_exception_handler(None)
+
+
+async def nobody_answers(transport: FakeTransport, client: Client, work: Coroutine[Any, Any, object]) -> None:
+    """`work` asks for metadata that never comes; the client is closed meanwhile."""
+    transport.listen("tidelog.api.metadata", lambda _: None)
+    asking = asyncio.create_task(work)
+    await asyncio.sleep(0.01)
+    await client.close()
+    asking.cancel()
+    await asyncio.wait({asking})
+    await asyncio.sleep(0.7)  # longer than the client's api_timeout
+    del asking
+    gc.collect()
+
+
+async def test_closing_the_client_while_a_producer_asks_for_metadata_leaves_no_exception(
+    cluster: Cluster, unretrieved: list[str]
+) -> None:
+    transport, broker, client = cluster
+
+    async def refresh() -> None:
+        producer = client.producer("s")
+        transport.listen("tidelog.api.metadata", partial(broker._on_api, "metadata"))
+        await producer.start()
+        transport.listen("tidelog.api.metadata", lambda _: None)
+        producer._upkeep.check_layout()
+
+    await nobody_answers(transport, client, refresh())
+    assert unretrieved == []
+
+
+async def test_closing_the_client_while_a_producer_starts_leaves_no_exception(
+    cluster: Cluster, unretrieved: list[str]
+) -> None:
+    transport, _, client = cluster
+    await nobody_answers(transport, client, client.producer("s").start())
+    assert unretrieved == []
+
+
+async def test_a_user_who_gives_up_on_metadata_leaves_no_exception(cluster: Cluster, unretrieved: list[str]) -> None:
+    transport, _, client = cluster
+
+    async def give_up() -> None:
+        with pytest.raises(TimeoutError):
+            async with asyncio.timeout(0.005):
+                await client.metadata("s")
+
+    await nobody_answers(transport, client, give_up())
+    assert unretrieved == []
+
+
+async def test_metadata_that_one_gives_up_on_still_comes_for_another(cluster: Cluster) -> None:
+    transport, broker, client = cluster
+    waiting: list[Message] = []
+    transport.listen("tidelog.api.metadata", waiting.append)
+    first = asyncio.create_task(client.metadata("s"))
+    second = asyncio.create_task(client.metadata("s"))
+    await asyncio.sleep(0.01)
+    first.cancel()
+    await asyncio.wait({first})
+    broker._on_api("metadata", *waiting)
+    assert (await second).name == "s"
+
+
+async def test_a_start_that_is_overtaken_by_the_end_of_the_client_says_closed(cluster: Cluster) -> None:
+    transport, _, client = cluster
+    transport.listen("tidelog.api.metadata", lambda _: None)
+    starting = asyncio.create_task(client.producer("s").start())
+    await asyncio.sleep(0.01)
+    await client.close()
+    with pytest.raises(Closed):
+        await starting
