@@ -85,11 +85,11 @@ async def _is_sound(replica: Replica, opening: Awaitable[RecoveryReport]) -> boo
     try:
         report = await opening
     except LogDamaged as e:
-        replica.failed = str(e)
+        replica.life.on_unusable(str(e))
         log.error("partition %s: the log cannot be opened and leaves the ISR: %s", key, e)
         return False
     except Exception as e:  # one partition does not stop the broker
-        replica.failed = f"the log cannot be opened: {e!r}"
+        replica.life.on_unusable(f"the log cannot be opened: {e!r}")
         log.exception("partition %s: the log cannot be opened and leaves the ISR", key)
         return False
     if report.damaged is not None:

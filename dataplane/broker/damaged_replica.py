@@ -44,9 +44,10 @@ class DamagedReplica(ReadableRole):
         partition_log: PartitionLog,
         high_watermark: Offset,
         on_damage: Callable[[str], None],
+        on_failure: Callable[[str], None],
         story: Story | None = None,
     ) -> None:
-        super().__init__(context, view, partition_log, on_damage, story)
+        super().__init__(context, view, partition_log, on_damage, on_failure, story)
         self.damage: Damage | None = None
         self._high_watermark = high_watermark
         self._consumers = Consumers(partition_log.epochs, context.settings, leads=False)

@@ -64,9 +64,10 @@ class FollowerDriver(ReadableRole):
         high_watermark: Offset,
         first_sequence: int,
         on_damage: Callable[[str], None],
+        on_failure: Callable[[str], None],
         story: Story | None = None,
     ) -> None:
-        super().__init__(context, view, partition_log, on_damage, story)
+        super().__init__(context, view, partition_log, on_damage, on_failure, story)
         self._fetch_inbox: str | None = None
         self._offset_inbox: str | None = None
         self._checkpoint_inbox: str | None = None

@@ -80,9 +80,10 @@ class LeaderDriver(ReadableRole):
         partition_log: PartitionLog,
         high_watermark: Offset,
         on_damage: Callable[[str], None],
+        on_failure: Callable[[str], None],
         story: Story | None = None,
     ) -> None:
-        super().__init__(context, view, partition_log, on_damage, story)
+        super().__init__(context, view, partition_log, on_damage, on_failure, story)
         partition_log.cached_bytes = None
         self._is_heard = False
         """NATS brings it everything that is published and asked."""

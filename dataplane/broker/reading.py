@@ -53,9 +53,10 @@ class ReadableRole(Role):
         view: PartitionView,
         partition_log: PartitionLog,
         on_damage: Callable[[str], None],
+        on_failure: Callable[[str], None],
         story: Story | None = None,
     ) -> None:
-        super().__init__(context, view, partition_log, on_damage, story)
+        super().__init__(context, view, partition_log, on_damage, on_failure, story)
         self.answers = Answers(context.control, view.key, view.subject)
         self.requests = Requests(view.key, self.answers, context.counters)
         self.cipher = BatchCipher(context.keyring, view.key)

@@ -16,10 +16,10 @@ it does not come back with a second damage.
 from __future__ import annotations
 
 import logging
-from enum import Enum
 from typing import TYPE_CHECKING, Any
 
 from dataplane.log.damage import set_mark
+from dataplane.replica.life import RepairMode
 from wire.types import Offset
 
 if TYPE_CHECKING:
@@ -27,25 +27,9 @@ if TYPE_CHECKING:
 
     from dataplane.log.files import FileSystem
     from dataplane.log.partition_log import PartitionLog
-    from wire.types import BrokerId, LeaderEpoch, PartitionKey, PartitionView
+    from wire.types import PartitionKey
 
 log = logging.getLogger(__name__)
-
-
-class WayBack(Enum):
-    COPY = "the records come from the leader"
-    ACCEPT = "an operator accepts the loss of what is damaged and of what lies behind it"
-
-
-def way_back(view: PartitionView, broker: BrokerId, met_in: LeaderEpoch) -> WayBack | None:
-    """How the damaged replica of `broker` may be repaired; None: others may count on it, or nobody could help it.
-    `met_in`: the damage was met in that LeaderEpoch; 0: before this life of the process had one."""
-    if view.leader == broker:
-        # It may have been met long after the operator's word, in the LeaderEpoch that the word began.
-        return WayBack.ACCEPT if view.loss_accepted and view.leader_epoch > met_in else None
-    if view.leader is None or broker in view.isr or broker in view.eligible:
-        return None
-    return WayBack.COPY if view.leader_epoch > met_in else None
 
 
 def mark(files: FileSystem, directory: Path, reason: str, key: PartitionKey) -> None:
@@ -56,15 +40,15 @@ def mark(files: FileSystem, directory: Path, reason: str, key: PartitionKey) -> 
         log.error("partition %s: that it is damaged cannot be written down: %s", key, error)
 
 
-def repair(partition_log: PartitionLog, key: PartitionKey, way: WayBack, *, time_ns: int) -> dict[str, Any]:
+def repair(partition_log: PartitionLog, key: PartitionKey, mode: RepairMode, *, time_ns: int) -> dict[str, Any]:
     """Cut the damage and all behind it; the report of that. Blocking; in a thread. Raises LogDamaged."""
-    lost = way is WayBack.ACCEPT
+    lost = mode is RepairMode.ACCEPT
     damage = partition_log.checking.examine(without_beginning=lost)
     report = partition_log.checking.cut_damage(damage, when_ns=time_ns, lost=lost)
-    if way is WayBack.COPY and partition_log.is_without_past():
+    if mode is RepairMode.COPY and partition_log.is_without_past():
         partition_log.drop_all(Offset(0))  # the leader says where it may begin, and what is to be known there
     log.warning(
         "partition %s: cut a damaged log to offset %d, it went up to %d (%s): %s",
-        key, damage.sound_end, damage.known_end, way.value, damage.reason,
+        key, damage.sound_end, damage.known_end, mode.value, damage.reason,
     )  # fmt: skip
     return report

@@ -33,14 +33,16 @@ class Role(ABC):
         view: PartitionView,
         partition_log: PartitionLog,
         on_damage: Callable[[str], None],
+        on_failure: Callable[[str], None],
         story: Story | None = None,
     ) -> None:
-        """`on_damage`: this replica's log is not what was written. It ends the role (`stop`). `story`: that of the
-        replica."""
+        """`on_damage`: this replica's log is not what was written; it ends the role (`stop`). `on_failure`: the role
+        has failed, and ends by itself. `story`: that of the replica."""
         self.context = context
         self.view = view
         self.log = partition_log
         self.on_damage = on_damage
+        self._on_failure = on_failure
         self.story = story or Story()
         self.ended = False
         self.failed: str | None = None
@@ -194,3 +196,4 @@ class Role(ABC):
         if self.failed is None:
             self.failed = reason
             self._end_soon(reason)
+            self._on_failure(reason)

@@ -20,12 +20,13 @@ from pathlib import Path
 from random import Random
 
 from dataplane.broker.reading import read_checked
-from dataplane.broker.repair import WayBack, repair
+from dataplane.broker.repair import mark, repair
 from dataplane.broker.replica import Replica
 from dataplane.log.damage import read_mark
 from dataplane.log.data_dir import DataDir
 from dataplane.log.errors import DataDirError
 from dataplane.log.partition_log import PartitionLog
+from dataplane.replica.life import RepairMode
 from metadata.raft.journal import Journal
 from metadata.raft.snapshot import decode_snapshot
 from metadata.raft.types import RaftDamage, RaftStorageError
@@ -155,14 +156,14 @@ class Bench:
             if flip.file.endswith(".log") and found is None and met is not None:
                 self._scrub(flip, log)
             if found or met:
-                replica.mark(found or met or "")
+                mark(replica._files, replica.directory, found or met or "", replica.key)
                 log.close()
                 again = Replica(KEY, data_dir.partition_directory(KEY), CONFIG, files=files)
                 if again.open(page_cache_survived=True).damaged is None:
                     raise Broken(f"{flip}: the next start has forgotten it")
                 assert again.log is not None
                 log = again.log
-                repair(log, KEY, WayBack.COPY, time_ns=0)
+                repair(log, KEY, RepairMode.COPY, time_ns=0)
             self._comes_back(flip, log, truth, files)
         finally:
             data_dir.close()

@@ -169,13 +169,13 @@ class Node:
 
     async def leads(self, wanted: PartitionView) -> LeaderDriver:
         self.broker.on_partitions([wanted])
-        await until(lambda: isinstance(self.replica.role, LeaderDriver) and self.replica._transition is None)
+        await until(lambda: isinstance(self.replica.role, LeaderDriver) and self.replica.life.step is None)
         assert isinstance(self.replica.role, LeaderDriver)
         return self.replica.role
 
     async def follows(self, wanted: PartitionView) -> FollowerDriver:
         self.broker.on_partitions([wanted])
-        await until(lambda: isinstance(self.replica.role, FollowerDriver) and self.replica._transition is None)
+        await until(lambda: isinstance(self.replica.role, FollowerDriver) and self.replica.life.step is None)
         assert isinstance(self.replica.role, FollowerDriver)
         return self.replica.role
 
@@ -232,7 +232,7 @@ async def test_a_log_whose_sync_hangs_holds_up_the_periodic_sync_of_no_other_log
     keys = [KEY, *(replace(KEY, stream=StreamName(f"other{number}")) for number in range(3))]
     a.broker.on_partitions([view(key=key, durability=ACCEPTED) for key in keys])
     replicas = [a.broker._replicas[key] for key in keys]
-    await until(lambda: all(isinstance(r.role, LeaderDriver) and r._transition is None for r in replicas))
+    await until(lambda: all(isinstance(r.role, LeaderDriver) and r.life.step is None for r in replicas))
     logs = [replica.log for replica in replicas]
     answers, hangs = threading.Event(), threading.Event()
     hanging = logs[0]
@@ -348,7 +348,7 @@ async def test_a_bad_ack_inbox_does_not_stop_a_change_of_role(a: Node, client: N
     client.publish(SUBJECT, [encode_publish(envelope)])
     await until(lambda: role.log.log_end_offset == 1)
     await a.follows(view(leader=B, leader_epoch=2, epoch=2, isr=(B,), min_isr=2))
-    assert a.replica.failed is None
+    assert a.replica.failure is None
 
 
 async def test_latest_is_not_told_without_a_lease(a: Node, client: NatsConnection) -> None:
@@ -454,7 +454,7 @@ async def test_a_replica_that_cannot_be_opened_withdraws(a: Node) -> None:
     directory.parent.mkdir(parents=True)
     directory.write_text("a file where the folder should be")
     a.broker.on_partitions([view()])
-    await until(lambda: a.replica.failed is not None)
+    await until(lambda: a.replica.failure is not None)
     assert [w.key for w in a.metadata.withdrawals] == [KEY]
 
 
@@ -633,7 +633,7 @@ async def test_a_damaged_log_does_not_keep_the_broker_from_starting(
     again = await Node(A, tmp_path / "a").start(nats_server.url)
     try:
         assert again.unsound == (KEY,)
-        assert again.replica.failed is not None
+        assert again.replica.failure is not None
     finally:
         await again.close()
 
@@ -656,7 +656,7 @@ async def test_a_damaged_replica_copies_from_the_leader_once_it_is_out_of_the_is
         assert again.replica.role is None, "first it leaves the ISR, then it cuts"
         role = await again.follows(view(leader=B, leader_epoch=2, epoch=3, isr=(B,)))
         await until(lambda: role.log.log_end_offset == 7)
-        assert again.replica.failed is None
+        assert again.replica.failure is None
         assert role.log.epochs.latest == 2
     finally:
         await again.close()

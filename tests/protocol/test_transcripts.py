@@ -12,6 +12,7 @@ from pathlib import Path
 import pytest
 
 from tests import datadriven
+from tests.protocol.life_script import LifeScript
 from tests.protocol.metadata_script import MetadataScript
 from tests.protocol.replication_script import ReplicationScript
 from tests.simulation.mutants import TOLD
@@ -22,6 +23,7 @@ TESTDATA = Path(__file__).parent.parent / "testdata"
 AREAS: dict[str, Callable[[], datadriven.Handler]] = {
     "metadata": MetadataScript,
     "replication": ReplicationScript,
+    "replica_life": LifeScript,
 }
 
 

@@ -36,6 +36,7 @@ from dataplane.replica import (
     isr_keeping,
     leader,
     leadership,
+    life,
     pending,
     producers,
     reconciling,
@@ -337,7 +338,7 @@ MUTANTS: tuple[Mutant, ...] = (
         "a replica that is opened again takes its LEO for the HW",
         (
             replica.Replica,
-            "open",
+            "_open_log",
             "self._high_watermark = self._checkpointed = self._log.high_watermark",
             "self._high_watermark = self._checkpointed = self._log.log_end_offset",
         ),
@@ -450,10 +451,10 @@ MUTANTS: tuple[Mutant, ...] = (
     _mutant(
         "a damaged replica is cut while it is in the ISR",
         (
-            replica,
-            "way_back",
+            life,
+            "repair_mode",
             "if view.leader is None or broker in view.isr or broker in view.eligible:",
-            "if True:\n        return WayBack.COPY\n    if False:",
+            "if True:\n        return RepairMode.COPY\n    if False:",
         ),
         scenario="silent damage",
     ),
@@ -465,7 +466,7 @@ MUTANTS: tuple[Mutant, ...] = (
             'leaves the ISR: %s", key, report.damaged)\n        return False',
             'leaves the ISR: %s", key, report.damaged)\n        return True',
         ),
-        (replica, "way_back", "if view.leader == broker:", "if True:\n        return WayBack.COPY\n    if False:"),
+        (life, "repair_mode", "if view.leader == broker:", "if True:\n        return RepairMode.COPY\n    if False:"),
         scenario="damage",
     ),
     _mutant(

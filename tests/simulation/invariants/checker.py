@@ -221,6 +221,7 @@ class Invariants:
         seen = self._seen.get(place)
         if seen is None:
             seen = self._seen[place] = _Seen()
+        replica.life.validate()
         role = replica.role
         log = replica._log
         if replica.failure is not None and replica.failure != seen.failure:

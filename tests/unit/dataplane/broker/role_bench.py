@@ -198,6 +198,7 @@ class Bench:
         self.withdrawn: list[Withdrawal] = []
         self.has_lease = True
         self.damage: list[str] = []
+        self.failures: list[str] = []
         metadata = SimpleNamespace(withdraw=self.withdrawn.append, lease_valid=lambda _now: self.has_lease)
         space = SimpleNamespace(is_full=False, append=lambda log, parts, headers: log.append(parts, headers))
         self.context = BrokerContext(

@@ -36,7 +36,7 @@ def bench(loop: Loop) -> Bench:
 
 async def follow(bench: Bench, *, durability: str = "durable") -> FollowerDriver:
     followed = view(A, B, leader=B, durability=durability)
-    role = FollowerDriver(bench.context, followed, bench.log, Offset(0), 0, bench.damage.append)
+    role = FollowerDriver(bench.context, followed, bench.log, Offset(0), 0, bench.damage.append, bench.failures.append)
     await role.start()
     return role
 

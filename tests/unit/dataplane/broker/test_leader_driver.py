@@ -36,7 +36,7 @@ async def bench() -> AsyncIterator[Bench]:
 async def driver(bench: Bench, view: PartitionView) -> LeaderDriver:
     """One that has not been started."""
     await begin_leader_epoch(bench.context, view, bench.log)
-    return LeaderDriver(bench.context, view, bench.log, Offset(0), bench.damage.append)
+    return LeaderDriver(bench.context, view, bench.log, Offset(0), bench.damage.append, bench.failures.append)
 
 
 async def lead(bench: Bench, *, durability: str = "durable") -> LeaderDriver:

@@ -21,7 +21,7 @@ class Idle(Role):
     title = "idle"
 
     def __init__(self, bench: Bench) -> None:
-        super().__init__(bench.context, view(A), bench.log, bench.damage.append)
+        super().__init__(bench.context, view(A), bench.log, bench.damage.append, bench.failures.append)
         self.due = math.inf
         self.ticked: list[float] = []
         self.synced: list[Offset] = []

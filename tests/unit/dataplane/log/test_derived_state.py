@@ -9,13 +9,14 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from dataplane.broker.repair import WayBack, repair
+from dataplane.broker.repair import repair
 from dataplane.log import derived_state
 from dataplane.log.checkpoints import EPOCHS_FILE
 from dataplane.log.files import RealFiles
 from dataplane.log.partition_log import LogConfig, PartitionLog
 from dataplane.log.snapshot import Section, Snapshot, decode_snapshot, encode_snapshot
 from dataplane.replica.epochs import EpochEntry
+from dataplane.replica.life import RepairMode
 from dataplane.replica.producers import Duplicate, ProducerLimits, ProducerTable
 from tests.simulation.disk import SimDisk
 from tests.unit.dataplane.replica.test_follower import KEY
@@ -244,7 +245,7 @@ class TestRepair:
         segment.write_bytes(bytes(segment.stat().st_size))
         log, report = PartitionLog.open(written.log.directory, CONFIG)
         assert report.damaged is not None or log.log_end_offset == 106
-        repair(log, KEY, WayBack.COPY, time_ns=0)
+        repair(log, KEY, RepairMode.COPY, time_ns=0)
         assert (log.log_start_offset, log.log_end_offset) == ((100, 100) if has_snapshot else (0, 0))
 
 
