@@ -1,8 +1,8 @@
 """Answers to publishers, in the dialect in which each of them asked.
 
 Bare NATS requests get JSON (`stream`, `partition`, `offset`, and `seq` = offset + 1 as JetStream publishers know it),
-envelopes an Ack on their ackInbox, `.append` requests an AppendResponse. Each token is what one pending publish needs
-for that.
+envelopes an Ack on their ackInbox, `.append` requests an AppendResponse. A token holds the facts for the answer to one
+pending publish.
 """
 
 from __future__ import annotations
@@ -24,10 +24,10 @@ from wire.types import Offset, PartitionKey
 if TYPE_CHECKING:
     from numpy.typing import NDArray
 
-log = logging.getLogger(__name__)
+_log = logging.getLogger(__name__)
 
 Replies: TypeAlias = "list[bytes | None] | NDArray[np.void]"
-"""Reply subjects of bare publishes at consecutive offsets: one by one, with None for those that want no answer; or as a
+"""Reply subjects of bare publishes at consecutive offsets: one by one, with None where no answer is wanted; or as a
 column where all have one length."""
 
 _LOW: Final = 10_000
@@ -77,7 +77,7 @@ class EnvelopeReply:
 
 class Answers:
     """Writes acknowledgements of one partition. Nothing here raises: an address that is no NATS subject is its owner's
-    trouble, and not that of those who are answered next."""
+    trouble, and no other publisher's."""
 
     def __init__(self, transport: Transport, key: PartitionKey, subject: str) -> None:
         self._transport = transport
@@ -147,7 +147,7 @@ class Answers:
         return block
 
     def bare_error(self, replies: Replies, error: TidelogError) -> None:
-        """Who is refused costs no more than who is served: a leader refuses most when it has no time."""
+        """A refusal costs no more than an acknowledgement: an overloaded leader refuses most."""
         body = json.dumps(
             {"error": error.to_json(), "stream": self._key.stream, "partition": self._key.partition}
         ).encode()
@@ -190,7 +190,7 @@ class Answers:
     def _send(
         self, subject: str, parts: Sequence[Buffer], headers: Mapping[str, str] | None = None
     ) -> TidelogError | None:
-        """Lost when there is no connection: whoever waits for an answer asks again. An error: NATS does not carry so
+        """The answer is lost when there is no connection: the publisher asks again. An error: NATS does not carry so
         much."""
         try:
             self._transport.publish(subject, parts, headers=headers)
@@ -198,7 +198,7 @@ class Answers:
             return e
         except ValueError as e:
             self.undeliverable += 1
-            log.debug("partition %s: an answer cannot be sent: %s", self._key, e)
+            _log.debug("partition %s: an answer cannot be sent: %s", self._key, e)
         return None
 
 

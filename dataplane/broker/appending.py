@@ -34,8 +34,8 @@ from wire.types import LeaderEpoch, Offset, PartitionState
 _log = logging.getLogger(__name__)
 
 REPLY_BYTES = 128
-"""What a bare request that waits for its answer counts among the uncommitted bytes, beside its record: that much memory
-it takes."""
+"""Memory that a bare request takes while it waits for its answer; it counts among the uncommitted bytes, beside its
+record."""
 ENVELOPE_BYTES = 2048
 """The same for an envelope."""
 
@@ -50,7 +50,7 @@ class Appending:
         self._core = core
         self._run = run
         self.syncing = False
-        """A sync is out that covers what was appended last."""
+        """A sync is out that covers the newest records."""
         self._ingest = Ingest(
             seal=self.seal,
             wants_batch=self._wants_batch,
@@ -79,7 +79,7 @@ class Appending:
 
     @property
     def ingest(self) -> BulkHandler:
-        """Takes what is published to the stream's subject."""
+        """Takes the messages that are published to the stream's subject."""
         return self._ingest
 
     def abandon(self, reason: str) -> None:
@@ -223,7 +223,7 @@ class Appending:
             self._role.answers.error(inbox, told)
 
     def _append_failed(self) -> TidelogError:
-        """What the disk took of it is unknown; a later life of this replica may find it whole."""
+        """It is unknown how much of it the disk took; a later life of this replica may find it whole."""
         return TidelogError(
             Code.OUTCOME_UNKNOWN,
             f"{self._context.broker} could not write to the log of {self._role.view.key}: {self._role.failed}",
@@ -271,7 +271,7 @@ class Appending:
         return None
 
     def _check_append(self, request: AppendRequest, level: AckLevel | None) -> None:
-        """Raises TidelogError when the request may not be appended, whatever its batch holds."""
+        """Check everything but the batch. Raises TidelogError."""
         view = self._role.view
         key = view.key
         if request.leader_epoch and request.leader_epoch < self._role.leader_epoch:

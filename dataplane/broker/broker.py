@@ -1,7 +1,7 @@
-"""A broker's data plane: it reconciles what metadata says with the replicas that are here.
+"""A broker's data plane: it reconciles the replicas that are here with the metadata.
 
-Metadata says what should be (`on_partitions`); this looks at what is and changes it. Nothing is led or followed before
-the registration of this life is applied, because only then do views arrive.
+Metadata tells the wanted state (`on_partitions`); this compares it with the actual one. Nothing is led or followed
+before the registration of this life is applied, because only then do views arrive.
 """
 
 from __future__ import annotations
@@ -51,7 +51,7 @@ from wire.types import (
     StreamName,
 )
 
-log = logging.getLogger(__name__)
+_log = logging.getLogger(__name__)
 
 OPENED_AT_ONCE = 4
 """Logs, at start; no more than the executor has threads."""
@@ -86,17 +86,17 @@ async def _is_sound(replica: Replica, opening: Awaitable[RecoveryReport]) -> boo
         report = await opening
     except LogDamaged as e:
         replica.life.on_unusable(str(e))
-        log.error("partition %s: the log cannot be opened and leaves the ISR: %s", key, e)
+        _log.error("partition %s: the log cannot be opened and leaves the ISR: %s", key, e)
         return False
-    except Exception as e:  # one partition does not stop the broker
+    except Exception as e:  # noqa: BLE001 - one partition does not stop the broker
         replica.life.on_unusable(f"the log cannot be opened: {e!r}")
-        log.exception("partition %s: the log cannot be opened and leaves the ISR", key)
+        _log.exception("partition %s: the log cannot be opened and leaves the ISR", key)
         return False
     if report.damaged is not None:
-        log.error("partition %s: the log is damaged and leaves the ISR: %s", key, report.damaged)
+        _log.error("partition %s: the log is damaged and leaves the ISR: %s", key, report.damaged)
         return False
     if report.truncated_bytes:
-        log.info("partition %s: cut a torn tail of %d bytes", key, report.truncated_bytes)
+        _log.info("partition %s: cut a torn tail of %d bytes", key, report.truncated_bytes)
     return True
 
 
@@ -153,7 +153,7 @@ class Broker:
         )
         for result in results:
             if isinstance(result, Exception):
-                log.error("while closing: %r", result)
+                _log.error("while closing: %r", result)
 
     # ------------------------------------------------------------------ metadata
     def on_registered(self, incarnation: Incarnation) -> None:
@@ -164,9 +164,9 @@ class Broker:
         if self._closed:
             return
         if not self.context.incarnation:
-            log.error("%d partitions of a broker that is not registered are left alone", len(changes))
+            _log.error("%d partitions of a broker that is not registered are left alone", len(changes))
             return
-        # Those to be led come first: everybody else waits for their leaders.
+        # Partitions to be led come first: their followers wait for their leaders.
         for change in sorted(changes, key=self._is_followed):
             if isinstance(change, PartitionGone):
                 self._leave(change.key)
@@ -176,7 +176,7 @@ class Broker:
             self._first_views = False
             known = {change.key for change in changes if isinstance(change, PartitionView)}
             for key in [k for k in self._replicas if k not in known]:
-                log.info("partition %s is not this broker's any more", key)
+                _log.info("partition %s is not this broker's any more", key)
                 self._leave(key)
 
     def _is_followed(self, change: PartitionView | PartitionGone) -> bool:
@@ -201,8 +201,8 @@ class Broker:
             self._add(replica)
         try:
             replica.on_view(view, self.context)
-        except Exception as e:  # a view comes once: the others must not be lost with this one
-            log.exception("partition %s: its view cannot be followed", view.key)
+        except Exception as e:  # noqa: BLE001 - a view comes once: the others must not be lost with this one
+            _log.exception("partition %s: its view cannot be followed", view.key)
             replica.fail(repr(e), self.context)
 
     def _add(self, replica: Replica) -> None:
@@ -231,7 +231,7 @@ class Broker:
                     self.context.executor, self._data_dir.remove_partition, replica.key
                 )
         except (OSError, DataDirError) as e:
-            log.error("partition %s: its folder cannot be removed: %s", replica.key, e)
+            _log.error("partition %s: its folder cannot be removed: %s", replica.key, e)
 
     # ------------------------------------------------------------------ events
     def _on_notification(self, message: Message) -> None:
@@ -240,7 +240,7 @@ class Broker:
             notification.ParseFromString(message.data)
         except DecodeError as e:
             self.context.counters.bad_requests += 1
-            log.warning("dropped a notification that does not decode: %s", e)
+            _log.warning("dropped a notification that does not decode: %s", e)
             return
         replica = self._by_name.get((notification.stream, notification.partition))
         if replica is None or not isinstance(replica.role, FollowerDriver):
@@ -270,8 +270,8 @@ class Broker:
 
     # ------------------------------------------------------------------ status
     def stream_status(self, stream: StreamName, story_of: int | None = None) -> StreamReport:
-        """What this broker knows of the partitions of a stream that it replicates. `story_of`: the partition whose last
-        events are wanted, too."""
+        """State of the replicas of a stream that this broker holds. `story_of`: the partition whose last events are
+        wanted, too."""
         found = [replica for replica in self._replicas.values() if replica.key.stream == stream]
         reports = [self._replica_status(replica) for replica in found]
         for replica, report in zip(found, reports, strict=True):

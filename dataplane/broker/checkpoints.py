@@ -1,4 +1,4 @@
-"""The derived state at a leader's log start, from its disk to that of a follower whose log ends below it.
+"""The derived state at a leader's log start, copied from its disk to a follower with a log that ends below it.
 
     follower                       leader
       │ CheckpointRequest ───────────> │ subject <ns>.<stream>.<p>.checkpoint
@@ -6,7 +6,8 @@
       │ …                              │ until all of it is there
       │ checks the CRCs, gives its log up for an empty one that begins there
 
-Who asks, who is answered, and what happens when the log start moves on meanwhile, is decided in `dataplane.replica`.
+`dataplane.replica` decides when a follower asks, which followers are answered, and how a copy ends whose log start
+moves on.
 """
 
 from __future__ import annotations
@@ -102,7 +103,7 @@ def decode_answer(number: int, message: Message) -> CheckpointAnswer:
 def install(partition_log: PartitionLog, effect: InstallCheckpoint, leader_epoch: LeaderEpoch) -> Offset:
     """The log's start and end now. It goes on as a copy of the log of the leader of `leader_epoch`.
 
-    Blocking; nobody may append meanwhile. Raises CorruptData (nothing was changed), LogDamaged, NoSpace (the same call
+    Blocking; no append may run meanwhile. Raises CorruptData (nothing was changed), LogDamaged, NoSpace (the same call
     goes on where this one stopped).
     """
     snapshot = decode_snapshot(b"".join(effect.pieces))

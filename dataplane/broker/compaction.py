@@ -3,7 +3,7 @@
 A log is worth it when the share of it that was not compacted yet reaches `compaction_min_dirty_ratio`, when there are
 tombstones to remove, or when it has a batch that NATS does not carry, which an older version may have made so large. A
 pass goes on from visit to visit, a step of bounded length each time; nothing of it waits in memory but the map of its
-keys. It is broken off when nobody has visited its log for a while.
+keys. It is broken off when its log has not been visited for a while.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ if TYPE_CHECKING:
     from dataplane.encryption.keyring import Keyring
     from dataplane.log.partition_log import PartitionLog
 
-log = logging.getLogger(__name__)
+_log = logging.getLogger(__name__)
 
 STEP_BYTES = 4 << 20
 """Read and written in a step, about."""
@@ -61,7 +61,7 @@ class Compaction:
         self._max_batch_bytes = max_batch_bytes
         self._active: _Active | None = None
         self._ratios: WeakKeyDictionary[PartitionLog, tuple[float, int]] = WeakKeyDictionary()
-        """Of the logs that are worth it, when last looked at, and when that was (ns)."""
+        """By log: its dirty ratio when last looked at, and the time of that look (ns)."""
         self._not_before: WeakKeyDictionary[PartitionLog, int] = WeakKeyDictionary()
         """ns"""
 
@@ -78,7 +78,7 @@ class Compaction:
         self._ratios[visit.log] = ratio, visit.time_ns
         if active is not None and not self._is_abandoned(active, visit.time_ns):
             return False
-        # A log that nobody visits any more, for its replica has failed, holds up no other.
+        # A log that is not visited any more, because its replica has failed, holds up no other.
         seen_since = visit.time_ns - ABANDONED_NS
         return ratio >= max(other for other, seen_ns in self._ratios.values() if seen_ns > seen_since)
 
@@ -114,7 +114,7 @@ class Compaction:
         except NoSpace as error:
             # Room for a second copy of a segment, which records do not need: the disk need not be full for them.
             self._give_up(visit)
-            log.warning("partition %s: is not compacted for a while: %s", visit.key, error)
+            _log.warning("partition %s: is not compacted for a while: %s", visit.key, error)
             return Progress(counted={"housekeeping_failures": 1})
         except Exception:
             self._give_up(visit)
@@ -155,12 +155,12 @@ class Compaction:
         done, clean_end = active.work.done, visit.log.compaction_point.clean_end
         if clean_end <= active.clean_end and not done.records:
             self._not_before[visit.log] = visit.time_ns + RETRY_NS
-        log.info(
+        _log.info(
             "partition %s: compacted to offset %d: %d records removed, %d segments replaced, %d bytes given back",
             visit.key, clean_end, done.records, done.segments, done.bytes,
         )  # fmt: skip
         if done.left_whole:
-            log.warning(
+            _log.warning(
                 "partition %s: %d batches at or above offset %d stay as they are, for they would be larger without the"
                 " records that should go; nothing from there on counts as compacted, and tombstones stay",
                 visit.key, done.left_whole, clean_end,

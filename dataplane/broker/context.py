@@ -1,4 +1,4 @@
-"""What every part of a broker's data plane shares: who we are, the connections, the clocks, the ports to the rest."""
+"""The parts that a broker's whole data plane shares: its name, the connections, the clocks, the ports to the rest."""
 
 from __future__ import annotations
 
@@ -20,12 +20,12 @@ from wire.transport import Transport
 from wire.types import BrokerId, Incarnation, IsrChange, LeaderReport, Withdrawal
 
 ANSWER_OVERHEAD = 1024
-"""Room in a message for the 16-byte header, NATS headers and an append preamble, or for what encryption adds to a batch
-that came with one."""
+"""Room in a message for the 16-byte header, NATS headers and an append preamble, or for the bytes that encryption adds
+to a batch that came with one."""
 
 
 class MetadataPort(Protocol):
-    """What the data plane asks of the metadata plane. All of it is fire and forget: outcomes are read from later
+    """Requests of the data plane to the metadata plane. All of them are fire and forget: outcomes are read from later
     views."""
 
     def alter_isr(self, change: IsrChange) -> None: ...
@@ -38,7 +38,7 @@ class MetadataPort(Protocol):
 
 @dataclass(slots=True)
 class Counters:
-    """What was dropped, refused or done out of the ordinary. Each step is logged as well, rate limited."""
+    """Counts of dropped and refused messages, and of unusual steps. Each is logged as well, rate limited."""
 
     records_in: int = 0
     batches_in: int = 0
@@ -68,7 +68,7 @@ class Counters:
     """Removed because they had outlived their stream's limits."""
     retention_bytes: int = 0
     damage_found: int = 0
-    """Logs that were found not to be what was written, at a start or later."""
+    """Logs that were found damaged, at a start or later."""
     damage_repaired: int = 0
     scrubbed_bytes: int = 0
     scrub_passes: int = 0
@@ -104,7 +104,7 @@ class BrokerContext:
     incarnation: Incarnation
     """0 until this life's registration is applied; nothing is led or followed before."""
     ingest: Transport
-    """Carries what clients send and read."""
+    """Carries the messages of clients and the answers to them."""
     control: Transport
     """Carries replication, notifications and acknowledgements, so that a flood of publishes starves none of them."""
     subjects: Subjects
@@ -118,7 +118,7 @@ class BrokerContext:
     readers: Executor
     """For cold reads: however many there are, a change of role does not stand behind them."""
     housekeeping: Executor
-    """One thread, for what nobody waits for: see `dataplane.broker.housekeeping`."""
+    """One thread, for work that no role or request waits for: see `dataplane.broker.housekeeping`."""
     space: SpaceWatch
     loop: asyncio.AbstractEventLoop
     time_ns: Callable[[], int]
@@ -127,14 +127,14 @@ class BrokerContext:
     keyring: Keyring = field(default_factory=Keyring)
     """For streams with `encryption`."""
     uncommitted: Uncommitted = field(init=False)
-    """Of all partitions that are led."""
+    """Bytes of all led partitions that are not committed yet."""
     disk: DiskWatch = field(init=False)
     now: Callable[[], float] = field(init=False)
     """Monotonic seconds."""
 
     @property
     def max_batch_bytes(self) -> int:
-        """Of a batch that is taken in; a message of NATS has room for one of them and what goes with it."""
+        """Largest batch that is taken in; a message of NATS has room for it and its headers."""
         return min(self.ingest.max_payload, self.control.max_payload) - ANSWER_OVERHEAD
 
     def __post_init__(self) -> None:

@@ -1,9 +1,9 @@
-"""The last copy of a partition, and it is damaged: nobody leads, and what can still be read here is read here.
+"""The last copy of a partition, and it is damaged: no replica leads, and the readable records are read here.
 
-The log is not cut and nothing is appended. Consumers find it where they look for a leader, and get what is committed
-below the damage and, where the damage was met in an open log, above it too. Asked for a record that is damaged it says
-so (DAMAGED); a consumer may go on behind it. `.append` is answered with what an operator can do. Bare publishes get
-NATS's own "no responders": who does not lead never answers them.
+The log is not cut and nothing is appended. Consumers find it where they look for a leader, and get the committed
+records below the damage and, where the damage was met in an open log, above it too. A request for a damaged record gets
+DAMAGED; a consumer may go on behind it. The answer to `.append` tells an operator's choices. Bare publishes get NATS's
+own "no responders": only a leader answers them.
 
 It ends when a sound replica leads after all, or when an operator accepts the loss.
 """
@@ -33,7 +33,7 @@ _log = logging.getLogger(__name__)
 
 
 class DamagedReplica(ReadableRole):
-    """Read only. `damage`: what a reading of the whole log found; None until that is done."""
+    """Read only. `damage`: found by a reading of the whole log; None until that is done."""
 
     title = "remnant"
 
@@ -131,7 +131,7 @@ class DamagedReplica(ReadableRole):
             request, _ = decode_append(message.data)
         except CorruptData:
             return
-        # Nobody leads in this LeaderEpoch. Who asks in another one may be heard by a leader that is not known here yet.
+        # No replica leads in this LeaderEpoch. A leader of another one, not known here yet, may hear the request too.
         if request.leader_epoch == self.leader_epoch and self.requests.is_same_life(
             request.stream_incarnation, request.partition_incarnation
         ):

@@ -1,7 +1,7 @@
-"""The calls that wait for a broker's disk, watched: what `dataplane.replica.hanging` decides of them, carried out.
+"""Watches the calls that wait for a broker's disk, and carries out the decisions of `dataplane.replica.hanging`.
 
 Watched are the syncs of logs (`Syncer.waiting_since`) and the periodic checkpoints. The start of a role is not: while
-it hangs nobody listens to the followers, who report that (R27). All methods belong to the loop thread.
+it hangs the followers get no answer, and report that (R27). All methods belong to the loop thread.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from dataplane.replica.hanging import DiskGuard
 from dataplane.replica.settings import ReplicaSettings
 from wire.operations import DiskStatus
 
-log = logging.getLogger(__name__)
+_log = logging.getLogger(__name__)
 
 
 class DiskWatch:
@@ -29,7 +29,7 @@ class DiskWatch:
         self._loop = loop
         self._guard = DiskGuard(limit=settings.replica_max_lag_time, late=settings.late_tick, now=loop.time())
         self._calls: dict[int, float] = {}
-        """When those that `waiting` tells of began."""
+        """Times at which the calls inside `waiting` began."""
         self._numbers = count()
         self._hung_at = 0.0
         self._looking: asyncio.Task[None] | None = None
@@ -64,8 +64,8 @@ class DiskWatch:
             await asyncio.sleep(self._guard.interval)
             try:
                 self._look()
-            except Exception:
-                log.exception("watching the calls that wait for the disk met a bug; it goes on")
+            except Exception:  # noqa: BLE001 - it is logged
+                _log.exception("watching the calls that wait for the disk met a bug; it goes on")
 
     def _look(self) -> None:
         now = self._loop.time()
@@ -73,10 +73,10 @@ class DiskWatch:
             return
         if self._guard.hangs:
             self._hung_at = now - self._guard.waited
-            log.warning(
+            _log.warning(
                 "the disk hangs: a sync has not returned for %.1f s; leaderships go to brokers whose disks answer",
                 self._guard.waited,
             )
         else:
-            log.info("the disk answers again, %.1f s after it began to hang", now - self._hung_at)
+            _log.info("the disk answers again, %.1f s after it began to hang", now - self._hung_at)
         self.on_change(self._guard.hangs)

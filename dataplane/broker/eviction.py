@@ -1,8 +1,8 @@
 """Room made on a disk that runs full: the oldest segments of streams with `on_under_capacity=evict_oldest` go early.
 
 It is ordinary retention, before its time: whole segments from the beginning of a log, below the high watermark, never
-the last one, and of streams with a retention limit only: what goes would have gone sooner or later. Of all the logs of
-the broker that may give, the one whose first segment is the oldest gives it, one segment after the other, until there
+the last one, and of streams with a retention limit only: retention would remove it sooner or later. Of all the logs of
+the broker that may give, the log with the oldest first segment gives it, one segment after the other, until there
 is room or nothing is left. Each broker evicts for its own disk, so replicas may begin at different offsets.
 """
 
@@ -24,7 +24,7 @@ if TYPE_CHECKING:
     from dataplane.broker.replica import Replica
     from wire.types import PartitionKey
 
-log = logging.getLogger(__name__)
+_log = logging.getLogger(__name__)
 
 
 def oldest(visits: Iterable[Visit]) -> tuple[Visit, Offset] | None:
@@ -89,7 +89,7 @@ class Eviction:
         if segments:
             context.counters.evicted_segments += segments
             context.counters.evicted_bytes += freed
-            log.warning(
+            _log.warning(
                 "evicted the oldest %d segments, %d bytes, of %d partitions, for want of room; %d bytes were wanted",
                 segments, freed, len(touched), wanted,
             )  # fmt: skip

@@ -46,9 +46,8 @@ from wire.types import LeaderEpoch, Offset, PartitionView
 _log = logging.getLogger(__name__)
 
 CACHED_BYTES = 16 << 20
-"""Of the end of a log that is followed and read by nobody, what stays in the page cache; where memory is dear to touch,
-or short, it is better spent on what is read: the logs that are led. It is what a consumer that keeps up, or another
-follower, asks for when this replica leads next."""
+"""Bytes at the end of a log that is followed, and not read, that stay in the page cache. A consumer that keeps up, or
+another follower, asks for them when this replica leads next. More memory is better spent on the logs that are led."""
 
 _T = TypeVar("_T")
 
@@ -72,7 +71,7 @@ class FollowerDriver(ReadableRole):
         self._offset_inbox: str | None = None
         self._checkpoint_inbox: str | None = None
         self._batches: tuple[memoryview, list[BatchHeader]] | None = None
-        """Of the answer being looked at; valid while its AppendReplicated is carried out."""
+        """The batches of the answer at hand; valid while its AppendReplicated is carried out."""
         key = view.key
         self._replicate_subject = context.subjects.replicate(key.stream, key.partition)
         self._request = ReplicationRequest(
@@ -81,7 +80,7 @@ class FollowerDriver(ReadableRole):
             stream_incarnation=key.stream_incarnation,
             partition_incarnation=key.partition_incarnation,
         )
-        """The fields that are the same in all requests of this role, and those of the last one."""
+        """One message for all requests of this role: most fields never change."""
         partition_log.cached_bytes = CACHED_BYTES
         self.sequence = first_sequence
         """Last request number used: the next life of this role goes on above it."""

@@ -1,4 +1,4 @@
-"""What a leader does for its followers: it answers fetches, looks LeaderEpoch ends up, sends its derived state.
+"""The leader's service to its followers: it answers fetches, looks LeaderEpoch ends up, sends its derived state.
 
 Batches that are not in memory, and pieces of the derived state, are read in the readers' threads.
 """
@@ -151,7 +151,7 @@ class FollowerService:
             self._checkpoint_reads -= 1
 
     async def verify(self, offset: Offset, reason: str) -> None:
-        """A follower refused what it got from `offset` on: is it our copy that is damaged?"""
+        """A follower refused the answer from `offset` on: read our own copy again, which may be damaged."""
         self._context.counters.bad_answers += 1
         _log.warning("partition %s: a follower refused what lies at offset %d: %s", self._role.view.key, offset, reason)
         if offset >= self._log.log_end_offset:

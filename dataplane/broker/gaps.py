@@ -1,11 +1,11 @@
 """When plain publishes may have been lost on their way to this broker.
 
-What reaches the broker is counted record by record, whether it is stored or refused. What does not is known to nobody:
-while the connection on which clients publish is down, NATS has no one to give a plain publish to, and what nats-server
-held for a connection that it cuts off (a slow consumer: the broker read more slowly than was published, for longer than
-`max_pending` or `write_deadline` of the server allow) is gone. So each loss of that connection is told as a gap: when,
-for how long, how many partitions were led, and what is known of the cause. Publishes with an acknowledgement are not
-lost by it: nobody acknowledged them.
+A record that reaches the broker is counted, whether it is stored or refused. A record that does not cannot be counted:
+while the connection on which clients publish is down, NATS has no subscriber for a plain publish, and the messages that
+nats-server held for a connection that it cuts off (a slow consumer: the broker read more slowly than was published, for
+longer than `max_pending` or `write_deadline` of the server allow) are gone. So each loss of that connection is told as
+a gap: when, for how long, how many partitions were led, and the cause as far as it is known. Publishes with an
+acknowledgement are not lost by it: they were not acknowledged.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ from wire.operations import PublishGap
 if TYPE_CHECKING:
     from dataplane.broker.context import BrokerContext
 
-log = logging.getLogger(__name__)
+_log = logging.getLogger(__name__)
 
 KEPT = 16
 """The newest gaps, to look at."""
@@ -30,7 +30,7 @@ KEPT = 16
 @dataclass(slots=True)
 class Gap:
     began_ns: int
-    """Wall clock. What was published shortly before may be missing, too: nats-server held it."""
+    """Wall clock. Records published shortly before may be missing, too: nats-server held them."""
     ended_ns: int | None
     """None: it lasts."""
     partitions: int
@@ -47,7 +47,7 @@ class PublishGaps:
         self._gaps: deque[Gap] = deque(maxlen=KEPT)
 
     def on_connection(self, connected: bool) -> None:
-        """Of the connection on which clients publish."""
+        """The connection on which clients publish was made or lost."""
         gap = self._gaps[-1] if self._gaps and self._gaps[-1].ended_ns is None else None
         if not connected:
             if gap is None and (partitions := self._leads()):
@@ -56,7 +56,7 @@ class PublishGaps:
         elif gap is not None:
             gap.ended_ns = self._context.time_ns()
             gap.reason = self._context.ingest.loss_reason
-            log.warning(
+            _log.warning(
                 "plain publishes to %d partitions led here may have been lost: for %.3f s there was no connection to"
                 " NATS: %s",
                 gap.partitions, (gap.ended_ns - gap.began_ns) / 1e9, gap.reason,

@@ -1,14 +1,14 @@
-"""What is done for the logs of a broker while nobody waits for it: one task, one thread of its own.
+"""Background work on the logs of a broker: one task, one thread of its own.
 
     every `housekeeping_interval`    a round: each replica is visited once, and of each job that is due there one step
-                                     is run in `context.housekeeping`, whose single thread delays no sync, role or read
-    for the rest of the interval     what has more to do is visited again, in turn, a step each time
+                                     is run in `context.housekeeping`, a single thread that delays no sync, role or read
+    for the rest of the interval     replicas with more to do are visited again, in turn, a step each time
 
-So a job that takes hours (compaction) keeps nobody from his turn for longer than one of its steps. A job that fails is
+So a job that takes hours (compaction) delays the other replicas by one of its steps at most. A job that fails is
 logged and counted; the others go on, and it is tried again in the next round. A disk that fails, or damage that is
 found, ends the replica as it does anywhere else.
 
-A `Visit` says what a job may know. It is made on the loop thread, where roles live; `run` sees nothing else.
+A `Visit` holds all that a job may know. It is made on the loop thread, where roles live; `run` sees nothing else.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ if TYPE_CHECKING:
     from wire.stream_config import StreamConfig
     from wire.types import Offset, PartitionKey
 
-log = logging.getLogger(__name__)
+_log = logging.getLogger(__name__)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -42,7 +42,7 @@ class Visit:
     """Open, and taking appends."""
     config: StreamConfig
     high_watermark: Offset
-    """Exclusive. The log may be cut meanwhile, but never below what is committed."""
+    """Exclusive. The log may be cut meanwhile, but never below it."""
     time_ns: int
     """The wall clock."""
     stop: threading.Event
@@ -51,7 +51,7 @@ class Visit:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Progress:
-    """What came of a step."""
+    """Result of a step."""
 
     more: bool = False
     """There is more to do now."""
@@ -62,7 +62,7 @@ class Progress:
 
 
 class Job(Protocol):
-    """One kind of work. What it remembers of a replica between steps it keeps by `Visit.log`, weakly."""
+    """One kind of work. Its memory of a replica between steps is kept by `Visit.log`, weakly."""
 
     @property
     def name(self) -> str: ...
@@ -95,7 +95,7 @@ class Visited(Protocol):
 
 
 class Housekeeping:
-    """`replicas`: those of the broker at any time; what is no longer there is not visited."""
+    """`replicas`: a live mapping of the broker's replicas; one that has left it is not visited."""
 
     def __init__(self, context: BrokerContext, replicas: Mapping[PartitionKey, Visited], jobs: Sequence[Job]) -> None:
         self._context = context
@@ -138,7 +138,7 @@ class Housekeeping:
     async def _visit_all(
         self, keys: Iterable[PartitionKey], choose: Callable[[Visit], Sequence[Job]]
     ) -> list[tuple[PartitionKey, list[Job]]]:
-        """Those with more to do, and which jobs."""
+        """Replicas with more to do, and their jobs."""
         unfinished = []
         for key in keys:
             visit = self._begin_visit(key)
@@ -173,13 +173,13 @@ class Housekeeping:
         except (LogDamaged, CorruptData) as error:
             self._fail(job, visit, error)
             return False
-        except Exception as error:
+        except Exception as error:  # noqa: BLE001 - it is logged
             if isinstance(error, NoSpace) or (isinstance(error, OSError) and is_no_space(error)):
-                log.warning("partition %s: no room for %s; it is tried again: %s", visit.key, job.name, error)
+                _log.warning("partition %s: no room for %s; it is tried again: %s", visit.key, job.name, error)
                 context.space.look_soon()
             else:
                 context.counters.housekeeping_failures += 1
-                log.exception("partition %s: housekeeping: %s failed; it is tried again", visit.key, job.name)
+                _log.exception("partition %s: housekeeping: %s failed; it is tried again", visit.key, job.name)
             return False
         finally:
             if step.done():

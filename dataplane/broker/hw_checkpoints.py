@@ -1,8 +1,8 @@
 """The high watermarks of all logs, written down every second; logs of `accepted` streams are synced with them.
 
 Several logs are written at a time, each by one of CHECKPOINTS_AT_ONCE workers with a thread of its own, so that a log
-whose disk hangs holds up no other log. A log is queued at most once: one that hangs keeps one worker until the disk
-answers, whatever becomes due meanwhile.
+on a hanging disk holds up no other log. A log is queued at most once: one that hangs keeps one worker until the disk
+answers.
 
     every INTERVAL     logs that owe a checkpoint, and are neither queued nor being written, join the queue
     worker             takes the oldest of the queue; ends when the queue is empty
@@ -19,7 +19,7 @@ from dataplane.broker.context import BrokerContext
 from dataplane.broker.replica import Replica
 from wire.types import PartitionKey
 
-log = logging.getLogger(__name__)
+_log = logging.getLogger(__name__)
 
 INTERVAL = 1.0
 """Seconds."""
@@ -33,7 +33,7 @@ class HighWatermarkCheckpoints:
         self._replicas = replicas
         self._queue: deque[Replica] = deque()
         self._due: set[Replica] = set()
-        """Those in the queue, and those that are being written."""
+        """Logs in the queue, and logs that are being written."""
         self._workers: set[asyncio.Task[None]] = set()
         self._looking: asyncio.Task[None] | None = None
 
@@ -41,7 +41,7 @@ class HighWatermarkCheckpoints:
         self._looking = self._context.loop.create_task(self._look_for_ever())
 
     async def close(self) -> None:
-        """What a thread is writing goes on; the log's own close waits for it."""
+        """A write in a thread goes on; the log's own close waits for it."""
         tasks = {*self._workers, *([self._looking] if self._looking is not None else [])}
         self._queue.clear()
         for task in tasks:
@@ -65,7 +65,7 @@ class HighWatermarkCheckpoints:
             replica = self._queue.popleft()
             try:
                 await replica.keep_checkpoint(self._context)
-            except Exception:
-                log.exception("partition %s: the checkpoint met a bug", replica.key)
+            except Exception:  # noqa: BLE001 - it is logged
+                _log.exception("partition %s: the checkpoint met a bug", replica.key)
             finally:
                 self._due.discard(replica)

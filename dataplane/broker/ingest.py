@@ -1,9 +1,9 @@
-"""What any NATS client publishes to a stream's subject becomes records here, a received chunk at a time.
+"""Messages that NATS clients publish to a stream's subject become records here, a received chunk at a time.
 
 Nothing is done per message while a run is uniform: lengths and payloads go into the open batch as columns. Messages of
 mixed sizes, with and without headers, are joined to columns a chunk at a time. Only two kinds of message are looked at
-one by one: envelopes (they carry a key and an ack inbox), and what is too large. A message that begins with the
-envelope's magic and does not decode is dropped, counted and logged, never stored as a plain payload.
+one by one: envelopes (they carry a key and an ack inbox), and messages that are too large. A message that begins with
+the envelope's magic and does not decode is dropped, counted and logged, never stored as a plain payload.
 
 The open batch is sealed when it is large enough, when a follower waits, or when the log is not syncing anyway: small
 batches are latency, large ones throughput.
@@ -25,7 +25,7 @@ from wire.tidelog_pb2 import AckPolicy, Message
 from wire.transport import BulkHandler
 from wire.types import Acks
 
-log = logging.getLogger(__name__)
+_log = logging.getLogger(__name__)
 
 _PER_RECORD = 16
 """Bytes of a batch that a record costs besides its payload, at most: two offsets and padding."""
@@ -38,7 +38,7 @@ SEAL_BYTES = 256 << 10
 
 
 class Ingest(BulkHandler):
-    """One partition's open batch, and who waits for which of its records."""
+    """One partition's open batch, and the publishers that wait for its records."""
 
     def __init__(
         self,
@@ -163,7 +163,7 @@ class Ingest(BulkHandler):
     def take(
         self, compression: Compression
     ) -> tuple[EncodedBatch, list[tuple[int, Replies]], list[tuple[int, Message, int]]]:
-        """The batch with all that came in so far, and who waits for its records (by index). There must be some."""
+        """The batch with all records so far, and the publishers that wait (by index). There must be records."""
         batch = self._builder.build(self._time_ns(), compression=compression)
         replies, self._replies = self._replies, []
         envelopes, self._envelopes = self._envelopes, []
@@ -171,7 +171,7 @@ class Ingest(BulkHandler):
         return batch, replies, envelopes
 
     def abandon(self, error: TidelogError) -> None:
-        """Leadership ended: what was never appended is refused, and counted."""
+        """Leadership ended: records that were never appended are refused, and counted."""
         if not self._builder.count:
             return
         batch, replies, envelopes = self.take(Compression.NONE)

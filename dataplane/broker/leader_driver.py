@@ -214,7 +214,7 @@ class LeaderDriver(ReadableRole):
         self.carefully(lambda: self._begin_drain(_Mover(move, answer), timeout))
 
     def _begin_drain(self, mover: _Mover, timeout: float) -> None:
-        self._appending.seal()  # what has come in was accepted
+        self._appending.seal()  # the records of the open batch were accepted
         target = mover.move.target
         _log.info(
             "partition %s: stops sequencing at offset %d, so that %s can lead",

@@ -1,6 +1,6 @@
-"""What consumers read of a replica, whoever leads: requests in, batches below the HW out.
+"""Serves consumers at any replica: requests in, batches below the HW out.
 
-Requests come on `<ns>.<stream>.<p>.fetch.<broker>`, which each replica listens on whatever its role, and at the leader
+Requests come on `<ns>.<stream>.<p>.fetch.<broker>`, which each replica listens on in any role, and at the leader
 on `<ns>.<stream>.<p>.fetch` as well. Batches that are not in memory are read from disk in the readers' threads.
 """
 
@@ -76,7 +76,7 @@ class ReadableRole(Role):
     def on_read(self, message: Message) -> None:
         """A consumer's request to this replica."""
         if not self.context.metadata.lease_valid(self.context.now()):
-            # Nobody else answers it. A leader that was deposed, and those who follow it still, would tell the consumer
+            # No other broker answers it. A leader that was deposed, and its last followers, would tell the consumer
             # for ever that nothing is new.
             error = TidelogError(
                 Code.UNAVAILABLE,
@@ -179,8 +179,8 @@ class ReadableRole(Role):
         headers: Mapping[str, str] | None = None,
         refusal_body: Buffer = b"",
     ) -> None:
-        """What lies at `offset`: an answer has one whole batch at least. Where NATS does not carry it, whoever asked is
-        told."""
+        """Send the batches from `offset` on: one whole batch at least. Where NATS does not carry it, an error is sent
+        instead."""
         try:
             if not transport.publish(inbox, body, headers=headers):
                 _log.debug("partition %s: an answer was dropped, the outgoing buffer is full", self.view.key)
@@ -222,12 +222,12 @@ class ReadableRole(Role):
         task.add_done_callback(self._cold_reads.discard)
 
     async def _finish_cold_reads(self) -> None:
-        """Before something is cut: what is written in its place may not be committed."""
+        """To be awaited before a cut: records written in its place may not be committed."""
         if self._cold_reads:
             await asyncio.wait(set(self._cold_reads))
 
     def until_another_leads(self, error: TidelogError) -> TidelogError:
-        """What a consumer is told that came to a broker without any master key: a follower's goes on elsewhere."""
+        """The error for a consumer where this broker has no master key; a follower's consumer goes on elsewhere."""
         return error
 
     def _read_failed(self, inbox: str, error: LogDamaged | CorruptData | TidelogError) -> None:
@@ -247,8 +247,8 @@ class ReadableRole(Role):
 
 
 def read_checked(partition_log: PartitionLog, offset: Offset, limit: int, end: Offset) -> Buffer:
-    """As `PartitionLog.read_from_disk`, bodies included: what leaves this broker is what was written. Blocking. Raises
-    as that does."""
+    """As `PartitionLog.read_from_disk`, with a check of the bodies: this broker sends nothing else than was written.
+    Blocking. Raises as that does."""
     data = partition_log.read_from_disk(offset, max_bytes=limit, end_offset=end)
     for at, header in iter_batches(data):
         try:

@@ -1,9 +1,9 @@
-"""How a replica whose log is damaged comes right again, without a restart.
+"""The repair of a replica with a damaged log, without a restart.
 
     met ──marked on disk──> withdraws ──out of the ISR and of `eligible`, and ─────────> COPY: cut, then follow
                                │         the LeaderEpoch in which it was met is over
                                │
-                               └──the last copy, nobody leads──> read only (`dataplane.broker.remnant`)
+                               └──the last copy, no leader──> read only (`dataplane.broker.damaged_replica`)
                                                                       │
                                                                       └──an operator──> ACCEPT: cut, then lead
 
@@ -29,7 +29,7 @@ if TYPE_CHECKING:
     from dataplane.log.partition_log import PartitionLog
     from wire.types import PartitionKey
 
-log = logging.getLogger(__name__)
+_log = logging.getLogger(__name__)
 
 
 def mark(files: FileSystem, directory: Path, reason: str, key: PartitionKey) -> None:
@@ -37,7 +37,7 @@ def mark(files: FileSystem, directory: Path, reason: str, key: PartitionKey) -> 
     try:
         set_mark(files, directory, reason)
     except OSError as error:
-        log.error("partition %s: that it is damaged cannot be written down: %s", key, error)
+        _log.error("partition %s: that it is damaged cannot be written down: %s", key, error)
 
 
 def repair(partition_log: PartitionLog, key: PartitionKey, mode: RepairMode, *, time_ns: int) -> dict[str, Any]:
@@ -46,8 +46,8 @@ def repair(partition_log: PartitionLog, key: PartitionKey, mode: RepairMode, *, 
     damage = partition_log.checking.examine(without_beginning=lost)
     report = partition_log.checking.cut_damage(damage, when_ns=time_ns, lost=lost)
     if mode is RepairMode.COPY and partition_log.is_without_past():
-        partition_log.drop_all(Offset(0))  # the leader says where it may begin, and what is to be known there
-    log.warning(
+        partition_log.drop_all(Offset(0))  # the leader tells where it may begin, and its derived state there
+    _log.warning(
         "partition %s: cut a damaged log to offset %d, it went up to %d (%s): %s",
         key, damage.sound_end, damage.known_end, mode.value, damage.reason,
     )  # fmt: skip

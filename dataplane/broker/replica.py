@@ -77,7 +77,7 @@ class Replica:
         self._files = files
         self._pool = pool
         self._quarantined: list[dict[str, Any]] = []
-        """Reports of what was cut out of the log, oldest first."""
+        """Reports of the bytes that were cut out of the log, oldest first."""
         self._log: PartitionLog | None = None
         self._high_watermark = Offset(0)
         self._checkpointed = Offset(-1)
@@ -150,7 +150,7 @@ class Replica:
         except LogDamaged as e:
             if not self.life.closing:
                 self.fail(f"the checkpoint cannot be written: {e}", context)
-        if self.high_watermark < known:  # cut meanwhile: what was written may be above it
+        if self.high_watermark < known:  # cut meanwhile: the checkpoint may be above it
             self._checkpointed = Offset(-1)
 
     def checkpoint(self, high_watermark: Offset) -> None:
@@ -175,8 +175,8 @@ class Replica:
         self._run(effects, context)
 
     def on_damage(self, reason: str, context: BrokerContext) -> None:
-        """The log is not what was written: this replica serves no one from now on, writes that down, withdraws, and is
-        repaired when no replica relies on it any more."""
+        """The log is damaged: this replica serves no requests from now on, writes that down, withdraws, and is repaired
+        when no replica relies on it any more."""
         effects = self.life.on_damage(reason)
         if effects:
             self.story.tell(f"its log is damaged: {reason}", context.now())

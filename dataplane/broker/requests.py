@@ -51,7 +51,7 @@ class Requests:
         message: Message,
         refusal_body: Callable[[], Buffer] = _no_body,
     ) -> bool:
-        """Fill `request` with what a follower sent. False: the message has been refused or is left without an answer.
+        """Parse a follower's message into `request`. False: it has been refused or is left without an answer.
         `refusal_body`: the payload of a WRONG_INCARNATION answer."""
         if not self._parse(kind, request, message):
             return False

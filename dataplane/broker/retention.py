@@ -1,4 +1,4 @@
-"""Housekeeping of one log: segments that are old enough end, and those that have outlived their stream's limits go.
+"""Housekeeping of one log: segments that are old enough end, and segments beyond their stream's limits go.
 
 A segment ends (and an empty one begins) when its first record is `segment_max_age_ms` old, or when every record of the
 log, the last one included, has outlived `retention_max_age_ms`: so an idle partition's records go as well, and the log
@@ -27,7 +27,7 @@ if TYPE_CHECKING:
     from dataplane.log.partition_log import PartitionLog
     from dataplane.log.segment import Segment
 
-log = logging.getLogger(__name__)
+_log = logging.getLogger(__name__)
 
 REMOVED_IN_A_STEP = 32
 """Segments."""
@@ -64,7 +64,7 @@ class Retention:
     def run(self, visit: Visit) -> Progress:
         partition_log = visit.log
         if partition_log.has_unfinished_segments:
-            partition_log.sync()  # what ended is complete with its index, and no longer open for writing
+            partition_log.sync()  # the ended segment is complete with its index, and no longer open for writing
         reasons = list(islice(self._expired(visit, partition_log.written_at), REMOVED_IN_A_STEP + 1))
         if reasons:
             return self._remove(visit, reasons)
@@ -94,10 +94,10 @@ class Retention:
         first = partition_log.log_start_offset
         gone = partition_log.remove_before(Offset(visit.log.segments[number].base_offset))
         if not gone:
-            return Progress()  # what they leave behind of their producers cannot be written down
+            return Progress()  # the producers of their records cannot be written down
         size = sum(segment.size for segment in gone)
         why = ", ".join(f"{len(list(same))} {reason}" for reason, same in groupby(reasons[:number]))
-        log.info(
+        _log.info(
             "partition %s: removed %d segments of %d bytes, offsets %d to %d (%s); the log starts at %d now",
             visit.key, len(gone), size, first, partition_log.log_start_offset - 1, why, partition_log.log_start_offset,
         )  # fmt: skip
@@ -134,4 +134,6 @@ class Retention:
     @staticmethod
     def _end_last(visit: Visit) -> None:
         if visit.log.roll():
-            log.info("partition %s: its last segment is old enough and ends at %d", visit.key, visit.log.log_end_offset)
+            _log.info(
+                "partition %s: its last segment is old enough and ends at %d", visit.key, visit.log.log_end_offset
+            )

@@ -1,4 +1,4 @@
-"""What all roles of a replica have in common: a life that ends, a timer, syncs, and a log that can fail."""
+"""The common part of all roles of a replica: a life that ends, a timer, syncs, and a log that can fail."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ class Role(ABC):
         on_failure: Callable[[str], None],
         story: Story | None = None,
     ) -> None:
-        """`on_damage`: this replica's log is not what was written; it ends the role (`stop`). `on_failure`: the role
+        """`on_damage`: this replica's log is damaged; it ends the role (`stop`). `on_failure`: the role
         has failed, and ends by itself. `story`: that of the replica."""
         self.context = context
         self.view = view

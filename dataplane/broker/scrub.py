@@ -1,9 +1,9 @@
-"""Housekeeping of one log: what is on its disk is read again, batch by batch, and both CRCs are checked.
+"""Housekeeping of one log: its files are read again, batch by batch, and both CRCs are checked.
 
-So a bit that flips where nobody reads is found while others still hold the record. What is found ends the replica's
+So a bit that flips in cold data is found while other replicas still hold the record. Damage ends the replica's
 role as damage that a reader meets does (`Replica.on_damage`).
 
-Rate    all logs of a broker share `scrub_bytes_per_second`; what is not used for a while is not saved up beyond one
+Rate    all logs of a broker share `scrub_bytes_per_second`; an unused share is not saved up beyond one
         step. Read bytes come from the disk and do not stay in the page cache.
 Order   a pass reads each log once; the logs that have had the fewest passes go first, each begins at a segment drawn
         at random and goes round. A log's next pass begins `scrub_interval` after the last one at the soonest.
@@ -27,12 +27,12 @@ if TYPE_CHECKING:
     from dataplane.broker.settings import StorageSettings
     from dataplane.log.partition_log import PartitionLog
 
-log = logging.getLogger(__name__)
+_log = logging.getLogger(__name__)
 
 STEP_BYTES = 4 << 20
 _NS = 1_000_000_000
 _ABSENT_NS = 60 * _NS
-"""A log that is not visited for so long (it is damaged, or its stream is gone) holds up nobody's next pass."""
+"""A log that is not visited for so long (it is damaged, or its stream is gone) holds up no other log's next pass."""
 
 
 @dataclass(slots=True)
@@ -44,7 +44,7 @@ class _Pass:
     began_ns: int | None = None
     """None: the pass has not begun."""
     ended_ns: int | None = None
-    """Of the pass before."""
+    """End of the pass before."""
     first: int = 0
     """Base offset of the segment that it began with."""
     segment: int = 0

@@ -1,4 +1,4 @@
-"""What an operator sets per broker for the storage of its replicas: section `[storage]` of its configuration."""
+"""A broker's settings for the storage of its replicas: section `[storage]` of its configuration."""
 
 from __future__ import annotations
 

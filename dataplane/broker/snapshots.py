@@ -1,4 +1,4 @@
-"""Housekeeping of the derived state: what a log captured of it is written down, so that the next open begins there."""
+"""Housekeeping of the derived state: a log's captures of it are written down, so that the next open begins there."""
 
 from __future__ import annotations
 

@@ -1,7 +1,7 @@
-"""The broker's disk, watched: what `dataplane.replica.space` decides of it, carried out.
+"""Watches the free room on the broker's disk, and carries out the decisions of `dataplane.replica.space`.
 
 Looked at every `space_check_interval`, and when there seems to be less room than there was. In between the records that
-are written are counted. All methods belong to the loop thread; whatever touches the disk runs in `executor`.
+are written are counted. All methods belong to the loop thread; calls that touch the disk run in `executor`.
 """
 
 from __future__ import annotations
@@ -32,12 +32,12 @@ from wire.operations import SpaceStatus
 from wire.transport import Buffer
 from wire.types import Room
 
-log = logging.getLogger(__name__)
+_log = logging.getLogger(__name__)
 
 _T = TypeVar("_T")
 
 NO_SPACE_RETRY = 0.5
-"""Seconds after which what found no room, and must be written, is tried again."""
+"""Seconds after which a necessary write that found no room is tried again."""
 
 
 class SpaceWatch:
@@ -80,7 +80,7 @@ class SpaceWatch:
         if tasks:
             await asyncio.wait(tasks)
 
-    # ------------------------------------------------------------------ what others ask
+    # ------------------------------------------------------------------ questions
     @property
     def room(self) -> Room:
         return self._guard.room
@@ -90,7 +90,7 @@ class SpaceWatch:
         return self._guard.room is Room.FULL
 
     def append(self, partition_log: PartitionLog, parts: Sequence[Buffer], headers: Sequence[BatchHeader]) -> None:
-        """`PartitionLog.append`, where there is room for it. Raises NoSpace, and what that raises."""
+        """`PartitionLog.append`, where there is room for it. Raises NoSpace, and as that does."""
         admitted, effects = self._guard.admit(sum(map(len, parts)), self._loop.time())
         if effects:
             self._carry_out(effects)
@@ -106,21 +106,21 @@ class SpaceWatch:
     def refused(self, error: NoSpace) -> None:
         """Something was not written for want of room."""
         if not self.is_full:
-            log.warning("the disk refuses to write: %s", error)
+            _log.warning("the disk refuses to write: %s", error)
         self._carry_out(self._guard.on_refused(self._loop.time()))
 
     async def when_there_is_room(self, work: Callable[[], Awaitable[_T]]) -> _T:
-        """At the start of a broker: nobody counts on it yet, so it waits."""
+        """Wait for room at the start of a broker: no other broker relies on it yet."""
         while True:
             try:
                 return await work()
             except NoSpace as error:
-                log.warning("%s; waiting until there is room", error)
+                _log.warning("%s; waiting until there is room", error)
                 self.refused(error)
                 await asyncio.sleep(NO_SPACE_RETRY)
 
     def look_soon(self) -> None:
-        """Somebody who can wait found no room."""
+        """A write that can wait found no room."""
         self._spawn(self.look())
 
     def status(self) -> SpaceStatus:
@@ -136,7 +136,7 @@ class SpaceWatch:
         try:
             found = await self._loop.run_in_executor(self._executor, self._files.space, self._directory)
         except OSError as error:
-            log.warning("cannot tell how much room %s has: %s", self._directory, error)
+            _log.warning("cannot tell how much room %s has: %s", self._directory, error)
             return
         self._carry_out(self._guard.on_look(found.total, found.free, self._loop.time()))
 
@@ -145,8 +145,8 @@ class SpaceWatch:
         while True:
             try:
                 await self.look()
-            except Exception:
-                log.exception("watching the disk met a bug; it goes on")
+            except Exception:  # noqa: BLE001 - it is logged
+                _log.exception("watching the disk met a bug; it goes on")
             await asyncio.sleep(self._interval)
 
     def _carry_out(self, effects: list[SpaceEffect]) -> None:
@@ -154,7 +154,7 @@ class SpaceWatch:
             match effect:
                 case RoomChanged(room):
                     if room is not Room.AMPLE:
-                        self._spawn(self.look())  # found by counting; the look says what is to be evicted
+                        self._spawn(self.look())  # found by counting; the look decides on eviction
                     if not self._telling:
                         self._telling = True
                         self._loop.call_soon(self._tell)
@@ -168,13 +168,13 @@ class SpaceWatch:
                     self._spawn(self._in_executor(partial(self._reserve.keep, size)))
 
     def _tell(self) -> None:
-        """Not in the middle of whatever found the disk full."""
+        """Look in a later turn of the loop, not inside the call that found the disk full."""
         self._telling = False
         room = self.room
         if room is self._told:
             return
         guard = self._guard
-        log.log(
+        _log.log(
             logging.INFO if room is Room.AMPLE else logging.WARNING,
             "room on the disk of %s: %s, was %s (%d bytes free of %d, %d kept free)",
             self._directory, room.value, self._told.value, guard.free, guard.total, guard.min_free,
@@ -189,8 +189,8 @@ class SpaceWatch:
                 await self.look()
         except NoSpace as error:
             self.refused(error)
-        except Exception:
-            log.exception("evicting met a bug; it is tried again")
+        except Exception:  # noqa: BLE001 - it is logged
+            _log.exception("evicting met a bug; it is tried again")
         finally:
             self._evicting = False
 

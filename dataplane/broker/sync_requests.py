@@ -35,7 +35,7 @@ class SyncRequests:
         self._stopped = False
 
     def request(self) -> None:
-        """The sync begins when what is to be sent before it has left."""
+        """The sync begins at the end of this turn of the loop, after the messages of this turn have left."""
         if self._due:
             return
         if self.out < 2:

@@ -8,7 +8,7 @@ from collections.abc import Callable
 
 BEAT = 0.02
 """Seconds. A deadline that is not near is met at the next multiple of it: the timers of a thousand idle partitions wake
-the loop fifty times a second, and what they send to one leader arrives together."""
+the loop fifty times a second, and their messages to one leader arrive together."""
 NEAR = 0.25
 """Seconds. A deadline that is nearer is met exactly, unless the timer fires within a BEAT anyway."""
 
@@ -29,7 +29,7 @@ class RoleTimer:
 
     def schedule(self) -> None:
         """Arm the timer for the next deadline. It is called after every message: a timer that fires within a BEAT
-        stands, and what is due before that is met a BEAT late at most."""
+        stands, and an earlier deadline is met a BEAT late at most."""
         if self._stopped or (self._handle is not None and self._fires_at - self._now() <= BEAT):
             return
         self._arm(self._next_deadline())

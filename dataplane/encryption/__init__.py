@@ -1,4 +1,4 @@
-"""Encryption at rest: what lies on the disks of a stream with `encryption=true`, and the keys that open it.
+"""Encryption at rest: the files of a stream with `encryption=true`, and the keys that open them.
 
     master key    32 bytes, the operator's: from the environment or a file, never on a broker's disk (`master_keys`)
         wraps
@@ -8,9 +8,9 @@
 
 The leader encrypts a batch once, when it appends it. Followers and their disks hold it byte for byte and need no key:
 headers, which stay in the clear, hold all that replication, the log and producers' state ask for. A broker decrypts
-what it serves to consumers, and what it compacts.
+batches for consumers and for compaction.
 
-What it does and does not protect: who gets hold of a disk, a backup or a follower's folder reads no key, value or
-record header, and cannot change, move or exchange a batch unnoticed; sizes, counts, timestamps and producer ids lie
-open. Whoever may read the stream over NATS reads it as ever, and on the way TLS is NATS's.
+Protection: a thief of a disk, a backup or a follower's folder reads no key, value or record header, and cannot change,
+move or exchange a batch unnoticed; sizes, counts, timestamps and producer ids are readable. A client that may read the
+stream over NATS reads it in the clear; TLS on the way is NATS's.
 """

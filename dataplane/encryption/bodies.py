@@ -12,14 +12,14 @@ All numbers are little-endian.
     92  u32 0
     96  ciphertext, as long as the body was, and 16 bytes tag
 
-Version and partition are authenticated, and so is all of the header that says what the records are: offset, leader
-epoch, attributes, columns, counts, timestamps, producer. The leader knows its base offset and its leader epoch when it
-encrypts, and nobody changes them afterwards: a batch that is moved to another place of the log, or to another log, does
+Version and partition are authenticated, and so are the header fields that describe the records: offset, leader epoch,
+attributes, columns, counts, timestamps, producer. The leader knows its base offset and its leader epoch when it
+encrypts, and they do not change afterwards: a batch that is moved to another place of the log, or to another log, does
 not decrypt. Not authenticated are `length` and the CRCs, which follow from the rest, and the master key's id and the
 wrapped key: if they are wrong there is no key that fits the tag, and they can be exchanged without the records.
 
-The body is encrypted after compression, and `body_crc` covers what is stored, so that whoever has no key finds damage
-as in any other batch. Control batches are never encrypted: they are for the replicas.
+The body is encrypted after compression, and `body_crc` covers the stored bytes, so that a broker without a key finds
+damage as in any other batch. Control batches are never encrypted: they are for the replicas.
 """
 
 from __future__ import annotations
@@ -52,7 +52,8 @@ OVERHEAD: Final = _PREAMBLE.size + _TAG_BYTES
 """Bytes by which encryption makes a batch larger; a multiple of 8."""
 MAX_BATCHES_OF_A_KEY: Final = 1 << 20
 MAX_BYTES_OF_A_KEY: Final = 16 << 30
-"""After so many a new data key begins: far below what AES-GCM allows one key, and what one key opens is bounded."""
+"""After so many a new data key begins: far below the limit of AES-GCM, and one key opens a bounded number of batches.
+"""
 
 assert OVERHEAD % 8 == 0
 assert WRAPPED_BYTES == 40
@@ -62,7 +63,7 @@ class BatchCipher:
     """Encrypts and decrypts the batches of one partition, with data keys of its own. Thread-safe."""
 
     def __init__(self, keyring: Keyring, key: PartitionKey | None) -> None:
-        """`key` None: for reading only, whatever partition a batch belongs to."""
+        """`key` None: for reading only, batches of any partition."""
         self.keyring = keyring
         self._partition = key
         self._lock = threading.Lock()
@@ -94,7 +95,7 @@ class BatchCipher:
         return [encode_header(header), preamble, ciphertext], header
 
     def _next(self, size: int) -> tuple[DataKey, int]:
-        """The data key to use now, and a nonce of it that nobody else gets."""
+        """The data key to use now, and a nonce of it that is used only once."""
         with self._lock:
             if (
                 self._data_key is None
@@ -112,15 +113,15 @@ class BatchCipher:
     def decrypt(self, header: BatchHeader, body: Buffer) -> list[Buffer]:
         """The parts of the plaintext batch, the first of them its header, as it was before `encrypt`.
 
-        Raises CorruptData for damage: the body's CRC is wrong. Where it is right the bytes are what somebody wrote, and
-        nothing says that other replicas have others: TidelogError(NO_KEY) for a master key that is not here,
-        TidelogError(CORRUPT_BATCH) for a body or a header that is not what was encrypted there.
+        Raises CorruptData for damage: the body's CRC is wrong. Where it is right the bytes were written so, and other
+        replicas probably have the same: TidelogError(NO_KEY) for a master key that is not here,
+        TidelogError(CORRUPT_BATCH) for a body or a header that was changed after the encryption.
         """
         try:
             plaintext = self._decrypt(header, memoryview(body))
         except TidelogError:
             computed = crc32c(body)
-            if computed != header.body_crc:  # damage, whatever it looks like
+            if computed != header.body_crc:  # damage comes first
                 raise CorruptData(
                     f"{header}: encrypted body has CRC {computed:#010x}, the header says {header.body_crc:#010x}"
                 ) from None
@@ -152,7 +153,7 @@ class BatchCipher:
             raise _refused(f"{header}: does not decrypt: body or header are not what was encrypted") from None
 
     def plain(self, batches: Sequence[Buffer]) -> list[Buffer]:
-        """Whole batches, in parts split anywhere, with all bodies in the clear: what consumers are sent.
+        """Whole batches for consumers, in parts split anywhere, with all bodies in the clear.
 
         They end before the first one that does not decrypt. When that is the first of all, raises as `decrypt`.
         """

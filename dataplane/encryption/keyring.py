@@ -45,7 +45,7 @@ class Keyring:
         owner: str = "this broker",
         random_bytes: Callable[[int], bytes] = os.urandom,
     ) -> None:
-        """`owner` is who has the keys, in sentences."""
+        """`owner` is the holder of the keys, as error messages name it."""
         self._keys = keys or MasterKeys()
         self._owner = owner
         self._random_bytes = random_bytes
@@ -55,7 +55,7 @@ class Keyring:
 
     @property
     def ids(self) -> tuple[str, ...]:
-        """Of the master keys; the first wraps."""
+        """Ids of the master keys; the first wraps."""
         return self._keys.ids
 
     @property
@@ -64,7 +64,7 @@ class Keyring:
         return self._keys.wrapping
 
     def replace(self, keys: MasterKeys) -> None:
-        """From now on these, and no others: what a key that is gone has unwrapped is forgotten."""
+        """Use these from now on, and no others: data keys that a removed key has unwrapped are forgotten."""
         with self._lock:
             self._keys = keys
             self._unwrapped.clear()
@@ -109,7 +109,7 @@ class Keyring:
         return cipher
 
     def lacks_a_key(self, consequence: str) -> TidelogError:
-        """The refusal of who has no master key at all."""
+        """The refusal where there is no master key at all."""
         return TidelogError(
             Code.NO_KEY,
             f"{self._owner} has no master key and {consequence}; give it one with --master-key-file, "
