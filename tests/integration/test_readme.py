@@ -22,6 +22,13 @@ README = ROOT / "README.md"
 URL = "nats://127.0.0.1:4222"
 FOLDER = "/tmp/tide"
 LIMIT = 120.0
+SPARK_LIMIT = 240.0
+SPARK_OPTIONS = {
+    "spark.ui.enabled": "false",
+    "spark.sql.shuffle.partitions": "2",
+    # Short queries: the JVM must start and compile quickly, not well.
+    "spark.driver.extraJavaOptions": "'-XX:TieredStopAtLevel=1 -XX:+UseSerialGC'",
+}
 
 
 def block(heading: str) -> str:
@@ -38,21 +45,21 @@ def free_port() -> int:
         return int(free.getsockname()[1])
 
 
-def run_file(folder: Path, name: str, source: str) -> str:
+def run_file(folder: Path, name: str, source: str, limit: float = LIMIT, **environment: str) -> str:
     """Save a block as a file and run it; returns its output."""
     path = folder / f"{name}.py"
     path.write_text(source)
     # Python and Spark's processes find the packages when they are not installed.
     packages = os.pathsep.join((str(ROOT), str(ROOT / "spark_connector" / "autoload")))
     done = subprocess.run(
-        [sys.executable, str(path)], capture_output=True, text=True, timeout=LIMIT, check=False, cwd=folder,
-        env={**os.environ, "PYTHONPATH": packages},
+        [sys.executable, str(path)], capture_output=True, text=True, timeout=limit, check=False, cwd=folder,
+        env={**os.environ, "PYTHONPATH": packages, **environment},
     )  # fmt: skip
     assert done.returncode == 0, f"{done.stdout}\n{done.stderr}"
     return done.stdout
 
 
-@pytest.mark.timeout(300)
+@pytest.mark.timeout(480)
 def test_the_first_blocks_work_when_they_are_pasted(tmp_path: Path) -> None:
     """Also on a machine where the brokers take long to start: nothing waits between the lines."""
     port = free_port()
@@ -97,7 +104,8 @@ def test_the_first_blocks_work_when_they_are_pasted(tmp_path: Path) -> None:
         for folder in ("/tmp/out", "/tmp/ckpt"):
             assert folder in spark
             spark = spark.replace(folder, str(tmp_path / Path(folder).name))
-        counts = run_file(tmp_path, "spark_job", spark)
+        options = " ".join(f"--conf {name}={value}" for name, value in SPARK_OPTIONS.items())
+        counts = run_file(tmp_path, "spark_job", spark, SPARK_LIMIT, PYSPARK_SUBMIT_ARGS=f"{options} pyspark-shell")
         assert sum(int(count) for count in re.findall(r"^\| *\d+\| *(\d+)\|$", counts, re.MULTILINE)) == 4, counts
         assert list((tmp_path / "out").glob("*.parquet"))
     finally:
