@@ -159,12 +159,27 @@ class Checking:
         state.beyond = []
         newest = self._newest_timestamp(number, damage.first_byte, damage.sound_end)
         state.unsound = None
+        self._sync_again(number, damage.first_byte)
         self._cutting.cut_to(number, damage.first_byte, damage.sound_end, newest)
         if state.checkpoint is None:
             self._syncing.write_checkpoint(state.high_watermark, state.durable_end)
         state.once_known_end = Offset(0)
         remove_mark(state.files, state.directory)
         return report
+
+    def _sync_again(self, number: int, size: int) -> None:
+        """Has the kept bytes written and synced by the cut that an earlier life of the process may not have synced: a
+        log that is opened damaged leaves its files as they are."""
+        segments = self._state.segments[: number + 1]
+        first = next((at for at, segment in enumerate(segments) if segment.doubtful_from is not None), None)
+        if first is None:
+            return
+        for at, segment in enumerate(segments[first:], first):
+            if at == number:
+                segment.size = min(segment.size, size)
+                segment.synced_size = min(segment.synced_size, size)
+            segment.open_for_writing()
+            segment.rewrite_doubtful()
 
     def _behind(self, number: int, position: int) -> list[Piece]:
         """The pieces behind that byte of that segment, in order, without room that was reserved and never written."""
