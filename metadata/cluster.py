@@ -23,13 +23,13 @@ class Cluster:
 
     @property
     def cluster_id(self) -> str:
-        """Empty until a controller has taken office for the first time."""
+        """Empty before the first controller epoch."""
         return self._contents.cluster_id
 
     @property
-    def office(self) -> int:
-        """Number of the present office; 0: none yet."""
-        return self._contents.office
+    def controller_epoch(self) -> int:
+        """The present controller epoch; 0: none yet."""
+        return self._contents.controller_epoch
 
     @property
     def controller(self) -> BrokerId | None:

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 
-from metadata.controller import unknown_stream
 from metadata.model import Partition, Stream
+from metadata.requests import unknown_stream
 from metadata.state import ClusterState
 from wire import operations as op
 from wire.errors import TidelogError
@@ -227,7 +227,7 @@ def cluster_form(
 ) -> op.ClusterStatus:
     """`cluster status`. `labels` and `told`: as the brokers last said; counters are null where one did not answer,
     and `refusal` says why one could not. At most MAX_NAMED partitions of a kind are named. `other_clusters`:
-    those that the controller has heard in the namespace."""
+    clusters that the controller has heard in the namespace."""
     keyed = list(state.partitions())
     partitions = [partition for _, partition in keyed]
     offline: list[op.OfflinePartition] = [
@@ -241,7 +241,7 @@ def cluster_form(
     return {
         "cluster_id": state.cluster_id,
         "controller": state.controller,
-        "office": state.office,
+        "office": state.controller_epoch,
         "other_clusters": list(other_clusters),
         "generation": state.generation,
         **defaults_form(state),

@@ -1,13 +1,13 @@
-"""Who leads, and who is in sync, after something happened to a replica. Pure functions from partition to partition.
+"""The leader and the ISR of a partition, after an event at a replica. Pure functions from partition to partition.
 
 A partition is led (leader in the ISR) or offline (no leader). Leaders come from the live ISR, then from the live
 `eligible` replicas (KIP-966: they left the ISR when it fell below min ISR, after which nothing more was committed, so
 they hold everything that ever was). With neither, the partition is offline: ISR and eligible are kept, and the first of
 them to come back sound leads it.
 
-The ISR never empties: what can leave it only when somebody else remains, or an eligible replica takes its place.
+The ISR never empties: a member leaves it only when another one remains, or an eligible replica takes its place.
 
-None of these functions raises `epoch`: whoever stores the result does, once per command.
+None of these functions raises `epoch`: their caller does, once per command.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ IsAlive = Callable[[BrokerId], bool]
 def with_isr(
     partition: Partition, isr: tuple[BrokerId, ...], *, min_isr: int, lost: tuple[BrokerId, ...] = ()
 ) -> Partition:
-    """Another ISR, and the eligible replicas that go with it. `lost`: replicas that may have lost what they held."""
+    """Another ISR, and the eligible replicas that go with it. `lost`: replicas that may have lost records."""
     if not isr:
         raise InvariantViolation(f"an empty ISR was asked for: {partition}")
     isr = partition.in_replica_order(isr)
@@ -48,7 +48,7 @@ def with_min_isr(partition: Partition, min_isr: int) -> Partition:
     """Another min ISR. When the ISR is enough for it now, its leader goes on without the eligible replicas, so they are
     none any more. A partition without a leader commits nothing: there they hold all that the ISR holds, and join it.
 
-    Raised above the ISR's size it makes nobody eligible: who is outside left while commits went on.
+    Raised above the ISR's size it makes no replica eligible: the replicas outside left while commits went on.
     """
     if partition.leader is None and partition.eligible and len(partition.isr) >= min_isr:
         return with_isr(partition, (*partition.isr, *partition.eligible), min_isr=min_isr)
@@ -56,7 +56,7 @@ def with_min_isr(partition: Partition, min_isr: int) -> Partition:
 
 
 def candidates(partition: Partition, alive: IsAlive) -> tuple[BrokerId, ...]:
-    """Those of whom one may lead now: live and not withdrawn; ISR members, else eligible replicas."""
+    """Replicas of which one may lead now: live and not withdrawn; ISR members, else eligible replicas."""
     for group in (partition.isr, partition.eligible):
         able = tuple(broker for broker in group if alive(broker) and not partition.is_withdrawn(broker))
         if able:
@@ -100,13 +100,14 @@ def elect(
 def after_death(
     partition: Partition, dead: tuple[BrokerId, ...], *, alive: IsAlive, led: Mapping[BrokerId, int], min_isr: int
 ) -> Partition:
-    """`dead` are not alive any more: they leave the ISR if a live member remains; what they led moves or is offline."""
+    """`dead` are not alive any more: they leave the ISR if a live member remains; partitions that they led move or are
+    offline."""
     if not any(broker in partition.isr for broker in dead):
         return partition
     if partition.leader is not None and partition.leader in dead:
         return elect(partition, alive=alive, led=led, min_isr=min_isr)
     live = tuple(broker for broker in partition.isr if alive(broker))
-    # With nobody alive all of them stay: each holds everything committed, and the first to return may lead.
+    # With no live member all of them stay: each holds everything committed, and the first to return may lead.
     return with_isr(partition, live, min_isr=min_isr) if live else partition
 
 
@@ -126,8 +127,8 @@ def leave(partition: Partition, broker: BrokerId, *, alive: IsAlive, min_isr: in
         return with_isr(partition, others, min_isr=min_isr, lost=(broker,))
     if partition.eligible:
         order = partition.replicas.index
-        heir = min(partition.eligible, key=lambda other: (not alive(other), order(other)))
-        return with_isr(partition, (heir,), min_isr=min_isr, lost=(broker,))
+        successor = min(partition.eligible, key=lambda other: (not alive(other), order(other)))
+        return with_isr(partition, (successor,), min_isr=min_isr, lost=(broker,))
     if unsound is None or partition.is_withdrawn(broker):
         return partition
     return replace(partition, withdrawn=(*partition.withdrawn, Withdrawn(broker, unsound)))
@@ -158,8 +159,8 @@ def after_withdrawal(
     partition: Partition, broker: BrokerId, *, alive: IsAlive, led: Mapping[BrokerId, int], min_isr: int, reason: str
 ) -> Partition:
     """`broker`'s replica is unsound. The LeaderEpoch rises even when another leads, and when the replica is out of sync
-    already: whatever the leader knows of its progress, requests sent before it cut its log, and an expansion on its
-    way, belong to an earlier epoch and count no more."""
+    already: its progress as the leader knows it, requests sent before it cut its log, and an expansion on its way,
+    belong to an earlier epoch and no longer count."""
     left = leave(partition, broker, alive=alive, min_isr=min_isr, unsound=reason)
     if partition.leader is None or partition.leader == broker:
         return partition if left == partition else elect(left, alive=alive, led=led, min_isr=min_isr)
@@ -167,7 +168,7 @@ def after_withdrawal(
 
 
 def unclean(partition: Partition, broker: BrokerId) -> Partition:
-    """An operator's choice: what only others hold is given up, and what is damaged in its log."""
+    """An operator's choice: records that only others hold are given up, and damaged ones in its log."""
     leader_epoch = LeaderEpoch(partition.leader_epoch + 1)
     return replace(
         partition,

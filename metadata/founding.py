@@ -1,6 +1,6 @@
 """Whether a cluster may be founded in a namespace: only where no other cluster lives, and by one founder at a time.
 
-The Raft leader of a group that has no cluster id yet asks everybody in the namespace, `QUESTIONS` times in a wait:
+The Raft leader of a group that has no cluster id yet asks all brokers in the namespace, `QUESTIONS` times in a wait:
 
     searching ──own question heard, and no other founder for founding_wait_s──> decided ──> TakeOffice
       ^ │ └──a broker of another cluster answers──> taken: this broker stops
@@ -10,7 +10,7 @@ Founders that ask at the same moment hear each other, because each listens befor
 candidate id goes on, unless the other has decided. The wait runs from the moment at which the founder has heard its own
 question, which shows that NATS delivers; it begins anew with each connection.
 
-Pure: the caller asks, and says what was heard and what time it is.
+Pure: the caller asks, and passes claims and the time.
 """
 
 from __future__ import annotations
@@ -19,13 +19,14 @@ from dataclasses import dataclass
 from math import inf
 
 QUESTIONS = 5
-"""In one wait: an answer may be lost, and a founder that has just begun to listen has not heard what was asked before.
+"""Number of questions in one wait: an answer may be lost, and a founder that has just begun to listen has not heard
+earlier questions.
 """
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Claim:
-    """What a broker said: the cluster that it belongs to, or the one that it is about to found."""
+    """A broker's statement: the cluster that it belongs to, or the one that it is about to found."""
 
     broker: str
     cluster_id: str = ""
@@ -36,7 +37,7 @@ class Claim:
 
 
 class Founding:
-    """See the module. `candidate`: what the cluster will be called; no other founder has the same."""
+    """See the module. `candidate`: the id that the cluster will have; no other founder has the same."""
 
     def __init__(self, candidate: str, wait_s: float) -> None:
         self.candidate = candidate
@@ -53,7 +54,7 @@ class Founding:
         return self.decided or self.taken_by is not None
 
     def on_connection(self) -> None:
-        """The NATS connection was lost or made: what was not heard before proves nothing about now."""
+        """The NATS connection was lost or made: silence until now proves nothing any more."""
         if not self.decided:
             self._ask_at, self._quiet_since = -inf, inf
 

@@ -1,30 +1,30 @@
 """Which brokers live, as the controller's probes tell it.
 
-Probes go over NATS to each live broker every `heartbeat_interval`, and to the controller itself: what they say about
-others counts only while the controller's own come back. A broker is
+Probes go over NATS to each live broker every `heartbeat_interval`, and to the controller itself: their results for
+others count only while the controller's own come back. A broker is
 
 - heard     it answered lately;
-- refused   NATS said that nobody listens on its probe subject (503). Asked again `probe_confirm_delay` later;
+- refused   NATS answered that no process listens on its probe subject (503). Asked again `probe_confirm_delay` later;
 - fallen    refused twice in a row with the controller's own probe answered after the first, or silent for
             `broker_silence_timeout`; and it has no live Raft connection with the controller.
 
 A fallen broker is dead, unless the fault may be the controller's own: its connection is not settled, its own probes do
-not come back, its process stood still, or less than half of the live brokers answered since (as when
-the NATS server restarts and all fall at once). In the last case it waits; brokers that it had heard in this office make
-it hand the office over after `broker_silence_timeout`; when even a controller that never heard them sees them fallen
-for twice that time while its own probes come back, they are dead. A controller that has had no connection, or has not
-heard itself, for `broker_silence_timeout` hands the office over too.
+not come back, its process stood still, or less than half of the live brokers answered since (as when the NATS server
+restarts and all fall at once). In the last case it waits; brokers that it had heard in this controller epoch make it
+hand the leadership of the Raft group over after `broker_silence_timeout`; when even a controller that never heard them
+sees them fallen for twice that time while its own probes come back, they are dead. A controller that has had no
+connection, or has not heard itself, for `broker_silence_timeout` hands it over too.
 
 A voter that keeps its Raft connection and has not been heard for `leader_lease` is not dead, but cut off from NATS: it
-can serve nobody, and its lease has ended.
+can serve no client, and its lease has ended.
 
 A connection is settled when it is `liveness_grace` old: after a restart of the NATS server others may come back later
 than this controller, and a refusal proves nothing until they had the time. A controller that has just been started need
 not wait where another broker vouches: it answers a probe over a connection that has lasted for `liveness_grace`, with
 the same process of the NATS server. That process has not restarted lately, and the others are connected with it if they
-live. A controller that has been reconnected waits: whatever cut it off may have cut off others.
+live. A controller that has been reconnected waits: the fault that cut it off may have cut off others.
 
-Pure: the caller sends the probes, and says what came back and what time it is.
+Pure: the caller sends the probes, and passes their results and the time.
 """
 
 from __future__ import annotations
@@ -56,7 +56,7 @@ class ProbeOrder:
 class Verdict:
     dead: tuple[tuple[BrokerId, Incarnation], ...] = ()
     behind: tuple[BrokerId, ...] = ()
-    """They answer, but have not applied what is `leader_lease` old."""
+    """They answer, but have not applied state that is `leader_lease` old."""
     cut_off: tuple[BrokerId, ...] = ()
     """Voters whose Raft connection stands, but that have answered no probe for `leader_lease`."""
     hand_over: bool = False
@@ -65,7 +65,7 @@ class Verdict:
 
 @dataclass(slots=True)
 class _Watch:
-    """What is known of one life of one broker."""
+    """The facts known of one life of one broker."""
 
     incarnation: Incarnation
     since: float
@@ -83,7 +83,7 @@ class _Watch:
 
 
 class Liveness:
-    """See the module. `restart` begins a new office."""
+    """See the module. `restart` begins a new controller epoch."""
 
     def __init__(self, broker_id: BrokerId, settings: MetadataSettings) -> None:
         self._self = broker_id
@@ -107,7 +107,8 @@ class Liveness:
         self._generations: deque[tuple[float, Generation]] = deque()
 
     def restart(self, now: float, connected_at: float) -> None:
-        """Forget everything: a new office, or a Raft majority heard again. `connected_at`: inf = not connected."""
+        """Forget everything: a new controller epoch, or a Raft majority heard again. `connected_at`: inf = not
+        connected."""
         self._watches.clear()
         self._outstanding.clear()
         self._began_at = now
@@ -139,8 +140,8 @@ class Liveness:
         self._raft_peers = connected
 
     def suspect(self, broker: BrokerId, now: float) -> None:
-        """Ask it at once, and again every `probe_confirm_delay` until something comes back, for a heartbeat: what NATS
-        hands to a process that has just been killed is never answered, nor refused."""
+        """Ask it at once, and again every `probe_confirm_delay` until something comes back, for a heartbeat: a probe
+        that NATS hands to a process that has just been killed is neither answered nor refused."""
         watch = self._watches.get(broker)
         if watch is not None and watch.refused_at is None:
             watch.suspected_at = now
@@ -182,7 +183,7 @@ class Liveness:
         elif sent[1] >= watch.refused_at + self._settings.probe_confirm_delay_s:
             watch.confirmed = True
 
-    # ---- what to do ------------------------------------------------------------------------------------------------
+    # ---- decisions -------------------------------------------------------------------------------------------------
 
     def tick(self, now: float, brokers: Mapping[BrokerId, Broker], generation: Generation) -> list[ProbeOrder]:
         """Probes that are due. `brokers`: as registered; `generation`: of the state applied here."""
@@ -219,7 +220,7 @@ class Liveness:
         )
 
     def is_trusted(self, now: float) -> bool:
-        """Whether what the probes say now is believed: a settled connection, and own probes come back."""
+        """Whether the results of probes are believed now: a settled connection, and own probes come back."""
         return (
             (self._vouched or now >= self._connected_at + self._settings.liveness_grace_s)
             and now >= self._trusted_since
@@ -240,7 +241,7 @@ class Liveness:
         return watch is not None and watch.heard_at >= time
 
     def verdict(self, now: float) -> Verdict:
-        """Whom to bury, from what is known now. Says the same until told otherwise."""
+        """Brokers to declare dead, as far as is known now. The verdict stays the same until an event changes it."""
         if not self.is_trusted(now):
             return Verdict(hand_over=self._deaf(now))
         fallen = [broker for broker in sorted(self._watches) if self._fallen(broker, now)]
@@ -304,7 +305,7 @@ class Liveness:
         )
 
     def _silent_for(self, watch: _Watch, now: float) -> float:
-        """Only while what the probes say was believed."""
+        """Only the time in which results of probes were believed."""
         return now - max(watch.heard_at, watch.since, self._trusted_since)
 
     def _most_stand(self, fallen: BrokerId, now: float) -> bool:

@@ -1,8 +1,8 @@
 """Which brokers have master keys, as far as the controller has heard: encrypted streams need one wherever they lie.
 
-A broker tells the ids of its keys, never a key, as one of the labels of its probe answers. What is not known (a broker
-that has not answered this controller yet) stands in nobody's way. Who leads an encrypted partition without a key is
-relieved of that: `metadata.relief`.
+A broker tells the ids of its keys, never a key, as one of the labels of its probe answers. A broker that has not
+answered this controller yet counts as having one. A broker that leads an encrypted partition without a key is relieved
+of the leadership: `metadata.relief`.
 """
 
 from __future__ import annotations

@@ -1,6 +1,6 @@
-"""What the cluster state is made of: brokers, streams, partitions, and what applying a command says.
+"""The parts of the cluster state: brokers, streams, partitions, and the outcome of a command.
 
-Partitions and brokers are values: a change replaces them, so that what a reader holds never changes under it, and the
+Partitions and brokers are values: a change replaces them, so that a value in a reader's hands never changes, and the
 difference between two states is a comparison.
 
 Invariants of a partition, checked by `check`:
@@ -50,7 +50,7 @@ class Broker:
 
 @dataclass(frozen=True, slots=True)
 class Withdrawn:
-    """A replica that must not lead although it is in the ISR: it is unsound and there is nobody to give way to."""
+    """A replica that must not lead although it is in the ISR: it is unsound and no other replica can take its place."""
 
     replica: BrokerId
     reason: str
@@ -69,6 +69,7 @@ class Partition:
     unclean_epoch: LeaderEpoch = LeaderEpoch(0)
     """The last one that an operator began with an unclean election; 0: none."""
     state: PartitionState = PartitionState.ACTIVE
+    """DRAINING and RETIRED, `paused` and `readonly` are stored and not yet acted on: docs/design.md."""
     paused: bool = False
     readonly: bool = False
 
@@ -102,7 +103,7 @@ class Partition:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Layout:
-    """How keys were spread over partitions from `cutover_offsets` on (one per partition; empty: from the beginning)."""
+    """How keys are spread over partitions from `cutover_offsets` on (one per partition; empty: from the beginning)."""
 
     version: int
     partitions: int
@@ -111,13 +112,16 @@ class Layout:
 
 @dataclass(slots=True, kw_only=True)
 class Stream:
+    """`kind`, `partitioner`, `placement`, `leader_pin` and more than one layout are stored and not yet acted on:
+    docs/design.md."""
+
     name: StreamName
     subject: str
     incarnation: Incarnation
     kind: str
     config: dict[str, str]
-    """As given at creation and altered since, the cluster's defaults of those times included; what is missing has its
-    built-in default."""
+    """As given at creation and altered since, the cluster's defaults of those times included; missing settings have
+    their built-in defaults."""
     replication_factor: int
     partitioner: str
     partitioning_version: int
@@ -141,7 +145,7 @@ class Stream:
 
     @property
     def shared(self) -> tuple[object, ...]:
-        """What the views of all its partitions have in common."""
+        """The part that the views of all its partitions share."""
         return self.subject, self.settings, self.partitioning_version, self.layouts
 
     def key(self, number: int) -> PartitionKey:
@@ -178,10 +182,11 @@ class Changes:
     """Deleted; sorted."""
     brokers: tuple[BrokerId, ...] = ()
     """Registered, dead; sorted."""
-    office: bool = False
+    controller: bool = False
+    """A new controller epoch."""
 
     def __bool__(self) -> bool:
-        return bool(self.partitions or self.gone or self.brokers or self.office)
+        return bool(self.partitions or self.gone or self.brokers or self.controller)
 
 
 NOTHING = Changes()
@@ -189,11 +194,11 @@ NOTHING = Changes()
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Outcome:
-    """What applying a command gave; the same on every node.
+    """The outcome of applying a command; the same on every node.
 
-    `value` is the command's own number: the office taken, the incarnation registered or created, the first producer id.
-    `items` has one entry per item of a command with items, None for one that took effect; empty for a repeated command,
-    whose items are read from the state.
+    `value` is the command's own number: the controller epoch begun, the incarnation registered or created, the first
+    producer id. `items` has one entry per item of a command with items, None for one that took effect; empty for a
+    repeated command, whose items are read from the state.
     """
 
     code: Code | None = None

@@ -1,4 +1,5 @@
-"""Where the replicas of a new stream go, and who leads: as even as can be, by stream first and by cluster second."""
+"""Brokers for the replicas of a new stream, and its leaders: as even as can be, by stream first and by cluster
+second."""
 
 from __future__ import annotations
 

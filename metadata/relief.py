@@ -3,20 +3,20 @@ encrypted streams, are relieved of their leaderships: which ones, when, and to w
 
 How much room a broker has, whether its disk hangs, and whether it has a key, rides on its probe answers, the newest
 counts; it never enters Raft, for it changes by the second. A leadership moves as an operator would move it
-(`metadata.runtime.moves`): drained, a compare-and-set, so nothing is lost and nothing depends on what was known here.
-The old leader stays in the ISR, unless its disk hangs.
+(`metadata.runtime.moves`): drained, a compare-and-set, so nothing is lost and nothing depends on reports that have
+become old. The old leader stays in the ISR, unless its disk hangs.
 
-    SHORT     leaderships go to an ISR member with AMPLE room; but those of streams that evict, for which the broker
-              makes room
+    SHORT     leaderships go to an ISR member with AMPLE room; but not of streams that evict, for which the broker makes
+              room
     FULL      all go, to AMPLE room, else to a broker that is SHORT, which still takes records
     nowhere   the leader stays, serves reads, and refuses publishes once it is FULL
     hangs     all go to a member whose disk answers and that takes records; the leader leaves the ISR with that if
               min ISR members remain, for commits would wait for its disk
-    no key    those of encrypted streams go to an ISR member with a key, whatever room it has; and no leadership of them
-              goes to a broker without one
+    no key    leaderships of encrypted streams go to an ISR member with a key, whether it has room or not; and none of
+              them goes to a broker without one
 
 No leadership goes to a broker whose disk hangs. A move that fails is tried again after a pause that doubles; a few are
-under way at a time. Whoever was relieved gets nothing back for having room, or a disk that answers, again.
+under way at a time. A broker that was relieved gets no leadership back when it has room, or a disk that answers, again.
 """
 
 from __future__ import annotations
@@ -60,7 +60,7 @@ class Relief:
         self._look_at = -inf
 
     def clear(self) -> None:
-        """The office was left: what was heard is old, and moves end by themselves."""
+        """The controller epoch is over: reports of brokers are forgotten, and moves end by themselves."""
         self._rooms.clear()
         self._hanging.clear()
         self._without_key.clear()
@@ -82,7 +82,8 @@ class Relief:
             self._without_key.add(broker)
 
     def with_room(self, brokers: Sequence[BrokerId], enough: int) -> list[BrokerId]:
-        """For new replicas: those that are not known to lack room or to hang, if there are `enough`, else all."""
+        """Brokers for new replicas: the ones that are not known to lack room or to hang, if there are `enough`, else
+        all."""
         roomy = [
             broker
             for broker in brokers
@@ -155,7 +156,7 @@ class Relief:
 
     def _target(self, key: PartitionKey, partition: Partition) -> BrokerId | None:
         """A live member of the ISR with more room than the leader (or another reason to lead in its place), that can
-        take records; most room first, then the one that leads fewest, those on their way counted."""
+        take records; most room first, then the one that leads fewest, moves on their way counted."""
         leader = partition.leader
         assert leader is not None
         settings = self._state.streams[key.stream].settings

@@ -1,4 +1,4 @@
-"""The times of the metadata plane, in seconds, and what must hold between them."""
+"""The times of the metadata plane, in seconds, and the conditions between them."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ class MetadataSettings:
     broker_silence_timeout_s: float = 2.0
     """A broker that neither answers nor refuses a probe for so long is dead."""
     liveness_grace_s: float = 1.0
-    """What a connection younger than this says about others is not believed, unless it is the first one of the process
+    """A connection younger than this proves nothing about others, unless it is the first one of the process
     and another broker vouches for the NATS server (R25)."""
     witness_window_s: float = 6.0
     """A report of a failed leader counts for so long."""
@@ -26,7 +26,7 @@ class MetadataSettings:
     """A leader without a controller's probe for so long, or with applied state so far behind, does not act alone
     (R29)."""
     probe_confirm_delay_s: float = 0.01
-    """Nobody listens where a broker should: asked again after this time before it counts."""
+    """A refused probe (no process listens) is repeated after this time before it counts."""
     probe_timeout_s: float = 0.2
     """A suspected leader that has not answered by then is left to the witnesses."""
     command_timeout_s: float = 5.0
@@ -39,7 +39,7 @@ class MetadataSettings:
     again for the change to come."""
 
     founding_wait_s: float = 0.5
-    """A cluster is founded when nobody else in the namespace has said anything for so long (R41)."""
+    """A cluster is founded when no other broker in the namespace has been heard for so long (R41)."""
 
     def __post_init__(self) -> None:
         for field in fields(self):

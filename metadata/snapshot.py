@@ -23,7 +23,7 @@ class Contents:
 
     generation: Generation
     cluster_id: str
-    office: int
+    controller_epoch: int
     controller: BrokerId | None
     controller_life_id: str
     next_producer_id: int
@@ -40,7 +40,7 @@ class Contents:
         return cls(
             generation=Generation(0),
             cluster_id="",
-            office=0,
+            controller_epoch=0,
             controller=None,
             controller_life_id="",
             next_producer_id=1,
@@ -66,7 +66,7 @@ def encode(contents: Contents) -> bytes:
         version=VERSION,
         generation=contents.generation,
         cluster_id=contents.cluster_id,
-        office=contents.office,
+        office=contents.controller_epoch,
         controller=contents.controller or "",
         controller_life_id=contents.controller_life_id,
         next_producer_id=contents.next_producer_id,
@@ -125,7 +125,7 @@ def _contents_from_pb(snapshot: pb.Snapshot) -> Contents:
     return Contents(
         generation=Generation(snapshot.generation),
         cluster_id=snapshot.cluster_id,
-        office=snapshot.office,
+        controller_epoch=snapshot.office,
         controller=BrokerId(snapshot.controller) if snapshot.controller else None,
         controller_life_id=snapshot.controller_life_id,
         next_producer_id=snapshot.next_producer_id,

@@ -1,19 +1,20 @@
 """The cluster state: every broker holds the same one, because every broker applies the same commands in the same order.
 
-`apply(bytes)` is total and deterministic: no clock, no chance, no I/O, no order taken from a set. What it cannot read
-or must refuse is an outcome, the same on every node, and changes nothing. Each command that changes something raises
-`generation` by one; that number also names what the command brings into being (an incarnation of a broker, of a stream,
-of its partitions).
+`apply(bytes)` is total and deterministic: no clock, no chance, no I/O, no order taken from a set. A command that it
+cannot read or must refuse gives an outcome, the same on every node, and changes nothing. Each command that changes
+something raises `generation` by one; that number also names the things that the command creates (an incarnation of a
+broker, of a stream, of its partitions).
 
 Every decision is a compare-and-set, checked here and nowhere else:
-- a controller's carries its office and is refused after a later one (what a deposed one queued does nothing);
+- a controller's carries its controller epoch and is refused in a later one (a decision that a deposed controller queued
+  does nothing);
 - a leader's ISR change names the leader, its LeaderEpoch, the partition epoch that it saw and the life of each member
   (KIP-903). One that fails on a member ends in a new partition epoch with the ISR unchanged, so that the leader sees in
   the state that its proposal is over; a stale one changes nothing at all;
 - a broker's death names the incarnation that died.
 
 A command may carry (client, sequence): repeated, as when its proposer could not know the outcome, it is answered with
-what it gave the first time.
+its first outcome.
 """
 
 from __future__ import annotations
@@ -31,7 +32,7 @@ from wire import metadata_pb2 as pb
 from wire.errors import Code
 
 MAX_CLIENTS = 1024
-"""Clients whose outcomes are kept; the one not heard for the most commands is forgotten."""
+"""Clients whose outcomes are kept; the client not heard for the most commands is forgotten."""
 OUTCOMES_PER_CLIENT = 64
 """Outcomes kept per client; a sequence number that is older than all of them is refused."""
 
@@ -52,7 +53,7 @@ class ClusterState(Cluster):
         return snapshot.encode(self._contents)
 
     def restore(self, data: bytes) -> Changes:
-        """Become the state of that snapshot; what differs from the state until now. Raises CorruptData."""
+        """Become the state of that snapshot; returns the differences from the state until now. Raises CorruptData."""
         old, new = self._contents, snapshot.decode(data)
         before = {key: (partition, old.streams[key.stream].shared) for key, partition in self.partitions()}
         self._become(new)
@@ -67,11 +68,11 @@ class ClusterState(Cluster):
                     if old.brokers.get(broker) != new.brokers.get(broker)
                 )
             ),
-            office=old.office != new.office,
+            controller=old.controller_epoch != new.controller_epoch,
         )
 
     def apply(self, command: bytes) -> Outcome:
-        """Never raises for what the bytes say."""
+        """Never raises, whatever the bytes."""
         try:
             message = pb.Command.FromString(command)
         except DecodeError as error:

@@ -331,12 +331,13 @@ class CreateStream(_message.Message):
     subject: _builtins.str
     replication_factor: _builtins.int
     kind: _builtins.str
-    """empty: log"""
+    """empty: log; stored and not yet acted on (docs/design.md)"""
     partitioner: _builtins.str
-    """empty: crc32c"""
+    """empty: crc32c; stored and not yet acted on (docs/design.md)"""
     placement: _builtins.str
-    """empty: spread"""
+    """empty: spread; stored and not yet acted on (docs/design.md)"""
     leader_pin: _builtins.str
+    """stored and not yet acted on (docs/design.md)"""
     @_builtins.property
     def config(self) -> _containers.ScalarMap[_builtins.str, _builtins.str]:
         """as the user gave them; other settings get the cluster's default, else the built-in one"""

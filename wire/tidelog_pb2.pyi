@@ -519,7 +519,6 @@ class AppendRequest(_message.Message):
     DURABILITY_FIELD_NUMBER: _builtins.int
     CONFIRM_TIMEOUT_MS_FIELD_NUMBER: _builtins.int
     EXPECTED_LAST_OFFSET_FIELD_NUMBER: _builtins.int
-    CLIENT_ID_FIELD_NUMBER: _builtins.int
     DURABILITY_REPLICAS_FIELD_NUMBER: _builtins.int
     stream_incarnation: _builtins.int
     """life of the stream; 0: any"""
@@ -537,8 +536,6 @@ class AppendRequest(_message.Message):
     """0: the stream's"""
     expected_last_offset: _builtins.int
     """compared with LEO - 1 (optimistic concurrency); refused with INCORRECT_OFFSET"""
-    client_id: _builtins.str
-    """reserved: brokers do not read it"""
     durability_replicas: _builtins.int
     """N of replica_accepted and replica_durable"""
     def __init__(
@@ -552,12 +549,11 @@ class AppendRequest(_message.Message):
         durability: Global___AppendRequest.DurabilityLevel.ValueType = ...,
         confirm_timeout_ms: _builtins.int = ...,
         expected_last_offset: _builtins.int | None = ...,
-        client_id: _builtins.str = ...,
         durability_replicas: _builtins.int = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["_expected_last_offset", b"_expected_last_offset", "expected_last_offset", b"expected_last_offset"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["_expected_last_offset", b"_expected_last_offset", "acks", b"acks", "client_id", b"client_id", "confirm_timeout_ms", b"confirm_timeout_ms", "durability", b"durability", "durability_replicas", b"durability_replicas", "expected_last_offset", b"expected_last_offset", "leader_epoch", b"leader_epoch", "partition_incarnation", b"partition_incarnation", "partitioning_version", b"partitioning_version", "stream_incarnation", b"stream_incarnation"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["_expected_last_offset", b"_expected_last_offset", "acks", b"acks", "confirm_timeout_ms", b"confirm_timeout_ms", "durability", b"durability", "durability_replicas", b"durability_replicas", "expected_last_offset", b"expected_last_offset", "leader_epoch", b"leader_epoch", "partition_incarnation", b"partition_incarnation", "partitioning_version", b"partitioning_version", "stream_incarnation", b"stream_incarnation"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     _WhichOneofReturnType__expected_last_offset: _TypeAlias = _typing.Literal["expected_last_offset"]  # noqa: Y015
     _WhichOneofArgType__expected_last_offset: _TypeAlias = _typing.Literal["_expected_last_offset", b"_expected_last_offset"]  # noqa: Y015

@@ -17,25 +17,26 @@ MAX_EARLIER_LIVES = 64
 
 
 def take_office(ledger: Ledger, command: pb.TakeOffice) -> Outcome:
-    if command.expected_office != ledger.office:
+    if command.expected_office != ledger.controller_epoch:
         return ledger.refuse(
             Code.NOT_CONTROLLER,
-            f"{command.controller} expected office {command.expected_office}, the present one is {ledger.office}",
+            f"{command.controller} expected controller epoch {command.expected_office}, the present one is"
+            f" {ledger.controller_epoch}",
         )
     if not command.controller or not (ledger.cluster_id or command.cluster_id):
-        return ledger.refuse(Code.BAD_REQUEST, "an office needs a controller, the first one a cluster id too")
+        return ledger.refuse(Code.BAD_REQUEST, "a controller epoch needs a controller, the first one a cluster id too")
     contents = ledger.contents
     contents.cluster_id = contents.cluster_id or command.cluster_id
-    contents.office += 1
+    contents.controller_epoch += 1
     contents.controller = BrokerId(command.controller)
     contents.controller_life_id = command.life_id
-    return ledger.changed(Changes(office=True), value=contents.office)
+    return ledger.changed(Changes(controller=True), value=contents.controller_epoch)
 
 
 def register_broker(ledger: Ledger, command: pb.RegisterBroker) -> Outcome:
     broker = BrokerId(command.broker)
     if not ledger.cluster_id:
-        return ledger.refuse(Code.UNAVAILABLE, "no controller has taken office yet; register again in a moment")
+        return ledger.refuse(Code.UNAVAILABLE, "there is no controller yet; register again in a moment")
     if not broker or not command.life_id:
         return ledger.refuse(Code.BAD_REQUEST, "a registration needs a broker id and a life id")
     if command.cluster_id and command.cluster_id != ledger.cluster_id:
@@ -60,7 +61,7 @@ def register_broker(ledger: Ledger, command: pb.RegisterBroker) -> Outcome:
     )
     cache_survived = folder_same and command.page_cache_survived
     unsound = {key_of(ref): "the replica's log is unsound" for ref in command.unsound}
-    # Then what was committed is not there: were it to lead as the last member, the others would be cut to its log.
+    # Then it lacks committed records: were it to lead as the last member, the others would be cut to its log.
     other_folder = None if folder_same else f"the data folder of {broker} is not the one of its last life"
     incarnation = Incarnation(ledger.next_generation())
     ledger.contents.brokers[broker] = Broker(
@@ -90,13 +91,13 @@ def register_broker(ledger: Ledger, command: pb.RegisterBroker) -> Outcome:
 
 
 def _lives_before(command: pb.RegisterBroker, known: Broker | None) -> tuple[str, ...]:
-    """What is over when that life has begun."""
+    """Ids of the lives that are over when this one has begun."""
     over = [*command.earlier_lives] if known is None else [*known.earlier_lives, known.life_id, *command.earlier_lives]
     return tuple(life for life in dict.fromkeys(over) if life != command.life_id)[-MAX_EARLIER_LIVES:]
 
 
 def brokers_dead(ledger: Ledger, command: pb.BrokersDead) -> Outcome:
-    refused = ledger.not_in_office(command.office)
+    refused = ledger.not_controller(command.office)
     if refused is not None:
         return refused
     dead: list[BrokerId] = []

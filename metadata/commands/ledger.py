@@ -50,7 +50,7 @@ class Ledger(Cluster):
         self.count_leader(changed.leader, 1)
 
     def sweep(self, change: Callable[[PartitionKey, Partition, Stream], Partition]) -> tuple[PartitionKey, ...]:
-        """Apply `change` to every partition; keys of those that it changed."""
+        """Apply `change` to every partition; the keys of changed partitions are returned."""
         changed = []
         for key, partition in self.partitions():
             after = change(key, partition, self._contents.streams[key.stream])
@@ -59,10 +59,11 @@ class Ledger(Cluster):
                 changed.append(key)
         return tuple(changed)
 
-    def not_in_office(self, office: int) -> Outcome | None:
-        if office == self.office and office:
+    def not_controller(self, epoch: int) -> Outcome | None:
+        if epoch == self.controller_epoch and epoch:
             return None
         return self.refuse(
             Code.NOT_CONTROLLER,
-            f"the decision was taken in office {office}, now is {self.office} ({self.controller}); ask again",
+            f"the decision was made in controller epoch {epoch}, now is {self.controller_epoch} ({self.controller});"
+            " ask again",
         )

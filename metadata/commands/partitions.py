@@ -44,12 +44,12 @@ def _alter_one_isr(
             # Over and done with: the raised epoch tells the leader, and outdates every copy still on its way.
             return Code.WRONG_INCARNATION, replace(partition, epoch=PartitionEpoch(partition.epoch + 1))
     changed = election.with_isr(partition, members, min_isr=min_isr)
-    # The present ISR may be proposed too: that outdates whatever was proposed before.
+    # The present ISR may be proposed too: that outdates every earlier proposal.
     return None, replace(changed, epoch=PartitionEpoch(partition.epoch + 1))
 
 
 def elect_leaders(ledger: Ledger, command: pb.ElectLeaders) -> Outcome:
-    refused = ledger.not_in_office(command.office)
+    refused = ledger.not_controller(command.office)
     return refused if refused is not None else _each_partition(ledger, command.items, _elect_one)
 
 
@@ -115,7 +115,7 @@ def _each_partition(ledger: Ledger, items: Iterable[_Item], change: _Decide[_Ite
 
 
 def unclean_elect(ledger: Ledger, command: pb.UncleanElect) -> Outcome:
-    refused = ledger.not_in_office(command.office)
+    refused = ledger.not_controller(command.office)
     if refused is not None:
         return refused
     key = key_of(command.partition)
@@ -136,7 +136,7 @@ def unclean_elect(ledger: Ledger, command: pb.UncleanElect) -> Outcome:
 
 
 def why_not_unclean(cluster: Cluster, key: PartitionKey, partition: Partition, broker: BrokerId) -> str | None:
-    """Why an operator may not let that replica lead whatever it lacks; None when that is possible."""
+    """The reason for which an operator may not let that replica lead with loss; None when it may."""
     if broker not in partition.replicas or not cluster.is_alive(broker):
         return f"broker {broker} is not a live replica of {key}; its replicas are {', '.join(partition.replicas)}"
     if partition.leader is not None and cluster.is_alive(partition.leader):

@@ -12,7 +12,7 @@ MAX_PRODUCER_IDS = 100_000
 
 
 def allocate_producer_ids(ledger: Ledger, command: pb.AllocateProducerIds) -> Outcome:
-    """`value`: the first of `count` ids that nobody else has."""
+    """`value`: the first of `count` ids that no other producer has."""
     if not 1 <= command.count <= MAX_PRODUCER_IDS:
         return ledger.refuse(
             Code.BAD_REQUEST, f"{command.count} producer ids at once are outside 1 to {MAX_PRODUCER_IDS}"

@@ -20,7 +20,7 @@ DEFAULT_PLACEMENT = "spread"
 
 
 def create_stream(ledger: Ledger, command: pb.CreateStream) -> Outcome:
-    refused = ledger.not_in_office(command.office) or _check_new_stream(ledger, command)
+    refused = ledger.not_controller(command.office) or _check_new_stream(ledger, command)
     if refused is not None:
         return refused
     incarnation = Incarnation(ledger.next_generation())
@@ -100,7 +100,7 @@ def _check_new_stream(ledger: Ledger, command: pb.CreateStream) -> Outcome | Non
 
 
 def alter_stream(ledger: Ledger, command: pb.AlterStream) -> Outcome:
-    refused = ledger.not_in_office(command.office)
+    refused = ledger.not_controller(command.office)
     if refused is not None:
         return refused
     stream = ledger.contents.streams.get(StreamName(command.name))
@@ -121,13 +121,13 @@ def alter_stream(ledger: Ledger, command: pb.AlterStream) -> Outcome:
     changed = ledger.contents.streams[stream.name] = replace(stream, config=config)
     keys = tuple(changed.key(number) for number in sorted(changed.partitions))
     for key in keys:
-        # Also where nothing but the settings changed: whoever sees that epoch has seen them.
+        # Also where nothing but the settings changed: a replica that sees that epoch has seen them.
         ledger.store(key, election.with_min_isr(changed.partitions[key.partition], changed.min_isr))
     return ledger.changed(Changes(partitions=keys))
 
 
 def alter_cluster(ledger: Ledger, command: pb.AlterCluster) -> Outcome:
-    refused = ledger.not_in_office(command.office)
+    refused = ledger.not_controller(command.office)
     if refused is not None:
         return refused
     try:
@@ -141,7 +141,7 @@ def alter_cluster(ledger: Ledger, command: pb.AlterCluster) -> Outcome:
 
 
 def delete_stream(ledger: Ledger, command: pb.DeleteStream) -> Outcome:
-    refused = ledger.not_in_office(command.office)
+    refused = ledger.not_controller(command.office)
     if refused is not None:
         return refused
     stream = ledger.contents.streams.get(StreamName(command.name))

@@ -1,10 +1,10 @@
 """The metadata group: PySyncObj 0.3.17, made safe to lose power with, to be listened in on, and to wait for.
 
 Stock PySyncObj loses acknowledged commands when a process is killed, opens pickles from strangers and takes a tenth of
-a second a command. This package keeps its Raft and replaces what is around it: journal and snapshots (durable before
-anything is promised), frames (authenticated, never unpickled), transport (a barrier, and corrections of what Raft
-messages do), engine (events instead of ticks, pre-vote, quick failover) and node (the event loop). It is the only
-importer of pysyncobj, pinned by `assumptions`.
+a second a command. This package keeps its Raft and replaces its surroundings: journal and snapshots (durable before
+anything is promised), frames (authenticated, never unpickled), transport (a barrier, and corrections of received
+messages), engine (events instead of ticks, pre-vote, quick failover) and node (the event loop). It is the
+only importer of pysyncobj, pinned by `assumptions`.
 """
 
 from __future__ import annotations

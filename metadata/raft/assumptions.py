@@ -1,9 +1,9 @@
-"""What this package takes for granted about PySyncObj, in one place, checked at every start.
+"""The facts about PySyncObj on which this package relies, in one place, checked at every start.
 
-The hardening replaces private methods and attributes of `pysyncobj.SyncObj` by name and relies on what the code around
-them does, so it holds for exactly one text of that code. `verify` compares that text (well below a millisecond) and
-fails with a sentence; it also makes PySyncObj's unpickling raise, so that no path to it can be reached, now or after a
-mistake here.
+The hardening replaces private methods and attributes of `pysyncobj.SyncObj` by name and relies on the behaviour of the
+code around them, so it holds for exactly one text of that code. `verify` compares that text (well below a
+millisecond) and fails with a sentence; it also makes PySyncObj's unpickling raise, so that no path to it can be
+reached, now or after a mistake here.
 """
 
 from __future__ import annotations
@@ -92,7 +92,7 @@ def verify() -> None:
 
 
 def verify_instance(instance: object) -> None:
-    """Raises RaftConfigurationError when SyncObj.__init__ did not set what the engine works with."""
+    """Raises RaftConfigurationError when SyncObj.__init__ did not set the attributes that the engine uses."""
     for name in ATTRIBUTES:
         if not hasattr(instance, name):
             raise RaftConfigurationError(f"pysyncobj.SyncObj sets no attribute {name}, which metadata.raft works with.")

@@ -5,11 +5,11 @@ and TcpServer.
     accepted --------------------------------------------------------------------> CONNECTED        (acceptor)
     any --disconnect, fault, end of stream--> DISCONNECTED
 
-Differences from what they replace: frames are authenticated and never unpickled (`framing`); what could not be sent is
-sent when the socket takes more, without waiting for the next message; what a dying peer sent last is read before its
-end of stream is acted on; one flooding peer gets READS_PER_EVENT reads before the others have their turn; a full file
-table pauses accepting instead of ending it. Silence is judged by the owner's sweep (`last_received`), never on sending:
-an idle connection is not a dead one.
+Differences from the classes that they replace: frames are authenticated and never unpickled (`framing`); unsent bytes
+are sent when the socket takes more, without waiting for the next message; the last bytes of a dying peer are read
+before its end of stream is acted on; one flooding peer gets READS_PER_EVENT reads before the others have their turn; a
+full file table pauses accepting instead of ending it. Silence is judged by the owner's sweep (`last_received`), never
+on sending: an idle connection is not a dead one.
 """
 
 from __future__ import annotations
@@ -146,7 +146,7 @@ class FramedConnection:
     # ---------------------------------------------------------------------------- sending
 
     def send(self, message: object) -> None:
-        """Queue one message and send what the socket takes. Closes the connection when too much is unsent."""
+        """Queue one message and send as much as the socket takes. Closes the connection when too much is unsent."""
         if self.state != CONNECTED:
             return
         self._write(self._session.seal(message))
@@ -208,7 +208,7 @@ class FramedConnection:
                 answer = session.feed(data)
                 if answer:
                     self._write(answer)
-            # A callback may close this connection and even begin a new one: then the rest belongs to nobody.
+            # A callback may close this connection and even begin a new one: then the rest belongs to no connection.
             while self._socket is not None and self._session is session:
                 message = session.next_message()
                 if message is None:

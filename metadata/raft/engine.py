@@ -1,6 +1,6 @@
 """PySyncObj's Raft, corrected. All names that PySyncObj mangles (`_SyncObj__*`) are used in this module only.
 
-What `SyncObj.__init__` creates and offers no option for is replaced by properties whose setters ignore what is
+Parts that `SyncObj.__init__` creates and offers no option for are replaced by properties whose setters ignore the value
 assigned: the journal, the snapshot serializer and the poller. The rest are overrides of the methods that the tick
 calls:
 
@@ -16,7 +16,7 @@ calls:
   FAILOVER_STEP_S apart, so that they do not split the vote.
 * A voter that starts with an empty disk may have forgotten a vote. Until it has synchronised (or the whole group is
   new) it votes only for candidates whose log is empty too. When it has set damaged files aside it does not vote at
-  all: its group is not new, and two such voters of three would forget what the third holds.
+  all: its group is not new, and two such voters of three would forget the entries of the third.
 * A node whose journal has no room (`Journal.stalled`) stands still like a paused process: from the failed write on
   nothing leaves it, a leader applies nothing, and no tick runs until everything pending is durable. What a message
   began when the disk was full is finished in memory first: an exception in the middle of PySyncObj could leave a leader
@@ -88,12 +88,12 @@ JOURNAL_FILE = "journal"
 SNAPSHOT_FILE = "snapshot"
 
 CommandCallback = Callable[[object, int], None]
-"""Called once, or never, with what `apply` returned and a FAIL_REASON."""
+"""Called once, or never, with the result of `apply` and a FAIL_REASON."""
 
 
 @dataclass(frozen=True, slots=True)
 class ApplyFailure:
-    """What a proposer's callback gets when `apply` raised."""
+    """The value that a proposer's callback gets when `apply` raised."""
 
     error: Exception
 
@@ -121,7 +121,7 @@ class RaftEngine(SyncObj):  # type: ignore[misc] # PySyncObj ships no types
     """One node of the group, without an event loop: the owner calls `tick` at `next_deadline` and whenever the poller
     is readable.
 
-    The class has more than thirty methods because PySyncObj has one class for the node: what it offers no option for is
+    The class has more than thirty methods because PySyncObj has one class for the node: parts without an option are
     replaced by overriding that class's methods and attributes by name.
     """
 
@@ -198,7 +198,7 @@ class RaftEngine(SyncObj):  # type: ignore[misc] # PySyncObj ships no types
             self.poller.close()
             raise
         if not config.peers:
-            # Alone: no vote can be forgotten, and there is nobody to wait for.
+            # Alone: no vote can be forgotten, and there is no peer to wait for.
             self.journal.mark_joined()
             self._SyncObj__raftElectionDeadline = 0.0
 
@@ -228,7 +228,7 @@ class RaftEngine(SyncObj):  # type: ignore[misc] # PySyncObj ships no types
     def _poller(self, _stock: object) -> None:
         pass
 
-    # ---------------------------------------------------------------------------- what is known
+    # ---------------------------------------------------------------------------- status
 
     @property
     def term(self) -> int:
@@ -276,7 +276,7 @@ class RaftEngine(SyncObj):  # type: ignore[misc] # PySyncObj ships no types
     # ---------------------------------------------------------------------------- ticking
 
     def tick(self) -> None:
-        """Do all that is due and handle what the sockets have. Never waits for the network.
+        """Do all that is due and handle the bytes that the sockets have. Never waits for the network.
 
         Nothing at all while the journal finds no room: a stalled node is a paused process to the others.
         """
@@ -304,7 +304,7 @@ class RaftEngine(SyncObj):  # type: ignore[misc] # PySyncObj ships no types
         return self.poller.handled > 0 or (alone and self.commit_index < self.journal.last.index)
 
     def next_deadline(self) -> float:
-        """When `tick` must be called next, whatever the poller says."""
+        """The time at which `tick` must be called next, even without events of the poller."""
         now: float = monotonic()
         if self.journal.stalled:
             return now + STALLED_RETRY_S
@@ -350,7 +350,7 @@ class RaftEngine(SyncObj):  # type: ignore[misc] # PySyncObj ships no types
             # Stock applies the entry a second time when a callback raises.
             try:
                 callback(result, reason)
-            except Exception:  # noqa: BLE001 - logged; nobody else may suffer from it
+            except Exception:  # noqa: BLE001 - logged; other callbacks must not suffer from it
                 _log.exception("The callback of a Raft command raised")
 
         self._applyCommand(command, guarded, kind)
@@ -364,7 +364,7 @@ class RaftEngine(SyncObj):  # type: ignore[misc] # PySyncObj ships no types
             return None
         try:
             return self._state_machine.apply(command[1:])
-        except Exception as error:  # noqa: BLE001 - whatever it is, it ends in a sentence
+        except Exception as error:  # noqa: BLE001 - every error ends in a sentence
             _log.exception("The state machine raised on a committed command; it must be total")
             return ApplyFailure(error)
 
@@ -447,15 +447,15 @@ class RaftEngine(SyncObj):  # type: ignore[misc] # PySyncObj ships no types
     # ---------------------------------------------------------------------------- peers
 
     def peer_connected(self, node: Node) -> None:
-        """What a peer acknowledged in an earlier life counts again only when it says so: its disk may have been
-        emptied.
+        """A peer's acknowledgement of an earlier life counts again only when the peer repeats it: its disk may have
+        been emptied.
         """
         if node in self._SyncObj__raftMatchIndex:
             self._SyncObj__raftMatchIndex[node] = 0
         self.send_soon()
 
     def peer_disconnected(self, node: Node) -> None:
-        """When it was the leader: fail what was forwarded to it and run for leader soon."""
+        """When it was the leader: fail the commands that were forwarded to it and run for leader soon."""
         if node != self._SyncObj__raftLeader:
             return
         self._SyncObj__raftLeader = None
@@ -474,7 +474,8 @@ class RaftEngine(SyncObj):  # type: ignore[misc] # PySyncObj ships no types
         return self._SyncObj__transport.may_send(node)
 
     def snapshot_received(self) -> None:
-        """After the last chunk: all that the installed snapshot covers is committed, and nobody will be told how."""
+        """After the last chunk: all that the installed snapshot covers is committed, and proposers will not be told
+        how."""
         applied = self._SyncObj__raftLastApplied
         self._SyncObj__raftCommitIndex = max(self.commit_index, applied)
         self.journal.setRaftCommitIndex(self.commit_index)

@@ -14,13 +14,13 @@ other loses its log. A new node does not know its group yet. The initiator's fir
     NEW --peer's hello--> GREETED --first frame that verifies--> OPEN
     any fault: FrameError, and the connection is closed
 
-What always holds:
+Invariants:
 
 * A body is decoded only after its tag was verified, and decoding never runs code (no pickle).
 * The counter starts at 0, grows by one with each frame of a direction and is not sent: a frame that is repeated, left
   out, reordered or taken from another connection or direction does not verify. The nonces make every connection's keys
   new.
-* The acceptor's address is in the keys: a connection that somebody redirects to another voter does not verify.
+* The acceptor's address is in the keys: a connection that is redirected to another voter does not verify.
 * Before OPEN a frame may have MAX_FIRST_FRAME_BYTES, after it MAX_FRAME_BYTES: a stranger cannot make a node hold more
   than that.
 """
@@ -39,7 +39,7 @@ MAX_FRAME_BYTES = 16 << 20
 MAX_FIRST_FRAME_BYTES = 1024
 
 DEVELOPMENT_SECRET = b"tidelog development key, loopback only, protects from accidents"
-"""Stands in for a missing secret. It is public: frames are checked for damage, and nobody is kept out."""
+"""Stands in for a missing secret. It is public: frames are checked for damage, and strangers are not kept out."""
 
 WELCOME = "welcome"
 
@@ -102,7 +102,7 @@ class FrameSession:
     def feed(self, data: bytes) -> bytes:
         """Take bytes from the peer.
 
-        Returns what must be sent in answer: the acceptor's hello and welcome, else nothing.
+        Returns the bytes to send in answer: the acceptor's hello and welcome, else nothing.
         """
         self._buffer += data
         if self._state is not _State.NEW or len(self._buffer) < _HELLO_BYTES:

@@ -18,16 +18,16 @@ File layout (little endian):
 One batch is one write and one fdatasync: `add` and the rest only buffer, `sync` writes. Nothing that depends on a
 record may leave the node before `sync` returned; the transport sees to that. A batch counts whole or not at all.
 
-What always holds:
+Invariants:
 
 * Batch n+1 is written only after batch n was synced. So when a batch cannot be read, it is the unacknowledged end of a
   power cut if nothing readable follows it, and it is cut off; if a later batch follows, synced data was damaged and the
   journal refuses to open. So it does where the operating system has not been started since (the process was killed) and
-  what cannot be read is not the beginning of a batch that the file's end cuts off. After a power cut damage in the last
+  unreadable bytes are not the beginning of a batch that the file's end cuts off. After a power cut damage in the last
   batch cannot be told from its torn end.
-* After a failed write or fdatasync the process ends: the page cache may have dropped what the kernel says it could not
-  write.
-* A write that found the disk full is no such failure: what of it was written is cut off, the records stay pending, and
+* After a failed write or fdatasync the process ends: the page cache may have dropped the pages that could not be
+  written.
+* A write that found the disk full is no such failure: the written part is cut off, the records stay pending, and
   the journal is `stalled` until a later `sync` finds room. A node whose journal is stalled is as one that stands
   still: it sends nothing, reads nothing and applies nothing of its own (see engine and transport).
 * An entry that is already there (same index and term) is kept together with all that follows it, as Raft demands;
@@ -70,7 +70,7 @@ class Entry(NamedTuple):
     """One entry of the log; equal to the tuple that PySyncObj handles."""
 
     command: bytes
-    index: int  # type: ignore[assignment] # hides tuple.index, which nobody calls on an entry
+    index: int  # type: ignore[assignment] # hides tuple.index, which is never called on an entry
     term: int
 
 
@@ -120,7 +120,7 @@ def _read_batch(data: bytes, position: int) -> tuple[int, bytes] | None:
 
 
 def _sequence_at(data: bytes, position: int) -> int:
-    """What stands where a batch at `position` has its sequence number; 0 behind the file's end."""
+    """The bytes at the place of the sequence number of a batch at `position`, as a number; 0 behind the file's end."""
     if position + _BATCH.size > len(data):
         return 0
     sequence: int = _BATCH.unpack_from(data, position)[3]
@@ -159,7 +159,7 @@ class Journal:
         self._size = 0
         """Bytes of whole batches in the file."""
         self.stalled = False
-        """What is pending found no room on the disk."""
+        """The pending records found no room on the disk."""
         self._descriptor = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
         try:
             self._load(has_snapshot=snapshot is not None)
@@ -242,7 +242,7 @@ class Journal:
         magic, checksum, length, sequence = _BATCH.unpack_from(data, position)
         if magic != BATCH_MAGIC or sequence != self._sequence + 1 or length <= rest:
             return False
-        # Or all of it is there, and the length is what was damaged.
+        # Or all of it is there, and the length was damaged.
         whole = crc32c.crc32c(struct.pack("<IQ", rest, sequence) + data[position + _BATCH.size :])
         return bool(whole != checksum)
 
@@ -313,7 +313,7 @@ class Journal:
 
     @property
     def entry_bytes(self) -> int:
-        """Bytes of all commands in memory, which is what the log costs."""
+        """Bytes of all commands in memory, which is the cost of the log."""
         return self._entry_bytes
 
     @property
@@ -380,7 +380,8 @@ class Journal:
     # -------------------------------------------------------------------------------- PySyncObj's interface
 
     def add(self, command: bytes, idx: int, term: int) -> None:
-        """Append the entry; keep it when it is there already; where terms differ replace it and forget what follows.
+        """Append the entry; keep it when it is there already; where terms differ replace it and forget the entries
+        behind it.
 
         Raises InvariantViolation for a gap, for an index before the log and for a conflict with a committed entry.
         """

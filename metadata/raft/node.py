@@ -53,7 +53,7 @@ EXIT_STATUS = 70
 """Of a process that ended itself because it could not go on safely (EX_SOFTWARE)."""
 
 RETRY_PAUSE_S = 0.01
-"""Before a command that a node refused for not being the leader is offered to whoever is the leader then."""
+"""Before a command that a node refused for not being the leader is offered to the leader of that time."""
 
 RESOLVED_FOR_S = 30.0
 """A peer's host name is looked up again when the answer is older."""
@@ -210,7 +210,7 @@ class RaftNode:
                     break
             else:
                 self._loop.call_soon(self._wake)
-        except Exception as error:  # noqa: BLE001 - whatever it is, it ends in a sentence
+        except Exception as error:  # noqa: BLE001 - every error ends in a sentence
             _log.exception("The Raft engine failed")
             self._exit_process(f"The Raft engine failed ({error!r}); its state is unknown now, so this process ends.")
         self._listen(engine)
@@ -218,7 +218,7 @@ class RaftNode:
         self._report(engine)
 
     def _listen(self, engine: RaftEngine) -> None:
-        """Not while the journal has no room: what the sockets have is not read, and would wake this node for ever."""
+        """Not while the journal has no room: bytes in the sockets are not read, and would wake this node for ever."""
         assert self._loop is not None
         if engine.journal.stalled:
             self._on_no_space()
@@ -230,7 +230,7 @@ class RaftNode:
                 self._loop.remove_reader(engine.poller.fileno())
 
     def _report(self, engine: RaftEngine) -> None:
-        """Tell what has changed since the last time."""
+        """Report the changes since the last report."""
         status = engine.status()
         seen = (status.role, status.leader, status.has_quorum)
         if status.leader is not None:
@@ -240,22 +240,22 @@ class RaftNode:
         if seen != self._reported:
             self._reported = seen
             _guarded(self._on_status, status)
-        # A callback may close this node or lose more peers; what is told is taken first.
+        # A callback may close this node or lose more peers; the changes to report are taken first.
         lost = self._lost.copy()
         self._lost.clear()
         for address in lost:
             _guarded(self._on_peer_lost, address)
 
     def status(self) -> RaftStatus:
-        """What this node believes now. After `close` nothing is known of a leader."""
+        """The belief of this node now. After `close` nothing is known of a leader."""
         if self._engine is None:
             raise RaftUnavailable("This Raft node was not started; await start() first.")
         status = self._engine.status()
         return status if self._loop is not None else replace(status, leader=None, has_quorum=False)
 
     def hand_over(self) -> bool:
-        """Give the leadership up to whomever the others elect; what was proposed here and is not committed has an
-        unknown outcome. False: this node does not lead, or nobody else could.
+        """Give the leadership up to the voter that the others elect; uncommitted proposals of this node have an unknown
+        outcome. False: this node does not lead, or no other voter could.
         """
         handed = self._loop is not None and self._engine is not None and self._engine.hand_over()
         if handed:
@@ -265,7 +265,7 @@ class RaftNode:
     # ---------------------------------------------------------------------------- proposing
 
     async def propose(self, command: bytes, *, timeout: float) -> object:
-        """Commit a command; returns what `apply` returned on this node. `timeout`: seconds.
+        """Commit a command; returns the result of `apply` on this node. `timeout`: seconds.
 
         Raises RaftUnavailable, RaftOutcomeUnknown, CommandTooLarge, RaftApplyFailed.
         """
@@ -354,7 +354,7 @@ class RaftNode:
 def _guarded(callback: Callable[[_T], None], argument: _T) -> None:
     try:
         callback(argument)
-    except Exception:  # noqa: BLE001 - logged; nobody else may suffer from it
+    except Exception:  # noqa: BLE001 - logged; other callbacks must not suffer from it
         _log.exception("A callback of the Raft node raised")
 
 

@@ -1,7 +1,7 @@
 """One epoll descriptor for all of a node's sockets, and a way to wake it.
 
 The descriptor itself is readable whenever one of the sockets is, so an event loop watches this one descriptor. `wake`
-makes it readable through an eventfd, from any thread. The method names and event bits are those PySyncObj calls.
+makes it readable through an eventfd, from any thread. The method names and event bits are the ones that PySyncObj uses.
 """
 
 from __future__ import annotations

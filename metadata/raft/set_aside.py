@@ -1,9 +1,9 @@
 """A voter whose Raft files are damaged begins anew, empty, and synchronises from the others.
 
-That is safe, and what an operator would be told to do: such a voter votes for nobody, and counts for no commit it has
-not stored, until it has everything that a leader has committed (`Journal.joined`). Where more than the others can do
-without begin anew at once, nobody is elected before an operator brings one of their files back. Alone (no peers) it
-would be the loss of the cluster's metadata: there the damage is refused.
+That is safe, and an operator would be told to do the same: such a voter votes for no candidate, and counts for no
+commit it has not stored, until it has everything that a leader has committed (`Journal.joined`). Where more than the
+others can do without begin anew at once, no leader is elected before an operator brings one of their files back. Alone
+(no peers) it would be the loss of the cluster's metadata: there the damage is refused.
 
     <raft>/damaged/1-journal, 1-snapshot, 1-reason.txt         the newest MAX_KEPT times are kept
 """
@@ -32,7 +32,8 @@ _Opened = TypeVar("_Opened")
 
 
 def open_or_set_aside(config: RaftConfig, make: Callable[[], _Opened]) -> _Opened:
-    """What `make` makes of the files in the Raft directory. Raises what it raises; RaftDamage only without peers."""
+    """The result of `make` on the files in the Raft directory. Raises the errors of `make`; RaftDamage only without
+    peers."""
     try:
         return make()
     except RaftDamage as damage:

@@ -37,7 +37,7 @@ _log = logging.getLogger(__name__)
 
 FILE_MAGIC = b"TLRSNAP1"
 CHUNK_BYTES = 256 << 10
-"""What one message carries of a snapshot."""
+"""Bytes of a snapshot in one message."""
 
 RETRY_S = 10.0
 
@@ -114,7 +114,8 @@ class SnapshotStore:
         self._incoming: BinaryIO | None = None
 
     def head(self) -> SnapshotHead | None:
-        """What the file on disk covers; None when there is none. Raises RaftStorageError when it is damaged."""
+        """The position that the file on disk covers; None when there is none. Raises RaftStorageError when it is
+        damaged."""
         try:
             data = self._path.read_bytes()
         except FileNotFoundError:
@@ -153,7 +154,7 @@ class SnapshotStore:
                 "The Raft snapshot %s cannot be written (%s); the log grows until it can. Next attempt in %g s.",
                 self._path, error, RETRY_S,
             )  # fmt: skip
-            with suppress(OSError):  # on a full disk it would stand in the way of what must be written
+            with suppress(OSError):  # on a full disk it would take the room of files that must be written
                 temporary.unlink(missing_ok=True)
             self._finished = FAILED
             self._retry_at = self._monotonic() + RETRY_S

@@ -1,5 +1,5 @@
-"""Between PySyncObj's Raft and the network: what must be durable before a message leaves, and which parts of received
-messages are corrected.
+"""Between PySyncObj's Raft and the network: the records that must be durable before a message leaves, and the
+corrections of received messages.
 
 Persist before send. `append_entries` leaves at once (the leader syncs while the followers do). Acknowledgements are
 held back and leave in `flush`, after the journal was synced: all messages that one poll brought in share one sync.
@@ -12,7 +12,7 @@ tests:
     b  a commit index never covers more than the message itself verified
     c  while a snapshot is being received the commit index stays
     g  a snapshot that covers nothing new is not installed
-    h  acknowledgements carry their term; those of another term are dropped, a higher one deposes the leader, and an
+    h  acknowledgements carry their term; others are dropped, a higher one deposes the leader, and an
        old leader is told of the new term
     m  oversized entries, which stock would pickle, are refused
     -  only voters speak Raft to voters; observers may acknowledge and submit, nothing else; PySyncObj's remote
@@ -46,7 +46,7 @@ MAX_IN_FLIGHT_BYTES = 8 << 20
 """With more unsent to a peer, entries and snapshot chunks for it are held back; Raft asks for them again."""
 
 MAX_UNKNOWN_CONNECTIONS = 32
-"""Accepted connections that have not said who they are. The next one is closed at once."""
+"""Limit of accepted connections that have not identified themselves. The next one is closed at once."""
 
 MAX_OBSERVERS = 1024
 """Observers connected to one voter. The next one is closed."""
@@ -78,7 +78,7 @@ def _has(message: Message, shape: dict[str, tuple[type, ...]]) -> bool:
 
 
 def well_formed(message: object) -> bool:
-    """Whether the stock code can take the message without raising or doing what it must not."""
+    """Whether the stock code can take the message without raising or breaking an invariant."""
     if not isinstance(message, dict) or not isinstance(kind := message.get("type"), str):
         return False
     if kind not in _SHAPES or not _has(message, _SHAPES[kind]):
@@ -115,7 +115,7 @@ def _well_formed_entries(message: Message) -> bool:
 
 
 class RaftPort(Protocol):
-    """What the transport needs of the Raft node that it carries messages for (`metadata.raft.engine.RaftEngine`)."""
+    """The part of a Raft node that its transport uses (`metadata.raft.engine.RaftEngine`)."""
 
     conf: Any
     """PySyncObj's SyncObjConf."""
@@ -218,12 +218,12 @@ class HardenedTransport(TCPTransport):  # type: ignore[misc] # PySyncObj ships n
 
     def _send_now(self, node: Node, message: Message) -> bool:
         if self._engine.journal.stalled:
-            return False  # what this node believes is not on its disk: lost on the way, as far as the others can tell
+            return False  # this node's term or vote is not on its disk: lost on the way, as far as the others can tell
         sent: bool = super().send(node, message)
         return sent
 
     def may_send(self, node: object) -> bool:
-        """Whether the peer takes what it is sent quickly enough to be sent more."""
+        """Whether the peer takes what it is sent quickly enough for more."""
         connection = self._connections.get(node)
         return connection is not None and connection.unsent_bytes < MAX_IN_FLIGHT_BYTES
 
@@ -288,7 +288,7 @@ class HardenedTransport(TCPTransport):  # type: ignore[misc] # PySyncObj ships n
             return
         engine.leader_heard()
         if message.get("prevLogIdx", 0) is None:
-            return  # The leader has nothing before what it wants to send; it will notice.
+            return  # The leader has nothing before the entries that it wants to send; it will notice.
         leader_commit_index = message["commit_index"]
         installs = False
         if "prevLogIdx" in message:
@@ -309,7 +309,7 @@ class HardenedTransport(TCPTransport):  # type: ignore[misc] # PySyncObj ships n
         if first:
             self._offered_entry = offered_entry(data)
         index, term = self._offered_entry
-        # Asked again at every chunk: what the snapshot covers may have come as entries meanwhile. Installing it would
+        # Asked again at every chunk: entries that the snapshot covers may have arrived meanwhile. Installing it would
         # forget acknowledged entries that follow.
         if index <= self._engine.commit_index or self._engine.journal.holds(index, term):
             message["serialized"] = None
@@ -412,7 +412,7 @@ class HardenedTransport(TCPTransport):  # type: ignore[misc] # PySyncObj ships n
         return connected
 
     def _onIncomingMessageReceived(self, conn: FramedConnection, message: object) -> None:  # noqa: N802
-        """The first message of an accepted connection says who it is: a voter that connects to this one, or an
+        """The first message of an accepted connection identifies the peer: a voter that connects to this one, or an
         observer.
         """
         if not isinstance(message, str):
@@ -456,7 +456,8 @@ class HardenedTransport(TCPTransport):  # type: ignore[misc] # PySyncObj ships n
             self._sweep(now)
 
     def _sweep(self, now: float) -> None:
-        """Close connections that are silent for the connection timeout; ping those that are quiet for a third of it."""
+        """Close connections that are silent for the connection timeout; ping the ones that are quiet for a third of
+        it."""
         timeout = self._engine.conf.connectionTimeout
         for connection in [*self._unknownConnections, *self._connections.values()]:
             if connection.state == DISCONNECTED:

@@ -1,4 +1,4 @@
-"""What the metadata group offers and asks for: its configuration, its status, its refusals and the state machine it
+"""The interface of the metadata group: its configuration, its status, its refusals and the state machine it
 drives.
 
 Nothing here knows PySyncObj. Addresses are `host:port` strings and are the voters' identities: the same voter must be
@@ -23,7 +23,7 @@ MIN_SECRET_BYTES = 16
 
 
 class StateMachine(Protocol):
-    """What the group replicates. All three run on the event loop and must not await."""
+    """The state machine that the group replicates. All three methods run on the event loop and must not await."""
 
     def apply(self, command: bytes) -> object:
         """Total and deterministic; called once per committed command, in log order. The result goes to the proposer."""
@@ -54,7 +54,8 @@ class RaftStorageError(RaftError):
 
 
 class RaftDamage(RaftStorageError):
-    """A file of the metadata group is not what this voter wrote: acknowledged commands or votes may be missing."""
+    """A file of the metadata group differs from the one that this voter wrote: acknowledged commands or votes may be
+    missing."""
 
 
 class RaftAddressError(RaftError):
@@ -83,7 +84,7 @@ class RaftApplyFailed(RaftError):
 
 
 class InvariantViolation(RaftError):
-    """What can only be a bug, or a group of which a majority lost its disks. The process ends on it."""
+    """A bug, or a group of which a majority lost its disks. The process ends on it."""
 
 
 class RaftRole(Enum):
@@ -165,7 +166,7 @@ class RaftConfig:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RaftStatus:
-    """What this node believes. Two nodes may both believe that they lead for a moment; only commits decide."""
+    """The belief of one node. Two nodes may both believe that they lead for a moment; only commits decide."""
 
     role: RaftRole
     leader: str | None

@@ -14,7 +14,7 @@ from metadata.raft.types import RaftStorageError
 
 
 def verify_files(directory: Path, *, boot_id: str = "") -> list[str]:
-    """A sentence for each file that this node could not start with. What is not there yet is sound. `boot_id` of the
+    """A sentence for each file that this node could not start with. A missing file is sound. `boot_id` of the
     operating system as it runs now: in the boot that wrote it a journal's last batch is whole. Raises OSError."""
     wrong: list[str] = []
     journal, snapshot = directory / JOURNAL_FILE, directory / SNAPSHOT_FILE
@@ -25,7 +25,7 @@ def verify_files(directory: Path, *, boot_id: str = "") -> list[str]:
     except RaftStorageError as error:
         wrong.append(str(error))
     if journal.exists():
-        # Who opens a journal cuts its torn end: so a copy is opened.
+        # Opening a journal cuts its torn end: so a copy is opened.
         with TemporaryDirectory(prefix="tidelog-verify-") as folder:
             copy = Path(folder) / JOURNAL_FILE
             shutil.copyfile(journal, copy)

@@ -76,7 +76,7 @@ class Admin:
         self._producer_ids: list[int] = []
         self._producer_lock = asyncio.Lock()
 
-    def on_office_closed(self) -> None:
+    def on_resigned(self) -> None:
         self._producer_ids.clear()
 
     # ---- streams ---------------------------------------------------------------------------------------------------
@@ -84,7 +84,7 @@ class Admin:
     @handles(op.STREAM_CREATE)
     async def create_stream(self, request: op.CreateStreamRequest) -> op.StreamDescription:
         """Answers after the leaders serve, or READY_TIMEOUT_S."""
-        command = self._context.core.create_stream(
+        command = self._context.core.requests.create_stream(
             request.name,
             request.name if request.subject is None else request.subject,
             request.partitions,
@@ -107,13 +107,13 @@ class Admin:
     @handles(op.STREAM_ALTER)
     async def alter_stream(self, request: op.AlterStreamRequest) -> op.StreamDescription:
         """All of the changes are made, or none."""
-        command = self._context.core.alter_stream(request.name, request.config, request.unset)
+        command = self._context.core.requests.alter_stream(request.name, request.config, request.unset)
         (await self._commit(command)).raise_for_refusal()
         return await self._describe(request.name)
 
     @handles(op.STREAM_DELETE)
     async def delete_stream(self, request: op.StreamRef) -> op.Done:
-        (await self._commit(self._context.core.delete_stream(request.name))).raise_for_refusal()
+        (await self._commit(self._context.core.requests.delete_stream(request.name))).raise_for_refusal()
         return {}
 
     @handles(op.STREAM_LIST)
@@ -178,7 +178,7 @@ class Admin:
     async def unclean_elect(self, request: op.UncleanElectionRequest) -> op.UncleanElection:
         """Without `accept_loss` nothing is changed."""
         number, chosen = request.partition, BrokerId(request.broker)
-        command = self._context.core.unclean_elect(request.stream, number, chosen)
+        command = self._context.core.requests.unclean_elect(request.stream, number, chosen)
         stream = find_stream(self._context.state, request.stream)
         key, known = stream.key(number), stream.partitions[number]
         held = (await self._ask_replicas(stream, known.replicas)).get(number, {})
@@ -225,7 +225,7 @@ class Admin:
 
     @handles(op.CLUSTER_ALTER)
     async def alter_cluster(self, request: op.AlterClusterRequest) -> op.ClusterDefaults:
-        command = self._context.core.alter_cluster(request.config, request.unset)
+        command = self._context.core.requests.alter_cluster(request.config, request.unset)
         self._check_encryption(request.config)
         (await self._commit(command)).raise_for_refusal()
         return defaults_form(self._context.state)

@@ -52,7 +52,7 @@ class ControllerRequests:
             # That controller takes the first answer, which must be the one of its own broker of this name.
             return
         state, now = context.state, context.monotonic()
-        self._lease.on_probe(probe, office=state.office, generation=state.generation, now=now)
+        self._lease.on_probe(probe, controller_epoch=state.controller_epoch, generation=state.generation, now=now)
         connected_for = now - context.transport.connected_since
         answer = pb.ProbeAnswer(
             broker=context.broker_id,

@@ -38,4 +38,4 @@ class MetadataContext:
 
     @property
     def is_controller(self) -> bool:
-        return self.core.office != 0
+        return self.core.controller_epoch != 0

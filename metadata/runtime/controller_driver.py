@@ -7,15 +7,16 @@ import logging
 from collections.abc import Mapping
 from math import inf
 
-from metadata.controller import (
+from metadata.effects import (
     AskForClusters,
-    CloseOffice,
+    BecomeController,
     Effect,
     HandOver,
+    MoveLeader,
     Note,
-    OpenOffice,
     Propose,
     RefuseToFound,
+    ResignController,
     SendProbe,
 )
 from metadata.master_keys import MASTER_KEYS_LABEL
@@ -142,10 +143,10 @@ class ControllerDriver:
                     context.tasks.spawn(self._carry(effect))
                 case SendProbe():
                     context.tasks.spawn(self._probe(effect))
-                case OpenOffice():
+                case BecomeController():
                     self._subscriptions.want(True)
-                case CloseOffice():
-                    self.admin.on_office_closed()
+                case ResignController():
+                    self.admin.on_resigned()
                     self._labels.clear()
                     self._subscriptions.want(False)
                 case HandOver():
@@ -159,6 +160,8 @@ class ControllerDriver:
                     self.namespace.ask(self._claims_inbox)
                 case RefuseToFound(error):
                     context.port.on_fatal(error)
+                case MoveLeader(move):
+                    context.tasks.spawn(self._move(move))
                 case Note(text):
                     _log.info("controller %s: %s", context.broker_id, text)
         self._wake_in(max(SHORTEST_PAUSE_S, context.core.next_deadline() - context.monotonic()))
@@ -177,7 +180,7 @@ class ControllerDriver:
             outcome = await self._proposals.attempt(proposal.command)
         except RaftError as error:
             _log.info("controller %s: a decision has no known outcome: %s", context.broker_id, error)
-        except Exception:  # noqa: BLE001 - a controller that waits for its office's outcome would wait for ever
+        except Exception:  # noqa: BLE001 - a controller that waits for its epoch's outcome would wait for ever
             _log.exception("controller %s met a bug; a decision has no known outcome", context.broker_id)
         if outcome is not None and outcome.code is not None:
             _log.info("controller %s: a decision was refused: %s", context.broker_id, outcome.message)
@@ -187,7 +190,7 @@ class ControllerDriver:
         context, broker = self._context, probe.broker
         payload = pb.Probe(
             controller=context.broker_id,
-            office=probe.office,
+            office=probe.controller_epoch,
             number=probe.number,
             answered=probe.answered,
             generation=context.state.generation,
@@ -213,26 +216,25 @@ class ControllerDriver:
             return
         known = context.state.brokers.get(broker)
         # A process that is not registered (yet) says nothing of the life that is. Its own probes prove a controller's
-        # connection, whatever life is registered.
+        # connection, even if another life is registered.
         if broker == context.broker_id or (known is not None and known.life_id == told.life_id):
             self._labels[broker] = dict(told.labels)
             if told.room in _ROOMS:
-                context.core.relief.on_room(broker, _ROOMS[told.room])
-                context.core.relief.on_disk(broker, told.disk_hangs)
-                context.core.relief.on_master_key(broker, told.labels.get(MASTER_KEYS_LABEL) != "")
-                self._relieve()
+                self.run(
+                    context.core.on_condition(
+                        broker,
+                        room=_ROOMS[told.room],
+                        disk_hangs=told.disk_hangs,
+                        has_master_key=told.labels.get(MASTER_KEYS_LABEL) != "",
+                        now=context.monotonic(),
+                    )
+                )
             vouches = (
                 told.nats_server == context.transport.server_id != ""
                 and told.connected_ms >= context.settings.liveness_grace_s * 1000
             )
             generation = Generation(told.generation)
             self.run(context.core.on_probe_answer(broker, probe.number, generation, now, vouches=vouches))
-
-    def _relieve(self) -> None:
-        """Leaderships of brokers whose disks run full or hang, or that lack a key, go to others."""
-        if self._context.is_controller:
-            for move in self._context.core.relief.due(self._context.monotonic()):
-                self._context.tasks.spawn(self._move(move))
 
     async def _move(self, move: LeaderMove) -> None:
         key = move.key
@@ -243,4 +245,4 @@ class ControllerDriver:
         except TidelogError as error:
             _log.info("%s, which should not, leads %s still: %s", move.leader, key, error)
         finally:
-            self._context.core.relief.on_ended(move, moved, self._context.monotonic())
+            self._context.core.on_move_ended(move, moved, self._context.monotonic())

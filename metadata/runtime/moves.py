@@ -8,14 +8,14 @@
       │ <────────── the new │                                   │ follows, and is in the ISR still
       │              leader │
 
-Whatever happens on the way, the election decides: a leader that died, or lost its leadership otherwise, has another
+The election decides, whatever happens on the way: a leader that died, or lost its leadership otherwise, has another
 LeaderEpoch, and the compare-and-set fails. A leader that drained in vain sequences again by itself after
 `drain_timeout_s`. So nothing is remembered of a move that ended, and a new controller needs to know nothing of the old
 one's.
 
-The request to drain names the office, and the newest probe that the leader has answered. The leader knows by its own
-clock when it answered that probe. So a leader that stood still with the request unread recognises it: beyond its
-timeout it is refused, for another may lead by then (`lease`).
+The request to drain names the controller epoch, and the newest probe that the leader has answered. The leader knows by
+its own clock when it answered that probe. So a leader that stood still with the request unread recognises it: beyond
+its timeout it is refused, for another may lead by then (`lease`).
 
 One move per partition at a time. A request for the one that is under way, as a client repeats it, gets its outcome.
 """
@@ -59,7 +59,7 @@ class LeaderMoves:
         and those of a commit."""
         known = self._under_way.get((name, partition))
         if known is None:
-            move = replace(self._context.core.plan_move(name, partition, target), drops_leader=drops_leader)
+            move = replace(self._context.core.requests.plan_move(name, partition, target), drops_leader=drops_leader)
             work = asyncio.get_running_loop().create_task(self._carry(move))
             self._under_way[name, partition] = (move, work)
             work.add_done_callback(lambda ended: self._ended(move, ended))
@@ -79,7 +79,7 @@ class LeaderMoves:
 
     def _ended(self, move: LeaderMove, work: asyncio.Task[None]) -> None:
         del self._under_way[move.key.stream, move.key.partition]
-        if not work.cancelled() and (error := work.exception()) is not None:  # whoever asked may be gone
+        if not work.cancelled() and (error := work.exception()) is not None:  # the client may be gone
             _log.info("the leadership of %s stays: %s", move.key, error)
 
     async def _carry(self, move: LeaderMove) -> None:
@@ -90,9 +90,9 @@ class LeaderMoves:
             if self._is_done(move):  # the leader died on the way, and its failover chose as the operator did
                 return
             raise
-        outcome = await self._commit(self._context.core.carry_out(move))
+        outcome = await self._commit(self._context.core.requests.carry_out(move))
         outcome.raise_for_refusal()
-        # A repeated command tells its items by what they brought about.
+        # A repeated command's items are read from the state.
         if not (outcome.items == (None,) or self._is_done(move)):
             raise self._not_moved(move, f"the election of {move.target} was refused")
 
@@ -109,7 +109,7 @@ class LeaderMoves:
             leader_epoch=move.leader_epoch,
             target=move.target,
             timeout_ms=round(timeout * 1000),
-            office=self._context.core.office,
+            office=self._context.core.controller_epoch,
             answered=self._context.core.newest_answer(move.leader),
             cluster_id=self._context.state.cluster_id,
         )

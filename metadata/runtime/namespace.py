@@ -1,7 +1,7 @@
-"""What a broker says and hears about clusters in its namespace: there should be one.
+"""Messages about the clusters in a namespace: there should be one.
 
-Every broker answers the question to which cluster it belongs, so that nobody founds a second one beside it
-(`founding`). A controller in office says it unasked every `ANNOUNCE_INTERVAL_S`, and every message between brokers
+Every broker answers the question to which cluster it belongs, so that no second one is founded beside it
+(`founding`). A controller says it unasked every `ANNOUNCE_INTERVAL_S`, and every message between brokers
 and controllers carries a cluster id. A message of another cluster is not carried out; it is counted, and the other
 cluster is told to operators. Two clusters in one namespace come about where NATS was divided when one of them was
 founded. Neither stops by itself, for both may hold data.
@@ -14,7 +14,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from math import inf
 
-from metadata.controller import Effect
+from metadata.effects import Effect
 from metadata.founding import Claim
 from metadata.runtime.context import MetadataContext
 from wire import metadata_pb2 as pb
@@ -37,7 +37,7 @@ class _Heard:
 
 
 class Namespace:
-    """See the module. `known_cluster_id`: what the data folder says; empty: a new folder. `run` carries effects out."""
+    """See the module. `known_cluster_id`: from the data folder; empty: a new folder. `run` carries effects out."""
 
     def __init__(self, context: MetadataContext, known_cluster_id: str, run: Callable[[list[Effect]], None]) -> None:
         self._context = context
@@ -63,15 +63,15 @@ class Namespace:
         return cluster_id == self.cluster_id
 
     def ask(self, inbox: str) -> None:
-        """Of a founder: who else is here? Answers go to `on_claim`."""
+        """Ask all brokers of the namespace to which cluster they belong, before founding one. Answers: `on_claim`."""
         self._context.transport.publish(
             self._context.subjects.cluster(), [self._claim().SerializeToString()], reply=inbox
         )
 
     def announce(self) -> None:
-        """Of a controller in office, when it is time."""
+        """Say the own cluster, if this broker is the controller and the time has come."""
         now = self._context.monotonic()
-        if self._context.core.office and now >= self._announced_at + ANNOUNCE_INTERVAL_S:
+        if self._context.core.controller_epoch and now >= self._announced_at + ANNOUNCE_INTERVAL_S:
             self._announced_at = now
             self._context.transport.publish(self._context.subjects.cluster(), [self._claim().SerializeToString()])
 
@@ -133,7 +133,7 @@ class Namespace:
         if now - heard.logged_at >= REMEMBERED_S:
             heard.logged_at = now
             _log.log(
-                logging.ERROR if self._context.core.office else logging.WARNING,
+                logging.ERROR if self._context.core.controller_epoch else logging.WARNING,
                 "broker %s of cluster %s hears another cluster in namespace %r: %s (broker %s). Stop one of them, or"
                 " move it to another namespace: clients may be answered by either",
                 self._context.broker_id,

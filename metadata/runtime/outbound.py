@@ -148,7 +148,7 @@ class OutboundRequests:
             self._wake = asyncio.get_running_loop().call_later(max(0.0, min(times) - now), self._send)
 
     def _withdraw_replica(self, withdrawal: Withdrawal, incarnation: Incarnation) -> pb.WithdrawReplica:
-        # Unsound is unsound in whatever epoch the partition is by now.
+        # The replica is unsound in every epoch of the partition.
         partition = self._context.state.partition(withdrawal.key)
         epoch = withdrawal.expected_epoch if partition is None else partition.epoch
         return pb.WithdrawReplica(

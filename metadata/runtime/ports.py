@@ -36,7 +36,8 @@ class BrokerPort(Protocol):
         """Write both into the data folder. Called in each new incarnation, before `on_partitions`."""
 
     def on_partitions(self, changes: Sequence[PartitionView | PartitionGone]) -> None:
-        """Take over new and changed partitions that this broker replicates, and those that it replicates no more.
+        """Take over new and changed partitions that this broker replicates, and partitions that it no longer
+        replicates.
 
         The first call names all that it replicates. It comes even if there are none: other logs in the data folder
         belong to streams that were deleted while the broker was down.
@@ -62,6 +63,6 @@ class BrokerPort(Protocol):
         holds everything, `answer(error)` when it does not within `timeout` seconds. Not called for requests that lay
         unread for longer than that, or than the lease."""
 
-    async def on_office(self, is_open: bool) -> None:
+    async def on_controller(self, is_controller: bool) -> None:
         """Begin or cease to serve the API: this broker is the controller now, or no longer. If it raises it is called
         again."""

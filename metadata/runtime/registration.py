@@ -19,7 +19,7 @@ _log = logging.getLogger(__name__)
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Registration:
-    """What the data folder tells of the lives of this broker before this one."""
+    """Facts of the data folder about earlier lives of this broker."""
 
     folder_same: bool
     page_cache_survived: bool

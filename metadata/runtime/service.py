@@ -5,7 +5,7 @@ probes, hands changed partitions to the data plane, and carries the data plane's
 are repeated until applied state settles them; nothing waits for an answer. Nothing reaches the data plane before this
 life's own registration is applied.
 
-The controller also listens for those requests and for the API, and probes all other brokers.
+The controller also listens for requests of brokers and of the API, and probes all other brokers.
 """
 
 from __future__ import annotations
@@ -164,7 +164,7 @@ class MetadataService:
         return self.state.cluster_id
 
     @property
-    def in_office(self) -> bool:
+    def is_controller(self) -> bool:
         return self._context.is_controller
 
     @property
@@ -230,7 +230,7 @@ class MetadataService:
             partitions=(*known.partitions, *changes.partitions),
             gone=(*known.gone, *changes.gone),
             brokers=(*known.brokers, *changes.brokers),
-            office=known.office or changes.office,
+            controller=known.controller or changes.controller,
         )
         if not self._flush_scheduled:
             self._flush_scheduled = True

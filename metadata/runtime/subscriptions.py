@@ -10,7 +10,7 @@ import asyncio
 import logging
 from collections.abc import Callable
 
-from metadata.controller import Effect
+from metadata.effects import Effect
 from metadata.raft.types import RaftError
 from metadata.references import key_of
 from metadata.runtime.context import MetadataContext
@@ -75,10 +75,10 @@ class ControllerSubscriptions:
         )
         for subject, handler in handlers[len(self._subscriptions) :]:
             self._subscriptions.append(await self._context.transport.subscribe(subject, handler))
-        await self._context.port.on_office(True)
+        await self._context.port.on_controller(True)
 
     async def close(self) -> None:
-        await self._context.port.on_office(False)
+        await self._context.port.on_controller(False)
         while self._subscriptions:
             await self._subscriptions.pop().unsubscribe()
 

@@ -14,7 +14,7 @@ class ViewDelivery:
         self._delivered: dict[PartitionKey, PartitionView] = {}
 
     def deliver(self, keys: Iterable[PartitionKey], *, first: bool = False) -> None:
-        """Hand over each of these partitions whose view differs from the one delivered last. `first`: call the data
+        """Hand over the partitions whose view differs from the one delivered last. `first`: call the data
         plane even if there is none."""
         changes: list[PartitionView | PartitionGone] = []
         for key in sorted({*keys}):

@@ -76,7 +76,7 @@ class Node:
                 raft_address=raft[broker] if voter else "",
             ),
         )
-        self.on_office = Api(self.service, connection, subjects).on_office
+        self.on_controller = Api(self.service, connection, subjects).on_controller
 
     def on_registered(self, cluster_id: str, incarnation: Incarnation) -> None:
         self._folder.write_text(json.dumps({"cluster_id": cluster_id, "incarnation": incarnation}))

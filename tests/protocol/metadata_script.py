@@ -1,25 +1,25 @@
 """The commands of `tests/testdata/metadata`: the cluster state, and the controller that decides about it.
 
-    cluster a b c [controller=a] [connected=S]     brokers that have registered; a has held the first office, and has
+    cluster a b c [controller=a] [connected=S]     brokers that have registered; a was the first controller, and has
                                            been connected since S (now is 100)
     create s "b a c" "c b a" [min_isr=2] [durability=accepted]     a partition for each placement, its leader first
     delete s
     settings s KEY=VALUE … [unset=KEY,…]   settings of a living stream
     defaults KEY=VALUE … [unset=KEY,…]     settings of streams that are made from then on
     register b [life=same] [folder=other|old] [cache=lost] [unsound=N,…]
-    die b c [life=N] [office=N]
+    die b c [life=N] [epoch=N]
     alter N ISR [leader=x] [e=N] [p=N] [lives=b:N,…]       a leader's ISR change; ISR is `a,b` …
-    elect N [to=x] [planned] [e=N] [office=N]
+    elect N [to=x] [planned] [e=N] [epoch=N]
     withdraw b N [p=N] | unclean b N
-    office b [expected=N]                  another controller takes office
+    epoch b [expected=N]                   another controller begins an epoch
     partitions                             every partition
 
     founder a [candidate=m]                instead of `cluster`: a's group has no cluster yet
-    claim b cluster=X | candidate=X [decided]      what b says of its cluster, or of the one that it founds
+    claim b cluster=X | candidate=X [decided]      b's claim: its cluster, or the one that it founds
 
 With the controller's core, whose probes are answered as told:
 
-    raft leads|follows [minority]          what its Raft node says
+    raft leads|follows [minority]          the status of its Raft node
     peers b c                              voters with a live Raft connection
     probes b answers|vouches|refuses|silent|behind         how b's probe subject behaves from now on; `vouches`: it
                                            answers, over an old connection with the controller's NATS server
@@ -27,11 +27,11 @@ With the controller's core, whose probes are answered as told:
     peer-lost b                            b's Raft connection closes
     report b N [e=N] [p=N]                 b reports the leader of partition N
     hold | release                         proposals are kept back; committed in order
-    successors none                        nobody can take over
+    successors none                        no voter can take over
     wait S                                 time passes
-    probing S                              as `wait`, and says how many probes went to whom
-    asking S                               as `wait`, and says how often the founder asked who else is there
-    questions lost|delivered               whether NATS delivers what the founder asks
+    probing S                              as `wait`, and says how many probes went to each broker
+    asking S                               as `wait`, and says how often the founder asked
+    questions lost|delivered               whether NATS delivers the founder's questions
 
 `p4` is a partition epoch, `e2` a LeaderEpoch, `b/7` life 7 of broker b.
 """
@@ -43,16 +43,17 @@ from collections import Counter
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from random import Random
 
-from metadata.controller import (
+from metadata.controller import ControllerCore
+from metadata.effects import (
     AskForClusters,
-    CloseOffice,
-    ControllerCore,
+    BecomeController,
     Effect,
     HandOver,
+    MoveLeader,
     Note,
-    OpenOffice,
     Propose,
     RefuseToFound,
+    ResignController,
     SendProbe,
 )
 from metadata.founding import Claim
@@ -90,7 +91,7 @@ class MetadataScript:
             "elect": self._elect,
             "withdraw": self._withdraw,
             "unclean": self._unclean,
-            "office": self._office,
+            "epoch": self._epoch,
             "partitions": self._partitions,
             "raft": self._raft,
             "peers": self._peers,
@@ -175,7 +176,7 @@ class MetadataScript:
         )
 
     def _ended(self, outcome: Outcome) -> None:
-        """How a command ended, and what it changed."""
+        """The outcome of a command, and its changes."""
         codes = [code.name if code is not None else "done" for code in outcome.items]
         if outcome.code is not None:
             codes = [outcome.code.name]
@@ -236,9 +237,9 @@ class MetadataScript:
         return int(command.options[key]) if key in command.options else None
 
     def _die(self, command: Command) -> None:
-        command.check_options("life", "office")
+        command.check_options("life", "epoch")
         outcome = self.cluster.die(
-            *command.words, office=self._number(command, "office"), incarnation=self._number(command, "life")
+            *command.words, epoch=self._number(command, "epoch"), incarnation=self._number(command, "life")
         )
         self._ended(outcome)
 
@@ -256,13 +257,13 @@ class MetadataScript:
         self._ended(self.cluster.alter(item))
 
     def _elect(self, command: Command) -> None:
-        command.check_options("to", "e", "office")
+        command.check_options("to", "e", "epoch")
         outcome = self.cluster.elect(
             int(command.words[0]),
             target=command.options.get("to", ""),
             planned="planned" in command.words,
             leader_epoch=self._number(command, "e"),
-            office=self._number(command, "office"),
+            epoch=self._number(command, "epoch"),
         )
         self._ended(outcome)
 
@@ -276,7 +277,7 @@ class MetadataScript:
     def _unclean(self, command: Command) -> None:
         self._ended(self.cluster.unclean(command.words[0], int(command.words[1])))
 
-    def _office(self, command: Command) -> None:
+    def _epoch(self, command: Command) -> None:
         command.check_options("expected")
         self._ended(self.cluster.take_office(command.words[0], self._number(command, "expected")))
 
@@ -297,10 +298,10 @@ class MetadataScript:
                 case SendProbe(broker, number, _, _):
                     self._probed[broker] += 1
                     self._probe(broker, number)
-                case OpenOffice(office):
-                    self._lines.append(f"  open office {office}")
-                case CloseOffice():
-                    self._lines.append("  close the office")
+                case BecomeController(epoch):
+                    self._lines.append(f"  begin epoch {epoch}")
+                case ResignController():
+                    self._lines.append("  resign")
                 case HandOver():
                     self._lines.append("  hand over")
                     if not self._successors:
@@ -311,6 +312,8 @@ class MetadataScript:
                         self._perform(self.core.on_own_question(self._now))
                 case RefuseToFound(error):
                     self._lines.append(f"  refuse: {error}")
+                case MoveLeader(move):
+                    self._lines.append(f"  move {move.key} from {move.leader} to {move.target}")
                 case Note(text):
                     self._lines.append(f"  note: {text}")
 
@@ -337,16 +340,16 @@ class MetadataScript:
             case "take_office":
                 founds = command.take_office.cluster_id
                 founded = f" of cluster {founds}" if not self.cluster.state.cluster_id and founds else ""
-                return f"office {command.take_office.expected_office + 1} of {command.take_office.controller}{founded}"
+                return f"epoch {command.take_office.expected_office + 1} of {command.take_office.controller}{founded}"
             case "brokers_dead":
                 dead = " ".join(f"{life.broker}/{life.incarnation}" for life in command.brokers_dead.brokers)
-                return f"dead {dead} (office {command.brokers_dead.office})"
+                return f"dead {dead} (epoch {command.brokers_dead.office})"
             case "elect_leaders":
                 items = command.elect_leaders.items
                 moved = " ".join(
                     f"{item.partition.stream}/{item.partition.partition}@e{item.leader_epoch}" for item in items
                 )
-                return f"elect {moved} (office {command.elect_leaders.office})"
+                return f"elect {moved} (epoch {command.elect_leaders.office})"
             case kind:
                 return str(kind)
 

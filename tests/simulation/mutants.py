@@ -44,7 +44,7 @@ from dataplane.replica import (
 from metadata import election
 from metadata.commands import brokers, partitions
 from metadata.commands.ledger import Ledger
-from metadata.controller import ControllerCore
+from metadata.failover import Failover
 from metadata.lease import Lease
 from metadata.liveness import Liveness
 from metadata.relief import Relief
@@ -194,7 +194,7 @@ MUTANTS: tuple[Mutant, ...] = (
     ),
     _mutant(
         "a broker elects leaders without being the controller",
-        (Ledger, "not_in_office", "if office == self.office and office:", "if True:"),
+        (Ledger, "not_controller", "if epoch == self.controller_epoch and epoch:", "if True:"),
         scenario="two controllers",
     ),
     _mutant(
@@ -365,10 +365,10 @@ MUTANTS: tuple[Mutant, ...] = (
     ),
     _mutant(
         "witnesses are never cleared",
-        (ControllerCore, "on_applied", "if suspicion is not None and (", "if suspicion is not None and False and ("),
+        (Failover, "on_applied", "if suspicion is not None and (", "if suspicion is not None and False and ("),
         (
-            ControllerCore,
-            "_count_witnesses",
+            Failover,
+            "count_witnesses",
             "if partition is None or partition.leader_epoch != suspicion.leader_epoch or not fresh:",
             "if partition is None or not fresh:",
         ),
@@ -376,7 +376,7 @@ MUTANTS: tuple[Mutant, ...] = (
     ),
     _mutant(
         "one witness is enough",
-        (ControllerCore, "_count_witnesses", "elif 2 * len(fresh) > len(partition.isr) - 1 and (", "elif ("),
+        (Failover, "count_witnesses", "elif 2 * len(fresh) > len(partition.isr) - 1 and (", "elif ("),
         scenario="witnesses",
     ),
     _mutant(

@@ -296,7 +296,6 @@ class Client:
             ),
             buffer_bytes=buffer_bytes,
             compression=compression,
-            client_id=f"{self._name}#{number}",
             durability=asked,
             confirm_timeout_ms=0 if confirm_timeout is None else max(1, round(confirm_timeout * 1000)),
             spread=number,

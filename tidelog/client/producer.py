@@ -73,7 +73,6 @@ class Producer:
         settings: AccumulatorSettings,
         buffer_bytes: int,
         compression: str | None,
-        client_id: str,
         durability: Durability | None,
         confirm_timeout_ms: int,
         spread: int,
@@ -90,7 +89,6 @@ class Producer:
         self._receipts = Receipts()
         self._upkeep = Upkeep(api, metadata, stream, self._give_up)
         self._compression = _COMPRESSION[compression]
-        self._client_id = client_id
         self._durability = durability
         self._confirm_timeout_ms = confirm_timeout_ms
         self._spread = spread
@@ -171,7 +169,6 @@ class Producer:
                 partitioning_version=layout.partitioning_version,
                 acks=_WIRE_ACKS[self._settings.acks],
                 confirm_timeout_ms=self._confirm_timeout_ms,
-                client_id=self._client_id,
             )
             if self._durability is not None:
                 ask_durability(request, self._durability)

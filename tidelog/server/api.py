@@ -29,7 +29,7 @@ _version = cache(version)
 
 
 class Api:
-    """See the module. `on_office` belongs to the service's `BrokerPort`."""
+    """See the module. `on_controller` belongs to the service's `BrokerPort`."""
 
     def __init__(self, service: MetadataService, transport: Transport, subjects: Subjects) -> None:
         self._service = service
@@ -40,12 +40,12 @@ class Api:
         }
         self._micro: Service | None = None
 
-    async def on_office(self, is_open: bool) -> None:
+    async def on_controller(self, is_controller: bool) -> None:
         """Begin or cease to answer."""
         if self._micro is not None:
             await self._micro.stop()
             self._micro = None
-        if is_open:
+        if is_controller:
             self._micro = Service(
                 self._transport,
                 "tidelog",
@@ -57,7 +57,7 @@ class Api:
 
     def _serving(self, operation: Operation[..., Any, Any], handler: Handler) -> Callable[[Message], Awaitable[Answer]]:
         async def serve(message: Message) -> Answer:
-            if not self._service.in_office:
+            if not self._service.is_controller:
                 return None
             own = {CLUSTER_HEADER: self._service.cluster_id}
             try:

@@ -206,8 +206,8 @@ class BrokerRuntime:
     def drain_leader(self, move: LeaderMove, timeout: float, answer: DrainAnswer) -> None:
         self.broker.drain(move, timeout, answer)
 
-    async def on_office(self, is_open: bool) -> None:
-        await self._api.on_office(is_open)
+    async def on_controller(self, is_controller: bool) -> None:
+        await self._api.on_controller(is_controller)
 
     # ---- the end ---------------------------------------------------------------------------------------------------
 

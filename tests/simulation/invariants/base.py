@@ -46,7 +46,7 @@ class Commit:
     """A command that the metadata group has applied."""
 
     message: pb.Command
-    office: int
+    controller_epoch: int
     """As the three below: before it was applied."""
     before: Mapping[PartitionKey, Partition]
     alive: int

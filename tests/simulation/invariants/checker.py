@@ -34,7 +34,7 @@ from tests.simulation.invariants.metadata import (
     EpochsGrow,
     IsrNeverEmpty,
     NoMassDeath,
-    OneOffice,
+    OneControllerEpoch,
     PartitionState,
 )
 from tests.simulation.invariants.replicas import (
@@ -66,7 +66,7 @@ if TYPE_CHECKING:
     from wire.types import LeaderReport, PartitionKey
 
 INVARIANTS: tuple[type[Invariant], ...] = (
-    OneOffice,
+    OneControllerEpoch,
     CompareAndSet,
     ElectionsHaveCause,
     NoMassDeath,
@@ -168,10 +168,10 @@ class Invariants:
         """A command is about to be applied; the returned function is called with its outcome."""
         truth = self.raft.truth
         message = pb.Command.FromString(command)
-        office = truth.office
+        epoch = truth.controller_epoch
         before = dict(truth.partitions())
         alive = sum(broker.alive for broker in truth.brokers.values())
-        return lambda outcome: self._committed(Commit(message, office, before, alive, outcome))
+        return lambda outcome: self._committed(Commit(message, epoch, before, alive, outcome))
 
     def _committed(self, commit: Commit) -> None:
         for invariant in self._on_commit:

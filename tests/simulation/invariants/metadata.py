@@ -15,13 +15,13 @@ if TYPE_CHECKING:
     from wire.types import LeaderEpoch, LeaderReport, PartitionEpoch, PartitionKey
 
 
-class OneOffice(Invariant):
+class OneControllerEpoch(Invariant):
     """To all brokers: a controller decides nothing any more once another has succeeded it."""
 
     def on_commit(self, commit: Commit) -> None:
         body = getattr(commit.message, commit.kind or "", None)
-        if commit.outcome.changes and getattr(body, "office", commit.office) != commit.office:
-            self.broken(f"a decision of office {body.office} took effect in office {commit.office}")  # type: ignore[union-attr]
+        if commit.outcome.changes and getattr(body, "office", commit.controller_epoch) != commit.controller_epoch:
+            self.broken(f"a decision of controller epoch {body.office} took effect in {commit.controller_epoch}")  # type: ignore[union-attr]
 
 
 class CompareAndSet(Invariant):

@@ -115,9 +115,9 @@ def two_controllers(run: ScenarioRun) -> Iterator[float | Until]:
     release = run.hold_commands(lambda command: command.WhichOneof("body") in ("brokers_dead", "elect_leaders"))
     run.kill(victim)
     yield Until(lambda: raft.held)
-    office = raft.truth.office
+    epoch = raft.truth.controller_epoch
     raft.depose()
-    yield Until(lambda: raft.truth.office > office)
+    yield Until(lambda: raft.truth.controller_epoch > epoch)
     release()
     yield rng.random()
     run.start(victim)

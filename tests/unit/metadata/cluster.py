@@ -1,4 +1,4 @@
-"""A cluster state with words for what tests do to it. Every command is checked against the invariants after it."""
+"""A cluster state with a method for each event of a test. Every command is checked against the invariants after it."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ CLUSTER_ID = "c1"
 
 
 class Cluster:
-    """Brokers register in the order given; the first holds office 1."""
+    """Brokers register in the order given; the first is the controller, in controller epoch 1."""
 
     def __init__(self, *brokers: str) -> None:
         self.state = ClusterState()
@@ -35,7 +35,7 @@ class Cluster:
                 take_office=pb.TakeOffice(
                     controller=controller,
                     life_id=f"{controller}-life",
-                    expected_office=self.state.office if expected is None else expected,
+                    expected_office=self.state.controller_epoch if expected is None else expected,
                     cluster_id=CLUSTER_ID,
                 )
             )
@@ -57,7 +57,7 @@ class Cluster:
         cluster_id: str = CLUSTER_ID,
         same_life: bool = False,
     ) -> Outcome:
-        """A new life of `broker`, unless `same_life`. What its folder says is right unless told otherwise."""
+        """A new life of `broker`, unless `same_life`. The facts of its folder are right unless told otherwise."""
         if not same_life:
             self.lives[broker] = self.lives.get(broker, 0) + 1
         known = self.state.brokers.get(BrokerId(broker))
@@ -79,11 +79,11 @@ class Cluster:
             )
         )
 
-    def die(self, *brokers: str, office: int | None = None, incarnation: int | None = None) -> Outcome:
+    def die(self, *brokers: str, epoch: int | None = None, incarnation: int | None = None) -> Outcome:
         return self.apply(
             pb.Command(
                 brokers_dead=pb.BrokersDead(
-                    office=self.state.office if office is None else office,
+                    office=self.state.controller_epoch if epoch is None else epoch,
                     brokers=[
                         pb.BrokerLife(
                             broker=broker, incarnation=self.incarnation(broker) if incarnation is None else incarnation
@@ -102,7 +102,7 @@ class Cluster:
         subject: str | None = None,
         config: Mapping[str, str] | None = None,
         factor: int | None = None,
-        office: int | None = None,
+        epoch: int | None = None,
         client: str = "",
         sequence: int = 0,
     ) -> Outcome:
@@ -113,7 +113,7 @@ class Cluster:
                 client=client,
                 sequence=sequence,
                 create_stream=pb.CreateStream(
-                    office=self.state.office if office is None else office,
+                    office=self.state.controller_epoch if epoch is None else epoch,
                     name=name,
                     subject=name if subject is None else subject,
                     config=dict(config or {}),
@@ -137,13 +137,13 @@ class Cluster:
         config: Mapping[str, str] | None = None,
         unset: Sequence[str] = (),
         incarnation: int | None = None,
-        office: int | None = None,
+        epoch: int | None = None,
     ) -> Outcome:
         stream = self.state.streams.get(StreamName(name))
         return self.apply(
             pb.Command(
                 alter_stream=pb.AlterStream(
-                    office=self.state.office if office is None else office,
+                    office=self.state.controller_epoch if epoch is None else epoch,
                     name=name,
                     incarnation=incarnation if incarnation is not None else stream.incarnation if stream else 0,
                     set=dict(config or {}),
@@ -153,12 +153,12 @@ class Cluster:
         )
 
     def alter_cluster(
-        self, *, config: Mapping[str, str] | None = None, unset: Sequence[str] = (), office: int | None = None
+        self, *, config: Mapping[str, str] | None = None, unset: Sequence[str] = (), epoch: int | None = None
     ) -> Outcome:
         return self.apply(
             pb.Command(
                 alter_cluster=pb.AlterCluster(
-                    office=self.state.office if office is None else office, set=dict(config or {}), unset=unset
+                    office=self.state.controller_epoch if epoch is None else epoch, set=dict(config or {}), unset=unset
                 )
             )
         )
@@ -168,7 +168,7 @@ class Cluster:
         return self.apply(
             pb.Command(
                 delete_stream=pb.DeleteStream(
-                    office=self.state.office,
+                    office=self.state.controller_epoch,
                     name=name,
                     incarnation=incarnation if incarnation is not None else stream.incarnation if stream else 0,
                 )
@@ -213,12 +213,12 @@ class Cluster:
         target: str = "",
         planned: bool = False,
         leader_epoch: int | None = None,
-        office: int | None = None,
+        epoch: int | None = None,
     ) -> Outcome:
         return self.apply(
             pb.Command(
                 elect_leaders=pb.ElectLeaders(
-                    office=self.state.office if office is None else office,
+                    office=self.state.controller_epoch if epoch is None else epoch,
                     items=[
                         pb.Election(
                             partition=ref_of(self.key(number)),
@@ -254,7 +254,7 @@ class Cluster:
         return self.apply(
             pb.Command(
                 unclean_elect=pb.UncleanElect(
-                    office=self.state.office,
+                    office=self.state.controller_epoch,
                     partition=ref_of(self.key(number)),
                     leader_epoch=self.partition(number).leader_epoch,
                     broker=broker,

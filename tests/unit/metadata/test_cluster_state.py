@@ -18,10 +18,10 @@ def unchanged(cluster: Cluster, before: bytes) -> bool:
     return cluster.state.snapshot() == before
 
 
-# ---- offices, registration -----------------------------------------------------------------------------------------
+# ---- controller epochs, registration -------------------------------------------------------------------------------
 
 
-def test_the_first_office_names_the_cluster_and_later_ones_keep_the_name() -> None:
+def test_the_first_controller_epoch_names_the_cluster_and_later_ones_keep_the_name() -> None:
     cluster = Cluster("a", "b")
     assert cluster.state.cluster_id == "c1"
     outcome = cluster.apply(
@@ -42,13 +42,13 @@ def test_what_a_deposed_controller_queued_changes_nothing() -> None:
     cluster.create()
     cluster.take_office("b")
     before = cluster.state.snapshot()
-    assert cluster.die("c", office=1).code is Code.NOT_CONTROLLER
-    assert cluster.create("t", office=1).code is Code.NOT_CONTROLLER
-    assert cluster.elect(office=1).code is Code.NOT_CONTROLLER
+    assert cluster.die("c", epoch=1).code is Code.NOT_CONTROLLER
+    assert cluster.create("t", epoch=1).code is Code.NOT_CONTROLLER
+    assert cluster.elect(epoch=1).code is Code.NOT_CONTROLLER
     assert unchanged(cluster, before)
 
 
-def test_nobody_registers_before_the_first_office() -> None:
+def test_nobody_registers_before_the_first_controller_epoch() -> None:
     cluster = Cluster()
     outcome = cluster.register("a")
     assert outcome.code is Code.UNAVAILABLE
@@ -177,7 +177,7 @@ def test_a_registration_of_a_life_that_is_over_counts_for_nothing_when_it_comes_
 
 
 def test_the_very_last_member_with_another_folder_waits_for_an_operator() -> None:
-    """It holds nothing of what was committed: were it to lead, the others would be cut to its log."""
+    """It holds no committed record: were it to lead, the others would be cut to its log."""
     cluster = Cluster("a", "b")
     cluster.create(assignments=["a b"], config={"min_isr": "1"})
     cluster.die("b")
@@ -446,7 +446,7 @@ def test_a_withdrawn_follower_leaves_and_the_leader_epoch_rises() -> None:
 
 
 def test_the_leader_epoch_rises_when_a_replica_outside_the_isr_withdraws() -> None:
-    """An expansion may be on its way, by what the leader heard of its log before it was damaged."""
+    """An expansion may be on its way, by the leader's knowledge of its log before it was damaged."""
     cluster = Cluster("a", "b", "c")
     cluster.create(config={"min_isr": "1"})
     cluster.alter(cluster.alteration("a b"))
@@ -688,7 +688,7 @@ def test_a_snapshot_restores_the_same_state_and_tells_the_difference() -> None:
     changes = behind.restore(ahead.state.snapshot())
     assert changes.gone == (gone,)
     assert changes.partitions == tuple(sorted((changed, ahead.key(1), ahead.key(name="new"))))
-    assert (changes.brokers, changes.office) == (("b",), True)
+    assert (changes.brokers, changes.controller) == (("b",), True)
     assert behind.snapshot() == ahead.state.snapshot()
     assert [behind.led_by(BrokerId(b)) for b in "abc"] == [ahead.state.led_by(BrokerId(b)) for b in "abc"]
     assert not behind.restore(ahead.state.snapshot())

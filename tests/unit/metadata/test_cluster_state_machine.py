@@ -79,7 +79,7 @@ class ClusterStateMachine(RuleBasedStateMachine):
         for number, partition in after.partitions.items():
             old = self.seen[after.key(number)]
             assert (partition.leader, partition.leader_epoch) == (old.leader, old.leader_epoch)
-            # Nobody comes in who did not hold everything, and only a partition that nobody leads takes anybody in.
+            # A replica comes in only if it held everything, and only into a partition without a leader.
             assert {*partition.isr} <= {*old.isr, *(old.eligible if old.leader is None else ())}
             assert {*partition.eligible} <= {*old.eligible}
             assert {*old.isr} <= {*partition.isr}
@@ -143,7 +143,9 @@ class ClusterStateMachine(RuleBasedStateMachine):
             target=chosen,
             planned=planned,
         )
-        self.cluster.apply(pb.Command(elect_leaders=pb.ElectLeaders(office=self.cluster.state.office, items=[item])))
+        self.cluster.apply(
+            pb.Command(elect_leaders=pb.ElectLeaders(office=self.cluster.state.controller_epoch, items=[item]))
+        )
 
     @rule(number=st.integers(0, 3), broker=broker_ids)
     def withdraw(self, number: int, broker: str) -> None:
@@ -172,7 +174,7 @@ class ClusterStateMachine(RuleBasedStateMachine):
         self.cluster.apply(
             pb.Command(
                 unclean_elect=pb.UncleanElect(
-                    office=self.cluster.state.office,
+                    office=self.cluster.state.controller_epoch,
                     partition=ref_of(key),
                     leader_epoch=partition.leader_epoch,
                     broker=broker,

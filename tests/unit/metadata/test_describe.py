@@ -1,4 +1,4 @@
-"""What an unclean election is said to give up, and whose word on a partition counts."""
+"""The loss that an unclean election reports, and the broker whose report on a partition counts."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What an operator is told before he accepts the loss of what is damaged."""
+"""The report to an operator before he accepts the loss of damaged records."""
 
 from __future__ import annotations
 

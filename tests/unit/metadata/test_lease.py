@@ -1,4 +1,4 @@
-"""When a broker knows that the controller in office counts on it, and how old a request of that controller can be."""
+"""When a broker knows that the controller counts on it, and how old a request of that controller can be."""
 
 from __future__ import annotations
 
@@ -16,17 +16,17 @@ GENERATION = 10
 
 
 class Broker:
-    """A lease, and what is applied where it runs."""
+    """A lease, and the applied state of its broker."""
 
     def __init__(self) -> None:
         self.lease = Lease(SETTINGS)
-        self.office = 3
+        self.epoch = 3
         self.generation = GENERATION
         self.now = 1000.0
 
-    def probe(self, number: int, answered: int = 0, *, office: int = 3, generation: int = GENERATION) -> None:
-        probe = pb.Probe(controller="c", office=office, number=number, answered=answered, generation=generation)
-        self.lease.on_probe(probe, office=self.office, generation=self.generation, now=self.now)
+    def probe(self, number: int, answered: int = 0, *, epoch: int = 3, generation: int = GENERATION) -> None:
+        probe = pb.Probe(controller="c", office=epoch, number=number, answered=answered, generation=generation)
+        self.lease.on_probe(probe, controller_epoch=self.epoch, generation=self.generation, now=self.now)
 
     def is_valid(self) -> bool:
         return self.lease.is_valid(self.now)
@@ -61,14 +61,14 @@ def test_probes_that_lay_unread_while_the_process_stood_still_do_not_extend_the_
 
 
 def test_only_the_present_controller_extends_the_lease(broker: Broker) -> None:
-    broker.probe(1, office=2)
-    broker.probe(2, 1, office=2)
+    broker.probe(1, epoch=2)
+    broker.probe(2, 1, epoch=2)
     assert not broker.is_valid(), "a deposed one"
-    broker.probe(3, office=4)
-    broker.probe(4, office=3)
-    broker.probe(5, 4, office=3)
-    assert not broker.is_valid(), "a later office was heard of, though not applied here yet"
-    broker.probe(6, 3, office=4)
+    broker.probe(3, epoch=4)
+    broker.probe(4, epoch=3)
+    broker.probe(5, 4, epoch=3)
+    assert not broker.is_valid(), "a later controller epoch was heard of, though not applied here yet"
+    broker.probe(6, 3, epoch=4)
     assert broker.is_valid()
 
 
@@ -99,7 +99,7 @@ def test_a_request_is_as_old_as_the_answer_that_it_names_at_most(broker: Broker)
     assert broker.lease.age_of(3, 2, broker.now) == pytest.approx(3.0)
     assert broker.lease.age_of(3, 0, broker.now) == inf, "it names no answer"
     assert broker.lease.age_of(2, 2, broker.now) == inf, "of a deposed controller"
-    broker.probe(3, office=4)
+    broker.probe(3, epoch=4)
     assert broker.lease.age_of(3, 2, broker.now) == inf
 
 

@@ -1,5 +1,5 @@
-"""Who is declared dead, and when the controller doubts itself instead. `Probes` carries probes to brokers that answer,
-refuse (nobody listens) or are silent, in steps of a heartbeat or less."""
+"""Brokers that are declared dead, and cases in which the controller doubts itself instead. `Probes` carries probes to
+brokers that answer, refuse (no process listens) or are silent, in steps of a heartbeat or less."""
 
 from __future__ import annotations
 

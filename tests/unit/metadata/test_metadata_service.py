@@ -8,13 +8,15 @@ import json
 import re
 from collections.abc import AsyncIterator, Awaitable, Callable, Mapping, Sequence
 from contextlib import asynccontextmanager
+from dataclasses import replace
 from math import inf
 from random import Random
 from typing import Any, get_type_hints
 
 import pytest
 
-from metadata.controller import ControllerCore, Effect
+from metadata.controller import ControllerCore
+from metadata.effects import Effect
 from metadata.model import Outcome
 from metadata.raft.types import (
     CommandTooLarge,
@@ -55,12 +57,12 @@ from wire.types import (
 
 SUBJECTS = Subjects()
 SETTINGS = MetadataSettings(
-    liveness_grace_s=0.001, heartbeat_interval_s=0.02, retry_interval_s=0.01, founding_wait_s=0.01
+    liveness_grace_s=0.001, heartbeat_interval_s=0.02, retry_interval_s=0.01, founding_wait_s=0.05
 )
 
 
 class Hub:
-    """NATS: subjects and who listens."""
+    """NATS: subjects and their subscribers."""
 
     def __init__(self) -> None:
         self.handlers: dict[str, list[tuple[object, MessageHandler]]] = {}
@@ -159,13 +161,13 @@ class HubTransport:
         self._changed.append(handler)
 
     def cut(self) -> None:
-        """What a killed process leaves behind: nothing."""
+        """The process is killed: its subscriptions go."""
         for entries in self._hub.handlers.values():
             entries[:] = [entry for entry in entries if entry[0] is not self]
 
 
 class Group:
-    """Raft without faults, except those a test asks for: the first member that starts leads."""
+    """Raft without faults, except the ones that a test asks for: the first member that starts leads."""
 
     def __init__(self) -> None:
         self.members: list[Member] = []
@@ -240,7 +242,14 @@ class Member:
 class Broker:
     """A broker without logs: the service's `BrokerPort`."""
 
-    def __init__(self, world: World, name: str, registration: Registration | None = None, life: str = "1") -> None:
+    def __init__(
+        self,
+        world: World,
+        name: str,
+        registration: Registration | None = None,
+        life: str = "1",
+        settings: MetadataSettings = SETTINGS,
+    ) -> None:
         self.id = BrokerId(name)
         self.transport = HubTransport(world.hub)
         self.views: dict[PartitionKey, PartitionView] = {}
@@ -261,7 +270,7 @@ class Broker:
             make_raft=lambda *arguments: Member(world.group, f"{name}:1", *arguments),
             transport=self.transport,
             subjects=SUBJECTS,
-            settings=SETTINGS,
+            settings=settings,
             rng=Random(name),
             monotonic=asyncio.get_running_loop().time,
             registration=registration
@@ -270,7 +279,7 @@ class Broker:
             ),
         )
         self.totals = BrokerReport()
-        self.serve: Callable[[bool], Awaitable[None]] = Api(self.service, self.transport, SUBJECTS).on_office
+        self.serve: Callable[[bool], Awaitable[None]] = Api(self.service, self.transport, SUBJECTS).on_controller
 
     def on_registered(self, cluster_id: str, incarnation: Incarnation) -> None:
         self.recorded.append((cluster_id, incarnation))
@@ -278,8 +287,8 @@ class Broker:
     def on_fatal(self, error: TidelogError) -> None:
         self.fatal.append(error)
 
-    async def on_office(self, is_open: bool) -> None:
-        await self.serve(is_open)
+    async def on_controller(self, is_controller: bool) -> None:
+        await self.serve(is_controller)
 
     def broker_report(self) -> BrokerReport:
         return self.totals
@@ -337,8 +346,14 @@ class World:
         self.brokers: dict[str, Broker] = {}
         self.client = HubTransport(self.hub)
 
-    async def start(self, name: str, registration: Registration | None = None, life: str = "1") -> Broker:
-        broker = self.brokers[name] = Broker(self, name, registration, life)
+    async def start(
+        self,
+        name: str,
+        registration: Registration | None = None,
+        life: str = "1",
+        settings: MetadataSettings = SETTINGS,
+    ) -> Broker:
+        broker = self.brokers[name] = Broker(self, name, registration, life, settings)
         await broker.service.start()
         return broker
 
@@ -382,7 +397,7 @@ async def running(*names: str) -> AsyncIterator[World]:
 
 
 def meet(one: World, other: World) -> None:
-    """What each says is heard in the other from now on, as when two parts of NATS are connected."""
+    """Messages of each are heard in the other from now on, as when two parts of NATS are connected."""
     for subject, entries in other.hub.handlers.items():
         one.hub.handlers.setdefault(subject, []).extend(entries)
     for transport in (other.client, *(broker.transport for broker in other.brokers.values())):
@@ -411,7 +426,9 @@ async def test_no_cluster_is_founded_beside_a_living_one() -> None:
 async def test_of_two_founders_at_once_one_founds() -> None:
     world, rival = World(), World()
     rival.hub = world.hub
-    one, two = await world.start("a"), await rival.start("z")
+    # Both run in this process: when it stands still for the whole wait, neither hears the other.
+    patient = replace(SETTINGS, founding_wait_s=1.0)
+    one, two = await world.start("a", settings=patient), await rival.start("z", settings=patient)
     try:
         await until(lambda: (one.recorded and two.fatal) or (two.recorded and one.fatal))
         assert bool(one.recorded) != bool(two.recorded)
@@ -427,7 +444,7 @@ async def test_a_group_that_comes_back_has_its_cluster() -> None:
         own = world.brokers["a"].service.cluster_id
         for name in ("a", "b"):
             await world.brokers[name].kill()
-        # c answers for the cluster, and holds its office, while the others come back: one of them with an empty folder.
+        # c answers for the cluster, as its controller, while the others come back: one of them with an empty folder.
         for name in ("a", "b"):
             await world.start(name, life="2")
         for name in ("a", "b"):
@@ -489,7 +506,7 @@ async def test_another_cluster_is_counted_told_and_not_obeyed(caplog: pytest.Log
         assert [entry["cluster_id"] for entry in form["other_clusters"]] == [foreign.cluster_id]
         counters = {broker["id"]: broker["counters"] or {} for broker in form["brokers"]}
         assert counters["b"]["dropped_of_other_clusters"] > 0
-        # What a leader of one cluster asks for is nothing to the other's controller.
+        # The controller of one cluster ignores requests of the other's leaders.
         before = mine.state.generation, foreign.state.generation
         key, view = next(item for item in world.brokers["b"].views.items() if item[1].leader == "b")
         heard = foreign.namespace.dropped
@@ -518,7 +535,7 @@ async def test_brokers_register_and_record_their_incarnation_before_anything_els
     async with running("a", "b", "c") as world:
         for name, broker in world.brokers.items():
             assert broker.recorded == [(broker.service.cluster_id, broker.service.incarnation)], name
-        assert world.brokers["a"].service.in_office
+        assert world.brokers["a"].service.is_controller
 
 
 async def test_a_new_stream_reaches_its_replicas_and_is_described_with_progress() -> None:
@@ -685,7 +702,7 @@ async def test_a_killed_controller_is_replaced() -> None:
     async with running("a", "b", "c") as world:
         await world.api("stream.create", **CREATE)
         await world.brokers["a"].kill()
-        await until(lambda: world.brokers["b"].service.in_office)
+        await until(lambda: world.brokers["b"].service.is_controller)
         await until(lambda: all(view.leader != "a" for view in world.brokers["c"].views.values()))
         assert (await world.api("cluster.status"))["controller"] == "b"
 
@@ -697,7 +714,7 @@ async def test_a_broker_that_finds_itself_declared_dead_registers_again_with_pro
         first = service.incarnation
         assert first is not None
         state = world.brokers["a"].service.state
-        dead = pb.BrokersDead(office=state.office, brokers=[pb.BrokerLife(broker="b", incarnation=first)])
+        dead = pb.BrokersDead(office=state.controller_epoch, brokers=[pb.BrokerLife(broker="b", incarnation=first)])
         world.group.commit(pb.Command(brokers_dead=dead).SerializeToString(), world.group.members[0])
         await until(lambda: service.incarnation is not None and service.incarnation > first)
         assert [incarnation for _, incarnation in world.brokers["b"].recorded] == [first, service.incarnation]
@@ -714,26 +731,26 @@ async def test_a_broker_declared_dead_before_it_heard_of_its_registration_keeps_
         await world.brokers["c"].kill()
         await until(lambda: BrokerId("c") in world.view().eligible)
         commit = Group.commit
-        buried: list[object] = []
+        declared_dead: list[object] = []
 
-        def burying(group: Group, command: bytes, by: Member) -> object:
+        def declaring_dead(group: Group, command: bytes, by: Member) -> object:
             result = commit(group, command, by)
             message = pb.Command.FromString(command)
-            if message.HasField("register_broker") and not buried:
+            if message.HasField("register_broker") and not declared_dead:
                 state = world.brokers["a"].service.state
                 life = pb.BrokerLife(broker="c", incarnation=state.brokers[BrokerId("c")].incarnation)
-                dead = pb.Command(brokers_dead=pb.BrokersDead(office=state.office, brokers=[life]))
-                buried.append(commit(group, dead.SerializeToString(), by))
+                dead = pb.Command(brokers_dead=pb.BrokersDead(office=state.controller_epoch, brokers=[life]))
+                declared_dead.append(commit(group, dead.SerializeToString(), by))
             return result
 
-        monkeypatch.setattr(Group, "commit", burying)
+        monkeypatch.setattr(Group, "commit", declaring_dead)
         returned = await world.start(
             "c",
             Registration(folder_same=True, page_cache_survived=True, last_incarnation=incarnation, raft_address="c:1"),
             life="2",
         )
         await asyncio.wait_for(returned.service.wait_registered(), 5)
-        assert buried
+        assert declared_dead
         assert BrokerId("c") in world.view(by="c").eligible
 
 
@@ -767,7 +784,7 @@ async def test_a_restarted_broker_acts_on_no_partition_before_its_registration()
 
 
 async def test_a_broker_whose_streams_were_deleted_while_it_was_down_is_told_that_it_has_none() -> None:
-    """Else their folders would stay: only what is not named in the first call is removed."""
+    """Else their folders would stay: only folders that the first call does not name are removed."""
     async with running("a", "b", "c") as world:
         await world.api("stream.create", **CREATE)
         await world.brokers["c"].kill()
@@ -969,7 +986,7 @@ async def test_a_process_whose_id_was_taken_ends_although_the_other_has_died_sin
         register = pb.RegisterBroker(broker="b", life_id="b-2", cluster_id=state.cluster_id)
         world.group.commit(pb.Command(register_broker=register).SerializeToString(), leader)
         life = pb.BrokerLife(broker="b", incarnation=state.brokers[BrokerId("b")].incarnation)
-        dead = pb.BrokersDead(office=state.office, brokers=[life])
+        dead = pb.BrokersDead(office=state.controller_epoch, brokers=[life])
         world.group.commit(pb.Command(brokers_dead=dead).SerializeToString(), leader)
         await until(lambda: first.fatal)
         assert "another process" in first.fatal[0].message
@@ -1050,13 +1067,13 @@ async def test_a_request_to_drain_that_lay_unread_is_refused(stood_still: float)
 async def test_a_request_to_drain_that_cannot_be_told_from_an_old_one_is_refused(lacks: str) -> None:
     async with moving() as (world, leader, target):
         service = leader.service
-        controller = next(broker.service for broker in world.brokers.values() if broker.service.in_office)
+        controller = next(broker.service for broker in world.brokers.values() if broker.service.is_controller)
         request = pb.DrainRequest(
             partition=ref_of(world.view().key),
             leader_epoch=1,
             target=target,
             timeout_ms=2000,
-            office=controller.state.office - (lacks == "office"),
+            office=controller.state.controller_epoch - (lacks == "office"),
             answered=0 if lacks == "answered" else controller._context.core.newest_answer(BrokerId(leader.id)),
             cluster_id=controller.cluster_id,
         )
@@ -1096,7 +1113,7 @@ async def test_a_failover_to_the_target_while_the_leader_drains_is_a_move_that_c
         state = world.brokers["a"].service.state
         ref = ref_of(world.view().key)
         election = pb.Election(partition=ref, leader_epoch=1, target=target)
-        command = pb.Command(elect_leaders=pb.ElectLeaders(office=state.office, items=[election]))
+        command = pb.Command(elect_leaders=pb.ElectLeaders(office=state.controller_epoch, items=[election]))
         world.group.commit(command.SerializeToString(), world.group.members[0])
         leader.answers[0](TidelogError(Code.LEADER_NOT_MOVED, f"{leader.id} leads no more"))
         assert (await asking)["leader"] == target
@@ -1109,7 +1126,7 @@ async def test_a_leader_that_was_deposed_while_it_drained_does_not_hand_over() -
         third = next(broker for broker in "abc" if broker not in (leader.id, target))
         state = world.brokers["a"].service.state
         election = pb.Election(partition=ref_of(world.view().key), leader_epoch=1, target=third)
-        command = pb.Command(elect_leaders=pb.ElectLeaders(office=state.office, items=[election]))
+        command = pb.Command(elect_leaders=pb.ElectLeaders(office=state.controller_epoch, items=[election]))
         world.group.commit(command.SerializeToString(), world.group.members[0])
         leader.answers[0](None)
         with pytest.raises(TidelogError, match=f"the election of {target} was refused; {third} leads it") as refused:
@@ -1181,17 +1198,17 @@ async def test_an_unclean_election_says_what_it_gives_up_and_needs_the_word_to_b
         assert [b.service.status()["unclean_elections"] for b in world.brokers.values()] == [1, 1, 1]
 
 
-async def test_an_office_that_failed_to_open_is_opened_again() -> None:
+async def test_a_controller_that_failed_to_subscribe_tries_again() -> None:
     world = World()
     broker = Broker(world, "a")
     serve, failures = broker.serve, [OSError("no room"), OSError("no room")]
 
-    async def on_office(is_open: bool) -> None:
-        if is_open and failures:
+    async def on_controller(is_controller: bool) -> None:
+        if is_controller and failures:
             raise failures.pop()
-        await serve(is_open)
+        await serve(is_controller)
 
-    broker.serve = on_office
+    broker.serve = on_controller
     await broker.service.start()
     assert (await world.api("cluster.status"))["controller"] == "a"
     assert len(world.hub.handlers[SUBJECTS.alter_isr()]) == 1
@@ -1215,7 +1232,7 @@ async def test_a_controller_that_meets_a_bug_goes_on(monkeypatch: pytest.MonkeyP
         await until(lambda: SUBJECTS.probe(BrokerId("b")) in world.hub.seen)
 
 
-async def test_an_office_whose_command_met_a_bug_is_asked_for_again(monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_an_epoch_whose_command_met_a_bug_is_proposed_again(monkeypatch: pytest.MonkeyPatch) -> None:
     commit, failures = Group.commit, [ValueError("a bug")]
 
     def failing(group: Group, command: bytes, by: Member) -> object:
@@ -1226,7 +1243,7 @@ async def test_an_office_whose_command_met_a_bug_is_asked_for_again(monkeypatch:
     monkeypatch.setattr(Group, "commit", failing)
     world = World()
     broker = await world.start("a")
-    await until(lambda: broker.service.in_office)
+    await until(lambda: broker.service.is_controller)
     await broker.service.close()
 
 

@@ -1,4 +1,4 @@
-"""Which leaderships leave a broker whose disk runs full, when, and where they go."""
+"""Leaderships leave a broker whose disk runs full: which ones, when, and where they go."""
 
 from __future__ import annotations
 
@@ -113,7 +113,7 @@ def test_a_few_at_a_time() -> None:
     assert len(script.moves()) == 1
 
 
-def test_another_office_believes_nothing_that_was_heard_before(script: Script) -> None:
+def test_another_controller_believes_nothing_that_was_heard_before(script: Script) -> None:
     script.rooms(a=FULL, b=AMPLE, c=AMPLE)
     script.relief.clear()
     assert script.shown() == []
@@ -146,7 +146,7 @@ def test_leaderships_of_encrypted_streams_go_to_brokers_with_a_key_only(vault: S
     for broker in ("a", "c"):
         vault.relief.on_master_key(BrokerId(broker), False)
     vault.rooms(b=FULL)
-    # b has no room and a key: it may lead what a and c cannot, and gives nothing to them.
+    # b has no room and a key: it may lead the partitions that a and c cannot, and gives nothing to them.
     assert vault.shown() == ["vault/0 a>b"]
 
 

@@ -1,4 +1,4 @@
-"""Which settings agree, where they come from, and what can be changed while a stream lives."""
+"""Which settings agree, where they come from, and can be changed while a stream lives."""
 
 from __future__ import annotations
 
@@ -141,7 +141,7 @@ def test_a_level_may_change_where_copies_count_as_before() -> None:
     assert cluster.alter_stream("t", unset=["durability"]).code is Code.BAD_CONFIG
 
 
-def test_an_alteration_is_a_compare_and_set_on_the_streams_life_and_the_office() -> None:
+def test_an_alteration_is_a_compare_and_set_on_the_streams_life_and_the_controller_epoch() -> None:
     cluster = Cluster("a", "b", "c")
     cluster.create()
     old = cluster.state.streams[StreamName("s")].incarnation
@@ -150,8 +150,8 @@ def test_an_alteration_is_a_compare_and_set_on_the_streams_life_and_the_office()
     cluster.create()
     assert cluster.alter_stream(config={"compact": "true"}, incarnation=old).code is Code.UNKNOWN_STREAM
     cluster.take_office("b")
-    assert cluster.alter_stream(config={"compact": "true"}, office=1).code is Code.NOT_CONTROLLER
-    assert cluster.alter_cluster(config={"compact": "true"}, office=1).code is Code.NOT_CONTROLLER
+    assert cluster.alter_stream(config={"compact": "true"}, epoch=1).code is Code.NOT_CONTROLLER
+    assert cluster.alter_cluster(config={"compact": "true"}, epoch=1).code is Code.NOT_CONTROLLER
     assert not settings(cluster).compact
 
 
@@ -250,7 +250,7 @@ def test_without_a_leader_a_lowered_min_isr_takes_the_eligible_into_the_isr() ->
 
 
 def test_a_min_isr_raised_above_the_isr_makes_nobody_eligible() -> None:
-    """Who is outside left while commits went on."""
+    """The replicas outside left while commits went on."""
     cluster = Cluster("a", "b", "c")
     cluster.create(config={"min_isr": "1"})
     cluster.die("b", "c")

@@ -11,7 +11,7 @@ from wire.append import MAX_REQUEST_BYTES, decode_append, encode_append
 from wire.errors import CorruptData
 from wire.tidelog_pb2 import AppendRequest
 
-REQUEST = AppendRequest(stream_incarnation=3, leader_epoch=2, acks=AppendRequest.LEADER, client_id="me")
+REQUEST = AppendRequest(stream_incarnation=3, leader_epoch=2, acks=AppendRequest.LEADER, confirm_timeout_ms=20)
 
 
 def test_layout() -> None:
@@ -20,9 +20,9 @@ def test_layout() -> None:
     assert message == struct.pack("<I", len(content)) + content + bytes(-(4 + len(content)) % 8) + b"batch"
 
 
-@given(st.text(max_size=50), st.lists(st.binary(max_size=9)))
-def test_round_trip(client_id: str, parts: list[bytes]) -> None:
-    request = AppendRequest(client_id=client_id, expected_last_offset=0)
+@given(st.integers(0, 2**64 - 1), st.lists(st.binary(max_size=9)))
+def test_round_trip(incarnation: int, parts: list[bytes]) -> None:
+    request = AppendRequest(stream_incarnation=incarnation, expected_last_offset=0)
     encoded = encode_append(request, parts)
     assert len(encoded[0]) % 8 == 0
     decoded, batch = decode_append(b"".join(encoded))

@@ -1,4 +1,4 @@
-"""What the package takes for granted about the installed PySyncObj, name by name."""
+"""The facts about the installed PySyncObj on which the package relies, name by name."""
 
 from __future__ import annotations
 

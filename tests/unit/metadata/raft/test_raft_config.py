@@ -1,4 +1,4 @@
-"""What a configuration may not say."""
+"""Configurations that are refused."""
 
 from __future__ import annotations
 

@@ -1,7 +1,7 @@
 """Each known fault of stock PySyncObj 0.3.17, driven message by message against one real engine whose sockets are
 replaced by lists.
 
-The letters are those of metadata.raft.transport. Every test fails when the override it is about is taken out.
+The letters are the ones of metadata.raft.transport. Every test fails when the override it is about is taken out.
 """
 
 from __future__ import annotations
@@ -40,7 +40,7 @@ def end(reason: str) -> NoReturn:
 
 
 class Recorder:
-    """State machine that keeps what it was given."""
+    """State machine that keeps its commands."""
 
     def __init__(self) -> None:
         self.commands: list[bytes] = []
@@ -59,7 +59,7 @@ class Recorder:
 
 
 class Wire:
-    """Stands for a connection: what is sent stays here."""
+    """Stands for a connection: sent messages stay here."""
 
     state = CONNECTED
     established = False

@@ -1,4 +1,4 @@
-"""A voter whose files are damaged begins anew where others hold what it held."""
+"""A voter whose files are damaged begins anew where others hold its entries."""
 
 from __future__ import annotations
 

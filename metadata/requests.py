@@ -1,0 +1,228 @@
+"""Requests of operators and clients, as the controller decides them: each becomes a command, or a refusal."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+
+from metadata import stream_settings
+from metadata.commands.partitions import why_not_unclean
+from metadata.model import MAX_PARTITIONS, Partition
+from metadata.placement import Chance, place
+from metadata.references import ref_of
+from metadata.relief import Relief
+from metadata.state import ClusterState
+from wire import metadata_pb2 as pb
+from wire.durability import DEFAULT_REPLICAS, MAX_REPLICAS
+from wire.errors import Code, TidelogError
+from wire.stream_config import StreamConfig
+from wire.subjects import check_stream_name, check_subject
+from wire.types import BrokerId, LeaderMove, PartitionKey, StreamName
+
+
+class AdminRequests:
+    """See the module. `epoch()`: the controller epoch of this broker; 0 while it is not the controller.
+    `live_brokers()`: alive by the state, and listening as far as the last probes tell."""
+
+    def __init__(
+        self,
+        broker_id: BrokerId,
+        state: ClusterState,
+        relief: Relief,
+        chance: Chance,
+        *,
+        namespace: str,
+        epoch: Callable[[], int],
+        live_brokers: Callable[[], list[BrokerId]],
+    ) -> None:
+        self._id = broker_id
+        self._state = state
+        self._relief = relief
+        self._chance = chance
+        self._namespace = namespace
+        self._epoch = epoch
+        self._live_brokers = live_brokers
+
+    def create_stream(
+        self,
+        name: str,
+        subject: str,
+        partitions: int,
+        replication_factor: int | None,
+        config: Mapping[str, str],
+        *,
+        voters: int = 1,
+    ) -> pb.Command:
+        """The command that creates it. `replication_factor` None: DEFAULT_REPLICAS, or all brokers of a smaller
+        cluster: brokers that have ever registered, and at least as many as the metadata group has `voters`, some of
+        which may still be on their way.
+
+        Raises TidelogError: NOT_CONTROLLER, BAD_NAME, BAD_SUBJECT, BAD_CONFIG, BAD_REPLICATION_FACTOR;
+        NOT_ENOUGH_BROKERS while some of the cluster's brokers do not live yet, or any more.
+        """
+        self._require_controller()
+        check_stream_name(name)
+        check_subject(subject, self._namespace)
+        if not 1 <= partitions <= MAX_PARTITIONS:
+            raise TidelogError(Code.BAD_CONFIG, f"partitions={partitions} is outside 1 to {MAX_PARTITIONS}")
+        factor = replication_factor
+        if factor is None:
+            factor = min(DEFAULT_REPLICAS, len(self._state.brokers) + self._unregistered(voters))
+        if not 1 <= factor <= MAX_REPLICAS:
+            raise TidelogError(
+                Code.BAD_REPLICATION_FACTOR, f"replication_factor={factor} is outside 1 to {MAX_REPLICAS}"
+            )
+        wanted = stream_settings.with_defaults(config, self._state.defaults)
+        StreamConfig.from_strings(wanted).check(factor)
+        live = self._live_brokers()
+        self._check_enough(factor, live, voters)
+        live = self._relief.with_room(live, factor)
+        placements = place(self._state, live, partitions=partitions, replication_factor=factor, chance=self._chance)
+        index = {broker: place_of for place_of, broker in enumerate(live)}
+        return pb.Command(
+            create_stream=pb.CreateStream(
+                office=self._epoch(),
+                name=name,
+                subject=subject,
+                config=dict(config),
+                replication_factor=factor,
+                brokers=live,
+                assignments=[
+                    pb.Assignment(
+                        replicas=[index[replica] for replica in placement.replicas], leader=index[placement.leader]
+                    )
+                    for placement in placements
+                ],
+            )
+        )
+
+    def _unregistered(self, voters: int) -> int:
+        """How many of the metadata group's `voters` have never registered, and may be on their way."""
+        return max(0, voters - sum(bool(broker.raft_address) for broker in self._state.brokers.values()))
+
+    def _check_enough(self, factor: int, live: Sequence[BrokerId], voters: int) -> None:
+        """Raises TidelogError where `factor` live brokers are not there: NOT_ENOUGH_BROKERS when they may come yet."""
+        if factor <= len(live):
+            return
+        text = (
+            f"replication_factor={factor} is above the number of live brokers, {len(live)}"
+            f" ({', '.join(live) or 'none'})"
+        )
+        dead = sorted(set(self._state.brokers).difference(live))
+        unregistered = self._unregistered(voters)
+        if factor > len(live) + len(dead) + unregistered:
+            raise TidelogError(
+                Code.BAD_REPLICATION_FACTOR, f"{text}; start more brokers or ask for {len(live)} at most"
+            )
+        missing = [f"{', '.join(dead)} {'is' if len(dead) == 1 else 'are'} dead"] if dead else []
+        if unregistered:
+            missing.append(
+                f"{unregistered} of {voters} voters {'has' if unregistered == 1 else 'have'} not started yet"
+            )
+        raise TidelogError(
+            Code.NOT_ENOUGH_BROKERS,
+            f"{text}: {' and '.join(missing)}; start what is missing, or ask for {len(live)} at most",
+        )
+
+    def delete_stream(self, name: str) -> pb.Command:
+        """Raises TidelogError: NOT_CONTROLLER, UNKNOWN_STREAM."""
+        self._require_controller()
+        stream = self._state.streams.get(StreamName(name))
+        if stream is None:
+            raise unknown_stream(name)
+        return pb.Command(
+            delete_stream=pb.DeleteStream(office=self._epoch(), name=name, incarnation=stream.incarnation)
+        )
+
+    def alter_stream(self, name: str, changes: Mapping[str, str], unset: Sequence[str]) -> pb.Command:
+        """Other settings for a living stream. Raises TidelogError: NOT_CONTROLLER, UNKNOWN_STREAM, BAD_REQUEST,
+        BAD_CONFIG."""
+        self._require_controller()
+        stream = self._state.streams.get(StreamName(name))
+        if stream is None:
+            raise unknown_stream(name)
+        if not changes and not unset:
+            raise TidelogError(Code.BAD_REQUEST, f"nothing is to be changed of stream {name}; name a setting")
+        stream_settings.altered(
+            stream.config,
+            changes=changes,
+            unset=unset,
+            defaults=self._state.defaults,
+            replication_factor=stream.replication_factor,
+        )
+        return pb.Command(
+            alter_stream=pb.AlterStream(
+                office=self._epoch(), name=name, incarnation=stream.incarnation, set=dict(changes), unset=unset
+            )
+        )
+
+    def alter_cluster(self, changes: Mapping[str, str], unset: Sequence[str]) -> pb.Command:
+        """Other defaults for new streams. Raises TidelogError: NOT_CONTROLLER, BAD_REQUEST, BAD_CONFIG."""
+        self._require_controller()
+        if not changes and not unset:
+            raise TidelogError(Code.BAD_REQUEST, "nothing is to be changed of the cluster's defaults; name a setting")
+        stream_settings.altered_defaults(self._state.defaults, changes=changes, unset=unset)
+        return pb.Command(alter_cluster=pb.AlterCluster(office=self._epoch(), set=dict(changes), unset=unset))
+
+    def plan_move(self, name: str, partition: int, target: BrokerId) -> LeaderMove:
+        """The move that is to be asked of the leader, so that `target` can lead in its place.
+
+        Raises TidelogError: NOT_CONTROLLER, UNKNOWN_STREAM, BAD_REQUEST.
+        """
+        key, known = self._find(name, partition)
+        if target not in known.replicas:
+            wrong = f"{target} holds no replica of {key}; its replicas are {', '.join(known.replicas)}"
+        elif known.leader is None:
+            wrong = f"nobody leads {key}: start a broker of its ISR, {', '.join(known.isr)}"
+        elif known.leader == target:
+            wrong = f"{target} leads {key} already"
+        elif target not in self._live_brokers():
+            wrong = f"{target} is not alive; start it, and let it catch up"
+        elif target not in known.isr:
+            wrong = f"{target} is not in the ISR of {key}, {', '.join(known.isr)}; wait until it has caught up"
+        elif known.is_withdrawn(target):
+            wrong = f"the replica of {key} on {target} is unsound; repair its disk and restart it"
+        else:
+            return LeaderMove(key=key, leader=known.leader, leader_epoch=known.leader_epoch, target=target)
+        raise TidelogError(Code.BAD_REQUEST, wrong)
+
+    def carry_out(self, move: LeaderMove) -> pb.Command:
+        """The election that makes the target of a move the leader. Raises TidelogError: NOT_CONTROLLER."""
+        self._require_controller()
+        item = pb.Election(partition=ref_of(move.key), leader_epoch=move.leader_epoch, target=move.target)
+        item.planned = not move.drops_leader
+        return pb.Command(elect_leaders=pb.ElectLeaders(office=self._epoch(), items=[item]))
+
+    def unclean_elect(self, name: str, partition: int, broker: BrokerId) -> pb.Command:
+        """Raises TidelogError: NOT_CONTROLLER, UNKNOWN_STREAM, BAD_REQUEST."""
+        key, known = self._find(name, partition)
+        wrong = why_not_unclean(self._state, key, known, broker)
+        if wrong is not None:
+            raise TidelogError(Code.BAD_REQUEST, wrong)
+        return pb.Command(
+            unclean_elect=pb.UncleanElect(
+                office=self._epoch(), partition=ref_of(key), leader_epoch=known.leader_epoch, broker=broker
+            )
+        )
+
+    def _find(self, name: str, number: int) -> tuple[PartitionKey, Partition]:
+        """For an operator's request. Raises TidelogError: NOT_CONTROLLER, UNKNOWN_STREAM, BAD_REQUEST."""
+        self._require_controller()
+        stream = self._state.streams.get(StreamName(name))
+        if stream is None:
+            raise unknown_stream(name)
+        partition = stream.partitions.get(number)
+        if partition is None:
+            raise TidelogError(
+                Code.BAD_REQUEST, f"stream {name} has partitions 0 to {len(stream.partitions) - 1}, not {number}"
+            )
+        return stream.key(number), partition
+
+    def _require_controller(self) -> None:
+        if not self._epoch():
+            raise TidelogError(Code.NOT_CONTROLLER, f"broker {self._id} is not the controller now; ask again")
+
+
+def unknown_stream(name: str) -> TidelogError:
+    return TidelogError(
+        Code.UNKNOWN_STREAM, f"stream {name!r} does not exist; `tidelog stream list` shows those that do"
+    )
