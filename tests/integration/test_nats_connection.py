@@ -1,4 +1,7 @@
-"""The NATS connection on a real nats-server: delivery, losses, reconnects, credentials, limits, services."""
+"""The NATS connection on a real nats-server: delivery, losses, reconnects, credentials, limits, services.
+
+The module has more than 600 lines because all its tests are of the one adapter, with one collector of its events.
+"""
 
 from __future__ import annotations
 
