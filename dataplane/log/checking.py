@@ -93,7 +93,7 @@ class Checking:
         state = self._state
         with state.removing:
             with state.io_lock:
-                state.histories += 1  # a compaction that is at work replaces no segment any more
+                state.rewrite_epoch += 1  # a compaction that is at work replaces no segment any more
             return self._examine(without_beginning)
 
     def _examine(self, without_beginning: bool) -> Damage:

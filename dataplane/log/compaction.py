@@ -114,7 +114,7 @@ class CompactionPass:
     ) -> None:
         self.done = Compacted()
         self._log = log
-        self._histories = log.histories
+        self._rewrite_epoch = log.rewrite_epoch
         self._point = log.compaction_point
         self._now_ms = now_ms
         self._max_batch_bytes = max_batch_bytes
@@ -187,7 +187,7 @@ class CompactionPass:
     def _check_not_overtaken(self, segment: Segment) -> None:
         """What was read makes no sense: was it still the log's?"""
         log = self._log
-        if log.histories != self._histories or log.refusal is not None or not log.swapping.holds(segment):
+        if log.rewrite_epoch != self._rewrite_epoch or log.refusal is not None or not log.swapping.holds(segment):
             raise _Overtaken
 
     # ---- rewriting
@@ -218,7 +218,7 @@ class CompactionPass:
             return
         with suppress(TidelogError):  # removed for its age
             self._log.snapshot_at(end)  # what producers wrote in the batches that go is known by nothing else
-        if not self._log.swapping.replace_segment(segment, new.path, new.size, new.index, self._histories):
+        if not self._log.swapping.replace_segment(segment, new.path, new.size, new.index, self._rewrite_epoch):
             self._log.files.remove(new.path)
             raise _Overtaken
         self.done.segments += 1
@@ -288,7 +288,7 @@ class CompactionPass:
         self._save(point)
 
     def _save(self, point: CompactionPoint) -> None:
-        if not self._log.swapping.save_compaction_point(point, self._histories):
+        if not self._log.swapping.save_compaction_point(point, self._rewrite_epoch):
             raise _Overtaken
         self._point = point
 

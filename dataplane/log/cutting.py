@@ -88,7 +88,7 @@ class Cutting:
         start = state.log_start_offset if number >= 0 else new_end
         self._syncing.replace_checkpoint(OffsetCheckpoint(high_watermark, min(state.vouched(), new_end), start))
         if new_end < state.log_end_offset:
-            state.histories += 1
+            state.rewrite_epoch += 1
         state.forget_tail()
         state.log_end_offset = new_end
         state.durable_end = min(state.durable_end, new_end)
@@ -152,7 +152,7 @@ class Cutting:
         with state.io_lock:
             state.check_writable()
             with state.cutting():
-                state.histories += 1
+                state.rewrite_epoch += 1
                 point = state.compaction_point
                 if point != NOT_COMPACTED:
                     self._swapping.save_point_locked(CompactionPoint(deletions_end=point.deletions_end))

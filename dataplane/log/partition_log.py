@@ -285,10 +285,10 @@ class PartitionLog:
         return self._state.compaction_point
 
     @property
-    def histories(self) -> int:
+    def rewrite_epoch(self) -> int:
         """Another number once records were replaced by others (`truncate`, `install`): what was learned of the log
         before that is worth nothing."""
-        return self._state.histories
+        return self._state.rewrite_epoch
 
     @property
     def cuts(self) -> int:

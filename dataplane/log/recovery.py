@@ -40,7 +40,7 @@ from dataplane.log.damage import read_mark
 from dataplane.log.index import ENTRY_SIZE, IndexEntry, decode_entries
 from dataplane.log.scan import ChainBroken, only_zeros, walk
 from dataplane.log.segment import INDEX_SUFFIX, LOG_SUFFIX, Segment
-from dataplane.log.tear import is_cut_short
+from dataplane.log.torn_write import is_cut_short
 from dataplane.replica.epochs import EpochEntry, LeaderEpochCache
 from wire.errors import InvariantViolation
 from wire.types import LeaderEpoch, Offset

@@ -83,7 +83,7 @@ class LogState:
         """Changed by appends, new epochs and cuts only; read by anybody."""
         self.saved_epochs: tuple[EpochEntry, ...] = recovery.saved_epochs or ()
         self.derived = recovery.derived
-        self.histories = 0
+        self.rewrite_epoch = 0
         """Counts what replaces records by others (`truncate`, `install`), or is about to (`examine`)."""
         self.tail = Tail(config.tail_bytes, self.pool.tails)
         self.cached_bytes: int | None = None

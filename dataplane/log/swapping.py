@@ -58,9 +58,11 @@ class Swapping:
         except OSError as error:
             raise LogDamaged(f"reading {segment.path} failed: {error}") from error
 
-    def replace_segment(self, segment: Segment, source: Path, size: int, index: SparseIndex, histories: int) -> bool:
+    def replace_segment(
+        self, segment: Segment, source: Path, size: int, index: SparseIndex, rewrite_epoch: int
+    ) -> bool:
         """A finished segment gets the content of `source`, and that file is gone. False: nothing was done, for the log
-        is another one than when `histories` was asked, or the segment was removed.
+        is another one than when `rewrite_epoch` was asked, or the segment was removed.
 
         Durable on return; a crash leaves the old content or the new. Blocking, any thread, while appends and reads go
         on. Raises LogDamaged.
@@ -68,7 +70,7 @@ class Swapping:
         state = self._state
         with state.io_lock:
             state.check_writable()
-            if histories != state.histories or segment not in state.segments[:-1]:
+            if rewrite_epoch != state.rewrite_epoch or segment not in state.segments[:-1]:
                 return False
             with state.cutting():
                 segment.replace(source, size, index)
@@ -76,7 +78,7 @@ class Swapping:
                 state.pool.indexes.used(segment)
             return True
 
-    def save_compaction_point(self, point: CompactionPoint, histories: int) -> bool:
+    def save_compaction_point(self, point: CompactionPoint, rewrite_epoch: int) -> bool:
         """Durably; False: nothing was done, as with `replace_segment`.
 
         The HW on disk is moved above the tombstones that are gone: where the point is damaged, it stands for them.
@@ -85,7 +87,7 @@ class Swapping:
         state = self._state
         with state.io_lock:
             state.check_writable()
-            if histories != state.histories:
+            if rewrite_epoch != state.rewrite_epoch:
                 return False
             gone_end = min(point.deletions_end, state.durable_end)
             if gone_end > state.high_watermark:
@@ -105,7 +107,7 @@ class Swapping:
         state = self._state
         with state.io_lock:
             state.check_writable()
-            state.histories += 1  # a compaction that is at work knows the point as it was
+            state.rewrite_epoch += 1  # a compaction that is at work knows the point as it was
             self.save_point_locked(state.compaction_point.in_role(leader_epoch, state.log_end_offset))
 
     def cut_compaction_point(self, end: Offset) -> None:

@@ -1,18 +1,18 @@
-"""What publishes wait for.
+"""The levels of acknowledgement: the condition that a publish waits for.
 
 A publish asks for a level; without one it has the stream's. The level says in which way a copy counts (synced, or in
 the page cache), whether all of the maximal ISR must have one or the leader alone, and how many members the committed
 ISR must have. The stream's own way is the high watermark's: most publishes wait for that. Publishes in the other way
-wait for a mark beside it, which is the minimum of those other ends over the maximal ISR.
+wait for the secondary watermark, which is the minimum of the ends in that way over the maximal ISR.
 
     stream      level        acknowledged when every member of the maximal ISR
     durable     durable      has synced it: the HW
     durable     accepted     has it in its page cache, before the HW: consumers do not see it yet
     accepted    accepted     has it in its page cache: the HW
-    accepted    durable      has synced it, behind the HW: the leader has everybody sync it
+    accepted    durable      has synced it, behind the HW: the leader has every member sync it
 
 The floor of a level is one of its own beside the stream's min ISR, which nothing undercuts: below it the HW is frozen,
-and who leaves the ISR stays eligible without having what comes then.
+and a member that leaves the ISR stays eligible without the records that come then.
 """
 
 from __future__ import annotations
@@ -33,12 +33,12 @@ class AckLevel:
     is_synced: bool
     """A copy counts once it is synced; else once it is in the page cache."""
     floor: int = 0
-    """Members that the committed ISR must have, beyond what min ISR says."""
+    """Members that the committed ISR must have, beyond min ISR."""
 
 
 def ack_level(view: PartitionView, asked: Durability | None = None, *, by_leader: bool = False) -> AckLevel:
-    """Of an acknowledged publish. `asked`: its own level, None: the stream's. `by_leader`: it asks for the leader's ack
-    alone, as acks=leader. Raises TidelogError(BAD_REQUEST) where that is not to be had."""
+    """The level of an acknowledged publish. `asked`: its own level, None: the stream's. `by_leader`: it asks for the
+    leader's ack alone, as acks=leader. Raises TidelogError(BAD_REQUEST) where that is not to be had."""
     level = asked if asked is not None else view.config.durability
     if by_leader and asked is not None and asked.has_floor:
         raise TidelogError(
@@ -59,7 +59,7 @@ def ack_level(view: PartitionView, asked: Durability | None = None, *, by_leader
 
 
 class WaitingAcks:
-    """Publishes that wait, by what they wait for."""
+    """Publishes that wait, each in the queue of its condition."""
 
     def __init__(self) -> None:
         self._local = {False: PendingAcks(), True: PendingAcks()}
@@ -84,7 +84,7 @@ class WaitingAcks:
 
     @property
     def furthest_local_sync(self) -> Offset:
-        """The same, for those that wait for the leader's own sync."""
+        """The same, for publishes that wait for the leader's own sync."""
         return self._local[True].furthest
 
     def next_deadline(self) -> float | None:

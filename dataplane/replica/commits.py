@@ -1,12 +1,12 @@
-"""What is committed: the high watermark, the secondary watermark, and the publishes that wait for them.
+"""Commits: the high watermark, the secondary watermark, and the publishes that wait for them.
 
-What always holds
+Invariants
 * HW = min of the acknowledged ends over the MAXIMAL ISR; it never moves back, and never while the COMMITTED ISR is
   below min ISR. It starts from this replica's own HW.
-* A replica's acknowledged end is what it has synced on `durable` streams, else what it has appended. The leader's own
-  end counts in the same way.
+* A replica's acknowledged end is the end of its synced log on `durable` streams, else its LEO. The leader's own end
+  counts in the same way.
 * The secondary watermark serves publishes that wait for the other way of holding a record (`ack_levels`): it is the min
-  of those ends over the maximal ISR. It moves only for publishes that wait for it, under the same rules.
+  of the ends in that way over the maximal ISR. It moves only for publishes that wait for it, under the same rules.
 """
 
 from __future__ import annotations

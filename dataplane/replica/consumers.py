@@ -1,5 +1,5 @@
-"""Consumers of one partition at one replica: who is served, who waits, who is refused. The leader and its followers
-follow the same rules:
+"""Consumers of one partition at one replica: whether they are served, wait, or are refused. The leader and its
+followers follow the same rules:
 
 * Only what lies below THIS replica's HW is served. Everything below any HW is committed, so it is the same everywhere
   and stays.
@@ -9,8 +9,8 @@ follow the same rules:
   with one below, FENCED. A position below its log is OFFSET_BEFORE_LOG.
 * When the epoch of the consumer's last record ended below its position, that record was cut away: LOG_TRUNCATED. The
   leader's log is the one that counts, so there an epoch also ends where the log does. A follower's log may just not be
-  that long yet: there only a later epoch ends an earlier one. It may come while the consumer waits, so who waited is
-  judged once more before it is served.
+  that long yet: there only a later epoch ends an earlier one. It may come while the consumer waits, so a consumer
+  that waited is judged once more before it is served.
 """
 
 from __future__ import annotations
@@ -42,7 +42,7 @@ class ConsumerFetch:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Readable:
-    """What a replica has to read, as of now."""
+    """The part of a log that consumers can read, as of now."""
 
     view: PartitionView
     log_start_offset: Offset
@@ -68,7 +68,7 @@ class Consumers:
         self._leads = leads
         self._waiting: list[_Waiting] = []
         self._due = math.inf
-        """No deadline of those who wait is earlier."""
+        """No waiting consumer has an earlier deadline."""
 
     def on_fetch(self, fetch: ConsumerFetch, log: Readable, now: float) -> list[ConsumerEffect]:
         """Committed batches from `fetch.offset` on, now or when there are some."""
@@ -134,7 +134,7 @@ class Consumers:
         return bool(self._waiting)
 
     def expire(self, now: float, high_watermark: Offset) -> list[ConsumerEffect]:
-        """Those whose time is up get an answer without records."""
+        """Consumers whose time is up get an answer without records."""
         if now < self._due:
             return []
         over = [w for w in self._waiting if w.deadline <= now]
@@ -150,5 +150,5 @@ class Consumers:
         self._due = min((w.deadline for w in waiting), default=math.inf)
 
     def next_deadline(self) -> float:
-        """inf: nobody waits."""
+        """inf: no consumer waits."""
         return self._due

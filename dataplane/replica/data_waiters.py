@@ -1,4 +1,4 @@
-"""How a leader answers fetches, and what a follower that has everything waits for.
+"""How a leader answers fetches, and how a follower that has everything hears of more.
 
 follower                              leader
   │ fetch(offset, epoch, seq) ────────> │ progress: acknowledged end of that follower, grows only
@@ -22,7 +22,7 @@ from wire.errors import InvariantViolation
 from wire.types import BrokerId
 
 UNCOMMITTED_DELAYS: Final = 10
-"""So many times `empty_answer_delay` an empty answer waits for the commit of what its follower has, at most."""
+"""An empty answer waits for the commit of its follower's records for so many times `empty_answer_delay` at most."""
 
 
 class DataWaiters:
@@ -68,7 +68,7 @@ class DataWaiters:
                 self._fire(replica, follower, now, out)
 
     def fire_to_sync(self, now: float, out: list[LeaderEffect]) -> None:
-        """A publish waits for syncs of what was appended before."""
+        """A publish waits for syncs of records that were appended before."""
         for replica, follower in self._state.followers.items():
             if follower.waiter_inbox is not None and self._commits.sync_wanted_of(replica, follower):
                 self._fire(replica, follower, now, out)

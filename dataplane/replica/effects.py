@@ -1,10 +1,10 @@
-"""What the state machines want done. The driver carries effects out in the order given.
+"""The effects that the state machines ask for. The driver carries effects out in the order given.
 
 Order matters where durability does: `RequestSync` asks for an fdatasync whose completion comes back as `on_synced`; an
 end that must be durable before it is reported is reported only by the effects of that event.
 
-Nobody changes one. Those that every batch has are not frozen all the same: a frozen dataclass takes three times as long
-to make.
+Effects are never changed. The effects of every batch are not frozen all the same: making a frozen dataclass takes three
+times as long.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ class Respond:
     max_bytes: int
     high_watermark: Offset
     sync_to: Offset = Offset(0)
-    """The follower is asked to sync what it has below, and to report it; 0: to nothing."""
+    """The follower is asked to sync its log up to here, and to report it; 0: it is not asked."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -68,7 +68,7 @@ class CompleteDrain:
 
 @dataclass(frozen=True, slots=True)
 class VerifyOwnCopy:
-    """A follower refused what lies at `offset`: read it again; when our own copy is damaged, withdraw."""
+    """A follower refused the batch at `offset`: read it again; when our own copy is damaged, withdraw."""
 
     offset: Offset
     reason: str
@@ -76,7 +76,7 @@ class VerifyOwnCopy:
 
 @dataclass(frozen=True, slots=True)
 class SendCheckpoint:
-    """Answer with the bytes from `position` on, as many as fit, of the derived state at `offset`, the log start."""
+    """Answer with the bytes from `position` on, as many as fit, of the snapshot at `offset`, the log start."""
 
     replica: BrokerId
     inbox: str
@@ -123,7 +123,7 @@ class StartOver:
 
 @dataclass(frozen=True, slots=True)
 class SendCheckpointRequest:
-    """Ask the leader for its derived state at `offset` (None: at its log start), from byte `position` on."""
+    """Ask the leader for its snapshot at `offset` (None: at its log start), from byte `position` on."""
 
     number: int
     offset: Offset | None
@@ -132,13 +132,13 @@ class SendCheckpointRequest:
 
 @dataclass(frozen=True, slots=True)
 class InstallCheckpoint:
-    """Drop the local log and begin at `offset`, the leader's log start, with the derived state that `pieces` are,
+    """Drop the local log and begin at `offset`, the leader's log start, with the snapshot that `pieces` are,
     durably and all at once; completion: `on_truncated`, or `on_bad_checkpoint` when it is not sound."""
 
     offset: Offset
     pieces: tuple[bytes, ...]
     deleted_end: Offset = Offset(0)
-    """What tombstones below it deleted will not come from the leader."""
+    """Records that tombstones below it deleted will not come from the leader."""
 
 
 @dataclass(slots=True)
@@ -173,7 +173,7 @@ class RefuseConsumer:
 
 @dataclass(frozen=True, slots=True)
 class RequestSync:
-    """fdatasync what was appended; completion: `on_synced`."""
+    """fdatasync the log; completion: `on_synced`."""
 
 
 LeaderEffect: TypeAlias = (

@@ -8,7 +8,7 @@ that summary, never the high watermark (KIP-101, KIP-279).
     log          |--- epoch 1 ---|----- epoch 3 -----|--- epoch 4 --- LEO
     end of 1 = 40, end of 3 = 90, end of 4 = LEO; asked for 2 the answer is epoch 1 and its end, 40
 
-What always holds:
+Invariants:
   - entries grow strictly, in epoch and in start offset;
   - only the last entry may be without a record yet: a leader records its epoch before its first append, and assigning
     an epoch at that same offset replaces it;
@@ -46,7 +46,7 @@ class EpochEnd(NamedTuple):
 
 
 class LeaderEpochCache:
-    """The epochs of one partition's log. See the module's text for what always holds."""
+    """The epochs of one partition's log. See the module's text for its invariants."""
 
     __slots__ = ("_entries",)
 
@@ -69,10 +69,10 @@ class LeaderEpochCache:
         scanned_from: Offset,
         log_end_offset: Offset,
     ) -> LeaderEpochCache:
-        """What a checkpoint and the log together say.
+        """The epochs that a checkpoint and the log tell together.
 
-        `vouched` is the checkpoint: believed for what begins before `scanned_from`. `batches` are (leader epoch, base
-        offset) of every batch from `scanned_from` on, in order: they overrule the checkpoint. An epoch of the
+        `vouched` is the checkpoint: believed for epochs that begin before `scanned_from`. `batches` are (leader epoch,
+        base offset) of every batch from `scanned_from` on, in order: they overrule the checkpoint. An epoch of the
         checkpoint that is newer than every batch and begins exactly at the log's end stays: a leader that had not
         written yet.
         """
@@ -117,7 +117,7 @@ class LeaderEpochCache:
         return changed
 
     def take_back(self, offset: Offset, before: tuple[EpochEntry, ...]) -> None:
-        """What was assigned from `offset` on since the entries were `before` was not written after all."""
+        """The batches from `offset` on, assigned since the entries were `before`, were not written after all."""
         kept = (entry for entry in self._entries if entry.start < offset)
         self._entries = (*kept, *(entry for entry in before if entry.start >= offset))
 
@@ -133,7 +133,7 @@ class LeaderEpochCache:
         before `offset`. True if that changed the entries.
 
         It keeps the offset at which it began. Moved up to `offset` (as Kafka does) it would be replaced by an epoch
-        that begins there, and nobody could say any more of a replica that ends there that it holds the same.
+        that begins there, and of a replica that ends there it would not be known any more that it holds the same.
         """
         below = sum(entry.start < offset for entry in self._entries)
         self._entries = self._entries[max(0, below - 1) :]

@@ -22,7 +22,7 @@ class Fetcher:
         no_space: bool,
         disk_hangs: bool,
     ) -> None:
-        """`bad_answers`: how long to wait before asking anew for what was refused; at first not at all."""
+        """`bad_answers`: the wait before a batch that was refused is asked for anew; at first 0."""
         self.no_space = no_space
         """Records cannot be written at present."""
         self.disk_hangs = disk_hangs
@@ -63,8 +63,8 @@ class Fetcher:
         self.refused_batch = ""
 
     def on_bad_answer(self, sequence: int, reason: str, now: float) -> list[FollowerEffect]:
-        """What came does not decode: nothing is taken of it, and the leader is told. It verifies its copy each time, so
-        the same is asked for again after ever longer waits."""
+        """The answer does not decode: nothing is taken of it, and the leader is told. It verifies its copy each time,
+        so the same is asked for again after ever longer waits."""
         state = self._replica.state
         if not isinstance(state, (Fetching, Idle)) or sequence != state.sequence:
             return []
@@ -82,7 +82,7 @@ class Fetcher:
         self._replica.enter(Idle(self._sequence, self._replica.log_end_offset, now + wait), now)
 
     def pause_longer(self, now: float) -> None:
-        """What came will come again: the same is asked for after ever longer waits."""
+        """The same answer would come again: it is asked for after ever longer waits."""
         self._bad_answers.grow()
         self.pause(self._bad_answers.value, now)
 

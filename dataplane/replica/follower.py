@@ -9,12 +9,12 @@ transitions stand in `follower_states`:
     follower_reads   consumers that read here
     leader_contact   whether the leader lives
 
-What always holds, beside what the parts say
+Invariants, beside those of the parts
 * An answer is used only if it belongs to the newest data request, that request asked for our present LEO, it comes from
   the LeaderEpoch we expect, and its first offset is not below our LEO. Everything else is dropped.
 * The HW adopted is min(leader's HW, own LEO); it only grows, but for a truncation.
 * A durable end is reported only after the sync that covers it. On a `durable` stream everything is synced; on an
-  `accepted` one what the leader asks for, because a publish waits for it.
+  `accepted` one the records that the leader names, because a publish waits for them.
 * Without room on its disk it goes on fetching, and reports that it wants no records: it holds all that it reported, and
   the leader knows at once that nothing may wait for it. While its disk hangs it goes on fetching, records too, and
   reports that nothing should wait for it.
@@ -135,7 +135,7 @@ class Follower:
 
     @property
     def owes_a_sync(self) -> bool:
-        """The leader waits for a sync of what is here."""
+        """The leader waits for a sync of this log."""
         return self._replica.owes_a_sync
 
     # ------------------------------------------------------------------ reconciliation
@@ -182,7 +182,7 @@ class Follower:
         return self._installer.on_answer(answer, now)
 
     def on_bad_checkpoint(self, now: float) -> list[FollowerEffect]:
-        """What came is not the snapshot at a log start; nothing was changed. It is asked for anew, in a while."""
+        """It is not the snapshot at a log start; nothing was changed. It is asked for anew, in a while."""
         return self._installer.on_bad_checkpoint(now)
 
     # ------------------------------------------------------------------ fetching
@@ -247,8 +247,8 @@ class Follower:
         return [*self._fetcher.fetch(now), RequestSync(), *served]
 
     def on_bad_answer(self, sequence: int, reason: str, now: float) -> list[FollowerEffect]:
-        """What came does not decode: nothing is taken of it, and the leader is told."""
-        self._replica.story.tell(f"it refuses what lies at {self.log_end_offset}: {reason}", now)
+        """The answer does not decode: nothing is taken of it, and the leader is told."""
+        self._replica.story.tell(f"it refuses the batch at {self.log_end_offset}: {reason}", now)
         return self._fetcher.on_bad_answer(sequence, reason, now)
 
     def on_synced(self, durable_end: Offset, now: float) -> list[FollowerEffect]:

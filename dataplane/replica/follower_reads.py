@@ -1,7 +1,7 @@
 """Consumers that read at a follower.
 
 They are served, below this replica's HW, only by a member of the ISR that is fetching, and whose last good fetch in
-this LeaderEpoch is fresh: what it serves is committed whenever that was, but a replica that has lost the leader would
+this LeaderEpoch is fresh: its records are committed whenever that was, but a replica that has lost the leader would
 keep its consumers waiting for records that others have.
 """
 

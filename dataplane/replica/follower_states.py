@@ -32,7 +32,7 @@ class FetchAnswer:
     first_offset: Offset | None = None
     """None: no batches."""
     sync_to: Offset = Offset(0)
-    """The leader waits until what is here below is synced; 0: it waits for nothing."""
+    """The leader waits until the log is synced up to here; 0: it waits for nothing."""
     error: TidelogError | None = None
 
 

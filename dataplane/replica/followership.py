@@ -1,4 +1,4 @@
-"""What a follower knows of its own log during one LeaderEpoch, and the state that it is in.
+"""The facts of a follower during one LeaderEpoch: its own log, and the state that it is in.
 
 The parts of a follower share one `Followership`: `reconciling` finds out where its log and the leader's part,
 `installing` begins anew at the leader's log start, `fetching` copies, `follower_reads` serves consumers, and `follower`
@@ -85,10 +85,10 @@ class Followership:
 
     @property
     def reported_end(self) -> Offset | None:
-        """Exclusive end of what is synced here, where the leader counts that."""
+        """Exclusive end of the synced log, where the leader counts that."""
         return self.durable_end if self.is_durable or self.sync_to else None
 
     @property
     def owes_a_sync(self) -> bool:
-        """The leader waits for a sync of what is here."""
+        """The leader waits for a sync of this log."""
         return self.durable_end < self.log_end_offset and (self.is_durable or self.durable_end < self.sync_to)

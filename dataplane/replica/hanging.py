@@ -2,11 +2,11 @@
 
     answers ──a call has been out for longer than `limit`──> hangs ──no call has, for the time of the hold──> answers
 
-A disk that hangs fails nothing: what was written is in the page cache, and what waits for a sync waits. The loop goes
-on, so neither the controller's probes nor the followers notice. So this is what a broker tells of itself: its
+A disk that hangs fails nothing: written records are in the page cache, and whatever needs a sync waits. The loop goes
+on, so neither the controller's probes nor the followers notice. So a broker reports this of itself: its
 leaderships go to others, and no commit waits for it where enough others remain.
 
-What always holds
+Invariants
 * A call counts from its beginning, but never from before this process last woke up: a process that stood still had no
   disk to blame.
 * The hold is 0 the first time: a disk that answers takes part at once. A disk that hangs again within LONGEST_HOLD is

@@ -2,7 +2,7 @@
 
 A log that ends below the leader's log start is given up for an empty one that begins there, with the leader epochs and
 the producers of the records before: never without them. A replica that is answered OFFSET_BEFORE_LOG is not in the ISR,
-for the log start is committed; so what it gives up is committed elsewhere, or never was.
+for the log start is committed; so the records that it gives up are committed elsewhere, or never were.
 """
 
 from __future__ import annotations
@@ -78,7 +78,7 @@ class Installer:
         return [InstallCheckpoint(answer.offset, pieces, answer.deleted_end)]
 
     def on_bad_checkpoint(self, now: float) -> list[FollowerEffect]:
-        """What came is not the snapshot at a log start; nothing was changed. It is asked for anew, in a while."""
+        """It is not the snapshot at a log start; nothing was changed. It is asked for anew, in a while."""
         self._bad_answers.grow()
         self._replica.enter(Installing(self._replica.next_question(), now + self._bad_answers.value), now)
         return []

@@ -6,9 +6,9 @@
 A proposal is a compare-and-set on the partition epoch. Whether it took effect is read from applied metadata only: a
 view with a higher epoch settles it either way. While it is pending its outcome is unknown, so:
 
-* the MAXIMAL ISR (committed plus proposed) is what must hold a record before it commits: nobody who may already count
-  as in sync may lack it;
-* the COMMITTED ISR is what is compared with min ISR: nobody who may not count yet helps to reach it.
+* the MAXIMAL ISR (committed plus proposed) must hold a record before it commits: no replica that may already count as
+  in sync may lack it;
+* the COMMITTED ISR is compared with min ISR: no replica that may not count yet helps to reach it.
 
 One proposal at a time. The ISR is never empty and always holds the leader.
 """
@@ -47,7 +47,7 @@ class PendingExpandIsr:
 @dataclass(frozen=True, slots=True)
 class PendingShrinkIsr:
     members: frozenset[BrokerId]
-    """Committed: those to be dropped are still in it."""
+    """Committed: the members to be dropped are still in it."""
     change: IsrChange
     sent_at: float
 

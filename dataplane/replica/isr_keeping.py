@@ -1,6 +1,6 @@
 """How a leader keeps the ISR: members that lag or whose disks fail are dropped, followers that have caught up join.
 
-What always holds
+Invariants
 * A follower is proposed for the ISR only when it has fetched in this epoch, holds everything to the HW, everything to
   the secondary watermark in that one's way, and everything to this epoch's start, synced (on an `accepted` stream too:
   something may have been acknowledged as synced by all); and only while no other proposal is out. When one is settled
@@ -40,7 +40,7 @@ class IsrKeeper:
 
     # ------------------------------------------------------------------ settling
     def on_view(self, view: PartitionView, now: float) -> None:
-        """A view with a higher partition epoch settles the ISR: what was proposed has taken effect, or never will."""
+        """A view with a higher partition epoch settles the ISR: the proposal has taken effect, or never will."""
         state = self._state
         members = frozenset(view.isr)
         for member in members - state.isr.members:
@@ -115,7 +115,7 @@ class IsrKeeper:
             self._propose_shrink(leaving, f"disk hangs: {', '.join(sorted(leaving))}", now, out)
 
     def _drop_without_room(self, now: float, out: list[LeaderEffect]) -> None:
-        """All of them while this replica can go on writing, else the members that lack what is here already."""
+        """All of them while this replica can go on writing, else the members that lack records of this log."""
         full = self._members_without_room()
         if not full:
             return

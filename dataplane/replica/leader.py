@@ -1,19 +1,19 @@
 """The leader of one partition during one LeaderEpoch.
 
-It sequences (the driver stamps and appends, and reports it with `on_appended`), answers followers, decides what is
-committed, keeps the ISR, and completes the publishes and consumers that wait. `Leader` takes the events and passes them
+It sequences (the driver stamps and appends, and reports it with `on_appended`), answers followers, commits,
+keeps the ISR, and completes the publishes and consumers that wait. `Leader` takes the events and passes them
 to its parts, which share one `Leadership`:
 
     admission       whether a publish is taken
     commits         the high watermark, the secondary watermark, the publishes that wait for them
     data_waiters    answers to fetches, data waiters, notifications
-    isr_keeping     who is dropped from the ISR and who joins it
+    isr_keeping     which replicas are dropped from the ISR and which join it
     draining        a planned move of leadership
     consumers       consumers that read here
 
-What always holds, beside what the parts say
+Invariants, beside those of the parts
 * Progress of followers is known from fetches of THIS LeaderEpoch only, and per broker incarnation.
-* "Latest" is not answered before HW >= the epoch's start: a new leader's HW lags behind what its predecessor committed.
+* "Latest" is not answered before HW >= the epoch's start: a new leader's HW lags behind its predecessor's commits.
 * Asked with a LeaderEpoch above its own, it says nothing (it is the zombie); with one below, FENCED with its own.
 """
 
@@ -72,7 +72,7 @@ class Leader:
             raise InvariantViolation(f"{view.key}: {broker} made leader under a view whose leader is {view.leader}")
         self.leader_epoch = view.leader_epoch
         self.epoch_start = log_end_offset
-        """Exclusive end of what earlier epochs wrote: the first offset of this one."""
+        """First offset of this epoch: the exclusive end of the earlier ones."""
         self.settings = settings
         self.deletions_end = Offset(0)
         """Tombstones below it may be gone from the log. The driver sets it before it asks."""
@@ -174,14 +174,14 @@ class Leader:
 
     def await_ack(self, level: AckLevel, end: Offset, token: object, timeout: float, now: float) -> list[LeaderEffect]:
         """Complete `token` once everything below `end` is held as the level says (at once when it is). A publish is
-        announced here before it is appended, so that its followers hear what to sync with its records."""
+        announced here before it is appended, so that its followers hear with its records how far to sync."""
         state, commits = self._state, self._commits
         if end <= commits.reached(level):
             return [CompleteProduce(token)]
         commits.acks.add(level, end, now + timeout, token)
         out: list[LeaderEffect] = []
         if not state.is_durable and level.is_synced and end <= state.log_end_offset:
-            # A repetition of what lies here: nothing is appended that would ask for the syncs.
+            # A repetition of a batch in the log: nothing is appended that would ask for the syncs.
             if commits.sync_wanted_here() > state.durable_end:
                 out.append(RequestSync())
             self._waiters.fire_to_sync(now, out)
@@ -223,7 +223,7 @@ class Leader:
         to_sync = Offset(0) if state.is_durable else self._commits.acks.furthest_everywhere(is_synced=True)
         follower.on_fetch(fetch, state.log_end_offset, to_sync, now, is_durable=state.is_durable)
         if fetch.refused_batch:
-            state.story.tell(f"{fetch.replica} refuses what lies at {fetch.offset}: {fetch.refused_batch}", now)
+            state.story.tell(f"{fetch.replica} refuses the batch at {fetch.offset}: {fetch.refused_batch}", now)
             out.append(VerifyOwnCopy(fetch.offset, fetch.refused_batch))
         self._commits.advance(now, out)
         self._draining.look(now, out)
@@ -243,8 +243,8 @@ class Leader:
         return out
 
     def lacks_deletions(self, replica: BrokerId, offset: Offset) -> bool:
-        """Whether the follower, going on from `offset`, may keep for ever what a tombstone deleted that is gone
-        here."""
+        """Whether the follower, going on from `offset`, may keep for ever a record whose tombstone is gone from this
+        log."""
         return max(offset, self._state.followers[replica].deleted_end) < self.deletions_end
 
     def on_offset_request(
@@ -259,7 +259,7 @@ class Leader:
         return found if found is not None else (LeaderEpoch(0), self._state.log_start_offset)
 
     def on_checkpoint_request(self, fetch: CheckpointFetch) -> list[LeaderEffect]:
-        """A follower lacks what lies below the log start: it is sent what follows from that. The log start may move on
+        """A follower lacks the records below the log start: it is sent the snapshot there. The log start may move on
         while it asks for one piece after the other; then it begins again."""
         state = self._state
         if fetch.leader_epoch > self.leader_epoch:
@@ -391,7 +391,7 @@ class Leader:
         self._draining.end(reason, self._last_tick, out)
         return out
 
-    # ------------------------------------------------------------------ what drivers ask
+    # ------------------------------------------------------------------ questions of drivers
     def validate(self) -> None:
         """Raises InvariantViolation, with the last events, where an invariant of the leader or its parts is broken."""
         try:

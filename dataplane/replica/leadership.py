@@ -1,4 +1,4 @@
-"""What a leader knows of its partition during one LeaderEpoch: its own log, the ISR, and the progress of its followers.
+"""The facts of a leader during one LeaderEpoch: its own log, the ISR, and the progress of its followers.
 
 The parts of a leader share one `Leadership`: `commits` moves the watermarks, `isr_keeping` changes the ISR,
 `data_waiters` answers followers, `draining` hands leadership over, `admission` judges publishes, and `leader` passes
@@ -30,12 +30,12 @@ class FollowerProgress:
     log_end_offset: Offset = Offset(-1)
     """-1: it has not fetched in this epoch."""
     durable_end: Offset = Offset(-1)
-    """Exclusive end of what it has synced; never above `log_end_offset`."""
+    """Exclusive end of its synced log; never above `log_end_offset`."""
     last_fetch_at: float = -math.inf
     mark: Offset = Offset(0)
     """The LEO at the time of an earlier fetch, `marked_at`: once it is reached, the follower had caught up then."""
     sync_mark: Offset = Offset(0)
-    """What it was to sync by then, on an `accepted` stream."""
+    """How far it was to sync by then, on an `accepted` stream."""
     marked_at: float = -math.inf
     caught_up_at: float = 0.0
     waiter_inbox: str | None = None
@@ -103,7 +103,7 @@ class Leadership:
     incarnation: Incarnation
     leader_epoch: LeaderEpoch
     epoch_start: Offset
-    """Exclusive end of what earlier epochs wrote: the first offset of this one."""
+    """First offset of this epoch: the exclusive end of the earlier ones."""
     log_start_offset: Offset
     log_end_offset: Offset
     durable_end: Offset
@@ -113,7 +113,7 @@ class Leadership:
     isr: IsrState
     settings: ReplicaSettings
     is_durable: bool
-    """A replica's acknowledged end is what it has synced, on a `durable` stream; else what it has appended."""
+    """A replica's acknowledged end is the end of its synced log, on a `durable` stream; else its LEO."""
     secondary_watermark: Offset = Offset(0)
     """All of the maximal ISR hold everything below it in the way that the HW does not ask for: in the page cache on a
     `durable` stream, synced on an `accepted` one. It moves only for publishes that wait for it."""
@@ -127,7 +127,7 @@ class Leadership:
     story: Story
 
     def end_of(self, member: BrokerId, *, is_synced: bool) -> Offset:
-        """The end of its log, or of what it has synced of it; -1: not known in this LeaderEpoch."""
+        """The end of its log, or of its synced log; -1: not known in this LeaderEpoch."""
         if member == self.broker:
             return self.durable_end if is_synced else self.log_end_offset
         follower = self.followers.get(member)

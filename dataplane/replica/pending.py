@@ -32,8 +32,8 @@ class PendingAcks:
     def __init__(self) -> None:
         self._by_offset: deque[_Pending] = deque()
         self._late: list[_Pending] = []
-        """Not in the order of their ends: repetitions of uncommitted batches, and those that were passed by the mark
-        while too few were in sync."""
+        """Not in the order of their ends: repetitions of uncommitted batches, and publishes that were passed by the
+        mark while too few were in sync."""
         self._by_deadline: list[tuple[float, int, _Pending]] = []
         self._count = 0
 
@@ -42,7 +42,7 @@ class PendingAcks:
 
     @property
     def remembered(self) -> int:
-        """Publishes kept in memory: those that wait, and some that are through."""
+        """Publishes kept in memory: the waiting ones, and some that are through."""
         return len(self._by_deadline)
 
     def add(self, end_offset: Offset, deadline: float, token: object, floor: int = 0) -> None:
@@ -56,7 +56,7 @@ class PendingAcks:
 
     @property
     def furthest(self) -> Offset:
-        """Where the last of them ends; 0: nobody waits."""
+        """End of the last of them; 0: none waits."""
         if not self._by_offset and not self._late:
             return Offset(0)
         newest = next((p.end_offset for p in reversed(self._by_offset) if not p.done), Offset(0))

@@ -1,4 +1,4 @@
-"""What the log says about idempotent producers. A function of the log: learned from batch headers, in order.
+"""Idempotent producers as the log knows them. A function of the log: learned from batch headers, in order.
 
 Each producer numbers its records in a partition from 0. The table remembers the last batches of each, so that a batch
 sent again is recognised and answered with the offset of the original. A batch whose sequence does not follow the last
@@ -6,16 +6,16 @@ one is refused, so that a lost batch cannot be overtaken by the one after it.
 
 A producer is forgotten when it has been silent for `expiration_ms`, or when more than `max_producers` others have
 written since. The time is that of the log: the newest `append_time` of its batches, so that each replica, and each
-recovery, forgets the same producers at the same batch. While nothing is appended nobody is forgotten, and nobody by a
-batch of its own.
+recovery, forgets the same producers at the same batch. While nothing is appended no producer is forgotten, and
+none by a batch of its own.
 
-What a forgotten producer sends can be new, or a repetition of what it wrote before. To tell that from the first batch
-of a producer that has never written here, the table keeps the highest id that it has forgotten: ids are handed out in
-ascending order, so a producer with a higher id is new, and one with a lower id may have been forgotten
+A batch of a forgotten producer can be new, or a repetition of one that it wrote before. To tell that from the first
+batch of a producer that has never written here, the table keeps the highest id that it has forgotten: ids are handed
+out in ascending order, so a producer with a higher id is new, and one with a lower id may have been forgotten
 (UNKNOWN_PRODUCER_ID). Its client goes on under a new id. The refusal says for how long back every producer is
-remembered: what its client sent for the first time since then is not in the log.
+remembered: batches that its client sent for the first time since then are not in the log.
 
-What is known at an offset can be copied at little cost (`known`: what it holds is never changed, only replaced),
+The table at an offset can be copied at little cost (`known`: its values are never changed, only replaced),
 encoded, and taken up again, by this replica or another one. Encoded, little-endian, in two pieces; earlier versions
 know the first one alone:
 
@@ -23,7 +23,7 @@ know the first one alone:
         i64 id, i64 epoch, i64 next sequence, u32 batches       oldest first
             i64 base sequence, i64 base offset, u32 span
 
-    i64 highest id that was forgotten, -1 = none; i64 the newest write of those forgotten; i64 time of the log
+    i64 highest id that was forgotten, -1 = none; i64 the newest write of the forgotten ones; i64 time of the log
         both in ns since 1970, 0 = not known
     i64 for each producer, in the same order: the time of the log when it wrote last
 """
@@ -86,7 +86,7 @@ of them, and changes neither. No class of its own: there are up to 100,000 of th
 
 
 class Producer(NamedTuple):
-    """What the log says of one producer."""
+    """One producer as the log knows it."""
 
     epoch: int
     next_sequence: int
@@ -97,14 +97,14 @@ class Producer(NamedTuple):
 
 
 class KnownProducers(NamedTuple):
-    """What a log says of all producers."""
+    """All producers as a log knows them."""
 
     producers: Mapping[int, Producer]
     """By id; the one that wrote longest ago first."""
     forgotten: int = NO_PRODUCER
-    """The highest id of those that are no longer among them."""
+    """The highest id that was forgotten."""
     forgotten_at: int = 0
-    """The time of the log when the last of those wrote last."""
+    """The time of the log when the last forgotten producer wrote last."""
     time: int = 0
     """The newest time of an append, in ns since 1970; 0: no batch says."""
 
@@ -139,7 +139,7 @@ class ProducerTable:
         return KnownProducers(dict(self._producers), self._forgotten, self._forgotten_at, self._time)
 
     def restore(self, known: KnownProducers, headers: Iterable[BatchHeader] = ()) -> None:
-        """Forget all, take up what was known at some offset, and learn from the batches behind it."""
+        """Forget all, take up the table at some offset, and learn from the batches behind it."""
         self._producers = OrderedDict(known.producers)
         _, self._forgotten, self._forgotten_at, self._time = known
         for header in headers:

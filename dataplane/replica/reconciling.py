@@ -1,6 +1,6 @@
 """Where a follower's log and its leader's part.
 
-What always holds
+Invariants
 * Before the first fetch of a LeaderEpoch the log is reconciled with the leader over `.offset`, by leader epochs alone
   (KIP-101, KIP-279). The log is never cut to the HW, and never without an answer: if the leader is silent, ask again.
 * The log is cut once, when the walk over the epochs has ended.
@@ -117,9 +117,9 @@ class Reconciler:
 
     def _nothing_so_old(self, cut: Offset, leaders_start: Offset) -> Reconciled:
         """All that the leader holds is of newer epochs than all that is here: from its log start on nothing is in
-        common, and what it held below is not known any more. A member of the ISR (or an eligible replica) need not ask:
-        what is committed lies below, and it keeps that, for it answers for it. Any other replica may hold records there
-        that were never committed, and begins anew where the leader's log begins."""
+        common, and its earlier records below are not known any more. A member of the ISR (or an eligible replica) need
+        not ask: all committed records lie below, and it keeps them, for it answers for them. Any other replica may hold
+        records there that were never committed, and begins anew where the leader's log begins."""
         replica = self._replica
         if replica.is_relied_on:
             return self._cut_to(min(cut, max(leaders_start, replica.log_start_offset)))

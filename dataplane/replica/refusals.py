@@ -1,4 +1,4 @@
-"""What leaders and followers refuse in the same words."""
+"""Refusals that leaders and followers give in the same words."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from wire.errors import Code, TidelogError
 from wire.types import BrokerId, LeaderEpoch, Offset, PartitionKey, PartitionView
 
 DELETIONS_GONE = "deletions_gone"
-"""Detail of an OFFSET_BEFORE_LOG: the offset is in the log, and yet nothing can be appended to what lies below it."""
+"""Detail of an OFFSET_BEFORE_LOG: the offset is in the log, and yet nothing can be appended to the log below it."""
 
 REASON = "reason"
 """Detail of an OUTCOME_UNKNOWN: the code for which this broker did not store the record."""
@@ -34,12 +34,12 @@ other refusals follow from the state of one broker."""
 def told_without_epoch(
     error: TidelogError, broker: BrokerId, view: PartitionView, *, lease_valid: bool
 ) -> TidelogError | None:
-    """What a publish is told that names no LeaderEpoch (a bare one, an envelope, an `.append` with epoch 0), where
+    """The answer to a publish that names no LeaderEpoch (a bare one, an envelope, an `.append` with epoch 0), where
     `broker`, which believes that it leads, has nothing better for it than `error`. None: nothing is said.
 
     Every broker that believes it leads receives such a publish. A broker without a lease is silent: another one may
     lead, and the answer is its. Inside the lease it may have been deposed all the same. So it knows that it did not
-    store the record, and does not know that nobody did.
+    store the record, and does not know that no other broker did.
     """
     if not lease_valid or error.code is Code.NOT_LEADER:
         return None
@@ -63,7 +63,7 @@ def fenced(view: PartitionView, theirs: LeaderEpoch) -> TidelogError:
 
 
 def deletions_gone(key: PartitionKey, log_start: Offset, offset: Offset) -> TidelogError:
-    """Tombstones at or above `offset` were compacted away: who goes on from there keeps what they deleted."""
+    """Tombstones at or above `offset` were compacted away: a follower that goes on from there keeps deleted records."""
     return TidelogError(
         Code.OFFSET_BEFORE_LOG,
         f"deletions that follow offset {offset} of {key} were compacted away; begin anew at the log start {log_start}",

@@ -1,4 +1,4 @@
-"""What followers ask of a leader, decoded."""
+"""Requests of followers to their leader, decoded."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ class FollowerFetch:
     disk_hangs: bool = False
     """The follower's disk has not answered for long."""
     deleted_end: Offset = Offset(0)
-    """Exclusive end of the tombstones whose deletions are in the follower's log."""
+    """Records that tombstones below it deleted are not in the follower's log."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -39,7 +39,7 @@ class ReplicaSettings:
     late_tick: float = 1.0
     """A timer that fires this late means that the process stood still; no follower's lag is judged by it."""
     confirm_timeout: float = 10.0
-    """Only checked against the lag time: what a publish waits is the stream's `confirm_timeout_ms`."""
+    """Only checked against the lag time: the wait of a publish is the stream's `confirm_timeout_ms`."""
     push_to_waiters: bool = True
     """A data waiter that fires sends the data itself as a second answer on the same inbox; the notification follows
     when that brought no fetch within `notify_retry` (R32). False: the notification alone."""
@@ -49,9 +49,9 @@ class ReplicaSettings:
     """Appended and not yet committed, per partition; above it publishes are refused with BACKPRESSURE (and plain ones
     dropped, counted)."""
     max_uncommitted_bytes_of_all: int = 256 << 20
-    """The same for all partitions that a broker leads: above it those are refused that hold more than their even share.
-    Divided by the number of partitions that wait for a commit, up to 32, where the oldest uncommitted record is older
-    than a fifth of `replica_max_lag_time`."""
+    """The same for all partitions that a broker leads: above it publishes are refused to partitions that hold more than
+    their even share. Divided by the number of partitions that wait for a commit, up to 32, where the oldest uncommitted
+    record is older than a fifth of `replica_max_lag_time`."""
     max_waiting_fetches: int = 10_000
     """Consumers' long polls per partition; above it they are refused with BACKPRESSURE."""
     follower_read_max_age: float = 3.0

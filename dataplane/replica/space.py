@@ -1,4 +1,4 @@
-"""The room that a broker has on its disk, and what it does about it. Events in, effects out.
+"""The room that a broker has on its disk, and its measures when there is little. Events in, effects out.
 
              below 2 x min_free                below min_free, or the file system refuses
     AMPLE ────────────────────────> SHORT ─────────────────────────────────────────────> FULL
@@ -8,15 +8,15 @@
     AMPLE    everything as usual
     SHORT    leaderships are handed to replicas that have room; streams that evict let their oldest segments go; records
              are still taken
-    FULL     no record is taken any more: a leader refuses publishes, a follower fetches without data. What is here is
-             served
+    FULL     no record is taken any more: a leader refuses publishes, a follower fetches without data. Records in
+             the log are served
 
-The last `min_free` bytes are for what must be written even then: checkpoints, leader epochs, the Raft journal. They are
-kept by counting: between two looks at the disk every record that is written is taken off what was seen, so that no
-burst gets past the limit. Others may fill the disk all the same: then the file system refuses, and a reserve, a file of
-its own kept for that moment, is given back to it, for the small files.
+The last `min_free` bytes are for the files that must be written even then: checkpoints, leader epochs, the Raft
+journal. They are kept by counting: between two looks at the disk every record that is written is taken off the free
+space seen, so that no burst gets past the limit. Others may fill the disk all the same: then the file system refuses,
+and a reserve, a file of its own kept for that moment, is given back to it, for the small files.
 
-What always holds
+Invariants
 * A record is admitted only if it leaves `min_free` bytes, as far as is known, and never while FULL.
 * There and back again are two different limits, so that nothing flaps.
 * Where the file system refuses though it shows room (a quota), the next attempt waits, longer each time.
@@ -73,7 +73,7 @@ class SpaceGuard:
         self.room = Room.AMPLE
         self.total = 0
         self.free = 0
-        """As last seen, less what was admitted since."""
+        """As last seen, less the bytes admitted since."""
         self.min_free = 0
         self._looked = False
         self._hold = 0.0

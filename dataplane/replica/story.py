@@ -1,4 +1,4 @@
-"""The last events of a replica: what a partition went through before something was seen to be wrong.
+"""The last events of a replica, for finding out how a partition came into its state.
 
 Only transitions and rare events are told (a role begins, the ISR changes, a log is cut, a disk fills), never a record
 or a batch. A story belongs to a replica and goes on from one role to the next.

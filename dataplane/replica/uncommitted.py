@@ -1,4 +1,4 @@
-"""What all partitions that a broker leads have appended and not committed: publishes above its bounds are refused, so
+"""The uncommitted bytes of all partitions that a broker leads: publishes above their bounds are refused, so
 that followers stay close enough to their leaders to stay in the ISRs, however much is published to however many
 partitions.
 
@@ -25,7 +25,7 @@ class Uncommitted:
         self.partitions = 0
         """Led by this broker."""
         self.waiting = 0
-        """Those of them that have uncommitted bytes."""
+        """Partitions among them that have uncommitted bytes."""
 
     def why_not(self, own: int, waited: float) -> str | None:
         """Why a partition may append nothing more; None when it may.

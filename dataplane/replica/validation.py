@@ -6,6 +6,6 @@ from wire.errors import InvariantViolation
 
 
 def require(holds: bool, invariant: str, found: object) -> None:
-    """Raises InvariantViolation, with `invariant` and what was found, unless it holds."""
+    """Raises InvariantViolation, with `invariant` and the facts found, unless it holds."""
     if not holds:
         raise InvariantViolation(f"{invariant}: {found}")
