@@ -1,7 +1,7 @@
-"""The small files beside the segments that say what is known of them.
+"""The small files beside the segments: facts that the segments do not tell.
 
 `replication-offset-checkpoint`: the high watermark; the recovery point: every byte below it is on stable storage, so
-that recovery has nothing to look for there; and the log start, below which retention removed what there was.
+that recovery has nothing to look for there; and the log start, below which retention removed all records.
 `leader-epoch-checkpoint`: the leader epochs and where each begins. `compaction-checkpoint`: how far the log is
 compacted.
 
@@ -49,7 +49,7 @@ class OffsetCheckpoint(NamedTuple):
     recovery_point: Offset
     """Everything below it was synced when this was written."""
     log_start_offset: Offset | None = None
-    """Where the first segment begins: what lies below it is garbage, and a log that begins above it has lost records.
+    """Where the first segment begins: bytes below it are garbage, and a log that begins above it has lost records.
     None: the checkpoint does not say (the log is just being dropped, or an earlier version wrote it)."""
 
     @property
@@ -59,11 +59,11 @@ class OffsetCheckpoint(NamedTuple):
 
 
 class CompactionPoint(NamedTuple):
-    """What compaction has done to a log, and what that means for those who copy from it. All exclusive ends.
+    """The work of compaction on a log, and its meaning for replicas that copy from it. All exclusive ends.
 
         settled_end <= clean_end <= deleted_end        deletions_end <= deleted_end
 
-    But for a log whose point was lost, `is_in_doubt`: nobody knows which tombstones are gone from it, nor what they
+    But for a log whose point was lost, `is_in_doubt`: it is not known which tombstones are gone from it, nor what they
     deleted that may still be here.
 
     A tombstone (a key without a value) goes when everything below it has been clean for `tombstone_retention_ms`; so
@@ -78,7 +78,7 @@ class CompactionPoint(NamedTuple):
     clean_end: Offset = Offset(0)
     """Below it there is of each key one record at most, the newest of those below it."""
     settled_end: Offset = Offset(0)
-    """What `clean_end` was at `settled_at_ms`: the tombstones below it are the next to go."""
+    """Value of `clean_end` at `settled_at_ms`: the tombstones below it are the next to go."""
     settled_at_ms: int = 0
     """Wall clock."""
     tombstones: int = 0
@@ -86,7 +86,7 @@ class CompactionPoint(NamedTuple):
     deletions_end: Offset = Offset(0)
     """Tombstones below it may be missing here."""
     deleted_end: Offset = Offset(0)
-    """What tombstones below it delete is not here: it was compacted away, or never came."""
+    """Records that tombstones below it delete are not here: they were compacted away, or never came."""
     copied_in: LeaderEpoch = LeaderEpoch(0)
     """The LeaderEpoch in which this log was begun anew as a copy of the leader's. 0: it is no copy, or goes on as the
     copy of another leader's log."""
@@ -103,11 +103,11 @@ class CompactionPoint(NamedTuple):
         return max(self.deleted_end, self.deletions_end)
 
     def in_role(self, leader_epoch: LeaderEpoch, log_end: Offset) -> CompactionPoint:
-        """What holds from the beginning of a role in `leader_epoch` on, whose log ends at `log_end`.
+        """The point from the beginning of a role in `leader_epoch` on, whose log ends at `log_end`.
 
         A copy goes on as before in the LeaderEpoch in which it was begun. Another leader may still hold what was
         deleted in the log from which the copy was begun, and compact it away later, the tombstone too: towards that
-        leader only what is here counts.
+        leader only the records of this log count.
         """
         if self.copied_in == leader_epoch or self.deleted_end <= log_end:
             return self
@@ -118,7 +118,7 @@ class CompactionPoint(NamedTuple):
         )
 
     def cut(self, end: Offset) -> CompactionPoint:
-        """Of a log that was cut to `end`, with something committed: what comes there now is another history."""
+        """The point of a log that was cut to `end`, with something committed: other records may come there now."""
         return CompactionPoint(
             clean_end=min(self.clean_end, end),
             tombstones=self.tombstones,
@@ -128,8 +128,8 @@ class CompactionPoint(NamedTuple):
 
     @classmethod
     def of_copy(cls, deleted_end: Offset, leader_epoch: LeaderEpoch) -> CompactionPoint:
-        """Of an empty log that is to be copied from the leader of `leader_epoch`, in whose log what tombstones below
-        `deleted_end` delete is gone."""
+        """The point of an empty log that is to be copied from the leader of `leader_epoch`, in whose log what
+        tombstones below `deleted_end` delete is gone."""
         return cls(deletions_end=deleted_end, deleted_end=deleted_end, copied_in=leader_epoch)
 
 

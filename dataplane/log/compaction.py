@@ -10,16 +10,17 @@ the part ends, and another pass goes on from there. Then each segment from the o
 that the map knows newer ones of, and is replaced (`Swapping.replace_segment`). When all of them are, `clean_end`
 moves up, durably. A pass that is broken off has done no harm and begins anew.
 
-Records without a key are no key's records: they stay. Nobody may be refused for one, since plain publishes have none.
+Records without a key are no key's records: they stay. No publish may be refused for one, since plain publishes have
+none.
 
 ## Tombstones
 
 A key without a value deletes the key. It stays until everything below it has been clean for `tombstone_retention_ms`,
 counted here and by this broker's clock: a consumer that reads on within that time from a deleted record comes to the
-tombstone. Passes set a mark: what is clean now (`settled_end`), and since when; the first pass after that time removes
+tombstone. Passes set a mark: the clean end now (`settled_end`), and since when; the first pass after that time removes
 the tombstones below it and sets the next mark. So a tombstone is remembered for once to twice that time.
 
-Replicas compact when they like. What they agree on:
+Replicas compact when they like. They agree on this:
 
   - a record that two of them hold at an offset is the same;
   - below the lower of their `clean_end`s both hold the newest record of each key, unless it is a tombstone.
@@ -80,7 +81,7 @@ def tombstones_are_due(log: PartitionLog, retention_ms: int, now_ms: int) -> boo
 
 @dataclass(slots=True)
 class Compacted:
-    """What a pass has done so far."""
+    """The work of a pass so far."""
 
     segments: int = 0
     """Replaced."""
@@ -185,7 +186,7 @@ class CompactionPass:
         return lambda size, position: self._log.swapping.read_segment(segment, size, position)
 
     def _check_not_overtaken(self, segment: Segment) -> None:
-        """What was read makes no sense: was it still the log's?"""
+        """The bytes make no sense: were they still the log's?"""
         log = self._log
         if log.rewrite_epoch != self._rewrite_epoch or log.refusal is not None or not log.swapping.holds(segment):
             raise _Overtaken
@@ -251,7 +252,8 @@ class CompactionPass:
             yield kept
 
     def _nothing_is_clean_from(self, offset: Offset) -> None:
-        """What should be gone from there on may still be there: so tombstones stay, and the next pass looks again."""
+        """Records that should be gone from there on may still be there: so tombstones stay, and the next pass looks
+        again."""
         self._readable_end = min(self._readable_end, offset)
         self._tombstones_below = min(self._tombstones_below, offset)
 

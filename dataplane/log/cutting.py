@@ -1,10 +1,10 @@
-"""What takes records away: truncation at the end, removal at the beginning, and beginning anew elsewhere.
+"""Removal of records: truncation at the end, removal at the beginning, and beginning anew elsewhere.
 
-    truncate, drop_all, install   a worker, while nobody appends; they hold `removing`, the lock of the derived state
+    truncate, drop_all, install   a worker, between appends; they hold `removing`, the lock of the derived state
                                   and the I/O lock, taken in this order
     remove_before                 any thread, while appends and reads go on; it holds `removing`, and within it takes
                                   the I/O lock and the lock of the derived state one after the other
-    cut_to                        whoever holds all three locks, within `LogState.cutting`
+    cut_to                        the holder of all three locks, within `LogState.cutting`
 
 Readers learn of it by `LogState.cuts`. The order in which files are written and removed is told in
 `dataplane.log.partition_log`.
@@ -60,7 +60,7 @@ class Cutting:
         too.
 
         At the log's end it removes no record, but an epoch without records. Below the log's start, which may just have
-        moved, it removes every record. Durable on return; the new end of the log. Blocking; nobody may append
+        moved, it removes every record. Durable on return; the new end of the log. Blocking; no thread may append
         meanwhile. Raises LogDamaged, NoSpace (the same call goes on where this one stopped), CorruptData (nothing was
         cut), InvariantViolation (the log is damaged: `cut_damage`).
         """
@@ -129,7 +129,7 @@ class Cutting:
         """Removes every record; the log goes on, empty, at `new_start_offset`, which is committed somewhere else, with
         the derived state that a snapshot of its own has there.
 
-        Durable on return. Blocking; nobody may append meanwhile. Raises LogDamaged, NoSpace (the same call goes on
+        Durable on return. Blocking; no thread may append meanwhile. Raises LogDamaged, NoSpace (the same call goes on
         where this one stopped).
         """
         state = self._state
@@ -141,8 +141,8 @@ class Cutting:
         """Removes every record; the log goes on, empty, at the snapshot's offset, with its leader epochs and producers,
         and with `copied` as its compaction point: see `CompactionPoint.of_copy`.
 
-        Durable on return, and never half done: see `dataplane.log.installation`. Blocking; nobody may append meanwhile.
-        Raises LogDamaged, NoSpace (the same call goes on where this one stopped).
+        Durable on return, and never half done: see `dataplane.log.installation`. Blocking; no thread may append
+        meanwhile. Raises LogDamaged, NoSpace (the same call goes on where this one stopped).
         """
         with self._state.removing, self._state.derived.lock:
             self._install(snapshot, copied)

@@ -1,7 +1,7 @@
-"""Damage: bytes of a log that were written and synced here, and are not what they were.
+"""Damage: bytes of a log that were written and synced here, and have changed since.
 
-What is known of it (`Damage`), and the mark that outlives the process. The file `damaged` is written, durably, as soon
-as damage is met, by whoever meets it: a reader, the scrubber, a follower that refuses what it got, an open. While it is
+The facts about it (`Damage`), and the mark that outlives the process. The file `damaged` is written, durably, as soon
+as damage is met, by its finder: a reader, the scrubber, a follower that refuses a batch, an open. While it is
 there the log opens for reading only, nothing of it is cut, and the replica counts as unsound: a restart forgets
 nothing. It goes when the damage has been cut out, which needs the replica to be out of the ISR (or an operator's word).
 
@@ -26,7 +26,7 @@ MARK_FILE = "damaged"
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Damage:
-    """Where a log stops being what was written. `sound_end` <= `known_end`."""
+    """Where a log stops being as it was written. `sound_end` <= `known_end`."""
 
     file: str
     """Name of the segment in which the sound part ends; "" where the log has no segment."""
@@ -41,7 +41,7 @@ class Damage:
 
 
 def set_mark(files: FileSystem, directory: Path, reason: str) -> None:
-    """Durable on return. What an earlier mark says stays: the first damage is the one to tell of. Raises OSError."""
+    """Durable on return. An earlier mark stays: the first damage is the one to tell of. Raises OSError."""
     path = directory / MARK_FILE
     if read_file(files, path) is None:
         replace_file(files, path, f"{reason}\n".encode())

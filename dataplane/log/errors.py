@@ -1,4 +1,4 @@
-"""What the log raises when the disk, not the caller, is at fault."""
+"""Errors that the log raises when the disk, not the caller, is at fault."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ class LogDamaged(Exception):
 
 
 class NoSpace(Exception):
-    """The disk has no room for what was to be written: full, over a quota, or at the limit of a file's size.
+    """The disk has no room for the bytes to be written: full, over a quota, or at the limit of a file's size.
 
     Nothing is wrong with the disk, and nothing has changed: the log is exactly as it was, and the same call succeeds
     once there is room. Never of an fsync: one that fails is LogDamaged, whatever the reason it gives.

@@ -1,17 +1,18 @@
 """Group commit: one fdatasync serves every batch that waits for it, and only a quick one stands on the event loop.
 
-    request(log, done)     loop      done joins those that wait for `log`; the log is queued unless it is already
+    request(log, done)     loop      done joins the callbacks that wait for `log`; the log is queued unless it is
+    already
                            worker    takes ALL that wait for the log, log.sync(), puts their outcome to the others
     done(durable end)      loop      or done(the exception); one call for all outcomes that are there by then
 
-A sync serves the requests that were there when it began: what they wait for was appended before. Those that come while
+A sync serves the requests that were there when it began: their records were appended before. Requests that come while
 it runs wait for the next one of that log, so a log is synced by one worker at a time, and a busy log has at most one
 sync running and one queued, however many requests there are. Logs are served in the order in which they were queued.
 
     at_once(log)           loop      syncs here and now where that is quick, or says that it is not
 
 To hand a sync to a thread and its outcome back costs as much as a quick disk takes for it. So a small one is done on
-the loop, while nobody else waits for the disk and the disk is quick. What that may cost is bounded: after a quick one
+the loop, while no other log waits for the disk and the disk is quick. The cost of that is bounded: after a quick one
 the loop does none for as long as it took, so that many logs that are written to at once go to the threads; after one
 that took `quick_below` or longer for SLOW_REST times as long, and twice that with each further one in a row: a disk
 that stays slow holds up the loop for a thousandth of the time.
@@ -47,7 +48,7 @@ logger = logging.getLogger(__name__)
 
 
 class Syncable(Protocol):
-    """What a scheduler syncs: a `PartitionLog`."""
+    """The log that a scheduler syncs: a `PartitionLog`."""
 
     def sync(self) -> Offset: ...
 
@@ -55,7 +56,7 @@ class Syncable(Protocol):
 
 
 class Syncer(Protocol):
-    """What a broker needs of a `SyncScheduler`."""
+    """The part of a `SyncScheduler` that a broker needs."""
 
     def request(self, log: Syncable, done: Done) -> None: ...
 
@@ -63,12 +64,12 @@ class Syncer(Protocol):
 
     @property
     def is_crowded(self) -> bool:
-        """Many logs wait: who has little to write does well to gather more."""
+        """Many logs wait: a log with few records to write does well to gather more."""
         ...
 
     @property
     def waiting_since(self) -> float:
-        """When the oldest sync that is running began; inf: none is. Those that wait for a thread do not count."""
+        """When the oldest sync that is running began; inf: none is. Syncs that wait for a thread do not count."""
         ...
 
 
@@ -100,9 +101,9 @@ class SyncScheduler:
         """How long it is to leave that, in terms of what a slow one took."""
         self._wake = threading.Condition()
         self._waiting: dict[Syncable, list[Done]] = {}
-        """Who waits for a sync that has not begun. A log is a key while it is queued or being synced."""
+        """The callbacks that wait for a sync that has not begun. A log is a key while it is queued or being synced."""
         self._queue: deque[Syncable] = deque()
-        """Logs that nobody is syncing and somebody waits for. At most one entry per log."""
+        """Logs that are waited for and are not being synced. At most one entry per log."""
         self._running: dict[Syncable, float] = {}
         """When the sync of a log began that a thread is at."""
         self._outcomes: list[tuple[list[Done], Offset | Exception]] = []
@@ -145,7 +146,7 @@ class SyncScheduler:
             return min(self._running.values(), default=math.inf)
 
     def at_once(self, log: Syncable) -> Offset | None:
-        """The durable end of `log`, synced now; None: nothing was done, `request` it. Raises what `log.sync` does."""
+        """The durable end of `log`, synced now; None: nothing was done, `request` it. Raises as `log.sync` does."""
         began = self._monotonic()
         if began < self._at_once_from or self._waiting:
             return None
@@ -161,7 +162,7 @@ class SyncScheduler:
         return end
 
     def close(self) -> None:
-        """Finishes what was requested, then ends the threads. Blocks until then."""
+        """Finishes all requests, then ends the threads. Blocks until then."""
         with self._wake:
             self._closed = True
             self._wake.notify_all()
@@ -174,7 +175,7 @@ class SyncScheduler:
             outcome: Offset | Exception
             try:
                 outcome = log.sync()
-            except Exception as error:  # noqa: BLE001 - whatever it is, those that wait must hear of it
+            except Exception as error:  # noqa: BLE001 - whatever it is, the waiting callbacks must hear of it
                 outcome = error
             self._finished(log)
             self._report(served, outcome)
@@ -219,5 +220,5 @@ class SyncScheduler:
             for done in served:
                 try:
                     done(outcome)
-                except Exception:  # whoever waits for another log hears of that nevertheless
+                except Exception:  # the callbacks of other logs are called nevertheless
                     logger.exception("what waited for a sync met a bug")

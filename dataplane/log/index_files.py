@@ -1,4 +1,4 @@
-"""Index files of segments, for an operator: what one says, and one made anew while nobody uses the log."""
+"""Index files of segments, for an operator: its content, and one made anew while the log is not in use."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ class IndexFacts(NamedTuple):
     segment_bytes: int
     entries: int
     offset: int
-    """What the last entry says: the log reaches this offset (exclusive) at `position`."""
+    """By the last entry: the log reaches this offset (exclusive) at `position`."""
     position: int
     max_timestamp: int | None
     """ns; None: no record before that place."""
@@ -63,7 +63,7 @@ def rebuild_index(files: FileSystem, path: Path) -> None:
                 size, end = position + header.size, header.end_offset
         except ChainBroken as broken:  # that is as far as the index may go
             known = show_index(files, path).position
-            if size < known:  # what proves that something is missing must stay
+            if size < known:  # the proof that something is missing must stay
                 raise LogDamaged(
                     f"{path} is damaged {broken}, and its index says that {known} bytes of it were synced: start the "
                     "broker, which copies from the other replicas what it lacks"

@@ -11,7 +11,7 @@ Three ends, three orders of writing, which together are the promise that a crash
   - `sync`: bytes of segments, then names of new segments, then the leader epochs, then `durable_end`; then, of what is
     now durable, index entries and finished segments. An epoch never becomes durable before the log in front of it.
   - the offset checkpoint never vouches for more than `durable_end`, and is lowered before anything is cut.
-  - `remove_before`: snapshot at the new log start, checkpoint with it, then segments: what a crash leaves of them is
+  - `remove_before`: snapshot at the new log start, checkpoint with it, then segments: the rest that a crash leaves is
     removed at open.
   - `truncate`: snapshots, checkpoint, segments from the newest down, index, bytes, epochs. Beginning anew elsewhere:
     see `dataplane.log.installation`.
@@ -21,36 +21,35 @@ failure: `NoSpace`, the log is as it was, and takes the same again when there is
 
 ## Parts
 
-    state       what the parts share                    reading     batches, times and headers from the files
+    state       facts of all the parts                  reading     batches, times and headers from the files
     appending   append, roll                            cutting     truncate, install, drop_all, remove_before
-    syncing     sync, leader epochs, checkpoint         swapping    what compaction does
+    syncing     sync, leader epochs, checkpoint         swapping    work of compaction
     capturing   snapshots of the derived state          checking    looking for damage, cutting it off
 
-What the replicas of a partition do with a log they ask of `PartitionLog`; compaction and repair, which know its files,
+The replicas of a partition use `PartitionLog`; compaction and repair, which know its files,
 ask `PartitionLog.swapping` and `PartitionLog.checking`.
 
 ## Threads
 
-The LOOP thread is the one that appends. WORKERS do what blocks.
+The LOOP thread is the one that appends. WORKERS make the calls that block.
 
-    loop thread only        append, read, sync_small, and while nobody appends: assign_epoch, truncate, drop_all,
+    loop thread only        append, read, sync_small, and between appends: assign_epoch, truncate, drop_all,
                             install, close in a worker
     any thread, any time    sync, checkpoint_high_watermark, remove_before, replace_segment, read_from_disk,
                             offset_for_timestamp, check, what snapshots need; all properties
 
 Locks are taken in this order: `removing`, the lock of `dataplane.log.derived_state`, `io_lock`, `replacing`.
 
-  - `io_lock` is held by whatever blocks on writing: sync, assign_epoch, checkpoint, truncate, install, close, so
+  - `io_lock` is held by every call that blocks on writing: sync, assign_epoch, checkpoint, truncate, install, close, so
     these happen one at a time. `append` and `read` take neither it nor the lock of the derived state. A reader takes it
     only to load the index of a cold segment, or to wait for the end of a cut.
-  - What `append` publishes it publishes last: bytes, then the segment's size, then `log_end_offset`. `segments` is a
+  - `append` publishes in this order, and last: bytes, then the segment's size, then `log_end_offset`. `segments` is a
     tuple that is replaced, never changed: by the loop (its end) and by workers (its beginning), under `replacing`,
-    which nobody holds while he blocks. The same goes for the leader epochs.
+    which is never held by a thread that blocks. The same goes for the leader epochs.
   - `truncate`, `install` and `replace_segment` make `cuts` odd while they work. A reader from disk that sees it odd,
-    or changed when it is done, forgets what it read and starts again: it never returns bytes that were replaced
-    meanwhile.
-    `remove_before` adds 2 once the segments are no longer part of the log and before their files go: who held one of
-    them starts again and finds that his offset is before the log.
+    or changed when it is done, forgets its bytes and starts again: it never returns bytes that were replaced meanwhile.
+    `remove_before` adds 2 once the segments are no longer part of the log and before their files go: a reader that held
+    one of them starts again and finds that his offset is before the log.
 """
 
 from __future__ import annotations
@@ -96,9 +95,9 @@ _HANDLES_OF_ONE_LOG = 4
 
 
 class PartitionLog:
-    """See the module's text for what always holds and which thread may call what.
+    """See the module's text for the invariants and the threads of each call.
 
-    `OSError` does not leave this class or its parts: it becomes NoSpace or LogDamaged. What each method promises is
+    `OSError` does not leave this class or its parts: it becomes NoSpace or LogDamaged. The promise of each method is
     told where it is done.
     """
 
@@ -222,7 +221,7 @@ class PartitionLog:
         except OSError as error:
             raise state.failed(f"closing {state.segments[-1].path} failed: {error}") from error
 
-    # ---- what is there
+    # ---- the content
 
     @property
     def directory(self) -> Path:
@@ -261,7 +260,7 @@ class PartitionLog:
 
     @property
     def tail_holds_encrypted(self) -> bool:
-        """What `read` gives may be encrypted."""
+        """The batches of `read` may be encrypted."""
         return self._state.tail.holds_encrypted
 
     @property
@@ -271,13 +270,13 @@ class PartitionLog:
 
     @property
     def epochs(self) -> LeaderEpochCache:
-        """Changed by `append`, `assign_epoch`, `truncate` and `install` only; read by anybody."""
+        """Changed by `append`, `assign_epoch`, `truncate` and `install` only; read by any thread."""
         return self._state.epochs
 
     @property
     def producers(self) -> ProducerTable:
-        """Who wrote what, up to the log's end. Changed by `append`, `truncate` and `install` only; read by the
-        appending thread."""
+        """The producers and their batches, up to the log's end. Changed by `append`, `truncate` and `install` only;
+        read by the appending thread."""
         return self._state.derived.producers
 
     @property

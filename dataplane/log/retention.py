@@ -2,18 +2,18 @@
 
 Whole segments, oldest first, up to the first that must stay:
 
-    never      the last segment, a segment that reaches beyond the high watermark, and what lies behind either
+    never      the last segment, a segment that reaches beyond the high watermark, and all behind either
     by age     its newest record is older than `max_age_ms`
     by bytes   the segments behind it hold `max_bytes` or more without it
     by number  the segments behind it span `max_messages` offsets or more without it
 
-So a limit is what is kept at least: up to a segment more than that is there. Offsets are counted, not records: of a
+So a limit is kept at least: up to a segment more than that is there. Offsets are counted, not records: of a
 compacted log fewer records are left than its offsets say.
 
-Each replica judges for itself, by its own clock. It need not ask for the others: what lies below the high watermark is
-held by every member of the ISR, and whoever is outside begins anew at the leader's log start.
+Each replica judges for itself, by its own clock. It need not ask for the others: all below the high watermark is
+held by every member of the ISR, and a replica outside begins anew at the leader's log start.
 
-Timestamps are what publishers say. One in the future would keep its segment, and all behind it, until then; for such a
+Timestamps come from publishers. One in the future would keep its segment, and all behind it, until then; for such a
 segment counts when its file was last written, which no record in it can be newer than.
 """
 
@@ -33,7 +33,7 @@ NS_PER_MS = 1_000_000
 
 
 class Stored(Protocol):
-    """What retention wants to know of a segment."""
+    """The facts of a segment that retention needs."""
 
     @property
     def base_offset(self) -> int: ...

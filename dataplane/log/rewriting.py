@@ -1,9 +1,9 @@
-"""Compaction of one segment: what to keep of its batches, and the file in which they are written down without the rest.
+"""Compaction of one segment: the records to keep, and the file in which they are written down without the rest.
 
     00000000000000004096.compacted.tmp       removed at the next open, should a crash leave it
 
 Nothing is written before the first batch that loses a record. The whole batches before it are copied then, as bytes.
-What happens to a batch:
+The fate of a batch:
 
     all its records stay           as it is, byte for byte
     some stay                      the same batch with holes, if that is not larger than it was; else as it is, and the
@@ -11,13 +11,14 @@ What happens to a batch:
     none stays                     it goes; but a control batch over the same offsets is left of the first batch of each
                                    leader epoch in the segment, by which the epochs are found again, of the last one of
                                    the segment, by which its end is known, and of those by which a producer's repetition
-                                   is recognised, also by who copies this log; until it is none of these any more
+                                   is recognised, also by replicas that copy this log; until it is none of these any
+                                   more
     control, or not to be read     as it is
 
 A batch that is larger than `max_batch_bytes`, because an older version made it larger than it was, is written anew in
-its smallest form, whatever stays of it.
+its smallest form, however little stays of it.
 
-An encrypted batch is decrypted, and what is left of it is encrypted anew, with a data key of this broker's own. So
+An encrypted batch is decrypted, and its rest is encrypted anew, with a data key of this broker's own. So
 replicas that compact it hold other bytes, of the same records. Without its master key it is not to be read.
 """
 
@@ -63,7 +64,7 @@ if TYPE_CHECKING:
 BLOCK_BYTES: Final = 1 << 20
 """Read at a time; more where one batch is larger."""
 _SYNC_BYTES: Final = 8 << 20
-"""Written before it is synced: one sync of a whole segment would hold up those that publishers wait for."""
+"""Written before it is synced: one sync of a whole segment would hold up the syncs that publishers wait for."""
 
 
 class LocatedBatch(NamedTuple):
@@ -80,7 +81,7 @@ def batches_of(
     segment: Segment, read: Callable[[int, int], bytes], cipher: BatchCipher
 ) -> Iterator[list[LocatedBatch]]:
     """The batches of a segment, about BLOCK_BYTES of them at a time; CRCs are checked. `read(size, position)`. Raises
-    CorruptData that names the place, and what `read` raises."""
+    CorruptData that names the place, and as `read` does."""
     position = 0
     wanted = BLOCK_BYTES
     while position < segment.size:
@@ -122,7 +123,7 @@ def _opened(block: bytes, at: int, header: BatchHeader, cipher: BatchCipher) -> 
 
 @dataclass(frozen=True, slots=True)
 class RewrittenSegment:
-    """What is to take the place of a segment; synced."""
+    """The file that is to take the place of a segment; synced."""
 
     path: Path
     size: int
@@ -139,7 +140,7 @@ class _Output:
         self._files = files
         self.path = path
         self.size = 0
-        """Bytes, with those that are not written yet."""
+        """Bytes, with the ones that are not written yet."""
         self._parts: list[Buffer] = []
         self._written = 0
         self._synced = 0

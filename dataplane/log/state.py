@@ -1,4 +1,4 @@
-"""What the parts of one `PartitionLog` share, and the few steps that keep it whole.
+"""Facts that the parts of one `PartitionLog` share, and the few steps that keep it whole.
 
 The fields are changed by the parts only; which of them a thread may change, and under which lock, is told in
 `dataplane.log.partition_log`. Here are those steps that more than one part takes: how a failure becomes final, how a
@@ -50,7 +50,7 @@ class LogState:
         self.handles = recovery.handles
 
         self.io_lock = threading.Lock()
-        """Held by whatever blocks on writing, so that one such thing happens at a time."""
+        """Held by every call that blocks on writing, so that one such thing happens at a time."""
         self.replacing = threading.Lock()
         """Held while `segments` and `epochs` are replaced, and never while one blocks."""
         self.removing = threading.Lock()
@@ -80,14 +80,14 @@ class LogState:
         self.compaction_point: CompactionPoint = read_compaction(self.files, self.directory, self.high_watermark)
 
         self.epochs: LeaderEpochCache = recovery.epochs
-        """Changed by appends, new epochs and cuts only; read by anybody."""
+        """Changed by appends, new epochs and cuts only; read by any thread."""
         self.saved_epochs: tuple[EpochEntry, ...] = recovery.saved_epochs or ()
         self.derived = recovery.derived
         self.rewrite_epoch = 0
-        """Counts what replaces records by others (`truncate`, `install`), or is about to (`examine`)."""
+        """Counts the calls that replace records by others (`truncate`, `install`), or is about to (`examine`)."""
         self.tail = Tail(config.tail_bytes, self.pool.tails)
         self.cached_bytes: int | None = None
-        """Of the end of the log, what the page cache keeps at least; None: whatever the system keeps."""
+        """Bytes at the end of the log that the page cache keeps at least; None: as many as the system keeps."""
         self.index_due = 0
         """Byte position in the last segment at which the next index entry is made."""
 

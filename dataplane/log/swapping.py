@@ -1,8 +1,8 @@
-"""What compaction does to a log (see `dataplane.log.compaction`): finished segments get another content, and the log
+"""The work of compaction on a log (see `dataplane.log.compaction`): finished segments get another content, and the log
 keeps in mind how far that has come.
 
 Any thread, while appends and reads go on; blocking. `replace_segment` and `save_compaction_point` take the I/O lock;
-`cut_compaction_point` and `save_point_locked` are called by who holds it. `begin_role` takes it too, and belongs to a
+`cut_compaction_point` and `save_point_locked` are called by its holder. `begin_role` takes it too, and belongs to a
 worker between two roles. `forget_compacted` is the loop thread's.
 """
 
@@ -30,10 +30,10 @@ class Swapping:
         self._state = state
         self._syncing = syncing
         self.has_too_large_batch = False
-        """Somebody was sent an error in place of a batch that NATS does not carry. A pass may make it smaller."""
+        """A reader was sent an error in place of a batch that NATS does not carry. A pass may make it smaller."""
 
     def finished_below(self, end: Offset) -> list[tuple[Segment, Offset]]:
-        """(segment, where the next one begins): those that nobody writes to any more and that lie wholly below `end`
+        """(segment, where the next one begins): the finished ones that lie wholly below `end`
         and on stable storage; oldest first, never the last one."""
         end = min(end, self._state.durable_end)
         return [
@@ -43,7 +43,7 @@ class Swapping:
         ]
 
     def forget_compacted(self) -> None:
-        """What was compacted is read from disk, as it is now, and no longer from memory. Loop thread."""
+        """Compacted batches are read from disk, as it is now, and no longer from memory. Loop thread."""
         self._state.tail.drop_before(self._state.compaction_point.clean_end)
 
     def holds(self, segment: Segment) -> bool:
@@ -102,8 +102,8 @@ class Swapping:
         return point.in_role(leader_epoch, self._state.log_end_offset) != point
 
     def begin_role(self, leader_epoch: LeaderEpoch) -> None:
-        """See `CompactionPoint.in_role`. Durable on return. Blocking; nobody may append meanwhile. Raises LogDamaged,
-        NoSpace."""
+        """See `CompactionPoint.in_role`. Durable on return. Blocking; no thread may append meanwhile. Raises
+        LogDamaged, NoSpace."""
         state = self._state
         with state.io_lock:
             state.check_writable()
