@@ -488,15 +488,6 @@ MUTANTS: tuple[Mutant, ...] = (
         ),
     ),
     _mutant(
-        "a member of the ISR truncates to its log start when the leader has no LeaderEpoch so old",
-        (
-            R,
-            "_nothing_so_old",
-            "min(cut, max(leaders_start, replica.log_start_offset))",
-            "replica.log_start_offset",
-        ),
-    ),
-    _mutant(
         "a follower begins at the log start without the producers",
         (
             checkpoints,
@@ -607,6 +598,18 @@ TOLD: tuple[tuple[Mutant, str], ...] = (
             (R, "_cut_to", "if cut < self._replica.log_start_offset and not self._replica.is_relied_on:", "if False:"),
         ),
         "empty_log_that_knows_its_last_epoch",
+    ),
+    (
+        _mutant(
+            "a member of the ISR truncates to its log start when the leader has no LeaderEpoch so old",
+            (
+                R,
+                "_nothing_so_old",
+                "min(cut, max(leaders_start, replica.log_start_offset))",
+                "replica.log_start_offset",
+            ),
+        ),
+        "retention_left_no_epoch_in_common",
     ),
 )
 """Mutants of states that no run of the simulation reaches (an unclean election, files of an earlier version), each with

@@ -545,10 +545,11 @@ def test_no_batch_is_larger_than_it_was(batches: list, data: st.DataObject) -> N
     left = stored(keyed.log)
     for _, header in iter_batches(left):
         assert header.size <= sizes[header.base_offset]
-    found = rows(cipher.decrypted(left))
-    assert set(keyed.model.compacted_to(keyed.log.log_end_offset)) <= set(found) <= set(keyed.model.rows)
-    clean = [row for row in found if row.offset < keyed.clean_end]
-    assert clean == [row for row in keyed.model.compacted_to(keyed.clean_end) if row.offset < keyed.clean_end]
+    found = set(rows(cipher.decrypted(left)))
+    # A pass looks further than `clean_end`, which lies before the first batch that it left whole: what a record
+    # between the two superseded is gone already.
+    assert set(keyed.model.compacted_to(keyed.log.log_end_offset)) <= found
+    assert found <= set(keyed.model.compacted_to(keyed.clean_end))
 
 
 def test_a_tombstone_stays_while_what_it_deletes_is_in_a_batch_that_would_be_larger_without_it(
