@@ -17,10 +17,10 @@ from dataplane.replica.effects import (
 from dataplane.replica.follower import Follower
 from dataplane.replica.follower_states import CheckpointAnswer, FetchAnswer, OffsetAnswer
 from dataplane.replica.settings import ReplicaSettings
-from tests.bit_flips.folder import BROKER, KEY
+from tests.bit_flips.folder import BROKER
+from tests.views import partition_view
 from wire.batch import iter_batches
-from wire.stream_config import StreamConfig
-from wire.types import BrokerId, LeaderEpoch, Offset, PartitionEpoch, PartitionView
+from wire.types import BrokerId, LeaderEpoch, Offset
 
 LEADER = BrokerId("b2")
 EPOCH = LeaderEpoch(7)
@@ -29,19 +29,8 @@ MAX_EXCHANGES = 500
 
 def copy_from(leader: PartitionLog, log: PartitionLog, high_watermark: Offset) -> None:
     """Raises the errors of the log, and AssertionError when it does not come to an end."""
-    view = PartitionView(
-        key=KEY,
-        subject="s",
-        config=StreamConfig(min_isr=1),
-        replicas=(BROKER, LEADER),
-        leader=LEADER,
-        isr=(LEADER,),
-        eligible=(),
-        epoch=PartitionEpoch(9),
-        leader_epoch=EPOCH,
-    )
     core = Follower(
-        view=view,
+        view=partition_view(BROKER, LEADER, leader=LEADER, isr=(LEADER,), leader_epoch=EPOCH),
         broker=BROKER,
         log_start_offset=log.log_start_offset,
         log_end_offset=log.log_end_offset,

@@ -36,22 +36,16 @@ from dataplane.log.group_commit import SyncScheduler
 from dataplane.log.partition_log import LogConfig
 from dataplane.replica.producers import ProducerLimits
 from dataplane.replica.settings import ReplicaSettings
+from tests.views import A, B, partition_view
 from tidelog.runtime.nats import NatsConnection
 from tidelog.runtime.server import EmbeddedNatsServer
 from wire.append import encode_append
 from wire.batch import BatchBuilder
-from wire.durability import ACCEPTED, DURABLE, Durability
+from wire.durability import ACCEPTED, Durability
 from wire.envelope import encode_publish
 from wire.errors import Code, TidelogError
-from wire.stream_config import StreamConfig
 from wire.subjects import Subjects
-from wire.tidelog_pb2 import (
-    AckPolicy,
-    AppendRequest,
-    FetchRequest,
-    LeaderEpochOffsetRequest,
-    ReplicationRequest,
-)
+from wire.tidelog_pb2 import AckPolicy, AppendRequest, FetchRequest, LeaderEpochOffsetRequest, ReplicationRequest
 from wire.tidelog_pb2 import Message as EnvelopeMessage
 from wire.transport import Message
 from wire.types import (
@@ -61,7 +55,6 @@ from wire.types import (
     LeaderEpoch,
     LeaderReport,
     Offset,
-    PartitionEpoch,
     PartitionGone,
     PartitionKey,
     PartitionView,
@@ -69,35 +62,11 @@ from wire.types import (
     Withdrawal,
 )
 
-A, B = BrokerId("a"), BrokerId("b")
 KEY = PartitionKey(StreamName("load"), Incarnation(3), 0, Incarnation(3))
 SUBJECT = "load"
 SUBJECTS = Subjects("tidelog")
 
-
-def view(
-    *,
-    leader: BrokerId | None = A,
-    leader_epoch: int = 1,
-    epoch: int = 1,
-    isr: tuple[BrokerId, ...] = (A,),
-    min_isr: int = 1,
-    durability: Durability = DURABLE,
-    key: PartitionKey = KEY,
-    loss_accepted: bool = False,
-) -> PartitionView:
-    return PartitionView(
-        key=key,
-        subject=SUBJECT,
-        config=StreamConfig(min_isr=min_isr, durability=durability, segment_bytes=8192),
-        replicas=(A, B),
-        leader=leader,
-        isr=isr,
-        eligible=(),
-        epoch=PartitionEpoch(epoch),
-        leader_epoch=LeaderEpoch(leader_epoch),
-        loss_accepted=loss_accepted,
-    )
+view = partial(partition_view, A, B, isr=(A,), key=KEY, segment_bytes=8192)
 
 
 class Metadata:

@@ -22,8 +22,9 @@ from dataplane.broker.follower_driver import CACHED_BYTES, FollowerDriver
 from dataplane.broker.role import Role
 from dataplane.replica.settings import ReplicaSettings
 from tests.integration.command_line import tidelog_command
-from tests.integration.test_broker_roles import KEY, SUBJECTS, A, B, Node, fetch, publish, until, view
+from tests.integration.test_broker_roles import KEY, SUBJECTS, Node, fetch, publish, until, view
 from tests.integration.workload import wait_in_sync
+from tests.views import A, B
 from tidelog.runtime.nats import NatsConnection
 from tidelog.runtime.server import EmbeddedNatsServer
 from tidelog.server.devcluster import DevCluster

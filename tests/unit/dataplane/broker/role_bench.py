@@ -9,6 +9,7 @@ import itertools
 import math
 from collections.abc import Callable, Coroutine, Mapping, Sequence
 from dataclasses import dataclass, field
+from functools import partial
 from pathlib import Path
 from types import SimpleNamespace
 from typing import TYPE_CHECKING, Any, cast
@@ -17,43 +18,22 @@ from dataplane.broker.context import BrokerContext
 from dataplane.log.partition_log import LogConfig, PartitionLog
 from dataplane.replica.settings import ReplicaSettings
 from tests.simulation.disk import SimDisk
-from wire.stream_config import StreamConfig
+from tests.views import A, partition_view
 from wire.subjects import Subjects
 from wire.transport import Buffer, BulkHandler, Message, MessageHandler, too_large
 from wire.types import (
-    BrokerId,
     Incarnation,
     LeaderEpoch,
     Offset,
-    PartitionEpoch,
-    PartitionKey,
-    PartitionView,
-    StreamName,
     Withdrawal,
 )
 
 if TYPE_CHECKING:
     from dataplane.log.group_commit import Done, Syncable
 
-A, B = BrokerId("a"), BrokerId("b")
-KEY = PartitionKey(StreamName("s"), Incarnation(1), 0, Incarnation(1))
 EPOCH = LeaderEpoch(2)
 HOME = Path("/data/s")
-
-
-def view(*replicas: BrokerId, leader: BrokerId = A, durability: str = "durable", min_isr: int = 1) -> PartitionView:
-    config = StreamConfig.from_strings({"min_isr": str(min_isr), "durability": durability})
-    return PartitionView(
-        key=KEY,
-        subject="s",
-        config=config,
-        replicas=replicas,
-        leader=leader,
-        isr=replicas,
-        eligible=(),
-        epoch=PartitionEpoch(1),
-        leader_epoch=EPOCH,
-    )
+view = partial(partition_view, leader_epoch=EPOCH)
 
 
 class Crash(BaseException):

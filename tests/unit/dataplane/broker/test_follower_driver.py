@@ -9,9 +9,11 @@ import pytest
 from dataplane.broker.follower_driver import FollowerDriver
 from dataplane.log.errors import LogDamaged
 from dataplane.replica.follower_states import Reconciling
-from tests.unit.dataplane.broker.role_bench import EPOCH, A, B, Bench, Loop, view
+from tests.unit.dataplane.broker.role_bench import EPOCH, Bench, Loop, view
 from tests.unit.dataplane.log.conftest import Batches
 from tests.unit.wire.test_errors import MALFORMED
+from tests.views import A, B
+from wire.durability import ACCEPTED, DURABLE, Durability
 from wire.errors import Code, TidelogError
 from wire.replication import encode_header
 from wire.tidelog_pb2 import ReplicationRequest
@@ -34,7 +36,7 @@ def bench(loop: Loop) -> Bench:
     return Bench(loop)
 
 
-async def follow(bench: Bench, *, durability: str = "durable") -> FollowerDriver:
+async def follow(bench: Bench, *, durability: Durability = DURABLE) -> FollowerDriver:
     followed = view(A, B, leader=B, durability=durability)
     role = FollowerDriver(bench.context, followed, bench.log, Offset(0), 0, bench.damage.append, bench.failures.append)
     await role.start()
@@ -147,13 +149,13 @@ async def test_where_many_logs_wait_for_the_disk_the_next_fetch_leaves_after_the
 
 async def test_on_an_accepted_stream_nothing_is_waited_for_where_many_logs_wait(bench: Bench, batches: Batches) -> None:
     bench.syncer.is_crowded = True
-    await follow(bench, durability="accepted")
+    await follow(bench, durability=ACCEPTED)
     send(bench, batches)
     assert told(bench) == [(0, None, False), (1, None, False)]
 
 
 async def test_on_an_accepted_stream_nothing_is_synced_by_itself(bench: Bench, loop: Loop, batches: Batches) -> None:
-    await follow(bench, durability="accepted")
+    await follow(bench, durability=ACCEPTED)
     bench.log.sync()
     send(bench, batches)
     loop.turn()

@@ -13,9 +13,11 @@ import pytest
 from dataplane.broker.leader_driver import LeaderDriver, begin_leader_epoch
 from dataplane.broker.replica import Replica
 from dataplane.log.partition_log import LogConfig
-from tests.unit.dataplane.broker.role_bench import EPOCH, HOME, KEY, A, B, Bench, view
+from tests.unit.dataplane.broker.role_bench import EPOCH, HOME, Bench, view
+from tests.views import KEY, A, B
 from wire.append import encode_append
 from wire.batch import BatchBuilder
+from wire.durability import DURABLE, Durability
 from wire.envelope import MAGIC, decode_ack, encode_publish
 from wire.errors import Code, TidelogError
 from wire.replication import encode_header
@@ -39,7 +41,7 @@ async def driver(bench: Bench, view: PartitionView) -> LeaderDriver:
     return LeaderDriver(bench.context, view, bench.log, Offset(0), bench.damage.append, bench.failures.append)
 
 
-async def lead(bench: Bench, *, durability: str = "durable") -> LeaderDriver:
+async def lead(bench: Bench, *, durability: Durability = DURABLE) -> LeaderDriver:
     role = await driver(bench, view(A, durability=durability))
     await role.start()
     return role

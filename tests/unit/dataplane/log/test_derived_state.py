@@ -19,7 +19,7 @@ from dataplane.replica.epochs import EpochEntry
 from dataplane.replica.life import RepairMode
 from dataplane.replica.producers import Duplicate, ProducerLimits, ProducerTable
 from tests.simulation.disk import SimDisk
-from tests.unit.dataplane.replica.test_follower import KEY
+from tests.views import KEY
 from wire.batch import BatchBuilder
 from wire.types import LeaderEpoch, Offset
 

@@ -6,7 +6,8 @@ import pytest
 
 from dataplane.replica.ack_levels import AckLevel, ack_level
 from dataplane.replica.effects import CompleteProduce, LeaderEffect, ProposeIsr, RequestSync, Respond
-from tests.unit.dataplane.replica.test_leader import A, B, C, Driver, of, view
+from tests.unit.dataplane.replica.cores import Driver, of, view
+from tests.views import A, B, C
 from wire.durability import ACCEPTED, DURABLE, Durability
 from wire.errors import Code, TidelogError
 from wire.types import Offset

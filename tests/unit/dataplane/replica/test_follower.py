@@ -20,113 +20,11 @@ from dataplane.replica.effects import (
     StartOver,
     Truncate,
 )
-from dataplane.replica.epochs import EpochEntry, LeaderEpochCache
-from dataplane.replica.follower import Follower
-from dataplane.replica.follower_states import (
-    CheckpointAnswer,
-    FetchAnswer,
-    Fetching,
-    Idle,
-    Leaderless,
-    OffsetAnswer,
-    Reconciling,
-)
-from dataplane.replica.settings import ReplicaSettings
-from wire.durability import DURABLE, Durability
+from dataplane.replica.follower_states import CheckpointAnswer, Idle, Leaderless, OffsetAnswer, Reconciling
+from tests.unit.dataplane.replica.cores import answer, ends, follower
+from tests.views import A, B
 from wire.errors import Code, InvariantViolation, TidelogError
-from wire.stream_config import StreamConfig
-from wire.types import (
-    BrokerId,
-    Incarnation,
-    LeaderEpoch,
-    Offset,
-    PartitionEpoch,
-    PartitionKey,
-    PartitionView,
-    StreamName,
-)
-
-A, B = BrokerId("a"), BrokerId("b")
-KEY = PartitionKey(StreamName("s"), Incarnation(1), 0, Incarnation(1))
-
-
-def follower(
-    *entries: tuple[int, int],
-    log_end: int = 0,
-    leader_epoch: int = 5,
-    leader: BrokerId | None = A,
-    durability: Durability = DURABLE,
-    high_watermark: int = 0,
-    connected_since: float = -100.0,
-    log_start: int = 0,
-) -> Follower:
-    """Follower B whose log has `entries` = (epoch, start) and ends at `log_end`."""
-    view = PartitionView(
-        key=KEY,
-        subject="s",
-        config=StreamConfig(min_isr=1, durability=durability),
-        replicas=(A, B),
-        leader=leader,
-        isr=(A, B),
-        eligible=(),
-        epoch=PartitionEpoch(1),
-        leader_epoch=LeaderEpoch(leader_epoch),
-    )
-    return Follower(
-        view=view,
-        broker=B,
-        log_start_offset=Offset(log_start),
-        log_end_offset=Offset(log_end),
-        durable_end=Offset(log_end),
-        high_watermark=Offset(high_watermark),
-        epochs=LeaderEpochCache([EpochEntry(LeaderEpoch(e), Offset(s)) for e, s in entries]),
-        settings=ReplicaSettings(),
-        first_sequence=0,
-        connected_since=connected_since,
-        now=0.0,
-    )
-
-
-def answer(
-    core: Follower,
-    *,
-    first: int | None = None,
-    hw: int = 0,
-    leader_epoch: int | None = None,
-    sequence: int | None = None,
-    error: TidelogError | None = None,
-    now: float = 0.0,
-) -> list[FollowerEffect]:
-    """An answer to the newest data request, unless said otherwise."""
-    state = core.state
-    assert isinstance(state, (Fetching, Idle))
-    return core.on_answer(
-        FetchAnswer(
-            sequence=state.sequence if sequence is None else sequence,
-            leader_epoch=LeaderEpoch(core.leader_epoch if leader_epoch is None else leader_epoch),
-            high_watermark=Offset(hw),
-            first_offset=None if first is None else Offset(first),
-            error=error,
-        ),
-        now,
-    )
-
-
-def ends(
-    core: Follower, epoch: int, end: int, *, leader_epoch: int = 5, number: int | None = None
-) -> list[FollowerEffect]:
-    """The leader says where `epoch` ends."""
-    state = core.state
-    assert isinstance(state, Reconciling)
-    return core.on_offset_answer(
-        OffsetAnswer(
-            number=state.number if number is None else number,
-            leader_epoch=LeaderEpoch(leader_epoch),
-            epoch=LeaderEpoch(epoch),
-            end=Offset(end),
-        ),
-        0.0,
-    )
+from wire.types import LeaderEpoch, Offset
 
 
 def asked(effects: list[FollowerEffect]) -> int:

@@ -10,7 +10,7 @@ from dataplane.replica import refusals
 from dataplane.replica.effects import FollowerEffect, InstallCheckpoint, SendCheckpointRequest, SendFetch
 from dataplane.replica.follower import Follower
 from dataplane.replica.follower_states import MAX_CHECKPOINT_BYTES, CheckpointAnswer, Idle, Installing, Truncating
-from tests.unit.dataplane.replica.test_follower import answer, ends, follower
+from tests.unit.dataplane.replica.cores import answer, ends, follower
 from wire.errors import Code, TidelogError
 from wire.types import LeaderEpoch, Offset
 

@@ -17,87 +17,22 @@ from dataplane.replica.effects import (
 )
 from dataplane.replica.epochs import EpochEntry, LeaderEpochCache
 from dataplane.replica.follower import Follower
-from dataplane.replica.follower_states import FetchAnswer, Fetching, Idle, OffsetAnswer, Reconciling
+from dataplane.replica.follower_states import Fetching, Idle
 from dataplane.replica.settings import ReplicaSettings
+from tests.unit.dataplane.replica.cores import EPOCH, SETTINGS, agrees, answer, ends, follower, refused
+from tests.views import A
 from wire.errors import Code, TidelogError
-from wire.stream_config import StreamConfig
-from wire.types import (
-    BrokerId,
-    Incarnation,
-    LeaderEpoch,
-    Offset,
-    PartitionEpoch,
-    PartitionKey,
-    PartitionView,
-    StreamName,
-)
+from wire.types import LeaderEpoch, Offset, PartitionEpoch
 
-A, B = BrokerId("a"), BrokerId("b")
-EPOCH = LeaderEpoch(5)
-MAX_AGE = ReplicaSettings().follower_read_max_age
-VIEW = PartitionView(
-    key=PartitionKey(StreamName("s"), Incarnation(1), 0, Incarnation(1)),
-    subject="s",
-    config=StreamConfig(min_isr=1),
-    replicas=(A, B),
-    leader=A,
-    isr=(A, B),
-    eligible=(),
-    epoch=PartitionEpoch(1),
-    leader_epoch=EPOCH,
-)
+MAX_AGE = SETTINGS.follower_read_max_age
 
 
-def follower(
-    *entries: tuple[int, int],
-    log_end: int = 0,
-    high_watermark: int = 0,
-    log_start: int = 0,
-    view: PartitionView = VIEW,
-    settings: ReplicaSettings | None = None,
-    epochs: LeaderEpochCache | None = None,
-) -> Follower:
-    """Follower B, not started. `entries`: (epoch, start)."""
-    return Follower(
-        view=view,
-        broker=B,
-        log_start_offset=Offset(log_start),
-        log_end_offset=Offset(log_end),
-        durable_end=Offset(log_end),
-        high_watermark=Offset(high_watermark),
-        epochs=epochs or LeaderEpochCache([EpochEntry(LeaderEpoch(e), Offset(s)) for e, s in entries]),
-        settings=settings or ReplicaSettings(),
-        first_sequence=0,
-        connected_since=-100.0,
-        now=0.0,
-    )
-
-
-def reconciled(core: Follower, now: float = 0.0) -> None:
-    """The leader has the same log."""
-    state = core.state
-    assert isinstance(state, Reconciling)
-    core.on_offset_answer(
-        OffsetAnswer(number=state.number, leader_epoch=EPOCH, epoch=state.asked, end=core.log_end_offset), now
-    )
-    assert isinstance(core.state, Fetching)
-
-
-def caught_up(core: Follower, *, hw: int, now: float = 0.0) -> list[FollowerEffect]:
-    """A good answer without batches."""
-    state = core.state
-    assert isinstance(state, (Fetching, Idle))
-    return core.on_answer(
-        FetchAnswer(sequence=state.sequence, leader_epoch=EPOCH, high_watermark=Offset(hw), first_offset=None), now
-    )
-
-
-def serving(*, log_end: int = 10, high_watermark: int = 8, settings: ReplicaSettings | None = None) -> Follower:
+def serving(*, log_end: int = 10, high_watermark: int = 8, settings: ReplicaSettings = SETTINGS) -> Follower:
     """Follower B with everything of epoch 5 up to `log_end`, idle since 0.0."""
     core = follower((5, 0), log_end=log_end, settings=settings)
     core.start(0.0)
-    reconciled(core)
-    caught_up(core, hw=high_watermark)
+    agrees(core)
+    answer(core, hw=high_watermark)
     return core
 
 
@@ -149,8 +84,8 @@ def test_an_older_leader_epoch_is_fenced_and_a_newer_one_met_with_silence() -> N
 def test_a_position_below_its_log_is_refused() -> None:
     core = follower((5, 4), log_start=4, log_end=10)
     core.start(0.0)
-    reconciled(core)
-    caught_up(core, hw=10)
+    agrees(core)
+    answer(core, hw=10)
     assert refusal(core.on_consumer_fetch(consumer(3), 0.0)).code is Code.OFFSET_BEFORE_LOG
 
 
@@ -158,8 +93,8 @@ def test_a_position_below_its_log_is_refused() -> None:
 def test_a_consumer_whose_last_record_was_cut_away_is_told() -> None:
     core = follower((3, 0), (5, 6), log_end=10)
     core.start(0.0)
-    reconciled(core)
-    caught_up(core, hw=10)
+    agrees(core)
+    answer(core, hw=10)
     error = refusal(core.on_consumer_fetch(consumer(8, last_epoch=3), 0.0))
     assert (error.code, error.details["offset"]) == (Code.LOG_TRUNCATED, "6")
     assert served(core.on_consumer_fetch(consumer(6, last_epoch=3), 0.0))
@@ -170,10 +105,10 @@ def test_a_consumer_that_waits_is_told_of_the_cut_when_the_log_shows_it() -> Non
     epochs = LeaderEpochCache([EpochEntry(LeaderEpoch(3), Offset(0))])
     core = follower(log_end=90, epochs=epochs)
     core.start(0.0)
-    reconciled(core)
-    caught_up(core, hw=90)
+    agrees(core)
+    answer(core, hw=90)
     assert core.on_consumer_fetch(consumer(100, last_epoch=4), 0.0) == [], "the log may just not be that long yet"
-    caught_up(core, hw=90)
+    answer(core, hw=90)
     epochs.assign(EPOCH, Offset(90))
     effects = core.on_appended(Offset(110), Offset(110), 0.1)
     assert served(effects) == [], "the records from 90 to 100 are others than it read"
@@ -186,15 +121,15 @@ def test_a_log_that_is_not_that_long_yet_is_not_taken_for_one_that_was_cut(last_
     """The consumer comes from a replica that is ahead of this one."""
     core = follower((3, 0), log_end=10)
     core.start(0.0)
-    reconciled(core)
-    caught_up(core, hw=10)
+    agrees(core)
+    answer(core, hw=10)
     assert core.on_consumer_fetch(consumer(12, last_epoch=last_epoch), 0.0) == []
 
 
 def test_an_empty_log_is_not_taken_for_one_that_was_cut() -> None:
     core = follower()
     core.start(0.0)
-    caught_up(core, hw=0)
+    answer(core, hw=0)
     assert core.on_consumer_fetch(consumer(12, last_epoch=5), 0.0) == []
 
 
@@ -203,14 +138,8 @@ def test_those_who_wait_are_served_when_its_high_watermark_moves() -> None:
     core = serving(log_end=10, high_watermark=8)
     core.on_consumer_fetch(consumer(8), 0.0)
     core.on_consumer_fetch(consumer(10), 0.0)
-    assert served(caught_up(core, hw=10)) == [("at 8", 8, 10)]
-    answer = FetchAnswer(
-        sequence=core.state.sequence if isinstance(core.state, (Fetching, Idle)) else -1,
-        leader_epoch=EPOCH,
-        high_watermark=Offset(12),
-        first_offset=Offset(10),
-    )
-    core.on_answer(answer, 0.1)
+    assert served(answer(core, hw=10)) == [("at 8", 8, 10)]
+    answer(core, first=10, hw=12, now=0.1)
     assert served(core.on_appended(Offset(12), Offset(12), 0.1)) == [("at 10", 10, 12)]
 
 
@@ -246,21 +175,20 @@ def test_nobody_is_served_before_the_first_fetch_of_the_leader_epoch() -> None:
     core = follower((5, 0), log_end=10, high_watermark=10)
     core.start(0.0)
     assert "part" in refusal(core.on_consumer_fetch(consumer(0), 0.0)).message
-    reconciled(core)
+    agrees(core)
     error = refusal(core.on_consumer_fetch(consumer(0), 0.0))
     assert (error.code, error.retriable) == (Code.UNAVAILABLE, True)
     assert "has not fetched in LeaderEpoch 5" in error.message
-    caught_up(core, hw=10)
+    answer(core, hw=10)
     assert served(core.on_consumer_fetch(consumer(0), 0.0))
 
 
 def test_a_refused_fetch_is_no_good_fetch() -> None:
     core = follower()
     core.start(0.0)
-    state = core.state
-    assert isinstance(state, Fetching)
+    assert isinstance(core.state, Fetching)
     error = TidelogError(Code.BACKPRESSURE, "later", {"retry_after_ms": "10"})
-    core.on_answer(FetchAnswer(sequence=state.sequence, leader_epoch=EPOCH, high_watermark=Offset(0), error=error), 0.0)
+    answer(core, error=error)
     assert refusal(core.on_consumer_fetch(consumer(0), 0.0)).code is Code.UNAVAILABLE
 
 
@@ -294,49 +222,40 @@ def test_a_replica_out_of_the_isr_serves_nobody() -> None:
     """It may lag however far."""
     core = serving()
     core.on_consumer_fetch(consumer(8), 0.0)
-    out = replace(VIEW, isr=(A,), epoch=PartitionEpoch(2))
+    in_sync = core.view
+    out = replace(in_sync, isr=(A,), epoch=PartitionEpoch(2))
     assert "not in sync" in refusal(core.on_view(out, 0.0)).message
     assert "not in sync" in refusal(core.on_consumer_fetch(consumer(0), 0.0)).message
-    core.on_view(replace(VIEW, epoch=PartitionEpoch(3)), 0.0)
+    core.on_view(replace(in_sync, epoch=PartitionEpoch(3)), 0.0)
     assert served(core.on_consumer_fetch(consumer(0), 0.0))
 
 
 def test_nobody_is_served_while_the_log_is_cut_and_before_the_next_fetch() -> None:
     core = serving(log_end=10, high_watermark=10)
     core.on_consumer_fetch(consumer(10), 0.0)
-    state = core.state
-    assert isinstance(state, Idle)
-    error = TidelogError(Code.OFFSET_AHEAD, "ahead")
-    sent_away = core.on_answer(
-        FetchAnswer(sequence=state.sequence, leader_epoch=EPOCH, high_watermark=Offset(0), error=error), 0.0
-    )
+    assert isinstance(core.state, Idle)
+    sent_away = refused(core, Code.OFFSET_AHEAD)
     assert refusal(sent_away).code is Code.UNAVAILABLE
-    asking = core.state
-    assert isinstance(asking, Reconciling)
-    cut = core.on_offset_answer(OffsetAnswer(number=asking.number, leader_epoch=EPOCH, epoch=EPOCH, end=Offset(4)), 0.0)
-    assert cut == [Truncate(Offset(4))]
+    assert ends(core, EPOCH, 4) == [Truncate(Offset(4))]
     assert refusal(core.on_consumer_fetch(consumer(0), 0.0)).code is Code.UNAVAILABLE
     core.on_truncated(Offset(0), Offset(4), 0.0)
     assert refusal(core.on_consumer_fetch(consumer(0), 0.0)).code is Code.UNAVAILABLE
-    caught_up(core, hw=2)
+    answer(core, hw=2)
     assert served(core.on_consumer_fetch(consumer(0), 0.0)) == [("at 0", 0, 4)], "HW = min(HW, LEO), it was committed"
 
 
 def test_those_who_wait_are_sent_elsewhere_when_the_log_is_dropped() -> None:
     core = serving(log_end=10, high_watermark=10)
     core.on_consumer_fetch(consumer(10), 0.0)
-    state = core.state
-    assert isinstance(state, Idle)
+    assert isinstance(core.state, Idle)
     error = TidelogError(Code.OFFSET_BEFORE_LOG, "gone", {"log_start": "50"})
-    effects = core.on_answer(
-        FetchAnswer(sequence=state.sequence, leader_epoch=EPOCH, high_watermark=Offset(0), error=error), 0.0
-    )
+    effects = answer(core, error=error)
     assert isinstance(effects[0], SendCheckpointRequest)
     assert refusal(effects).code is Code.UNAVAILABLE
 
 
 def test_a_partition_without_a_leader_serves_nobody() -> None:
-    core = follower((5, 0), log_end=10, high_watermark=10, view=replace(VIEW, leader=None))
+    core = follower((5, 0), log_end=10, high_watermark=10, leader=None)
     core.start(0.0)
     assert refusal(core.on_consumer_fetch(consumer(0), 0.0)).code is Code.UNAVAILABLE
 

@@ -3,16 +3,13 @@
 from __future__ import annotations
 
 from dataclasses import replace
-from typing import TypeVar
 
 import pytest
 
-from dataplane.replica.ack_levels import AckLevel
 from dataplane.replica.consumers import ConsumerFetch
 from dataplane.replica.data_waiters import UNCOMMITTED_DELAYS
 from dataplane.replica.effects import (
     CompleteProduce,
-    LeaderEffect,
     Notify,
     ProposeIsr,
     Refuse,
@@ -21,136 +18,15 @@ from dataplane.replica.effects import (
     ServeConsumer,
     VerifyOwnCopy,
 )
-from dataplane.replica.epochs import EpochEntry, LeaderEpochCache
 from dataplane.replica.isr import CommittedIsr, PendingExpandIsr, PendingShrinkIsr
-from dataplane.replica.leader import Leader
 from dataplane.replica.refusals import DELETIONS_GONE
-from dataplane.replica.requests import FollowerFetch
 from dataplane.replica.settings import ReplicaSettings
 from dataplane.replica.uncommitted import Uncommitted
-from wire.durability import ACCEPTED, DURABLE, Durability
+from tests.unit.dataplane.replica.cores import ALL, LOCAL, SETTINGS, Driver, of, view
+from tests.views import A, B, C
+from wire.durability import ACCEPTED
 from wire.errors import Code, InvariantViolation, TidelogError
-from wire.stream_config import StreamConfig
-from wire.types import (
-    BrokerId,
-    Incarnation,
-    LeaderEpoch,
-    Offset,
-    PartitionEpoch,
-    PartitionKey,
-    PartitionView,
-    StreamName,
-)
-
-_Effect = TypeVar("_Effect")
-A, B, C = BrokerId("a"), BrokerId("b"), BrokerId("c")
-KEY = PartitionKey(StreamName("s"), Incarnation(1), 0, Incarnation(1))
-SETTINGS = ReplicaSettings()
-ALL = AckLevel(is_local=False, is_synced=True)
-LOCAL = AckLevel(is_local=True, is_synced=True)
-
-
-def view(
-    *,
-    isr: tuple[BrokerId, ...] = (A, B, C),
-    epoch: int = 1,
-    leader_epoch: int = 1,
-    min_isr: int = 2,
-    durability: Durability = DURABLE,
-) -> PartitionView:
-    return PartitionView(
-        key=KEY,
-        subject="s",
-        config=StreamConfig(min_isr=min_isr, durability=durability),
-        replicas=(A, B, C),
-        leader=A,
-        isr=isr,
-        eligible=(),
-        epoch=PartitionEpoch(epoch),
-        leader_epoch=LeaderEpoch(leader_epoch),
-    )
-
-
-class Driver:
-    """A leader with the bookkeeping that its driver does: fetch sequences, the durable end, and what came out."""
-
-    def __init__(
-        self,
-        first: PartitionView | None = None,
-        *,
-        log_end: int = 0,
-        high_watermark: int = 0,
-        settings: ReplicaSettings = SETTINGS,
-        log_start: int = 0,
-        shared: Uncommitted | None = None,
-    ) -> None:
-        first = first or view()
-        epochs = LeaderEpochCache([EpochEntry(LeaderEpoch(1), Offset(0))] if log_end else [])
-        if log_end and first.leader_epoch > 1:
-            epochs.assign(first.leader_epoch, Offset(log_end))
-        self.leader = Leader(
-            view=first,
-            broker=A,
-            incarnation=Incarnation(10),
-            log_start_offset=Offset(log_start),
-            log_end_offset=Offset(log_end),
-            durable_end=Offset(log_end),
-            high_watermark=Offset(high_watermark),
-            epochs=epochs,
-            settings=settings,
-            now=0.0,
-            shared=shared,
-        )
-        self.sequence = 0
-
-    def append(self, count: int, *, now: float = 0.0, synced: bool = True) -> list[LeaderEffect]:
-        end = Offset(self.leader.log_end_offset + count)
-        out = self.leader.on_appended(end, 100 * count, now)
-        if synced:
-            out += self.leader.on_synced(end, now)
-        return out
-
-    def fetch(
-        self,
-        replica: BrokerId,
-        offset: int,
-        *,
-        durable: int | None = -1,
-        now: float = 0.0,
-        leader_epoch: int | None = None,
-        incarnation: int = 20,
-        sequence: int | None = None,
-        progress_only: bool = False,
-        refused: str = "",
-        no_space: bool = False,
-        deleted_end: int = 0,
-    ) -> list[LeaderEffect]:
-        """`durable` -1: everything it has is synced."""
-        self.sequence += 1
-        return self.leader.on_fetch(
-            FollowerFetch(
-                replica=replica,
-                incarnation=Incarnation(incarnation),
-                leader_epoch=LeaderEpoch(self.leader.leader_epoch if leader_epoch is None else leader_epoch),
-                sequence=self.sequence if sequence is None else sequence,
-                offset=Offset(offset),
-                durable_end=None if durable is None else Offset(offset if durable == -1 else durable),
-                progress_only=progress_only,
-                inbox=f"inbox.{replica}.{self.sequence}",
-                refused_batch=refused,
-                no_space=no_space,
-                deleted_end=Offset(deleted_end),
-            ),
-            now,
-        )
-
-    @property
-    def high_watermark(self) -> int:
-        return self.leader.high_watermark
-
-
-def of(kind: type[_Effect], effects: list[LeaderEffect]) -> list[_Effect]:
-    return [effect for effect in effects if isinstance(effect, kind)]
+from wire.types import BrokerId, LeaderEpoch, Offset
 
 
 # ---------------------------------------------------------------- commit
@@ -759,3 +635,15 @@ def test_a_member_that_syncs_one_round_behind_a_steady_stream_stays_in_sync() ->
         fetched = driver.leader.log_end_offset
         assert not of(ProposeIsr, driver.leader.tick(now)), f"dropped after {now} s, {fetched - synced} records behind"
     assert driver.leader.high_watermark >= fetched - 40
+
+
+def test_a_follower_that_never_fetches_again_is_not_notified_for_ever() -> None:
+    driver = Driver(view(isr=(A,), min_isr=1))
+    driver.fetch(B, 0)
+    driver.append(5, synced=False)
+    leader, silent = driver.leader, SETTINGS.replica_max_lag_time + 1.0
+    assert len(of(Notify, leader.tick(0.1))) == 1
+    assert len(of(Notify, leader.tick(1.0))) == 1
+    leader.tick(silent)
+    assert of(Notify, leader.tick(silent + 1.0)) == []
+    assert leader.next_deadline() > silent + 1.4, "nothing to wake for every notify_retry"

@@ -6,7 +6,8 @@ from dataclasses import replace
 
 from dataplane.replica.effects import Refuse, SendCheckpoint
 from dataplane.replica.requests import CheckpointFetch
-from tests.unit.dataplane.replica.test_leader import B, Driver, view
+from tests.unit.dataplane.replica.cores import Driver, view
+from tests.views import B
 from wire.errors import Code
 from wire.types import BrokerId, Incarnation, LeaderEpoch, Offset
 

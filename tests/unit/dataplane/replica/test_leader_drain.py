@@ -7,7 +7,8 @@ import pytest
 
 from dataplane.replica.effects import CompleteDrain, CompleteProduce, LeaderEffect, Respond
 from dataplane.replica.leader import Leader
-from tests.unit.dataplane.replica.test_leader import ALL, LOCAL, A, B, C, Driver, of, view
+from tests.unit.dataplane.replica.cores import ALL, LOCAL, Driver, of, view
+from tests.views import A, B, C
 from wire.durability import ACCEPTED
 from wire.errors import Code, TidelogError
 from wire.types import BrokerId, Offset

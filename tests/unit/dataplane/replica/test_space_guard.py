@@ -4,15 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from dataplane.replica.space import (
-    LONGEST_HOLD,
-    MIB,
-    EvictOldest,
-    KeepReserve,
-    ReleaseReserve,
-    RoomChanged,
-    SpaceGuard,
-)
+from dataplane.replica.space import LONGEST_HOLD, MIB, EvictOldest, KeepReserve, ReleaseReserve, RoomChanged, SpaceGuard
 from wire.types import Room
 
 TOTAL = 1000

@@ -14,8 +14,8 @@ from dataplane.replica.isr import CommittedIsr
 from dataplane.replica.leader import Leader
 from dataplane.replica.producers import NOBODY, Producer, ProducerTable
 from dataplane.replica.story import LENGTH, Story
-from tests.unit.dataplane.replica.test_follower import follower
-from tests.unit.dataplane.replica.test_leader import B, Driver, view
+from tests.unit.dataplane.replica.cores import Driver, follower, view
+from tests.views import B
 from wire.errors import InvariantViolation
 from wire.types import BrokerId, LeaderEpoch, Offset
 
