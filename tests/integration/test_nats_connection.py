@@ -23,6 +23,7 @@ from typing import Any
 
 import pytest
 
+from tests.fake_nats import BulkSink
 from tidelog.runtime import nats_py
 from tidelog.runtime.micro import ERROR_CODE_HEADER, ERROR_HEADER, Answer
 from tidelog.runtime.nats import NatsConnection
@@ -42,40 +43,6 @@ async def until(condition: Callable[[], object], timeout: float = 15.0) -> None:
     async with asyncio.timeout(timeout):
         while not condition():  # noqa: ASYNC110 - conditions of all kinds, on other processes too
             await asyncio.sleep(0.002)
-
-
-class Collector:
-    """A bulk handler that keeps payloads, replies and header blocks."""
-
-    def __init__(self) -> None:
-        self.payloads: list[bytes] = []
-        self.replies: list[bytes | None] = []
-        self.headers: list[bytes | None] = []
-        self.uniform = 0
-        self.chunks = 0
-
-    def on_uniform(
-        self,
-        block: memoryview,
-        count: int,
-        payload_at: int,
-        payload_size: int,
-        stride: int,
-        reply: tuple[int, int] | None,
-    ) -> None:
-        self.uniform += count
-        for start in range(0, count * stride, stride):
-            self.payloads.append(bytes(block[start + payload_at : start + payload_at + payload_size]))
-            self.replies.append(None if reply is None else bytes(block[start + reply[0] : start + sum(reply)]))
-            self.headers.append(None)
-
-    def on_messages(self, payloads: list[bytes], replies: list[bytes | None], headers: list[bytes | None]) -> None:
-        self.payloads += payloads
-        self.replies += replies
-        self.headers += headers
-
-    def chunk_done(self) -> None:
-        self.chunks += 1
 
 
 # ---- delivery
@@ -137,7 +104,7 @@ async def test_what_is_published_in_one_turn_of_the_loop_leaves_as_one_write(
     server: EmbeddedNatsServer, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     connection = await NatsConnection.connect(server.url)
-    seen = Collector()
+    seen = BulkSink()
     await connection.subscribe_bulk("a", seen)
     transport = connection._client.link_transport
     assert transport is not None
@@ -165,7 +132,7 @@ async def test_what_is_published_in_one_turn_of_the_loop_leaves_as_one_write(
     assert 3 < len(writes) < 12, "much does not wait for the end of the turn"
     assert [payload[:3] for payload in seen.payloads[100:]] == [b"100", b"xxx", *(b"%d" % n for n in range(102, 200))]
     observer = await NatsConnection.connect(server.url)
-    heard = Collector()
+    heard = BulkSink()
     await observer.subscribe_bulk("a", heard)
     connection.publish("a", (b"last words",))
     await connection.close()
@@ -218,7 +185,7 @@ async def test_what_a_read_callback_publishes_leaves_at_its_end(
 async def test_a_bulk_subscription_gets_runs_replies_and_headers(server: EmbeddedNatsServer) -> None:
     publisher = await NatsConnection.connect(server.url)
     connection = await NatsConnection.connect(server.url)
-    collector = Collector()
+    collector = BulkSink()
     await connection.subscribe_bulk("in", collector)
     block = [b"PUB in r.%04d 8\r\n%08d\r\n" % (index, index) for index in range(3000)]
     assert publisher.publish_raw(block)
@@ -227,8 +194,8 @@ async def test_a_bulk_subscription_gets_runs_replies_and_headers(server: Embedde
     await publisher.flush()
     await until(lambda: len(collector.payloads) == 3002)
     assert collector.payloads[:3000] == [b"%08d" % index for index in range(3000)]
-    assert collector.replies[:3000] == [b"r.%04d" % index for index in range(3000)]
-    assert collector.headers[3000:] == [b"NATS/1.0\r\nA: b\r\n\r\n", None]
+    assert [delivery.reply for delivery in collector.deliveries[:3000]] == [b"r.%04d" % index for index in range(3000)]
+    assert [delivery.headers for delivery in collector.deliveries[3000:]] == [b"NATS/1.0\r\nA: b\r\n\r\n", None]
     assert collector.payloads[3001] == b"x" * 3_000_000
     assert collector.uniform > 1000
     assert collector.chunks >= 1
@@ -245,7 +212,7 @@ async def test_one_message_to_many_reply_subjects_leaves_in_few_writes(server: E
     receiver = await NatsConnection.connect(server.url)
     received: list[Message] = []
     await receiver.subscribe("r.>", received.append)
-    collector = Collector()
+    collector = BulkSink()
     await receiver.subscribe_bulk("odd.*", collector)
     subjects = [b"r.%d" % index for index in range(20_000)]
     longest = b"r." + b"x" * (4096 - len(b"HPUB r. 18 22\r\n"))
@@ -279,10 +246,10 @@ async def test_subscribe_returns_when_the_server_knows(server: EmbeddedNatsServe
 
 async def test_flush_returns_after_everything_before_it_is_delivered(server: EmbeddedNatsServer) -> None:
     connection = await NatsConnection.connect(server.url)
-    collector = Collector()
+    collector = BulkSink()
     await connection.subscribe_bulk("in", collector)
     for count in (1, 10, 1000):
-        collector.payloads.clear()
+        collector.deliveries.clear()
         for _ in range(count):
             connection.publish("in", (b"x",))
         await connection.flush()
@@ -293,7 +260,7 @@ async def test_flush_returns_after_everything_before_it_is_delivered(server: Emb
 async def test_nothing_is_delivered_after_unsubscribe(server: EmbeddedNatsServer) -> None:
     connection = await NatsConnection.connect(server.url)
     received: list[Message] = []
-    collector = Collector()
+    collector = BulkSink()
     subscriptions = [await connection.subscribe("a", received.append), await connection.subscribe_bulk("b", collector)]
     for subscription in subscriptions:
         connection.publish(subscription.subject, (b"on the way",))
@@ -313,7 +280,7 @@ async def test_what_a_handler_raises_is_counted_and_the_connection_lives(
     def broken(message: Message) -> None:
         raise RuntimeError("broken handler")
 
-    class BrokenBulk(Collector):
+    class BrokenBulk(BulkSink):
         def on_messages(self, *lists: object) -> None:
             raise RuntimeError("broken bulk handler")
 
@@ -386,7 +353,7 @@ async def test_a_request_without_answer_times_out(server: EmbeddedNatsServer) ->
 async def test_a_killed_server_that_comes_back_finds_everything_restored(server: EmbeddedNatsServer) -> None:
     connection = await NatsConnection.connect(server.url)
     received: list[Message] = []
-    collector = Collector()
+    collector = BulkSink()
     changes: list[tuple[bool, bool]] = []
     await connection.subscribe("direct", received.append)
     await connection.subscribe_bulk("bulk", collector)
@@ -674,7 +641,7 @@ async def test_closing_wakes_those_who_wait_for_a_lost_server(server: EmbeddedNa
 async def test_drain_delivers_and_sends_before_it_closes(server: EmbeddedNatsServer) -> None:
     connection = await NatsConnection.connect(server.url)
     observer = await NatsConnection.connect(server.url)
-    own, seen = Collector(), Collector()
+    own, seen = BulkSink(), BulkSink()
     await connection.subscribe_bulk("a", own)
     await observer.subscribe_bulk("a", seen)
     for _ in range(2000):
@@ -729,10 +696,10 @@ async def test_tls_carries_everything_and_reconnects(tmp_path: Path) -> None:
             await NatsConnection.connect(server.url, tls=ssl.create_default_context())
         context = ssl.create_default_context(cafile=str(certificate))
         connection = await NatsConnection.connect(server.url, tls=context)
-        collector = Collector()
+        collector = BulkSink()
         await connection.subscribe_bulk("in", collector)
         for _ in range(2):
-            collector.payloads.clear()
+            collector.deliveries.clear()
             connection.publish_raw([b"PUB in 100\r\n%0100d\r\n" % index for index in range(3000)])
             connection.publish("in", (bytes(5_000_000),))
             await connection.flush()

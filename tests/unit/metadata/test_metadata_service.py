@@ -6,7 +6,7 @@ import asyncio
 import contextlib
 import json
 import re
-from collections.abc import AsyncIterator, Awaitable, Callable, Mapping, Sequence
+from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
 from contextlib import asynccontextmanager
 from dataclasses import replace
 from math import inf
@@ -32,13 +32,14 @@ from metadata.references import ref_of
 from metadata.runtime.registration import Registration
 from metadata.runtime.service import MetadataService
 from metadata.settings import MetadataSettings
+from tests.fake_nats import FakeTransport, Hub
 from tidelog.server.api import Api
 from wire import metadata_pb2 as pb
 from wire.errors import CLUSTER_HEADER, Code, TidelogError
 from wire.operations import ALWAYS_POSSIBLE, OPERATIONS, Nothing
 from wire.reports import BrokerReport, ReplicaReport, StreamReport
 from wire.subjects import Subjects
-from wire.transport import NO_RESPONDERS, BulkHandler, Message, MessageHandler, Subscription, too_large
+from wire.transport import NO_RESPONDERS, Message
 from wire.types import (
     BrokerId,
     DrainAnswer,
@@ -59,111 +60,6 @@ SUBJECTS = Subjects()
 SETTINGS = MetadataSettings(
     liveness_grace_s=0.001, heartbeat_interval_s=0.02, retry_interval_s=0.01, founding_wait_s=0.05
 )
-
-
-class Hub:
-    """NATS: subjects and their subscribers."""
-
-    def __init__(self) -> None:
-        self.handlers: dict[str, list[tuple[object, MessageHandler]]] = {}
-        self.lose: Callable[[str], bool] = lambda _: False
-        self.seen: list[str] = []
-
-    def send(self, subject: str, data: bytes, reply: str | None, headers: Mapping[str, str] | None = None) -> bool:
-        self.seen.append(subject)
-        if self.lose(subject):
-            return True
-        found = [handler for _, handler in self.handlers.get(subject, [])]
-        message = Message(subject, data, reply, headers)
-        for handler in found:
-            asyncio.get_running_loop().call_soon(handler, message)
-        if not found and reply is not None:
-            for _, handler in self.handlers.get(reply, []):
-                asyncio.get_running_loop().call_soon(handler, Message(reply, b"", status=NO_RESPONDERS))
-        return True
-
-
-class HubSubscription:
-    def __init__(self, hub: Hub, subject: str, entry: tuple[object, MessageHandler]) -> None:
-        self._hub, self._subject, self._entry = hub, subject, entry
-
-    async def unsubscribe(self) -> None:
-        if self._entry in self._hub.handlers.get(self._subject, []):
-            self._hub.handlers[self._subject].remove(self._entry)
-
-
-class HubTransport:
-    is_connected = True
-    max_payload = 1 << 20
-    loss_reason = ""
-    server_id = "nats-1"
-
-    def __init__(self, hub: Hub) -> None:
-        self._hub = hub
-        self._inboxes = 0
-        self.connected_since = asyncio.get_running_loop().time()
-        self._changed: list[Callable[[bool], None]] = []
-
-    def publish(
-        self,
-        subject: str,
-        parts: Sequence[bytes | bytearray | memoryview],
-        *,
-        reply: str | None = None,
-        headers: Mapping[str, str] | None = None,
-    ) -> bool:
-        data = b"".join(parts)
-        if len(data) > self.max_payload:
-            raise too_large(subject, len(data), self.max_payload)
-        return self._hub.send(subject, data, reply, headers)
-
-    def publish_raw(self, lines: Sequence[bytes | bytearray | memoryview]) -> bool:
-        raise NotImplementedError
-
-    def publish_to_each(
-        self, subjects: Sequence[bytes], payload: bytes | bytearray | memoryview, headers: Mapping[str, str]
-    ) -> int:
-        raise NotImplementedError
-
-    async def request(
-        self,
-        subject: str,
-        payload: bytes | bytearray | memoryview,
-        *,
-        timeout: float,
-        headers: Mapping[str, str] | None = None,
-    ) -> Message:
-        inbox = self.new_inbox()
-        answer: asyncio.Future[Message] = asyncio.get_running_loop().create_future()
-        self.on_inbox(inbox, lambda message: None if answer.done() else answer.set_result(message))
-        self._hub.send(subject, bytes(payload), inbox, headers)
-        try:
-            return await asyncio.wait_for(answer, timeout)
-        finally:
-            self.on_inbox(inbox, None)
-
-    async def subscribe(self, subject: str, handler: MessageHandler) -> Subscription:
-        entry = (self, handler)
-        self._hub.handlers.setdefault(subject, []).append(entry)
-        return HubSubscription(self._hub, subject, entry)
-
-    async def subscribe_bulk(self, subject: str, handler: BulkHandler) -> Subscription:
-        raise NotImplementedError
-
-    def new_inbox(self) -> str:
-        self._inboxes += 1
-        return f"_INBOX.{id(self)}.{self._inboxes}"
-
-    def on_inbox(self, inbox: str, handler: MessageHandler | None) -> None:
-        self._hub.handlers[inbox] = [] if handler is None else [(self, handler)]
-
-    def on_connection_change(self, handler: Callable[[bool], None]) -> None:
-        self._changed.append(handler)
-
-    def cut(self) -> None:
-        """The process is killed: its subscriptions go."""
-        for entries in self._hub.handlers.values():
-            entries[:] = [entry for entry in entries if entry[0] is not self]
 
 
 class Group:
@@ -251,7 +147,7 @@ class Broker:
         settings: MetadataSettings = SETTINGS,
     ) -> None:
         self.id = BrokerId(name)
-        self.transport = HubTransport(world.hub)
+        self.transport = FakeTransport(world.hub, connected_since=asyncio.get_running_loop().time())
         self.views: dict[PartitionKey, PartitionView] = {}
         self.gone: list[PartitionKey] = []
         self.recorded: list[tuple[str, Incarnation]] = []
@@ -344,7 +240,7 @@ class World:
     def __init__(self) -> None:
         self.hub, self.group = Hub(), Group()
         self.brokers: dict[str, Broker] = {}
-        self.client = HubTransport(self.hub)
+        self.client = FakeTransport(self.hub)
 
     async def start(
         self,
@@ -401,7 +297,7 @@ def meet(one: World, other: World) -> None:
     for subject, entries in other.hub.handlers.items():
         one.hub.handlers.setdefault(subject, []).extend(entries)
     for transport in (other.client, *(broker.transport for broker in other.brokers.values())):
-        transport._hub = one.hub
+        transport.hub = one.hub
     other.hub = one.hub
 
 
@@ -967,7 +863,7 @@ async def test_answers_of_a_process_that_is_not_registered_do_not_keep_the_life_
     async with running("a", "b", "c") as world:
         known = world.brokers["a"].service.state.brokers
         await world.brokers["b"].kill()
-        stranger = HubTransport(world.hub)
+        stranger = FakeTransport(world.hub)
 
         def answer(message: Message) -> None:
             number = pb.Probe.FromString(message.data).number

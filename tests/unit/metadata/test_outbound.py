@@ -3,39 +3,23 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Sequence
 from dataclasses import replace
-from typing import Any, cast
+from typing import Any
 
 from metadata.runtime.context import MetadataContext
 from metadata.runtime.messages import Messages
 from metadata.runtime.outbound import OutboundRequests
 from metadata.runtime.tasks import Tasks
 from metadata.settings import MetadataSettings
+from tests.fake_nats import FakeTransport
 from tests.unit.metadata.cluster import Cluster
 from wire import metadata_pb2 as pb
 from wire.subjects import Subjects
-from wire.transport import Transport, too_large
 from wire.types import BrokerId, Incarnation, IsrChange, IsrMember, LeaderEpoch, Withdrawal
 
-MAX_PAYLOAD = 1 << 20
 
-
-class Wire:
-    def __init__(self) -> None:
-        self.messages: list[bytes] = []
-
-    def publish(self, subject: str, parts: Sequence[bytes]) -> bool:
-        data = b"".join(parts)
-        if len(data) > MAX_PAYLOAD:
-            raise too_large(subject, len(data), MAX_PAYLOAD)
-        self.messages.append(data)
-        return True
-
-
-def requests_of(cluster: Cluster, wire: Wire, incarnation: Incarnation) -> OutboundRequests:
+def requests_of(cluster: Cluster, wire: FakeTransport, incarnation: Incarnation) -> OutboundRequests:
     nothing: Any = None
-    transport = cast(Transport, wire)
     return OutboundRequests(
         MetadataContext(
             broker_id=BrokerId("a"),
@@ -43,12 +27,12 @@ def requests_of(cluster: Cluster, wire: Wire, incarnation: Incarnation) -> Outbo
             state=cluster.state,
             core=nothing,
             port=nothing,
-            transport=transport,
+            transport=wire,
             subjects=Subjects(),
             settings=MetadataSettings(),
             monotonic=lambda: 0.0,
             tasks=Tasks(BrokerId("a")),
-            messages=Messages(BrokerId("a"), transport),
+            messages=Messages(BrokerId("a"), wire),
             incarnation=incarnation,
         )
     )
@@ -58,7 +42,7 @@ async def test_many_large_requests_go_out_in_messages_that_are_not_too_large() -
     brokers = [f"{number:02}-{'x' * 61}" for number in range(16)]
     cluster = Cluster(*brokers)
     cluster.create("s", [" ".join(brokers)] * 500)
-    wire = Wire()
+    wire = FakeTransport()
     requests = requests_of(cluster, wire, Incarnation(1))
     for number in range(500):
         partition = cluster.partition(number)
@@ -74,7 +58,7 @@ async def test_many_large_requests_go_out_in_messages_that_are_not_too_large() -
         )
     await asyncio.sleep(0)
     await asyncio.sleep(0)
-    sent = [item for message in wire.messages for item in pb.AlterIsrRequest.FromString(message).items]
+    sent = [item for _, data, _ in wire.sent for item in pb.AlterIsrRequest.FromString(data).items]
     assert [item.partition.partition for item in sent] == [*range(500)]
     requests.close()
 
@@ -83,7 +67,7 @@ async def test_a_withdrawal_from_outside_the_isr_is_over_in_a_later_leader_epoch
     cluster = Cluster("a", "b")
     cluster.create("s", ["a b"], config={"min_isr": "1"})
     cluster.alter(cluster.alteration("a"))
-    wire = Wire()
+    wire = FakeTransport()
     requests = requests_of(cluster, wire, Incarnation(cluster.incarnation("b")))
     partition = cluster.partition()
     withdrawal = Withdrawal(
@@ -92,11 +76,11 @@ async def test_a_withdrawal_from_outside_the_isr_is_over_in_a_later_leader_epoch
     requests.withdraw(withdrawal)
     await asyncio.sleep(0)
     await asyncio.sleep(0)
-    assert not wire.messages, "it asks for nothing that is not so"
+    assert not wire.sent, "it asks for nothing that is not so"
     requests.withdraw(replace(withdrawal, leader_epoch=LeaderEpoch(1)))
     await asyncio.sleep(0)
     await asyncio.sleep(0)
-    assert len(wire.messages) == len(requests) == 1
+    assert len(wire.sent) == len(requests) == 1
     cluster.withdraw("b")
     requests.settle()
     assert len(requests) == 0

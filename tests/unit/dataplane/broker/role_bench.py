@@ -1,4 +1,4 @@
-"""A broker's ground for one role: a real log on a simulated disk, connections that note what is sent, a loop whose time
+"""A broker's ground for one role: a real log on a simulated disk, transports that note what is sent, a loop whose time
 is set by hand."""
 
 from __future__ import annotations
@@ -7,7 +7,7 @@ import asyncio
 import heapq
 import itertools
 import math
-from collections.abc import Callable, Coroutine, Mapping, Sequence
+from collections.abc import Callable, Coroutine
 from dataclasses import dataclass, field
 from functools import partial
 from pathlib import Path
@@ -17,10 +17,10 @@ from typing import TYPE_CHECKING, Any, cast
 from dataplane.broker.context import BrokerContext
 from dataplane.log.partition_log import LogConfig, PartitionLog
 from dataplane.replica.settings import ReplicaSettings
+from tests.fake_nats import FakeTransport
 from tests.simulation.disk import SimDisk
 from tests.views import A, partition_view
 from wire.subjects import Subjects
-from wire.transport import Buffer, BulkHandler, Message, MessageHandler, too_large
 from wire.types import (
     Incarnation,
     LeaderEpoch,
@@ -95,62 +95,6 @@ class Loop:
 
 
 @dataclass
-class Connection:
-    sent: list[tuple[str, bytes, Mapping[str, str] | None]] = field(default_factory=list)
-    inboxes: dict[str, MessageHandler] = field(default_factory=dict)
-    subscribed: dict[str, Any] = field(default_factory=dict)
-    connected_since: float = 0.0
-    loss_reason: str = ""
-    max_payload: int = 1 << 20
-
-    def publish(
-        self,
-        subject: str,
-        parts: Sequence[Buffer],
-        *,
-        reply: str | None = None,
-        headers: Mapping[str, str] | None = None,
-    ) -> bool:
-        data = b"".join(parts)
-        if len(data) > self.max_payload:
-            raise too_large(subject, len(data), self.max_payload)
-        self.sent.append((subject, data, headers))
-        return True
-
-    def publish_raw(self, lines: Sequence[Buffer]) -> bool:
-        self.sent.append(("", b"".join(lines), None))
-        return True
-
-    def publish_to_each(self, subjects: Sequence[bytes], payload: Buffer, headers: Mapping[str, str]) -> int:
-        self.sent.extend((subject.decode(), bytes(payload), headers) for subject in subjects)
-        return 0
-
-    def new_inbox(self) -> str:
-        return f"inbox.{len(self.sent)}"
-
-    def on_inbox(self, inbox: str, handler: MessageHandler | None) -> None:
-        if handler is None:
-            self.inboxes.pop(inbox, None)
-        else:
-            self.inboxes[inbox] = handler
-
-    async def subscribe(self, subject: str, handler: MessageHandler) -> Any:
-        return await self.subscribe_bulk(subject, handler)
-
-    async def subscribe_bulk(self, subject: str, handler: MessageHandler | BulkHandler) -> Any:
-        async def unsubscribe() -> None:
-            self.subscribed.pop(subject, None)
-
-        self.subscribed[subject] = handler
-        return SimpleNamespace(unsubscribe=unsubscribe)
-
-    def answer(self, data: bytes) -> None:
-        """On the newest inbox."""
-        inbox, handler = list(self.inboxes.items())[-1]
-        handler(Message(inbox, data))
-
-
-@dataclass
 class Syncer:
     """`is_quick`: syncs at once."""
 
@@ -174,7 +118,7 @@ class Bench:
         self.disk = SimDisk(crash=Crash)
         self.disk.make_directory(HOME)
         self.log, _ = PartitionLog.open(HOME, LogConfig(), files=self.disk)
-        self.control, self.ingest, self.syncer = Connection(), Connection(), Syncer()
+        self.control, self.ingest, self.syncer = FakeTransport(), FakeTransport(), Syncer()
         self.withdrawn: list[Withdrawal] = []
         self.has_lease = True
         self.damage: list[str] = []
@@ -184,8 +128,8 @@ class Bench:
         self.context = BrokerContext(
             broker=A,
             incarnation=Incarnation(7),
-            ingest=cast(Any, self.ingest),
-            control=cast(Any, self.control),
+            ingest=self.ingest,
+            control=self.control,
             subjects=Subjects("tidelog"),
             settings=ReplicaSettings(),
             metadata=cast(Any, metadata),

@@ -3,81 +3,45 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping, Sequence
 from dataclasses import replace
 
 import pytest
 
 from dataplane.broker.acks import Answers, BareReplies, EnvelopeReply, Replies, reply_column
+from tests.fake_nats import FakeTransport
 from wire.envelope import decode_ack
 from wire.errors import Code, TidelogError
 from wire.tidelog_pb2 import AckPolicy, Message
-from wire.transport import Buffer, too_large
 from wire.types import Incarnation, Offset, PartitionKey, StreamName
 
 KEY = PartitionKey(StreamName("s"), Incarnation(1), 0, Incarnation(1))
 
 
-class Wire:
-    """What goes out; as particular about subjects as the real connection."""
-
-    def __init__(self) -> None:
-        self.subjects: list[str] = []
-        self.raw: list[bytes] = []
-        self.sent: list[tuple[bytes, Mapping[str, str] | None]] = []
-        self.max_payload = 1 << 20
-        self.refusals: list[tuple[list[bytes], bytes, dict[str, str]]] = []
-
-    def publish(
-        self,
-        subject: str,
-        parts: Sequence[Buffer],
-        *,
-        reply: str | None = None,
-        headers: Mapping[str, str] | None = None,
-    ) -> bool:
-        if not subject or " " in subject or not subject.isprintable():
-            raise ValueError(f"{subject!r} cannot be a NATS subject")
-        if sum(map(len, parts)) > self.max_payload:
-            raise too_large(subject, sum(map(len, parts)), self.max_payload)
-        self.subjects.append(subject)
-        self.sent.append((b"".join(parts), headers))
-        return True
-
-    def publish_to_each(self, subjects: Sequence[bytes], payload: Buffer, headers: Mapping[str, str]) -> int:
-        fitting = [subject for subject in subjects if len(subject) < 4000]
-        self.refusals.append((fitting, bytes(payload), dict(headers)))
-        return len(subjects) - len(fitting)
-
-    def publish_raw(self, lines: Sequence[Buffer]) -> bool:
-        self.raw.append(b"".join(lines))
-        return True
-
-
 @pytest.mark.parametrize("error", [None, TidelogError(Code.OUTCOME_UNKNOWN, "over")])
 def test_an_ack_inbox_that_is_no_subject_raises_nothing(error: TidelogError | None) -> None:
     """The inbox is whatever a client wrote into its envelope. What it raised would end the effects of others."""
-    wire = Wire()
-    answers = Answers(wire, KEY, "s")  # type: ignore[arg-type]
+    wire = FakeTransport()
+    answers = Answers(wire, KEY, "s")
     for inbox in ("two words", "good.inbox"):
         message = Message(ackInbox=inbox, ackPolicy=AckPolicy.ALL)
         answers.envelope(EnvelopeReply(message, "s", Offset(0), 0, False), 0, error)
-    assert wire.subjects == ["good.inbox"]
+    assert [subject for subject, _, _ in wire.sent] == ["good.inbox"]
     assert answers.undeliverable == 1
 
 
 def test_refusals_of_a_chunk_leave_together_also_to_a_reply_subject_that_is_no_text() -> None:
-    wire = Wire()
-    answers = Answers(wire, KEY, "s")  # type: ignore[arg-type]
+    wire = FakeTransport()
+    answers = Answers(wire, KEY, "s")
     error = TidelogError(Code.BACKPRESSURE, "slow down")
     answers.bare_error([b"\xff\xfe", None, b"good.inbox", b"x" * 4090], error)
-    ((subjects, body, headers),) = wire.refusals
+    subjects = [subject.encode(errors="surrogateescape") for subject, _, _ in wire.sent]
     assert subjects == [b"\xff\xfe", b"good.inbox"]
+    _, body, headers = wire.sent[0]
     assert json.loads(body) == {"error": error.to_json(), "stream": "s", "partition": 0}
     assert headers == error.to_headers()
     assert answers.undeliverable == 1
     answers.bare_error([None, None], error)
-    assert len(wire.refusals) == 1
+    assert wire.bursts == 1
 
 
 def acks(stream: str, first: int, replies: list[bytes | None]) -> bytes:
@@ -103,17 +67,17 @@ def test_acks_of_a_run_are_the_same_as_a_column_and_one_by_one(first: int, count
         [(Offset(first), [*subjects, *some])],
     ]
     for runs in shapes:
-        wire = Wire()
-        Answers(wire, replace(KEY, stream=StreamName("50%")), "s").bare(BareReplies(runs))  # type: ignore[arg-type]
-        assert wire.raw == [acks("50%", first, [*subjects, *some])]
+        wire = FakeTransport()
+        Answers(wire, replace(KEY, stream=StreamName("50%")), "s").bare(BareReplies(runs))
+        assert [data for _, data, _ in wire.sent] == [acks("50%", first, [*subjects, *some])]
 
 
 def test_an_ack_that_no_message_has_room_for_comes_without_the_correlation_id_and_says_so() -> None:
-    wire = Wire()
-    answers = Answers(wire, KEY, "s")  # type: ignore[arg-type]
+    wire = FakeTransport()
+    answers = Answers(wire, KEY, "s")
     message = Message(ackInbox="inbox", ackPolicy=AckPolicy.ALL, correlationId="c" * wire.max_payload)
     answers.envelope(EnvelopeReply(message, "s", Offset(7), 0, False), 0)
-    [(data, headers)] = wire.sent
+    [(_, data, headers)] = wire.sent
     acked = decode_ack(data)
     assert (acked.offset, acked.correlationId, acked.ackError) == (7, "", 0)
     error = TidelogError.from_headers(headers)

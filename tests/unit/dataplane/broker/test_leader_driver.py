@@ -6,7 +6,7 @@ import asyncio
 from collections.abc import AsyncIterator
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
-from typing import Any, cast
+from typing import Any
 
 import pytest
 
@@ -23,7 +23,7 @@ from wire.errors import Code, TidelogError
 from wire.replication import encode_header
 from wire.tidelog_pb2 import AckPolicy, AppendRequest, FetchRequest, PartitionNotification, ReplicationRequest
 from wire.tidelog_pb2 import Message as Envelope
-from wire.transport import BulkHandler, Message, MessageHandler
+from wire.transport import BulkHandler, Message
 from wire.types import LeaderEpoch, Offset, PartitionEpoch, PartitionView
 
 
@@ -48,7 +48,7 @@ async def lead(bench: Bench, *, durability: Durability = DURABLE) -> LeaderDrive
 
 
 def publish(bench: Bench, value: bytes, reply: bytes) -> None:
-    ingest = cast("BulkHandler", bench.ingest.subscribed["s"])
+    ingest = bench.ingest.subscribed["s"]
     ingest.on_messages([value], [reply], [None])
     ingest.chunk_done()
 
@@ -76,7 +76,7 @@ async def test_each_publish_of_a_batch_that_came_in_several_pieces_is_told_its_o
     role = await lead(bench)
     publish(bench, b"before", b"reply.0")
     await turn()
-    ingest = cast("BulkHandler", bench.ingest.subscribed["s"])
+    ingest = bench.ingest.subscribed["s"]
     ingest.on_messages([b"one", b"two"], [b"reply.1", b"reply.2"], [None, None])
     ingest.on_messages([b"plain", b"plain"], [None, None], [None, None])
     ingest.on_messages([b"five"], [b"reply.5"], [None])
@@ -199,7 +199,7 @@ async def test_a_leader_serves_once_it_is_heard_and_while_it_has_a_lease(bench: 
     asked, heard = asyncio.Event(), asyncio.Event()
     subscribe = bench.ingest.subscribe_bulk
 
-    async def slow(subject: str, handler: MessageHandler | BulkHandler) -> Any:
+    async def slow(subject: str, handler: BulkHandler) -> Any:
         asked.set()
         await heard.wait()
         return await subscribe(subject, handler)

@@ -1,6 +1,5 @@
-"""NATS and a broker in memory, speaking the real bytes of `.append`, `.fetch` and `.api`; for the asyncio drivers.
+"""A broker in memory, speaking the real bytes of `.append`, `.fetch` and `.api`; for the asyncio drivers.
 
-`FakeTransport` delivers through `loop.call_soon`, in order, and answers 503 on subjects without a listener.
 `FakeBroker` leads every partition of every stream it has; `kill` takes its subscriptions away, `swallow` makes it a
 process that was killed with a message in hand. Followers have the leader's log; they serve, refuse, keep silent or are
 gone.
@@ -11,12 +10,13 @@ from __future__ import annotations
 import asyncio
 import json
 from collections import defaultdict
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable
 from dataclasses import dataclass, field
 from functools import partial
 from typing import Any, get_origin, get_type_hints
 
 from dataplane.replica.producers import Duplicate, Fresh, ProducerTable
+from tests.fake_nats import FakeTransport, Hub
 from tidelog.client.connection import Client
 from wire.append import decode_append
 from wire.batch import BatchBuilder, BatchHeader, EncodedBatch, RecordBatch
@@ -25,113 +25,8 @@ from wire.operations import StreamDescription
 from wire.replication import encode_header
 from wire.subjects import Subjects
 from wire.tidelog_pb2 import AppendRequest, AppendResponse, FetchRequest
-from wire.transport import NO_RESPONDERS, Buffer, BulkHandler, Message, MessageHandler, Subscription, too_large
+from wire.transport import Message
 from wire.types import BrokerId, LeaderEpoch, Offset, StreamName
-
-
-class FakeTransport:
-    def __init__(self, max_payload: int = 1 << 20) -> None:
-        self.is_connected = True
-        self.connected_since = 0.0
-        self.max_payload = max_payload
-        self.loss_reason = ""
-        self.server_id = "nats-1"
-        self.published = 0
-        self.full = False
-        self._listeners: dict[str, MessageHandler] = {}
-        self._inboxes: dict[str, MessageHandler] = {}
-        self._numbers = 0
-        self._on_change: list[Callable[[bool], None]] = []
-
-    @property
-    def open_inboxes(self) -> int:
-        return len(self._inboxes)
-
-    def listen(self, subject: str, handler: MessageHandler | None) -> None:
-        if handler is None:
-            self._listeners.pop(subject, None)
-        else:
-            self._listeners[subject] = handler
-
-    def lose(self) -> None:
-        self.is_connected = False
-        for handler in self._on_change:
-            handler(False)
-
-    def come_back(self) -> None:
-        self.is_connected = True
-        for handler in self._on_change:
-            handler(True)
-
-    def publish(
-        self,
-        subject: str,
-        parts: Sequence[Buffer],
-        *,
-        reply: str | None = None,
-        headers: Mapping[str, str] | None = None,
-    ) -> bool:
-        if not self.is_connected or self.full:
-            return False
-        data = b"".join(parts)
-        if len(data) > self.max_payload:
-            raise too_large(subject, len(data), self.max_payload)
-        self.published += 1
-        loop = asyncio.get_running_loop()
-        handler = self._listeners.get(subject) or self._inboxes.get(subject)
-        if handler is not None:
-            loop.call_soon(handler, Message(subject, data, reply, headers))
-        elif reply is not None:
-            loop.call_soon(self._to_inbox, Message(reply, b"", status=NO_RESPONDERS))
-        return True
-
-    def _to_inbox(self, message: Message) -> None:
-        handler = self._inboxes.get(message.subject)
-        if handler is not None:
-            handler(message)
-
-    def publish_raw(self, lines: Sequence[Buffer]) -> bool:
-        raise NotImplementedError
-
-    def publish_to_each(self, subjects: Sequence[bytes], payload: Buffer, headers: Mapping[str, str]) -> int:
-        raise NotImplementedError
-
-    async def request(
-        self, subject: str, payload: Buffer, *, timeout: float, headers: Mapping[str, str] | None = None
-    ) -> Message:
-        answer: asyncio.Future[Message] = asyncio.get_running_loop().create_future()
-        inbox = self.new_inbox()
-        self.on_inbox(inbox, lambda message: None if answer.done() else answer.set_result(message))
-        try:
-            if not self.publish(subject, [payload], reply=inbox, headers=headers):
-                raise TimeoutError("not connected")
-            async with asyncio.timeout(timeout):
-                return await answer
-        finally:
-            self.on_inbox(inbox, None)
-
-    async def subscribe(self, subject: str, handler: MessageHandler) -> Subscription:
-        raise NotImplementedError
-
-    async def subscribe_bulk(self, subject: str, handler: BulkHandler) -> Subscription:
-        raise NotImplementedError
-
-    def new_inbox(self) -> str:
-        self._numbers += 1
-        return f"_INBOX.{self._numbers}"
-
-    def on_inbox(self, inbox: str, handler: MessageHandler | None) -> None:
-        if handler is None:
-            self._inboxes.pop(inbox, None)
-        else:
-            self._inboxes[inbox] = handler
-
-    def on_connection_change(self, handler: Callable[[bool], None]) -> None:
-        self._on_change.append(handler)
-
-    async def close(self) -> None:
-        self.is_connected = False
-
 
 CLUSTER = "c1"
 
@@ -394,7 +289,7 @@ class FakeBroker:
 
 
 def make(max_payload: int = 1 << 20) -> tuple[FakeTransport, FakeBroker, Client]:
-    transport = FakeTransport(max_payload)
+    transport = FakeTransport(Hub(), max_payload=max_payload)
     broker = FakeBroker(transport)
     client = Client(transport, broker.subjects, server="nats://fake:4222", name="test", api_timeout=0.5)
     return transport, broker, client

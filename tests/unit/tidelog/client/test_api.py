@@ -9,7 +9,8 @@ from typing import Any
 import pytest
 
 import tidelog
-from tests.unit.tidelog.client.fake_broker import FakeBroker, FakeTransport, blank, make
+from tests.fake_nats import FakeTransport
+from tests.unit.tidelog.client.fake_broker import FakeBroker, blank, make
 from tidelog.client.connection import Client, connect
 from tidelog.client.errors import (
     BadConfig,
@@ -150,7 +151,7 @@ async def test_two_clusters_in_one_namespace_are_an_error(cluster: Cluster) -> N
         await client.streams()
     two_clusters(transport, "cluster.id", "y")
     assert [stream["name"] for stream in await client.streams()] == ["y"]
-    assert transport.open_inboxes == 0
+    assert transport.inboxes == {}
 
 
 async def test_a_client_stays_with_the_cluster_that_it_began_with(cluster: Cluster) -> None:

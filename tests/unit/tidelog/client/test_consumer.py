@@ -9,7 +9,8 @@ from datetime import UTC, datetime, timedelta
 
 import pytest
 
-from tests.unit.tidelog.client.fake_broker import FakeBroker, FakeTransport, make
+from tests.fake_nats import FakeTransport
+from tests.unit.tidelog.client.fake_broker import FakeBroker, make
 from tidelog.client.connection import Client
 from tidelog.client.consumer import Consumer
 from tidelog.client.errors import (
@@ -48,7 +49,7 @@ async def test_everything_committed_is_read_in_order(cluster: Cluster) -> None:
     first = records[0]
     assert (first.stream, first.partition, first.timestamp, first.key, dict(first.headers)) == ("s", 0, 1, None, {})
     assert first.time == datetime(1970, 1, 1, tzinfo=UTC)
-    assert transport.open_inboxes == 0
+    assert transport.inboxes == {}
     assert not client._consumers
 
 
@@ -186,7 +187,7 @@ async def test_leaving_early_stops_the_fetching(cluster: Cluster) -> None:
         async for record in consumer:
             if record.offset == 5:
                 break
-    assert transport.open_inboxes == 0
+    assert transport.inboxes == {}
     with pytest.raises(Closed):
         await numbers(consumer)
 

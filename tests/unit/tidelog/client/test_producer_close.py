@@ -10,7 +10,8 @@ from typing import Any
 
 import pytest
 
-from tests.unit.tidelog.client.fake_broker import FakeBroker, FakeTransport, make
+from tests.fake_nats import FakeTransport
+from tests.unit.tidelog.client.fake_broker import FakeBroker, make
 from tidelog.client.connection import Client
 from tidelog.client.errors import (
     Closed,

@@ -11,6 +11,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from tests.fake_nats import BulkSink
 from tidelog.runtime import parser as parser_module
 from tidelog.runtime.parser import (
     MAX_CONTROL_LINE,
@@ -29,54 +30,18 @@ DIRECT_SIDS = (3, 31)
 UNKNOWN_SID = 99
 
 
-class Recorder:
-    """A bulk handler that takes uniform runs apart, message by message, into one log shared by all sinks."""
-
-    def __init__(self, events: list[Event], sid: int) -> None:
-        self.events = events
-        self.sid = sid
-        self.uniform = 0
-        self.open = False
-        self.chunks = 0
-
-    def on_uniform(
-        self,
-        block: memoryview,
-        count: int,
-        payload_at: int,
-        payload_size: int,
-        stride: int,
-        reply: tuple[int, int] | None,
-    ) -> None:
-        assert len(block) == count * stride
-        self.open = True
-        self.uniform += count
-        for start in range(0, count * stride, stride):
-            message = bytes(block[start : start + stride])
-            text = None if reply is None else message[reply[0] : reply[0] + reply[1]]
-            self.events.append((self.sid, message[payload_at : payload_at + payload_size], text, None))
-
-    def on_messages(self, payloads: list[bytes], replies: list[bytes | None], headers: list[bytes | None]) -> None:
-        assert payloads, "an empty list is no delivery"
-        self.open = True
-        rows = zip(payloads, replies, headers, strict=True)
-        self.events.extend((self.sid, payload, reply, header) for payload, reply, header in rows)
-
-    def chunk_done(self) -> None:
-        assert self.open, "chunk_done without a message before it"
-        self.open = False
-        self.chunks += 1
-
-
 class Harness:
     def __init__(self, buffer_size: int = 1 << 20) -> None:
         self.events: list[Event] = []
         self.parser = ChunkParser(lambda line: self.events.append(("control", line)), buffer_size=buffer_size)
-        self.sinks = {sid: Recorder(self.events, sid) for sid in BULK_SIDS}
+        self.sinks = {sid: self._bulk(sid) for sid in BULK_SIDS}
         for sid, sink in self.sinks.items():
             self.parser.add_bulk(sid, sink)
         for sid in DIRECT_SIDS:
             self.parser.add_direct(sid, self._direct(sid))
+
+    def _bulk(self, sid: int) -> BulkSink:
+        return BulkSink(lambda delivery: self.events.append((sid, *delivery)))
 
     def _direct(self, sid: int) -> parser_module.DirectHandler:
         def direct(subject: bytes, reply: bytes | None, headers: bytes | None, payload: bytes) -> None:
@@ -87,7 +52,7 @@ class Harness:
     def feed(self, *pieces: bytes) -> None:
         for piece in pieces:
             self.parser.feed(piece)
-            assert not any(sink.open for sink in self.sinks.values()), "every sink hears of the end of the chunk"
+            assert not any(sink.is_open for sink in self.sinks.values()), "every sink hears of the end of the chunk"
 
     @property
     def uniform(self) -> int:

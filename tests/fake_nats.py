@@ -1,0 +1,237 @@
+"""NATS in one process, without faults but those that a test asks for.
+
+    Hub             subjects and their listeners; messages are delivered through `loop.call_soon`, in order
+    FakeTransport   a connection to a hub; without a hub it only notes what is sent and subscribed
+    BulkSink        a bulk handler that takes runs apart and checks what the parser promises
+
+The simulation has a NATS of its own (`tests.simulation.messaging`), whose delays, losses and cuts come from a seed.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any, NamedTuple
+
+from wire.transport import NO_RESPONDERS, Buffer, BulkHandler, Message, MessageHandler, Subscription, too_large
+
+MAX_REPLY = 4000
+"""Bytes of the longest subject to which the same refusal goes as to others."""
+
+
+class Hub:
+    def __init__(self) -> None:
+        self.handlers: dict[str, list[tuple[object, MessageHandler]]] = {}
+        """By subject: (connection, handler)."""
+        self.lose: Callable[[str], bool] = lambda _: False
+        self.seen: list[str] = []
+        """Subjects of all messages."""
+
+    def send(self, subject: str, data: bytes, reply: str | None, headers: Mapping[str, str] | None) -> None:
+        self.seen.append(subject)
+        if self.lose(subject):
+            return
+        loop = asyncio.get_running_loop()
+        found = [handler for _, handler in self.handlers.get(subject, ())]
+        for handler in found:
+            loop.call_soon(handler, Message(subject, data, reply, headers))
+        if not found and reply is not None:
+            loop.call_soon(self._answer_nobody, Message(reply, b"", status=NO_RESPONDERS))
+
+    def _answer_nobody(self, message: Message) -> None:
+        for _, handler in self.handlers.get(message.subject, ()):
+            handler(message)
+
+
+class _HubSubscription:
+    def __init__(self, transport: FakeTransport, subject: str, entry: tuple[object, MessageHandler]) -> None:
+        self._transport, self._subject, self._entry = transport, subject, entry
+
+    async def unsubscribe(self) -> None:
+        self._transport.subscribed.pop(self._subject, None)
+        hub = self._transport.hub
+        entries = hub.handlers.get(self._subject, []) if hub is not None else []
+        if self._entry in entries:
+            entries.remove(self._entry)
+
+
+class FakeTransport:
+    """A `Transport`."""
+
+    def __init__(self, hub: Hub | None = None, *, max_payload: int = 1 << 20, connected_since: float = 0.0) -> None:
+        self.hub = hub
+        self.max_payload = max_payload
+        self.connected_since = connected_since
+        self.is_connected = True
+        self.is_full = False
+        """Its outgoing buffer is above its limit."""
+        self.loss_reason = ""
+        self.server_id = "nats-1"
+        self.sent: list[tuple[str, bytes, Mapping[str, str] | None]] = []
+        """(subject, payload, headers); ready-made lines have no subject."""
+        self.bursts = 0
+        """Calls of `publish_to_each`."""
+        self.subscribed: dict[str, Any] = {}
+        """By subject: a MessageHandler or a BulkHandler."""
+        self.inboxes: dict[str, MessageHandler] = {}
+        self._numbers = 0
+        self._changed: list[Callable[[bool], None]] = []
+
+    # ---- what a test does to it
+
+    def lose(self) -> None:
+        """The connection is lost."""
+        self._set_connected(False)
+
+    def come_back(self) -> None:
+        self._set_connected(True)
+
+    def _set_connected(self, connected: bool) -> None:
+        self.is_connected = connected
+        for handler in self._changed:
+            handler(connected)
+
+    def cut(self) -> None:
+        """A killed process leaves no subscription behind."""
+        assert self.hub is not None
+        for entries in self.hub.handlers.values():
+            entries[:] = [entry for entry in entries if entry[0] is not self]
+
+    def listen(self, subject: str, handler: MessageHandler | None) -> None:
+        """`handler` takes the place of all that listened to `subject`; None: nobody listens any more."""
+        assert self.hub is not None
+        self.hub.handlers[subject] = [] if handler is None else [(self, handler)]
+
+    def answer(self, data: bytes) -> None:
+        """An answer comes to the newest inbox."""
+        inbox, handler = list(self.inboxes.items())[-1]
+        handler(Message(inbox, data))
+
+    # ---- Transport
+
+    def publish(
+        self,
+        subject: str,
+        parts: Sequence[Buffer],
+        *,
+        reply: str | None = None,
+        headers: Mapping[str, str] | None = None,
+    ) -> bool:
+        if not subject or " " in subject or not subject.isprintable():
+            raise ValueError(f"{subject!r} cannot be a NATS subject")
+        if not self.is_connected or self.is_full:
+            return False
+        data = b"".join(parts)
+        if len(data) > self.max_payload:
+            raise too_large(subject, len(data), self.max_payload)
+        self.sent.append((subject, data, headers))
+        if self.hub is not None:
+            self.hub.send(subject, data, reply, headers)
+        return True
+
+    def publish_raw(self, lines: Sequence[Buffer]) -> bool:
+        assert self.hub is None, "a hub takes no lines apart"
+        self.sent.append(("", b"".join(lines), None))
+        return True
+
+    def publish_to_each(self, subjects: Sequence[bytes], payload: Buffer, headers: Mapping[str, str]) -> int:
+        assert self.hub is None, "no test has needed it"
+        fitting = [subject.decode(errors="surrogateescape") for subject in subjects if len(subject) < MAX_REPLY]
+        self.sent += [(subject, bytes(payload), headers) for subject in fitting]
+        self.bursts += 1
+        return len(subjects) - len(fitting)
+
+    async def request(
+        self, subject: str, payload: Buffer, *, timeout: float, headers: Mapping[str, str] | None = None
+    ) -> Message:
+        answer: asyncio.Future[Message] = asyncio.get_running_loop().create_future()
+        inbox = self.new_inbox()
+        self.on_inbox(inbox, lambda message: None if answer.done() else answer.set_result(message))
+        try:
+            if not self.publish(subject, [payload], reply=inbox, headers=headers):
+                raise TimeoutError("not connected")
+            async with asyncio.timeout(timeout):
+                return await answer
+        finally:
+            self.on_inbox(inbox, None)
+
+    async def subscribe(self, subject: str, handler: MessageHandler) -> Subscription:
+        entry = (self, handler)
+        self.subscribed[subject] = handler
+        if self.hub is not None:
+            self.hub.handlers.setdefault(subject, []).append(entry)
+        return _HubSubscription(self, subject, entry)
+
+    async def subscribe_bulk(self, subject: str, handler: BulkHandler) -> Subscription:
+        assert self.hub is None, "a hub has no runs of messages"
+        self.subscribed[subject] = handler
+        return _HubSubscription(self, subject, (self, handler))  # type: ignore[arg-type]
+
+    def new_inbox(self) -> str:
+        self._numbers += 1
+        return f"_INBOX.{id(self)}.{self._numbers}"
+
+    def on_inbox(self, inbox: str, handler: MessageHandler | None) -> None:
+        if handler is None:
+            self.inboxes.pop(inbox, None)
+        else:
+            self.inboxes[inbox] = handler
+        if self.hub is not None:
+            self.listen(inbox, handler)
+
+    def on_connection_change(self, handler: Callable[[bool], None]) -> None:
+        self._changed.append(handler)
+
+    async def close(self) -> None:
+        self.is_connected = False
+
+
+class Delivery(NamedTuple):
+    payload: bytes
+    reply: bytes | None
+    headers: bytes | None
+
+
+class BulkSink:
+    """`taken` hears each message; without it they are kept in `deliveries`."""
+
+    def __init__(self, taken: Callable[[Delivery], None] | None = None) -> None:
+        self.deliveries: list[Delivery] = []
+        self.uniform = 0
+        """Messages that came in runs of equal length."""
+        self.chunks = 0
+        self.is_open = False
+        """`chunk_done` has not come yet."""
+        self._take = taken or self.deliveries.append
+
+    @property
+    def payloads(self) -> list[bytes]:
+        return [delivery.payload for delivery in self.deliveries]
+
+    def on_uniform(
+        self,
+        block: memoryview,
+        count: int,
+        payload_at: int,
+        payload_size: int,
+        stride: int,
+        reply: tuple[int, int] | None,
+    ) -> None:
+        assert len(block) == count * stride
+        self.is_open = True
+        self.uniform += count
+        for start in range(0, count * stride, stride):
+            message = bytes(block[start : start + stride])
+            text = None if reply is None else message[reply[0] : sum(reply)]
+            self._take(Delivery(message[payload_at : payload_at + payload_size], text, None))
+
+    def on_messages(self, payloads: list[bytes], replies: list[bytes | None], headers: list[bytes | None]) -> None:
+        assert payloads, "an empty list is no delivery"
+        self.is_open = True
+        for delivery in zip(payloads, replies, headers, strict=True):
+            self._take(Delivery(*delivery))
+
+    def chunk_done(self) -> None:
+        assert self.is_open, "chunk_done without a message before it"
+        self.is_open = False
+        self.chunks += 1
