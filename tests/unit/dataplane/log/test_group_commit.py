@@ -347,25 +347,6 @@ def test_a_small_sync_leaves_what_is_more_to_a_thread(tmp_path: Path, batches: B
     log.close()
 
 
-def test_a_sync_at_once_that_fails_is_final(tmp_path: Path, batches: Batches, monkeypatch: pytest.MonkeyPatch) -> None:
-    log, _ = PartitionLog.open(tmp_path, LogConfig())
-    batches.append(log)
-    log.sync()
-    batches.append(log)
-
-    def broken(handle: int) -> None:
-        raise OSError(5, "Input/output error")
-
-    with monkeypatch.context() as patch:
-        patch.setattr(log.files, "sync_data", broken)
-        with pytest.raises(LogDamaged):
-            log.sync_small(1 << 20)
-    assert (log.durable_end, log.refusal is not None) == (1, True)
-    with pytest.raises(LogDamaged):
-        log.sync()
-    log.close()
-
-
 def test_a_small_sync_waits_for_nobody_who_syncs_in_a_thread(
     tmp_path: Path, batches: Batches, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -398,8 +379,9 @@ def test_a_small_sync_waits_for_nobody_who_syncs_in_a_thread(
     log.close()
 
 
-def test_no_small_sync_follows_one_that_failed(
-    tmp_path: Path, batches: Batches, monkeypatch: pytest.MonkeyPatch
+@pytest.mark.parametrize("at_once", [True, False])
+def test_no_sync_follows_one_that_failed(
+    tmp_path: Path, batches: Batches, monkeypatch: pytest.MonkeyPatch, at_once: bool
 ) -> None:
     """The kernel tells of an error once; after that the lost pages count as clean."""
     log, _ = PartitionLog.open(tmp_path, LogConfig())
@@ -413,11 +395,13 @@ def test_no_small_sync_follows_one_that_failed(
     with monkeypatch.context() as patch:
         patch.setattr(log.files, "sync_data", broken)
         with pytest.raises(LogDamaged):
-            log.sync()
+            log.sync_small(1 << 20) if at_once else log.sync()
     for _ in range(2):  # the first leaves the disk to others
         with pytest.raises(LogDamaged):
             log.sync_small(1 << 20)
-    assert log.durable_end == 1
+        with pytest.raises(LogDamaged):
+            log.sync()
+    assert (log.durable_end, log.refusal is not None) == (1, True)
     log.close()
 
 
