@@ -132,6 +132,8 @@ class SimBroker:
             return False
         if self.link_slowness > 1 or self.link_changed_at > self.world.now - GIVES_UP_AFTER - 1:
             return False  # messages sent then may be on their way
+        if any(c.unblocked_at > self.world.now - 1.0 for c in self._connections):
+            return False  # so may messages that were held
         long_since = self.process.time() - 1.0
         return all(
             c.connected_since < long_since and not (c.blocked_up or c.blocked_down or c.deaf_to)

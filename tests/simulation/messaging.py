@@ -139,8 +139,17 @@ class Nats:
 
         return hears
 
+    def is_held(self, connection: SimConnection, subject: str) -> bool:
+        """A message on it was sent, and waits until the connection is unblocked."""
+        session = connection.session
+        return session is not None and any(
+            action == self._route and args[1].subject == subject for action, args in session.held_up
+        )
+
     def unblock(self, *connections: SimConnection) -> None:
         for connection in connections:
+            if connection.blocked_up or connection.blocked_down:
+                connection.unblocked_at = self.world.now
             connection.blocked_up = connection.blocked_down = False
             for session in connection.sessions:
                 held_up, session.held_up = session.held_up, []
@@ -306,6 +315,7 @@ class SimConnection:
         self.closed = False
         self.blocked_up = False
         self.blocked_down = False
+        self.unblocked_at = -math.inf
         self.slowness = 1.0
         self.deaf_to: tuple[str, ...] = ()
         self.handlers: dict[int, tuple[str, MessageHandler | BulkHandler]] = {}

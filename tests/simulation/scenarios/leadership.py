@@ -38,21 +38,26 @@ def see_saw(run: ScenarioRun) -> Iterator[float | Until]:
 
 
 def stale_follower(run: ScenarioRun) -> Iterator[float | Until]:
-    """KIP-320. A follower that has not heard of the new LeaderEpoch, and holds records that the new leader lacks, goes
-    on fetching in the old one."""
-    rng = run.rng
+    """KIP-320. A follower holds records that the new leader lacks. Its fetch of the old LeaderEpoch was sent before the
+    election, and arrives when the new leader's log is as long as its own."""
+    rng, raft = run.rng, run.cluster.raft
     yield Until(lambda: run.leader and len(run.isr) == 3)
     old = run.leader
     assert old is not None
-    # Of two that lead equally many the first replica is elected.
-    behind, ahead = [name for name in run.replicas if name != old]
+    behind, ahead = sorted((name for name in run.replicas if name != old), key=run.election_rank)
+    # The Raft leader applies first: it may be neither the one that dies nor the one that applies late.
+    yield Until(lambda: raft.elect(run.broker(behind).raft_address))
+    yield Until(lambda: raft.truth.controller == behind)
     run.slow_applies(ahead, 4000.0)
     mend = run.cut(behind, which=CONTROL)
-    run.flood(2.0)
+    run.flood(4.0)
     yield Until(lambda: run.end(ahead) > run.end(behind) >= 0, 0.5)
+    release = run.hold_requests(ahead)
+    yield Until(lambda: run.fetch_is_held(ahead), 1.0)
     run.kill(old)
     mend()
-    yield Until(lambda: run.leader not in (None, old))
+    yield Until(lambda: run.leads(behind) and run.end(behind) >= run.end(ahead))
+    release()
     yield 1.0 + rng.random()
     run.start(old)
 

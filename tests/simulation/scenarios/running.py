@@ -142,6 +142,11 @@ class ScenarioRun:
         known = self.cluster.raft.truth.brokers.get(broker.id)
         return known is not None and known.alive and known.life_id == f"{broker.id}-{broker.lives}"
 
+    def election_rank(self, name: str) -> tuple[int, int]:
+        """The replica with the lowest rank is elected: it leads the fewest partitions, or is the first of equals."""
+        led = sum(partition.leader == name for _, partition in self.cluster.raft.truth.partitions())
+        return led, self.replicas.index(name)
+
     @property
     def committed(self) -> int:
         """Exclusive end of the records that some leader has committed."""
@@ -199,6 +204,26 @@ class ScenarioRun:
 
         self.cluster.lift(LONG, mend)
         return mend
+
+    def hold_requests(self, name: str) -> Callable[[], object]:
+        """What it sends on its control connection arrives when the returned function is called, and not before."""
+        nats = self.cluster.nats
+        control = list(self.broker(name).connections[CONTROL])
+        for connection in control:
+            nats.block(connection, up=True, down=False)
+
+        def release() -> None:
+            nats.unblock(*control)
+
+        self.cluster.lift(LONG, release)
+        return release
+
+    def fetch_is_held(self, name: str) -> bool:
+        key, cluster = self.key, self.cluster
+        if key is None:
+            return False
+        subject = cluster.subjects.replicate(key.stream, key.partition)
+        return any(cluster.nats.is_held(connection, subject) for connection in self.broker(name).connections[CONTROL])
 
     def cut_off_clients(self) -> Callable[[], object]:
         mend = self.cluster.clients.cut_off()
