@@ -10,6 +10,7 @@ import json
 import os
 import subprocess
 import sys
+from itertools import zip_longest
 from pathlib import Path
 
 import pytest
@@ -31,20 +32,40 @@ def test_without_faults_everything_is_acknowledged() -> None:
     assert result.acknowledged == result.sent
 
 
-def test_the_same_seed_gives_the_same_trace_whatever_the_hash_seed() -> None:
-    code = "import sys; from tests.simulation.run import run; print('\\n'.join(run(1, traced=True).trace))"
-    traces = [
-        subprocess.run(
-            [sys.executable, "-c", code],
+_TRACE = """
+import sys, time
+seed, rate = map(int, sys.argv[1:])
+
+def advanced(clock):
+    began = clock()
+    return lambda: began + (clock() - began) * rate
+
+for name in ("time", "time_ns", "monotonic", "monotonic_ns", "perf_counter", "perf_counter_ns"):
+    setattr(time, name, advanced(getattr(time, name)))
+
+from tests.simulation.run import run
+print("\\n".join(run(seed, traced=True).trace))
+"""
+"""A program that runs a seed and prints its trace; every real clock runs at `rate` times its rate, from before the code
+under test is imported, so that a clock that was bound at an import shows as well."""
+
+
+@pytest.mark.parametrize("seed", [1, 8, 22, 36, 76])
+def test_the_same_seed_gives_the_same_trace_whatever_the_hash_seed_and_the_real_time(seed: int) -> None:
+    runs = [
+        subprocess.Popen(
+            [sys.executable, "-c", _TRACE, str(seed), rate],
             cwd=ROOT,
             env={**os.environ, "PYTHONHASHSEED": hash_seed, "PYTHONPATH": str(ROOT)},
-            capture_output=True,
-            check=True,
-        ).stdout
-        for hash_seed in ("1", "2")
+            stdout=subprocess.PIPE,
+        )
+        for hash_seed, rate in (("1", "1"), ("2", "1000"))
     ]
-    assert traces[0] == traces[1]
-    assert traces[0].count(b"\n") > 100
+    one, other = [run.communicate()[0].splitlines() for run in runs]
+    assert [run.returncode for run in runs] == [0, 0]
+    assert len(one) > 100
+    first_difference = next((lines for lines in zip_longest(one, other) if lines[0] != lines[1]), None)
+    assert first_difference is None
 
 
 def test_tracing_changes_nothing() -> None:

@@ -467,7 +467,9 @@ def _warned_of_coroutines(world: World) -> Iterator[None]:
 
 @contextmanager
 def inhabited(world: World) -> Iterator[None]:
-    """For the time of a run: logs go to the world, the garbage collector waits."""
+    """For the time of a run: logs go to the world, `time.time_ns` is the world's clock, the garbage collector waits.
+
+    Code under test must look `time.time_ns` up at each call: one that it bound at its import is the real clock."""
     listener = _Listener(world)
     root = logging.getLogger()
     level, handlers = root.level, root.handlers[:]

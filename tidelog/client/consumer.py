@@ -78,7 +78,6 @@ class PartitionReader:
         stream: StreamName,
         partition: int,
         refresh: Callable[[], None],
-        clock_ns: Callable[[], int] = time.time_ns,
     ) -> None:
         self.fetcher = fetcher
         self._transport = transport
@@ -87,7 +86,6 @@ class PartitionReader:
         self._partition = partition
         self._leader_subject = subjects.fetch(stream, partition)
         self._refresh = refresh
-        self._clock_ns = clock_ns
         self.missed = 0
         """Records that were removed before they were read."""
 
@@ -117,7 +115,7 @@ class PartitionReader:
         return None
 
     async def _step(self) -> tuple[RecordBatch, ...]:
-        followers, now_ns = self.fetcher.followers, self._clock_ns()
+        followers, now_ns = self.fetcher.followers, time.time_ns()
         if followers is not None and followers.is_out_of_date(now_ns):
             self._refresh()
         outcome = await self._exchange(self.fetcher.next_request(now_ns))
