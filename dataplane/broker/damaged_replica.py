@@ -53,9 +53,12 @@ class DamagedReplica(ReadableRole):
         self._consumers = Consumers(partition_log.epochs, context.settings, leads=False)
         self._subscriptions: list[Subscription] = []
         self._starting: asyncio.Task[None] | None = None
+        self._is_unwanted = False
 
     # ------------------------------------------------------------------ life
     async def start(self) -> None:
+        if self._is_unwanted:
+            return
         _log.error(
             "partition %s: the copy on %s is the last one and is damaged; it is served for reading as far as it goes",
             self.view.key, self.context.broker,
@@ -70,6 +73,7 @@ class DamagedReplica(ReadableRole):
             await self._unsubscribe()
 
     def give_up_starting(self) -> None:
+        self._is_unwanted = True
         if self._starting is not None:
             self._starting.cancel()
 

@@ -89,6 +89,7 @@ class LeaderDriver(ReadableRole):
         """NATS brings it everything that is published and asked."""
         self._subscriptions: list[Subscription] = []
         self._starting: asyncio.Task[None] | None = None
+        self._is_unwanted = False
         self.core = Leader(
             view=view,
             broker=context.broker,
@@ -112,6 +113,8 @@ class LeaderDriver(ReadableRole):
     async def start(self) -> None:
         """Returns once NATS brings everything that is published and asked."""
         context, view = self.context, self.view
+        if self._is_unwanted:
+            return
         context.counters.elections_won += 1
         self._starting = context.loop.create_task(self._subscribe())
         await asyncio.wait({self._starting})
@@ -130,6 +133,7 @@ class LeaderDriver(ReadableRole):
         self.timer.schedule()
 
     def give_up_starting(self) -> None:
+        self._is_unwanted = True
         if self._starting is not None:
             self._starting.cancel()
 

@@ -224,7 +224,12 @@ class Replica:
                     self._withdraw(effect, context)
                 case RecordDamage(reason):
                     self._recording = context.loop.create_task(self._record_damage(reason, context))
-                case OpenLog() | PrepareLog() | BeginRole() | EndRole() | Repair() | WaitToRetry():
+                case BeginRole(kind, view):
+                    # The role is there from now on: an effect of the next event must find it.
+                    self._make_role(kind, view, context)
+                    if self.life.step is effect:
+                        self._stepping = context.loop.create_task(self._take(effect, context))
+                case OpenLog() | PrepareLog() | EndRole() | Repair() | WaitToRetry():
                     self._stepping = context.loop.create_task(self._take(effect, context))
                 case TellRole(view) if role is not None:
                     role.on_view(view)
@@ -285,8 +290,8 @@ class Replica:
             case PrepareLog(kind, view):
                 await self._prepare(kind, view, context)
                 return life.on_prepared()
-            case BeginRole(kind, view):
-                return await self._begin_role(kind, view, context)
+            case BeginRole():
+                return await self._start_role(context)
             case EndRole(reason):
                 await self._end_role(reason)
                 return life.on_role_ended()
@@ -307,20 +312,30 @@ class Replica:
         if kind is RoleKind.LEADER and self.view is view and self.failure is None and not self.life.closing:
             await begin_leader_epoch(context, view, partition_log)
 
-    async def _begin_role(self, kind: RoleKind, view: PartitionView, context: BrokerContext) -> list[LifeEffect]:
+    def _make_role(self, kind: RoleKind, view: PartitionView, context: BrokerContext) -> None:
         assert self._log is not None
         self._listener.start(context, lambda message: self._on_read(message, context))
         common = context, view, self._log, self._high_watermark
         told = partial(self.on_damage, context=context), self.life.on_role_failed, self.story
-        match kind:
-            case RoleKind.DAMAGED_READ_ONLY:
-                self.role = DamagedReplica(*common, *told)
-            case RoleKind.LEADER:
-                self.role = LeaderDriver(*common, *told)
-            case RoleKind.FOLLOWER:
-                self.role = FollowerDriver(*common, self._sequence, *told)
         try:
-            await self.role.start()
+            match kind:
+                case RoleKind.DAMAGED_READ_ONLY:
+                    self.role = DamagedReplica(*common, *told)
+                case RoleKind.LEADER:
+                    self.role = LeaderDriver(*common, *told)
+                case RoleKind.FOLLOWER:
+                    self.role = FollowerDriver(*common, self._sequence, *told)
+        except Exception as e:  # noqa: BLE001 - it is logged, and the replica withdraws
+            _log.exception("partition %s: its role cannot be made", self.key)
+            self._run(self.life.on_role_not_made(repr(e)), context)
+
+    async def _start_role(self, context: BrokerContext) -> list[LifeEffect]:
+        role = self.role
+        assert role is not None
+        if role.failed is not None:  # since it was made
+            return self.life.on_role_begun()
+        try:
+            await role.start()
         except (OSError, NoSpace) as e:
             if isinstance(e, NoSpace):
                 context.space.refused(e)

@@ -121,7 +121,8 @@ class PrepareLog:
 
 @dataclass(frozen=True, slots=True)
 class BeginRole:
-    """Completion: `on_role_begun` or `on_role_not_begun`."""
+    """The role is made at once, so that what follows finds it, and then started. Completion: `on_role_begun`,
+    `on_role_not_begun` or `on_role_not_made`."""
 
     kind: RoleKind
     view: PartitionView
@@ -310,6 +311,11 @@ class ReplicaLife:
 
     def on_role_begun(self) -> list[LifeEffect]:
         return self._step_over()
+
+    def on_role_not_made(self, reason: str) -> list[LifeEffect]:
+        """There is no role that could withdraw."""
+        self.step = self.acting = None
+        return self.on_failed(reason)
 
     def on_role_not_begun(self) -> list[LifeEffect]:
         self._retries = True

@@ -224,7 +224,7 @@ class PartitionAccumulator:
         if code.unknown_outcome:
             batch.uncertain = True
         if not code.retriable or (code is Code.CONFIRM_TIMEOUT and self._settings.ends_unconfirmed):
-            return [*effects, *self._fail(batch, typed(error)), *self._renew_session()]
+            return [*effects, *self._fail(batch, typed(_as_told(error, batch))), *self._renew_session()]
         batch.state = BatchState.RESEND
         if code in (Code.FENCED_LEADER_EPOCH, Code.CONFIRM_TIMEOUT) and batch.sent_epoch != self.leader_epoch:
             return effects  # the answer itself named the newer epoch: no reason to wait
@@ -401,6 +401,17 @@ class PartitionAccumulator:
 
     def _saw_epoch(self, leader_epoch: int) -> None:
         self.leader_epoch = max(self.leader_epoch, leader_epoch)
+
+
+def _as_told(error: TidelogError, batch: PendingBatch) -> TidelogError:
+    """A refusal says that this attempt was not stored; an earlier one whose answer was lost may have been."""
+    if not batch.uncertain or error.code.unknown_outcome:
+        return error
+    return TidelogError(
+        Code.OUTCOME_UNKNOWN,
+        f"an earlier attempt to send these records may have been stored; the last one was refused: {error.message}",
+        {**error.details, "reason": error.code.name},
+    )
 
 
 def _resend_after(batch: PendingBatch, settings: AccumulatorSettings) -> float:

@@ -344,6 +344,16 @@ class TestEndings:
         assert isinstance(failure(acc.on_error(a, 1, refused(Code.RECORD_TOO_LARGE), 0.0)), RecordTooLarge)
         assert acc.pending_batches == [b]
 
+    def test_a_refusal_after_a_lost_answer_does_not_say_that_nothing_was_written(self) -> None:
+        acc = core()
+        fill(acc, 1)
+        (batch,) = sent(acc)
+        acc.on_reconnected(1.0)
+        sent(acc, 1.0)
+        error = failure(acc.on_error(batch, batch.attempts, refused(Code.READONLY), 1.1))
+        assert error.code is Code.OUTCOME_UNKNOWN
+        assert error.details["reason"] == "READONLY"
+
     def test_fail_all_leaves_nothing(self) -> None:
         acc = core()
         fill(acc, 8)
