@@ -324,10 +324,10 @@ TestPartition.settings = settings(
 
 
 SEEN = (
-    "does not truncate at a new LeaderEpoch",
-    "expands to a follower below the HW",
-    "HW from the committed ISR, not the maximal one",
-    "commits below min ISR",
+    "a follower does not truncate at a new LeaderEpoch",
+    "a leader adds a follower below the HW to the ISR",
+    "the HW follows the committed ISR instead of the maximal one",
+    "a leader commits below min ISR",
 )
 
 
