@@ -128,7 +128,7 @@ def recreated_unheard(run: ScenarioRun) -> Iterator[float | Until]:
     under the same subjects and in the same LeaderEpoch."""
     rng = run.rng
     yield Until(lambda: run.leader and len(run.isr) == 3)
-    yield Until(lambda: run.end(run.leader or "") >= 1)
+    yield Until(lambda: run.leader is not None and run.end(run.leader) >= 1)
     unheard = rng.choice([name for name in run.replicas if name != run.leader])
     run.slow_applies(unheard, 3000.0)
     before = run.key
