@@ -188,6 +188,7 @@ class PartitionAccumulator:
         batch.attempts += 1
         batch.sent_at = now
         batch.sent_epoch = self.leader_epoch
+        batch.sent_first = bool(self._window) and self._window[0] is batch
         if self._oldest_sent is batch:
             self._link.expect_answer(now)
         return batch
@@ -218,7 +219,7 @@ class PartitionAccumulator:
             if self._window[0] is not batch:
                 return self._resend_up_to(batch, now)
             if code is Code.OUT_OF_ORDER_SEQUENCE:
-                return self._out_of_order(batch, error)
+                return self._out_of_order(batch, error, now)
             return self._forgotten(batch, error, now)
         effects: list[Effect] = [RefreshMetadata()] if code.refresh_metadata else []
         if code.unknown_outcome:
@@ -340,8 +341,11 @@ class PartitionAccumulator:
         self._link.hold(now + self._settings.backoff)
         return []
 
-    def _out_of_order(self, batch: PendingBatch, error: TidelogError) -> list[Effect]:
+    def _out_of_order(self, batch: PendingBatch, error: TidelogError, now: float) -> list[Effect]:
         if self._session_sound and self._settings.acks is Acks.ALL:
+            if not batch.sent_first:
+                # This attempt may have reached the leader before the batches that were in front of it.
+                return self._resend_up_to(batch, now)
             lost = OutOfOrderSequence(
                 Code.OUT_OF_ORDER_SEQUENCE,
                 f"the log of {self.name} lacks records of this producer that had been acknowledged before this one: "

@@ -56,6 +56,7 @@ class PendingBatch:
         "place",
         "sent_at",
         "sent_epoch",
+        "sent_first",
         "session",
         "size",
         "state",
@@ -83,6 +84,8 @@ class PendingBatch:
         self.attempts = 0
         self.sent_at = 0.0
         self.sent_epoch = 0
+        self.sent_first = False
+        """All batches before it were resolved when its newest attempt was sent."""
         self.uncertain = False
         """Some attempt may have been written without our knowing."""
         self.last_error: TidelogError | None = None
