@@ -116,7 +116,7 @@ class FollowerDriver(ReadableRole):
         pass  # its start waits for nothing
 
     async def _let_go(self, reason: str) -> None:
-        self._run(self.core.resign(reason))
+        self._run(self.core.resign(reason, self.context.now()))
         for inbox in (self._fetch_inbox, self._offset_inbox, self._checkpoint_inbox):
             if inbox is not None:
                 self.context.control.on_inbox(inbox, None)

@@ -162,7 +162,7 @@ class LeaderDriver(ReadableRole):
             self._starting.cancel()
         try:
             self._appending.abandon(reason)
-            self._run(self.core.resign(reason))
+            self._run(self.core.resign(reason, self.context.now()))
         finally:
             await self._unsubscribe()
 

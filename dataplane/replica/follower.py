@@ -337,9 +337,9 @@ class Follower:
         """Committed batches from `fetch.offset` on, now or when this replica knows of some."""
         return self._reads.on_fetch(fetch, now)
 
-    def resign(self, reason: str) -> list[FollowerEffect]:
+    def resign(self, reason: str, now: float) -> list[FollowerEffect]:
         """This role is over: consumers that wait are sent elsewhere."""
-        self._replica.story.tell(f"follows no more: {reason}", self._ticked_at)
+        self._replica.story.tell(f"follows no more: {reason}", now)
         return self._reads.refuse_all(TidelogError(Code.UNAVAILABLE, f"{reason}; read from another replica"))
 
     # ------------------------------------------------------------------ the leader and the connection to it

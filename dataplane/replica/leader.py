@@ -381,14 +381,14 @@ class Leader:
         self._draining.begin(target, token, timeout, now, out)
         return out
 
-    def resign(self, reason: str) -> list[LeaderEffect]:
+    def resign(self, reason: str, now: float) -> list[LeaderEffect]:
         """Leadership of this epoch is over. Publishes that wait end as outcome unknown; consumers are sent
         elsewhere."""
         out: list[LeaderEffect] = []
-        self._state.story.tell(f"resigns: {reason}", self._last_tick)
+        self._state.story.tell(f"resigns: {reason}", now)
         self._commits.resign(reason, out)
         out.extend(self._consumers.refuse_all(TidelogError(Code.NOT_LEADER, reason)))
-        self._draining.end(reason, self._last_tick, out)
+        self._draining.end(reason, now, out)
         return out
 
     # ------------------------------------------------------------------ questions of drivers

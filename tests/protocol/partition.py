@@ -413,7 +413,7 @@ class PartitionWorld:
         if role is None:
             return
         if isinstance(role, Leader):
-            self._lead(broker, role.resign(reason))
+            self._lead(broker, role.resign(reason, self.now))
         broker.high_watermark = max(broker.log.start, min(role.high_watermark, broker.log.end))
         broker.role = None
         broker.role_number = 0

@@ -225,7 +225,7 @@ def test_a_leadership_that_ends_leaves_all_of_them_unknown() -> None:
     driver = Driver(view(durability=ACCEPTED))
     for number, asked in enumerate((SYNCED, CACHED, AckLevel(is_local=True, is_synced=True))):
         publish(driver, asked, str(number))
-    ended = of(CompleteProduce, driver.leader.resign("over"))
+    ended = of(CompleteProduce, driver.leader.resign("over", 1.0))
     assert {(effect.token, effect.error and effect.error.code) for effect in ended} == {
         (str(number), Code.OUTCOME_UNKNOWN) for number in range(3)
     }

@@ -264,9 +264,9 @@ def test_those_who_wait_are_sent_elsewhere_at_the_end_of_the_role() -> None:
     core = serving()
     core.on_consumer_fetch(consumer(8), 0.0)
     core.on_consumer_fetch(consumer(9), 0.0)
-    ended = core.resign("LeaderEpoch 6 has begun")
+    ended = core.resign("LeaderEpoch 6 has begun", 1.0)
     assert [e.token for e in ended if isinstance(e, RefuseConsumer)] == ["at 8", "at 9"]
-    assert core.resign("again") == []
+    assert core.resign("again", 1.0) == []
 
 
 # ---------------------------------------------------------------- the setting

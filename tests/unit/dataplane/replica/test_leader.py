@@ -397,7 +397,7 @@ def test_when_leadership_ends_publishes_that_wait_are_unknown_never_failed() -> 
     driver = Driver()
     driver.append(5)
     driver.leader.await_ack(ALL, Offset(5), "token", 2.0, 0.0)
-    (done,) = of(CompleteProduce, driver.leader.resign("a new LeaderEpoch"))
+    (done,) = of(CompleteProduce, driver.leader.resign("a new LeaderEpoch", 1.0))
     assert done.error is not None
     assert done.error.code is Code.OUTCOME_UNKNOWN
     assert done.error.code.unknown_outcome
@@ -524,8 +524,8 @@ def test_late_commits_of_all_partitions_together_are_back_pressure_for_those_abo
     busy.fetch(C, 307, now=late)
     assert (shared.size, shared.waiting) == (2 * 100, 1)
     assert refused(busy, late) is None
-    busy.leader.resign("moved")
-    idle.leader.resign("moved")
+    busy.leader.resign("moved", 1.0)
+    idle.leader.resign("moved", 1.0)
     assert (shared.size, shared.partitions, shared.waiting) == (0, 0, 0)
 
 

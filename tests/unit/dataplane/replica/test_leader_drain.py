@@ -185,9 +185,9 @@ def test_when_leadership_ends_otherwise_whoever_asked_is_told() -> None:
     driver = caught_up()
     driver.append(3)
     drain(driver)
-    (error,) = drained(driver.leader.resign("LeaderEpoch 7 of s/0 has begun"))
+    (error,) = drained(driver.leader.resign("LeaderEpoch 7 of s/0 has begun", 1.0))
     assert error is not None
     assert "LeaderEpoch 7" in error.message
     done = caught_up()
     drain(done)
-    assert drained(done.leader.resign("the move")) == []
+    assert drained(done.leader.resign("the move", 1.0)) == []

@@ -148,3 +148,11 @@ def test_a_leader_tells_of_its_isr_and_its_drain_and_not_of_batches() -> None:
     told = [event.event for event in leader._state.story.events[before:]]
     assert any(event.startswith(f"drains for {B}") for event in told)
     assert any(event.startswith("ISR ") for event in told)
+
+
+def test_the_end_of_a_role_is_told_with_its_own_time() -> None:
+    driver, core = leading(), follower()
+    driver.leader.resign("LeaderEpoch 4 of s/0 has begun", 9.0)
+    core.resign("LeaderEpoch 4 of s/0 has begun", 9.0)
+    assert driver.leader._state.story.events[-1].at == 9.0
+    assert core._replica.story.events[-1].at == 9.0
