@@ -10,13 +10,13 @@ It ends when a sound replica leads after all, or when an operator accepts the lo
 
 from __future__ import annotations
 
-import asyncio
 import contextlib
 import logging
 from collections.abc import Callable
 
 from dataplane.broker.context import BrokerContext
 from dataplane.broker.reading import ReadableRole
+from dataplane.broker.role_subscriptions import RoleSubscriptions
 from dataplane.log.damage import Damage
 from dataplane.log.errors import LogDamaged
 from dataplane.log.partition_log import PartitionLog
@@ -26,7 +26,7 @@ from dataplane.replica.story import Story
 from wire.append import decode_append
 from wire.errors import Code, CorruptData, TidelogError
 from wire.tidelog_pb2 import FetchRequest
-from wire.transport import Message, Subscription
+from wire.transport import Message
 from wire.types import Offset, PartitionView
 
 _log = logging.getLogger(__name__)
@@ -51,53 +51,35 @@ class DamagedReplica(ReadableRole):
         self.damage: Damage | None = None
         self._high_watermark = high_watermark
         self._consumers = Consumers(partition_log.epochs, context.settings, leads=False)
-        self._subscriptions: list[Subscription] = []
-        self._starting: asyncio.Task[None] | None = None
-        self._is_unwanted = False
+        self._subscriptions = RoleSubscriptions(context.loop)
 
     # ------------------------------------------------------------------ life
     async def start(self) -> None:
-        if self._is_unwanted:
-            return
         _log.error(
             "partition %s: the copy on %s is the last one and is damaged; it is served for reading as far as it goes",
             self.view.key, self.context.broker,
         )  # fmt: skip
         self.story.tell(f"serves a damaged copy in LeaderEpoch {self.leader_epoch}", self.context.now())
         self.spawn(self._examine())
-        self._starting = self.context.loop.create_task(self._subscribe())
-        await asyncio.wait({self._starting})
-        if not self._starting.cancelled():
-            self._starting.result()
+        ingest, subjects, key = self.context.ingest, self.context.subjects, self.view.key
+        await self._subscriptions.make(
+            lambda: ingest.subscribe(subjects.fetch(key.stream, key.partition), self._handler(self.on_read)),
+            lambda: ingest.subscribe(subjects.append(key.stream, key.partition), self._handler(self._on_append)),
+        )
         if self.is_over():
-            await self._unsubscribe()
+            await self._subscriptions.drop()
 
     def give_up_starting(self) -> None:
-        self._is_unwanted = True
-        if self._starting is not None:
-            self._starting.cancel()
-
-    async def _subscribe(self) -> None:
-        ingest, subjects, key = self.context.ingest, self.context.subjects, self.view.key
-        for subject, handle in (
-            (subjects.fetch(key.stream, key.partition), self.on_read),
-            (subjects.append(key.stream, key.partition), self._on_append),
-        ):
-            self._subscriptions.append(await ingest.subscribe(subject, self._handler(handle)))
+        self._subscriptions.give_up()
 
     async def _examine(self) -> None:
         with contextlib.suppress(LogDamaged):  # which the next reader meets too
             self.damage = await self.context.loop.run_in_executor(self.context.readers, self.log.checking.examine)
 
     async def _let_go(self, reason: str) -> None:
-        if self._starting is not None:
-            self._starting.cancel()
+        self._subscriptions.give_up()
         self._run(self._consumers.refuse_all(TidelogError(Code.UNAVAILABLE, f"{reason}; read again")))
-        await self._unsubscribe()
-
-    async def _unsubscribe(self) -> None:
-        subscriptions, self._subscriptions = self._subscriptions, []
-        await asyncio.gather(*(s.unsubscribe() for s in subscriptions), return_exceptions=True)
+        await self._subscriptions.drop()
 
     @property
     def high_watermark(self) -> Offset:

@@ -15,16 +15,15 @@ Batches are appended in the event loop (page cache), answered to waiting followe
 
 from __future__ import annotations
 
-import asyncio
 import logging
-from collections.abc import Callable, Coroutine
+from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Any
 
 from dataplane.broker.appending import Appending
 from dataplane.broker.context import BrokerContext
 from dataplane.broker.follower_service import FollowerService
 from dataplane.broker.reading import ReadableRole
+from dataplane.broker.role_subscriptions import RoleSubscriptions, Subscribe
 from dataplane.log.errors import LogDamaged
 from dataplane.log.partition_log import PartitionLog
 from dataplane.replica.consumers import ConsumerFetch
@@ -46,7 +45,7 @@ from dataplane.replica.leader import Leader
 from dataplane.replica.story import Story
 from wire.errors import Code, CorruptData, TidelogError
 from wire.tidelog_pb2 import FetchRequest, PartitionNotification
-from wire.transport import MessageHandler, Subscription, Transport
+from wire.transport import MessageHandler, Transport
 from wire.types import BrokerId, DrainAnswer, LeaderMove, Offset, PartitionView
 
 _log = logging.getLogger(__name__)
@@ -87,9 +86,7 @@ class LeaderDriver(ReadableRole):
         partition_log.cached_bytes = None
         self._is_heard = False
         """NATS brings it everything that is published and asked."""
-        self._subscriptions: list[Subscription] = []
-        self._starting: asyncio.Task[None] | None = None
-        self._is_unwanted = False
+        self._subscriptions = RoleSubscriptions(context.loop)
         self.core = Leader(
             view=view,
             broker=context.broker,
@@ -113,16 +110,11 @@ class LeaderDriver(ReadableRole):
     async def start(self) -> None:
         """Returns once NATS brings everything that is published and asked."""
         context, view = self.context, self.view
-        if self._is_unwanted:
-            return
         context.counters.elections_won += 1
-        self._starting = context.loop.create_task(self._subscribe())
-        await asyncio.wait({self._starting})
-        if self._starting.cancelled():
-            return
-        self._starting.result()
+        is_subscribed = await self._subscribe()
         if self.is_over():  # meanwhile
-            await self._unsubscribe()
+            await self._subscriptions.drop()
+        if self.is_over() or not is_subscribed:
             return
         _log.info(
             "partition %s: leading LeaderEpoch %d from offset %d, HW %d, ISR %s",
@@ -133,42 +125,31 @@ class LeaderDriver(ReadableRole):
         self.timer.schedule()
 
     def give_up_starting(self) -> None:
-        self._is_unwanted = True
-        if self._starting is not None:
-            self._starting.cancel()
+        self._subscriptions.give_up()
 
-    async def _subscribe(self) -> None:
-        """Waits for the connections, however long they take."""
+    async def _subscribe(self) -> bool:
         context, subjects, key = self.context, self.context.subjects, self.view.key
 
-        async def hold(subscribe: Callable[[], Coroutine[Any, Any, Subscription]]) -> None:
-            self._subscriptions.append(await subscribe())
-
-        def told(transport: Transport, subject: str, handle: MessageHandler) -> Coroutine[Any, Any, None]:
-            return hold(lambda: transport.subscribe(subject, self._handler(handle)))
+        def told(transport: Transport, subject: str, handle: MessageHandler) -> Subscribe:
+            return lambda: transport.subscribe(subject, self._handler(handle))
 
         control, ingest = context.control, context.ingest
-        await asyncio.gather(
+        return await self._subscriptions.make(
             told(control, subjects.replicate(key.stream, key.partition), self._followers.on_replicate),
             told(control, subjects.offset(key.stream, key.partition), self._followers.on_offset),
             told(control, subjects.checkpoint(key.stream, key.partition), self._followers.on_checkpoint),
-            hold(lambda: ingest.subscribe_bulk(self.view.subject, self._bulk_handler(self._appending.ingest))),
+            lambda: ingest.subscribe_bulk(self.view.subject, self._bulk_handler(self._appending.ingest)),
             told(ingest, subjects.append(key.stream, key.partition), self._appending.on_append),
             told(ingest, subjects.fetch(key.stream, key.partition), self._on_fetch),
         )
 
     async def _let_go(self, reason: str) -> None:
-        if self._starting is not None:
-            self._starting.cancel()
+        self._subscriptions.give_up()
         try:
             self._appending.abandon(reason)
             self._run(self.core.resign(reason, self.context.now()))
         finally:
-            await self._unsubscribe()
-
-    async def _unsubscribe(self) -> None:
-        subscriptions, self._subscriptions = self._subscriptions, []
-        await asyncio.gather(*(s.unsubscribe() for s in subscriptions), return_exceptions=True)
+            await self._subscriptions.drop()
 
     @property
     def high_watermark(self) -> Offset:
