@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import Awaitable, Sequence
+from collections.abc import Awaitable, Iterable, Sequence
 from concurrent.futures import Executor
 from functools import partial
 from random import Random
@@ -114,7 +114,7 @@ class Broker:
         self._housekeeping = Housekeeping(context, self._replicas, jobs)
         self._hw_checkpoints = HighWatermarkCheckpoints(context, self._replicas)
         self._gaps = PublishGaps(context, self._count_led)
-        self._leaving: set[asyncio.Task[None]] = set()
+        self._leaving: dict[asyncio.Task[None], PartitionKey] = {}
         self._removing = asyncio.Lock()
         """The data folder is one thread's at a time."""
         self._first_views = True
@@ -139,21 +139,42 @@ class Broker:
         context.space.evict = Eviction(context, self._replicas).run
         context.space.start()
 
-    async def close(self) -> None:
+    async def close(self) -> bool:
+        """False: the disk hangs, and the logs that the broker's log names stay open, with threads that wait for it. No
+        log was closed for `replica_max_lag_time` then."""
+        context = self.context
         self._closed = True  # metadata goes on for a while: nothing begins any more
         await self._hw_checkpoints.close()
-        await self._housekeeping.close()
-        await self.context.disk.close()
-        await self.context.space.close()
+        # A step that hangs is no reason to keep the roles; its log is not closed before the step ends.
+        await asyncio.wait(
+            {context.loop.create_task(self._housekeeping.close())}, timeout=context.settings.replica_max_lag_time
+        )
+        await context.disk.close()
+        await context.space.close()
         if self._notifications is not None:
             await self._notifications.unsubscribe()
-        reason = f"{self.context.broker} is shutting down"
-        results = await asyncio.gather(
-            *(r.close(self.context, reason) for r in self._replicas.values()), *self._leaving, return_exceptions=True
-        )
-        for result in results:
-            if isinstance(result, Exception):
-                _log.error("while closing: %r", result)
+        reason = f"{context.broker} is shutting down"
+        closing = {context.loop.create_task(r.close(context, reason)): key for key, r in self._replicas.items()}
+        closing |= self._leaving
+        unclosed = await self._until_closed(closing)
+        for task in closing.keys() - unclosed:
+            if not task.cancelled() and (error := task.exception()) is not None:
+                _log.error("partition %s: while closing: %r", closing[task], error)
+        if unclosed:
+            _log.error(
+                "the disk hangs: nothing has come of closing the logs of %s for %.1f s; they are left as they are",
+                ", ".join(sorted(str(closing[task]) for task in unclosed)), context.settings.replica_max_lag_time,
+            )  # fmt: skip
+        return not unclosed
+
+    async def _until_closed(self, closing: Iterable[asyncio.Task[None]]) -> set[asyncio.Task[None]]:
+        """The ones that are left when none has ended for `replica_max_lag_time`."""
+        waiting = set(closing)
+        while waiting:
+            ended, waiting = await asyncio.wait(waiting, timeout=self.context.settings.replica_max_lag_time)
+            if not ended:
+                break
+        return waiting
 
     # ------------------------------------------------------------------ metadata
     def on_registered(self, incarnation: Incarnation) -> None:
@@ -219,8 +240,8 @@ class Broker:
         if self._by_name.get((key.stream, key.partition)) is replica:
             del self._by_name[key.stream, key.partition]
         task = self.context.loop.create_task(self._close_and_remove(replica))
-        self._leaving.add(task)
-        task.add_done_callback(self._leaving.discard)
+        self._leaving[task] = key
+        task.add_done_callback(self._leaving.pop)
 
     async def _close_and_remove(self, replica: Replica) -> None:
         try:

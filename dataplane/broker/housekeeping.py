@@ -141,18 +141,28 @@ class Housekeeping:
         """Replicas with more to do, and their jobs."""
         unfinished = []
         for key in keys:
-            visit = self._begin_visit(key)
-            more = []
-            for job in choose(visit) if visit is not None else ():
-                visit = self._begin_visit(key)
-                if visit is None:
-                    break
-                if await self._step(job, visit):
-                    more.append(job)
+            try:
+                more = await self._visit(key, choose)
+            except Exception:  # noqa: BLE001 - it is logged, and the other replicas are visited
+                self._context.counters.housekeeping_failures += 1
+                _log.exception("partition %s: housekeeping met a bug; it is tried again", key)
+                more = []
             if more:
                 unfinished.append((key, more))
             await asyncio.sleep(0)  # thousands of replicas with nothing to do do not hold up the loop
         return unfinished
+
+    async def _visit(self, key: PartitionKey, choose: Callable[[Visit], Sequence[Job]]) -> list[Job]:
+        """The jobs that have more to do."""
+        visit = self._begin_visit(key)
+        more = []
+        for job in choose(visit) if visit is not None else ():
+            visit = self._begin_visit(key)
+            if visit is None:
+                break
+            if await self._step(job, visit):
+                more.append(job)
+        return more
 
     def _begin_visit(self, key: PartitionKey) -> Visit | None:
         replica = self._replicas.get(key)

@@ -52,7 +52,7 @@ class HighWatermarkCheckpoints:
     async def _look_for_ever(self) -> None:
         while True:
             await asyncio.sleep(INTERVAL)
-            owing = [r for r in self._replicas.values() if r.owes_checkpoint and r not in self._due]
+            owing = [r for r in self._replicas.values() if r not in self._due and _owes_checkpoint(r)]
             self._due.update(owing)
             self._queue.extend(owing)
             for _ in range(min(len(self._queue), CHECKPOINTS_AT_ONCE - len(self._workers))):
@@ -69,3 +69,11 @@ class HighWatermarkCheckpoints:
                 _log.exception("partition %s: the checkpoint met a bug", replica.key)
             finally:
                 self._due.discard(replica)
+
+
+def _owes_checkpoint(replica: Replica) -> bool:
+    try:
+        return replica.owes_checkpoint
+    except Exception:  # noqa: BLE001 - it is logged, and the other logs get their checkpoints
+        _log.exception("partition %s: whether it owes a checkpoint is not known; it is asked again", replica.key)
+        return False

@@ -13,6 +13,7 @@ from __future__ import annotations
 
 import asyncio
 import os
+import signal
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
@@ -23,6 +24,7 @@ from random import Random
 import pytest
 
 import tidelog
+from metadata.raft.node import EXIT_STATUS
 from tests.integration.hanging_broker import hanging_file
 from tests.integration.replicated_cluster import LIMIT, until
 from tests.integration.small_disks import partition, until_isr, until_led_by_another
@@ -132,6 +134,31 @@ async def test_while_the_disk_of_a_leader_hangs_another_one_acknowledges(
             assert "the disk hangs" in log
             assert "the disk answers again" in log
         assert "Traceback" not in log
+
+
+async def test_a_broker_whose_disk_hangs_ends_when_it_is_told_to(tmp_path: Path) -> None:
+    with disks(tmp_path / "cluster", "syncs") as cluster:
+        processes, url = cluster.processes, cluster.processes.nats_url
+        async with await tidelog.connect(url, api_timeout=LIMIT) as client:
+            await client.create_stream("s", replication_factor=3)
+            await wait_in_sync(url, "s")
+            hung = str((await partition(client, "s"))["leader"])
+            async with acked_load(url, "s", pause=PAUSE) as ledger:
+                await asyncio.sleep(0.5)
+                cluster.let_hang(hung, True)
+                await asyncio.sleep(0.5)  # a sync waits
+                await asyncio.to_thread(processes.kill, hung, signal.SIGTERM)
+                assert processes.exit_status(hung) == EXIT_STATUS
+                log = processes.log_file(hung).read_text()
+                assert "the disk hangs: nothing has come of closing the logs of s/0 for 2.5 s" in log
+                assert "Traceback" not in log
+                cluster.let_hang(hung, False)
+                processes.start_broker(hung)
+                await until_isr(client, "s", *processes.broker_ids)
+            findings = await check(
+                url, ledger, {b: processes.broker_dir(b) for b in processes.broker_ids}, timeout=LIMIT
+            )
+            assert findings.ok, findings
 
 
 async def is_told(client: tidelog.Client, hung: str) -> None:

@@ -211,12 +211,17 @@ class BrokerRuntime:
 
     # ---- the end ---------------------------------------------------------------------------------------------------
 
-    async def close(self) -> None:
+    async def close(self) -> bool:
+        """False: the disk hangs, and threads wait for it. Then nothing more is asked of the disk; the Raft journal is
+        left as it is as well."""
+        is_closed = True
         try:
-            await self.broker.close()
-            if self._registered and not self.broker.status()["failed"]:
+            is_closed = await self.broker.close()
+            if is_closed and self._registered and not self.broker.status()["failed"]:
                 self._data_dir.mark_clean()
         except NoSpace as e:
             _log.warning("the data folder is not marked clean: %s", e)
         finally:
-            await self.metadata.close()
+            if is_closed:
+                await self.metadata.close()
+        return is_closed

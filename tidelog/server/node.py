@@ -5,8 +5,8 @@ Order of a start:
     Raft joined -> registered (with the proof of this restart) -> folder marked in use -> views arrive, replicas take
     their roles -> `ready` written
 The start waits for NATS, and ends where NATS refuses the login or the URL.
-Order of an end: roles resign, logs are closed with their checkpoints, Raft leaves, the folder is marked clean, the
-lock goes.
+Order of an end: roles resign, logs are closed with their checkpoints, the folder is marked clean, Raft leaves, the
+lock goes. Where the disk hangs the process ends after the first of these, as by kill -9.
 """
 
 from __future__ import annotations
@@ -18,9 +18,10 @@ import os
 import random
 import signal
 import socket
+import threading
 import time
 import uuid
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from functools import partial
 from typing import Any
@@ -37,6 +38,7 @@ from dataplane.log.group_commit import SyncScheduler
 from dataplane.log.reserve import Reserve
 from metadata.master_keys import MASTER_KEYS_LABEL
 from metadata.raft import RaftConfig, RaftError, RaftNode, RaftStatus, StateMachine
+from metadata.raft.node import end_process
 from tidelog.runtime.allocator import collect_only_what_comes, keep_freed_memory
 from tidelog.runtime.nats import NatsConnection
 from tidelog.runtime.nats_errors import NatsRefused, NatsUnavailable
@@ -119,6 +121,22 @@ async def _ask_for_cluster(
         return ""
 
 
+async def _all_return(calls: Sequence[Callable[[], None]], patience: float) -> bool:
+    """Each in a thread of its own, which nothing waits for when the process ends."""
+    loop = asyncio.get_running_loop()
+    returned = [loop.create_future() for _ in calls]
+
+    def run(call: Callable[[], None], future: asyncio.Future[None]) -> None:
+        call()
+        with contextlib.suppress(RuntimeError):  # the loop is closed
+            loop.call_soon_threadsafe(future.set_result, None)
+
+    for call, future in zip(calls, returned, strict=True):
+        threading.Thread(target=run, args=(call, future), daemon=True).start()
+    _, waiting = await asyncio.wait(returned, timeout=patience)
+    return not waiting
+
+
 def _any_of(*futures: asyncio.Future[Any]) -> list[asyncio.Future[Any]]:
     return [*futures]
 
@@ -133,6 +151,8 @@ class Node:
         self._tell_master_keys()
         self._stack = contextlib.AsyncExitStack()
         self._raft_address = config.raft_address
+        self._disk_hangs = False
+        """Found while the logs were closed."""
 
     async def start(self) -> None:
         """Returns when this broker serves. Raises TidelogError with one sentence that names the obstacle."""
@@ -160,17 +180,14 @@ class Node:
             raise TidelogError(Code.UNAVAILABLE, str(e)) from e
 
         executor = ThreadPoolExecutor(LOG_THREADS, "log")
-        stack.callback(executor.shutdown)
         checkpoints = ThreadPoolExecutor(CHECKPOINTS_AT_ONCE, "checkpoint")
-        stack.callback(checkpoints.shutdown)
         readers = ThreadPoolExecutor(READ_THREADS, "read")
-        stack.callback(readers.shutdown)
         housekeeping = ThreadPoolExecutor(1, "housekeeping")
-        stack.callback(housekeeping.shutdown)
         syncer = SyncScheduler(
             post=loop.call_soon_threadsafe, threads=SYNC_THREADS, quick_below=config.storage.quick_sync_below
         )
-        stack.callback(syncer.close)
+        threads = [executor.shutdown, checkpoints.shutdown, readers.shutdown, housekeeping.shutdown, syncer.close]
+        stack.push_async_callback(self._end_threads, threads, [ingest, control])
         subjects = Subjects(config.namespace)
         life_id = uuid.uuid4().hex
         check_cluster = partial(self._check_cluster, data_dir, control, subjects, life_id)
@@ -200,7 +217,7 @@ class Node:
             keyring=self._keyring,
         )
         runtime = await BrokerRuntime.open(dependencies, self._on_fatal)
-        stack.push_async_callback(runtime.close)
+        stack.push_async_callback(self._close_runtime, runtime)
         try:
             await runtime.start()
         except RaftError as e:
@@ -327,6 +344,19 @@ class Node:
         self._labels[MASTER_KEYS_LABEL] = ",".join(ids)
         if ids:
             _log.info("%s has the master keys %s; the first one is in use", self.config.broker, ", ".join(ids))
+
+    async def _close_runtime(self, runtime: BrokerRuntime) -> None:
+        self._disk_hangs = not await runtime.close()
+
+    async def _end_threads(self, ends: Sequence[Callable[[], None]], connections: Sequence[NatsConnection]) -> None:
+        """`ends`: each ends some threads, and returns when they have. Ends the process where they wait for a disk that
+        hangs: Python would wait for them."""
+        patience = self.config.replica.replica_max_lag_time
+        if not self._disk_hangs and await _all_return(ends, patience):
+            return
+        for connection in connections:
+            await connection.close()
+        end_process(f"{self.config.broker} ends at once, for its threads wait for a disk that hangs")
 
     async def close(self) -> None:
         await self._stack.aclose()

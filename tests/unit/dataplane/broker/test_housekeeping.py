@@ -160,6 +160,23 @@ async def test_a_job_that_fails_stops_neither_the_others_nor_itself(caplog: pyte
     assert not any(replica.failures for replica in house.replicas.values())
 
 
+async def test_a_job_that_cannot_say_whether_it_is_due_stops_no_visit_of_another_replica(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    def is_due(visit: Visit) -> bool:
+        if visit.key.partition == 1:
+            raise ValueError("a bug")
+        return True
+
+    job = FakeJob(nothing, due=is_due)
+    house = House(job, interval=0.001)
+    house.keeping.start()
+    await house.until(lambda: job.done.count(2) >= 2)
+    await house.close()
+    assert 1 not in job.done
+    assert "s/1: housekeeping met a bug" in caplog.text
+
+
 async def test_a_disk_that_fails_ends_the_replica() -> None:
     def work(visit: Visit) -> Progress:
         raise LogDamaged("no more writes")
