@@ -21,6 +21,10 @@ CLUSTER_HEADER = "Tidelog-Cluster"
 _NO_DETAILS = (ERROR_HEADER, MESSAGE_HEADER, CLUSTER_HEADER)
 
 
+MOST_RETRY_AFTER = 10.0
+"""Seconds. Brokers ask for some ms; a longer pause is none that a broker asked for."""
+
+
 class Entry(NamedTuple):
     retriable: bool
     """The same request may succeed later, unchanged."""
@@ -117,6 +121,13 @@ class TidelogError(Exception):
     def number(self, name: str) -> int | None:
         """A detail that is a whole number; None when there is none, or when a peer sent something else."""
         return whole_number(self.details.get(name, ""))
+
+    @property
+    def retry_after(self) -> float | None:
+        """Seconds that the sender asks to wait before the next attempt, MOST_RETRY_AFTER at most; None: it does not
+        say."""
+        wait_ms = self.number("retry_after_ms")
+        return None if wait_ms is None else min(wait_ms / 1000, MOST_RETRY_AFTER)
 
     def to_headers(self) -> dict[str, str]:
         """NATS headers; detail `log_start` becomes `Tidelog-Log-Start`. Line breaks in texts become blanks, and texts

@@ -321,9 +321,8 @@ class Follower:
                 return self._install(now)
             case Code.BACKPRESSURE:
                 self._contact.on_good_answer(now)
-                asked = error.number("retry_after_ms")
-                wait = min((50 if asked is None else asked) / 1000, settings.replica_max_idle_wait)
-                self._fetcher.pause(wait, now)
+                asked = error.retry_after
+                self._fetcher.pause(min(0.05 if asked is None else asked, settings.replica_max_idle_wait), now)
             case Code.MESSAGE_TOO_LARGE:
                 self._contact.on_good_answer(now)
                 self.stopped = error

@@ -229,7 +229,7 @@ class PartitionAccumulator:
         batch.state = BatchState.RESEND
         if code in (Code.FENCED_LEADER_EPOCH, Code.CONFIRM_TIMEOUT) and batch.sent_epoch != self.leader_epoch:
             return effects  # the answer itself named the newer epoch: no reason to wait
-        self._link.back_off(now, _retry_after(error))
+        self._link.back_off(now, error.retry_after)
         return effects
 
     def on_no_responders(self, batch: PendingBatch, attempt: int, now: float) -> list[Effect]:
@@ -424,11 +424,6 @@ def _resend_after(batch: PendingBatch, settings: AccumulatorSettings) -> float:
 
 def _epoch_of(error: TidelogError) -> int:
     return error.number("leader_epoch") or 0
-
-
-def _retry_after(error: TidelogError) -> float | None:
-    wait_ms = error.number("retry_after_ms")
-    return None if wait_ms is None else wait_ms / 1000
 
 
 def too_late(batch: PendingBatch, name: str, seconds: float, *, is_down: bool) -> TidelogError:

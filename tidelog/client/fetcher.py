@@ -226,8 +226,7 @@ class PartitionFetcher:
             )
         if not error.retriable:
             return Raise(typed(error))
-        at_least = (error.number("retry_after_ms") or 0) / 1000
-        return Wait(max(self._back_off(), at_least), error.code.refresh_metadata)
+        return Wait(max(self._back_off(), error.retry_after or 0.0), error.code.refresh_metadata)
 
     def on_no_responders(self) -> Outcome:
         """The partition has no leader at the moment, or the follower is not there."""

@@ -11,6 +11,8 @@ import time
 from functools import partial
 from typing import Protocol
 
+from google.protobuf.message import DecodeError
+
 from tidelog.client.accumulator import (
     Acknowledged,
     Effect,
@@ -25,7 +27,7 @@ from tidelog.client.encoding import encode_batch
 from tidelog.client.upkeep import Upkeep
 from wire.append import encode_append
 from wire.batch import Compression
-from wire.errors import CorruptData, TidelogError
+from wire.errors import Code, CorruptData, TidelogError
 from wire.replication import decode_header
 from wire.tidelog_pb2 import AppendRequest, AppendResponse, FetchRequest
 from wire.transport import NO_RESPONDERS, Message, Transport
@@ -180,7 +182,14 @@ class Pipe:
         if error is not None:
             self.run(self.core.on_error(batch, attempt, error, now))
             return
-        response = AppendResponse.FromString(message.data)
+        try:
+            response = AppendResponse.FromString(message.data)
+        except DecodeError as e:
+            unknown = TidelogError(
+                Code.OUTCOME_UNKNOWN, f"an answer to an append to {self.core.name} does not decode: {e}"
+            )
+            self.run(self.core.on_error(batch, attempt, unknown, now))
+            return
         self.run(self.core.on_acknowledged(batch, response.base_offset, response.leader_epoch))
 
     def _probe(self) -> None:

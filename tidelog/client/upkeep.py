@@ -10,7 +10,7 @@ from tidelog.client.api import Api
 from tidelog.client.batches import ProducerSession
 from tidelog.client.metadata import MetadataCache, StreamMetadata
 from wire import operations as op
-from wire.errors import TidelogError
+from wire.errors import Code, TidelogError
 from wire.types import StreamName
 
 
@@ -40,7 +40,12 @@ class Upkeep:
 
     async def new_session(self) -> ProducerSession:
         answer = await self._api.call(op.PRODUCER_INIT)
-        return ProducerSession(int(answer["producer_id"]), int(answer["producer_epoch"]))
+        producer_id, epoch = answer["producer_id"], answer["producer_epoch"]
+        if not (0 <= producer_id < 1 << 63 and 0 <= epoch < 1 << 31):
+            raise TidelogError(
+                Code.INTERNAL, f"the answer to {op.PRODUCER_INIT.name} gives out id {producer_id}, epoch {epoch}"
+            )
+        return ProducerSession(producer_id, epoch)
 
     def renew_session(self, taker: SessionTaker) -> None:
         """Get a session and give it to `taker`."""

@@ -7,6 +7,7 @@ from collections.abc import Mapping
 
 _FIRST_LINE = b"NATS/1.0"
 _NAME = re.compile(r"[!#$%&'*+\-.^_`|~0-9A-Za-z]+")  # a token of RFC 9110
+_STATUS = re.compile(rb"[0-9]{3}")
 _LINE_BREAK = re.compile(r"[\r\n]")
 
 
@@ -27,7 +28,7 @@ def decode_headers(block: bytes) -> tuple[dict[str, str] | None, int | None]:
     become U+FFFD; any other line is passed over."""
     first, *lines = block.split(b"\r\n")
     code = first[len(_FIRST_LINE) :].split(maxsplit=1)
-    status = int(code[0]) if code and code[0].isdigit() else None
+    status = int(code[0]) if code and _STATUS.fullmatch(code[0]) else None
     headers: dict[str, str] = {}
     for line in lines:
         name, colon, value = line.partition(b":")

@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from wire.errors import MAX_HEADER_CHARACTERS, Code, TidelogError, whole_number
+from wire.errors import MAX_HEADER_CHARACTERS, MOST_RETRY_AFTER, Code, TidelogError, whole_number
 
 MALFORMED = ["", "x", "-1", "1.5", " 7", "\u0663", "\u00b2", "9" * 19, "9" * 5000]
 """The last but one is above 64 bits; of the last one `int` raises ValueError."""
@@ -26,6 +26,13 @@ def test_whole_numbers_are_read() -> None:
 def test_a_refusal_fits_any_message() -> None:
     headers = TidelogError(Code.INTERNAL, "m" * 100_000, {"leader": "l" * 100_000}).to_headers()
     assert {len(headers[name]) for name in ("Tidelog-Message", "Tidelog-Leader")} == {MAX_HEADER_CHARACTERS}
+
+
+@pytest.mark.parametrize(
+    ("text", "seconds"), [("50", 0.05), ("0", 0.0), ("", None), ("soon", None), (str(1 << 62), MOST_RETRY_AFTER)]
+)
+def test_a_pause_that_a_peer_asks_for_is_bounded(text: str, seconds: float | None) -> None:
+    assert TidelogError(Code.BACKPRESSURE, "wait", {"retry_after_ms": text}).retry_after == seconds
 
 
 @pytest.mark.parametrize("details", [None, [], ["a"], "text", 5, {"leader_epoch": 7}, {"leader_epoch": None}])

@@ -61,6 +61,8 @@ class FakeBroker:
         """So many appends are not even written, and never answered."""
         self.mute = 0
         """So many appends are written and never answered."""
+        self.garbled = 0
+        """So many appends are written and answered with bytes that do not decode."""
         self.refusals: list[TidelogError] = []
         """Taken from the front, one per append."""
         self.appends: list[tuple[AppendRequest, BatchHeader]] = []
@@ -72,6 +74,7 @@ class FakeBroker:
         self.asked: list[str | None] = []
         """The replica asked for records or positions; None: the leader."""
         self.producers_made = 0
+        self.identity: tuple[int, int] | None = None
         self._waiting: list[tuple[tuple[str, int], FetchRequest, str, asyncio.TimerHandle]] = []
         self._api: dict[str, Callable[[dict[str, Any]], dict[str, Any]]] = {
             "metadata": lambda body: self._stream(body["stream"]),
@@ -162,7 +165,8 @@ class FakeBroker:
 
     def _new_producer(self) -> dict[str, Any]:
         self.producers_made += 1
-        return {"producer_id": 100 + self.producers_made, "producer_epoch": 0}
+        producer_id, epoch = self.identity or (100 + self.producers_made, 0)
+        return {"producer_id": producer_id, "producer_epoch": epoch}
 
     # The log
 
@@ -195,6 +199,10 @@ class FakeBroker:
             return
         if self.mute:
             self.mute -= 1
+            return
+        if self.garbled and message.reply is not None:
+            self.garbled -= 1
+            self.transport.publish(message.reply, [b"\xff"])
             return
         if message.reply is not None:
             response = AppendResponse(base_offset=base, leader_epoch=self.leader_epoch)

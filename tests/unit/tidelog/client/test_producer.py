@@ -351,6 +351,24 @@ async def test_it_goes_on_after_the_connection_was_lost(cluster: Cluster) -> Non
     assert broker.logs["s", 0].values() == [b"a", b"b"]
 
 
+async def test_an_answer_that_does_not_decode_tells_nothing_and_the_batch_is_sent_again(cluster: Cluster) -> None:
+    _, broker, client = cluster
+    async with client.producer("s") as producer:
+        broker.garbled = 1
+        assert (await producer.send(b"a")).offset == 0
+    assert broker.logs["s", 0].values() == [b"a"]
+    assert [header.base_sequence for _, header in broker.appends] == [0, 0]
+
+
+@pytest.mark.parametrize("identity", [(-1, 0), (1 << 63, 0), (1, -1), (1, 1 << 31)])
+async def test_an_identity_that_no_controller_gives_out_is_refused(cluster: Cluster, identity: tuple[int, int]) -> None:
+    _, broker, client = cluster
+    broker.identity = identity
+    with pytest.raises(TidelogError, match=f"producer.init gives out id {identity[0]}, epoch {identity[1]}"):
+        async with client.producer("s") as producer:
+            await producer.send(b"a")
+
+
 async def test_it_waits_for_the_connections_buffer(cluster: Cluster) -> None:
     transport, _, client = cluster
     async with client.producer("s") as producer:

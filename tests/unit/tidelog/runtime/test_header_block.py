@@ -28,6 +28,7 @@ def test_what_is_encoded_is_decoded(headers: dict[str, str]) -> None:
         (b"NATS/1.0\r\nA: x:y\r\n\r\n", {"A": "x:y"}, None),
         (b"NATS/1.0\r\nA: \xff\r\n\r\n", {"A": "\N{REPLACEMENT CHARACTER}"}, None),
         (b"NATS/1.0\r\n\r\n", None, None),
+        (b"NATS/1.0 " + b"5" * 5000 + b"\r\nA: b\r\n\r\n", {"A": "b"}, None),
     ],
 )
 def test_blocks_as_servers_and_other_clients_write_them(
