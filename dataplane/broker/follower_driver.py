@@ -248,13 +248,18 @@ class FollowerDriver(ReadableRole):
         self._run(self.core.on_bad_answer(sequence, str(error), now))
         self.timer.schedule()
 
+    def _finds_no_leader(self, message: Message, now: float) -> bool:
+        if message.status != NO_RESPONDERS:
+            return False
+        self._run(self.core.on_no_responders(now))
+        self.timer.schedule()
+        return True
+
     def _on_offset_answer(self, number: int, message: Message) -> None:
         if self.ended:
             return
         now = self.context.now()
-        if message.status == NO_RESPONDERS:
-            self._run(self.core.on_no_responders(now))
-            self.timer.schedule()
+        if self._finds_no_leader(message, now):
             return
         error = TidelogError.from_headers(message.headers)
         response = LeaderEpochOffsetResponse()
@@ -288,9 +293,7 @@ class FollowerDriver(ReadableRole):
         if self.ended:
             return
         now = self.context.now()
-        if message.status == NO_RESPONDERS:
-            self._run(self.core.on_no_responders(now))
-            self.timer.schedule()
+        if self._finds_no_leader(message, now):
             return
         try:
             answer = checkpoints.decode_answer(number, message)

@@ -100,12 +100,9 @@ def _check_new_stream(ledger: Ledger, command: pb.CreateStream) -> Outcome | Non
 
 
 def alter_stream(ledger: Ledger, command: pb.AlterStream) -> Outcome:
-    refused = ledger.not_controller(command.office)
-    if refused is not None:
-        return refused
-    stream = ledger.contents.streams.get(StreamName(command.name))
-    if stream is None or stream.incarnation != command.incarnation:
-        return _no_stream(ledger, command.name)
+    stream = _stream_of(ledger, command)
+    if isinstance(stream, Outcome):
+        return stream
     try:
         config = stream_settings.altered(
             stream.config,
@@ -141,12 +138,9 @@ def alter_cluster(ledger: Ledger, command: pb.AlterCluster) -> Outcome:
 
 
 def delete_stream(ledger: Ledger, command: pb.DeleteStream) -> Outcome:
-    refused = ledger.not_controller(command.office)
-    if refused is not None:
-        return refused
-    stream = ledger.contents.streams.get(StreamName(command.name))
-    if stream is None or stream.incarnation != command.incarnation:
-        return _no_stream(ledger, command.name)
+    stream = _stream_of(ledger, command)
+    if isinstance(stream, Outcome):
+        return stream
     if stream.settings.delete_protection:
         return ledger.refuse(
             Code.BAD_REQUEST,
@@ -160,7 +154,14 @@ def delete_stream(ledger: Ledger, command: pb.DeleteStream) -> Outcome:
     return ledger.changed(Changes(gone=gone))
 
 
-def _no_stream(ledger: Ledger, name: str) -> Outcome:
-    return ledger.refuse(
-        Code.UNKNOWN_STREAM, f"stream {name} does not exist; `tidelog stream list` shows those that do"
-    )
+def _stream_of(ledger: Ledger, command: pb.AlterStream | pb.DeleteStream) -> Stream | Outcome:
+    """The stream that the command is about, or why it is refused."""
+    refused = ledger.not_controller(command.office)
+    if refused is not None:
+        return refused
+    stream = ledger.contents.streams.get(StreamName(command.name))
+    if stream is None or stream.incarnation != command.incarnation:
+        return ledger.refuse(
+            Code.UNKNOWN_STREAM, f"stream {command.name} does not exist; `tidelog stream list` shows those that do"
+        )
+    return stream
