@@ -140,13 +140,13 @@ class ControllerCore:
     def on_own_question(self, now: float) -> list[Effect]:
         """The question of this broker to all others was delivered to itself, too."""
         if self._founding is not None:
-            self._founding.on_own_question(now)
+            self._founding.on_own_question()
         return self._go_on_founding(now)
 
     def on_claim(self, claim: Claim, now: float) -> list[Effect]:
         """Another broker told to which cluster it belongs, or that it is about to found one."""
         if self._founding is not None:
-            self._founding.on_claim(claim, now)
+            self._founding.on_claim(claim)
         return self._go_on_founding(now)
 
     def on_applied(self, changes: Changes, now: float) -> list[Effect]:
@@ -182,6 +182,9 @@ class ControllerCore:
                 BecomeController(self._controller_epoch),
                 *self._decide(now),
             ]
+        if outcome is None:
+            # It may never be committed. By the time of the next one another cluster may have been founded.
+            self._founding = None
         if outcome is not None and outcome.code is Code.NOT_CONTROLLER:
             # A controller epoch was applied that was not known here when this one was proposed. It is now.
             return self._start_epoch(now)

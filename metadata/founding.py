@@ -1,14 +1,20 @@
 """Whether a cluster may be founded in a namespace: only where no other cluster lives, and by one founder at a time.
 
-The Raft leader of a group that has no cluster id yet asks all brokers in the namespace, `QUESTIONS` times in a wait:
+The Raft leader of a group that has no cluster id yet asks all brokers in the namespace, one question after the other,
+at distances of `founding_wait_s / QUESTIONS`:
 
-    searching ──own question heard, and no other founder for founding_wait_s──> decided ──> TakeOffice
+    searching ──QUESTIONS questions came back, and no other founder was heard meanwhile──> decided ──> TakeOffice
       ^ │ └──a broker of another cluster answers──> taken: this broker stops
-      └─┘ another founder with a smaller candidate, or one that has decided: the wait begins anew
+      └─┘ another founder with a smaller candidate, or one that has decided; a lost connection; a step that comes late;
+          a TakeOffice whose outcome is not known: the count begins anew
 
 Founders that ask at the same moment hear each other, because each listens before it asks: the one with the smaller
-candidate id goes on, unless the other has decided. The wait runs from the moment at which the founder has heard its own
-question, which shows that NATS delivers; it begins anew with each connection.
+candidate id goes on, unless the other has decided.
+
+Silence proves something only while this founder listens. NATS brings each question to its own founder too: a question
+that came back was carried, and its answers with it. A founder whose process stood still notices that by its next step,
+which comes late; it has not heard the founders of that time, and asks all its questions again. While a process stands
+still for less than that no other founder gets through its questions.
 
 Pure: the caller asks, and passes claims and the time.
 """
@@ -19,8 +25,8 @@ from dataclasses import dataclass
 from math import inf
 
 QUESTIONS = 5
-"""Number of questions in one wait: an answer may be lost, and a founder that has just begun to listen has not heard
-earlier questions.
+"""Number of questions that must come back: an answer may be lost, and a founder that has just begun to listen has not
+heard earlier questions.
 """
 
 
@@ -44,10 +50,14 @@ class Founding:
         self.decided = False
         self.taken_by: Claim | None = None
         """The first claim of a broker that belongs to another cluster."""
-        self._wait_s = wait_s
-        self._ask_at = -inf
-        self._quiet_since = inf
-        """No other founder was heard since then, and own questions are delivered; inf: they are not, yet."""
+        self._interval_s = wait_s / QUESTIONS
+        self._late_s = wait_s / 2
+        self._due = -inf
+        """When the next question is to be asked, or the decision is due; -inf: at once."""
+        self._is_out = False
+        """A question has been asked since the last one came back."""
+        self._came_back = 0
+        """Questions, one after the other, since another founder was heard or this one did not listen."""
 
     @property
     def is_over(self) -> bool:
@@ -55,33 +65,40 @@ class Founding:
 
     def on_connection(self) -> None:
         """The NATS connection was lost or made: silence until now proves nothing any more."""
-        if not self.decided:
-            self._ask_at, self._quiet_since = -inf, inf
+        self._begin_anew()
+        self._due = -inf
 
-    def on_own_question(self, now: float) -> None:
-        """This founder's own question was delivered to it."""
-        self._quiet_since = min(self._quiet_since, now)
+    def on_own_question(self) -> None:
+        """A question of this founder was delivered to it. Several that come at once, after a delay, count as one."""
+        if self._is_out:
+            self._is_out = False
+            self._came_back += 1
 
-    def on_claim(self, claim: Claim, now: float) -> None:
+    def on_claim(self, claim: Claim) -> None:
         """Another broker has asked or answered."""
         if self.decided:
             return
         if claim.cluster_id:
             self.taken_by = self.taken_by or claim
-        elif claim.candidate and (claim.decided or claim.candidate < self.candidate) and self._quiet_since < inf:
-            self._quiet_since = now
+        elif claim.candidate and (claim.decided or claim.candidate < self.candidate):
+            self._begin_anew()
 
     def tick(self, now: float) -> bool:
-        """Whether to ask now. Decides when the wait is over."""
-        if self.is_over:
+        """Whether to ask now. Decides when enough questions have come back."""
+        if self.is_over or now < self._due:
             return False
-        if now >= self._quiet_since + self._wait_s:
+        if -inf < self._due < now - self._late_s:  # the process stood still
+            self._begin_anew()
+        if self._came_back >= QUESTIONS:
             self.decided = True
             return False
-        if now < self._ask_at:
-            return False
-        self._ask_at = now + self._wait_s / QUESTIONS
+        self._is_out = True
+        self._due = now + self._interval_s
         return True
 
     def next_deadline(self) -> float:
-        return inf if self.is_over else min(self._ask_at, self._quiet_since + self._wait_s)
+        return inf if self.is_over else self._due
+
+    def _begin_anew(self) -> None:
+        self._is_out = False
+        self._came_back = 0

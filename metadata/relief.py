@@ -11,7 +11,7 @@ become old. The old leader stays in the ISR, unless its disk hangs.
     FULL      all go, to AMPLE room, else to a broker that is SHORT, which still takes records
     nowhere   the leader stays, serves reads, and refuses publishes once it is FULL
     hangs     all go to a member whose disk answers and that takes records; the leader leaves the ISR with that if
-              min ISR members remain, for commits would wait for its disk
+              min ISR members remain then, for commits would wait for its disk
     no key    leaderships of encrypted streams go to an ISR member with a key, whether it has room or not; and none of
               them goes to a broker without one
 
@@ -115,7 +115,7 @@ class Relief:
                 leader=partition.leader,
                 leader_epoch=partition.leader_epoch,
                 target=target,
-                drops_leader=partition.leader in self._hanging and len(partition.isr) > self._min_isr(key),
+                disk_hangs=partition.leader in self._hanging,
             )
             self._under_way[key] = move
             out.append(move)
@@ -144,9 +144,6 @@ class Relief:
                     or (room is Room.SHORT and settings.on_under_capacity is OnUnderCapacity.WITHDRAW)
                 ):
                     yield key, partition
-
-    def _min_isr(self, key: PartitionKey) -> int:
-        return self._state.streams[key.stream].settings.min_isr
 
     def _is_any_encrypted(self) -> bool:
         return any(stream.settings.encryption for stream in self._state.streams.values())

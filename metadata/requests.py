@@ -186,10 +186,11 @@ class AdminRequests:
         raise TidelogError(Code.BAD_REQUEST, wrong)
 
     def carry_out(self, move: LeaderMove) -> pb.Command:
-        """The election that makes the target of a move the leader. Raises TidelogError: NOT_CONTROLLER."""
+        """The election that makes the target of a move the leader. Whether the ISR can do without the old leader is
+        judged now: members may have left it since the move began. Raises TidelogError: NOT_CONTROLLER."""
         self._require_controller()
         item = pb.Election(partition=ref_of(move.key), leader_epoch=move.leader_epoch, target=move.target)
-        item.planned = not move.drops_leader
+        item.planned = not (move.disk_hangs and self._can_do_without_leader(move))
         return pb.Command(elect_leaders=pb.ElectLeaders(office=self._epoch(), items=[item]))
 
     def unclean_elect(self, name: str, partition: int, broker: BrokerId) -> pb.Command:
@@ -203,6 +204,13 @@ class AdminRequests:
                 office=self._epoch(), partition=ref_of(key), leader_epoch=known.leader_epoch, broker=broker
             )
         )
+
+    def _can_do_without_leader(self, move: LeaderMove) -> bool:
+        partition = self._state.partition(move.key)
+        if partition is None:
+            return False
+        others = sum(self._state.is_alive(broker) for broker in partition.isr if broker != move.leader)
+        return others >= self._state.streams[move.key.stream].min_isr
 
     def _find(self, name: str, number: int) -> tuple[PartitionKey, Partition]:
         """For an operator's request. Raises TidelogError: NOT_CONTROLLER, UNKNOWN_STREAM, BAD_REQUEST."""

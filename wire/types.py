@@ -138,8 +138,8 @@ class LeaderMove:
     leader: BrokerId
     leader_epoch: LeaderEpoch
     target: BrokerId
-    drops_leader: bool = False
-    """`leader` leaves the ISR with the change: its disk hangs, and commits are not to wait for it."""
+    disk_hangs: bool = False
+    """That of `leader`: it leaves the ISR with the change if enough members remain, so that no commit waits for it."""
 
 
 DrainAnswer: TypeAlias = Callable[[TidelogError | None], None]

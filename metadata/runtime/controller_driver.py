@@ -240,7 +240,7 @@ class ControllerDriver:
         key = move.key
         moved = False
         try:
-            await self.moves.move(key.stream, key.partition, move.target, drops_leader=move.drops_leader)
+            await self.moves.move(key.stream, key.partition, move.target, disk_hangs=move.disk_hangs)
             moved = True
         except TidelogError as error:
             _log.info("%s, which should not, leads %s still: %s", move.leader, key, error)

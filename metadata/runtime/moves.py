@@ -54,12 +54,12 @@ class LeaderMoves:
         self._under_way: dict[tuple[str, int], tuple[LeaderMove, asyncio.Task[None]]] = {}
         """By stream name and partition number."""
 
-    async def move(self, name: str, partition: int, target: BrokerId, *, drops_leader: bool = False) -> None:
+    async def move(self, name: str, partition: int, target: BrokerId, *, disk_hangs: bool = False) -> None:
         """Returns when `target` leads. Raises TidelogError: BAD_REQUEST (it cannot), LEADER_NOT_MOVED (it does not),
         and those of a commit."""
         known = self._under_way.get((name, partition))
         if known is None:
-            move = replace(self._context.core.requests.plan_move(name, partition, target), drops_leader=drops_leader)
+            move = replace(self._context.core.requests.plan_move(name, partition, target), disk_hangs=disk_hangs)
             work = asyncio.get_running_loop().create_task(self._carry(move))
             self._under_way[name, partition] = (move, work)
             work.add_done_callback(lambda ended: self._ended(move, ended))

@@ -27,11 +27,16 @@ With the controller's core, whose probes are answered as told:
     peer-lost b                            b's Raft connection closes
     report b N [e=N] [p=N]                 b reports the leader of partition N
     hold | release                         proposals are kept back; committed in order
+    lose                                   proposals that are kept back are never committed; their outcome is unknown
+    sleep S                                time passes, and the controller's process stands still
     successors none                        no voter can take over
     wait S                                 time passes
     probing S                              as `wait`, and says how many probes went to each broker
+    disk b hangs|answers                   b tells of its disk in an answer to a probe
+    drained                                the leaders that were asked to hand over have drained
     asking S                               as `wait`, and says how often the founder asked
-    questions lost|delivered               whether NATS delivers the founder's questions
+    questions lost|held|delivered          whether NATS delivers the founder's questions; held ones come when they are
+                                           delivered again
 
 `p4` is a partition epoch, `e2` a LeaderEpoch, `b/7` life 7 of broker b.
 """
@@ -62,7 +67,17 @@ from metadata.settings import MetadataSettings
 from tests.datadriven import Command, ScriptError
 from tests.unit.metadata.cluster import Cluster
 from wire import metadata_pb2 as pb
-from wire.types import BrokerId, Generation, LeaderEpoch, LeaderReport, PartitionEpoch, PartitionKey, StreamName
+from wire.types import (
+    BrokerId,
+    Generation,
+    LeaderEpoch,
+    LeaderMove,
+    LeaderReport,
+    PartitionEpoch,
+    PartitionKey,
+    Room,
+    StreamName,
+)
 
 
 class MetadataScript:
@@ -74,7 +89,10 @@ class MetadataScript:
         self._held: list[Propose] | None = None
         self._successors = True
         self._asked = 0
-        self._delivers = True
+        self._delivery = "delivered"
+        self._questions_out = 0
+        self._moves: list[LeaderMove] = []
+        """Leaders that were asked to drain."""
         self._cluster: Cluster | None = None
         self._core: ControllerCore | None = None
         self._commands: dict[str, Callable[[Command], None]] = {
@@ -101,10 +119,14 @@ class MetadataScript:
             "report": self._report,
             "hold": self._hold,
             "release": self._release,
+            "lose": self._lose,
+            "sleep": self._sleep,
             "successors": self._no_successors,
             "wait": self._wait,
             "probing": self._probing,
             "asking": self._asking,
+            "disk": self._disk,
+            "drained": self._drained,
             "questions": self._questions,
         }
 
@@ -308,12 +330,13 @@ class MetadataScript:
                         self._perform(self.core.on_hand_over_refused(self._now))
                 case AskForClusters():
                     self._asked += 1
-                    if self._delivers:
-                        self._perform(self.core.on_own_question(self._now))
+                    self._questions_out += 1
+                    self._deliver_questions()
                 case RefuseToFound(error):
                     self._lines.append(f"  refuse: {error}")
                 case MoveLeader(move):
                     self._lines.append(f"  move {move.key} from {move.leader} to {move.target}")
+                    self._moves.append(move)
                 case Note(text):
                     self._lines.append(f"  note: {text}")
 
@@ -394,6 +417,14 @@ class MetadataScript:
             self._lines.append(f"  commit {self._command_shown(proposal.command)}")
             self._commit(proposal)
 
+    def _lose(self, command: Command) -> None:
+        held, self._held = self._held or [], None
+        for proposal in held:
+            self._perform(self.core.on_outcome(proposal.ticket, None, self._now))
+
+    def _sleep(self, command: Command) -> None:
+        self._now += float(command.words[0])
+
     def _no_successors(self, command: Command) -> None:
         self._successors = command.words != ("none",)
 
@@ -420,8 +451,32 @@ class MetadataScript:
         self._wait(command)
         self._lines.append(f"asks {self._asked} times")
 
+    def _disk(self, command: Command) -> None:
+        broker, how = command.words
+        self._perform(
+            self.core.on_condition(
+                BrokerId(broker), room=Room.AMPLE, disk_hangs=how == "hangs", has_master_key=True, now=self._now
+            )
+        )
+
+    def _drained(self, command: Command) -> None:
+        moves, self._moves = self._moves, []
+        for move in moves:
+            election = self.core.requests.carry_out(move)
+            self._lines.append(f"  propose {self._command_shown(election)}")
+            self._ended(self.cluster.apply(election))
+            self.core.on_move_ended(move, True, self._now)
+
     def _questions(self, command: Command) -> None:
-        self._delivers = "lost" not in command.words
+        (self._delivery,) = command.words
+        self._deliver_questions()
+
+    def _deliver_questions(self) -> None:
+        if self._delivery == "held":
+            return
+        out, self._questions_out = self._questions_out, 0
+        for _ in range(out if self._delivery == "delivered" else 0):
+            self._perform(self.core.on_own_question(self._now))
 
 
 def _settings_shown(config: Mapping[str, str]) -> str:

@@ -38,6 +38,6 @@ def test_transcript(name: Path, request: pytest.FixtureRequest) -> None:
 
 @pytest.mark.parametrize(("mutant", "name"), TOLD, ids=[mutant.name for mutant, _ in TOLD])
 def test_a_transcript_falls_with_its_rule(mutant: Mutant, name: str) -> None:
-    path = TESTDATA / "replication" / f"{name}.txt"
+    path = Path(f"{name}.txt")
     with mutant.applied(), pytest.raises((AssertionError, datadriven.ScriptError, InvariantViolation)):
-        datadriven.run(path, ReplicationScript(), rewrite=False)
+        datadriven.run(TESTDATA / path, AREAS[path.parts[0]](), rewrite=False)

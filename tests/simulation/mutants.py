@@ -44,10 +44,13 @@ from dataplane.replica import (
 from metadata import election
 from metadata.commands import brokers, partitions
 from metadata.commands.ledger import Ledger
+from metadata.controller import ControllerCore
 from metadata.failover import Failover
+from metadata.founding import Founding
 from metadata.lease import Lease
 from metadata.liveness import Liveness
 from metadata.relief import Relief
+from metadata.requests import AdminRequests
 from metadata.runtime.controller_driver import ControllerDriver
 from metadata.runtime.service import MetadataService
 from tests.simulation.mutation import Edit, Mutant
@@ -529,7 +532,7 @@ MUTANTS: tuple[Mutant, ...] = (
     ),
     _mutant(
         "a replica whose disk hangs is not relieved at once",
-        (Relief, "due", "partition.leader in self._hanging and", "False and"),
+        (Relief, "due", "disk_hangs=partition.leader in self._hanging", "disk_hangs=False"),
         (K, "_drop_hanging", "if follower.disk_hangs", "if False"),
         scenario="hung leader",
     ),
@@ -573,7 +576,7 @@ TOLD: tuple[tuple[Mutant, str], ...] = (
                 "cannot be.\n                return self._reconcile(now)\n",
             ),
         ),
-        "a_follower_that_is_relied_on_is_refused",
+        "replication/a_follower_that_is_relied_on_is_refused",
     ),
     (
         _mutant(
@@ -585,14 +588,14 @@ TOLD: tuple[tuple[Mutant, str], ...] = (
                 "self._replica.log_end_offset == self._replica.log_start_offset",
             ),
         ),
-        "empty_log_that_knows_its_last_epoch",
+        "replication/empty_log_that_knows_its_last_epoch",
     ),
     (
         _mutant(
             "a log that diverges from the leader's below its own log start is only emptied",
             (R, "_cut_to", "if cut < self._replica.log_start_offset and not self._replica.is_relied_on:", "if False:"),
         ),
-        "empty_log_that_knows_its_last_epoch",
+        "replication/empty_log_that_knows_its_last_epoch",
     ),
     (
         _mutant(
@@ -604,7 +607,53 @@ TOLD: tuple[tuple[Mutant, str], ...] = (
                 "replica.log_start_offset",
             ),
         ),
-        "retention_left_no_epoch_in_common",
+        "replication/retention_left_no_epoch_in_common",
+    ),
+    (
+        _mutant(
+            "a leader whose disk hangs leaves an ISR that is too small without it",
+            (AdminRequests, "carry_out", "move.disk_hangs and self._can_do_without_leader(move)", "move.disk_hangs"),
+        ),
+        "metadata/a_member_dies_while_a_hung_leader_drains",
+    ),
+    (
+        _mutant(
+            "a founder counts its questions whether they come back or not",
+            (Founding, "tick", "self._is_out = True", "self._came_back += 1"),
+        ),
+        "metadata/a_founder_that_nats_does_not_serve",
+    ),
+    (
+        _mutant(
+            "questions that come back all at once count one by one",
+            (Founding, "on_own_question", "if self._is_out:", "if True:"),
+        ),
+        "metadata/a_founder_whose_questions_come_late",
+    ),
+    (
+        _mutant(
+            "a founder that slept relies on the silence of that time",
+            (Founding, "tick", "if -inf < self._due < now - self._late_s:", "if False:"),
+        ),
+        "metadata/a_founder_that_slept",
+    ),
+    (
+        _mutant(
+            "a founder whose TakeOffice was lost proposes the next one without asking",
+            (ControllerCore, "on_outcome", "if outcome is None:", "if False:"),
+        ),
+        "metadata/a_founder_whose_first_epoch_is_lost",
+    ),
+    (
+        _mutant("of two founders both go on", (Founding, "on_claim", "self._begin_anew()", "pass")),
+        "metadata/founders_that_ask_at_once",
+    ),
+    (
+        _mutant(
+            "a cluster is founded beside a living one",
+            (Founding, "on_claim", "self.taken_by = self.taken_by or claim", "pass"),
+        ),
+        "metadata/nobody_founds_beside_a_living_cluster",
     ),
 )
 """Mutants of states that no run of the simulation reaches (an unclean election, files of an earlier version), each with

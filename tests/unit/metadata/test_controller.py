@@ -524,9 +524,16 @@ def test_a_planned_move_is_a_compare_and_set_on_the_leader_that_drained(controll
 
 
 def test_a_move_away_from_a_disk_that_hangs_drops_the_old_leader(controller: Controller) -> None:
-    move = replace(controller.core.requests.plan_move("s", 0, BrokerId("c")), drops_leader=True)
+    move = replace(controller.core.requests.plan_move("s", 0, BrokerId("c")), disk_hangs=True)
     assert controller.cluster.apply(controller.core.requests.carry_out(move)).items == (None,)
     assert controller.cluster.shown(0) == "c | a c |  | @2"
+
+
+def test_a_leader_whose_disk_hangs_stays_in_an_isr_that_would_be_too_small_without_it(controller: Controller) -> None:
+    move = replace(controller.core.requests.plan_move("s", 0, BrokerId("c")), disk_hangs=True)
+    controller.cluster.die("a")  # during the drain
+    assert controller.cluster.apply(controller.core.requests.carry_out(move)).items == (None,)
+    assert controller.cluster.shown(0) == "c | b c |  | @2"
 
 
 @pytest.mark.parametrize(
