@@ -102,6 +102,11 @@ class IsrKeeper:
     def drop_for_their_disks(self, now: float, out: list[LeaderEffect]) -> None:
         """Members for which nothing may wait leave, if min ISR members remain."""
         state = self._state
+        for follower in state.followers.values():  # asked for at every fetch: most often no disk fails
+            if follower.no_space or follower.disk_hangs:
+                break
+        else:
+            return
         if isinstance(state.isr, CommittedIsr) and state.is_connected:
             self._drop_without_room(now, out)
         if isinstance(state.isr, CommittedIsr) and state.is_connected and not state.disk_hangs:

@@ -230,7 +230,7 @@ class NatsConnection:
         else:
             line = f"PUB {address} {size}\r\n".encode()
             pieces = (line, *parts, b"\r\n")
-        if size > self.max_payload:
+        if size > self._client.max_payload:
             raise too_large(subject, size, self.max_payload)
         if len(line) > MAX_CONTROL_LINE:
             raise ValueError(f"subject and reply of {len(line)} bytes are too long for NATS: {subject[:80]!r}…")
