@@ -122,9 +122,7 @@ async def chaos(cluster: DevCluster, options: argparse.Namespace) -> bool:
             await asyncio.sleep(1.0)
             driver = Chaos(cluster, ledger, options)
             await driver.run(client)
-    findings = await check(
-        url, ledger, {b: cluster.broker_dir(b) for b in cluster.broker_ids}, timeout=RECOVERY_TIMEOUT
-    )
+    findings = await check(url, ledger, cluster.data_dirs, timeout=RECOVERY_TIMEOUT)
     gaps = [g * 1e3 for g in driver.gaps]
     print(f"kills {driver.kills} (of a majority at once: {driver.majorities}), unknown outcomes {ledger.unknown}")
     if gaps:

@@ -7,6 +7,8 @@ import subprocess
 import sys
 from typing import Any
 
+from tidelog.server.devcluster import DevCluster
+
 COMMAND = (sys.executable, "-m", "tidelog.cli")
 
 
@@ -14,6 +16,12 @@ def tidelog_command(*arguments: str, stdin: str = "", timeout: float = 30.0) -> 
     return subprocess.run(
         [*COMMAND, *arguments], input=stdin, capture_output=True, text=True, timeout=timeout, check=False
     )
+
+
+def command(cluster: DevCluster, *arguments: str, stdin: str = "") -> tuple[int, str, str]:
+    """On a cluster; its exit status, output and error output."""
+    done = tidelog_command(*arguments, "--server", cluster.nats_url, stdin=stdin, timeout=60.0)
+    return done.returncode, done.stdout, done.stderr
 
 
 def start_tidelog(*arguments: str, **options: Any) -> subprocess.Popen[str]:

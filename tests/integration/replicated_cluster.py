@@ -10,22 +10,21 @@ import asyncio
 import json
 import os
 import signal
-import time
-from collections.abc import AsyncIterator, Awaitable, Callable, Iterator, Mapping
+from collections.abc import AsyncIterator, Callable, Iterator, Mapping
 from contextlib import asynccontextmanager, contextmanager
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import Any
 
 import tidelog
+from tests.integration.dev_cluster import assert_logs_without, dev_cluster
+from tests.integration.waiting import LIMIT, until
 from tests.integration.workload import diverging, wait_in_sync
 from tidelog.runtime.nats import NatsConnection
 from tidelog.server.devcluster import DevCluster
 from wire.subjects import Subjects
 from wire.types import BrokerId
 
-LIMIT = 30.0
-"""Seconds that a test waits for anything: a loaded machine is slow, not wrong."""
 SETTINGS: dict[str, dict[str, Any]] = {
     "replica": {
         "replica_max_idle_wait": 0.5,
@@ -39,8 +38,6 @@ SETTINGS: dict[str, dict[str, Any]] = {
 }
 UNCLEAN = "(unclean election)"
 """Log line of a follower that has to truncate below its own high watermark."""
-
-_T = TypeVar("_T")
 
 
 @dataclass(frozen=True, slots=True)
@@ -77,10 +74,6 @@ class ReplicatedCluster:
     @property
     def brokers(self) -> list[str]:
         return self.processes.broker_ids
-
-    @property
-    def data_dirs(self) -> dict[str, Path]:
-        return {broker: self.processes.broker_dir(broker) for broker in self.brokers}
 
     # ------------------------------------------------------------------ processes
     def kill(self, *brokers: str) -> None:
@@ -193,7 +186,7 @@ class ReplicatedCluster:
     async def assert_identical(self, stream: str) -> None:
         """All replicas in sync at one end, all of it committed, and the same bytes on every disk."""
         description = await wait_in_sync(self.url, stream, timeout=LIMIT)
-        assert diverging(description, self.data_dirs) == []
+        assert diverging(description, self.processes.data_dirs) == []
 
     def on_disk(self, stream: str, broker: str) -> bytes:
         """All segments of all its folders."""
@@ -205,27 +198,12 @@ class ReplicatedCluster:
         return sorted(path.name for path in self.processes.broker_dir(broker).glob(f"{stream}-*"))
 
 
-async def until(condition: Callable[[], Awaitable[_T | None]], what: str) -> _T:
-    """The first result that counts as true."""
-    deadline = time.monotonic() + LIMIT
-    while True:
-        found = await condition()
-        if found:
-            return found
-        assert time.monotonic() < deadline, f"{what} did not come in {LIMIT:g} s"
-        await asyncio.sleep(0.01)
-
-
 @contextmanager
 def three_brokers(directory: Path) -> Iterator[DevCluster]:
     """Afterwards their logs must show no exception, and no cut below a high watermark."""
-    with DevCluster(directory, nodes=3, port=0, settings=SETTINGS) as running:
-        running.wait_ready()
+    with dev_cluster(directory, settings=SETTINGS) as running:
         yield running
-        for broker in running.broker_ids:
-            log = running.log_file(broker).read_text(errors="replace")
-            assert "Traceback" not in log, f"{broker} logged an exception:\n{log[-3000:]}"
-            assert UNCLEAN not in log, f"{broker} cut what it knew to be committed:\n{log[-3000:]}"
+        assert_logs_without(running, UNCLEAN)
 
 
 @asynccontextmanager

@@ -12,7 +12,8 @@ from typing import Any
 import pytest
 
 import tidelog
-from tests.integration.replicated_cluster import until
+from tests.integration.dev_cluster import assert_logs_without
+from tests.integration.waiting import until
 from tidelog.server.devcluster import DevCluster
 
 SIZE = 20 << 20
@@ -44,10 +45,6 @@ class SmallDisks:
     def brokers(self) -> list[str]:
         return self.processes.broker_ids
 
-    @property
-    def data_dirs(self) -> dict[str, Path]:
-        return {broker: self.processes.broker_dir(broker) for broker in self.brokers}
-
     def free(self, broker: str) -> int:
         found = os.statvfs(self.processes.broker_dir(broker))
         return found.f_bavail * found.f_frsize
@@ -75,10 +72,7 @@ class SmallDisks:
     def check_nobody_died(self) -> None:
         """Also checks that no broker logged a bug."""
         assert {broker: self.processes.pid(broker) for broker in self.brokers} == self.pids
-        for broker in self.brokers:
-            log = self.processes.log_file(broker).read_text(errors="replace")
-            assert "Traceback" not in log, f"{broker} logged an exception:\n{log[-3000:]}"
-            assert "withdraws" not in log, f"a replica on {broker} counts as unsound:\n{log[-3000:]}"
+        assert_logs_without(self.processes, "Traceback", "withdraws")
 
 
 @contextmanager

@@ -9,14 +9,16 @@ import signal
 import subprocess
 import sys
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager
 from pathlib import Path
 from typing import Any
 
 import pytest
 
 import tidelog
-from tests.integration.replicated_cluster import LIMIT, observed, until
+from tests.integration.dev_cluster import dev_cluster
+from tests.integration.replicated_cluster import observed
+from tests.integration.waiting import LIMIT, until
 from tests.integration.workload import acked_load, check, wait_in_sync
 from tidelog.client.connection import Client
 from tidelog.runtime.nats import NatsConnection
@@ -66,14 +68,13 @@ async def counters(client: Client, broker: str = "b1") -> dict[str, int]:
     return found
 
 
-def slow_disks(directory: Path, *, nodes: int, seconds: float) -> DevCluster:
+def slow_disk(directory: Path, seconds: float) -> AbstractContextManager[DevCluster]:
     command = ("-m", "tests.integration.slow_broker", str(seconds))
-    return DevCluster(directory, nodes=nodes, port=0, settings=SETTINGS, server_command=command)
+    return dev_cluster(directory, nodes=1, settings=SETTINGS, server_command=command)
 
 
 async def test_on_a_slow_disk_each_plain_publish_is_stored_or_counted_and_memory_stays_flat(tmp_path: Path) -> None:
-    with slow_disks(tmp_path, nodes=1, seconds=0.3) as processes:
-        await asyncio.to_thread(processes.wait_ready, LIMIT)
+    with slow_disk(tmp_path, 0.3) as processes:
         pid = processes.pid("b1")
         assert pid is not None
         async with await tidelog.connect(processes.nats_url, api_timeout=LIMIT) as client:
@@ -97,8 +98,7 @@ async def test_on_a_slow_disk_each_plain_publish_is_stored_or_counted_and_memory
 
 async def test_on_a_slow_disk_an_acknowledged_producer_is_slowed_and_not_failed(tmp_path: Path) -> None:
     values = [b"%07d" % number + bytes(SIZE) for number in range(60_000)]
-    with slow_disks(tmp_path, nodes=1, seconds=0.2) as processes:
-        await asyncio.to_thread(processes.wait_ready, LIMIT)
+    with slow_disk(tmp_path, 0.2) as processes:
         pid = processes.pid("b1")
         assert pid is not None
         async with await tidelog.connect(processes.nats_url, api_timeout=LIMIT) as client:
@@ -128,8 +128,7 @@ async def test_a_flood_of_many_partitions_moves_no_leadership_and_each_plain_pub
     }
     partitions, rounds, run = 100, 100, 20
     sent = partitions * rounds * run
-    with DevCluster(tmp_path, nodes=3, port=0, settings=settings) as processes:
-        await asyncio.to_thread(processes.wait_ready, LIMIT)
+    with dev_cluster(tmp_path, settings=settings) as processes:
         async with observed(processes) as cluster:
             await cluster.create("s")
             await cluster.client.create_stream("flooded", partitions=partitions, replication_factor=3)
@@ -162,7 +161,7 @@ async def test_a_flood_of_many_partitions_moves_no_leadership_and_each_plain_pub
             assert await leaders() == before
             assert await total("isr_proposals") == proposals
             assert await total("dropped_refused") > 0, "it was no flood"
-            findings = await check(cluster.url, ledger, cluster.data_dirs, timeout=LIMIT)
+            findings = await check(cluster.url, ledger, cluster.processes.data_dirs, timeout=LIMIT)
             assert findings.ok, findings
 
 
@@ -179,8 +178,7 @@ async def test_while_a_follower_stands_still_nothing_acknowledged_is_lost_and_th
         },
         "metadata": {"broker_silence_timeout_s": 30.0, "leader_lease_s": 40.0},
     }
-    with DevCluster(tmp_path, nodes=3, port=0, settings=settings) as processes:
-        await asyncio.to_thread(processes.wait_ready, LIMIT)
+    with dev_cluster(tmp_path, settings=settings) as processes:
         async with observed(processes) as cluster:
             await cluster.create("s")
             await cluster.create("flooded")
@@ -199,7 +197,7 @@ async def test_while_a_follower_stands_still_nothing_acknowledged_is_lost_and_th
                 assert told["dropped_refused"] > 0, "nothing waited for the follower"
                 await cluster.leader("flooded", isr=2)
                 cluster.wake(stopped)
-            findings = await check(cluster.url, ledger, cluster.data_dirs, timeout=LIMIT)
+            findings = await check(cluster.url, ledger, cluster.processes.data_dirs, timeout=LIMIT)
             assert findings.ok, findings
 
 

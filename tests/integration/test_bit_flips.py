@@ -14,7 +14,10 @@ import pytest
 import tidelog
 from dataplane.log.checkpoints import read_offsets
 from dataplane.log.files import REAL_FILES
-from tests.integration.test_leader_by_operator import command, partition_of, until
+from tests.integration.command_line import command
+from tests.integration.dev_cluster import dev_cluster
+from tests.integration.test_leader_by_operator import partition_of
+from tests.integration.waiting import until
 from tests.integration.workload import wait_in_sync
 from tidelog.server.devcluster import DevCluster
 from wire.batch import iter_batches
@@ -28,12 +31,8 @@ SETTINGS = {
 
 @pytest.fixture
 def cluster(tmp_path: Path) -> Iterator[DevCluster]:
-    with DevCluster(tmp_path / "cluster", nodes=3, port=0, settings=SETTINGS) as running:
-        running.wait_ready()
+    with dev_cluster(tmp_path / "cluster", settings=SETTINGS) as running:
         yield running
-        for broker in running.broker_ids:
-            log = running.log_file(broker).read_text(errors="replace")
-            assert "Traceback" not in log, f"{broker} logged an exception:\n{log[-3000:]}"
 
 
 def value(number: int) -> bytes:
@@ -99,7 +98,7 @@ async def test_bits_flip_while_the_brokers_run(cluster: DevCluster, whose: str) 
         async def healed() -> bool:
             return (await counters(client, victim)).get("damage_repaired", 0) >= 1
 
-        await until("the repair", healed)
+        await until(healed, "the repair")
         await wait_in_sync(cluster.nats_url, STREAM)
         logs = {b: b"".join(path.read_bytes() for path in segments(cluster, b)) for b in first["replicas"]}
         assert len(set(logs.values())) == 1
@@ -107,9 +106,9 @@ async def test_bits_flip_while_the_brokers_run(cluster: DevCluster, whose: str) 
         assert said["damage"] is None
         assert said["quarantined"]["latest"]["sound_end"] == 5
         assert await counters(client, victim) | {"damage_found": 1} == await counters(client, victim)
-        status, out, _ = await command(cluster, "stream", "describe", STREAM)
+        status, out, _ = command(cluster, "stream", "describe", STREAM)
         assert (status, f"{victim} cut damage out of partition 0 1 time" in out) == (0, True)
-        status, out, _ = await command(cluster, "cluster", "status")
+        status, out, _ = command(cluster, "cluster", "status")
         assert (status, f"{victim} has met damage 1 times" in out) == (0, True)
 
 
@@ -127,7 +126,7 @@ async def test_a_damaged_raft_journal_is_set_aside_and_synchronised_anew(cluster
         async def is_set_aside() -> bool:
             return kept.exists() and journal.exists()
 
-        await until("the damaged file to be set aside", is_set_aside)  # it is in sync until its death is noticed
+        await until(is_set_aside, "the damaged file to be set aside")  # it is in sync until its death is noticed
         assert kept.read_bytes() == content
         await wait_in_sync(cluster.nats_url, STREAM)
         await read_all(client)
@@ -146,21 +145,21 @@ async def test_the_last_copy_is_read_around_the_damage_until_an_operator_accepts
             checkpoint = read_offsets(REAL_FILES, damaged.parent)
             return checkpoint is not None and checkpoint.high_watermark == RECORDS
 
-        await until("the checkpoint", known_to_be_committed)
+        await until(known_to_be_committed, "the checkpoint")
         flip(damaged, offset, random.Random(1))
 
         async def offline() -> bool:
             return (await partition_of(client))["leader"] is None
 
-        await until("the withdrawal", offline)
+        await until(offline, "the withdrawal")
         cluster.kill(leader)  # its memory is sound
         cluster.start_broker(leader)
         arguments = ("partition", "elect-unclean", STREAM, "0", leader)
 
         async def knows() -> bool:
-            return f"records from offset {offset} to {RECORDS - 1}" in (await command(cluster, *arguments))[2]
+            return f"records from offset {offset} to {RECORDS - 1}" in command(cluster, *arguments)[2]
 
-        await until("what is given up", knows)
+        await until(knows, "what is given up")
         seen: list[int] = []
         with pytest.raises(tidelog.TidelogError, match="is damaged here"):
             await read_into(seen, client)
@@ -171,7 +170,7 @@ async def test_the_last_copy_is_read_around_the_damage_until_an_operator_accepts
         above = [record.value async for record in client.consume(STREAM, start=last, stop=RECORDS)]
         assert above == [value(number) for number in range(last, RECORDS)]
 
-        status, out, err = await command(cluster, *arguments, "--accept-loss", "--json")
+        status, out, err = command(cluster, *arguments, "--accept-loss", "--json")
         assert (status, err, json.loads(out)["elected"]) == (0, "", True)
         async with client.producer(STREAM, acks="all") as producer:
             assert (await producer.send(b"goes on")).offset == offset

@@ -14,7 +14,8 @@ from dataplane.broker.damaged_replica import DamagedReplica
 from dataplane.broker.leader_driver import LeaderDriver
 from dataplane.log.damage import read_mark
 from dataplane.log.files import REAL_FILES
-from tests.integration.test_broker_roles import KEY, SUBJECT, SUBJECTS, Node, a, client, fetch, publish, until, view
+from tests.integration.test_broker_roles import KEY, SUBJECT, SUBJECTS, Node, a, client, fetch, publish, view
+from tests.integration.waiting import until
 from tests.views import A, B
 from wire.append import encode_append
 from wire.batch import BatchBuilder, RecordBatch, iter_batches

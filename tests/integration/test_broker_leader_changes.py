@@ -18,7 +18,8 @@ from random import Random
 import pytest
 
 from dataplane.broker.replica import Replica
-from tests.integration.test_broker_roles import SUBJECT, Node, until, view
+from tests.integration.test_broker_roles import SUBJECT, Node, view
+from tests.integration.waiting import until
 from tidelog.runtime.nats import NatsConnection
 from tidelog.runtime.server import EmbeddedNatsServer
 from wire.batch import RecordBatch, iter_batches

@@ -36,6 +36,7 @@ from dataplane.log.group_commit import SyncScheduler
 from dataplane.log.partition_log import LogConfig
 from dataplane.replica.producers import ProducerLimits
 from dataplane.replica.settings import ReplicaSettings
+from tests.integration.waiting import until
 from tests.views import A, B, partition_view
 from tidelog.runtime.nats import NatsConnection
 from tidelog.runtime.server import EmbeddedNatsServer
@@ -156,12 +157,6 @@ class Node:
         self.syncer.close()
         self.executor.shutdown()
         self.data_dir.close()
-
-
-async def until(condition: Callable[[], object], timeout: float = 10.0) -> None:
-    async with asyncio.timeout(timeout):
-        while not condition():  # noqa: ASYNC110 - conditions of all kinds
-            await asyncio.sleep(0.002)
 
 
 @pytest.fixture

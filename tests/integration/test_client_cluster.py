@@ -4,10 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import json
-import os
-import subprocess
-import sys
-import time
 from collections.abc import Iterator
 from typing import Any
 
@@ -15,30 +11,20 @@ import nats
 import pytest
 
 import tidelog
+from tests.integration.command_line import command
+from tests.integration.dev_cluster import dev_cluster
+from tests.integration.waiting import until
 from tests.integration.workload import wait_in_sync
 from tidelog.server.devcluster import DevCluster
 
 
 @pytest.fixture(scope="module")
 def cluster(tmp_path_factory: pytest.TempPathFactory) -> Iterator[DevCluster]:
-    with DevCluster(tmp_path_factory.mktemp("cluster"), nodes=3, port=0) as running:
-        running.wait_ready()
+    with dev_cluster(tmp_path_factory.mktemp("cluster")) as running:
         yield running
 
 
-def command(cluster: DevCluster, *arguments: str, stdin: bytes = b"") -> tuple[int, str, str]:
-    done = subprocess.run(
-        [sys.executable, "-m", "tidelog.cli", *arguments],
-        input=stdin,
-        capture_output=True,
-        timeout=60,
-        check=False,
-        env={**os.environ, "TIDELOG_SERVER": cluster.nats_url},
-    )
-    return done.returncode, done.stdout.decode(), done.stderr.decode()
-
-
-def printed(cluster: DevCluster, *arguments: str, stdin: bytes = b"") -> Any:
+def printed(cluster: DevCluster, *arguments: str, stdin: str = "") -> Any:
     status, out, err = command(cluster, *arguments, "--json", stdin=stdin)
     assert (status, err) == (0, "")
     return json.loads(out)
@@ -78,9 +64,9 @@ async def test_the_command_line_from_create_to_delete(cluster: DevCluster) -> No
     sent = printed(cluster, "publish", "cli", "hello", "--key", "k")
     assert (sent["stream"], sent["offset"]) == ("cli", 0)
     lines = [json.dumps({"key": f"k{i % 5}", "value": str(i), "headers": {"n": str(i)}}) for i in range(200)]
-    file = "\n".join(lines).encode()
+    file = "\n".join(lines)
     assert printed(cluster, "publish", "cli", "--file", "-", "--format", "jsonl", stdin=file)["records"] == 200
-    assert printed(cluster, "publish", "cli", "--file", "-", stdin=b"one\r\ntwo\n\nfour")["records"] == 4
+    assert printed(cluster, "publish", "cli", "--file", "-", stdin="one\r\ntwo\n\nfour")["records"] == 4
     status, out, _ = command(cluster, "subscribe", "cli", "--stop", "latest", "--json")
     assert status == 0
     records = [json.loads(line) for line in out.splitlines()]
@@ -105,13 +91,15 @@ async def test_the_command_line_from_create_to_delete(cluster: DevCluster) -> No
 
 async def until_refused(producer: tidelog.Producer) -> None:
     """Records of 5000 bytes: a leader may hear of new settings some milliseconds later."""
-    deadline = time.monotonic() + 20
-    while True:
+
+    async def is_refused() -> bool:
         try:
             await producer.send(b"x" * 5000, partition=0)
         except tidelog.RecordTooLarge:
-            return
-        assert time.monotonic() < deadline
+            return True
+        return False
+
+    await until(is_refused, "the refusal of a record above the new limit")
 
 
 async def test_settings_change_while_the_stream_is_used(cluster: DevCluster) -> None:
@@ -187,11 +175,12 @@ async def test_every_way_to_produce_and_to_consume(cluster: DevCluster) -> None:
         async with client.producer("ways", acks="none") as producer:
             for _ in range(10):
                 await producer.send(b"none")
-        ends: dict[int, int] = {}
-        deadline = time.monotonic() + 20
-        while sum(ends.values()) < 21_011:
-            assert time.monotonic() < deadline, ends
+
+        async def all_committed() -> dict[int, int] | None:
             ends = await client.offsets("ways", "latest")
+            return ends if sum(ends.values()) == 21_011 else None
+
+        ends = await until(all_committed, "the commit of all records")
         found = {(r.partition, r.offset): r async for r in client.consume("ways", stop="latest")}
         assert len(found) == 21_011
         for index, place in placed.items():

@@ -8,7 +8,9 @@ from pathlib import Path
 
 import pytest
 
-from tests.integration.replicated_cluster import SETTINGS, ReplicatedCluster, observed, until
+from tests.integration.dev_cluster import dev_cluster
+from tests.integration.replicated_cluster import SETTINGS, ReplicatedCluster, observed
+from tests.integration.waiting import until
 from tidelog.server.devcluster import DevCluster
 
 STREAM = "states"
@@ -20,12 +22,8 @@ PADDING = b"." * 500
 @pytest.fixture
 def processes(tmp_path: Path) -> Iterator[DevCluster]:
     storage = {"housekeeping_interval": 0.1, "compaction_min_dirty_ratio": 0.1}
-    with DevCluster(tmp_path, nodes=3, port=0, settings={**SETTINGS, "storage": storage}) as running:
-        running.wait_ready()
+    with dev_cluster(tmp_path, settings={**SETTINGS, "storage": storage}) as running:
         yield running
-        for broker in running.broker_ids:
-            log = running.log_file(broker).read_text(errors="replace")
-            assert "Traceback" not in log, f"{broker} logged an exception:\n{log[-3000:]}"
 
 
 async def write(cluster: ReplicatedCluster, rounds: range) -> None:

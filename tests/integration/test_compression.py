@@ -9,6 +9,7 @@ import pytest
 
 import tidelog
 from tests.integration.command_line import tidelog_command
+from tests.integration.dev_cluster import dev_cluster
 from tidelog.runtime.nats import NatsConnection
 from tidelog.server.devcluster import DevCluster
 from wire.batch import Compression, RecordBatch, iter_batches
@@ -18,8 +19,7 @@ VALUE = b"again and again " * 60
 
 @pytest.fixture(scope="module")
 def cluster(tmp_path_factory: pytest.TempPathFactory) -> Iterator[DevCluster]:
-    with DevCluster(tmp_path_factory.mktemp("compression"), nodes=1, port=0) as running:
-        running.wait_ready()
+    with dev_cluster(tmp_path_factory.mktemp("compression"), nodes=1) as running:
         yield running
 
 

@@ -10,6 +10,7 @@ import pytest
 
 import tidelog
 from tests.integration.replicated_cluster import ReplicatedCluster, observed, three_brokers
+from tests.integration.waiting import until
 from tidelog.server.devcluster import DevCluster
 
 LEVELS = [
@@ -104,11 +105,9 @@ async def test_min_isr_changes_under_a_publisher_and_nothing_acknowledged_is_los
     publishing = asyncio.create_task(publish())
 
     async def until_more(count: int) -> None:
-        wanted, deadline = len(acked) + count, time.monotonic() + 30
-        while len(acked) < wanted:
-            assert not publishing.done(), publishing.result()
-            assert time.monotonic() < deadline
-            await asyncio.sleep(0.01)
+        wanted = len(acked) + count
+        await until(lambda: publishing.done() or len(acked) >= wanted, f"{count} acknowledgements")
+        assert not publishing.done(), publishing.result()
 
     await until_more(50)
     dead = cluster.others(leader.broker)[0]

@@ -20,6 +20,8 @@ import pytest
 
 import tidelog
 from tests.integration.command_line import assert_refused, tidelog_command
+from tests.integration.dev_cluster import assert_logs_without, dev_cluster
+from tests.integration.waiting import LIMIT, until
 from tests.integration.workload import acked_load, check, wait_in_sync
 from tidelog.runtime.nats import NatsConnection
 from tidelog.server.devcluster import DevCluster
@@ -32,26 +34,20 @@ OLD = "2026-05 " + "05" * 32
 NEW = "2026-11 " + "11" * 32
 FAKE = "2026-05 " + "66" * 32
 SECRET = b"the-crown-jewels"
-LIMIT = 30.0
 
 
 @pytest.fixture
 def cluster(tmp_path: Path) -> Iterator[DevCluster]:
     keys = tmp_path / "keys"
     keys.write_text(OLD + "\n")
-    with DevCluster(tmp_path / "cluster", nodes=3, port=0, master_key_file=keys) as running:
-        running.wait_ready()
+    with dev_cluster(tmp_path / "cluster", master_key_file=keys) as running:
         for broker in running.broker_ids:  # from now on each has a file of its own
             own = tmp_path / f"keys-{broker}"
             own.write_text(OLD + "\n")
             config = running.data_dir / f"{broker}.toml"
             config.write_text(config.read_text().replace(str(keys), str(own)))
         yield running
-        for broker in running.broker_ids:
-            said = running.log_file(broker).read_text()
-            assert "Traceback" not in said, said[said.index("Traceback") :][:3000]
-            for key in (OLD, NEW, FAKE):
-                assert key.split()[1][:16] not in said
+        assert_logs_without(running, *(key.split()[1][:16] for key in (OLD, NEW, FAKE)))
 
 
 def give_keys(cluster: DevCluster, broker: str, *lines: str) -> None:
@@ -99,13 +95,11 @@ async def leader_of(client: tidelog.Client, stream: str) -> str | None:
 
 
 async def until_leader(client: tidelog.Client, stream: str, *allowed: str) -> str:
-    deadline = time.monotonic() + LIMIT
-    while True:
+    async def one_of_them() -> str | None:
         leader = await leader_of(client, stream)
-        if leader in allowed:
-            return leader
-        assert time.monotonic() < deadline, f"{leader} leads {stream}, not one of {allowed}"
-        await asyncio.sleep(0.02)
+        return leader if leader in allowed else None
+
+    return await until(one_of_them, f"a leader of {stream} among {allowed}")
 
 
 async def test_nothing_that_was_published_can_be_read_on_any_disk_and_all_of_it_by_consumers(
@@ -185,7 +179,7 @@ async def test_keys_are_rotated_under_load(cluster: DevCluster) -> None:
                         cluster.kill(broker, signal.SIGHUP)
                     await asyncio.sleep(0.3)
             await asyncio.sleep(0.5)
-        findings = await check(cluster.nats_url, ledger, {b: cluster.broker_dir(b) for b in cluster.broker_ids})
+        findings = await check(cluster.nats_url, ledger, cluster.data_dirs)
         assert findings.ok, findings
         stored = b"".join(p.read_bytes() for p in segments(cluster, "b1", "vault"))
         used = [stored[at + 96 + 24 : at + 96 + 31] for at, _ in iter_batches(stored)]
@@ -193,10 +187,8 @@ async def test_keys_are_rotated_under_load(cluster: DevCluster) -> None:
         assert {*used} == {b"2026-05", b"2026-11"}
         give_keys(cluster, "b1", "rubbish")  # a file that cannot be used changes nothing
         cluster.kill("b1", signal.SIGHUP)
-        deadline = time.monotonic() + LIMIT
-        while "b1 goes on with the master keys it has" not in cluster.log_file("b1").read_text():
-            assert time.monotonic() < deadline
-            await asyncio.sleep(0.02)
+        log = cluster.log_file("b1")
+        await until(lambda: "b1 goes on with the master keys it has" in log.read_text(), "the refusal of the file")
         brokers = (await client.cluster_status())["brokers"]
         assert {broker["labels"]["master_keys"] for broker in brokers} == {"2026-11,2026-05"}
 
@@ -252,8 +244,7 @@ async def test_the_only_replica_without_the_key_refuses_both_publishes_and_reads
 
 
 async def test_where_a_broker_lacks_a_key_no_stream_is_made_encrypted(tmp_path: Path) -> None:
-    with DevCluster(tmp_path, nodes=1, port=0) as running:
-        running.wait_ready()
+    with dev_cluster(tmp_path, nodes=1) as running:
         async with connected(running) as (client, _):
             for change in (
                 client.alter_cluster(config={"encryption": "true"}),
@@ -280,13 +271,7 @@ async def test_a_wrong_key_gives_no_garbage(cluster: DevCluster) -> None:
         for broker in cluster.broker_ids:
             give_keys(cluster, broker, OLD)
             cluster.kill(broker, signal.SIGHUP)
-        deadline = time.monotonic() + LIMIT
-        while True:
-            try:
-                assert await values(client, "vault", stop=receipt.offset) == [SECRET]
-                break
-            except tidelog.NoKey:
-                assert time.monotonic() < deadline
-                await asyncio.sleep(0.05)
+        found = await until(lambda: values(client, "vault", stop=receipt.offset), "a broker that has read its keys")
+        assert found == [SECRET]
         with pytest.raises(tidelog.NoKey, match="2026-05"):
             await values(client, "vault")

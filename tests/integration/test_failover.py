@@ -6,12 +6,15 @@ import asyncio
 import statistics
 import time
 from collections.abc import Iterator
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 import pytest
 
 import tidelog
+from tests.integration.dev_cluster import dev_cluster
+from tests.integration.waiting import until
 from tests.integration.workload import acked_load, check, wait_in_sync
 from tidelog.server.devcluster import DevCluster
 
@@ -21,16 +24,8 @@ STREAM = "load"
 
 @pytest.fixture
 def cluster(tmp_path: Path) -> Iterator[DevCluster]:
-    with DevCluster(tmp_path / "cluster", nodes=BROKERS, port=0) as running:
-        running.wait_ready()
+    with dev_cluster(tmp_path / "cluster", nodes=BROKERS) as running:
         yield running
-        for broker in running.broker_ids:
-            log = running.log_file(broker).read_text(errors="replace")
-            assert "Traceback" not in log, f"{broker} logged an exception:\n{log[-3000:]}"
-
-
-def data_dirs(cluster: DevCluster) -> dict[str, Path]:
-    return {broker: cluster.broker_dir(broker) for broker in cluster.broker_ids}
 
 
 async def create(url: str, partitions: int = 1) -> None:
@@ -44,15 +39,14 @@ async def describe(url: str) -> dict[str, Any]:
         return dict(await client.describe(STREAM))
 
 
-async def wait_for(url: str, condition: Any, what: str, timeout: float = 20.0) -> dict[str, Any]:
-    deadline = time.monotonic() + timeout
+async def wait_for(url: str, condition: Any, what: str) -> dict[str, Any]:
     async with await tidelog.connect(url) as client:
-        while True:
-            found: dict[str, Any] = dict(await client.describe(STREAM))
-            if all(condition(p) for p in found["partitions"]):
-                return found
-            assert time.monotonic() < deadline, f"{what} did not happen in {timeout} s: {found}"
-            await asyncio.sleep(0.02)
+
+        async def found() -> dict[str, Any] | None:
+            description = dict(await client.describe(STREAM))
+            return description if all(condition(p) for p in description["partitions"]) else None
+
+        return await until(found, what)
 
 
 async def test_leader_kill(cluster: DevCluster) -> None:
@@ -71,7 +65,7 @@ async def test_leader_kill(cluster: DevCluster) -> None:
         await wait_for(cluster.nats_url, lambda p: len(p["isr"]) == BROKERS, "the return to the ISR")
     assert gap is not None
     print(f"\nleader kill: {old['leader']} -> {new['leader']}, no acknowledged write for {gap * 1e3:.0f} ms")
-    findings = await check(cluster.nats_url, ledger, data_dirs(cluster))
+    findings = await check(cluster.nats_url, ledger, cluster.data_dirs)
     print(findings)
     assert findings.ok, findings
     assert findings.acknowledged > 500
@@ -95,7 +89,7 @@ async def test_follower_kill(cluster: DevCluster) -> None:
         await wait_for(cluster.nats_url, lambda p: follower in p["isr"], "the return to the ISR")
     assert gap is not None
     print(f"\nfollower kill: no acknowledged write for {gap * 1e3:.0f} ms")
-    findings = await check(cluster.nats_url, ledger, data_dirs(cluster))
+    findings = await check(cluster.nats_url, ledger, cluster.data_dirs)
     print(findings)
     assert findings.ok, findings
 
@@ -117,7 +111,7 @@ async def test_controller_kill(cluster: DevCluster) -> None:
         cluster.start_broker(controller)
         await wait_for(cluster.nats_url, lambda p: len(p["isr"]) == BROKERS, "the return to the ISR")
     print(f"\ncontroller kill: a stream was created {took * 1e3:.0f} ms later")
-    findings = await check(cluster.nats_url, ledger, data_dirs(cluster))
+    findings = await check(cluster.nats_url, ledger, cluster.data_dirs)
     print(findings)
     assert findings.ok, findings
 
@@ -131,11 +125,8 @@ async def test_whole_cluster_kill(cluster: DevCluster) -> None:
         acked = len(ledger.acked)
         for broker in cluster.broker_ids:
             cluster.start_broker(broker)
-        deadline = time.monotonic() + 30
-        while len(ledger.acked) <= acked + 100:
-            assert time.monotonic() < deadline, "no writes after the restart of all brokers"
-            await asyncio.sleep(0.05)
-    findings = await check(cluster.nats_url, ledger, data_dirs(cluster))
+        await until(lambda: len(ledger.acked) > acked + 100, "writes after the restart of all brokers")
+    findings = await check(cluster.nats_url, ledger, cluster.data_dirs)
     print(f"\nwhole cluster kill: {findings}")
     assert findings.ok, findings
 
@@ -162,26 +153,19 @@ async def test_median_stall_of_ten_leader_kills(cluster: DevCluster, of_controll
             await asyncio.sleep(max(0.1, back_at + 0.5 - time.monotonic()))
             killed_at = time.monotonic()
             cluster.kill(leader)
-            deadline = killed_at + 20
-            while (ledger.ack_times[0] or [0.0])[-1] < killed_at + 0.3:
-                assert time.monotonic() < deadline, "no acknowledged write after the kill of the leader"
-                await asyncio.sleep(0.02)
+            await until(partial(ledger.is_acked_after, killed_at + 0.3), "an acknowledged write")
             await asyncio.sleep(0.3)
             gap = ledger.gap_after(0, killed_at)
             assert gap is not None
             gaps.append(gap)
             cluster.start_broker(leader)
-            while not cluster.is_ready(leader):
-                assert time.monotonic() < deadline + 20, f"{leader} does not serve again"
-                await asyncio.sleep(0.01)
+            await until(partial(cluster.is_ready, leader), f"the return of {leader}")
             back_at = time.monotonic()
-            while len((await client.describe(STREAM))["partitions"][0]["isr"]) < BROKERS:
-                assert time.monotonic() < deadline + 20, f"{leader} does not return to the ISR"
-                await asyncio.sleep(0.01)
+            await wait_for(cluster.nats_url, lambda p: len(p["isr"]) == BROKERS, f"the return of {leader} to the ISR")
     print(
         f"\nstalls of acknowledged writes, ms: {[round(g * 1e3) for g in gaps]},"
         f" median {statistics.median(gaps) * 1e3:.0f}, worst {max(gaps) * 1e3:.0f}"
     )
-    findings = await check(cluster.nats_url, ledger, data_dirs(cluster))
+    findings = await check(cluster.nats_url, ledger, cluster.data_dirs)
     assert findings.ok, findings
     assert statistics.median(gaps) < 0.5

@@ -22,7 +22,9 @@ from dataplane.broker.follower_driver import CACHED_BYTES, FollowerDriver
 from dataplane.broker.role import Role
 from dataplane.replica.settings import ReplicaSettings
 from tests.integration.command_line import tidelog_command
-from tests.integration.test_broker_roles import KEY, SUBJECTS, Node, fetch, publish, until, view
+from tests.integration.dev_cluster import dev_cluster
+from tests.integration.test_broker_roles import KEY, SUBJECTS, Node, fetch, publish, view
+from tests.integration.waiting import until
 from tests.integration.workload import wait_in_sync
 from tests.views import A, B
 from tidelog.runtime.nats import NatsConnection
@@ -244,12 +246,8 @@ async def test_nobody_listens_for_a_replica_that_is_closed(
 # ---------------------------------------------------------------- three processes
 @pytest.fixture(scope="module")
 def cluster(tmp_path_factory: pytest.TempPathFactory) -> Iterator[DevCluster]:
-    with DevCluster(tmp_path_factory.mktemp("cluster"), nodes=3, port=0) as running:
-        running.wait_ready()
+    with dev_cluster(tmp_path_factory.mktemp("cluster")) as running:
         yield running
-        for broker in running.broker_ids:
-            log = running.log_file(broker).read_text(errors="replace")
-            assert "Traceback" not in log, f"{broker} logged an exception:\n{log[-3000:]}"
 
 
 class Reading:

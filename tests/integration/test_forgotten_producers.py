@@ -7,6 +7,7 @@ from pathlib import Path
 
 import pytest
 
+from tests.integration.dev_cluster import dev_cluster
 from tests.integration.replicated_cluster import SETTINGS, observed
 from tidelog.server.devcluster import DevCluster
 
@@ -16,8 +17,7 @@ ROUNDS = 12
 @pytest.fixture
 def processes(tmp_path: Path) -> Iterator[DevCluster]:
     settings = {**SETTINGS, "storage": {"max_producers_per_partition": 2}}
-    with DevCluster(tmp_path, nodes=3, port=0, settings=settings) as running:
-        running.wait_ready()
+    with dev_cluster(tmp_path, settings=settings) as running:
         yield running
 
 

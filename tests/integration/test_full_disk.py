@@ -14,7 +14,6 @@ from typing import Any
 import pytest
 
 import tidelog
-from tests.integration.replicated_cluster import LIMIT, until
 from tests.integration.small_disks import (
     MIB,
     partition,
@@ -23,6 +22,7 @@ from tests.integration.small_disks import (
     until_isr,
     until_led_by_another,
 )
+from tests.integration.waiting import LIMIT, until
 from tests.integration.workload import acked_load, check, wait_in_sync
 from tidelog.runtime.nats import NatsConnection
 
@@ -64,7 +64,7 @@ async def test_a_full_broker_steps_aside_and_comes_back(tmp_path: Path, kind: st
                 disks.make_room(full)
                 await until_isr(client, "s", *disks.brokers)
                 assert await room_of(client, full) == "ample"
-            findings = await check(url, ledger, disks.data_dirs, timeout=LIMIT)
+            findings = await check(url, ledger, disks.processes.data_dirs, timeout=LIMIT)
             assert findings.ok, findings
             assert findings.acknowledged > 100
         disks.check_nobody_died()
@@ -127,7 +127,7 @@ async def test_disks_that_others_fill_to_the_last_byte(tmp_path: Path) -> None:
                 before = len(ledger.acked)
                 disks.make_room(*disks.brokers)
                 await until(goes_on, "acknowledgements after there was room again")
-            findings = await check(url, ledger, disks.data_dirs, timeout=LIMIT)
+            findings = await check(url, ledger, disks.processes.data_dirs, timeout=LIMIT)
             assert findings.ok, findings
         disks.check_nobody_died()
 
@@ -152,7 +152,7 @@ async def test_a_broker_that_starts_on_a_full_disk_waits_for_room(tmp_path: Path
                 await asyncio.sleep(5.0)
                 disks.make_room(broker)
                 await until_isr(client, "s", *disks.brokers)
-            findings = await check(url, ledger, disks.data_dirs, timeout=LIMIT)
+            findings = await check(url, ledger, disks.processes.data_dirs, timeout=LIMIT)
             assert findings.ok, findings
         disks.check_nobody_died()
 

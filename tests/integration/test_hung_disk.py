@@ -25,9 +25,10 @@ import pytest
 
 import tidelog
 from metadata.raft.node import EXIT_STATUS
+from tests.integration.dev_cluster import dev_cluster
 from tests.integration.hanging_broker import hanging_file
-from tests.integration.replicated_cluster import LIMIT, until
 from tests.integration.small_disks import partition, until_isr, until_led_by_another
+from tests.integration.waiting import LIMIT, until
 from tests.integration.workload import acked_load, check, wait_in_sync
 from tests.power_loss.cluster import PowerLossCluster, why_not
 from tests.power_loss.mount import HANGS
@@ -64,8 +65,7 @@ def disks(folder: Path, kind: str) -> Iterator[Disks]:
         return
 
     command = ["-m", "tests.integration.hanging_broker", *(["--journal"] if kind == "journal" else [])]
-    with DevCluster(folder, nodes=3, port=0, settings=SETTINGS, server_command=command) as running:
-        running.wait_ready()
+    with dev_cluster(folder, settings=SETTINGS, server_command=command) as running:
 
         def let_hang(broker: str, hangs: bool) -> None:
             file = hanging_file(folder / f"{broker}.toml")
@@ -126,7 +126,7 @@ async def test_while_the_disk_of_a_leader_hangs_another_one_acknowledges(
                 assert hung not in (await partition(client, "s"))["isr"]
                 cluster.let_hang(hung, False)
                 await until_isr(client, "s", *brokers)
-            findings = await check(url, ledger, {b: cluster.processes.broker_dir(b) for b in brokers}, timeout=LIMIT)
+            findings = await check(url, ledger, cluster.processes.data_dirs, timeout=LIMIT)
             assert findings.ok, findings
         assert all(cluster.processes.pid(broker) is not None for broker in brokers)
         log = cluster.processes.log_file(hung).read_text()

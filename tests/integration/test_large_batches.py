@@ -6,13 +6,16 @@ from __future__ import annotations
 import asyncio
 import shutil
 from collections.abc import Iterator
+from contextlib import AbstractContextManager
 from pathlib import Path
 from random import Random
 
 import pytest
 
 import tidelog
-from tests.integration.replicated_cluster import LIMIT, SETTINGS, ReplicatedCluster, observed, until
+from tests.integration.dev_cluster import dev_cluster
+from tests.integration.replicated_cluster import SETTINGS, ReplicatedCluster, observed
+from tests.integration.waiting import LIMIT, until
 from tidelog.runtime.nats import NatsConnection
 from tidelog.server.devcluster import DevCluster
 from wire.append import encode_append
@@ -28,16 +31,10 @@ ROOM = 1024
 """What a message holds beside the largest batch."""
 
 
-def cluster_of(directory: Path, max_payload: int, keys: Path | None = None) -> DevCluster:
+def cluster_of(directory: Path, max_payload: int, keys: Path | None = None) -> AbstractContextManager[DevCluster]:
     storage = {"housekeeping_interval": 0.1, "compaction_min_dirty_ratio": 0.01, "compaction_bytes_per_second": 0}
-    return DevCluster(
-        directory,
-        nodes=3,
-        port=0,
-        settings={**SETTINGS, "storage": storage},
-        master_key_file=keys,
-        max_payload=max_payload,
-    )
+    settings = {**SETTINGS, "storage": storage}
+    return dev_cluster(directory, settings=settings, master_key_file=keys, max_payload=max_payload)
 
 
 @pytest.fixture
@@ -46,11 +43,7 @@ def processes(tmp_path: Path) -> Iterator[DevCluster]:
     keys = tmp_path / "keys"
     keys.write_text("2026-05 " + "05" * 32 + "\n")
     with cluster_of(tmp_path / "cluster", 1 << 20, keys) as running:
-        running.wait_ready()
         yield running
-        for broker in running.broker_ids:
-            log = running.log_file(broker).read_text(errors="replace")
-            assert "Traceback" not in log, f"{broker} logged an exception:\n{log[-3000:]}"
 
 
 def full_batch(number: int, largest: int, random: Random, compression: Compression) -> EncodedBatch:
@@ -159,7 +152,6 @@ async def test_where_nats_carries_less_than_is_stored_everybody_is_told_until_it
 ) -> None:
     random = Random(8)
     with cluster_of(tmp_path, 4 << 20) as processes:
-        processes.wait_ready()
         async with observed(processes) as cluster:
             await cluster.create(STREAM)
             await cluster.send(STREAM, b"small")
@@ -175,14 +167,14 @@ async def test_where_nats_carries_less_than_is_stored_everybody_is_told_until_it
             processes.nats.stop()
             processes.nats._max_payload = 1 << 20
             processes.nats.start()
-            await until(lambda: _carries(cluster.nats, 1 << 20), "the connection to the server that carries less")
+            await until(
+                lambda: cluster.nats.is_connected and cluster.nats.max_payload == 1 << 20,
+                "the connection to the server that carries less",
+            )
             cluster.start(away)
 
             async def stopped() -> str | None:
-                try:
-                    [partition] = (await cluster.client.describe(STREAM))["partitions"]
-                except TidelogError:
-                    return None
+                [partition] = (await cluster.client.describe(STREAM))["partitions"]
                 return partition["replicas_progress"][away]["stopped"]
 
             why = await until(stopped, f"{away} to say why it cannot copy")
@@ -197,9 +189,6 @@ async def test_where_nats_carries_less_than_is_stored_everybody_is_told_until_it
             await asyncio.sleep(3)
             counters = {b["id"]: b["counters"] or {} for b in (await cluster.client.cluster_status())["brokers"]}
             assert counters[away]["answers_too_large"] - before <= 16, "it asks at network speed"
-            for broker in cluster.brokers:
-                log = processes.log_file(broker).read_text(errors="replace")
-                assert "Traceback" not in log, f"{broker} logged an exception:\n{log[-3000:]}"
 
             processes.nats.stop()
             processes.nats._max_payload = 4 << 20
@@ -207,7 +196,3 @@ async def test_where_nats_carries_less_than_is_stored_everybody_is_told_until_it
             await cluster.leader(STREAM, isr=3)
             assert await newest_of_each_key(cluster, STREAM) == expected
             assert await stopped() is None
-
-
-async def _carries(nats: NatsConnection, max_payload: int) -> bool:
-    return nats.is_connected and nats.max_payload == max_payload

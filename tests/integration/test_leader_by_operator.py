@@ -7,16 +7,17 @@ import asyncio
 import json
 import os
 import signal
-import subprocess
-import sys
 import time
-from collections.abc import Awaitable, Callable, Iterator
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 import pytest
 
 import tidelog
+from tests.integration.command_line import command
+from tests.integration.dev_cluster import dev_cluster
+from tests.integration.waiting import until
 from tests.integration.workload import Ledger, acked_load, check, wait_in_sync
 from tidelog.server.devcluster import DevCluster
 
@@ -26,24 +27,8 @@ STREAM = "load"
 
 @pytest.fixture
 def cluster(tmp_path: Path) -> Iterator[DevCluster]:
-    with DevCluster(tmp_path / "cluster", nodes=BROKERS, port=0) as running:
-        running.wait_ready()
+    with dev_cluster(tmp_path / "cluster", nodes=BROKERS) as running:
         yield running
-        for broker in running.broker_ids:
-            log = running.log_file(broker).read_text(errors="replace")
-            assert "Traceback" not in log, f"{broker} logged an exception:\n{log[-3000:]}"
-
-
-async def command(cluster: DevCluster, *arguments: str) -> tuple[int, str, str]:
-    done = await asyncio.to_thread(
-        subprocess.run,
-        [sys.executable, "-m", "tidelog.cli", *arguments],
-        capture_output=True,
-        timeout=60,
-        check=False,
-        env={**os.environ, "TIDELOG_SERVER": cluster.nats_url},
-    )
-    return done.returncode, done.stdout.decode(), done.stderr.decode()
 
 
 async def partition_of(client: tidelog.Client, stream: str = STREAM) -> Any:
@@ -53,26 +38,7 @@ async def partition_of(client: tidelog.Client, stream: str = STREAM) -> Any:
 async def acked(ledger: Ledger, more: int) -> None:
     """Returns when so many more records are acknowledged."""
     wanted = len(ledger.acked) + more
-
-    async def enough() -> bool:
-        return len(ledger.acked) >= wanted
-
-    await until(f"{more} acknowledgements", enough)
-
-
-async def until(
-    what: str, condition: Callable[[], Awaitable[Any]], *, timeout: float = 30.0, every: float = 0.02
-) -> Any:
-    deadline = time.monotonic() + timeout
-    while True:
-        try:
-            found = await condition()
-        except tidelog.TidelogError:
-            found = None
-        if found:
-            return found
-        assert time.monotonic() < deadline, f"{what} did not happen in {timeout} s"
-        await asyncio.sleep(every)
+    await until(lambda: len(ledger.acked) >= wanted, f"{more} acknowledgements")
 
 
 async def test_moves_under_load_lose_nothing_and_the_old_leader_stays_in_sync(cluster: DevCluster) -> None:
@@ -95,7 +61,7 @@ async def test_moves_under_load_lose_nothing_and_the_old_leader_stays_in_sync(cl
                 assert sorted(moved["isr"]) == sorted(old["isr"]), "the old leader stays in the ISR"
                 assert moved["log_end_offset"] is not None, "the new leader serves"
     print(f"\nplanned moves: no acknowledged write for {[round(gap * 1e3) for gap in gaps]} ms")
-    findings = await check(cluster.nats_url, ledger, {b: cluster.broker_dir(b) for b in cluster.broker_ids})
+    findings = await check(cluster.nats_url, ledger, cluster.data_dirs)
     print(findings)
     assert findings.ok, findings
 
@@ -113,10 +79,10 @@ async def test_a_move_that_cannot_be_is_refused_in_a_sentence(cluster: DevCluste
             ((STREAM, "0", "b9"), "b9 holds no replica"),
             ((STREAM, "0", leader), f"{leader} leads {STREAM}/0 already"),
         ):
-            status, out, err = await command(cluster, "partition", "move-leader", *arguments)
+            status, out, err = command(cluster, "partition", "move-leader", *arguments)
             assert (status, out) == (1, "")
             assert says in err
-        status, out, err = await command(cluster, "partition", "move-leader", STREAM, "0", target, "--json")
+        status, out, err = command(cluster, "partition", "move-leader", STREAM, "0", target, "--json")
         assert (status, err) == (0, "")
         assert json.loads(out)["leader"] == target
 
@@ -138,7 +104,7 @@ async def test_a_move_to_a_broker_that_stands_still_leaves_the_old_leader_going(
                 async def appended() -> bool:
                     return bool((await partition_of(client))["log_end_offset"] == 1)
 
-                await until("the append", appended)
+                await until(appended, "the append")
                 # It is declared dead in about the time that the leader waits for it.
                 with pytest.raises(tidelog.LeaderNotMoved, match=r"did not get to its end|is not in its ISR"):
                     await client.move_leader(STREAM, 0, target)
@@ -174,14 +140,14 @@ async def test_a_kill_in_the_middle_of_moves_loses_nothing(cluster: DevCluster, 
             async def another_leads() -> bool:
                 return (await partition_of(client))["leader"] not in (None, killed)
 
-            await until("another leader", another_leads)
+            await until(another_leads, "another leader")
             await acked(ledger, 200)
             cluster.start_broker(killed)
-            await until("the return", lambda: _in_sync(client))
+            await until(lambda: _in_sync(client), "the return")
             found = await partition_of(client)
             last = next(broker for broker in found["isr"] if broker != found["leader"])
             assert (await client.move_leader(STREAM, 0, last))["leader"] == last
-    findings = await check(cluster.nats_url, ledger, {b: cluster.broker_dir(b) for b in cluster.broker_ids})
+    findings = await check(cluster.nats_url, ledger, cluster.data_dirs)
     print(findings)
     assert findings.ok, findings
 
@@ -206,7 +172,7 @@ async def test_an_unclean_election_gives_up_what_it_said(cluster: DevCluster) ->
             async def alone() -> bool:
                 return bool((await partition_of(client))["isr"] == [leader])
 
-            await until("the shrink of the ISR", alone)
+            await until(alone, "the shrink of the ISR")
             for number in range(10, 25):
                 await producer.send(b"one %d" % number)
         consumer = client.consume(STREAM, start="earliest")
@@ -221,20 +187,20 @@ async def test_an_unclean_election_gives_up_what_it_said(cluster: DevCluster) ->
             alive = {b["id"]: b["alive"] for b in (await client.cluster_status())["brokers"]}
             return (await partition_of(client))["leader"] is None and alive[behind] and not alive[leader]
 
-        await until("the partition without a leader", offline)
+        await until(offline, "the partition without a leader")
         arguments = ("partition", "elect-unclean", STREAM, "0", behind)
-        status, out, err = await command(cluster, *arguments)
+        status, out, err = command(cluster, *arguments)
         assert (status, out) == (1, "")
         assert "nothing was changed" in err
         assert f"records from offset 10 on, which only {leader} (isr, dead) may hold, are given up" in err
-        status, out, _ = await command(cluster, *arguments, "--json")
+        status, out, _ = command(cluster, *arguments, "--json")
         assert (status, json.loads(out)["elected"], json.loads(out)["log_end_offset"]) == (1, False, 10)
-        status, _, err = await command(cluster, "partition", "elect-unclean", STREAM, "0", leader, "--accept-loss")
+        status, _, err = command(cluster, "partition", "elect-unclean", STREAM, "0", leader, "--accept-loss")
         assert (status, "is not a live replica" in err) == (1, True)
         assert (await partition_of(client))["leader"] is None
         assert (await client.cluster_status())["unclean_elections"] == 0
 
-        status, out, err = await command(cluster, *arguments, "--accept-loss")
+        status, out, err = command(cluster, *arguments, "--accept-loss")
         assert (status, err) == (0, "")
         assert f"{behind} leads {STREAM}/0 now: records from offset 10 on" in out
         async with client.producer(STREAM) as producer:
@@ -242,7 +208,7 @@ async def test_an_unclean_election_gives_up_what_it_said(cluster: DevCluster) ->
         with pytest.raises(tidelog.LogTruncated):
             await asyncio.wait_for(anext(reader), 30)
         await consumer.aclose()
-        status, _, err = await command(cluster, *arguments, "--accept-loss")
+        status, _, err = command(cluster, *arguments, "--accept-loss")
         assert (status, f"is led by {behind}" in err) == (1, True)
 
         cluster.start_broker(leader)
@@ -254,5 +220,5 @@ async def test_an_unclean_election_gives_up_what_it_said(cluster: DevCluster) ->
         values = [record.value async for record in client.consume(STREAM, stop="latest")]
         assert values == [b"both %d" % number for number in range(10)] + [b"after"], "the returned one has cut its log"
         assert (await client.cluster_status())["unclean_elections"] == 1
-        status, out, _ = await command(cluster, "cluster", "status")
+        status, out, _ = command(cluster, "cluster", "status")
         assert "1 unclean elections so far" in out

@@ -9,7 +9,9 @@ import pytest
 
 from dataplane.log.checkpoints import EPOCHS_FILE, read_epochs
 from dataplane.log.files import REAL_FILES
-from tests.integration.replicated_cluster import LIMIT, SETTINGS, ReplicatedCluster, observed, until
+from tests.integration.dev_cluster import dev_cluster
+from tests.integration.replicated_cluster import SETTINGS, ReplicatedCluster, observed
+from tests.integration.waiting import LIMIT, until
 from tidelog.server.devcluster import DevCluster
 from wire.append import encode_append
 from wire.batch import BatchBuilder
@@ -27,12 +29,8 @@ SIZE = 1000
 @pytest.fixture
 def processes(tmp_path: Path) -> Iterator[DevCluster]:
     settings = {**SETTINGS, "storage": {"housekeeping_interval": 0.1}}
-    with DevCluster(tmp_path, nodes=3, port=0, settings=settings) as running:
-        running.wait_ready()
+    with dev_cluster(tmp_path, settings=settings) as running:
         yield running
-        for broker in running.broker_ids:
-            log = running.log_file(broker).read_text(errors="replace")
-            assert "Traceback" not in log, f"{broker} logged an exception:\n{log[-3000:]}"
 
 
 async def append(cluster: ReplicatedCluster, sequence: int) -> AppendResponse:

@@ -15,11 +15,12 @@ import pytest
 import pytest_asyncio
 
 from tests.integration.raft_cluster import free_addresses
+from tests.integration.waiting import until
 from tidelog.runtime.nats import NatsConnection
 from tidelog.runtime.server import EmbeddedNatsServer
 from wire.errors import TidelogError
 from wire.subjects import Subjects
-from wire.transport import NO_RESPONDERS
+from wire.transport import NO_RESPONDERS, Message
 
 SUBJECTS = Subjects()
 
@@ -79,12 +80,11 @@ class MetadataCluster:
         return (await self.api("stream.describe", name="flights"))["partitions"]
 
     async def moved_from(self, broker: str) -> None:
-        async with asyncio.timeout(15):
-            while True:
-                known = await self.api("metadata", stream="flights")
-                if all(partition["leader"] not in (None, broker) for partition in known["partitions"]):
-                    return
-                await asyncio.sleep(0.001)
+        async def moved() -> bool:
+            known = await self.api("metadata", stream="flights")
+            return all(partition["leader"] not in (None, broker) for partition in known["partitions"])
+
+        await until(moved, f"leaders other than {broker}")
 
 
 @pytest_asyncio.fixture
@@ -190,10 +190,9 @@ async def test_a_long_loss_of_nats_kills_nobody(cluster: MetadataCluster, nats_s
 
 
 async def test_the_api_is_a_micro_service(cluster: MetadataCluster) -> None:
-    async with asyncio.timeout(10):
-        while True:
-            answer = await cluster.client.request("$SRV.PING.tidelog", b"", timeout=1)
-            if answer.status != NO_RESPONDERS:
-                break
-            await asyncio.sleep(0.01)
+    async def answered() -> Message | None:
+        answer = await cluster.client.request("$SRV.PING.tidelog", b"", timeout=1)
+        return answer if answer.status != NO_RESPONDERS else None
+
+    answer = await until(answered, "an answer of the service")
     assert json.loads(answer.data)["name"] == "tidelog"

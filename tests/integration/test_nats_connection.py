@@ -24,6 +24,7 @@ from typing import Any
 import pytest
 
 from tests.fake_nats import BulkSink
+from tests.integration.waiting import until
 from tidelog.runtime import nats_py
 from tidelog.runtime.micro import ERROR_CODE_HEADER, ERROR_HEADER, Answer
 from tidelog.runtime.nats import NatsConnection
@@ -37,12 +38,6 @@ from wire.transport import NO_RESPONDERS, Buffer, Message, Transport
 def server(tmp_path: Path) -> Iterator[EmbeddedNatsServer]:
     with EmbeddedNatsServer(store_dir=tmp_path / "nats") as running:
         yield running
-
-
-async def until(condition: Callable[[], object], timeout: float = 15.0) -> None:
-    async with asyncio.timeout(timeout):
-        while not condition():  # noqa: ASYNC110 - conditions of all kinds, on other processes too
-            await asyncio.sleep(0.002)
 
 
 # ---- delivery

@@ -6,15 +6,15 @@ places.
 
 from __future__ import annotations
 
-import asyncio
 import struct
-import time
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 
 import tidelog
+from tests.integration.dev_cluster import dev_cluster
+from tests.integration.waiting import until
 from tests.integration.workload import wait_in_sync
 from tidelog.runtime.nats import NatsConnection
 from tidelog.server.devcluster import DevCluster
@@ -28,8 +28,7 @@ def cluster(tmp_path: Path) -> Iterator[DevCluster]:
     """Two replicas, so that there is one follower to watch; without the second answer to data waiters, which is
     ours."""
     settings = {"replica": {"push_to_waiters": False}}
-    with DevCluster(tmp_path / "cluster", nodes=2, port=0, settings=settings) as running:
-        running.wait_ready()
+    with dev_cluster(tmp_path / "cluster", nodes=2, settings=settings) as running:
         yield running
 
 
@@ -71,12 +70,6 @@ class Capture:
     def answers(self, request: Message) -> list[Message]:
         return self.seen(request.reply or "")
 
-    async def wait(self, found: Callable[[], object], what: str) -> None:
-        deadline = time.monotonic() + 10
-        while not found():
-            assert time.monotonic() < deadline, f"{what} was not seen"
-            await asyncio.sleep(0.01)
-
 
 async def test_the_exchange_is_the_protocol_documents(cluster: DevCluster) -> None:
     capture = Capture()
@@ -93,7 +86,7 @@ async def test_the_exchange_is_the_protocol_documents(cluster: DevCluster) -> No
             await tap.subscribe(subject, capture.messages.append)
 
         # An idle follower asks, is told at once that there is nothing, and sleeps.
-        await capture.wait(lambda: [r for r in capture.seen(replicate) if capture.answers(r)], "the idle health check")
+        await until(lambda: [r for r in capture.seen(replicate) if capture.answers(r)], "the idle health check")
         idle = next(r for r in capture.seen(replicate) if capture.answers(r))
         fields = protobuf_fields(idle.data)
         assert fields[1] == follower.encode(), "replicaID = 1"
@@ -107,7 +100,7 @@ async def test_the_exchange_is_the_protocol_documents(cluster: DevCluster) -> No
         async with client.producer(STREAM, acks="all") as producer:
             receipt = await producer.send(b"value", key=b"key")
         assert receipt.offset == 0
-        await capture.wait(lambda: capture.seen(notify), "the notification")
+        await until(lambda: capture.seen(notify), "the notification")
         notification = protobuf_fields(capture.seen(notify)[0].data)
         assert notification[1] == STREAM.encode(), "stream = 1"
         assert notification.get(2, 0) == 0, "partition = 2"
@@ -115,7 +108,7 @@ async def test_the_exchange_is_the_protocol_documents(cluster: DevCluster) -> No
         def with_data() -> list[Message]:
             return [a for r in capture.seen(replicate) for a in capture.answers(r) if len(a.data) > 16]
 
-        await capture.wait(with_data, "the answer with data")
+        await until(with_data, "the answer with data")
         data = with_data()[0].data
         assert struct.unpack(">Qq", data[:16]) == (1, -1), "not committed yet when it left"
         (segment,) = (cluster.broker_dir(follower) / f"{STREAM}-{description['incarnation']}").glob("*/*.log")
@@ -125,11 +118,11 @@ async def test_the_exchange_is_the_protocol_documents(cluster: DevCluster) -> No
         assert own.read_bytes().startswith(data[16:]), "and so does the leader's"
 
         # The follower's acknowledgement is its next request: offset = next one wanted.
-        await capture.wait(
+        await until(
             lambda: [r for r in capture.seen(replicate) if protobuf_fields(r.data).get(2) == 1], "the acknowledgement"
         )
         # An idle follower is told of the commit: HW 0 is the first record.
-        await capture.wait(
+        await until(
             lambda: [
                 a
                 for r in capture.seen(replicate)
@@ -143,12 +136,12 @@ async def test_the_exchange_is_the_protocol_documents(cluster: DevCluster) -> No
         capture.messages.clear()
         cluster.kill(follower)
         cluster.start_broker(follower)
-        await capture.wait(lambda: [r for r in capture.seen(offset) if capture.answers(r)], "the offset exchange")
+        await until(lambda: [r for r in capture.seen(offset) if capture.answers(r)], "the offset exchange")
         request = next(r for r in capture.seen(offset) if capture.answers(r))
         assert protobuf_fields(request.data)[1] == 1, "leaderEpoch = 1: the newest one in its log"
         (answer,) = capture.answers(request)
         assert protobuf_fields(answer.data)[1] == 1, "endOffset = 1, exclusive"
-        await capture.wait(lambda: capture.seen(replicate), "the first fetch after the restart")
+        await until(lambda: capture.seen(replicate), "the first fetch after the restart")
         first_fetch = capture.messages.index(next(m for m in capture.messages if m.subject == replicate))
         assert capture.messages.index(answer) < first_fetch, "reconciled before the first fetch"
         await wait_in_sync(cluster.nats_url, STREAM)

@@ -6,7 +6,7 @@ import asyncio
 import contextlib
 import shutil
 import socket
-from collections.abc import AsyncIterator, Callable
+from collections.abc import AsyncIterator
 from dataclasses import replace
 from pathlib import Path
 from typing import Any, NoReturn
@@ -28,6 +28,7 @@ from metadata.raft import (
     RaftUnavailable,
 )
 from tests.integration.raft_cluster import free_addresses
+from tests.integration.waiting import until
 
 
 class ProcessEnded(Exception):
@@ -75,12 +76,6 @@ class Member:
     @property
     def leads(self) -> bool:
         return self.node.status().role is RaftRole.LEADER
-
-
-async def until(condition: Callable[[], object], timeout: float = 10) -> None:
-    async with asyncio.timeout(timeout):
-        while not condition():  # noqa: ASYNC110 - conditions of several nodes, which have no event in common
-            await asyncio.sleep(0.005)
 
 
 @contextlib.asynccontextmanager

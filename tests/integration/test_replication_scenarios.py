@@ -19,15 +19,9 @@ import tidelog
 from dataplane.replica.follower_states import Idle
 from dataplane.replica.settings import ReplicaSettings
 from tests.integration import test_broker_roles as roles
-from tests.integration.replicated_cluster import (
-    LIMIT,
-    Replica,
-    ReplicatedCluster,
-    observed,
-    three_brokers,
-    until,
-)
+from tests.integration.replicated_cluster import Replica, ReplicatedCluster, observed, three_brokers
 from tests.integration.test_broker_leader_changes import BROKERS, log_of
+from tests.integration.waiting import LIMIT, until
 from tests.integration.workload import Ledger, acked_load, check
 from tidelog.runtime.nats import NatsConnection
 from tidelog.runtime.server import EmbeddedNatsServer
@@ -296,7 +290,7 @@ async def test_fast_leader_changes_with_stale_high_watermarks_lose_nothing_commi
             cluster.start(leader.broker)
     assert stale, "no high watermark was behind at a change of leader: this has tried nothing"
     await cluster.leader("fast", above_epoch=epoch, isr=3)
-    findings = await check(cluster.url, ledger, cluster.data_dirs, timeout=LIMIT)
+    findings = await check(cluster.url, ledger, cluster.processes.data_dirs, timeout=LIMIT)
     assert findings.ok, findings
     assert findings.acknowledged == 60
 
@@ -328,7 +322,7 @@ async def test_a_leader_that_sleeps_through_its_failover_wakes_up_and_harms_noth
             "asleep", old.broker, lambda r: r.role == "following" and r.leader_epoch > old.leader_epoch, "its new role"
         )
         await cluster.leader("asleep", isr=3)
-    findings = await check(cluster.url, ledger, cluster.data_dirs, timeout=LIMIT)
+    findings = await check(cluster.url, ledger, cluster.processes.data_dirs, timeout=LIMIT)
     assert findings.ok, findings
 
 
@@ -476,7 +470,7 @@ async def test_followers_with_stale_high_watermarks_that_lead_one_after_the_othe
             await follower.follows(led_by(C, 3, B, C))
         assert (await roles.publish(client, timeout=LIMIT))["offset"] == 2
         assert c.replica.high_watermark == 3
-        await roles.until(lambda: a.replica.log_end_offset == b.replica.log_end_offset == 3, LIMIT)
+        await until(lambda: a.replica.log_end_offset == b.replica.log_end_offset == 3)
         assert log_of(a.replica) == log_of(b.replica) == log_of(c.replica)
     await client.close()
 
@@ -502,10 +496,10 @@ async def test_idle_followers_have_a_new_record_long_before_they_would_ask(
             return all(f.core.log_end_offset == f.core.high_watermark == end for f in followers)
 
         for end in (1, 2, 3):
-            await roles.until(all_idle, LIMIT)
+            await until(all_idle)
             assert (await roles.publish(client, timeout=LIMIT))["offset"] == end - 1
-            await roles.until(partial(all_know, end), LIMIT)
+            await until(partial(all_know, end))
         if not push:
             told = {roles.SUBJECTS.notify(name) for name in (B, C)}
-            await roles.until(lambda: {message.subject for message in notified} == told, LIMIT)
+            await until(lambda: {message.subject for message in notified} == told)
     await client.close()

@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
-import asyncio
-from collections.abc import AsyncIterator, Awaitable, Callable, Iterator
+from collections.abc import AsyncIterator, Iterator
 
 import pytest
 
 import tidelog
+from tests.integration.dev_cluster import dev_cluster
+from tests.integration.waiting import until
 from tests.integration.workload import wait_in_sync
 from tidelog.client.errors import OffsetOutOfRange
 from tidelog.server.devcluster import DevCluster
@@ -18,8 +19,7 @@ LIMIT = 60.0
 
 @pytest.fixture(scope="module")
 def cluster(tmp_path_factory: pytest.TempPathFactory) -> Iterator[DevCluster]:
-    with DevCluster(tmp_path_factory.mktemp("cluster"), nodes=3, port=0) as running:
-        running.wait_ready()
+    with dev_cluster(tmp_path_factory.mktemp("cluster")) as running:
         yield running
 
 
@@ -27,12 +27,6 @@ def cluster(tmp_path_factory: pytest.TempPathFactory) -> Iterator[DevCluster]:
 async def client(cluster: DevCluster) -> AsyncIterator[tidelog.Client]:
     async with await tidelog.connect(cluster.nats_url) as client:
         yield client
-
-
-async def until(condition: Callable[[], Awaitable[bool]]) -> None:
-    async with asyncio.timeout(LIMIT):
-        while not await condition():  # noqa: ASYNC110 - processes' files and answers
-            await asyncio.sleep(0.2)
 
 
 async def fill(client: tidelog.Client, stream: str, records: int) -> None:
@@ -64,7 +58,7 @@ async def test_replicas_forget_and_consumers_hear_of_it(cluster: DevCluster, cli
     async def forgotten() -> bool:
         return min(first_segments(cluster, "few")) > 60 and await start_of(client, "few") > 60
 
-    await until(forgotten)
+    await until(forgotten, "the end of the oldest segments", LIMIT)
     start = await start_of(client, "few")
     assert start <= 80, "what the limit keeps is kept"
     assert [record.offset async for record in client.consume("few", stop="latest")] == list(range(start, 100))
@@ -100,7 +94,7 @@ async def test_an_idle_partition_forgets_all_and_goes_on_where_it_was(
     async def forgotten() -> bool:
         return set(first_segments(cluster, "idle")) == {10} and await start_of(client, "idle") == 10
 
-    await until(forgotten)
+    await until(forgotten, "the end of the oldest segments", LIMIT)
     assert [record.offset async for record in client.consume("idle", stop="latest")] == []
     async with client.producer("idle", acks="all") as producer:
         assert (await producer.send(b"next")).offset == 10

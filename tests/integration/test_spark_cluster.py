@@ -12,6 +12,7 @@ from pyspark.errors import PySparkException
 from pyspark.sql import DataFrame, SparkSession
 
 import tidelog
+from tests.integration.dev_cluster import dev_cluster
 from tests.integration.spark_session import local_spark
 from tidelog.server.devcluster import DevCluster
 
@@ -23,8 +24,7 @@ def cluster(tmp_path_factory: pytest.TempPathFactory) -> Iterator[DevCluster]:
     folder = tmp_path_factory.mktemp("cluster")
     keys = folder / "master-keys"
     keys.write_text("2026 " + "ab" * 32)
-    with DevCluster(folder / "cluster", nodes=3, port=0, master_key_file=keys) as running:
-        running.wait_ready(60)
+    with dev_cluster(folder / "cluster", master_key_file=keys) as running:
         yield running
 
 

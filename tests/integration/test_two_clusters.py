@@ -6,20 +6,20 @@ from __future__ import annotations
 import json
 import signal
 import subprocess
-import time
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
+from typing import Any
 
 import pytest
 
 import tidelog
 from tests.integration.command_line import start_tidelog, tidelog_command
+from tests.integration.dev_cluster import dev_cluster
+from tests.integration.waiting import LIMIT, until, wait_until
 from tidelog.client.errors import WrongCluster
 from tidelog.runtime.server import EmbeddedNatsServer
 from tidelog.server.devcluster import DevCluster
-
-LIMIT = 30.0
 
 
 @contextmanager
@@ -36,13 +36,6 @@ def standalone(folder: Path, broker: str, url: str, *flags: str) -> Iterator[sub
         process.wait(LIMIT)
 
 
-def until(condition: Callable[[], object], what: str) -> None:
-    deadline = time.monotonic() + LIMIT
-    while not condition():
-        assert time.monotonic() < deadline, what
-        time.sleep(0.02)
-
-
 def cluster_id(folder: Path) -> str:
     """As its broker recorded it; empty before it is registered."""
     try:
@@ -53,8 +46,7 @@ def cluster_id(folder: Path) -> str:
 
 @pytest.fixture
 def cluster(tmp_path: Path) -> Iterator[DevCluster]:
-    with DevCluster(tmp_path / "cluster", nodes=3, port=0) as cluster:
-        cluster.wait_ready()
+    with dev_cluster(tmp_path / "cluster") as cluster:
         yield cluster
 
 
@@ -74,7 +66,7 @@ async def test_no_second_cluster_beside_a_living_one(cluster: DevCluster, tmp_pa
         assert [p["leader_epoch"] for p in after] == [p["leader_epoch"] for p in before]
         assert (await client.cluster_status())["other_clusters"] == []
         with standalone(tmp_path / "beside", "b1", cluster.nats_url, "--namespace", "beside") as process:
-            until((tmp_path / "beside" / "ready").exists, "it serves in a namespace of its own")
+            wait_until((tmp_path / "beside" / "ready").exists, "it serves in a namespace of its own")
             assert process.poll() is None
 
 
@@ -82,15 +74,15 @@ def test_of_two_founders_at_once_one_founds(tmp_path: Path) -> None:
     with EmbeddedNatsServer(port=0, store_dir=tmp_path / "nats") as nats:
         folders = [tmp_path / "one", tmp_path / "two"]
         with standalone(folders[0], "b1", nats.url) as one, standalone(folders[1], "b2", nats.url) as two:
-            until(lambda: [p.poll() for p in (one, two)].count(1) == 1, "one of them stops")
+            wait_until(lambda: [p.poll() for p in (one, two)].count(1) == 1, "one of them stops")
             winner = folders[1] if one.poll() is not None else folders[0]
             loser = folders[0] if winner is folders[1] else folders[1]
-            until((winner / "ready").exists, "the other one serves")
+            wait_until((winner / "ready").exists, "the other one serves")
             assert cluster_id(winner)
             assert not cluster_id(loser)
             assert cluster_id(winner) in loser.with_suffix(".err").read_text()
         with standalone(winner, "b1" if winner is folders[0] else "b2", nats.url) as again:
-            until((winner / "ready").exists, "a founder comes back to its cluster")
+            wait_until((winner / "ready").exists, "a founder comes back to its cluster")
             assert again.poll() is None
 
 
@@ -102,16 +94,18 @@ async def test_two_clusters_that_meet_are_told_to_everybody(cluster: DevCluster,
             cluster.kill(broker, signal.SIGSTOP)
         folder = tmp_path / "second"
         with standalone(folder, "b9", cluster.nats_url):
-            until((folder / "ready").exists, "the second cluster is founded")
+            wait_until((folder / "ready").exists, "the second cluster is founded")
             other = cluster_id(folder)
             for broker in cluster.broker_ids:
                 cluster.kill(broker, signal.SIGCONT)
             # A client of the first cluster goes on with it, and its streams are made there alone.
             await client.create_stream("after")
             assert {stream["name"] for stream in await client.streams()} == {"before", "after"}
-            deadline = time.monotonic() + LIMIT
-            while not (told := (await client.cluster_status())["other_clusters"]):
-                assert time.monotonic() < deadline, "the controller hears of the other cluster"
+
+            async def other_clusters() -> list[Any]:
+                return list((await client.cluster_status())["other_clusters"])
+
+            told = await until(other_clusters, "the news of the other cluster")
             assert [entry["cluster_id"] for entry in told] == [other]
             # A new client is answered by both.
             async with await tidelog.connect(cluster.nats_url) as newcomer:

@@ -9,7 +9,7 @@ import signal
 import socket
 import subprocess
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
@@ -18,15 +18,14 @@ import pytest
 
 import tidelog
 from tests.integration.command_line import assert_refused, start_tidelog, tidelog_command
-from tests.integration.workload import acked_load, check, wait_in_sync
+from tests.integration.waiting import until, wait_until
+from tests.integration.workload import Ledger, acked_load, check, wait_in_sync
 from tidelog.runtime.server import EmbeddedNatsServer
 from tidelog.server.devcluster import NatsKeeper
 from wire.errors import TidelogError
 
-READY_TIMEOUT = 30.0
 STOP_TIMEOUT = 20.0
 """Seconds; a stop is a matter of one or two on an idle machine."""
-LIMIT = 30.0
 RECORDS = 300
 
 
@@ -102,13 +101,6 @@ def up(folder: Path, *arguments: str) -> Iterator[Up]:
         finally:
             for pid in running.processes():
                 os.kill(pid, signal.SIGKILL)
-
-
-def wait_until(condition: Callable[[], object], what: str, timeout: float = STOP_TIMEOUT) -> None:
-    deadline = time.monotonic() + timeout
-    while not condition():
-        assert time.monotonic() < deadline, f"{what} did not come in {timeout:g} s"
-        time.sleep(0.02)
 
 
 async def publish(url: str, replication_factor: int) -> None:
@@ -203,6 +195,15 @@ def test_a_killed_nats_server_is_started_again_and_nothing_acknowledged_is_lost(
         brokers = {broker["id"]: broker["pid"] for broker in printed["brokers"]}
         data_dirs = {broker["id"]: Path(broker["data_dir"]) for broker in printed["brokers"]}
 
+        async def kill_nats(ledger: Ledger, kills: int) -> None:
+            acknowledged, pid = len(ledger.acked), nats_pid(running)
+            os.kill(pid, signal.SIGKILL)
+            await until(lambda: running.said().count("nats-server runs again") == kills, "the start")
+            assert nats_pid(running) != pid
+            began = time.monotonic()
+            await until(lambda: len(ledger.acked) >= acknowledged + 500, "acknowledgements")
+            await until(lambda: all(ledger.is_acked_after(began, partition) for partition in (0, 1)))
+
         async def main() -> None:
             url = printed["nats_url"]
             async with await tidelog.connect(url) as client:
@@ -210,18 +211,7 @@ def test_a_killed_nats_server_is_started_again_and_nothing_acknowledged_is_lost(
             async with acked_load(url, "kept", partitions=2) as ledger:
                 for kills in (1, 2):
                     await asyncio.sleep(1.0)
-                    acknowledged, pid = len(ledger.acked), nats_pid(running)
-                    os.kill(pid, signal.SIGKILL)
-                    async with asyncio.timeout(LIMIT):
-                        while running.said().count("nats-server runs again") < kills:  # noqa: ASYNC110 - a file
-                            await asyncio.sleep(0.02)
-                    assert nats_pid(running) != pid
-                    killed_at = time.monotonic()
-                    async with asyncio.timeout(LIMIT):
-                        while len(ledger.acked) < acknowledged + 500 or any(  # noqa: ASYNC110 - numbers are no event
-                            not ledger.ack_times[p] or ledger.ack_times[p][-1] < killed_at for p in (0, 1)
-                        ):
-                            await asyncio.sleep(0.02)
+                    await kill_nats(ledger, kills)
             await wait_in_sync(url, "kept")
             found = await check(url, ledger, data_dirs)
             assert found.ok, found

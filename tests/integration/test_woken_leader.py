@@ -16,7 +16,9 @@ from typing import Any
 
 import pytest
 
-from tests.integration.replicated_cluster import ReplicatedCluster, observed, until
+from tests.integration.dev_cluster import dev_cluster
+from tests.integration.replicated_cluster import ReplicatedCluster, observed
+from tests.integration.waiting import until
 from tests.integration.workload import wait_in_sync
 from tidelog.server.devcluster import DevCluster
 from wire.envelope import decode_ack, encode_publish
@@ -38,12 +40,8 @@ PAUSE = 0.002
 
 @pytest.fixture
 def processes(tmp_path: Path) -> Iterator[DevCluster]:
-    with DevCluster(tmp_path / "cluster", nodes=BROKERS, port=0, settings=SETTINGS) as running:
-        running.wait_ready()
+    with dev_cluster(tmp_path / "cluster", nodes=BROKERS, settings=SETTINGS) as running:
         yield running
-        for broker in running.broker_ids:
-            log = running.log_file(broker).read_text(errors="replace")
-            assert "Traceback" not in log, f"{broker} logged an exception:\n{log[-3000:]}"
 
 
 @pytest.fixture

@@ -47,6 +47,10 @@ class Ledger:
         self.acked[value] = (partition, offset)
         self.ack_times[partition].append(time.monotonic())
 
+    def is_acked_after(self, moment: float, partition: int = 0) -> bool:
+        times = self.ack_times[partition]
+        return bool(times) and times[-1] >= moment
+
     def gap_after(self, partition: int, moment: float) -> float | None:
         """Seconds from `moment` to the first acknowledgement of the partition after a pause that covers it; None when
         there was none yet. Acknowledgements that were on their way at `moment` do not count as the end of the gap."""

@@ -10,9 +10,11 @@ import asyncio
 import time
 from contextlib import AbstractAsyncContextManager
 from dataclasses import dataclass
+from functools import partial
 from random import Random
 
 import tidelog
+from tests.integration.waiting import until
 from tests.integration.workload import Findings, Ledger, acked_load, check
 from tests.power_loss.cluster import PowerLossCluster
 from tests.power_loss.disk import Losses
@@ -95,25 +97,17 @@ async def all_at_once(cluster: PowerLossCluster, rng: Random, seconds: float) ->
 
 async def wait_in_isr(client: tidelog.Client, streams: list[str]) -> None:
     """Until all replicas of their partitions are in the ISR."""
-    deadline = time.monotonic() + RECOVERY_TIMEOUT
+
+    async def in_isr(stream: str) -> bool:
+        return all(len(p["isr"]) == len(p["replicas"]) for p in (await client.describe(stream))["partitions"])
+
     for stream in streams:
-        while True:
-            try:
-                partitions = (await client.describe(stream))["partitions"]
-            except tidelog.TidelogError:
-                partitions = []
-            if partitions and all(len(p["isr"]) == len(p["replicas"]) for p in partitions):
-                break
-            assert time.monotonic() < deadline, f"not in sync {RECOVERY_TIMEOUT:.0f} s after a power cut: {partitions}"
-            await asyncio.sleep(0.05)
+        await until(partial(in_isr, stream), f"{stream} in sync after a power cut", RECOVERY_TIMEOUT)
 
 
 async def _wait_for_more(ledger: Ledger) -> None:
     wanted = len(ledger.acked) + 100
-    deadline = time.monotonic() + RECOVERY_TIMEOUT
-    while len(ledger.acked) < wanted:
-        assert time.monotonic() < deadline, f"{RECOVERY_TIMEOUT:.0f} s after a power cut nothing is acknowledged"
-        await asyncio.sleep(0.02)
+    await until(lambda: len(ledger.acked) >= wanted, "acknowledgements after a power cut", RECOVERY_TIMEOUT)
 
 
 async def _create(client: tidelog.Client, stream: str, config: dict[str, str]) -> None:
@@ -131,9 +125,9 @@ async def _report(
     what: str, cluster: PowerLossCluster, rounds: int, before: tuple[int, Losses], ledgers: list[Ledger]
 ) -> Report:
     brokers = cluster.brokers
-    folders = {broker: brokers.broker_dir(broker) for broker in brokers.broker_ids}
     findings = {
-        ledger.stream: await check(brokers.nats_url, ledger, folders, timeout=RECOVERY_TIMEOUT) for ledger in ledgers
+        ledger.stream: await check(brokers.nats_url, ledger, brokers.data_dirs, timeout=RECOVERY_TIMEOUT)
+        for ledger in ledgers
     }
     cuts, losses = before
     lost = Losses(cluster.losses.bytes - losses.bytes, cluster.losses.names - losses.names)

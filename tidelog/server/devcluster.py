@@ -154,6 +154,11 @@ class DevCluster:
     def broker_dir(self, broker: str) -> Path:
         return self.data_dir / broker
 
+    @property
+    def data_dirs(self) -> dict[str, Path]:
+        """Of all brokers."""
+        return {broker: self.broker_dir(broker) for broker in self.broker_ids}
+
     def kill(self, broker: str, sig: int = signal.SIGKILL) -> None:
         """Send a signal; for SIGKILL and SIGTERM, wait for the end."""
         process = self._processes[broker]
