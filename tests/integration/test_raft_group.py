@@ -29,27 +29,7 @@ from metadata.raft import (
 )
 from tests.integration.raft_cluster import free_addresses
 from tests.integration.waiting import until
-
-
-class ProcessEnded(Exception):
-    pass
-
-
-class Recorder:
-    def __init__(self) -> None:
-        self.commands: list[bytes] = []
-
-    def apply(self, command: bytes) -> object:
-        if command == b"boom":
-            raise ValueError("boom")
-        self.commands.append(command)
-        return len(self.commands)
-
-    def snapshot(self) -> bytes:
-        return b"|".join(self.commands)
-
-    def restore(self, snapshot: bytes) -> None:
-        self.commands = snapshot.split(b"|")
+from tests.unit.metadata.raft.recorder import Recorder, end
 
 
 class Member:
@@ -71,7 +51,7 @@ class Member:
 
     def _end(self, reason: str) -> NoReturn:
         self.ended.append(reason)
-        raise ProcessEnded(reason)
+        end(reason)
 
     @property
     def leads(self) -> bool:

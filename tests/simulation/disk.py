@@ -44,6 +44,10 @@ AMPLE = 1 << 40
 """Capacity of a disk that never runs full, in bytes."""
 
 
+class PowerLoss(BaseException):
+    """Raised by a call in which power is lost. Not an Exception: nothing in the log may catch it."""
+
+
 def surviving_writes(pending: list[Change], how: Survival, rng: Random) -> list[Change]:
     """The unsynced changes of one file that survive a loss of power, in the order made."""
 
@@ -165,7 +169,7 @@ class SimDisk:
     """See the module. `crash`: the exception raised by a call in which power is lost. It has more than 30 methods
     because it implements all calls of `FileSystem` on the same files on which the faults act."""
 
-    def __init__(self, *, crash: type[BaseException]) -> None:
+    def __init__(self, *, crash: type[BaseException] = PowerLoss) -> None:
         self._crash = crash
         self.calls = 0
         """That changed something."""

@@ -267,6 +267,13 @@ class World:
                     return json.loads(answer.data)
                 await asyncio.sleep(0.001)
 
+    async def one_partition(self, **config: str) -> tuple[PartitionView, Broker]:
+        """Of stream `s`, and its leader; every broker knows of it."""
+        await self.api("stream.create", **(CREATE | {"partitions": 1, "config": config}))
+        await until(lambda: all(broker.views for broker in self.brokers.values()))
+        view = self.view()
+        return view, self.brokers[str(view.leader)]
+
     def view(self, partition: int = 0, by: str = "a") -> PartitionView:
         return next(view for key, view in self.brokers[by].views.items() if key.partition == partition)
 
@@ -769,10 +776,7 @@ def isr_change(view: PartitionView, *members: tuple[str, Incarnation | None]) ->
 
 async def test_an_isr_change_is_repeated_until_it_is_applied() -> None:
     async with running("a", "b", "c") as world:
-        await world.api("stream.create", **(CREATE | {"partitions": 1}))
-        await until(lambda: world.brokers["a"].views)
-        view = world.view()
-        leader = world.brokers[str(view.leader)]
+        view, leader = await world.one_partition()
         lost: list[str] = []
 
         def lose(subject: str) -> bool:
@@ -793,10 +797,7 @@ async def test_an_isr_change_is_repeated_until_it_is_applied() -> None:
 
 async def test_a_stale_isr_change_is_forgotten() -> None:
     async with running("a", "b", "c") as world:
-        await world.api("stream.create", **(CREATE | {"partitions": 1}))
-        await until(lambda: world.brokers["a"].views)
-        view = world.view()
-        leader = world.brokers[str(view.leader)]
+        view, leader = await world.one_partition()
         world.hub.lose = lambda subject: subject == SUBJECTS.alter_isr()
         leader.service.alter_isr(isr_change(view, (leader.id, leader.service.incarnation)))
         state = world.brokers["a"].service.state
@@ -818,10 +819,7 @@ async def test_a_stale_isr_change_is_forgotten() -> None:
 
 async def test_a_withdrawal_is_repeated_in_whatever_epoch_until_the_replica_is_out() -> None:
     async with running("a", "b", "c") as world:
-        await world.api("stream.create", **(CREATE | {"partitions": 1}))
-        await until(lambda: world.brokers["a"].views)
-        view = world.view()
-        leader = world.brokers[str(view.leader)]
+        view, leader = await world.one_partition()
         stale = Withdrawal(key=view.key, broker=leader.id, expected_epoch=view.epoch, reason="bad CRC")
         follower = next(broker for broker in "abc" if broker != leader.id)
         world.brokers[follower].service.withdraw(
@@ -834,9 +832,7 @@ async def test_a_withdrawal_is_repeated_in_whatever_epoch_until_the_replica_is_o
 
 async def test_a_report_reaches_the_controller() -> None:
     async with running("a", "b", "c") as world:
-        await world.api("stream.create", **(CREATE | {"partitions": 1}))
-        await until(lambda: world.brokers["a"].views)
-        view = world.view()
+        view, _ = await world.one_partition()
         assert view.leader is not None
         for follower in (broker for broker in "abc" if broker != view.leader):
             world.brokers[follower].service.report_leader(
@@ -916,9 +912,7 @@ async def test_a_broker_that_cannot_take_its_registration_or_its_partitions_over
 async def moving() -> AsyncIterator[tuple[World, Broker, str]]:
     """A stream of one partition on three brokers: its leader, and the broker that is to lead."""
     async with running("a", "b", "c") as world:
-        await world.api("stream.create", **(CREATE | {"partitions": 1}))
-        await until(lambda: all(broker.views for broker in world.brokers.values()))
-        leader = world.brokers[str(world.view().leader)]
+        _, leader = await world.one_partition()
         target = next(broker for broker in "cba" if broker != leader.id)
         yield world, leader, target
 
@@ -1056,11 +1050,7 @@ async def test_a_move_whose_election_had_an_unknown_outcome_is_found_done() -> N
 
 async def test_an_unclean_election_says_what_it_gives_up_and_needs_the_word_to_be_done() -> None:
     async with running("a", "b", "c") as world:
-        create = CREATE | {"partitions": 1, "config": {"min_isr": "1"}}
-        await world.api("stream.create", **create)
-        await until(lambda: all(broker.views for broker in world.brokers.values()))
-        view = world.view()
-        leader = world.brokers[str(view.leader)]
+        view, leader = await world.one_partition(min_isr="1")
         chosen = next(broker for broker in "abc" if broker != leader.id)
         body = {"stream": "s", "partition": 0, "broker": chosen}
         with pytest.raises(TidelogError, match=f"is led by {leader.id}"):

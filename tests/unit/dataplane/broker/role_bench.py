@@ -36,10 +36,6 @@ HOME = Path("/data/s")
 view = partial(partition_view, leader_epoch=EPOCH)
 
 
-class Crash(BaseException):
-    pass
-
-
 class Loop:
     """Of one process; nothing happens in it by itself."""
 
@@ -115,7 +111,7 @@ class Bench:
     """`loop`: a `Loop`, or asyncio's."""
 
     def __init__(self, loop: Any) -> None:
-        self.disk = SimDisk(crash=Crash)
+        self.disk = SimDisk()
         self.disk.make_directory(HOME)
         self.log, _ = PartitionLog.open(HOME, LogConfig(), files=self.disk)
         self.control, self.ingest, self.syncer = FakeTransport(), FakeTransport(), Syncer()

@@ -29,7 +29,7 @@ class House:
     """A few logs, their clock, and the housekeeping's visits to them."""
 
     def __init__(self, **settings: float) -> None:
-        self.disk = SimDisk(crash=AssertionError)
+        self.disk = SimDisk()
         fast = {"compaction_bytes_per_second": 0, **settings}
         self.job = Compaction(StorageSettings(**fast), Keyring(), lambda: 1 << 20)  # type: ignore[arg-type]
         self.logs: dict[str, PartitionLog] = {}

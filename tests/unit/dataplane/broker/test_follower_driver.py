@@ -21,21 +21,6 @@ from wire.transport import Message
 from wire.types import Offset
 
 
-@pytest.fixture
-def batches() -> Batches:
-    return Batches()
-
-
-@pytest.fixture
-def loop() -> Loop:
-    return Loop()
-
-
-@pytest.fixture
-def bench(loop: Loop) -> Bench:
-    return Bench(loop)
-
-
 async def follow(bench: Bench, *, durability: Durability = DURABLE) -> FollowerDriver:
     followed = view(A, B, leader=B, durability=durability)
     role = FollowerDriver(bench.context, followed, bench.log, Offset(0), 0, bench.damage.append, bench.failures.append)

@@ -68,18 +68,7 @@ class Idle(Role):
 
 
 @pytest.fixture
-def batches() -> Batches:
-    return Batches()
-
-
-@pytest.fixture
-def loop() -> Loop:
-    return Loop()
-
-
-@pytest.fixture
-def bench(loop: Loop) -> Bench:
-    bench = Bench(loop)
+def bench(bench: Bench) -> Bench:
     bench.log.assign_epoch(LeaderEpoch(1), Offset(0))
     return bench
 

@@ -19,13 +19,9 @@ HOME = Path("/data")
 LIMIT = 1000
 
 
-class Crash(BaseException):
-    pass
-
-
 class Bench:
     def __init__(self) -> None:
-        self.disk = SimDisk(crash=Crash)
+        self.disk = SimDisk()
         self.disk.make_directory(HOME)
         self.rooms: list[Room] = []
         self.watch = SpaceWatch(

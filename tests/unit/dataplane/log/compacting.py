@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 from dataplane.encryption.bodies import BatchCipher
 from dataplane.encryption.keyring import Keyring
@@ -94,24 +94,9 @@ def one_pass(
     )
 
 
-def compact(
-    log: PartitionLog,
-    high_watermark: int | None = None,
-    *,
-    now_ms: int = 1_000_000,
-    retention_ms: int = 10_000,
-    cipher: BatchCipher = NO_KEYS,
-    max_batch_bytes: int = 1 << 20,
-) -> CompactionPass:
-    """One whole pass."""
-    done = one_pass(
-        log,
-        high_watermark,
-        now_ms=now_ms,
-        retention_ms=retention_ms,
-        cipher=cipher,
-        max_batch_bytes=max_batch_bytes,
-    )
+def compact(log: PartitionLog, high_watermark: int | None = None, **options: Any) -> CompactionPass:
+    """One whole pass; `options` are those of `one_pass`."""
+    done = one_pass(log, high_watermark, **options)
     for _ in done.steps():
         pass
     return done

@@ -32,10 +32,6 @@ COMBINATIONS = 4
 """Of surviving pieces that are tried at one moment, nothing and everything among them; the others are drawn."""
 
 
-class PowerLoss(BaseException):
-    """Not an Exception: nothing in the log may catch it. Nothing here raises it: copies of the disk are enough."""
-
-
 @dataclass(frozen=True, slots=True)
 class Outcome:
     what: str
@@ -99,7 +95,7 @@ def try_second_crashes(
 
 
 def _run(steps: list[Step], config: LogConfig, at_this_moment: Callable[[SimDisk, Workload], None]) -> None:
-    disk = SimDisk(crash=PowerLoss)
+    disk = SimDisk()
     workload = Workload(disk, config)
     disk.before_call = lambda: at_this_moment(disk, workload)
     workload.run(steps)

@@ -39,7 +39,7 @@ class Keyed:
     """A log on a simulated disk, and what was appended to it."""
 
     def __init__(self, config: LogConfig = CONFIG) -> None:
-        self.disk = SimDisk(crash=AssertionError)
+        self.disk = SimDisk()
         self.config = config
         self.log, _ = PartitionLog.open(HOME, config, files=self.disk)
         self.model = Model()

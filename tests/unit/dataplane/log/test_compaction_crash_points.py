@@ -13,16 +13,12 @@ from random import Random
 import pytest
 
 from dataplane.log.partition_log import LogConfig, PartitionLog
-from tests.simulation.disk import SimDisk, Survival
+from tests.simulation.disk import PowerLoss, SimDisk, Survival
 from tests.unit.dataplane.log.compacting import Row, append, compact, rows, stored
 from wire.types import LeaderEpoch, Offset
 
 HOME = Path("/log")
 CONFIG = LogConfig(segment_bytes=500, index_interval_bytes=200, tail_bytes=300)
-
-
-class PowerLoss(BaseException):
-    """Not an Exception: nothing in the log may catch it."""
 
 
 class Workload:
@@ -132,12 +128,12 @@ class Workload:
 @pytest.mark.slow
 @pytest.mark.parametrize("how", ["nothing", "everything", "random"])
 def test_power_loss_at_every_system_call(how: Survival) -> None:
-    disk = SimDisk(crash=PowerLoss)
+    disk = SimDisk()
     Workload(disk).run()
     calls = disk.calls
     assert calls > 300
     for crash_at in range(calls):
-        disk = SimDisk(crash=PowerLoss)
+        disk = SimDisk()
         workload = Workload(disk)
         disk.crash_at = crash_at
         if crash_at < disk.calls:

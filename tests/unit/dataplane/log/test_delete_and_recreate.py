@@ -10,7 +10,7 @@ import pytest
 
 from dataplane.log.data_dir import DataDir
 from dataplane.log.partition_log import LogConfig, PartitionLog
-from tests.simulation.disk import SURVIVALS, SimDisk, Survival
+from tests.simulation.disk import SURVIVALS, PowerLoss, SimDisk, Survival
 from wire.types import BrokerId, Incarnation, Offset, PartitionKey, StreamName
 
 if TYPE_CHECKING:
@@ -19,10 +19,6 @@ if TYPE_CHECKING:
 HOME = Path("/data")
 CONFIG = LogConfig(segment_bytes=700, index_interval_bytes=200)
 END = Offset(1 << 40)
-
-
-class PowerLoss(BaseException):
-    """Not an Exception: nothing may catch it."""
 
 
 def key(incarnation: int) -> PartitionKey:
@@ -59,7 +55,7 @@ def bytes_below(disk: SimDisk, text: str) -> int:
 
 
 def test_the_disk_is_free_and_the_new_life_is_empty(batches: Batches) -> None:
-    disk = SimDisk(crash=PowerLoss)
+    disk = SimDisk()
     data_dir = filled(disk, batches)
     assert bytes_below(disk, "s-1") > 1000
     data_dir.remove_partition(OLD)
@@ -74,7 +70,7 @@ def test_the_disk_is_free_and_the_new_life_is_empty(batches: Batches) -> None:
 def test_a_crash_anywhere_leaves_the_partition_or_nothing_of_it(how: Survival, batches: Batches) -> None:
     crash_at, done = 0, False
     while not done:
-        disk = SimDisk(crash=PowerLoss)
+        disk = SimDisk()
         data_dir = filled(disk, batches)
         disk.crash_in(crash_at)
         try:

@@ -35,10 +35,6 @@ STEP = 41
 T = TypeVar("T")
 
 
-class Crash(BaseException):
-    pass
-
-
 def opened(disk: SimDisk, config: LogConfig) -> PartitionLog:
     log, report = PartitionLog.open(HOME, config, files=disk)
     assert report.damaged is None
@@ -49,7 +45,7 @@ class Workload:
     """Steps that are tried again, with room, when there was none."""
 
     def __init__(self, capacity: int, batches: Batches, config: LogConfig) -> None:
-        self.disk = SimDisk(crash=Crash)
+        self.disk = SimDisk()
         self.disk.capacity = capacity
         self.batches = batches
         self.config = config
@@ -182,7 +178,7 @@ def test_an_index_that_found_no_room_is_written_later(batches: Batches) -> None:
 @pytest.mark.parametrize("config", [PLAIN, PREALLOCATING], ids=["plain", "preallocating"])
 def test_an_open_that_found_no_room_leaves_no_file_open(batches: Batches, config: LogConfig) -> None:
     """It is tried again and again, for as long as the disk is full, for every log."""
-    disk = SimDisk(crash=Crash)
+    disk = SimDisk()
     log = opened(disk, config)
     batches.fill(log, 60)
     disk.kill_process()
@@ -215,7 +211,7 @@ def test_an_index_found_again_ends_where_the_segment_ends_that_is_no_longer_the_
 ) -> None:
     """A reader that began when it was the last one must not write down the log's end in its place: the next open would
     cut the segments behind it."""
-    disk = SimDisk(crash=Crash)
+    disk = SimDisk()
     log = opened(disk, PLAIN)
     while len(log.segments) < 2:
         batches.append(log)
@@ -240,7 +236,7 @@ def test_an_index_found_again_ends_where_the_segment_ends_that_is_no_longer_the_
 def test_old_segments_go_though_there_is_no_room_for_the_epochs(
     batches: Batches, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    disk = SimDisk(crash=Crash)
+    disk = SimDisk()
     log = opened(disk, PLAIN)
     batches.fill(log, 20)
     batches.fill(log, 40, epoch=2)

@@ -14,8 +14,8 @@ import pytest
 
 from dataplane.log.errors import LogDamaged
 from dataplane.log.partition_log import LogConfig, PartitionLog
-from tests.simulation.disk import SimDisk
-from tests.unit.dataplane.log.crash_points import CONFIG, PREALLOCATING, PowerLoss, try_every_crash, try_second_crashes
+from tests.simulation.disk import PowerLoss, SimDisk
+from tests.unit.dataplane.log.crash_points import CONFIG, PREALLOCATING, try_every_crash, try_second_crashes
 from tests.unit.dataplane.log.crash_workload import HOME, WORKLOADS
 
 if TYPE_CHECKING:
@@ -53,7 +53,7 @@ class _DiesInFolderSyncs(SimDisk):
 def test_segments_that_nobody_lived_to_make_durable_are_made_so_by_whoever_reports_them(batches: Batches) -> None:
     """The process dies before the names of new segments are synced; so does the next one, when it has written the
     checkpoint that vouches for them; the third finds nothing to write."""
-    disk = _DiesInFolderSyncs(crash=PowerLoss)
+    disk = _DiesInFolderSyncs()
     log, _ = PartitionLog.open(HOME, CONFIG, files=disk)
     batches.fill(log, 2)
     log.sync()
@@ -75,7 +75,7 @@ def test_segments_that_nobody_lived_to_make_durable_are_made_so_by_whoever_repor
 
 def test_what_a_failed_fsync_left_in_the_page_cache_is_written_again_at_the_next_open(batches: Batches) -> None:
     """Linux counts pages that could not be written as clean: they read well, and no later fsync writes them."""
-    disk = SimDisk(crash=PowerLoss)
+    disk = SimDisk()
     log, _ = PartitionLog.open(HOME, CONFIG, files=disk)
     batches.fill(log, 9)
     log.sync()

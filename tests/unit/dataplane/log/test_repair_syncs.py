@@ -11,12 +11,8 @@ from tests.unit.dataplane.log.conftest import Batches
 HOME = Path("/data/s")
 
 
-class Crash(BaseException):
-    pass
-
-
 def test_records_below_the_damage_that_were_never_synced_are_synced_by_the_cut() -> None:
-    disk, batches, config = SimDisk(crash=Crash), Batches(), LogConfig(segment_bytes=4096)
+    disk, batches, config = SimDisk(), Batches(), LogConfig(segment_bytes=4096)
     disk.make_directory(HOME)
     log, _ = PartitionLog.open(HOME, config, files=disk)
     batches.fill(log, 60)

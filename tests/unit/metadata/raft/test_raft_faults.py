@@ -26,36 +26,10 @@ from metadata.raft.connection import CONNECTED
 from metadata.raft.engine import BATCH_BYTES, REGULAR, ApplyFailure, RaftEngine
 from metadata.raft.set_aside import set_aside
 from metadata.raft.transport import well_formed
+from tests.unit.metadata.raft.recorder import ProcessEnded, Recorder, end
 
 SELF, PEER, OTHER = "127.0.0.1:7001", "127.0.0.1:7002", "127.0.0.1:7003"
 Message = dict[str, Any]
-
-
-class ProcessEnded(Exception):
-    pass
-
-
-def end(reason: str) -> NoReturn:
-    raise ProcessEnded(reason)
-
-
-class Recorder:
-    """State machine that keeps its commands."""
-
-    def __init__(self) -> None:
-        self.commands: list[bytes] = []
-
-    def apply(self, command: bytes) -> object:
-        if command == b"boom":
-            raise ValueError("boom")
-        self.commands.append(command)
-        return len(self.commands)
-
-    def snapshot(self) -> bytes:
-        return b"|".join(self.commands)
-
-    def restore(self, snapshot: bytes) -> None:
-        self.commands = snapshot.split(b"|") if snapshot else []
 
 
 class Wire:

@@ -4,32 +4,14 @@ from __future__ import annotations
 
 import errno
 import os
-from collections.abc import Callable
 from pathlib import Path
-from typing import Any, NoReturn
+from typing import NoReturn
 
 import pytest
 
 from metadata.raft.journal import Entry, Journal, SnapshotHead
 from metadata.raft.types import InvariantViolation, RaftDamage, RaftStorageError
-
-
-def recording(steps: list[str], name: str, function: Callable[..., Any]) -> Callable[..., Any]:
-    """The function, which also notes its name in `steps`."""
-
-    def replacement(*arguments: Any) -> Any:
-        steps.append(name)
-        return function(*arguments)
-
-    return replacement
-
-
-class ProcessEnded(Exception):
-    pass
-
-
-def end(reason: str) -> NoReturn:
-    raise ProcessEnded(reason)
+from tests.unit.metadata.raft.recorder import ProcessEnded, end, recording
 
 
 def open_journal(path: Path, snapshot: SnapshotHead | None = None) -> Journal:

@@ -3,17 +3,13 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import NoReturn
 
 import pytest
 
 from metadata.raft.journal import Journal
 from metadata.raft.set_aside import MAX_KEPT, open_or_set_aside, set_aside
 from metadata.raft.types import RaftConfig, RaftDamage, RaftStorageError
-
-
-def end(reason: str) -> NoReturn:
-    raise AssertionError(reason)
+from tests.unit.metadata.raft.recorder import end
 
 
 def config(directory: Path, *peers: str) -> RaftConfig:

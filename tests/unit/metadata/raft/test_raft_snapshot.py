@@ -5,7 +5,6 @@ from __future__ import annotations
 import os
 from collections.abc import Callable
 from pathlib import Path
-from typing import Any, NoReturn
 
 import pytest
 
@@ -13,26 +12,9 @@ from metadata.raft import snapshot as snapshots
 from metadata.raft.journal import Entry, SnapshotHead
 from metadata.raft.snapshot import SnapshotStore, decode_snapshot, encode_snapshot, offered_entry
 from metadata.raft.types import RaftStorageError
+from tests.unit.metadata.raft.recorder import ProcessEnded, end, recording
 
 HEAD = SnapshotHead(Entry(b"\0last", 42, 3), Entry(b"\0before", 41, 2))
-
-
-def recording(steps: list[str], name: str, function: Callable[..., Any]) -> Callable[..., Any]:
-    """The function, which also notes its name in `steps`."""
-
-    def replacement(*arguments: Any) -> Any:
-        steps.append(name)
-        return function(*arguments)
-
-    return replacement
-
-
-class ProcessEnded(Exception):
-    pass
-
-
-def end(reason: str) -> NoReturn:
-    raise ProcessEnded(reason)
 
 
 class Machine:

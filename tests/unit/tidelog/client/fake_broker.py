@@ -13,7 +13,7 @@ from collections import defaultdict
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from functools import partial
-from typing import Any, get_origin, get_type_hints
+from typing import Any, TypeAlias, get_origin, get_type_hints
 
 from dataplane.replica.producers import Duplicate, Fresh, ProducerTable
 from tests.fake_nats import FakeTransport, Hub
@@ -296,7 +296,10 @@ class FakeBroker:
             self.transport.publish(inbox, [b""], headers=error.to_headers())
 
 
-def make(max_payload: int = 1 << 20) -> tuple[FakeTransport, FakeBroker, Client]:
+Cluster: TypeAlias = tuple[FakeTransport, FakeBroker, Client]
+
+
+def make(max_payload: int = 1 << 20) -> Cluster:
     transport = FakeTransport(Hub(), max_payload=max_payload)
     broker = FakeBroker(transport)
     client = Client(transport, broker.subjects, server="nats://fake:4222", name="test", api_timeout=0.5)

@@ -10,8 +10,8 @@ import pytest
 
 import tidelog
 from tests.fake_nats import FakeTransport
-from tests.unit.tidelog.client.fake_broker import FakeBroker, blank, make
-from tidelog.client.connection import Client, connect
+from tests.unit.tidelog.client.fake_broker import blank, make
+from tidelog.client.connection import connect
 from tidelog.client.errors import (
     BadConfig,
     BadName,
@@ -36,8 +36,6 @@ from wire.operations import (
     UncleanElection,
 )
 from wire.transport import Message
-
-Cluster = tuple[FakeTransport, FakeBroker, Client]
 
 
 @pytest.fixture

@@ -9,9 +9,7 @@ from datetime import UTC, datetime, timedelta
 
 import pytest
 
-from tests.fake_nats import FakeTransport
-from tests.unit.tidelog.client.fake_broker import FakeBroker, make
-from tidelog.client.connection import Client
+from tests.unit.tidelog.client.fake_broker import Cluster, FakeBroker, make
 from tidelog.client.consumer import Consumer
 from tidelog.client.errors import (
     BadRequest,
@@ -24,17 +22,14 @@ from tidelog.client.errors import (
 from tidelog.client.positions import AtTime
 from wire.errors import Code, TidelogError
 
-Cluster = tuple[FakeTransport, FakeBroker, Client]
-
 
 @pytest.fixture
-async def cluster() -> Cluster:
-    transport, broker, client = make()
-    broker.create("s", 1)
-    broker.create("three", 3)
+async def cluster(cluster: Cluster) -> Cluster:
+    """With 100 records in `s`."""
+    _, broker, _ = cluster
     for base in range(0, 100, 10):
         broker.seed("s", 0, [b"%d" % (base + i) for i in range(10)], timestamp=base + 1)
-    return transport, broker, client
+    return cluster
 
 
 async def numbers(consumer: Consumer) -> list[int]:

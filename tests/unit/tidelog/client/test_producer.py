@@ -11,9 +11,7 @@ import numpy as np
 import pytest
 
 from dataplane.replica.producers import ProducerLimits, ProducerTable
-from tests.fake_nats import FakeTransport
-from tests.unit.tidelog.client.fake_broker import FakeBroker, make
-from tidelog.client.connection import Client
+from tests.unit.tidelog.client.fake_broker import Cluster
 from tidelog.client.errors import (
     BadRequest,
     BufferFull,
@@ -30,17 +28,6 @@ from tidelog.client.records import Receipt
 from wire.batch import Compression, RecordBatch, parse_header
 from wire.errors import Code, TidelogError
 from wire.tidelog_pb2 import AppendRequest
-
-
-@pytest.fixture
-async def cluster() -> tuple[FakeTransport, FakeBroker, Client]:
-    transport, broker, client = make()
-    broker.create("s", 1)
-    broker.create("three", 3)
-    return transport, broker, client
-
-
-Cluster = tuple[FakeTransport, FakeBroker, Client]
 
 
 async def test_send_gives_partition_offset_and_timestamp(cluster: Cluster) -> None:

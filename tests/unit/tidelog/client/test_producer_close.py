@@ -11,23 +11,12 @@ from typing import Any
 import pytest
 
 from tests.fake_nats import FakeTransport
-from tests.unit.tidelog.client.fake_broker import FakeBroker, make
+from tests.unit.tidelog.client.fake_broker import Cluster
 from tidelog.client.connection import Client
 from tidelog.client.errors import (
     Closed,
 )
 from wire.transport import Message
-
-
-@pytest.fixture
-async def cluster() -> tuple[FakeTransport, FakeBroker, Client]:
-    transport, broker, client = make()
-    broker.create("s", 1)
-    broker.create("three", 3)
-    return transport, broker, client
-
-
-Cluster = tuple[FakeTransport, FakeBroker, Client]
 
 
 async def test_closing_the_client_fails_what_is_not_acknowledged(cluster: Cluster) -> None:
