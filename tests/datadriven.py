@@ -1,13 +1,13 @@
-"""Transcripts as tests: a file of commands and of what came of them, read from top to bottom.
+"""Transcripts as tests: a file of commands and their output, read from top to bottom.
 
     # Comments and blank lines stand between blocks.
     command with arguments
     another command of the same block
     ----
-    what they printed, up to the next blank line
+    the output, up to the next blank line
 
-`pytest --rewrite` writes down what is printed now; the difference is then reviewed as text. The idea, and the form, are
-those of CockroachDB's datadriven and of etcd's raft.
+`pytest --rewrite` records the present output; the difference is then reviewed as text. Idea and form come from
+CockroachDB's datadriven and etcd's raft.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ Handler = Callable[["Command"], Sequence[str]]
 
 
 class ScriptError(Exception):
-    """The transcript itself is wrong: a command that nobody knows, an argument that cannot be read."""
+    """The transcript itself is wrong: an unknown command, or an argument that cannot be read."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -93,7 +93,7 @@ class Transcript:
                 yield part
 
     def carried_out(self, handle: Handler) -> Transcript:
-        """The same commands with what they print now."""
+        """The same commands with their present output."""
         parts: list[str | Block] = []
         for part in self.parts:
             if isinstance(part, str):

@@ -1,8 +1,8 @@
-"""NATS in one process, without faults but those that a test asks for.
+"""NATS in one process; its only faults are the ones that a test asks for.
 
     Hub             subjects and their listeners; messages are delivered through `loop.call_soon`, in order
-    FakeTransport   a connection to a hub; without a hub it only notes what is sent and subscribed
-    BulkSink        a bulk handler that takes runs apart and checks what the parser promises
+    FakeTransport   a connection to a hub; without a hub it only notes messages and subscriptions
+    BulkSink        a bulk handler that takes runs apart and checks the promises of the parser
 
 The simulation has a NATS of its own (`tests.simulation.messaging`), whose delays, losses and cuts come from a seed.
 """
@@ -36,9 +36,9 @@ class Hub:
         for handler in found:
             loop.call_soon(handler, Message(subject, data, reply, headers))
         if not found and reply is not None:
-            loop.call_soon(self._answer_nobody, Message(reply, b"", status=NO_RESPONDERS))
+            loop.call_soon(self._answer_no_responders, Message(reply, b"", status=NO_RESPONDERS))
 
-    def _answer_nobody(self, message: Message) -> None:
+    def _answer_no_responders(self, message: Message) -> None:
         for _, handler in self.handlers.get(message.subject, ()):
             handler(message)
 
@@ -77,7 +77,7 @@ class FakeTransport:
         self._numbers = 0
         self._changed: list[Callable[[bool], None]] = []
 
-    # ---- what a test does to it
+    # ---- faults and answers that a test makes
 
     def lose(self) -> None:
         """The connection is lost."""
@@ -98,7 +98,7 @@ class FakeTransport:
             entries[:] = [entry for entry in entries if entry[0] is not self]
 
     def listen(self, subject: str, handler: MessageHandler | None) -> None:
-        """`handler` takes the place of all that listened to `subject`; None: nobody listens any more."""
+        """`handler` replaces all handlers of `subject`; None removes them."""
         assert self.hub is not None
         self.hub.handlers[subject] = [] if handler is None else [(self, handler)]
 

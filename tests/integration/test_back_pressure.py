@@ -116,7 +116,7 @@ async def test_on_a_slow_disk_an_acknowledged_producer_is_slowed_and_not_failed(
 async def test_a_flood_of_many_partitions_moves_no_leadership_and_each_plain_publish_is_stored_or_counted(
     tmp_path: Path,
 ) -> None:
-    # Times are those of a machine that is busy with other things, too.
+    # The timeouts are long, for a machine that is busy with other things, too.
     settings: dict[str, dict[str, Any]] = {
         "replica": {
             "max_uncommitted_bytes_of_all": 2 * MIB,

@@ -177,7 +177,7 @@ async def test_offsets_out_of_range(cluster: DevCluster, client: Client, bare: N
     async with client.producer(STREAM) as producer:
         end = (await producer.send(b"last", partition=0)).offset + 1
 
-    # Below: what is typed is refused at once; a broker says where its log begins.
+    # Below, a typing error is refused at once; a broker says where its log begins.
     assert_refused(run(cluster, "subscribe", STREAM, "--start", "-1"), "'-1' is no position", "an offset")
     with pytest.raises(tidelog.BadRequest, match="offset -1 is outside 0"):
         await client.consume(STREAM, start=-1).start()
@@ -569,7 +569,7 @@ async def test_garbage_on_the_api(cluster: DevCluster, client: Client, bare: Nat
 
 
 async def test_reply_subjects_that_are_none(cluster: DevCluster, client: Client) -> None:
-    """NATS passes on whatever a client calls its reply subject; answers to those go nowhere, and nothing breaks."""
+    """NATS passes on any reply subject; an answer to a bad one goes nowhere, and nothing breaks."""
     host, port = cluster.nats_url.removeprefix("nats://").split(":")
     stored = await ends(client, STREAM)
     subjects = (STREAM, f"tidelog.{STREAM}.0.fetch", f"tidelog.{STREAM}.0.append", "tidelog.metadata.probe.b1")

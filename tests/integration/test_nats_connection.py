@@ -202,7 +202,7 @@ async def test_a_bulk_subscription_gets_runs_replies_and_headers(server: Embedde
 
 
 async def test_one_message_to_many_reply_subjects_leaves_in_few_writes(server: EmbeddedNatsServer) -> None:
-    """Also to subjects that are no text; those that the server would cut us off for are left out."""
+    """Also to subjects that are no text. Subjects for which the server would close the connection are left out."""
     connection = await NatsConnection.connect(server.url)
     receiver = await NatsConnection.connect(server.url)
     received: list[Message] = []

@@ -14,7 +14,7 @@ from spark_connector.java import NoJavaError, ensure_java
 
 pytest.importorskip("pyspark", reason="needs the extra spark")
 
-# What PySpark's launcher scripts and Hadoop call; Java is not among it.
+# Programs that PySpark's launcher scripts and Hadoop call, without Java.
 PROGRAMS = (
     *("basename", "bash", "cat", "chmod", "cut", "dirname", "env", "grep", "hostname"),
     *("ls", "mkdir", "ps", "readlink", "rm", "sed", "sh", "tr", "uname"),

@@ -1,4 +1,4 @@
-"""scripts/bootstrap says in one sentence what is missing, and does nothing when nothing is to be done."""
+"""scripts/bootstrap names a missing tool in one sentence, and changes nothing when all is there."""
 
 from __future__ import annotations
 
@@ -60,7 +60,7 @@ def test_without_a_python_it_says_which_it_needs(checkout: Path, path: Path) -> 
 
 
 def test_a_python_that_is_too_old_or_only_a_shim_is_passed_over(checkout: Path, path: Path) -> None:
-    # What a version manager leaves on PATH for a version that is not selected, and a Python 3.10.
+    # The shim that a version manager leaves on PATH for a version that is not selected, and a Python 3.10.
     put(path, "python3", 'echo "python3: command not found" >&2; exit 127')
     put(path, "python3.11", f'exec {sys.executable} -c "import sys; sys.version_info = (3, 10); $(echo "$2")"')
     assert "Python 3.11 or newer is needed" in bootstrap(checkout, path).stderr

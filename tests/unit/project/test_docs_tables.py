@@ -1,4 +1,4 @@
-"""Tables in docs/ are what the declarations in the code say."""
+"""Tables in docs/ agree with the declarations in the code."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The lock files say what pyproject.toml asks for, with hashes, and nothing about where packages come from."""
+"""The lock files satisfy pyproject.toml, have hashes, and name no package index."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The demo's check sees what it is there to see."""
+"""The demo's check finds lost, repeated and reordered records."""
 
 from __future__ import annotations
 
@@ -110,7 +110,7 @@ def test_the_longest_pause_is_between_acknowledgements_of_one_partition() -> Non
     for row, (partition, now) in enumerate(times):
         ledger.acknowledge(row, partition, row, now)
     assert ledger.busiest_partition() == 0
-    # It may begin before the time that is asked about: what was under way at a kill belongs to it.
+    # A pause may begin before `since`: records that were under way at a kill belong to it.
     assert ledger.longest_pause(0, since=2.5, until=4.0) == 2.0
     assert ledger.longest_pause(0, since=2.5, until=8.0) == 4.5
     assert ledger.longest_pause(0, since=3.5, until=7.0) is None

@@ -1,4 +1,4 @@
-"""A batch that loses records: what is left is what it was, at the offsets at which it was."""
+"""A batch that loses records keeps the others unchanged, at their offsets."""
 
 from __future__ import annotations
 

@@ -50,7 +50,7 @@ FIELDS = {
 
 
 def forge(body: bytes, **fields: int) -> bytes:
-    """A batch with correct CRCs and whatever header it is told."""
+    """A batch with correct CRCs and any header fields."""
     values = {"length": len(body), "body_crc": crc32c(body), **fields}
     formats = "".join(code for code, _ in FIELDS.values())
     header = struct.pack(f"<{formats}20x", *(values.get(name, default) for name, (_, default) in FIELDS.items()))

@@ -109,9 +109,9 @@ def test_every_flipped_bit_is_found(batch: EncodedBatch) -> None:
         encoded[bit // 8] ^= 1 << bit % 8
         with pytest.raises(CorruptData):
             RecordBatch.decode(encoded)
-        with pytest.raises(CorruptData):  # what a log and a follower do
+        with pytest.raises(CorruptData):  # as in a log and a follower
             verify_all(encoded)
-        with pytest.raises(CorruptData):  # what a leader does
+        with pytest.raises(CorruptData):  # as in a leader
             EncodedBatch.from_bytes(encoded)
         encoded[bit // 8] ^= 1 << bit % 8
 

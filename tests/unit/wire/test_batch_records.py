@@ -90,7 +90,7 @@ def test_what_goes_in_comes_out(
     assert batch.header.end_offset == base_offset + len(records)
     part = batch.slice(Offset(base_offset + bounds[0]), Offset(base_offset + bounds[1]))
     check(part, max(bounds[0], 0), max(bounds[1], 0))
-    # What a client sends is what the leader stamps.
+    # The leader stamps the bytes of the client.
     received = EncodedBatch.from_bytes(encoded)
     assert encode(received, base_offset) == encoded
 

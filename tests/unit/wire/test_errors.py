@@ -1,4 +1,4 @@
-"""Refusals as they travel, and what a peer may write into them."""
+"""Refusals as they travel, also malformed ones of a peer."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""JSON as typed values: what a kind takes, what it tolerates, and the sentence that refuses the rest."""
+"""JSON as typed values: the values that each kind takes, and the sentence that refuses the others."""
 
 from __future__ import annotations
 

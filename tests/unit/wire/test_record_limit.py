@@ -1,4 +1,4 @@
-"""What is said of a record that is too large names what would let it in."""
+"""The refusal of a record that is too large names the setting to raise."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The table of settings: what each entry says is true, and every refusal says what to do."""
+"""The table of settings: each entry is true, and every refusal names a remedy."""
 
 from __future__ import annotations
 

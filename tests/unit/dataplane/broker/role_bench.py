@@ -1,5 +1,5 @@
-"""A broker's ground for one role: a real log on a simulated disk, transports that note what is sent, a loop whose time
-is set by hand."""
+"""The dependencies of one role: a real log on a simulated disk, transports that note messages, a loop whose time is set
+by hand."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ view = partial(partition_view, leader_epoch=EPOCH)
 
 
 class Loop:
-    """Of one process; nothing happens in it by itself."""
+    """An event loop in which nothing happens by itself."""
 
     def __init__(self) -> None:
         self.now = 100.0
@@ -65,7 +65,7 @@ class Loop:
         return self.tasks[-1]
 
     def turn(self) -> None:
-        """What is due at once."""
+        """Runs the callbacks that are due at once."""
         soon, self.soon = self.soon, []
         for callback in soon:
             callback()

@@ -1,4 +1,4 @@
-"""Answers to publishers: one publisher's bad address is nobody else's trouble."""
+"""Answers to publishers: the bad address of one publisher does not disturb the others."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ KEY = PartitionKey(StreamName("s"), Incarnation(1), 0, Incarnation(1))
 
 @pytest.mark.parametrize("error", [None, TidelogError(Code.OUTCOME_UNKNOWN, "over")])
 def test_an_ack_inbox_that_is_no_subject_raises_nothing(error: TidelogError | None) -> None:
-    """The inbox is whatever a client wrote into its envelope. What it raised would end the effects of others."""
+    """A client may write any inbox into its envelope. An exception would end the effects of other publishes."""
     wire = FakeTransport()
     answers = Answers(wire, KEY, "s")
     for inbox in ("two words", "good.inbox"):

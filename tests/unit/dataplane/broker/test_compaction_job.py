@@ -59,7 +59,7 @@ class House:
         )
 
     def round(self) -> list[str]:
-        """Whom something was done for."""
+        """The logs that were due, and got one step each."""
         due = []
         for name in self.logs:
             visit = self.visit(name)
@@ -187,7 +187,7 @@ def test_a_log_that_nobody_visits_any_more_holds_up_no_other(house: House, monke
 
 
 def test_a_dirtier_log_whose_replica_failed_holds_up_no_other() -> None:
-    """It is there still, open, and nobody visits it."""
+    """It is still open, and is not visited any more."""
     house = House(compaction_min_dirty_ratio=0.1)
     house.log("less", "abcdefghijklm")
     house.round()

@@ -1,4 +1,4 @@
-"""The watch of the calls that wait for the disk: what it looks at, whom it tells."""
+"""The watch of the calls that wait for the disk, and the reports that it makes."""
 
 from __future__ import annotations
 

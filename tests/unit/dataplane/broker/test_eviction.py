@@ -1,4 +1,4 @@
-"""What a broker may evict when its disk runs full, and what it takes first."""
+"""The segments that a broker may evict when its disk runs full, and their order."""
 
 from __future__ import annotations
 

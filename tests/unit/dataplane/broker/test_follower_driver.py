@@ -1,4 +1,4 @@
-"""What a follower's driver tells of its disk."""
+"""A follower's driver reports its disk to the leader."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""When plain publishes may have been lost, and what is told of it."""
+"""When plain publishes may have been lost, and how that is reported."""
 
 from __future__ import annotations
 

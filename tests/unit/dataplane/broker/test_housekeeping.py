@@ -1,4 +1,4 @@
-"""Housekeeping: who is visited, what a failure does, and that a close waits for the step that is being run."""
+"""Housekeeping visits replicas in turn, survives a failure, and waits at its close for the step that runs."""
 
 from __future__ import annotations
 

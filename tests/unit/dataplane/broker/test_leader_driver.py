@@ -1,4 +1,4 @@
-"""What a leader's driver says when, and of what its disk holds."""
+"""The answers of a leader's driver, and its reports of the disk."""
 
 from __future__ import annotations
 
@@ -242,7 +242,7 @@ async def test_a_leader_says_so_when_it_begins_and_when_its_connection_is_back(b
 
 
 def refusals(bench: Bench) -> list[tuple[str, str, str | None]]:
-    """(to whom, code, reason) of every error that was told, in order."""
+    """(address, code, reason) of every error that was sent, in order."""
     told = []
     for subject, data, headers in bench.control.sent:
         if headers and "Tidelog-Error" in headers:
@@ -306,7 +306,7 @@ async def test_what_every_leader_refuses_is_refused_for_good_inside_the_lease(be
 
 
 async def test_a_full_disk_of_the_only_replica_is_said_as_it_is(bench: Bench) -> None:
-    """Nobody else can lead."""
+    """No other broker can lead."""
     for replicas, code in (((A,), "NO_SPACE"), ((A, B), "OUTCOME_UNKNOWN")):
         bench.control.sent.clear()
         role = await driver(bench, view(*replicas))

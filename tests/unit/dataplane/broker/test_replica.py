@@ -1,4 +1,4 @@
-"""A replica whose role has just been decided: what happens before the role has started reaches that role."""
+"""A replica whose role has just been decided: an event before the start of the role reaches that role."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What every role does with its timer and with syncs."""
+"""Every role: its timer and its syncs."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from wire.types import LeaderEpoch, Offset, PartitionView
 
 
 class Idle(Role):
-    """Its deadline is `due`; notes what comes back."""
+    """A role whose deadline is `due`, and that notes its ticks and syncs."""
 
     title = "idle"
 

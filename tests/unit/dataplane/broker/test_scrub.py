@@ -1,4 +1,4 @@
-"""The job: every synced byte of every log is read again, at a bounded rate, and what is damaged is found."""
+"""The scrubber reads every synced byte of every log again, at a bounded rate, and finds damage."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ RATE = 1_000_000
 
 
 class Reads(RealFiles):
-    """Counts what is read."""
+    """Counts the bytes read."""
 
     def __init__(self) -> None:
         self.bytes = 0

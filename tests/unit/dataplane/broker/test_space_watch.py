@@ -1,4 +1,4 @@
-"""What the watch of a broker's disk does: whom it tells, when it gives the reserve back, what waits for room."""
+"""The watch of a broker's disk: its reports, its reserve, and the work that waits for room."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Batches that are encrypted: what they give back, what they hide, and everything that must not decrypt."""
+"""Encrypted batches: they decrypt to the original, hide its content, and every changed one is refused."""
 
 from __future__ import annotations
 
@@ -61,7 +61,7 @@ def plain(batch: EncodedBatch, base: int = 40, epoch: int = 3) -> bytes:
 
 
 def rebuilt(batch: bytes, header: BatchHeader, body: bytes) -> bytes:
-    """As somebody writes it who knows how CRCs are made."""
+    """A forged batch with correct CRCs."""
     from crc32c import crc32c
 
     return encode_header(header._replace(length=len(body), body_crc=crc32c(body))) + body
@@ -263,7 +263,7 @@ class TestKeys:
             [b"before"],
             [b"after"],
         ]
-        keys.replace(MasterKeys((NEW,)))  # what the old key unwrapped is forgotten with it
+        keys.replace(MasterKeys((NEW,)))  # the data keys that it unwrapped are forgotten with it
         with pytest.raises(TidelogError, match="2026-05"):
             cipher.decrypted(before)
         assert RecordBatch.decode(cipher.decrypted(after)).values == [b"after"]

@@ -1,4 +1,4 @@
-"""What a broker takes for a master key, and that no sentence ever shows one."""
+"""A broker accepts well-formed master keys, and no message ever shows one."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Keyed records for logs, what a reader sees of them, and what compaction must leave."""
+"""Keyed records for logs, the records that a reader sees, and the records that compaction must leave."""
 
 from __future__ import annotations
 
@@ -104,7 +104,7 @@ def compact(log: PartitionLog, high_watermark: int | None = None, **options: Any
 
 @dataclass
 class Model:
-    """What was appended, and what must be left of it."""
+    """The appended records, and the ones that compaction must leave."""
 
     rows: list[Row] = field(default_factory=list)
 
@@ -112,6 +112,6 @@ class Model:
         return {row.key: row.offset for row in self.rows if row.key is not None and row.offset < end}
 
     def compacted_to(self, end: int) -> list[Row]:
-        """Everything but superseded records: those below `end` with a newer one below `end`."""
+        """All records but the superseded ones: a record below `end` with a newer one of its key below `end`."""
         newest = self.newest_below(end)
         return [row for row in self.rows if row.key is None or row.offset >= end or newest[row.key] == row.offset]

@@ -1,4 +1,4 @@
-"""Batches to fill logs with, and what a log holds, read back."""
+"""Batches to fill logs with, and the content of a log, read back."""
 
 from __future__ import annotations
 

@@ -1,12 +1,12 @@
-"""Every moment of a workload at which power can be lost, and what of the unsynced can be left then.
+"""Loss of power at every moment of a workload, with every kind of outcome for the unsynced writes.
 
-A workload is run once. Before each of its system calls that changes something a copy of the disk is made, and for each
-outcome that is thought of a copy of that, on which the log is recovered and held against what was promised by then. Two
-such calls enclose every other moment.
+A workload is run once. Before each of its system calls that changes something the disk is copied, once for each
+outcome; the log is recovered on the copy and compared with the promises made by then. Two such calls enclose every
+other moment.
 
-Outcomes: the process alone dies; nothing of what was not synced survives, or everything, or other combinations of each
-file whole or not at all (so that files are written back in any order) and the names in each folder up to some point;
-the last write torn; and by chance any subset of the writes of each file, torn anywhere.
+Outcomes: the process alone dies; of the unsynced writes none survive, or all, or other combinations of each file whole
+or not at all (so that files are written back in any order) and the names in each folder up to some point; the last
+write is torn; or chance keeps any subset of the writes of each file, torn anywhere.
 
     scripts/crash-points --seeds 100            longer, with workloads drawn by chance
 """
@@ -103,7 +103,7 @@ def _run(steps: list[Step], config: LogConfig, at_this_moment: Callable[[SimDisk
 
 
 def _crashed(disk: SimDisk, seed: int, combinations: int) -> Iterator[tuple[str, SimDisk, bool]]:
-    """(what happened, the disk after it, whether the page cache survived)."""
+    """(the event, the disk after it, whether the page cache survived)."""
     for outcome in outcomes(disk, seed * 1_000_003 + disk.calls, combinations):
         left = disk.copy()
         outcome.happens(left)

@@ -1,8 +1,8 @@
-"""What is done to a log until power is lost, and what must be there afterwards.
+"""Workloads of a log until power is lost, and the checks afterwards.
 
-A workload is a list of steps; a step is a method of `Workload` with its arguments. Each step says what it promises
-before it does it, as far as a crash in the middle can already show it, and what it has promised when it is done. To
-cover something new: a method that does it, its place in `WORKLOADS`, and what it promises in `Promises`.
+A workload is a list of steps; a step is a method of `Workload` with its arguments. Each step notes its promises twice:
+before it begins, as far as a crash in the middle can already show them, and when it is done. A new step is a method, an
+entry of `WORKLOADS`, and its promises in `Promises`.
 """
 
 from __future__ import annotations
@@ -30,10 +30,10 @@ Step: TypeAlias = tuple[str, *tuple[int, ...]]
 
 @dataclass(slots=True)
 class Promises:
-    """What holds at one moment, whatever happens next."""
+    """Promises of the log at one moment, for any crash that follows."""
 
     histories: list[list[Stamped]] = field(default_factory=lambda: [[]])
-    """What the log may hold a prefix of: the newest, and while a cut is under way, what it was before."""
+    """The log holds a prefix of one of these: the newest, and while a cut is under way, the history before it."""
     starts: set[int] = field(default_factory=lambda: {0})
     """Where the log may begin."""
     durable: int = 0
@@ -48,7 +48,7 @@ class Promises:
 
 
 class Workload:
-    """Drives a log, and keeps the book of what it promises."""
+    """Drives a log, and notes its promises."""
 
     def __init__(self, disk: SimDisk, config: LogConfig) -> None:
         self.disk = disk
@@ -93,11 +93,11 @@ class Workload:
         self.log.put_aside()
 
     def snapshots(self) -> None:
-        """Of the derived state, at the beginnings of segments."""
+        """Write the derived state at the beginnings of segments."""
         self.log.write_snapshots()
 
     def checkpoint(self, high_watermark: int) -> None:
-        """At most up to what is durable, as a replica does it."""
+        """At most up to the durable end, as a replica does it."""
         high_watermark = min(high_watermark, self.promises.durable)
         self.log.checkpoint_high_watermark(Offset(high_watermark))
         self.promises.high_watermark = high_watermark
@@ -124,11 +124,11 @@ class Workload:
         promises.durable = end
 
     def cut_at_the_end(self) -> None:
-        """Of records nothing; of epochs the one without records."""
+        """Cut no record, and the epoch that has no records."""
         self.cut(self.log.log_end_offset)
 
     def remove(self, offset: int) -> None:
-        """Retention. What is removed may never have been synced."""
+        """Retention. The removed records may never have been synced."""
         promises = self.promises
         begins = [segment.base_offset for segment in self.log.segments if segment.base_offset <= offset]
         start = begins[-1] if begins else self.log.log_start_offset
@@ -228,7 +228,7 @@ WORKLOADS: dict[str, list[Step]] = {
 
 
 def check(disk: SimDisk, config: LogConfig, promises: Promises, *, page_cache_survived: bool) -> None:
-    """Of what a crash has left. Raises AssertionError."""
+    """Check the disk after a crash. Raises AssertionError."""
     log, report = PartitionLog.open(HOME, config, files=disk)
     assert (report.damaged, report.damaged_snapshots) == (None, ())
     assert not page_cache_survived or log.log_end_offset >= promises.appended, "in the page cache and lost"
@@ -242,8 +242,8 @@ def check(disk: SimDisk, config: LogConfig, promises: Promises, *, page_cache_su
     assert all(int(name[:20]) >= start for name in disk.names(HOME) if name.endswith((".log", ".index")))
     _check_epochs(log, stored, promises)
 
-    # What recovery says is durable is durable: power is lost once more, at once. Only a cut that somebody died in may
-    # have to be made again.
+    # The durable end that recovery reports is durable: power is lost once more, at once. Only a cut that was
+    # interrupted may have to be made again.
     disk.lose_power("nothing", Random(0))
     again, second = PartitionLog.open(HOME, config, files=disk)
     assert second.damaged is None

@@ -36,7 +36,7 @@ HOUR_MS = 3_600_000
 
 
 class Keyed:
-    """A log on a simulated disk, and what was appended to it."""
+    """A log on a simulated disk, and a model of it."""
 
     def __init__(self, config: LogConfig = CONFIG) -> None:
         self.disk = SimDisk()
@@ -315,7 +315,7 @@ def test_a_tombstone_is_remembered_from_its_first_compaction_on(keyed: Keyed) ->
 
 
 def test_no_retention_at_all_still_takes_two_passes(keyed: Keyed) -> None:
-    """What a tombstone deletes must be gone for good before the tombstone goes."""
+    """The deleted records must be gone for good before the tombstone goes."""
     keyed.fill("aaaa")
     keyed.append((b"a", None))
     keyed.fill("bcdefghijklmnopqrstuvwxyz")
@@ -326,7 +326,7 @@ def test_no_retention_at_all_still_takes_two_passes(keyed: Keyed) -> None:
 
 
 def test_a_deleted_key_does_not_come_back_with_an_emptied_batch(keyed: Keyed) -> None:
-    """The first batch of an epoch and the last one of a segment stay, but not what they held."""
+    """The first batch of an epoch and the last one of a segment stay, without their records."""
     for epoch in range(2, 8):
         keyed.epoch = epoch
         keyed.fill("a")
@@ -486,7 +486,7 @@ def test_encrypted_batches_are_compacted_and_stay_encrypted(keyed: Keyed) -> Non
 
 
 def test_no_tombstone_goes_while_something_cannot_be_looked_into(keyed: Keyed) -> None:
-    """It may be what deletes a record in there."""
+    """The tombstone may delete a record in the batch that cannot be read."""
     partition = PartitionKey(StreamName("s"), Incarnation(1), 0, Incarnation(2))
     cipher = BatchCipher(Keyring(MasterKeys((MasterKey("2026-11", b"k" * 32),))), partition)
     builder = BatchBuilder()
@@ -546,8 +546,8 @@ def test_no_batch_is_larger_than_it_was(batches: list, data: st.DataObject) -> N
     for _, header in iter_batches(left):
         assert header.size <= sizes[header.base_offset]
     found = set(rows(cipher.decrypted(left)))
-    # A pass looks further than `clean_end`, which lies before the first batch that it left whole: what a record
-    # between the two superseded is gone already.
+    # A pass looks further than `clean_end`, which lies before the first batch that it left whole: records that were
+    # superseded by a record between the two are gone already.
     assert set(keyed.model.compacted_to(keyed.log.log_end_offset)) <= found
     assert found <= set(keyed.model.compacted_to(keyed.clean_end))
 
@@ -555,7 +555,7 @@ def test_no_batch_is_larger_than_it_was(batches: list, data: st.DataObject) -> N
 def test_a_tombstone_stays_while_what_it_deletes_is_in_a_batch_that_would_be_larger_without_it(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    """Of compressed bytes nobody can say how many they will be."""
+    """The size of compressed bytes cannot be told in advance."""
     keyed = Keyed()
     keyed.append((b"a", b"1"), (b"b", b"2"), compression=Compression.ZSTD)
     keyed.fill("cdefghijkl")
@@ -612,7 +612,7 @@ def test_what_an_older_version_made_too_large_fits_after_the_next_pass(
     assert rows(cipher.decrypted(after)) == rows(cipher.decrypted(before))
 
 
-# What is dirty
+# Dirty bytes
 
 
 def test_dirt(keyed: Keyed) -> None:
@@ -631,7 +631,7 @@ def test_dirt(keyed: Keyed) -> None:
 
 
 def test_batches_by_which_a_repetition_is_recognised_leave_their_place(keyed: Keyed) -> None:
-    """Also to who copies this log, who never had them. Once they are not remembered any more they go."""
+    """Followers that copy this log get them too. Once the producer is not remembered any more they go."""
     append(keyed.log, [(b"a", b"x" * 30), (b"b", b"y" * 30)], producer=(7, 0))
     for number in range(30):
         append(keyed.log, [(b"a", b"x" * 30), (b"b", b"y" * 30)], producer=(8, 2 * number))

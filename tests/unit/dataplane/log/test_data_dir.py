@@ -1,4 +1,4 @@
-"""The broker's data folder: whose it is, who uses it, what it proves."""
+"""The broker's data folder: its identity, its lock, its proof of a clean stop."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Deleting a partition frees its disk, and nothing of it is ever shown by who has its name next; at any crash."""
+"""Deleting a partition frees its disk, and the next partition of that name never shows its records; at any crash."""
 
 from __future__ import annotations
 

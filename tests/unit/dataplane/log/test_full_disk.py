@@ -1,6 +1,6 @@
 """A disk without room: the log is as it was, and goes on when there is room again.
 
-The disk is the simulator's, of a size that ends somewhere in what is written: a workload meets the end at each of its
+The disk is the simulator's, and its size ends somewhere in the writes: a workload meets the end at each of its
 bytes, is told NoSpace, tries again with room, and must come to the same log as one that never met it.
 """
 
@@ -75,12 +75,12 @@ class Workload:
                 log.append([*first.parts, *second.parts], [first.header, second.header])
             except NoSpace:
                 assert self.state(log) == before
-                self.check_what_a_kill_leaves(before)
+                self.check_after_a_kill(before)
                 raise
 
         self.tried(both)
 
-    def check_what_a_kill_leaves(self, expected: tuple[object, ...]) -> None:
+    def check_after_a_kill(self, expected: tuple[object, ...]) -> None:
         disk = deepcopy(self.disk)
         disk.kill_process()
         disk.capacity = AMPLE
@@ -131,7 +131,7 @@ def test_a_log_that_closes_on_a_full_disk_lets_go_of_its_files(batches: Batches)
 
 
 def test_no_room_to_sync_is_final(batches: Batches, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Where a file system finds its room late, what the failed fsync covered is gone from the page cache."""
+    """Where a file system finds its room late, a failed fsync has lost its records from the page cache."""
     workload = Workload(AMPLE, batches, PLAIN)
     workload.append(2, 1)
 
@@ -260,7 +260,7 @@ def test_the_real_file_system_tells_its_size(tmp_path: Path) -> None:
 def test_a_log_that_is_half_given_up_takes_nothing_until_it_has_begun_anew(
     batches: Batches, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Whatever was appended to what is left of the old one would be gone with the next start."""
+    """A record appended to the rest of the old file would be gone with the next start."""
     workload = Workload(AMPLE, batches, PLAIN)
     workload.append(3, 1)
     log, disk = workload.log, workload.disk

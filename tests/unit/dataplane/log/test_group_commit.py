@@ -27,7 +27,7 @@ WAIT = 10
 
 
 class Loop:
-    """Runs what was posted, in order, when asked to."""
+    """Runs the posted callbacks, in order, when asked to."""
 
     def __init__(self) -> None:
         self.posted: deque[Callable[[], None]] = deque()
@@ -140,7 +140,7 @@ def test_one_call_tells_all_outcomes_that_are_there(scheduler: SyncScheduler, lo
     def told(number: int) -> None:
         done.append(number)
         if number == 3:
-            raise ZeroDivisionError  # keeps nobody else from hearing
+            raise ZeroDivisionError  # the others hear all the same
 
     for number, log in enumerate(logs):
         log.may_end.release()

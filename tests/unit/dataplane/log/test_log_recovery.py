@@ -1,4 +1,4 @@
-"""What opening a log makes of torn tails, reserved room, damage in the middle, and lost or damaged side files."""
+"""Opening a log with a torn tail, reserved room, damage in the middle, or lost or damaged side files."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ def opened(path: Path, config: LogConfig = CONFIG) -> PartitionLog:
 
 
 def killed(path: Path, batches: Batches, *, records: int = 100, checkpoint: int | None = None) -> bytes:
-    """A log whose process was killed: never closed. What it holds."""
+    """The content of a log whose process was killed: it is never closed."""
     log = opened(path)
     batches.fill(log, records // 2)
     batches.fill(log, records, epoch=2)
@@ -141,7 +141,7 @@ class TestAfterAKill:
 
 
 class TestWhatAKillLeaves:
-    """The page cache has survived: whatever does not look like a write that was broken off is damage."""
+    """The page cache has survived: everything but a write that was broken off is damage."""
 
     def survived(self, path: Path) -> tuple[PartitionLog, str | None]:
         log, report = PartitionLog.open(path, CONFIG, page_cache_survived=True)
@@ -218,7 +218,7 @@ class TestTheMark:
 
 
 class TestDamage:
-    """Below what was durable or committed nothing is cut, and nobody appends, until the replica has left the ISR."""
+    """Durable or committed records are not cut, and no record is appended, until the replica has left the ISR."""
 
     def check_unsound(self, path: Path, batches: Batches, sound_end: int, stored: bytes) -> None:
         before = {file.name: file.read_bytes() for file in path.iterdir() if file.suffix != ".index"}
@@ -293,7 +293,7 @@ class TestDamage:
     def test_what_is_copied_in_place_of_a_missing_beginning_is_not_below_the_log_start(
         self, tmp_path: Path, batches: Batches
     ) -> None:
-        """The checkpoint with which it is cut says where the log begins then, not where what was left of it began."""
+        """The checkpoint written with the cut says where the log begins after it, not where the rest of it began."""
         killed(tmp_path, batches, checkpoint=90)
         segments(tmp_path)[0].unlink()
         log, report = PartitionLog.open(tmp_path, CONFIG)
@@ -369,8 +369,7 @@ class TestDamage:
     def test_bits_flipped_anywhere_below_the_recovery_point_are_never_served(
         self, tmp_path: Path, batches: Batches
     ) -> None:
-        """Of the segment that is scanned. (What is wrong in the body of a finished segment is the receiver's to
-        find.)"""
+        """The damage lies in the segment that is scanned. (Readers find damage in the body of a finished segment.)"""
         stored = killed(tmp_path, batches, records=10, checkpoint=10)
         (segment,) = segments(tmp_path)
         index = segment.with_suffix(".index")

@@ -1,4 +1,4 @@
-"""What many logs share: open files are bounded however many partitions there are, and so is the memory of indexes."""
+"""The pool of many logs bounds open files and the memory of indexes, for any number of partitions."""
 
 from __future__ import annotations
 
@@ -42,7 +42,7 @@ def limited_to(more: int) -> Iterator[None]:
 
 
 class _Unsynced(RealFiles):
-    """Thousands of fsyncs are not what is tested."""
+    """Without fsync: thousands of them would only take time."""
 
     def sync_data(self, handle: int) -> None:
         pass
@@ -91,7 +91,7 @@ def test_a_log_whose_handle_was_put_aside_goes_on_where_it_was(tmp_path: Path, b
 
 
 def test_what_is_not_synced_is_not_put_aside(tmp_path: Path, batches: Batches) -> None:
-    """The error of its fsync would reach nobody."""
+    """An error of its fsync would be lost."""
     log, _ = PartitionLog.open(tmp_path, CONFIG)
     batches.append(log)
     assert not log.put_aside()

@@ -1,4 +1,4 @@
-"""Reports of damage, what is kept with them, and the bounds of both."""
+"""Reports of damage, the files kept with them, and the bounds of both."""
 
 from __future__ import annotations
 
@@ -106,7 +106,7 @@ def test_what_an_operator_gave_up_is_kept_whole_and_for_good(folder: Folder) -> 
 
 
 def test_what_found_no_room_leaves_nothing_behind(folder: Folder, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Else each new try would take more of the room that is lacking, and what an operator gave up is never removed."""
+    """Else each new try would take more of the room that is lacking, and the ones that an operator gave up are kept."""
     write = RealFiles.write
 
     def refuse(files: RealFiles, handle: int, parts: Sequence[Buffer], position: int) -> None:

@@ -1,4 +1,4 @@
-"""Removing the oldest segments: what goes, what stays, and what those see who read meanwhile."""
+"""Removing the oldest segments, also while they are read."""
 
 from __future__ import annotations
 

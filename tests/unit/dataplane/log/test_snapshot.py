@@ -1,4 +1,4 @@
-"""The file of the derived state: what it holds, and that nothing else is taken for it."""
+"""The file of the derived state: its content, and that no other bytes are taken for it."""
 
 from __future__ import annotations
 
@@ -62,7 +62,7 @@ def test_a_section_of_ours_in_another_version_is_carried_and_leaves_no_state_to_
 
 
 def test_what_an_earlier_version_wrote_says_nothing_of_times() -> None:
-    """It knows one piece of what producers wrote, and carries the other from an older snapshot on."""
+    """That version knows one of the two producer sections, and carries the other on from an older snapshot."""
     section = encode_snapshot(SNAPSHOT).index(b"producer-times")
     earlier = bytearray(encode_snapshot(SNAPSHOT))
     facts = struct.Struct("<HHIqQ")

@@ -1,4 +1,4 @@
-"""What the tails of many logs hold together is bounded; what they do not hold is read from disk."""
+"""The tails of many logs are bounded together; records outside of them are read from disk."""
 
 from __future__ import annotations
 

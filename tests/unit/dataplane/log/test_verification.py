@@ -1,4 +1,4 @@
-"""Verifying a log that nobody uses: what is clean, what is damage, what repairs itself; reading on behind damage."""
+"""Verifying a log that no broker uses: clean, damaged, or repaired at the next start; reading on behind damage."""
 
 from __future__ import annotations
 

@@ -32,7 +32,7 @@ view = partial(partition_view, A, B, C, min_isr=2)
 
 
 class Driver:
-    """A leader with the bookkeeping that its driver does: fetch sequences, the durable end, and what came out."""
+    """A leader with the bookkeeping of its driver: fetch sequences, the durable end, and the effects."""
 
     def __init__(
         self,

@@ -1,4 +1,4 @@
-"""What a publish waits for that asks for another level than its stream has. Each test names the rule."""
+"""A publish that asks for another level than its stream has waits for that level. Each test names the rule."""
 
 from __future__ import annotations
 

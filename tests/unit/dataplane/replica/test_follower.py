@@ -118,7 +118,7 @@ def test_an_answer_to_an_older_offset_request_is_dropped() -> None:
 
 
 def test_an_offset_request_that_is_refused_is_repeated_before_anything_is_fetched() -> None:
-    """As by the leader of a deleted stream of this name, who has not heard of it and shares the subject."""
+    """For instance by the leader of a deleted stream of this name, which has not heard of the deletion."""
     core = follower((4, 0), log_end=20)
     core.start(0.0)
     error = TidelogError(Code.WRONG_INCARNATION, "deleted and created again")

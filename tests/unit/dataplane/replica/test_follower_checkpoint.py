@@ -1,4 +1,4 @@
-"""A follower below the leader's log start: it begins there, with what the leader knows of the records before."""
+"""A follower below the leader's log start begins there, with the leader's producers and epochs of earlier records."""
 
 from __future__ import annotations
 
@@ -186,7 +186,7 @@ def deletions_gone(core: Follower) -> list[FollowerEffect]:
 
 
 def test_who_lacks_deletions_that_are_gone_begins_anew_though_the_leaders_log_reaches_further_back() -> None:
-    """What it holds may be what they deleted, and nothing that it could fetch would say so."""
+    """Its records may have been deleted by them, and no record that it could fetch would say so."""
     core = follower((5, 0), log_end=7)
     core._replica.view = replace(core.view, isr=(core.view.leader or core.broker,))
     assert request(deletions_gone(core)).offset is None

@@ -1,4 +1,4 @@
-"""Consumers at a follower: served what is committed while it is in sync and fetching, else sent elsewhere."""
+"""A follower serves committed records to consumers while it is in sync and fetching; else it sends them elsewhere."""
 
 from __future__ import annotations
 
@@ -53,11 +53,11 @@ def refusal(effects: list[FollowerEffect]) -> TidelogError:
 
 
 def served(effects: list[FollowerEffect]) -> list[tuple[object, int, int]]:
-    """(token, offset, HW), of those that got records."""
+    """(token, offset, HW) of each consumer that got records."""
     return [(e.token, e.offset, e.high_watermark) for e in effects if isinstance(e, ServeConsumer) and e.max_bytes > 0]
 
 
-# ---------------------------------------------------------------- what is served
+# ---------------------------------------------------------------- served
 def test_what_is_below_its_own_high_watermark_is_served_and_no_more() -> None:
     core = serving(log_end=10, high_watermark=8)
     assert served(core.on_consumer_fetch(consumer(0), 0.0)) == [("at 0", 0, 8)]
@@ -169,9 +169,9 @@ def test_waiting_consumers_are_bounded() -> None:
     assert refusal(core.on_consumer_fetch(consumer(9), 0.0)).code is Code.BACKPRESSURE
 
 
-# ---------------------------------------------------------------- when it serves nobody
+# ---------------------------------------------------------------- refused
 def test_nobody_is_served_before_the_first_fetch_of_the_leader_epoch() -> None:
-    """Its HW of an earlier epoch is checked by nobody yet."""
+    """Its HW of an earlier epoch is not confirmed yet."""
     core = follower((5, 0), log_end=10, high_watermark=10)
     core.start(0.0)
     assert "part" in refusal(core.on_consumer_fetch(consumer(0), 0.0)).message
@@ -204,7 +204,7 @@ def test_nobody_is_served_when_the_last_good_fetch_is_too_old() -> None:
 def test_those_who_wait_are_sent_elsewhere_when_it_loses_the_leader() -> None:
     core = serving()
     core.on_consumer_fetch(consumer(8, wait=60.0), 0.0)
-    core.tick(2.0)  # fetches, and nobody answers
+    core.tick(2.0)  # fetches, and gets no answer
     sent_away = core.tick(2.5)
     assert refusal(sent_away).code is Code.UNAVAILABLE
     assert core.next_deadline() < 10.0, "nobody waits any more"

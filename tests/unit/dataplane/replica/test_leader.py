@@ -171,7 +171,7 @@ def test_a_follower_that_lacks_deletions_that_are_gone_is_told_to_begin_anew() -
 
 
 def test_a_late_request_says_nothing_of_what_its_replica_holds_now() -> None:
-    """What a follower says of deletions is looked at again once its records have been read from the disk."""
+    """A follower's report of deletions is looked at again once its records have been read from the disk."""
     driver = Driver(log_end=10)
     driver.fetch(B, 3, deleted_end=4)
     driver.leader.deletions_end = Offset(6)
@@ -286,7 +286,7 @@ def test_a_follower_is_proposed_only_with_everything_to_the_high_watermark() -> 
 
 
 def test_a_follower_is_proposed_only_with_everything_to_the_epochs_start() -> None:
-    """The new leader's HW lags behind what its predecessor committed: the HW alone would let C in too early."""
+    """The new leader's HW lags behind the one of its predecessor: the HW alone would let C in too early."""
     driver = Driver(view(isr=(A, B), leader_epoch=2), log_end=10, high_watermark=3)
     assert of(ProposeIsr, driver.fetch(C, 5)) == []
     assert of(ProposeIsr, driver.fetch(C, 10)) != []
@@ -420,7 +420,7 @@ def test_without_a_lease_only_what_the_isr_guards_goes_on() -> None:
 
 
 def test_without_pushes_an_empty_answer_is_never_put_off() -> None:
-    """It is what makes the follower listen to notifications."""
+    """The empty answer makes the follower listen to notifications."""
     pushed, notified = Driver(), Driver(settings=ReplicaSettings(push_to_waiters=False))
     for driver in (pushed, notified):
         driver.append(1)
@@ -621,7 +621,7 @@ def test_a_refused_batch_makes_the_leader_look_at_its_own_copy() -> None:
 
 
 def test_a_member_that_syncs_one_round_behind_a_steady_stream_stays_in_sync() -> None:
-    """It fetches on before its sync is through, so its reports never hold what was there at its last fetch."""
+    """It fetches on before its sync is through, so its reports are always behind its last fetch."""
     driver = Driver(view(isr=(A, B)))
     fetched = synced = 0
     now = 0.0

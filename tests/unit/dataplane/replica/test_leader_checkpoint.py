@@ -1,4 +1,4 @@
-"""What a leader answers a follower that lacks what lies below its log start."""
+"""A leader's answers to a follower that lacks the records below its log start."""
 
 from __future__ import annotations
 

@@ -91,7 +91,7 @@ def test_what_a_target_held_in_an_earlier_epoch_does_not_count() -> None:
 
 
 def test_once_the_target_can_lead_an_unacknowledged_publish_gets_no_answer_from_the_old_leader() -> None:
-    """The new one may have stored it: NOT_LEADER is what plain publishes are not answered with."""
+    """The new one may have stored it: plain publishes are never answered with NOT_LEADER."""
     driver = caught_up()
     drain(driver)
     error = refusal(driver.leader)

@@ -1,4 +1,4 @@
-"""Publishes that wait: bounded by what waits, not by what has ever waited."""
+"""Publishes that wait take memory only while they wait."""
 
 from __future__ import annotations
 

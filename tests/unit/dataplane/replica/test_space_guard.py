@@ -47,7 +47,7 @@ def test_what_is_written_between_two_looks_is_counted(guard: SpaceGuard) -> None
 
 
 def test_a_record_too_large_for_the_room_stops_all(guard: SpaceGuard) -> None:
-    """Those that come after it may depend on it."""
+    """Later records may depend on it."""
     assert guard.admit(801, 1.0) == (False, [RoomChanged(Room.FULL)])
     assert not guard.admit(1, 1.0)[0]
 

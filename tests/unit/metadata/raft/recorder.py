@@ -1,4 +1,4 @@
-"""A state machine that keeps its commands, and what tests of Raft put in place of the end of the process."""
+"""A state machine that keeps its commands, and an exception in place of the end of the process."""
 
 from __future__ import annotations
 

@@ -10,7 +10,7 @@ import pytest
 
 import tidelog
 from tests.fake_nats import FakeTransport
-from tests.unit.tidelog.client.fake_broker import blank, make
+from tests.unit.tidelog.client.fake_broker import Cluster, blank, make
 from tidelog.client.connection import connect
 from tidelog.client.errors import (
     BadConfig,
