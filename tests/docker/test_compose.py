@@ -24,7 +24,7 @@ def test_the_cluster_is_healthy_soon_after_up(compose_cluster: ComposeCluster) -
     assert compose_cluster.healthy_after_s < HEALTHY_WITHIN_S
 
 
-async def test_what_was_acknowledged_is_read_back_after_the_leaders_container_is_killed(
+async def test_acknowledged_records_are_read_back_after_the_leaders_container_is_killed(
     compose_cluster: ComposeCluster,
 ) -> None:
     acknowledged: dict[tuple[int, int], tuple[bytes, bytes]] = {}

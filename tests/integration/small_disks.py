@@ -69,7 +69,7 @@ class SmallDisks:
     def _ballast(self, broker: str) -> Path:
         return self.processes.broker_dir(broker) / "ballast"
 
-    def check_nobody_died(self) -> None:
+    def check_all_are_alive(self) -> None:
         """Also checks that no broker logged a bug."""
         assert {broker: self.processes.pid(broker) for broker in self.brokers} == self.pids
         assert_logs_without(self.processes, "Traceback", "withdraws")

@@ -422,7 +422,7 @@ async def test_records_above_the_limit(cluster: DevCluster, client: Client, bare
     assert await ends(client, SMALL) == {0: stored[0]}, "nothing of it was stored"
 
 
-async def test_a_message_above_what_nats_takes(bare: NatsClient, cluster: DevCluster, client: Client) -> None:
+async def test_a_message_above_max_payload(bare: NatsClient, cluster: DevCluster, client: Client) -> None:
     """`max_record_bytes` may be above it; the limit of the NATS server applies then."""
     await client.create_stream("vast", replication_factor=3, config={"max_record_bytes": 4 * MAX_PAYLOAD})
     async with client.producer("vast") as producer:

@@ -271,7 +271,7 @@ async def test_a_publish_whose_append_fails_is_answered_and_the_replica_withdraw
     await until(lambda: role.ended)
 
 
-async def test_what_is_published_while_a_log_cannot_be_written_to_is_counted(a: Node, client: NatsConnection) -> None:
+async def test_publishes_while_a_log_cannot_be_written_to_are_counted(a: Node, client: NatsConnection) -> None:
     role = await a.leads(view())
 
     def broken(*_: object) -> None:
@@ -296,7 +296,7 @@ async def test_a_rule_that_is_broken_while_publishes_come_in_stops_the_leader(a:
     await until(lambda: role.ended)
 
 
-async def test_envelopes_that_wait_count_what_memory_they_take(a: Node, client: NatsConnection) -> None:
+async def test_waiting_envelopes_count_the_memory_that_they_take(a: Node, client: NatsConnection) -> None:
     """Hundreds of bytes of objects wait with each; publishes without an acknowledgement do not wait."""
     role = await a.leads(view(isr=(A, B), min_isr=2))
     core = role.core
@@ -473,7 +473,7 @@ async def test_a_failed_replica_that_is_counted_on_again_withdraws_again(a: Node
     assert len(a.metadata.withdrawals) == 3
 
 
-async def test_a_lone_leader_knows_after_a_restart_what_is_committed(
+async def test_a_lone_leader_knows_its_committed_records_after_a_restart(
     nats_server: EmbeddedNatsServer, client: NatsConnection, tmp_path: Path
 ) -> None:
     """Its checkpoint of the HW is always behind; without followers no fetch would move it on."""
@@ -537,7 +537,7 @@ def one_record() -> bytes:
 
 
 @pytest.mark.parametrize("kind", [*REQUESTS])
-async def test_the_leader_of_a_deleted_stream_is_silent_to_those_who_know_the_next_one(
+async def test_the_leader_of_a_deleted_stream_is_silent_to_requests_for_its_successor(
     a: Node, client: NatsConnection, kind: str
 ) -> None:
     """It woke up late and has not heard: its refusal would overtake the answer of the new leader."""
@@ -638,7 +638,7 @@ async def test_a_deleted_stream_leaves_no_folder_though_its_log_has_failed(a: No
 
 
 # ---------------------------------------------------------------- state on disk
-async def test_the_checkpoint_of_the_high_watermark_never_vouches_for_what_is_not_synced(tmp_path: Path) -> None:
+async def test_the_checkpoint_of_the_high_watermark_never_covers_unsynced_records(tmp_path: Path) -> None:
     """A follower that catches up knows a HW above its synced end. Were that checkpointed, a loss of power would
     look like damage."""
     replica = Replica(KEY, tmp_path / "log", LogConfig())
@@ -655,7 +655,7 @@ async def test_the_checkpoint_of_the_high_watermark_never_vouches_for_what_is_no
     assert found.high_watermark == log.durable_end == 5
 
 
-async def test_what_an_accepted_stream_holds_is_synced_in_the_background(a: Node, client: NatsConnection) -> None:
+async def test_an_accepted_stream_is_synced_in_the_background(a: Node, client: NatsConnection) -> None:
     """Else its segments stay open, and every start reads all of it again."""
     role = await a.leads(view(durability=ACCEPTED))
     await publish(client)

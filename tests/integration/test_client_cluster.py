@@ -42,7 +42,7 @@ async def leader_of(client: tidelog.Client, stream: str, partition: int) -> str:
     return leader
 
 
-async def test_what_is_published_right_after_the_creation_is_stored(cluster: DevCluster) -> None:
+async def test_records_published_right_after_the_creation_are_stored(cluster: DevCluster) -> None:
     """A plain publisher is not told of a loss: when `create_stream` returns, every leader listens."""
     count = 100
     plain = await nats.connect(cluster.nats_url)

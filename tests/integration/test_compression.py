@@ -31,7 +31,7 @@ def on_disk(cluster: DevCluster, stream: str) -> list[Compression]:
 
 
 @pytest.mark.parametrize("codec", ["lz4", "zstd"])
-async def test_the_stream_says_how_what_plain_clients_publish_is_compressed(cluster: DevCluster, codec: str) -> None:
+async def test_plain_publishes_are_compressed_as_the_stream_says(cluster: DevCluster, codec: str) -> None:
     async with await tidelog.connect(cluster.nats_url) as client:
         await client.create_stream(codec, replication_factor=1, config={"compression": codec})
         async with client.producer(codec) as producer:  # as the stream says; it waits for the leader

@@ -193,7 +193,7 @@ async def test_keys_are_rotated_under_load(cluster: DevCluster) -> None:
         assert {broker["labels"]["master_keys"] for broker in brokers} == {"2026-11,2026-05"}
 
 
-async def test_who_lacks_the_key_follows_and_does_not_lead(cluster: DevCluster) -> None:
+async def test_a_broker_without_the_key_follows_and_does_not_lead(cluster: DevCluster) -> None:
     async with connected(cluster) as (client, _):
         await client.create_stream("vault", replication_factor=3, config={"encryption": "true"})
         async with client.producer("vault") as producer:

@@ -94,7 +94,7 @@ async def in_sync(a: Node, b: Node, count: int, client: NatsConnection) -> tuple
     return leader, follower
 
 
-async def test_a_follower_serves_what_the_leader_does(a: Node, b: Node, client: NatsConnection) -> None:
+async def test_a_follower_serves_the_same_records_as_the_leader(a: Node, b: Node, client: NatsConnection) -> None:
     await in_sync(a, b, 5, client)
     for offset in (0, 3):
         of_leader, of_follower = await fetch(client, offset=offset), await ask(client, B, offset=offset)
@@ -126,7 +126,7 @@ async def test_a_long_poll_at_a_follower_ends_with_the_next_commit(a: Node, b: N
     assert decode_header(answer.data)[1] == 2
 
 
-async def test_what_is_not_in_memory_comes_from_the_followers_disk(a: Node, b: Node, client: NatsConnection) -> None:
+async def test_records_outside_of_memory_come_from_the_followers_disk(a: Node, b: Node, client: NatsConnection) -> None:
     _, follower = await in_sync(a, b, 5, client)
     follower.log._state.forget_tail()
     assert (await ask(client, B, offset=0)).data == (await fetch(client, offset=0)).data
@@ -231,7 +231,7 @@ async def test_a_change_of_role_waits_for_no_subscription_of_consumers(
         await asyncio.wait_for(b.close(), 20)
 
 
-async def test_nobody_listens_for_a_replica_that_is_closed(
+async def test_a_closed_replica_has_no_subscriptions(
     nats_server: EmbeddedNatsServer, tmp_path: Path, a: Node, client: NatsConnection
 ) -> None:
     b = await Node(B, tmp_path / "b").start(nats_server.url)
@@ -303,7 +303,7 @@ async def send_slowly(producer: tidelog.Producer, values: list[bytes], stopped: 
             await asyncio.sleep(0.02)
 
 
-async def test_a_consumer_of_followers_gets_what_is_committed(cluster: DevCluster) -> None:
+async def test_a_consumer_of_followers_gets_committed_records(cluster: DevCluster) -> None:
     async with streaming(cluster, "plain") as (client, producer, leader):
         values = values_of(50_000)
         reading = Reading(client, "plain", len(values))

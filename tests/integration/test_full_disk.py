@@ -67,7 +67,7 @@ async def test_a_full_broker_steps_aside_and_comes_back(tmp_path: Path, kind: st
             findings = await check(url, ledger, disks.processes.data_dirs, timeout=LIMIT)
             assert findings.ok, findings
             assert findings.acknowledged > 100
-        disks.check_nobody_died()
+        disks.check_all_are_alive()
 
 
 async def test_when_all_are_full_reads_go_on_and_publishes_resume_with_room(tmp_path: Path) -> None:
@@ -100,7 +100,7 @@ async def test_when_all_are_full_reads_go_on_and_publishes_resume_with_room(tmp_
             assert set(ledger.acked) <= stored
             await wait_in_sync(url, "s")
         await nats.close()
-        disks.check_nobody_died()
+        disks.check_all_are_alive()
 
 
 async def test_disks_that_others_fill_to_the_last_byte(tmp_path: Path) -> None:
@@ -129,7 +129,7 @@ async def test_disks_that_others_fill_to_the_last_byte(tmp_path: Path) -> None:
                 await until(goes_on, "acknowledgements after there was room again")
             findings = await check(url, ledger, disks.processes.data_dirs, timeout=LIMIT)
             assert findings.ok, findings
-        disks.check_nobody_died()
+        disks.check_all_are_alive()
 
 
 async def test_a_broker_that_starts_on_a_full_disk_waits_for_room(tmp_path: Path) -> None:
@@ -154,7 +154,7 @@ async def test_a_broker_that_starts_on_a_full_disk_waits_for_room(tmp_path: Path
                 await until_isr(client, "s", *disks.brokers)
             findings = await check(url, ledger, disks.processes.data_dirs, timeout=LIMIT)
             assert findings.ok, findings
-        disks.check_nobody_died()
+        disks.check_all_are_alive()
 
 
 async def test_a_stream_that_evicts_its_oldest_stays_writable(tmp_path: Path) -> None:
@@ -180,4 +180,4 @@ async def test_a_stream_that_evicts_its_oldest_stays_writable(tmp_path: Path) ->
             read = [r.offset async for r in client.consume("s", start="earliest", stop="latest")]
             assert read == list(range(read[0], 4000))
             assert read[0] >= described["log_start_offset"], "more may have been removed meanwhile"
-        disks.check_nobody_died()
+        disks.check_all_are_alive()

@@ -156,7 +156,7 @@ async def _in_sync(client: tidelog.Client) -> bool:
     return len((await partition_of(client))["isr"]) == BROKERS
 
 
-async def test_an_unclean_election_gives_up_what_it_said(cluster: DevCluster) -> None:
+async def test_an_unclean_election_gives_up_the_records_that_it_announced(cluster: DevCluster) -> None:
     async with await tidelog.connect(cluster.nats_url) as client:
         await client.create_stream(STREAM, partitions=1, replication_factor=2, config={"min_isr": 1})
         await wait_in_sync(cluster.nats_url, STREAM)

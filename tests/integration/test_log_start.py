@@ -64,7 +64,7 @@ def epochs(cluster: ReplicatedCluster, broker: str, start: int) -> dict[int, int
     return {max(start, entry.start): entry.epoch for entry in read_epochs(REAL_FILES, file.parent) or ()}
 
 
-async def test_who_comes_back_below_the_log_start_takes_over_epochs_and_producers(processes: DevCluster) -> None:
+async def test_a_follower_below_the_log_start_takes_over_epochs_and_producers(processes: DevCluster) -> None:
     async with observed(processes) as cluster:
         await cluster.create(STREAM, segment_bytes=8192, retention_max_bytes=16384)
         assert [(await append(cluster, number)).base_offset for number in range(3)] == [0, 1, 2]

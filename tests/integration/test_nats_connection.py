@@ -95,7 +95,7 @@ async def test_large_messages_of_many_parts_arrive_whole_whatever_the_socket_tak
     await connection.close()
 
 
-async def test_what_is_published_in_one_turn_of_the_loop_leaves_as_one_write(
+async def test_publishes_in_one_turn_of_the_loop_leave_as_one_write(
     server: EmbeddedNatsServer, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     connection = await NatsConnection.connect(server.url)
@@ -135,7 +135,7 @@ async def test_what_is_published_in_one_turn_of_the_loop_leaves_as_one_write(
     await observer.close()
 
 
-async def test_what_a_read_callback_publishes_leaves_at_its_end(
+async def test_publishes_of_a_read_callback_leave_at_its_end(
     server: EmbeddedNatsServer, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """On its own connection, and on the one that goes first."""
@@ -266,7 +266,7 @@ async def test_nothing_is_delivered_after_unsubscribe(server: EmbeddedNatsServer
     await connection.close()
 
 
-async def test_what_a_handler_raises_is_counted_and_the_connection_lives(
+async def test_exceptions_of_handlers_are_counted_and_the_connection_lives(
     server: EmbeddedNatsServer, caplog: pytest.LogCaptureFixture
 ) -> None:
     connection = await NatsConnection.connect(server.url)
@@ -529,7 +529,7 @@ async def test_publish_refuses_above_the_outgoing_limit_until_it_is_writable_aga
     await connection.close()
 
 
-async def test_what_the_server_would_cut_us_off_for_is_refused_here(server: EmbeddedNatsServer) -> None:
+async def test_messages_for_which_the_server_would_close_the_connection_are_refused(server: EmbeddedNatsServer) -> None:
     connection = await NatsConnection.connect(server.url)
     assert connection.max_payload == 8 << 20
     for subject in ("", "a b", "a\r\nPUB b 0", "a\x00"):
@@ -618,7 +618,7 @@ async def test_a_closed_connection_says_so(server: EmbeddedNatsServer) -> None:
     await connection.close()
 
 
-async def test_closing_wakes_those_who_wait_for_a_lost_server(server: EmbeddedNatsServer) -> None:
+async def test_closing_wakes_callers_that_wait_for_a_lost_server(server: EmbeddedNatsServer) -> None:
     connection = await NatsConnection.connect(server.url)
     server.kill()
     await until(lambda: not connection.is_connected)

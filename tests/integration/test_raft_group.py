@@ -163,7 +163,7 @@ async def test_a_failed_sync_ends_the_process(tmp_path: Path, monkeypatch: pytes
 # ---------------------------------------------------------------------------- groups
 
 
-async def test_three_voters_agree_whoever_is_asked(tmp_path: Path) -> None:
+async def test_three_voters_agree_whichever_is_asked(tmp_path: Path) -> None:
     members = group(tmp_path, secret=b"a secret of some bytes")
     async with running(*members):
         leader = await leader_of(members)
@@ -221,7 +221,7 @@ async def test_a_leader_that_hands_over_is_followed_by_another(tmp_path: Path) -
         assert not old.node.hand_over(), "it leads no more"
 
 
-async def test_a_standalone_voter_has_nobody_to_hand_over_to(tmp_path: Path) -> None:
+async def test_a_standalone_voter_cannot_hand_over(tmp_path: Path) -> None:
     member = Member(standalone(tmp_path))
     async with running(member):
         await until(lambda: member.leads)
@@ -357,7 +357,7 @@ async def test_commands_above_the_limit_are_refused(tmp_path: Path) -> None:
         assert await member.node.propose(bytes(MAX_COMMAND_BYTES), timeout=5) == 1
 
 
-async def test_what_is_open_at_close_ends_as_unknown_and_later_ones_are_refused(tmp_path: Path) -> None:
+async def test_open_proposals_end_as_unknown_at_close_and_later_ones_are_refused(tmp_path: Path) -> None:
     members = group(tmp_path)
     async with running(*members):
         leader = await leader_of(members)

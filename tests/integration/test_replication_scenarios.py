@@ -242,7 +242,7 @@ async def test_a_pending_ack_of_a_record_that_is_cut_ended_as_unknown(cluster: R
 
 
 # ---------------------------------------------------------------- restarts and leader changes
-async def test_what_was_not_committed_when_all_were_killed_is_committed_after_the_restart(
+async def test_uncommitted_records_are_committed_after_all_were_killed_and_restarted(
     cluster: ReplicatedCluster,
 ) -> None:
     """Two of three hold it, below min ISR; the third, which must not lead, starts with the others."""
@@ -436,7 +436,7 @@ def led_by(leader: BrokerId, leader_epoch: int, *isr: BrokerId) -> PartitionView
     return replace(seen, replicas=BROKERS)
 
 
-async def test_followers_with_stale_high_watermarks_that_lead_one_after_the_other_keep_what_was_committed(
+async def test_followers_with_stale_high_watermarks_that_lead_one_after_the_other_keep_committed_records(
     nats_server: EmbeddedNatsServer, tmp_path: Path
 ) -> None:
     """One leads right after its restart and dies before it says a word to the other, which then leads. Had either cut

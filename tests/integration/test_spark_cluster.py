@@ -75,7 +75,7 @@ def run(spark: SparkSession, given: Mapping[str, str], folder: Path) -> None:
     assert query.exception() is None
 
 
-def test_batch_reads_what_is_committed(spark: SparkSession, cluster: DevCluster) -> None:
+def test_a_batch_query_reads_committed_records(spark: SparkSession, cluster: DevCluster) -> None:
     asyncio.run(create(cluster.nats_url, "batch"))
     sent = asyncio.run(publish(cluster.nats_url, "batch", range(RECORDS)))
     frame = spark.read.format("tidelog").options(**options(cluster, "batch")).load()

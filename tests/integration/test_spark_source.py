@@ -244,7 +244,7 @@ class TestBatch:
         )
         assert read(spark, logs, startingTimestamp="2031-01-01T00:00:00Z").count() == 0
 
-    def test_filters_narrow_what_is_fetched(self, spark: SparkSession, logs: FileLogs) -> None:
+    def test_filters_narrow_the_fetched_range(self, spark: SparkSession, logs: FileLogs) -> None:
         logs.create("flights", 3)
         for partition in range(3):
             logs.fill("flights", partition, 40, per_batch=8)
@@ -378,7 +378,7 @@ class TestStream:
         assert query.run() == [10, 3]
         assert query.rows() == expected("flights", (0, 0, 23))
 
-    def test_reads_what_comes_and_begins_at_the_latest_by_itself(
+    def test_begins_at_the_latest_by_default_and_reads_new_records(
         self, spark: SparkSession, logs: FileLogs, tmp_path: Path
     ) -> None:
         logs.create("flights", 1)

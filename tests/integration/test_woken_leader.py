@@ -82,7 +82,9 @@ def is_denial(answer: str) -> bool:
 
 
 @pytest.mark.parametrize("stands_still", [SILENCE + 0.7, LEASE + 0.5], ids=["within its lease", "beyond its lease"])
-async def test_a_woken_leader_contradicts_nobody(cluster: ReplicatedCluster, stands_still: float) -> None:
+async def test_a_woken_leader_does_not_deny_records_of_its_successor(
+    cluster: ReplicatedCluster, stands_still: float
+) -> None:
     client = cluster.client
     await client.create_stream(STREAM, subject=STREAM, replication_factor=3, config={"min_isr": 1})
     await wait_in_sync(cluster.url, STREAM)

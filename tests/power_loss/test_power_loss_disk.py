@@ -33,7 +33,7 @@ def content(disk: Disk, path: str) -> bytes:
     return bytes(file.disk.content)
 
 
-def test_what_was_not_synced_is_gone() -> None:
+def test_unsynced_writes_are_gone() -> None:
     disk, file = disk_with("/log", b"synced")
     disk.write(file, b" and not", 6, 0)
     disk.truncate(file, 3, 0)
@@ -42,7 +42,7 @@ def test_what_was_not_synced_is_gone() -> None:
     assert content(disk, "/log") == b"synced"
 
 
-def test_a_sync_covers_what_was_written_when_it_began() -> None:
+def test_a_sync_covers_the_writes_before_its_beginning() -> None:
     disk, file = disk_with("/log", b"")
     disk.write(file, b"before", 0, 0)
     finish = file.begin_sync()

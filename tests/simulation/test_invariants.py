@@ -23,7 +23,7 @@ def test_every_class_of_an_invariant_is_asked_once() -> None:
 
 
 @pytest.mark.parametrize("invariant", INVARIANTS)
-def test_an_invariant_says_to_whom_it_promises_what_and_has_a_hook(invariant: type[Invariant]) -> None:
+def test_an_invariant_names_its_promise_and_has_a_hook(invariant: type[Invariant]) -> None:
     assert (invariant.__doc__ or "").startswith("To ")
     own = {name for name in vars(invariant) if not name.startswith("_")}
     assert own, "it looks at nothing"

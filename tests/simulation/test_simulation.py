@@ -113,7 +113,7 @@ def test_a_coroutine_that_a_live_process_never_awaits_ends_the_run() -> None:
 
 
 @pytest.mark.filterwarnings("error")
-def test_what_a_killed_process_leaves_behind_is_not_heard_of() -> None:
+def test_callbacks_of_a_killed_process_do_not_run() -> None:
     def live_and_die() -> None:
         world = World(1)
         process = Process.begun(world, "p")
@@ -149,7 +149,7 @@ def test_a_seed_holds(seed: int) -> None:
     assert result.broken is None, f"scripts/simulate --seed {seed}"
 
 
-def test_who_subscribes_in_the_turn_in_which_the_connection_is_lost_waits_for_the_next_one() -> None:
+def test_a_subscription_in_the_turn_of_a_connection_loss_waits_for_the_next_connection() -> None:
     assert run(224443).broken is None  # it once turned for ever
 
 

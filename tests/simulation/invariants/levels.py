@@ -114,7 +114,7 @@ class HeldByAllStays(Invariant):
         key, partition = found
         if not self._look.is_durable(key):
             return
-        self._forget_what_may_be_lost()
+        self._forget_records_that_may_be_lost()
         if self.history.history(key).end > ack.offset:
             self._kept.append(ack)
         elif ack.losses == self._look.losses:
@@ -122,19 +122,19 @@ class HeldByAllStays(Invariant):
             self._check(key, partition, ack)
 
     def on_partition(self, key: PartitionKey, old: Partition | None, new: Partition) -> None:
-        self._forget_what_may_be_lost()
+        self._forget_records_that_may_be_lost()
         for ack in self._uncovered.get(key, ())[-1:]:
             self._check(key, new, ack)
 
     def on_committed(self, move: Move) -> None:
         waiting = self._uncovered.get(move.replica.key)
         if waiting:
-            self._forget_what_may_be_lost()
+            self._forget_records_that_may_be_lost()
             waiting = self._uncovered.pop(move.replica.key, [])
             self._kept += [ack for ack in waiting if ack.offset < move.end]
             self._uncovered[move.replica.key] = [ack for ack in waiting if ack.offset >= move.end]
 
-    def _forget_what_may_be_lost(self) -> None:
+    def _forget_records_that_may_be_lost(self) -> None:
         now = self._look.losses
         for key, acks in self._uncovered.items():
             self._uncovered[key] = [ack for ack in acks if ack.losses == now]
@@ -147,7 +147,7 @@ class HeldByAllStays(Invariant):
                 self.broken(f"{ack.by}: {ack} was held by all, {broker.id} does not hold it (to {log.log_end_offset})")
 
     def at_the_end(self, records: Mapping[tuple[str, int, int], list[bytes]]) -> None:
-        self._forget_what_may_be_lost()
+        self._forget_records_that_may_be_lost()
         for ack in [*self._kept, *(ack for acks in self._uncovered.values() for ack in acks)]:
             found = records.get((ack.stream, ack.stream_incarnation, ack.partition))
             if found is not None and (ack.offset >= len(found) or found[ack.offset] != ack.value):

@@ -37,7 +37,7 @@ def test_a_late_take_office_is_refused() -> None:
     assert cluster.state.controller == "b"
 
 
-def test_what_a_deposed_controller_queued_changes_nothing() -> None:
+def test_commands_queued_by_a_deposed_controller_change_nothing() -> None:
     cluster = Cluster("a", "b", "c")
     cluster.create()
     cluster.take_office("b")
@@ -48,7 +48,7 @@ def test_what_a_deposed_controller_queued_changes_nothing() -> None:
     assert unchanged(cluster, before)
 
 
-def test_nobody_registers_before_the_first_controller_epoch() -> None:
+def test_no_broker_registers_before_the_first_controller_epoch() -> None:
     cluster = Cluster()
     outcome = cluster.register("a")
     assert outcome.code is Code.UNAVAILABLE
@@ -118,7 +118,7 @@ def test_a_follower_that_restarts_with_proof_stays_in_the_isr_and_changes_nothin
         (ACCEPTED, False, True, False),
     ],
 )
-def test_what_a_restart_proves(config: dict[str, str], folder_same: bool, cache: bool, stays: bool) -> None:
+def test_the_proof_of_a_restart(config: dict[str, str], folder_same: bool, cache: bool, stays: bool) -> None:
     cluster = Cluster("a", "b", "c")
     cluster.create(config=config)
     cluster.register("b", folder_same=folder_same, page_cache_survived=cache)
@@ -360,7 +360,7 @@ def test_a_member_that_the_leader_has_not_seen_yet_may_stay_and_not_join() -> No
     assert cluster.partition().isr == ("a", "b")
 
 
-def test_proposing_the_present_isr_outdates_what_was_proposed_before() -> None:
+def test_proposing_the_present_isr_outdates_earlier_proposals() -> None:
     cluster = Cluster("a", "b", "c")
     cluster.create()
     cluster.alter(cluster.alteration("a b"))
@@ -456,7 +456,7 @@ def test_the_leader_epoch_rises_when_a_replica_outside_the_isr_withdraws() -> No
     assert cluster.alter(coming).items == (Code.FENCED_LEADER_EPOCH,)
 
 
-def test_nothing_is_changed_by_a_withdrawal_from_outside_where_nobody_leads() -> None:
+def test_nothing_is_changed_by_a_withdrawal_from_outside_without_a_leader() -> None:
     cluster = Cluster("a", "b", "c")
     cluster.create(config={"min_isr": "1"})
     cluster.alter(cluster.alteration("a"))
@@ -647,7 +647,7 @@ def test_a_repeated_refusal_is_the_same_refusal() -> None:
     assert cluster.create(client="x", sequence=1).code is Code.STREAM_EXISTS
 
 
-def test_what_is_remembered_of_clients_is_bounded() -> None:
+def test_the_memory_of_clients_is_bounded() -> None:
     cluster = Cluster("a")
 
     def allocate(client: str, sequence: int) -> None:

@@ -216,7 +216,7 @@ def test_a_lost_raft_connection_to_a_broker_that_answers_means_nothing(controlle
     assert controller.kinds == []
 
 
-def test_one_report_of_a_leader_that_nobody_hears_elects_at_once(controller: Controller) -> None:
+def test_one_report_of_a_leader_without_responders_elects_at_once(controller: Controller) -> None:
     controller.behaviour["b"] = "refuses"
     controller.report("c")
     assert controller.kinds == ["elect_leaders"]
@@ -371,7 +371,9 @@ def test_elections_of_any_number_of_partitions_fit_into_raft_commands(controller
     assert max(sizes) < MAX_COMMAND_BYTES
 
 
-def test_what_a_voter_cut_off_from_nats_leads_alone_moves_to_an_eligible_replica(controller: Controller) -> None:
+def test_a_partition_led_alone_by_a_voter_cut_off_from_nats_moves_to_an_eligible_replica(
+    controller: Controller,
+) -> None:
     controller.cluster.alter(controller.cluster.alteration("b"))
     assert controller.cluster.shown(0) == "b | b | a c | @1"
     controller.run(0.3)
@@ -400,7 +402,7 @@ def test_a_mass_fall_hands_the_controller_over_once(controller: Controller) -> N
     assert controller.story == ["begin 2", "hand over"]
 
 
-def test_a_controller_that_nobody_can_relieve_believes_its_probes_in_the_end(controller: Controller) -> None:
+def test_a_controller_without_a_successor_believes_its_probes_in_the_end(controller: Controller) -> None:
     controller.successors = False
     controller.behaviour |= {"b": "refuses", "c": "refuses"}
     controller.run(4 * SETTINGS.broker_silence_timeout_s)

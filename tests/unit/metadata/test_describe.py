@@ -27,7 +27,7 @@ def three() -> Cluster:
     return cluster
 
 
-def test_it_names_who_may_hold_more_and_from_which_offset_on() -> None:
+def test_it_names_replicas_that_may_hold_more_and_from_which_offset_on() -> None:
     form = loss(three(), "c", c={"log_start_offset": 2, "log_end_offset": 10, "high_watermark": 9})
     assert form["others"] == [
         {"broker": "a", "alive": False, "standing": "isr", "log_end_offset": None},
@@ -39,7 +39,7 @@ def test_it_names_who_may_hold_more_and_from_which_offset_on() -> None:
     )
 
 
-def test_what_the_chosen_replica_may_hold_in_another_version_is_said() -> None:
+def test_records_that_the_chosen_replica_may_hold_in_another_version_are_named() -> None:
     form = loss(three(), "c", c={"log_end_offset": 10, "high_watermark": 6})
     assert form["loss"].endswith(
         "; of those from offset 7 to 9 c holds versions that may differ from what was committed"
@@ -57,7 +57,7 @@ def test_a_live_replica_that_reaches_further_shows() -> None:
     assert "only a (withdrawn, alive, log to offset 12) may hold" in form["loss"]
 
 
-def test_a_replica_that_does_not_tell_what_it_holds_may_lose_anything() -> None:
+def test_a_replica_that_does_not_tell_its_end_may_lose_anything() -> None:
     form = loss(three(), "c")
     assert form["log_end_offset"] is None
     assert form["loss"].startswith("c does not tell what it holds")
@@ -74,7 +74,7 @@ def test_a_replica_that_does_not_tell_what_it_holds_may_lose_anything() -> None:
         ("b", {}, 0, False),
     ],
 )
-def test_of_a_partition_only_what_its_leader_says_while_it_serves_counts(
+def test_only_the_report_of_a_serving_leader_counts(
     broker: str, replicas_progress: dict[str, ReportedProgress] | None, epochs_off: int, counts: bool
 ) -> None:
     cluster = Cluster("a", "b")
@@ -86,7 +86,7 @@ def test_of_a_partition_only_what_its_leader_says_while_it_serves_counts(
     assert reports_of_leaders(stream, {0: {BrokerId(broker): said}}) == ({0: said} if counts else {})
 
 
-def test_the_cluster_status_names_partitions_in_trouble_and_whom_they_wait_for() -> None:
+def test_the_cluster_status_names_partitions_in_trouble_and_the_brokers_that_they_wait_for() -> None:
     form = cluster_form(three().state, {}, {})
     assert (form["offline_partitions"], form["under_replicated"]) == (1, 1)
     assert form["offline"] == [{"partition": "s/0", "waits_for": ["a", "b"]}]

@@ -103,7 +103,7 @@ def test_a_request_is_as_old_as_the_answer_that_it_names_at_most(broker: Broker)
     assert broker.lease.age_of(3, 2, broker.now) == inf
 
 
-def test_what_is_remembered_is_bounded(broker: Broker) -> None:
+def test_the_memory_is_bounded(broker: Broker) -> None:
     broker.probe(1)
     for number in range(2, 1000):
         broker.probe(number, answered=number - 1, generation=GENERATION + number)

@@ -89,7 +89,7 @@ def test_a_controller_does_not_vouch_for_itself() -> None:
     assert probes.run(0.9) == Verdict()
 
 
-def test_what_was_vouched_for_ends_with_the_connection() -> None:
+def test_a_vouched_connection_counts_until_it_ends() -> None:
     probes = Probes("a", "b", "c", connected_at=0.0)
     probes.liveness.on_connection(True, 0.0)
     probes.behaviour["c"] = "vouches"

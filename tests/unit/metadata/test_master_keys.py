@@ -20,5 +20,5 @@ def test_brokers_without_a_key_are_named() -> None:
         check_encryption({C: {MASTER_KEYS_LABEL: ""}, B: {MASTER_KEYS_LABEL: "k1"}})
 
 
-def test_who_has_keys_or_was_not_heard_of_stands_in_nobodys_way() -> None:
+def test_brokers_with_keys_and_unheard_ones_prevent_nothing() -> None:
     check_encryption({A: {MASTER_KEYS_LABEL: "k1"}, B: {}})

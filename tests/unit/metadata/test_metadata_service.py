@@ -372,7 +372,7 @@ async def test_an_answer_to_a_probe_tells_of_the_brokers_own_connection() -> Non
 @pytest.mark.parametrize(
     ("server", "age_s", "vouches"), [("nats-1", 10.0, True), ("nats-2", 10.0, False), ("nats-1", 0.1, False)]
 )
-async def test_who_vouches_for_the_controllers_nats_server(server: str, age_s: float, vouches: bool) -> None:
+async def test_brokers_vouch_for_the_controllers_nats_server(server: str, age_s: float, vouches: bool) -> None:
     async with running("a", "b") as world:
         controller, transport = world.brokers["a"].service, world.brokers["b"].transport
         heard: list[bool] = []
@@ -481,7 +481,7 @@ async def test_a_broker_whose_status_no_message_has_room_for_says_so() -> None:
         assert "raise max_payload" in brokers["b"]["refusal"]
 
 
-async def test_a_description_that_no_message_has_room_for_is_an_error_to_who_asks() -> None:
+async def test_a_description_that_no_message_has_room_for_is_an_error_to_the_requester() -> None:
     async with running("a") as world:
         await world.api("stream.create", name="s", partitions=8, replication_factor=1)
         world.brokers["a"].transport.max_payload = 2000
@@ -502,7 +502,7 @@ async def test_the_cluster_status_counts_and_carries_labels() -> None:
         assert [broker["leaders"] for broker in status["brokers"]] == [1, 1, 1]
 
 
-async def test_the_cluster_status_tells_what_each_broker_dropped() -> None:
+async def test_the_cluster_status_counts_the_dropped_messages_of_each_broker() -> None:
     async with running("a", "b", "c") as world:
         world.brokers["b"].totals = {"failed": ["s/0"], "counters": {"dropped_too_large": 3}}
         for subject in (SUBJECTS.probe(BrokerId("b")), SUBJECTS.broker_status(BrokerId("b"))):
@@ -1048,7 +1048,7 @@ async def test_a_move_whose_election_had_an_unknown_outcome_is_found_done() -> N
         assert (await asking)["leader"] == target
 
 
-async def test_an_unclean_election_says_what_it_gives_up_and_needs_the_word_to_be_done() -> None:
+async def test_an_unclean_election_names_the_records_given_up_and_needs_accept_loss() -> None:
     async with running("a", "b", "c") as world:
         view, leader = await world.one_partition(min_isr="1")
         chosen = next(broker for broker in "abc" if broker != leader.id)

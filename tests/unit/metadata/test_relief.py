@@ -46,7 +46,7 @@ def test_nothing_moves_while_all_have_room(script: Script) -> None:
 
 
 @pytest.mark.parametrize("room", [SHORT, FULL])
-def test_what_a_broker_without_room_leads_goes_to_those_that_lead_fewest(script: Script, room: Room) -> None:
+def test_leaderships_of_a_broker_without_room_go_to_brokers_that_lead_fewest(script: Script, room: Room) -> None:
     script.rooms(a=room, b=AMPLE, c=AMPLE)
     assert script.shown() == ["s/0 a>c", "s/2 a>c"]
     assert script.shown() == []  # under way
@@ -69,22 +69,22 @@ def test_a_move_is_not_asked_for_twice_and_a_failed_one_waits_longer_each_time(s
     assert pauses[-1] >= LONGEST_PAUSE_S
 
 
-def test_a_full_broker_gives_to_a_short_one_and_a_short_one_keeps_what_nobody_can_take(script: Script) -> None:
+def test_a_full_broker_gives_to_a_short_one_and_a_short_one_keeps_the_rest(script: Script) -> None:
     script.rooms(a=FULL, b=SHORT, c=FULL)
     assert script.shown() == ["s/0 a>b", "s/2 a>b"]
 
 
-def test_with_nobody_better_off_everything_stays(script: Script) -> None:
+def test_without_a_broker_better_off_everything_stays(script: Script) -> None:
     script.rooms(a=SHORT, b=SHORT, c=FULL)
     assert script.shown() == []
 
 
-def test_who_did_not_say_is_given_nothing(script: Script) -> None:
+def test_a_broker_that_has_not_reported_its_room_is_given_nothing(script: Script) -> None:
     script.rooms(a=FULL)
     assert script.shown() == []
 
 
-def test_who_is_dead_or_out_of_the_isr_is_given_nothing(cluster: Cluster, script: Script) -> None:
+def test_a_dead_broker_or_one_out_of_the_isr_is_given_nothing(cluster: Cluster, script: Script) -> None:
     script.rooms(a=FULL, b=AMPLE, c=AMPLE)
     cluster.die("c")
     cluster.alter(cluster.alteration("a"))
@@ -136,7 +136,7 @@ def vault() -> Script:
     return script
 
 
-def test_who_lacks_the_key_of_encrypted_streams_leads_none_of_them(vault: Script) -> None:
+def test_a_broker_without_the_key_leads_no_encrypted_stream(vault: Script) -> None:
     vault.relief.on_master_key(BrokerId("a"), False)
     vault.relief.on_master_key(BrokerId("b"), True)
     assert vault.shown() == ["vault/0 a>c"]
@@ -150,7 +150,7 @@ def test_leaderships_of_encrypted_streams_go_to_brokers_with_a_key_only(vault: S
     assert vault.shown() == ["vault/0 a>b"]
 
 
-def test_where_nobody_has_a_key_everything_stays(vault: Script) -> None:
+def test_without_any_broker_with_a_key_everything_stays(vault: Script) -> None:
     for broker in ("a", "b", "c"):
         vault.relief.on_master_key(BrokerId(broker), False)
     assert vault.shown() == []
@@ -172,7 +172,7 @@ def test_a_broker_whose_disk_hangs_gives_all_it_leads_to_brokers_that_take_recor
     ]
 
 
-def test_it_is_given_nothing_back_before_and_keeps_what_it_then_leads(script: Script) -> None:
+def test_it_is_given_nothing_back_before_and_keeps_later_leaderships(script: Script) -> None:
     script.rooms(a=AMPLE, b=FULL, c=FULL)
     script.relief.on_disk(BrokerId("a"), True)
     assert script.shown() == []

@@ -90,7 +90,7 @@ def test_settings_change_in_one_step_that_everybody_can_tell_by_the_epoch() -> N
         assert (view.epoch, view.leader_epoch) == (2, 1)
 
 
-def test_what_changes_nothing_raises_no_epoch() -> None:
+def test_a_change_without_effect_raises_no_epoch() -> None:
     cluster = Cluster("a", "b", "c")
     cluster.create(config={"compact": "true"})
     before = cluster.state.snapshot()
@@ -117,7 +117,7 @@ def test_a_setting_that_is_unset_has_its_default_again() -> None:
         ({"encryption": "true"}, [], ["encryption=false", "another stream"]),
     ],
 )
-def test_what_a_living_stream_cannot_change_is_refused_whole(
+def test_a_request_with_a_fixed_setting_is_refused_whole(
     config: dict[str, str], unset: list[str], words: list[str]
 ) -> None:
     cluster = Cluster("a", "b", "c")
@@ -226,7 +226,7 @@ def test_a_protected_stream_is_not_deleted_before_the_protection_is_lifted() -> 
 # ---- min ISR and the partitions ------------------------------------------------------------------------------------
 
 
-def test_a_lowered_min_isr_takes_the_right_to_lead_from_those_outside() -> None:
+def test_a_lowered_min_isr_takes_the_right_to_lead_from_replicas_outside() -> None:
     """The leader goes on without them from now on."""
     cluster = Cluster("a", "b", "c")
     cluster.create()
@@ -249,7 +249,7 @@ def test_without_a_leader_a_lowered_min_isr_takes_the_eligible_into_the_isr() ->
     assert cluster.shown() == "c | c |  | @3"
 
 
-def test_a_min_isr_raised_above_the_isr_makes_nobody_eligible() -> None:
+def test_a_min_isr_raised_above_the_isr_makes_no_replica_eligible() -> None:
     """The replicas outside left while commits went on."""
     cluster = Cluster("a", "b", "c")
     cluster.create(config={"min_isr": "1"})

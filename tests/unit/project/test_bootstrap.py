@@ -94,7 +94,7 @@ def test_it_does_nothing_when_the_environment_is_up_to_date(checkout: Path, path
 
 
 @pytest.mark.parametrize("name", ["requirements.lock", "pyproject.toml"])
-def test_a_change_of_what_it_was_made_from_makes_it_work_again(checkout: Path, path: Path, name: str) -> None:
+def test_a_change_of_its_inputs_makes_it_work_again(checkout: Path, path: Path, name: str) -> None:
     make_up_to_date(checkout)
     with (checkout / name).open("a") as file:
         file.write("# changed\n")

@@ -35,7 +35,7 @@ def problems(ledger: Ledger, records: Delivered) -> list[str]:
     return found.problems()
 
 
-def test_what_was_acknowledged_and_nothing_else_is_good(ledger: Ledger) -> None:
+def test_exactly_the_acknowledged_records_are_good(ledger: Ledger) -> None:
     assert problems(ledger, delivered()) == []
 
 

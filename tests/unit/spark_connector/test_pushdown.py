@@ -60,7 +60,7 @@ def test_not_null_is_known_of_our_columns_only() -> None:
 @pytest.mark.parametrize(
     "condition", [EqualTo(("value",), b"x"), Not(EqualTo(("partition",), 1)), EqualTo(("headers", "key"), "h")]
 )
-def test_what_it_does_not_know_stays_with_spark(condition: Filter) -> None:
+def test_unknown_filters_stay_with_spark(condition: Filter) -> None:
     narrowing = Narrowing()
     assert not narrowing.take(condition)
     assert narrowing.apply([whole(0)], never) == [whole(0)]

@@ -93,7 +93,7 @@ def test_refusals_name_the_option_and_the_value(given: dict[str, str], says: str
     assert says in refusal(given)
 
 
-def test_what_belongs_to_one_kind_of_query_is_refused_by_the_other() -> None:
+def test_options_of_one_kind_of_query_are_refused_by_the_other() -> None:
     with pytest.raises(TidelogError, match="endingOffsets has no meaning"):
         parse(endingOffsets="latest").for_stream()
     with pytest.raises(TidelogError, match="maxOffsetsPerTrigger has no meaning"):

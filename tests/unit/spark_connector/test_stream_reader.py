@@ -66,7 +66,7 @@ def test_where_a_new_query_begins(options: dict[str, str], expected: list[int]) 
     assert offsets(reader_of(Extents({0: (2, 10), 1: (0, 4)}), **options).initialOffset()) == expected
 
 
-def test_available_now_reaches_what_was_there_and_no_more() -> None:
+def test_available_now_reaches_the_present_end_and_no_more() -> None:
     log = Extents({0: (0, 10), 1: (0, 4)})
     reader = reader_of(log, startingOffsets="earliest", maxOffsetsPerTrigger="6")
     reader.prepareForTriggerAvailableNow()

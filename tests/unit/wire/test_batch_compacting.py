@@ -93,7 +93,7 @@ def identity(header: BatchHeader) -> tuple[object, ...]:
 
 @settings(deadline=None)
 @given(records, st.data(), st.sampled_from(Compression))
-def test_what_is_kept_stays_as_it_was_and_twice_is_as_once(
+def test_kept_records_are_unchanged_and_compacting_twice_is_as_once(
     content: Content, data: st.DataObject, how: Compression
 ) -> None:
     original = encoded(content, how)
@@ -128,7 +128,9 @@ def test_what_is_kept_stays_as_it_was_and_twice_is_as_once(
     st.data(),
     st.sampled_from(Compression),
 )
-def test_a_batch_is_never_larger_for_what_it_loses(content: Content, data: st.DataObject, how: Compression) -> None:
+def test_a_batch_is_never_larger_after_it_loses_records(
+    content: Content, data: st.DataObject, how: Compression
+) -> None:
     stored = encoded(content, how)
     while (left := len(opened(stored).offsets)) > 1:
         lost = data.draw(st.sets(st.integers(0, left - 1), min_size=1, max_size=left - 1))
@@ -162,7 +164,7 @@ def test_a_batch_as_large_as_a_message_does_not_grow(how: Compression, value_byt
     ]
 
 
-def test_what_an_older_version_made_larger_can_be_made_to_fit() -> None:
+def test_a_batch_that_an_older_version_made_larger_can_be_made_to_fit() -> None:
     random = Random(6)
     content: Content = [(b"%09d" % n, random.randbytes(110), None, None) for n in range(7000)]
     original = encoded(content)
@@ -220,7 +222,7 @@ def test_an_emptied_batch_keeps_its_place_and_holds_nothing(count: int) -> None:
     assert CompactableBatch.decode(left, 0, header) is None
 
 
-def test_what_cannot_be_looked_into_is_left_alone() -> None:
+def test_a_batch_that_cannot_be_read_is_left_alone() -> None:
     control = stamped(control_batch(77, 1, b"later"))
     assert CompactableBatch.decode(control, 0, parse_header(control)) is None
     original = encoded([(b"a", b"1", None, None)])

@@ -103,7 +103,7 @@ def test_the_forger_makes_good_batches_too() -> None:
         ({"attributes": 1}, "compressed body of 0 bytes"),
     ],
 )
-def test_headers_that_say_what_cannot_be(fields: dict[str, int], match: str) -> None:
+def test_headers_with_impossible_fields(fields: dict[str, int], match: str) -> None:
     refuse(forge(b"", **fields), match)
 
 
@@ -370,7 +370,7 @@ def test_control_batches_that_cannot_be(body: bytes, fields: dict[str, int]) -> 
         decode_control(forge(body, **{"attributes": 8, **fields}))
 
 
-def test_logs_and_followers_copy_what_they_do_not_know() -> None:
+def test_logs_and_followers_copy_unknown_codecs() -> None:
     newer = forge(bytes(8), columns=1 << 20, attributes=1 << 9 | 5)
     header = parse_header(newer)
     assert (header.columns, header.size) == (1 << 20, HEADER_SIZE + 8)

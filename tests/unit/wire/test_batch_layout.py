@@ -74,7 +74,7 @@ def test_golden_bytes_of_bare_publishes() -> None:
     assert encode(builder.build(9)).hex() == expected.replace(" ", "")
 
 
-def test_the_leader_says_when_it_appended_a_batch_and_what_a_client_says_of_that_is_ignored() -> None:
+def test_the_append_time_comes_from_the_leader_and_never_from_a_client() -> None:
     stamped = b"".join(every_column().stamp(Offset(7), LeaderEpoch(3), 1 << 60)[0])
     assert parse_header(stamped).append_time == 1 << 60
     assert struct.unpack_from("<q", stamped, 72) == (1 << 60,)
@@ -168,7 +168,7 @@ def test_a_batch_of_records_is_no_control_batch() -> None:
         decode_control(encode(every_column()))
 
 
-def test_column_bits_are_those_of_the_layout() -> None:
+def test_column_bits_agree_with_the_layout() -> None:
     assert {column.name: int(column) for column in Column} == {
         "VALUE": 1,
         "KEY": 2,

@@ -66,7 +66,7 @@ def build(records: list[Record], timestamp: int = 0, compression: Compression = 
     compression=st.sampled_from(Compression),
     bounds=st.tuples(st.integers(-2, 45), st.integers(-2, 45)),
 )
-def test_what_goes_in_comes_out(
+def test_records_come_out_as_they_went_in(
     records: list[Record], timestamp: int, base_offset: int, compression: Compression, bounds: tuple[int, int]
 ) -> None:
     encoded = encode(build(records, timestamp, compression), base_offset)

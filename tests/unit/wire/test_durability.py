@@ -37,7 +37,7 @@ def test_a_level_comes_back_from_text_and_from_a_publish(text: str) -> None:
         ("majority_durable:2", ["does not take"]),
     ],
 )
-def test_what_is_no_level_is_refused_with_what_would_be(text: str, words: list[str]) -> None:
+def test_a_bad_level_is_refused_with_the_good_ones(text: str, words: list[str]) -> None:
     with pytest.raises(ValueError, match=r"\w") as refused:
         Durability.parse(text)
     assert all(word in str(refused.value) for word in words), refused.value

@@ -13,7 +13,7 @@ MALFORMED = ["", "x", "-1", "1.5", " 7", "\u0663", "\u00b2", "9" * 19, "9" * 500
 
 
 @pytest.mark.parametrize("text", MALFORMED)
-def test_what_is_no_whole_number_is_none(text: str) -> None:
+def test_a_text_that_is_no_whole_number_is_none(text: str) -> None:
     assert whole_number(text) is None
     assert TidelogError(Code.BACKPRESSURE, "wait", {"retry_after_ms": text}).number("retry_after_ms") is None
 

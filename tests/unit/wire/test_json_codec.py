@@ -27,12 +27,12 @@ class Ask:
     leaf: Leaf | None = None
 
 
-def test_what_a_request_leaves_out_has_its_default_and_null_stands_for_that() -> None:
+def test_an_omitted_field_has_its_default_and_null_stands_for_that() -> None:
     assert decode(Ask, b'{"name": "a"}', "it") == Ask(BrokerId("a"))
     assert decode(Ask, b'{"name": "a", "count": null, "texts": null, "sure": null}', "it") == Ask(BrokerId("a"))
 
 
-def test_what_is_sent_is_read() -> None:
+def test_decoding_gives_the_sent_value() -> None:
     ask = Ask(BrokerId("a"), 2, 3, {"k": "v"}, ["x"], sure=True, leaf={"number": 1, "note": None})
     assert decode(Ask, encode(ask), "it") == ask
 
@@ -65,7 +65,7 @@ def test_fields_of_a_newer_peer_are_tolerated() -> None:
         (b'{"name": "a", "leaf": 1}', "it's leaf is 1, not an object or null"),
     ],
 )
-def test_what_is_of_another_kind_is_refused_with_its_field_and_value(data: bytes, sentence: str) -> None:
+def test_a_value_of_another_kind_is_refused_with_its_field_and_value(data: bytes, sentence: str) -> None:
     with pytest.raises(ValueError, match=r"\w") as refused:
         decode(Ask, data, "it")
     assert str(refused.value).startswith(sentence), refused.value

@@ -58,7 +58,7 @@ def test_an_answer_carries_a_refusal_in_its_body_or_in_its_headers() -> None:
         assert (told.code, told.message, told.details) == (error.code, error.message, error.details)
 
 
-def test_what_is_no_answer_is_said_to_be_none() -> None:
+def test_a_malformed_answer_is_refused() -> None:
     for data, sentence in (
         (b"nonsense", "the answer to stream.list is not JSON"),
         (b"[]", "the answer to stream.list is [], not an object"),

@@ -23,7 +23,7 @@ from wire.record_limit import RecordLimit
         (RecordLimit(1000), 1001, 1000, "raise max_payload of the NATS server$"),
     ],
 )
-def test_the_remedy_is_what_helps(limit: RecordLimit, size: int, max_bytes: int, says: str) -> None:
+def test_the_named_remedy_helps(limit: RecordLimit, size: int, max_bytes: int, says: str) -> None:
     assert limit.max_bytes == max_bytes
     error = limit.too_large("a record", size)
     assert error.code is Code.RECORD_TOO_LARGE

@@ -27,7 +27,7 @@ def test_each_choice_can_be_given(setting: Setting) -> None:
 
 
 @EACH
-def test_a_refusal_names_the_setting_the_value_and_what_can_be_given(setting: Setting) -> None:
+def test_a_refusal_names_the_setting_the_value_and_the_values_that_it_takes(setting: Setting) -> None:
     with pytest.raises(TidelogError) as refused:
         StreamConfig.from_strings({setting.name: "nonsense"})
     assert refused.value.code is Code.BAD_CONFIG
@@ -41,15 +41,15 @@ def test_a_refusal_names_the_setting_the_value_and_what_can_be_given(setting: Se
         assert "give one of them" in refused.value.message
 
 
-def test_a_setting_that_does_not_exist_is_refused_with_those_that_do() -> None:
+def test_an_unknown_setting_is_refused_with_the_known_ones() -> None:
     with pytest.raises(TidelogError, match=r"unknown stream setting 'colour'; known: compact, compression, .*segment"):
         StreamConfig.from_strings({"colour": "red"})
 
 
-def test_what_a_stream_that_is_used_cannot_change() -> None:
+def test_settings_that_a_stream_cannot_change_after_its_creation() -> None:
     assert {name for name, setting in SETTINGS.items() if setting.fixed is not None} == {"durability", "encryption"}
 
 
-def test_of_a_stream_of_another_version_what_is_not_known_has_its_default() -> None:
+def test_settings_that_another_version_did_not_store_have_their_default() -> None:
     told = {"compression": "brotli", "colour": "red", "max_record_bytes": "7"}
     assert StreamConfig.from_strings_known(told) == StreamConfig(max_record_bytes=7)

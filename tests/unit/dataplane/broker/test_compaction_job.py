@@ -95,7 +95,7 @@ def test_only_compacted_streams_whose_logs_are_dirty(house: House) -> None:
     assert house.round() == []
 
 
-def test_what_is_compacted_is_not_served_from_memory_as_it_was(house: House) -> None:
+def test_compacted_batches_are_not_served_from_memory_in_their_old_form(house: House) -> None:
     log, _ = PartitionLog.open(Path("/a"), LogConfig(segment_bytes=600, tail_bytes=1 << 20), files=house.disk)
     house.logs["a"] = log
     house.fill("a", "xyxyxyxyxyxy")
@@ -175,7 +175,7 @@ def test_a_pass_is_given_up_when_the_stream_is_compacted_no_more(house: House, m
     assert not [name for name in house.disk.names(log.directory) if name.endswith(TEMPORARY_SUFFIX)]
 
 
-def test_a_log_that_nobody_visits_any_more_holds_up_no_other(house: House, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_log_that_is_not_visited_any_more_holds_up_no_other(house: House, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(compaction, "STEP_BYTES", 1)
     house.log("a", "xyxyxyxyxyxy")
     house.log("b", "xyxyxyxyxyxy")

@@ -67,7 +67,7 @@ def test_a_checkpoint_that_does_not_return_counts_as_well() -> None:
     assert bench.told == [True, False]
 
 
-async def test_what_it_tells_may_fail_and_it_goes_on() -> None:
+async def test_a_failing_report_does_not_end_the_watch() -> None:
     syncer = Syncer()
     loop = asyncio.get_running_loop()
     settings = ReplicaSettings(

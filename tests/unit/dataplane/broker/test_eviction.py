@@ -47,7 +47,7 @@ def test_never_the_last_segment() -> None:
 
 
 @pytest.mark.parametrize(("high_watermark", "goes"), [(9, False), (10, True), (11, True)])
-def test_never_what_is_not_committed(high_watermark: int, goes: bool) -> None:
+def test_uncommitted_records_are_never_evicted(high_watermark: int, goes: bool) -> None:
     assert (chosen(visit(0, [(0, 50), (10, 60)], high_watermark=high_watermark)) is not None) is goes
 
 

@@ -44,7 +44,7 @@ def send(bench: Bench, batches: Batches) -> None:
     bench.control.answer(encode_header(EPOCH, Offset(0)) + data)
 
 
-async def test_what_no_message_has_room_for_is_counted_and_told(
+async def test_a_batch_that_no_message_has_room_for_is_counted_and_logged(
     bench: Bench, loop: Loop, caplog: pytest.LogCaptureFixture
 ) -> None:
     role = await follow(bench)
@@ -98,7 +98,7 @@ async def test_an_answer_about_epochs_whose_details_make_no_sense_changes_nothin
     assert not [record for record in caplog.records if record.levelname == "ERROR"]
 
 
-async def test_what_is_synced_at_once_the_next_fetch_reports(bench: Bench, loop: Loop, batches: Batches) -> None:
+async def test_the_next_fetch_reports_a_sync_on_the_loop(bench: Bench, loop: Loop, batches: Batches) -> None:
     await follow(bench)
     send(bench, batches)  # the first of an epoch, which a thread syncs
     loop.turn()
@@ -110,7 +110,7 @@ async def test_what_is_synced_at_once_the_next_fetch_reports(bench: Bench, loop:
     assert bench.syncer.asked == []
 
 
-async def test_what_is_not_synced_at_once_is_reported_when_it_is(bench: Bench, loop: Loop, batches: Batches) -> None:
+async def test_a_sync_in_a_thread_is_reported_when_it_is_done(bench: Bench, loop: Loop, batches: Batches) -> None:
     bench.syncer.is_quick = False
     await follow(bench)
     send(bench, batches)

@@ -115,7 +115,7 @@ async def test_rounds_are_repeated() -> None:
     assert job.done[:6] == [0, 1, 2, 0, 1, 2]
 
 
-async def test_who_has_more_to_do_waits_for_his_turn() -> None:
+async def test_a_replica_with_more_to_do_waits_for_its_turn() -> None:
     steps = {0: 3, 1: 1, 2: 2}
 
     def work(visit: Visit) -> Progress:
@@ -130,7 +130,7 @@ async def test_who_has_more_to_do_waits_for_his_turn() -> None:
     assert job.done == [0, 1, 2, 0, 2, 0]
 
 
-async def test_what_was_counted_is_added_and_the_rest_is_done_on_the_loop_thread() -> None:
+async def test_counts_are_added_and_the_rest_is_done_on_the_loop_thread() -> None:
     threads: list[int] = []
     job = FakeJob(
         lambda _: Progress(counted={"retention_segments": 2}, then=lambda: threads.append(threading.get_ident()))

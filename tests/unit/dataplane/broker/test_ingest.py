@@ -79,7 +79,7 @@ def test_a_uniform_run_becomes_one_batch_with_its_replies() -> None:
     assert partition.replies == [(0, [b"_INBOX.%02d" % i for i in range(50)])]
 
 
-def test_what_a_run_brought_stays_when_its_buffer_is_read_into_again() -> None:
+def test_records_of_a_run_stay_when_its_buffer_is_read_into_again() -> None:
     partition = Partition(wants=False)
     for name in (b"a", b"b"):
         lines = b"".join(b"MSG s 1 %b.%02d 1\r\n%b\r\n" % (name, i, name) for i in range(20))
@@ -203,7 +203,7 @@ def test_an_envelope_that_fails_its_crc_is_never_stored_as_a_plain_payload() -> 
     assert len(partition.corrupt) == 6
 
 
-def test_what_is_too_large_is_dropped_and_counted_alone() -> None:
+def test_a_record_that_is_too_large_is_dropped_and_counted_alone() -> None:
     partition = Partition()
     partition.ingest.on_messages([b"a", b"x" * (LIMIT + 1), b"b"], [None, b"reply", None], [None] * 3)
     partition.ingest.chunk_done()
@@ -213,7 +213,7 @@ def test_what_is_too_large_is_dropped_and_counted_alone() -> None:
     assert partition.refused[1][1:] == (Code.RECORD_TOO_LARGE, 4)
 
 
-def test_a_refusal_stores_nothing_and_reaches_whoever_asked() -> None:
+def test_a_refusal_stores_nothing_and_reaches_the_requester() -> None:
     partition = Partition(refusal=TidelogError(Code.NOT_ENOUGH_REPLICAS, "no"))
     partition.uniform([b"abc"] * 2, [b"r1", b"r2"])
     partition.ingest.on_messages([encode_publish(Message(value=b"v"))], [None], [None])
@@ -223,7 +223,7 @@ def test_a_refusal_stores_nothing_and_reaches_whoever_asked() -> None:
     assert partition.refused_envelopes == [Code.NOT_ENOUGH_REPLICAS]
 
 
-def test_what_is_refused_to_one_kind_of_publish_is_no_matter_of_the_other_in_the_same_chunk() -> None:
+def test_a_refusal_of_one_kind_of_publish_leaves_the_other_in_the_same_chunk_alone() -> None:
     """Below min ISR only acknowledged publishes are refused; without a lease only the others."""
     below = Partition(refusal=TidelogError(Code.NOT_ENOUGH_REPLICAS, "no"), refuses=(True,))
     leaseless = Partition(refusal=TidelogError(Code.UNAVAILABLE, "no"), refuses=(False,))
@@ -237,7 +237,7 @@ def test_what_is_refused_to_one_kind_of_publish_is_no_matter_of_the_other_in_the
     assert leaseless.refused == [([None], Code.UNAVAILABLE, 1)] * 2
 
 
-def test_while_nobody_wants_a_batch_it_grows_until_it_is_large() -> None:
+def test_a_batch_grows_until_it_is_large_while_it_is_not_taken() -> None:
     partition = Partition(wants=False, max_batch=10 << 20)
     partition.uniform([b"x" * 900] * 100)
     partition.ingest.chunk_done()
@@ -247,7 +247,7 @@ def test_while_nobody_wants_a_batch_it_grows_until_it_is_large() -> None:
     assert len(partition.batches) == 1
 
 
-def test_at_the_end_of_leadership_what_was_never_appended_is_refused_and_counted() -> None:
+def test_at_the_end_of_leadership_unappended_records_are_refused_and_counted() -> None:
     partition = Partition(wants=False)
     partition.uniform([b"abc"], [b"r1"])
     partition.uniform([b"plain"] * 20)
@@ -280,7 +280,7 @@ def test_an_envelope_whose_headers_cannot_be_stored_is_refused_alone() -> None:
     assert partition.refused_envelopes == [Code.BAD_REQUEST]
 
 
-def test_what_plain_clients_publish_is_compressed_as_the_stream_says() -> None:
+def test_plain_publishes_are_compressed_as_the_stream_says() -> None:
     partition = Partition(wants=False)
     for codec in (Compression.ZSTD, Compression.LZ4, Compression.NONE):
         partition.compression = codec

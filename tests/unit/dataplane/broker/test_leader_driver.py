@@ -115,7 +115,7 @@ async def test_a_durable_publish_whose_sync_fails_is_never_acknowledged(bench: B
     ]
 
 
-async def test_an_answer_that_no_message_has_room_for_is_an_error_to_whoever_asked(bench: Bench) -> None:
+async def test_an_answer_that_no_message_has_room_for_is_an_error_to_the_requester(bench: Bench) -> None:
     """An older version's compaction made batches larger than they were, and max_payload may be lowered."""
     role = await driver(bench, view(A, B))
     await role.start()
@@ -267,7 +267,9 @@ def publish_in_all_ways(bench: Bench, role: LeaderDriver, leader_epoch: int) -> 
 
 
 @pytest.mark.parametrize("leader_epoch", [0, EPOCH])
-async def test_who_may_have_been_deposed_does_not_say_that_nothing_was_stored(bench: Bench, leader_epoch: int) -> None:
+async def test_a_leader_that_may_be_deposed_does_not_say_that_nothing_was_stored(
+    bench: Bench, leader_epoch: int
+) -> None:
     """A bare request and an envelope reach a successor as well, an `.append` if it does not name its LeaderEpoch."""
     role = await driver(bench, view(A, B, min_isr=2))
     await role.start()
@@ -296,7 +298,7 @@ async def test_without_a_lease_only_an_append_that_names_its_leader_epoch_is_ref
     await role.end("over")
 
 
-async def test_what_every_leader_refuses_is_refused_for_good_inside_the_lease(bench: Bench) -> None:
+async def test_refusals_common_to_all_leaders_are_final_inside_the_lease(bench: Bench) -> None:
     role = await driver(bench, view(A, B))
     await role.start()
     publish(bench, b"x" * (2 << 20), b"bare")

@@ -187,7 +187,7 @@ class TestEndsByAge:
         assert not house.log.roll()
 
 
-def test_a_timestamp_in_the_future_holds_up_nobody_for_ever(house: House) -> None:
+def test_a_timestamp_in_the_future_does_not_hold_up_retention_for_ever(house: House) -> None:
     house.append(10, at_ms=house.now_ms + 1000 * HOUR_MS)
     house.append(20)
     house.log.sync()

@@ -124,7 +124,7 @@ def test_a_timer_that_fires_within_a_beat_is_not_armed_anew(loop: Loop, role: Id
 # ---- syncs
 
 
-def test_a_sync_begins_when_what_is_to_be_sent_before_it_has_left(
+def test_a_sync_begins_when_the_messages_before_it_have_left(
     loop: Loop, bench: Bench, role: Idle, batches: Batches
 ) -> None:
     batches.append(bench.log)
@@ -140,9 +140,7 @@ def test_a_sync_begins_when_what_is_to_be_sent_before_it_has_left(
     assert role.synced == [2, 3]
 
 
-def test_what_is_not_synced_at_once_is_told_when_a_thread_has_synced_it(
-    loop: Loop, bench: Bench, role: Idle, batches: Batches
-) -> None:
+def test_a_sync_in_a_thread_is_told_when_it_is_done(loop: Loop, bench: Bench, role: Idle, batches: Batches) -> None:
     bench.syncer.is_quick = False
     batches.append(bench.log)
     role.wants_sync()
@@ -153,7 +151,7 @@ def test_what_is_not_synced_at_once_is_told_when_a_thread_has_synced_it(
     assert role.synced == [1]
 
 
-def test_what_comes_while_two_syncs_are_out_is_synced_after_them(
+def test_records_that_come_while_two_syncs_are_out_are_synced_after_them(
     loop: Loop, bench: Bench, role: Idle, batches: Batches
 ) -> None:
     bench.syncer.is_quick = False
@@ -171,7 +169,7 @@ def test_what_comes_while_two_syncs_are_out_is_synced_after_them(
     assert bench.log.durable_end == 3
 
 
-def test_a_sync_of_what_was_cut_meanwhile_is_told_up_to_what_is_synced_now(
+def test_a_sync_of_records_cut_meanwhile_is_told_up_to_the_present_durable_end(
     loop: Loop, bench: Bench, role: Idle, batches: Batches
 ) -> None:
     bench.syncer.is_quick = False

@@ -108,7 +108,7 @@ def test_a_pass_reads_every_byte_once(tmp_path: Path) -> None:
     assert house.steps(log, until=lambda: house.job.completed_at_ns(log) is not None) == log.size_bytes
 
 
-def test_what_is_not_synced_is_left_alone(tmp_path: Path) -> None:
+def test_unsynced_bytes_are_left_alone(tmp_path: Path) -> None:
     house = House(tmp_path)
     log = house.log("a", synced=False)
     flip(log, 1)
@@ -128,7 +128,7 @@ def test_the_rate_is_kept_over_all_logs(tmp_path: Path) -> None:
     assert house.job._allowed <= STEP_BYTES
 
 
-def test_nobody_is_read_twice_before_everybody_was_read_once(tmp_path: Path) -> None:
+def test_no_log_is_read_twice_before_all_were_read_once(tmp_path: Path) -> None:
     house = House(tmp_path, rate=500)
     first, second = house.log("a"), house.log("b")
     house.steps(first, second, until=lambda: house.job.completed_at_ns(first) is not None)
@@ -137,7 +137,7 @@ def test_nobody_is_read_twice_before_everybody_was_read_once(tmp_path: Path) -> 
     assert house.job.completed_at_ns(first) == done
 
 
-def test_a_log_that_is_not_visited_any_more_holds_nobody_up(tmp_path: Path) -> None:
+def test_a_log_that_is_not_visited_any_more_holds_up_no_other(tmp_path: Path) -> None:
     house = House(tmp_path)
     damaged, sound = house.log("a"), house.log("b")
     house.step(sound)

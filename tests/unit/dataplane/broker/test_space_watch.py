@@ -53,7 +53,7 @@ async def bench() -> Bench:
     return Bench()
 
 
-async def test_who_listens_hears_of_each_change_once(bench: Bench) -> None:
+async def test_listeners_hear_of_each_change_once(bench: Bench) -> None:
     for free in (5 * LIMIT, 4 * LIMIT, LIMIT // 2, LIMIT // 2, 9 * LIMIT):
         await bench.look(free)
     assert bench.rooms == [Room.FULL, Room.AMPLE]
@@ -71,7 +71,7 @@ async def test_the_reserve_is_taken_with_room_and_given_back_when_the_disk_refus
     assert bench.reserved == LIMIT // 4
 
 
-async def test_what_is_missing_is_evicted_once_at_a_time(bench: Bench) -> None:
+async def test_missing_room_is_evicted_once_at_a_time(bench: Bench) -> None:
     wanted: list[int] = []
 
     async def evict(amount: int) -> int:

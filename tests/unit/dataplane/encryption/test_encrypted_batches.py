@@ -75,7 +75,7 @@ class TestRoundTrip:
         epoch=st.integers(1, 1 << 60),
         compression=st.sampled_from(Compression),
     )
-    def test_what_is_decrypted_is_what_was_encrypted_byte_for_byte(
+    def test_decryption_gives_the_original_byte_for_byte(
         self, values: Sequence[bytes | None], key: bytes | None, base: int, epoch: int, compression: Compression
     ) -> None:
         batch = built(*values, key=key, compression=compression)
@@ -225,7 +225,7 @@ class TestKeys:
             "was encrypted (it has '2026-11'); give it that key"
         )
 
-    def test_what_lies_before_a_batch_without_its_key_is_served(self) -> None:
+    def test_batches_before_one_without_its_key_are_served(self) -> None:
         ours, theirs = built(b"ours"), built(b"theirs")
         stored = encrypted(BatchCipher(ring(OLD), PARTITION), ours, 0) + plain(ours, 1)
         locked = encrypted(BatchCipher(ring(NEW), PARTITION), theirs, 2)

@@ -73,7 +73,7 @@ def test_a_file_that_cannot_be_read_is_refused(tmp_path: Path, content: bytes | 
         keys_from_file(file)
 
 
-def test_what_is_shown_of_keys_is_their_ids() -> None:
+def test_only_the_ids_of_keys_are_shown() -> None:
     keys = MasterKeys((MasterKey("a", SECRET),))
     data_key = Keyring(keys).new_data_key()
     for shown in (repr(keys), repr(keys.wrapping), repr(data_key), str(data_key)):

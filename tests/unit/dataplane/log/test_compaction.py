@@ -177,7 +177,7 @@ def test_a_pass_that_is_broken_off_leaves_nothing_and_begins_anew(keyed: Keyed) 
     assert keyed.clean_end > 0
 
 
-def test_what_remains_can_be_opened_cut_and_read_by_time(keyed: Keyed) -> None:
+def test_a_compacted_log_can_be_opened_cut_and_read_by_time(keyed: Keyed) -> None:
     keyed.fill("abcdefgh" * 5)
     compact(keyed.log)
     keyed.disk.remove(keyed.log.segments[1].index_path)
@@ -279,7 +279,7 @@ def test_damage_is_not_compacted_away(keyed: Keyed) -> None:
     assert keyed.clean_end == 0
 
 
-def test_what_producers_sent_is_known_by_the_batches_that_are_left(keyed: Keyed) -> None:
+def test_producers_are_known_by_the_batches_that_are_left(keyed: Keyed) -> None:
     for number in range(12):
         append(keyed.log, [(b"a", b"x" * 30), (b"b", b"y" * 30)], producer=(7, 2 * number))
     keyed.log.sync()
@@ -353,7 +353,7 @@ def test_the_log_says_that_tombstones_are_missing_before_one_is(keyed: Keyed) ->
 EPOCH = LeaderEpoch(7)
 
 
-def test_what_a_copy_will_not_get_counts_only_in_the_leader_epoch_in_which_it_was_begun() -> None:
+def test_the_deleted_end_of_a_copy_counts_only_in_the_leader_epoch_in_which_it_was_begun() -> None:
     copy = CompactionPoint.of_copy(Offset(80), EPOCH)
     assert copy.in_role(EPOCH, Offset(20)) == copy
     other = copy.in_role(LeaderEpoch(8), Offset(20))
@@ -362,7 +362,7 @@ def test_what_a_copy_will_not_get_counts_only_in_the_leader_epoch_in_which_it_wa
     assert copy.in_role(LeaderEpoch(8), Offset(80)) == copy  # all of it is here
 
 
-def test_another_leader_is_told_what_is_here_and_so_is_every_later_life(keyed: Keyed) -> None:
+def test_another_leader_is_told_the_end_of_this_log_and_so_is_every_later_life(keyed: Keyed) -> None:
     copy = CompactionPoint.of_copy(Offset(33), EPOCH)
     keyed.log.install(Snapshot(Offset(0)), copy)
     keyed.fill("ab" * 6)
@@ -379,7 +379,7 @@ def test_another_leader_is_told_what_is_here_and_so_is_every_later_life(keyed: K
     assert keyed.log.compaction_point == CompactionPoint(deletions_end=Offset(9), deleted_end=Offset(9))
 
 
-def test_a_pass_that_began_before_a_role_does_not_bring_back_what_is_no_more_true(keyed: Keyed) -> None:
+def test_a_pass_that_began_before_a_role_does_not_bring_back_an_old_point(keyed: Keyed) -> None:
     keyed.log.install(Snapshot(Offset(0)), CompactionPoint.of_copy(Offset(90), EPOCH))
     keyed.fill("ab" * 20)
     steps = one_pass(keyed.log).steps()
@@ -390,7 +390,7 @@ def test_a_pass_that_began_before_a_role_does_not_bring_back_what_is_no_more_tru
     assert keyed.log.compaction_point.deleted_end == 40
 
 
-def test_a_dropped_log_remembers_what_it_is_filled_from(keyed: Keyed) -> None:
+def test_a_dropped_log_remembers_the_leader_that_it_is_filled_from(keyed: Keyed) -> None:
     keyed.fill("ab" * 20)
     compact(keyed.log)
     copy = CompactionPoint.of_copy(Offset(33), EPOCH)
@@ -414,7 +414,7 @@ def test_a_damaged_point_promises_nothing(keyed: Keyed) -> None:
     assert keyed.clean_end > 0
 
 
-def test_a_damaged_point_does_not_make_tombstones_of_what_is_not_committed(keyed: Keyed) -> None:
+def test_a_damaged_point_does_not_remove_uncommitted_tombstones(keyed: Keyed) -> None:
     """A member of the ISR ends there, and would be refused."""
     keyed.fill("ab" * 20)
     keyed.log.checkpoint_high_watermark(Offset(20))
@@ -443,7 +443,9 @@ def test_the_high_watermark_on_disk_is_not_below_a_tombstone_that_is_gone(keyed:
 
 
 @pytest.mark.parametrize("high_watermark", range(20, 31))
-def test_who_copies_a_log_whose_point_was_damaged_is_told_when_a_tombstone_has_gone_since(high_watermark: int) -> None:
+def test_a_follower_of_a_log_whose_point_was_damaged_is_told_when_a_tombstone_has_gone_since(
+    high_watermark: int,
+) -> None:
     keyed = Keyed()
     keyed.fill("aaaa")
     keyed.append((b"a", None))
@@ -552,7 +554,7 @@ def test_no_batch_is_larger_than_it_was(batches: list, data: st.DataObject) -> N
     assert found <= set(keyed.model.compacted_to(keyed.clean_end))
 
 
-def test_a_tombstone_stays_while_what_it_deletes_is_in_a_batch_that_would_be_larger_without_it(
+def test_a_tombstone_stays_while_its_record_is_in_a_batch_that_would_be_larger_without_it(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     """The size of compressed bytes cannot be told in advance."""
@@ -580,7 +582,7 @@ def test_a_tombstone_stays_while_what_it_deletes_is_in_a_batch_that_would_be_lar
 
 
 @pytest.mark.parametrize("encrypted", [False, True])
-def test_what_an_older_version_made_too_large_fits_after_the_next_pass(
+def test_a_batch_that_an_older_version_made_too_large_fits_after_the_next_pass(
     monkeypatch: pytest.MonkeyPatch, encrypted: bool
 ) -> None:
     partition = PartitionKey(StreamName("s"), Incarnation(1), 0, Incarnation(2))

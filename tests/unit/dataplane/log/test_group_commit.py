@@ -170,7 +170,7 @@ def test_too_many_requests_are_refused(scheduler: SyncScheduler, loop: Loop, mon
     assert len(done) == 4
 
 
-def test_close_finishes_what_was_requested(loop: Loop) -> None:
+def test_close_finishes_the_requested_syncs(loop: Loop) -> None:
     scheduler = SyncScheduler(loop.post, threads=1)
     logs = [SlowLog() for _ in range(5)]
     done: list[Offset | Exception] = []
@@ -256,7 +256,7 @@ def test_a_quick_sync_stands_on_the_loop_half_of_the_time_at_most(quick: tuple[S
     assert scheduler.at_once(disk) == 5
 
 
-def test_what_is_not_small_is_left_to_the_threads(quick: tuple[SyncScheduler, Disk]) -> None:
+def test_a_large_sync_is_left_to_the_threads(quick: tuple[SyncScheduler, Disk]) -> None:
     scheduler, disk = quick
     disk.small = False
     assert scheduler.at_once(disk) is None
@@ -334,7 +334,7 @@ def test_nothing_is_synced_at_once_when_that_is_off(scheduler: SyncScheduler) ->
     assert scheduler.at_once(Disk()) is None
 
 
-def test_a_small_sync_leaves_what_is_more_to_a_thread(tmp_path: Path, batches: Batches) -> None:
+def test_a_small_sync_leaves_the_rest_to_a_thread(tmp_path: Path, batches: Batches) -> None:
     log, _ = PartitionLog.open(tmp_path, LogConfig())
     batches.append(log)
     assert log.sync_small(1 << 20) is None, "a leader epoch is not on disk yet"
@@ -347,7 +347,7 @@ def test_a_small_sync_leaves_what_is_more_to_a_thread(tmp_path: Path, batches: B
     log.close()
 
 
-def test_a_small_sync_waits_for_nobody_who_syncs_in_a_thread(
+def test_a_small_sync_does_not_wait_for_a_sync_in_a_thread(
     tmp_path: Path, batches: Batches, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Both at a time, the error of the one's fdatasync would be the other's success."""

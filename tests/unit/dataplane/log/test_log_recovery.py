@@ -63,7 +63,7 @@ class TestAfterAKill:
         assert [tuple(entry) for entry in log.epochs.entries] == [(1, 0), (2, 50)]
         assert read_epochs(REAL_FILES, tmp_path) == log.epochs.entries
 
-    def test_only_what_came_after_the_last_checkpoint_is_scanned(self, tmp_path: Path, batches: Batches) -> None:
+    def test_only_records_after_the_last_checkpoint_are_scanned(self, tmp_path: Path, batches: Batches) -> None:
         log = opened(tmp_path, LogConfig(index_interval_bytes=512))
         batches.fill(log, 2000)
         log.sync()
@@ -290,7 +290,7 @@ class TestDamage:
         self.check_unsound(tmp_path, batches, int(gone.stem), stored)
         self.repaired(tmp_path, batches)
 
-    def test_what_is_copied_in_place_of_a_missing_beginning_is_not_below_the_log_start(
+    def test_a_copy_in_place_of_a_missing_beginning_is_not_below_the_log_start(
         self, tmp_path: Path, batches: Batches
     ) -> None:
         """The checkpoint written with the cut says where the log begins after it, not where the rest of it began."""

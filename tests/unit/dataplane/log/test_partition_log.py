@@ -93,7 +93,7 @@ class TestAppending:
         assert log.log_end_offset == 1
         assert log.epochs.entries == (EpochEntry(LeaderEpoch(3), Offset(0)),)
 
-    def test_bytes_that_are_not_those_of_the_headers_are_refused(self, tmp_path: Path, batches: Batches) -> None:
+    def test_bytes_that_do_not_match_the_headers_are_refused(self, tmp_path: Path, batches: Batches) -> None:
         log = opened(tmp_path)
         batch = batches.one(0)
         with pytest.raises(InvariantViolation, match="bytes"):
@@ -142,7 +142,7 @@ class TestReading:
         batches.append(log)
         assert log.read_from_disk(Offset(1), max_bytes=10, end_offset=END) == large.data
 
-    def test_what_left_the_memory_is_read_from_disk(self, tmp_path: Path, batches: Batches) -> None:
+    def test_batches_outside_of_memory_are_read_from_disk(self, tmp_path: Path, batches: Batches) -> None:
         log = opened(tmp_path, LogConfig(tail_bytes=2000))
         batches.fill(log, 5000)
         assert log.read(Offset(4000), max_bytes=1, end_offset=END) is None
@@ -172,7 +172,7 @@ class TestReading:
             log.read_from_disk(Offset(0), max_bytes=6 * size, end_offset=END)
 
     @pytest.mark.parametrize("which_read", [1, 2])
-    def test_what_was_replaced_during_a_read_is_not_returned(
+    def test_batches_replaced_during_a_read_are_not_returned(
         self, tmp_path: Path, batches: Batches, which_read: int
     ) -> None:
         class CutsMeanwhile(RealFiles):
@@ -291,7 +291,9 @@ class TestSyncing:
         assert log.durable_end == 10
         assert not log.needs_sync
 
-    def test_the_page_cache_keeps_what_is_wanted_and_what_is_not_synced(self, tmp_path: Path, batches: Batches) -> None:
+    def test_the_page_cache_keeps_the_wanted_bytes_and_the_unsynced_ones(
+        self, tmp_path: Path, batches: Batches
+    ) -> None:
         forgotten: list[tuple[int, int]] = []
 
         class Watched(RealFiles):
@@ -416,7 +418,7 @@ class TestSyncing:
             batches.append(log)
         assert log.log_end_offset == 1
 
-    def test_what_is_written_while_a_sync_runs_is_not_called_durable(self, tmp_path: Path, batches: Batches) -> None:
+    def test_records_written_while_a_sync_runs_are_not_called_durable(self, tmp_path: Path, batches: Batches) -> None:
         class AppendsMeanwhile(RealFiles):
             log: PartitionLog | None = None
 

@@ -90,7 +90,7 @@ def test_a_log_whose_handle_was_put_aside_goes_on_where_it_was(tmp_path: Path, b
     assert batches.stored(again) == written
 
 
-def test_what_is_not_synced_is_not_put_aside(tmp_path: Path, batches: Batches) -> None:
+def test_unsynced_files_are_not_closed(tmp_path: Path, batches: Batches) -> None:
     """An error of its fsync would be lost."""
     log, _ = PartitionLog.open(tmp_path, CONFIG)
     batches.append(log)
@@ -139,7 +139,7 @@ class _Log:
 
 
 class TestWriteHandles:
-    def test_who_was_written_to_gets_a_second_chance(self) -> None:
+    def test_a_log_written_to_gets_a_second_chance(self) -> None:
         asked: list[str] = []
         a, b, c, d = (_Log(name, asked) for name in "abcd")
         handles = WriteHandles(2)
@@ -173,7 +173,7 @@ class _Segment:
 
 
 class TestLoadedIndexes:
-    def test_those_unused_for_longest_are_dropped(self) -> None:
+    def test_indexes_unused_for_longest_are_dropped(self) -> None:
         indexes = LoadedIndexes(100)
         a, b, c = _Segment(40), _Segment(40), _Segment(40)
         for segment in (a, b, a, c):

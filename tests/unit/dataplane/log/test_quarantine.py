@@ -53,7 +53,7 @@ def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Folder:
     return Folder(tmp_path)
 
 
-def test_a_report_says_what_where_and_when(folder: Folder) -> None:
+def test_a_report_names_damage_place_and_time(folder: Folder) -> None:
     report = folder.event(first=90, behind=(200,))
     assert report == {
         "event": 1,
@@ -94,7 +94,7 @@ def test_the_newest_reports_are_kept(folder: Folder) -> None:
     assert len(folder.held) == 3
 
 
-def test_what_an_operator_gave_up_is_kept_whole_and_for_good(folder: Folder) -> None:
+def test_files_that_an_operator_gave_up_are_kept_whole_and_for_good(folder: Folder) -> None:
     folder.event(first=3000, behind=(4000,), lost=True)
     for _ in range(5):
         folder.event(first=900)
@@ -105,7 +105,7 @@ def test_what_an_operator_gave_up_is_kept_whole_and_for_good(folder: Folder) -> 
     }
 
 
-def test_what_found_no_room_leaves_nothing_behind(folder: Folder, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_copy_without_room_leaves_nothing_behind(folder: Folder, monkeypatch: pytest.MonkeyPatch) -> None:
     """Else each new try would take more of the room that is lacking, and the ones that an operator gave up are kept."""
     write = RealFiles.write
 

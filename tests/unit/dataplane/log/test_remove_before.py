@@ -113,7 +113,7 @@ class _Interrupting(RealFiles):
         return super().open(path, write=write, create=create)
 
 
-def test_who_was_about_to_open_a_removed_segment_is_told_where_the_log_begins(tmp_path: Path, batches: Batches) -> None:
+def test_a_reader_of_a_removed_segment_is_told_the_log_start(tmp_path: Path, batches: Batches) -> None:
     files = _Interrupting()
     log = opened(tmp_path, files)
     batches.fill(log, 40)
@@ -126,7 +126,7 @@ def test_who_was_about_to_open_a_removed_segment_is_told_where_the_log_begins(tm
     assert log.refusal is None
 
 
-def test_a_look_up_by_time_during_the_removal_finds_what_is_left(tmp_path: Path, batches: Batches) -> None:
+def test_a_look_up_by_time_during_the_removal_finds_a_remaining_record(tmp_path: Path, batches: Batches) -> None:
     files = _Interrupting()
     log = opened(tmp_path, files)
     batches.fill(log, 40)
@@ -161,7 +161,7 @@ def test_no_handle_of_a_removed_segment_is_kept(tmp_path: Path, batches: Batches
 
 
 class TestAtOpen:
-    def test_what_a_crash_left_below_the_start_is_removed(
+    def test_segments_that_a_crash_left_below_the_start_are_removed(
         self, log: PartitionLog, tmp_path: Path, batches: Batches
     ) -> None:
         old = {file: file.read_bytes() for suffix in ("log", "index") for file in sorted(tmp_path.glob(f"*.{suffix}"))}

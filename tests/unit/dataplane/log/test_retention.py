@@ -57,7 +57,7 @@ def test_without_limits_nothing_goes() -> None:
     assert removed(row(1000, 1000, 1000), Limits()) == 0
 
 
-def test_limits_are_those_of_the_stream() -> None:
+def test_the_limits_come_from_the_stream() -> None:
     config = StreamConfig(retention_max_age_ms=1, retention_max_bytes=2, retention_max_messages=3)
     assert Limits.of(config) == Limits(max_age_ms=1, max_bytes=2, max_messages=3)
     assert not Limits.of(StreamConfig())
@@ -75,7 +75,7 @@ class TestByAge:
         assert removed(row(90, 90), AGE) == 1
         assert removed(row(90), AGE) == 0
 
-    def test_a_segment_without_records_keeps_nobody(self) -> None:
+    def test_a_segment_without_records_keeps_no_other(self) -> None:
         assert removed(row(None, 90, 0), AGE) == 2
 
     def test_a_timestamp_in_the_future_counts_as_when_the_file_was_last_written(self) -> None:
@@ -89,7 +89,7 @@ class TestByAge:
 
 class TestBySize:
     @pytest.mark.parametrize(("limit", "gone"), [(1, 3), (100, 3), (101, 2), (200, 2), (300, 1), (301, 0), (400, 0)])
-    def test_what_is_left_is_never_below_the_limit(self, limit: int, gone: int) -> None:
+    def test_the_rest_is_never_below_the_limit(self, limit: int, gone: int) -> None:
         assert removed(row(0, 0, 0, 0), Limits(max_bytes=limit)) == gone
 
     @pytest.mark.parametrize(("limit", "gone"), [(1, 3), (10, 3), (11, 2), (30, 1), (31, 0)])

@@ -26,7 +26,7 @@ UNKNOWN = (
 SNAPSHOT = Snapshot(Offset(7), EPOCHS, PRODUCERS, UNKNOWN)
 
 
-def test_what_was_encoded_is_decoded() -> None:
+def test_decoding_gives_the_encoded_state() -> None:
     assert decode_snapshot(encode_snapshot(SNAPSHOT)) == SNAPSHOT
     assert decode_snapshot(encode_snapshot(Snapshot(Offset(0)))) == Snapshot(Offset(0))
 
@@ -61,7 +61,7 @@ def test_a_section_of_ours_in_another_version_is_carried_and_leaves_no_state_to_
     assert {(section.name, section.version) for section in found.carried} >= {("leader-epochs", 1), ("producers", 1)}
 
 
-def test_what_an_earlier_version_wrote_says_nothing_of_times() -> None:
+def test_a_file_of_an_earlier_version_has_no_times() -> None:
     """That version knows one of the two producer sections, and carries the other on from an older snapshot."""
     section = encode_snapshot(SNAPSHOT).index(b"producer-times")
     earlier = bytearray(encode_snapshot(SNAPSHOT))

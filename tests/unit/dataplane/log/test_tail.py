@@ -24,7 +24,7 @@ def test_the_tail_that_was_appended_to_the_longest_ago_is_emptied_for_the_others
     assert memory.bytes == 70
 
 
-def test_one_tail_alone_keeps_what_it_may() -> None:
+def test_one_tail_alone_keeps_its_full_size() -> None:
     memory = TailMemory(5)
     tail = filled(memory, 3)
     assert tail.read(0, 100, 3) == [bytes(10)] * 3
@@ -41,7 +41,7 @@ def test_an_emptied_tail_goes_on_with_the_next_batch() -> None:
     assert tail.read(1, 100, 2) == [bytes(10)]
 
 
-def test_a_tail_that_nobody_uses_any_more_takes_no_room() -> None:
+def test_a_tail_out_of_use_takes_no_room() -> None:
     memory = TailMemory(100)
     tail = filled(memory, 9)
     memory.forget(tail)

@@ -122,7 +122,7 @@ class TestClean:
     def test_an_empty_folder(self, tmp_path: Path) -> None:
         assert verified(tmp_path).is_clean
 
-    def test_what_a_crash_leaves_of_a_write_is_noted(self, tmp_path: Path, batches: Batches) -> None:
+    def test_a_torn_write_after_a_crash_is_noted(self, tmp_path: Path, batches: Batches) -> None:
         filled(tmp_path, batches)
         last = segments(tmp_path)[-1]
         last.write_bytes(last.read_bytes() + batches.one(24, epoch=4).data[:-8])
@@ -285,7 +285,7 @@ class TestSmallFiles:
         assert finding.kind is Kind.DAMAGE
         assert "ends at offset 24, but records up to offset 30" in finding.message
 
-    def test_what_lies_below_the_log_start_is_not_looked_at(self, tmp_path: Path, batches: Batches) -> None:
+    def test_segments_below_the_log_start_are_not_looked_at(self, tmp_path: Path, batches: Batches) -> None:
         filled(tmp_path, batches)
         first, second, *_ = segments(tmp_path)
         write_offsets(REAL_FILES, tmp_path, OffsetCheckpoint(Offset(24), Offset(24), Offset(int(second.stem))))
@@ -351,7 +351,7 @@ class TestEncrypted:
             assert report.findings == []
             assert report.master_keys == {"2026": 5}
 
-    def test_with_the_key_what_does_not_decrypt_is_damage(self, tmp_path: Path, batches: Batches) -> None:
+    def test_with_the_key_a_batch_that_does_not_decrypt_is_damage(self, tmp_path: Path, batches: Batches) -> None:
         self.fill(tmp_path, batches)
         first = segments(tmp_path)[0]
         data = first.read_bytes()

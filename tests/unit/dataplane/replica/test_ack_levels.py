@@ -46,7 +46,7 @@ def test_the_publishs_own_goes_before_it() -> None:
 
 
 @pytest.mark.parametrize(("text", "by_leader"), [("replica_durable:4", False), ("majority_durable", True)])
-def test_what_no_partition_can_give_is_refused(text: str, by_leader: bool) -> None:
+def test_a_level_that_no_partition_can_give_is_refused(text: str, by_leader: bool) -> None:
     with pytest.raises(TidelogError, match=text) as refused:
         level(text, by_leader=by_leader)
     assert refused.value.code is Code.BAD_REQUEST
@@ -71,7 +71,7 @@ def test_a_follower_that_says_nothing_of_syncs_has_synced_nothing_on_an_accepted
     assert done(driver.fetch(B, 1, durable=1)) == ["t"]
 
 
-def test_without_anybody_waiting_nobody_is_asked_to_sync_an_accepted_stream() -> None:
+def test_an_accepted_stream_is_not_synced_while_no_publish_waits_for_it() -> None:
     driver = Driver(view(durability=ACCEPTED))
     assert of(RequestSync, publish(driver, CACHED, "t")) == []
     assert [answer.sync_to for answer in of(Respond, driver.fetch(B, 0))] == [0]
@@ -85,7 +85,7 @@ def test_followers_are_asked_until_they_have_said_that_it_is_done() -> None:
     assert not any(answer.sync_to for answer in of(Respond, driver.fetch(B, 1, durable=1)))
 
 
-def test_a_publish_that_ended_unconfirmed_asks_nobody_any_more() -> None:
+def test_a_publish_that_ended_unconfirmed_asks_for_no_more_syncs() -> None:
     driver = Driver(view(durability=ACCEPTED))
     publish(driver, SYNCED, "t")
     (ended,) = of(CompleteProduce, driver.leader.tick(10.0))
@@ -124,7 +124,7 @@ def test_the_maximal_isr_counts_for_either_mark() -> None:
     assert done(driver.fetch(C, 1, durable=0)) == ["t"]
 
 
-def test_who_lacks_what_was_acknowledged_from_page_caches_does_not_join() -> None:
+def test_a_follower_that_lacks_records_acknowledged_from_page_caches_does_not_join() -> None:
     driver = Driver(view(isr=(A, B)))
     publish(driver, CACHED, "t")
     assert done(driver.fetch(B, 1, durable=0)) == ["t"]
@@ -132,7 +132,7 @@ def test_who_lacks_what_was_acknowledged_from_page_caches_does_not_join() -> Non
     assert of(ProposeIsr, driver.fetch(C, 1, durable=0)) != []
 
 
-def test_who_has_not_synced_what_was_acknowledged_as_synced_does_not_join() -> None:
+def test_a_follower_that_has_not_synced_records_acknowledged_as_synced_does_not_join() -> None:
     driver = Driver(view(isr=(A, B), durability=ACCEPTED))
     publish(driver, SYNCED, "t")
     driver.leader.on_synced(Offset(1), 0.0)
@@ -143,7 +143,7 @@ def test_who_has_not_synced_what_was_acknowledged_as_synced_does_not_join() -> N
     assert of(ProposeIsr, driver.fetch(C, 1, durable=1)) != []
 
 
-def test_who_has_not_synced_what_earlier_epochs_may_have_acknowledged_as_synced_does_not_join() -> None:
+def test_a_follower_that_has_not_synced_records_of_earlier_epochs_does_not_join() -> None:
     driver = Driver(view(isr=(A, B), leader_epoch=2, durability=ACCEPTED), log_end=5, high_watermark=5)
     assert of(ProposeIsr, driver.fetch(C, 5, durable=4)) == []
     assert of(ProposeIsr, driver.fetch(C, 5, durable=5)) != []
@@ -199,7 +199,7 @@ def test_the_leaders_own_copy_in_either_way() -> None:
     assert done(driver.leader.on_synced(Offset(2), 0.0)) == ["synced"]
 
 
-def test_a_repetition_of_what_lies_unsynced_has_it_synced() -> None:
+def test_a_repetition_of_an_unsynced_batch_has_it_synced() -> None:
     driver = Driver(view(durability=ACCEPTED, isr=(A, B)))
     publish(driver, CACHED, "first")
     driver.fetch(B, 1, durable=None)

@@ -49,7 +49,7 @@ def test_an_older_epoch_may_write_where_a_newer_one_began_without_writing() -> N
     assert epochs.entries == entries((4, 0))
 
 
-def test_assigning_removes_what_begins_at_or_after_it() -> None:
+def test_assigning_removes_epochs_that_begin_at_or_after_it() -> None:
     epochs = cache((1, 0), (3, 40), (4, 90))
     assert assign(epochs, 5, 40)
     assert epochs.entries == entries((1, 0), (5, 40))
@@ -62,7 +62,7 @@ def test_a_log_never_goes_back_in_epochs() -> None:
     assert epochs.entries == entries((1, 0), (3, 40))
 
 
-def test_truncation_removes_what_begins_at_or_after_the_cut() -> None:
+def test_truncation_removes_epochs_that_begin_at_or_after_the_cut() -> None:
     epochs = cache((1, 0), (3, 40), (4, 90))
     assert not epochs.truncate_from(Offset(91))
     assert epochs.truncate_from(Offset(90))
@@ -134,7 +134,7 @@ def test_at_the_front_the_epoch_of_the_record_before_is_the_last_that_is_kept(
     assert epochs.entries == entries(*kept)
 
 
-def test_what_ended_at_the_log_start_is_known_also_when_another_epoch_begins_there() -> None:
+def test_an_epoch_that_ended_at_the_log_start_is_known_also_when_another_begins_there() -> None:
     epochs = cache((1, 0), (3, 40))
     epochs.truncate_before(Offset(90))
     epochs.assign(LeaderEpoch(5), Offset(90))

@@ -53,7 +53,7 @@ def test_truncation_follows_the_leaders_epochs_and_not_the_high_watermark() -> N
     assert fetched(ends(core, 4, 20)).offset == 20
 
 
-def test_what_the_leader_does_not_have_is_cut() -> None:
+def test_records_that_the_leader_does_not_have_are_cut() -> None:
     core = follower((4, 0), log_end=20)
     core.start(0.0)
     assert ends(core, 4, 15) == [Truncate(Offset(15))]
@@ -156,7 +156,7 @@ def test_the_durable_end_is_reported_after_the_sync_as_progress() -> None:
     assert (report.durable_end, report.progress_only) == (7, True)
 
 
-def test_what_is_synced_when_the_append_is_told_the_next_fetch_reports() -> None:
+def test_the_next_fetch_reports_a_sync_that_was_done_with_the_append() -> None:
     core = follower()
     core.start(0.0)
     answer(core, first=0)
@@ -190,7 +190,7 @@ def test_a_sync_that_takes_long_is_not_waited_for_with_the_next_request() -> Non
     assert (report.durable_end, report.progress_only) == (7, True)
 
 
-def test_a_request_does_not_wait_for_a_sync_that_nobody_owes() -> None:
+def test_a_request_does_not_wait_for_a_sync_that_was_not_asked_for() -> None:
     core = follower()
     core.start(0.0)
     answer(core, first=0)
@@ -198,7 +198,7 @@ def test_a_request_does_not_wait_for_a_sync_that_nobody_owes() -> None:
     assert fetched(effects).durable_end == 7
 
 
-def test_a_durable_end_that_is_told_with_an_append_is_neither_above_the_log_nor_below_what_was_told() -> None:
+def test_a_durable_end_that_is_told_with_an_append_is_neither_above_the_log_nor_below_an_earlier_one() -> None:
     core = follower()
     core.start(0.0)
     answer(core, first=0)
@@ -260,7 +260,7 @@ def test_a_batch_that_does_not_decode_is_refused_and_the_leader_told() -> None:
     assert (again.refused_batch, again.offset) == ("bad CRC", 0)
 
 
-def test_what_is_bad_again_and_again_is_asked_for_ever_more_slowly_and_the_leader_told_each_time() -> None:
+def test_a_batch_that_stays_bad_is_asked_for_ever_more_slowly_and_the_leader_told_each_time() -> None:
     core = follower()
     settings = core.settings
     request = fetched(core.start(0.0))
@@ -399,7 +399,7 @@ def test_back_pressure_counts_as_life() -> None:
     assert not [e for e in core.tick(3.1) if isinstance(e, ReportLeader)]
 
 
-def test_what_no_message_has_room_for_is_asked_for_ever_more_slowly_and_said() -> None:
+def test_a_batch_that_no_message_has_room_for_is_asked_for_ever_more_slowly_and_reported() -> None:
     """Nothing but an operator ends it; until then it costs the leader next to nothing, and is no ground for a
     report."""
     core = follower()
@@ -493,7 +493,7 @@ def test_an_unanswered_fetch_is_followed_by_an_offset_probe() -> None:
     assert asked(core.tick(0.5)) == 5
 
 
-def test_while_our_own_connection_is_down_nobody_is_suspected() -> None:
+def test_while_our_own_connection_is_down_the_leader_is_not_suspected() -> None:
     core = follower()
     core.start(0.0)
     core.on_connection(math.inf, 0.1)
@@ -508,13 +508,13 @@ def test_after_a_reconnect_it_reconciles_anew() -> None:
     assert asked(core.on_connection(4.0, 4.0)) == 5
 
 
-def test_an_offline_partition_has_nobody_to_ask() -> None:
+def test_a_follower_of_an_offline_partition_asks_no_broker() -> None:
     core = follower(leader=None)
     assert core.start(0.0) == []
     assert isinstance(core.state, Leaderless)
     assert core.next_deadline() == math.inf
 
 
-def test_nobody_follows_itself() -> None:
+def test_a_replica_does_not_follow_itself() -> None:
     with pytest.raises(InvariantViolation):
         follower(leader=B)

@@ -151,7 +151,7 @@ def test_of_a_later_epoch_nothing_is_installed(core: Follower) -> None:
     assert core.state.pieces == ()
 
 
-def test_silence_is_asked_again_with_what_is_there_kept(core: Follower) -> None:
+def test_silence_is_asked_again_and_the_received_part_is_kept(core: Follower) -> None:
     refused(core)
     piece(core, data=CONTENT[:4])
     due = core.next_deadline()
@@ -160,13 +160,13 @@ def test_silence_is_asked_again_with_what_is_there_kept(core: Follower) -> None:
     assert core.next_deadline() - due > due, "less often each time"
 
 
-def test_nobody_listens_is_asked_again_soon(core: Follower) -> None:
+def test_without_responders_it_asks_again_soon(core: Follower) -> None:
     refused(core)
     core.on_no_responders(0.1)
     assert core.next_deadline() == pytest.approx(0.12)
 
 
-def test_while_it_lasts_nobody_is_served_and_an_answer_to_a_fetch_is_late(core: Follower) -> None:
+def test_while_it_lasts_consumers_are_refused_and_an_answer_to_a_fetch_is_late(core: Follower) -> None:
     refused(core)
     assert core.on_notification(LeaderEpoch(5), 0.0) == []
     core.on_synced(Offset(7), 0.0)
@@ -185,7 +185,7 @@ def deletions_gone(core: Follower) -> list[FollowerEffect]:
     return answer(core, error=refusals.deletions_gone(core.view.key, Offset(2), Offset(7)))
 
 
-def test_who_lacks_deletions_that_are_gone_begins_anew_though_the_leaders_log_reaches_further_back() -> None:
+def test_a_follower_that_lacks_removed_tombstones_begins_anew_though_the_leaders_log_reaches_further_back() -> None:
     """Its records may have been deleted by them, and no record that it could fetch would say so."""
     core = follower((5, 0), log_end=7)
     core._replica.view = replace(core.view, isr=(core.view.leader or core.broker,))
@@ -212,7 +212,7 @@ def test_a_replica_that_is_relied_on_gives_nothing_up_for_deletions_and_does_not
     assert again.offset == 7
 
 
-def test_a_leader_that_refuses_what_is_in_its_log_is_not_suspected(core: Follower) -> None:
+def test_a_leader_that_refuses_an_offset_in_its_log_is_not_suspected(core: Follower) -> None:
     """It answers."""
     core.start(0.0)
     ends(core, 5, 7)

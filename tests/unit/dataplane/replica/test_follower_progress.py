@@ -93,7 +93,7 @@ def test_an_offset_answer_makes_the_follower_ask_quickly_again() -> None:
     assert core.state.ask_again_at == pytest.approx(1.0 + ReplicaSettings().no_leader_retry)
 
 
-def test_where_nobody_listens_is_asked_ever_more_slowly_until_the_leader_answers_or_says_that_it_has_begun() -> None:
+def test_without_responders_it_asks_ever_more_slowly_until_the_leader_answers_or_says_that_it_has_begun() -> None:
     settings = ReplicaSettings()
     core = lagging((5, 0), log_end=10)
     core.start(0.0)

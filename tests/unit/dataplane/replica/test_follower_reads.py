@@ -58,7 +58,7 @@ def served(effects: list[FollowerEffect]) -> list[tuple[object, int, int]]:
 
 
 # ---------------------------------------------------------------- served
-def test_what_is_below_its_own_high_watermark_is_served_and_no_more() -> None:
+def test_records_below_its_own_high_watermark_are_served_and_no_more() -> None:
     core = serving(log_end=10, high_watermark=8)
     assert served(core.on_consumer_fetch(consumer(0), 0.0)) == [("at 0", 0, 8)]
     assert core.on_consumer_fetch(consumer(8), 0.0) == [], "it waits"
@@ -134,7 +134,7 @@ def test_an_empty_log_is_not_taken_for_one_that_was_cut() -> None:
 
 
 # ---------------------------------------------------------------- waiting
-def test_those_who_wait_are_served_when_its_high_watermark_moves() -> None:
+def test_waiting_consumers_are_served_when_its_high_watermark_moves() -> None:
     core = serving(log_end=10, high_watermark=8)
     core.on_consumer_fetch(consumer(8), 0.0)
     core.on_consumer_fetch(consumer(10), 0.0)
@@ -159,7 +159,7 @@ def test_a_wait_ends_with_an_empty_answer() -> None:
     assert effect == ServeConsumer("at 8", Offset(8), 0, Offset(8))
 
 
-def test_who_does_not_want_to_wait_is_answered_at_once() -> None:
+def test_a_consumer_that_does_not_wait_is_answered_at_once() -> None:
     assert serving().on_consumer_fetch(consumer(8, wait=0.0), 0.0) == [ServeConsumer("at 8", Offset(8), 0, Offset(8))]
 
 
@@ -170,7 +170,7 @@ def test_waiting_consumers_are_bounded() -> None:
 
 
 # ---------------------------------------------------------------- refused
-def test_nobody_is_served_before_the_first_fetch_of_the_leader_epoch() -> None:
+def test_consumers_are_refused_before_the_first_fetch_of_the_leader_epoch() -> None:
     """Its HW of an earlier epoch is not confirmed yet."""
     core = follower((5, 0), log_end=10, high_watermark=10)
     core.start(0.0)
@@ -192,7 +192,7 @@ def test_a_refused_fetch_is_no_good_fetch() -> None:
     assert refusal(core.on_consumer_fetch(consumer(0), 0.0)).code is Code.UNAVAILABLE
 
 
-def test_nobody_is_served_when_the_last_good_fetch_is_too_old() -> None:
+def test_consumers_are_refused_when_the_last_good_fetch_is_too_old() -> None:
     """A process that was stopped and goes on: no timer of its own had a chance."""
     core = serving()
     assert served(core.on_consumer_fetch(consumer(0), MAX_AGE - 0.1))
@@ -201,7 +201,7 @@ def test_nobody_is_served_when_the_last_good_fetch_is_too_old() -> None:
     assert "3.0 s" in error.message
 
 
-def test_those_who_wait_are_sent_elsewhere_when_it_loses_the_leader() -> None:
+def test_waiting_consumers_are_sent_elsewhere_when_it_loses_the_leader() -> None:
     core = serving()
     core.on_consumer_fetch(consumer(8, wait=60.0), 0.0)
     core.tick(2.0)  # fetches, and gets no answer
@@ -218,7 +218,7 @@ def test_a_fetch_that_is_slow_to_come_is_waited_for_no_longer_than_the_age_allow
     assert refusal(core.tick(MAX_AGE)).code is Code.UNAVAILABLE
 
 
-def test_a_replica_out_of_the_isr_serves_nobody() -> None:
+def test_a_replica_out_of_the_isr_serves_no_consumers() -> None:
     """It may lag however far."""
     core = serving()
     core.on_consumer_fetch(consumer(8), 0.0)
@@ -230,7 +230,7 @@ def test_a_replica_out_of_the_isr_serves_nobody() -> None:
     assert served(core.on_consumer_fetch(consumer(0), 0.0))
 
 
-def test_nobody_is_served_while_the_log_is_cut_and_before_the_next_fetch() -> None:
+def test_consumers_are_refused_while_the_log_is_cut_and_before_the_next_fetch() -> None:
     core = serving(log_end=10, high_watermark=10)
     core.on_consumer_fetch(consumer(10), 0.0)
     assert isinstance(core.state, Idle)
@@ -244,7 +244,7 @@ def test_nobody_is_served_while_the_log_is_cut_and_before_the_next_fetch() -> No
     assert served(core.on_consumer_fetch(consumer(0), 0.0)) == [("at 0", 0, 4)], "HW = min(HW, LEO), it was committed"
 
 
-def test_those_who_wait_are_sent_elsewhere_when_the_log_is_dropped() -> None:
+def test_waiting_consumers_are_sent_elsewhere_when_the_log_is_dropped() -> None:
     core = serving(log_end=10, high_watermark=10)
     core.on_consumer_fetch(consumer(10), 0.0)
     assert isinstance(core.state, Idle)
@@ -254,13 +254,13 @@ def test_those_who_wait_are_sent_elsewhere_when_the_log_is_dropped() -> None:
     assert refusal(effects).code is Code.UNAVAILABLE
 
 
-def test_a_partition_without_a_leader_serves_nobody() -> None:
+def test_a_partition_without_a_leader_serves_no_consumers() -> None:
     core = follower((5, 0), log_end=10, high_watermark=10, leader=None)
     core.start(0.0)
     assert refusal(core.on_consumer_fetch(consumer(0), 0.0)).code is Code.UNAVAILABLE
 
 
-def test_those_who_wait_are_sent_elsewhere_at_the_end_of_the_role() -> None:
+def test_waiting_consumers_are_sent_elsewhere_at_the_end_of_the_role() -> None:
     core = serving()
     core.on_consumer_fetch(consumer(8), 0.0)
     core.on_consumer_fetch(consumer(9), 0.0)

@@ -170,7 +170,7 @@ def test_a_follower_that_lacks_deletions_that_are_gone_is_told_to_begin_anew() -
     assert of(Respond, driver.fetch(B, 8))
 
 
-def test_a_late_request_says_nothing_of_what_its_replica_holds_now() -> None:
+def test_a_late_request_does_not_tell_the_present_end_of_its_replica() -> None:
     """A follower's report of deletions is looked at again once its records have been read from the disk."""
     driver = Driver(log_end=10)
     driver.fetch(B, 3, deleted_end=4)
@@ -258,7 +258,7 @@ def test_a_member_whose_disk_hangs_is_dropped_though_it_fetches() -> None:
     assert [m.broker for m in proposals[0].change.new_isr] == [A, B]
 
 
-def test_nobodys_lag_is_judged_by_a_time_in_which_the_leader_slept() -> None:
+def test_lag_is_not_judged_by_a_time_in_which_the_leader_slept() -> None:
     driver = Driver()
     driver.append(5)
     driver.leader.tick(1.0)
@@ -334,7 +334,7 @@ def test_a_follower_that_is_silent_is_not_proposed_again() -> None:
     assert not of(ProposeIsr, driver.leader.tick(4.0))
 
 
-def test_who_has_just_left_the_isr_is_proposed_only_once_it_has_fetched_anew() -> None:
+def test_a_follower_that_has_just_left_the_isr_is_proposed_only_once_it_has_fetched_anew() -> None:
     driver = Driver(view(isr=(A, B)))
     driver.fetch(C, 0)
     driver.leader.on_view(view(epoch=2), 0.1)
@@ -411,7 +411,7 @@ def test_an_acknowledged_publish_below_min_isr_is_refused_before_it_is_appended(
     assert leader.refuse_publish(None, lease_valid=True, now=0.0) is None
 
 
-def test_without_a_lease_only_what_the_isr_guards_goes_on() -> None:
+def test_without_a_lease_only_work_guarded_by_the_isr_goes_on() -> None:
     leader = Driver().leader
     assert leader.refuse_publish(ALL, lease_valid=False, now=0.0) is None
     refused = leader.refuse_publish(LOCAL, lease_valid=False, now=0.0)
@@ -453,7 +453,7 @@ def test_a_later_request_takes_the_place_of_one_whose_answer_is_put_off() -> Non
     assert of(Respond, driver.leader.tick(2 * UNCOMMITTED_DELAYS * DELAY)) == []
 
 
-def test_a_progress_report_leaves_the_put_off_answer_due_and_it_tells_what_that_committed() -> None:
+def test_a_progress_report_leaves_the_put_off_answer_due_and_it_tells_the_commit() -> None:
     driver = Driver()
     driver.append(1)
     driver.fetch(C, 1)
@@ -502,7 +502,7 @@ def test_too_much_uncommitted_is_back_pressure() -> None:
     assert driver.leader.refuse_publish(ALL, lease_valid=True, now=0.0) is None
 
 
-def test_late_commits_of_all_partitions_together_are_back_pressure_for_those_above_their_share() -> None:
+def test_late_commits_of_all_partitions_together_are_back_pressure_for_partitions_above_their_share() -> None:
     settings = ReplicaSettings(max_uncommitted_bytes_of_all=2 * 800)
     shared = Uncommitted(settings)
     busy, idle = Driver(settings=settings, shared=shared), Driver(settings=settings, shared=shared)
@@ -602,7 +602,7 @@ def test_a_consumer_whose_last_record_was_cut_away_is_told() -> None:
     assert refused.error.details["offset"] == "10"
 
 
-def test_a_deposed_leader_does_not_call_what_its_successor_wrote_cut_away() -> None:
+def test_a_deposed_leader_does_not_call_records_of_its_successor_cut_away() -> None:
     """The request names no LeaderEpoch, and reaches both."""
     driver = Driver(view(leader_epoch=3), log_end=10, high_watermark=10)
     assert driver.leader.on_consumer_fetch(consumer(12, last_epoch=4), 0.0) == []

@@ -74,7 +74,7 @@ def test_fetched_is_not_enough_on_a_durable_stream() -> None:
     assert drained(driver.fetch(B, 8, durable=8, progress_only=True)) == [None]
 
 
-def test_the_leaders_own_sync_may_be_what_is_waited_for() -> None:
+def test_a_drain_may_wait_for_the_leaders_own_sync() -> None:
     driver = caught_up()
     driver.append(3, synced=False)
     driver.fetch(B, 8)
@@ -83,7 +83,7 @@ def test_the_leaders_own_sync_may_be_what_is_waited_for() -> None:
     assert drained(driver.leader.on_synced(Offset(8), 0.0)) == [None]
 
 
-def test_what_a_target_held_in_an_earlier_epoch_does_not_count() -> None:
+def test_the_end_of_a_target_in_an_earlier_epoch_does_not_count() -> None:
     """The HW of a new leader may be its LEO before anybody has fetched from it."""
     driver = Driver(view(leader_epoch=2), log_end=5, high_watermark=5)
     assert drained(drain(driver)) == []
@@ -164,7 +164,7 @@ def test_a_later_request_may_come_when_the_first_one_was_ready_and_nothing_came_
     assert of(CompleteDrain, drain(driver, C, token="second", now=1.0)) == [CompleteDrain("second")]
 
 
-def test_a_shrink_of_the_isr_may_be_what_lets_the_target_lead() -> None:
+def test_a_shrink_of_the_isr_may_let_the_target_lead() -> None:
     driver = caught_up()
     driver.append(3)
     drain(driver)
@@ -172,7 +172,7 @@ def test_a_shrink_of_the_isr_may_be_what_lets_the_target_lead() -> None:
     assert drained(driver.leader.on_view(view(isr=(A, B), epoch=2), 0.1)) == [None]
 
 
-def test_below_min_isr_nothing_commits_and_nobody_is_told_to_lead() -> None:
+def test_below_min_isr_nothing_commits_and_the_target_is_not_told_to_lead() -> None:
     driver = Driver(view(isr=(A, B), min_isr=3, durability=ACCEPTED))
     driver.append(3)
     drain(driver)
@@ -181,7 +181,7 @@ def test_below_min_isr_nothing_commits_and_nobody_is_told_to_lead() -> None:
     assert error is not None
 
 
-def test_when_leadership_ends_otherwise_whoever_asked_is_told() -> None:
+def test_when_leadership_ends_otherwise_the_requester_is_told() -> None:
     driver = caught_up()
     driver.append(3)
     drain(driver)

@@ -6,7 +6,7 @@ from dataplane.replica.pending import PendingAcks
 from wire.types import Offset
 
 
-def test_what_is_done_is_forgotten_though_something_always_waits() -> None:
+def test_done_publishes_are_forgotten_though_some_publish_always_waits() -> None:
     """Pipelined publishers never let the queue run empty; a confirm timeout of an hour must not keep an hour's."""
     pending = PendingAcks()
     for offset in range(1, 20_001):
@@ -16,7 +16,7 @@ def test_what_is_done_is_forgotten_though_something_always_waits() -> None:
     assert pending.remembered < 5_000
 
 
-def test_deadlines_of_what_still_waits_survive_the_forgetting() -> None:
+def test_deadlines_of_waiting_publishes_survive_the_forgetting() -> None:
     pending = PendingAcks()
     pending.add(Offset(10**9), 5.0, "waits")
     for offset in range(1, 20_001):

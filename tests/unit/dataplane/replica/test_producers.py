@@ -55,7 +55,7 @@ def test_only_the_last_batches_are_remembered() -> None:
     assert table.check(7, 0, 1, 1) == Duplicate(Offset(1), Offset(2))
 
 
-def test_after_a_truncation_the_log_says_what_is_known() -> None:
+def test_after_a_truncation_the_table_is_read_from_the_log() -> None:
     headers = [header(0, 0, 3), header(3, 3, 2)]
     table = ProducerTable(headers)
     table.rebuild(headers[:1])
@@ -83,7 +83,7 @@ def code_of(table: ProducerTable, producer: int, sequence: int) -> Code | None:
     return verdict.error.code if isinstance(verdict, Rejected) else None
 
 
-def test_who_was_silent_for_too_long_is_forgotten_and_told_so_and_its_first_batch_is_not_stored_twice() -> None:
+def test_a_producer_silent_for_too_long_is_forgotten_and_told_so_and_its_first_batch_is_not_stored_twice() -> None:
     table = ProducerTable([written(1, 0, 100), written(2, 0, 109)], limits=SMALL)
     assert code_of(table, 1, 1) is None
     table.record(written(2, 1, 110))
@@ -93,7 +93,7 @@ def test_who_was_silent_for_too_long_is_forgotten_and_told_so_and_its_first_batc
     assert code_of(table, 3, 1) is Code.OUT_OF_ORDER_SEQUENCE, "its first batch was lost"
 
 
-def test_time_passes_with_what_is_appended_and_nobody_is_forgotten_by_a_batch_of_its_own() -> None:
+def test_time_passes_with_appended_batches_and_no_producer_is_forgotten_by_a_batch_of_its_own() -> None:
     table = ProducerTable([written(1, 0, 100)], limits=SMALL)
     assert table.check(1, 0, 1, 1) == Fresh()
     table.record(written(1, 1, 999))
@@ -102,7 +102,7 @@ def test_time_passes_with_what_is_appended_and_nobody_is_forgotten_by_a_batch_of
     assert code_of(table, 1, 2) is Code.UNKNOWN_PRODUCER_ID
 
 
-def test_a_clock_that_goes_back_makes_nobody_younger_or_older() -> None:
+def test_a_clock_that_goes_back_makes_no_producer_younger_or_older() -> None:
     table = ProducerTable([written(1, 0, 100), written(2, 0, 50)], limits=SMALL)
     assert [producer.written for producer in table.known.producers.values()] == [100 * SECOND, 100 * SECOND]
 
@@ -124,7 +124,7 @@ def test_the_refusal_says_for_how_long_back_every_producer_is_remembered() -> No
     assert verdict.error.details == {"remembered_ms": "11000"}
 
 
-def test_what_was_written_to_a_leader_that_did_not_say_when_is_as_old_as_the_first_that_does() -> None:
+def test_batches_without_an_append_time_are_as_old_as_the_first_with_one() -> None:
     table = ProducerTable((written(n, 0, 0) for n in (1, 2, 3, 4)), limits=SMALL)
     assert code_of(table, 1, 1) is Code.UNKNOWN_PRODUCER_ID
     table.record(written(5, 0, 100))
@@ -138,7 +138,7 @@ def test_what_was_written_to_a_leader_that_did_not_say_when_is_as_old_as_the_fir
     assert list(table.known.producers) == [6]
 
 
-def test_what_is_forgotten_is_encoded_too() -> None:
+def test_forgotten_producers_are_encoded_too() -> None:
     known = ProducerTable((written(n, 0, 100 + n) for n in range(1, 6)), limits=SMALL).known
     assert known.forgotten == 2
     assert decode_producers(encode_producers(known), encode_times(known)) == known
@@ -151,7 +151,7 @@ def test_where_an_earlier_version_knew_as_many_as_it_could_any_of_them_may_be_fo
     assert decode_producers(encode_producers(some), None) == some
 
 
-def test_after_a_truncation_nobody_is_forgotten_whom_the_batches_that_are_left_remember() -> None:
+def test_after_a_truncation_no_producer_of_the_remaining_batches_is_forgotten() -> None:
     headers = [written(1, 0, 100), written(2, 0, 105), written(3, 0, 200)]
     table = ProducerTable(headers, limits=SMALL)
     assert code_of(table, 1, 1) is Code.UNKNOWN_PRODUCER_ID

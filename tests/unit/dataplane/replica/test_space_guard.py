@@ -37,7 +37,7 @@ def test_there_and_back_are_different_limits(guard: SpaceGuard) -> None:
     ]  # fmt: skip
 
 
-def test_what_is_written_between_two_looks_is_counted(guard: SpaceGuard) -> None:
+def test_writes_between_two_looks_are_counted(guard: SpaceGuard) -> None:
     assert guard.admit(700, 1.0) == (True, [])
     assert guard.admit(50, 1.0) == (True, [RoomChanged(Room.SHORT)])
     assert guard.admit(50, 1.0) == (True, [])
@@ -52,7 +52,7 @@ def test_a_record_too_large_for_the_room_stops_all(guard: SpaceGuard) -> None:
     assert not guard.admit(1, 1.0)[0]
 
 
-def test_streams_that_evict_are_asked_for_what_is_missing_to_ample(guard: SpaceGuard) -> None:
+def test_streams_that_evict_are_asked_for_the_room_missing_to_ample(guard: SpaceGuard) -> None:
     assert guard.on_look(TOTAL, 150, 1.0) == [RoomChanged(Room.SHORT), EvictOldest(150)]
     assert guard.on_look(TOTAL, 250, 2.0) == [EvictOldest(50)]
     assert guard.on_look(TOTAL, 350, 3.0) == [RoomChanged(Room.AMPLE), KeepReserve(25)]

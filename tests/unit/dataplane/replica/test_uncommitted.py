@@ -21,13 +21,13 @@ def test_a_partition_has_a_bound_of_its_own_whatever_the_others_hold() -> None:
     assert "5001 bytes" in (shared(5001, partitions=1, waiting=1).why_not(5001, 0.0) or "")
 
 
-def test_above_the_bound_of_all_those_are_refused_that_hold_more_than_their_share() -> None:
+def test_above_the_bound_of_all_partitions_above_their_share_are_refused() -> None:
     assert shared(6400).why_not(4000, LATELY) is None
     assert shared(6401).why_not(1600, LATELY) is None
     assert shared(6401).why_not(1601, LATELY) is not None
 
 
-def test_while_commits_are_late_the_bound_is_divided_by_those_that_wait() -> None:
+def test_while_commits_are_late_the_bound_is_divided_by_the_waiting_partitions() -> None:
     assert shared(1600).why_not(1600, TOO_LONG) is None
     assert shared(1601).why_not(401, TOO_LONG) is not None
     assert shared(1601).why_not(400, TOO_LONG) is None
@@ -41,5 +41,5 @@ def test_a_crowd_divides_it_no_further() -> None:
     assert shared(limit + 1, partitions=1, waiting=crowd).why_not(limit + 1, TOO_LONG) is not None
 
 
-def test_late_while_nobody_waits_is_not_late() -> None:
+def test_commits_are_not_late_while_no_publish_waits() -> None:
     assert shared(6400, waiting=0).why_not(6400 // 4, TOO_LONG) is None

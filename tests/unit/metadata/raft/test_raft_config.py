@@ -36,6 +36,6 @@ def test_the_valid_one_is_valid() -> None:
         ({"compaction_min_entries": 1}, "keeps at least 2 entries"),
     ],
 )
-def test_what_cannot_work_is_refused_in_a_sentence(change: dict[str, Any], sentence: str) -> None:
+def test_a_configuration_that_cannot_work_is_refused_in_a_sentence(change: dict[str, Any], sentence: str) -> None:
     with pytest.raises(RaftConfigurationError, match=sentence):
         RaftConfig(**(VALID | change))

@@ -87,7 +87,7 @@ def test_n_the_rest_of_a_partial_send_leaves_when_the_socket_takes_more(ends: En
     connection.disconnect()
 
 
-def test_what_a_dying_peer_sent_last_is_still_read(ends: Ends) -> None:
+def test_the_last_message_of_a_dying_peer_is_still_read(ends: Ends) -> None:
     connection = ends.connect()
     ends.until(lambda: connection.state == CONNECTED)
     connection.send("last words")
@@ -221,7 +221,7 @@ def test_events_of_a_closed_socket_do_not_reach_its_successor(ends: Ends) -> Non
         open_socket.close()
 
 
-def test_an_acceptor_sends_nothing_to_who_has_not_said_hello(ends: Ends) -> None:
+def test_an_acceptor_sends_nothing_before_the_hello(ends: Ends) -> None:
     with socket.create_connection(("127.0.0.1", ends.port)) as stranger:
         ends.until(lambda: ends.accepted)
         stranger.settimeout(0)

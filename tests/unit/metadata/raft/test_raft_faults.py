@@ -140,7 +140,7 @@ def bench(tmp_path: Path) -> Iterator[Bench]:
 # ---------------------------------------------------------------------------- a, b: the log
 
 
-def test_a_late_duplicate_does_not_truncate_what_follows_it(bench: Bench) -> None:
+def test_a_late_duplicate_does_not_truncate_later_entries(bench: Bench) -> None:
     bench.numbered(2, 20, commit=20, previous_term=0)
     bench.engine.tick()
     bench.numbered(11, 11, commit=20)
@@ -150,7 +150,7 @@ def test_a_late_duplicate_does_not_truncate_what_follows_it(bench: Bench) -> Non
     assert bench.engine.commit_index == 20
 
 
-def test_a_conflicting_entry_replaces_what_follows_it(bench: Bench) -> None:
+def test_a_conflicting_entry_replaces_later_entries(bench: Bench) -> None:
     bench.numbered(2, 8, commit=1, previous_term=0)
     bench.entries(bench.other, term=2, previous=4, previous_term=1, commands=[b"new"], commit=1)
     assert [(entry.index, entry.term) for entry in bench.engine.journal[3:]] == [(4, 1), (5, 2)]
@@ -168,7 +168,7 @@ def test_a_pipelined_acknowledgement_does_not_move_next_index_back(bench: Bench)
     assert bench.engine.match_index[bench.peer] == first
 
 
-def test_a_late_reset_below_what_was_acknowledged_is_dropped(bench: Bench) -> None:
+def test_a_late_reset_below_acknowledged_entries_is_dropped(bench: Bench) -> None:
     bench.lead()
     before = bench.engine.next_index[bench.peer]
     bench.acknowledge(bench.peer, bench.last_index, term=bench.engine.term, reset=True)
@@ -542,7 +542,7 @@ ENTRIES = {"type": "append_entries", "term": 1, "commit_index": 1, "prevLogIdx":
         {"type": "append_entries", "term": 1, "commit_index": 1},
     ],
 )
-def test_malformed_messages_close_the_connection_and_reach_nobody(bench: Bench, message: Any) -> None:
+def test_malformed_messages_close_the_connection_and_reach_no_handler(bench: Bench, message: Any) -> None:
     assert not well_formed(message)
     bench.receive(bench.peer, message)
     assert bench.wires[bench.peer].closed

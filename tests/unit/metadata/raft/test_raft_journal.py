@@ -167,14 +167,14 @@ def test_another_file_is_refused(path: Path) -> None:
         open_journal(path)
 
 
-def test_an_entry_that_is_there_keeps_what_follows(path: Path) -> None:
+def test_an_entry_that_is_there_keeps_later_entries(path: Path) -> None:
     journal = filled(path, 10)
     journal.deleteEntriesFrom(4)
     journal.add(b"c5", 5, 1)
     assert indexes(journal) == list(range(1, 11))
 
 
-def test_a_conflict_forgets_what_follows_also_after_a_restart(path: Path) -> None:
+def test_a_conflict_forgets_later_entries_also_after_a_restart(path: Path) -> None:
     journal = filled(path, 10)
     journal.add(b"other", 5, 2)
     journal.sync()

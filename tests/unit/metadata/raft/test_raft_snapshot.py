@@ -53,7 +53,7 @@ def take(made: SnapshotStore) -> None:
     made.serialize((None, HEAD.last, HEAD.before_last, None), HEAD.before_last.index)
 
 
-def test_what_is_taken_is_restored(tmp_path: Path) -> None:
+def test_a_snapshot_is_restored(tmp_path: Path) -> None:
     made = store(tmp_path, Machine(b"state"))
     assert made.head() is None
     take(made)

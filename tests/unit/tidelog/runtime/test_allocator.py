@@ -30,5 +30,5 @@ assert most < 2000, most
 """
 
 
-def test_what_was_there_is_not_looked_at_again_and_newer_cycles_are_found() -> None:
+def test_old_objects_are_not_looked_at_again_and_newer_cycles_are_found() -> None:
     subprocess.run([sys.executable, "-c", _CYCLES], check=True, timeout=60)

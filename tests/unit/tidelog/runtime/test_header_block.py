@@ -13,7 +13,7 @@ VALUES = st.text(st.characters(exclude_characters="\r\n", exclude_categories=["C
 
 
 @given(st.dictionaries(NAMES, VALUES, min_size=1))
-def test_what_is_encoded_is_decoded(headers: dict[str, str]) -> None:
+def test_decoding_gives_the_encoded_headers(headers: dict[str, str]) -> None:
     decoded, status = decode_headers(encode_headers(headers))
     assert decoded == headers
     assert status is None

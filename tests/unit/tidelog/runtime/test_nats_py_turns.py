@@ -42,12 +42,12 @@ def pair() -> tuple[Link, Link]:
     return link, other
 
 
-def test_who_goes_first_has_room_to_show_a_backlog(pair: tuple[Link, Link]) -> None:
+def test_the_preceding_connection_has_room_to_show_a_backlog(pair: tuple[Link, Link]) -> None:
     assert len(pair[0].get_buffer(-1)) >= BEHIND
     assert GIVING_WAY <= MIN_READ
 
 
-def test_little_is_read_once_for_each_large_read_of_who_goes_first(pair: tuple[Link, Link]) -> None:
+def test_little_is_read_once_for_each_large_read_of_the_preceding_connection(pair: tuple[Link, Link]) -> None:
     first, second = pair
     whole = len(second.get_buffer(-1))
     assert whole > GIVING_WAY
@@ -63,7 +63,7 @@ def test_little_is_read_once_for_each_large_read_of_who_goes_first(pair: tuple[L
     assert len(second.get_buffer(-1)) == whole
 
 
-def test_who_goes_first_gives_way_to_nobody(pair: tuple[Link, Link]) -> None:
+def test_the_preceding_connection_does_not_give_way(pair: tuple[Link, Link]) -> None:
     first, second = pair
     whole = len(first.get_buffer(-1))
     read(second, BEHIND + 5 - BEHIND % 5)

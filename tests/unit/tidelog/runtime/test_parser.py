@@ -272,7 +272,7 @@ def test_a_removed_sink_gets_nothing_more() -> None:
     assert harness.parser.counters.unclaimed_messages == 30
 
 
-def test_a_sink_that_is_removed_in_the_middle_of_a_chunk_gets_nothing_of_what_was_collected_for_it() -> None:
+def test_a_sink_that_is_removed_in_the_middle_of_a_chunk_gets_none_of_its_collected_messages() -> None:
     harness = Harness()
     pair = b"MSG foo 1 2\r\nhi\r\nMSG bar 2 3\r\nyou\r\n"
     harness.feed(pair * 3)
@@ -359,7 +359,7 @@ def test_reset_forgets_half_a_message() -> None:
     ],
     ids=lambda line: repr(line[:24]),
 )
-def test_what_is_not_the_protocol_is_refused_after_what_came_before(line: bytes) -> None:
+def test_a_violation_of_the_protocol_is_refused_after_the_messages_before_it(line: bytes) -> None:
     harness = Harness()
     with pytest.raises(ProtocolError):
         harness.feed(b"MSG foo 2 2\r\nhi\r\n" * 3 + line)

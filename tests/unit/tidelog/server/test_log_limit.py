@@ -24,7 +24,7 @@ class Shown(logging.Handler):
         self.lines.append(record.getMessage())
 
 
-def test_the_first_lines_of_a_kind_pass_and_what_is_left_out_is_told() -> None:
+def test_the_first_lines_of_a_kind_pass_and_the_omitted_ones_are_counted() -> None:
     clock = Clock()
     shown = Shown(clock)
     log = logging.getLogger("test_log_limit")

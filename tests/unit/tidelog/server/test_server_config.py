@@ -97,7 +97,7 @@ def test_the_secret_comes_from_its_file(tmp_path: Path) -> None:
         (MINIMAL, 'raft_secret_file = "missing"', ["missing", "cannot be read"]),
     ],
 )
-def test_a_slip_names_the_setting_the_value_and_what_is_allowed(
+def test_a_refusal_names_the_setting_the_value_and_the_allowed_values(
     flags: dict[str, Any], file: str, words: list[str], tmp_path: Path
 ) -> None:
     with pytest.raises(TidelogError) as caught:
