@@ -12,17 +12,14 @@ from __future__ import annotations
 
 import contextlib
 import logging
-from collections.abc import Callable
 
-from dataplane.broker.context import BrokerContext
 from dataplane.broker.reading import ReadableRole
+from dataplane.broker.role import RoleSetup
 from dataplane.broker.role_subscriptions import RoleSubscriptions
 from dataplane.log.damage import Damage
 from dataplane.log.errors import LogDamaged
-from dataplane.log.partition_log import PartitionLog
 from dataplane.replica.consumers import ConsumerEffect, ConsumerFetch, Consumers, Readable
 from dataplane.replica.effects import ServeConsumer
-from dataplane.replica.story import Story
 from wire.append import decode_append
 from wire.errors import Code, CorruptData, TidelogError
 from wire.tidelog_pb2 import FetchRequest
@@ -37,21 +34,12 @@ class DamagedReplica(ReadableRole):
 
     title = "remnant"
 
-    def __init__(
-        self,
-        context: BrokerContext,
-        view: PartitionView,
-        partition_log: PartitionLog,
-        high_watermark: Offset,
-        on_damage: Callable[[str], None],
-        on_failure: Callable[[str], None],
-        story: Story | None = None,
-    ) -> None:
-        super().__init__(context, view, partition_log, on_damage, on_failure, story)
+    def __init__(self, setup: RoleSetup) -> None:
+        super().__init__(setup)
         self.damage: Damage | None = None
-        self._high_watermark = high_watermark
-        self._consumers = Consumers(partition_log.epochs, context.settings, leads=False)
-        self._subscriptions = RoleSubscriptions(context.loop)
+        self._high_watermark = setup.high_watermark
+        self._consumers = Consumers(self.log.epochs, self.context.settings, leads=False)
+        self._subscriptions = RoleSubscriptions(self.context.loop)
 
     # ------------------------------------------------------------------ life
     async def start(self) -> None:

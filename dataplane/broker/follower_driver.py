@@ -11,12 +11,11 @@ from typing import TypeVar
 from google.protobuf.message import DecodeError
 
 from dataplane.broker import checkpoints
-from dataplane.broker.context import BrokerContext
 from dataplane.broker.reading import ReadableRole
+from dataplane.broker.role import RoleSetup
 from dataplane.broker.space import NO_SPACE_RETRY
 from dataplane.log.errors import LogDamaged, NoSpace
 from dataplane.log.group_commit import SMALL_BYTES
-from dataplane.log.partition_log import PartitionLog
 from dataplane.replica.consumers import ConsumerFetch
 from dataplane.replica.effects import (
     AppendReplicated,
@@ -34,7 +33,6 @@ from dataplane.replica.effects import (
 )
 from dataplane.replica.follower import Follower
 from dataplane.replica.follower_states import FetchAnswer, OffsetAnswer
-from dataplane.replica.story import Story
 from wire.batch import BatchHeader, iter_batches, verify_body
 from wire.errors import Code, CorruptData, InvariantViolation, TidelogError
 from wire.replication import HEADER_SIZE as REPLICATION_HEADER_SIZE
@@ -55,18 +53,9 @@ _T = TypeVar("_T")
 class FollowerDriver(ReadableRole):
     title = "following"
 
-    def __init__(
-        self,
-        context: BrokerContext,
-        view: PartitionView,
-        partition_log: PartitionLog,
-        high_watermark: Offset,
-        first_sequence: int,
-        on_damage: Callable[[str], None],
-        on_failure: Callable[[str], None],
-        story: Story | None = None,
-    ) -> None:
-        super().__init__(context, view, partition_log, on_damage, on_failure, story)
+    def __init__(self, setup: RoleSetup, first_sequence: int) -> None:
+        super().__init__(setup)
+        context, view, partition_log = setup.context, setup.view, setup.log
         self._fetch_inbox: str | None = None
         self._offset_inbox: str | None = None
         self._checkpoint_inbox: str | None = None
@@ -90,7 +79,7 @@ class FollowerDriver(ReadableRole):
             log_start_offset=partition_log.log_start_offset,
             log_end_offset=partition_log.log_end_offset,
             durable_end=partition_log.durable_end,
-            high_watermark=high_watermark,
+            high_watermark=setup.high_watermark,
             epochs=partition_log.epochs,
             settings=context.settings,
             first_sequence=first_sequence,

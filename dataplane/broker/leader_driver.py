@@ -16,13 +16,13 @@ Batches are appended in the event loop (page cache), answered to waiting followe
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable
 from dataclasses import dataclass
 
 from dataplane.broker.appending import Appending
 from dataplane.broker.context import BrokerContext
 from dataplane.broker.follower_service import FollowerService
 from dataplane.broker.reading import ReadableRole
+from dataplane.broker.role import RoleSetup
 from dataplane.broker.role_subscriptions import RoleSubscriptions, Subscribe
 from dataplane.log.errors import LogDamaged
 from dataplane.log.partition_log import PartitionLog
@@ -42,7 +42,6 @@ from dataplane.replica.effects import (
     VerifyOwnCopy,
 )
 from dataplane.replica.leader import Leader
-from dataplane.replica.story import Story
 from wire.errors import Code, CorruptData, TidelogError
 from wire.tidelog_pb2 import FetchRequest, PartitionNotification
 from wire.transport import MessageHandler, Transport
@@ -72,29 +71,21 @@ class _Mover:
 class LeaderDriver(ReadableRole):
     title = "leading"
 
-    def __init__(
-        self,
-        context: BrokerContext,
-        view: PartitionView,
-        partition_log: PartitionLog,
-        high_watermark: Offset,
-        on_damage: Callable[[str], None],
-        on_failure: Callable[[str], None],
-        story: Story | None = None,
-    ) -> None:
-        super().__init__(context, view, partition_log, on_damage, on_failure, story)
+    def __init__(self, setup: RoleSetup) -> None:
+        super().__init__(setup)
+        context, partition_log = setup.context, setup.log
         partition_log.cached_bytes = None
         self._is_heard = False
         """NATS brings it everything that is published and asked."""
         self._subscriptions = RoleSubscriptions(context.loop)
         self.core = Leader(
-            view=view,
+            view=setup.view,
             broker=context.broker,
             incarnation=context.incarnation,
             log_start_offset=partition_log.log_start_offset,
             log_end_offset=partition_log.log_end_offset,
             durable_end=partition_log.durable_end,
-            high_watermark=high_watermark,
+            high_watermark=setup.high_watermark,
             epochs=partition_log.epochs,
             settings=context.settings,
             now=context.now(),

@@ -9,26 +9,24 @@ from __future__ import annotations
 import asyncio
 import logging
 from abc import abstractmethod
-from collections.abc import Callable, Coroutine, Mapping, Sequence
+from collections.abc import Coroutine, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
 from dataplane.broker.acks import Answers
-from dataplane.broker.context import BrokerContext
 from dataplane.broker.requests import Requests
-from dataplane.broker.role import Role
+from dataplane.broker.role import Role, RoleSetup
 from dataplane.encryption.bodies import BatchCipher
 from dataplane.log.errors import LogDamaged
 from dataplane.log.partition_log import PartitionLog
 from dataplane.replica.consumers import ConsumerFetch
 from dataplane.replica.effects import RefuseConsumer, ServeConsumer
-from dataplane.replica.story import Story
 from wire.batch import holds_encrypted, iter_batches, verify_body
 from wire.errors import Code, CorruptData, TidelogError
 from wire.replication import LOG_START_HEADER, OFFSET_HEADER, encode_header
 from wire.tidelog_pb2 import FetchRequest
 from wire.transport import Buffer, Message, Transport, answer_too_large
-from wire.types import LeaderEpoch, Offset, PartitionView
+from wire.types import LeaderEpoch, Offset
 
 _log = logging.getLogger(__name__)
 
@@ -47,16 +45,9 @@ class _Reader:
 class ReadableRole(Role):
     """A role in which consumers are served."""
 
-    def __init__(
-        self,
-        context: BrokerContext,
-        view: PartitionView,
-        partition_log: PartitionLog,
-        on_damage: Callable[[str], None],
-        on_failure: Callable[[str], None],
-        story: Story | None = None,
-    ) -> None:
-        super().__init__(context, view, partition_log, on_damage, on_failure, story)
+    def __init__(self, setup: RoleSetup) -> None:
+        super().__init__(setup)
+        context, view = setup.context, setup.view
         self.answers = Answers(context.control, view.key, view.subject)
         self.requests = Requests(view.key, self.answers, context.counters)
         self.cipher = BatchCipher(context.keyring, view.key)

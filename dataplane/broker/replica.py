@@ -21,7 +21,7 @@ from dataplane.broker.housekeeping import Visit
 from dataplane.broker.leader_driver import LeaderDriver, begin_leader_epoch
 from dataplane.broker.listening import ConsumerListener
 from dataplane.broker.repair import mark, repair
-from dataplane.broker.role import Role
+from dataplane.broker.role import Role, RoleSetup
 from dataplane.broker.space import NO_SPACE_RETRY
 from dataplane.log.errors import LogDamaged, NoSpace
 from dataplane.log.files import REAL_FILES, FileSystem
@@ -315,16 +315,23 @@ class Replica:
     def _make_role(self, kind: RoleKind, view: PartitionView, context: BrokerContext) -> None:
         assert self._log is not None
         self._listener.start(context, lambda message: self._on_read(message, context))
-        common = context, view, self._log, self._high_watermark
-        told = partial(self.on_damage, context=context), self.life.on_role_failed, self.story
+        setup = RoleSetup(
+            context,
+            view,
+            self._log,
+            self._high_watermark,
+            partial(self.on_damage, context=context),
+            self.life.on_role_failed,
+            self.story,
+        )
         try:
             match kind:
                 case RoleKind.DAMAGED_READ_ONLY:
-                    self.role = DamagedReplica(*common, *told)
+                    self.role = DamagedReplica(setup)
                 case RoleKind.LEADER:
-                    self.role = LeaderDriver(*common, *told)
+                    self.role = LeaderDriver(setup)
                 case RoleKind.FOLLOWER:
-                    self.role = FollowerDriver(*common, self._sequence, *told)
+                    self.role = FollowerDriver(setup, self._sequence)
         except Exception as e:  # noqa: BLE001 - it is logged, and the replica withdraws
             _log.exception("partition %s: its role cannot be made", self.key)
             self._run(self.life.on_role_not_made(repr(e)), context)

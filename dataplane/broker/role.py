@@ -6,6 +6,7 @@ import asyncio
 import logging
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Coroutine
+from dataclasses import dataclass
 from typing import Any, ClassVar
 
 from dataplane.broker.context import BrokerContext
@@ -20,6 +21,21 @@ from wire.types import LeaderEpoch, Offset, PartitionView, Withdrawal
 _log = logging.getLogger(__name__)
 
 
+@dataclass(frozen=True, slots=True)
+class RoleSetup:
+    """All that a replica gives to the role that it begins."""
+
+    context: BrokerContext
+    view: PartitionView
+    log: PartitionLog
+    high_watermark: Offset
+    on_damage: Callable[[str], None]
+    """This replica's log is damaged; it ends the role (`stop`)."""
+    on_failure: Callable[[str], None]
+    """The role has failed, and ends by itself."""
+    story: Story
+
+
 class Role(ABC):
     """One replica's part in one LeaderEpoch. After `end` nothing that comes back late has an effect: every completion
     is checked against `ended` first."""
@@ -27,27 +43,17 @@ class Role(ABC):
     title: ClassVar[str]
     """Name of the role in `describe`."""
 
-    def __init__(
-        self,
-        context: BrokerContext,
-        view: PartitionView,
-        partition_log: PartitionLog,
-        on_damage: Callable[[str], None],
-        on_failure: Callable[[str], None],
-        story: Story | None = None,
-    ) -> None:
-        """`on_damage`: this replica's log is damaged; it ends the role (`stop`). `on_failure`: the role
-        has failed, and ends by itself. `story`: that of the replica."""
-        self.context = context
-        self.view = view
-        self.log = partition_log
-        self.on_damage = on_damage
-        self._on_failure = on_failure
-        self.story = story or Story()
+    def __init__(self, setup: RoleSetup) -> None:
+        self.context = context = setup.context
+        self.view = setup.view
+        self.log = setup.log
+        self.on_damage = setup.on_damage
+        self._on_failure = setup.on_failure
+        self.story = setup.story
         self.ended = False
         self.failed: str | None = None
         self.timer = RoleTimer(context.loop, self._next_deadline, lambda: self.carefully(self._tick))
-        self._syncs = SyncRequests(context, partition_log, self._synced, self.fail)
+        self._syncs = SyncRequests(context, self.log, self._synced, self.fail)
         self._work: set[asyncio.Task[None]] = set()
         self._ending: asyncio.Task[None] | None = None
 

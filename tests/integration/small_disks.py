@@ -115,7 +115,7 @@ async def until_led_by_another(client: tidelog.Client, stream: str, broker: str)
         found = await partition(client, stream)
         return found if found["leader"] not in (None, broker) else None
 
-    return await until(moved, f"a leader of {stream} that is not {broker}")
+    return dict(await until(moved, f"a leader of {stream} that is not {broker}"))
 
 
 async def until_isr(client: tidelog.Client, stream: str, *brokers: str) -> dict[str, Any]:
@@ -123,4 +123,4 @@ async def until_isr(client: tidelog.Client, stream: str, *brokers: str) -> dict[
         found = await partition(client, stream)
         return found if sorted(found["isr"]) == sorted(brokers) else None
 
-    return await until(settled, f"the ISR {', '.join(sorted(brokers))} of {stream}")
+    return dict(await until(settled, f"the ISR {', '.join(sorted(brokers))} of {stream}"))

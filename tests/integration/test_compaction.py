@@ -48,7 +48,7 @@ async def counters(cluster: ReplicatedCluster) -> dict[str, dict[str, int]]:
     return {each["id"]: each["counters"] or {} for each in (await cluster.client.cluster_status())["brokers"]}
 
 
-async def test_a_returning_follower_has_the_newest_record_of_each_key_and_nothing_deleted(
+async def test_a_returning_follower_has_the_newest_of_each_key_and_nothing_deleted(
     processes: DevCluster,
 ) -> None:
     async with observed(processes) as cluster:

@@ -43,10 +43,10 @@ async def wait_for(url: str, condition: Any, what: str) -> dict[str, Any]:
     async with await tidelog.connect(url) as client:
 
         async def found() -> dict[str, Any] | None:
-            description = dict(await client.describe(STREAM))
+            description: dict[str, Any] = dict(await client.describe(STREAM))
             return description if all(condition(p) for p in description["partitions"]) else None
 
-        return await until(found, what)
+        return dict(await until(found, what))
 
 
 async def test_leader_kill(cluster: DevCluster) -> None:

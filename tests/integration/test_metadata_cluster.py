@@ -169,9 +169,7 @@ async def test_an_observer_leads_and_its_death_is_found_by_probes(cluster: Metad
     await cluster.moved_from("o1")
 
 
-async def test_after_a_long_loss_of_nats_no_broker_is_declared_dead(
-    cluster: MetadataCluster, nats_server: EmbeddedNatsServer
-) -> None:
+async def test_a_long_loss_of_nats_ends_no_broker(cluster: MetadataCluster, nats_server: EmbeddedNatsServer) -> None:
     form = await cluster.api(
         "stream.create", name="flights", subject="flights", partitions=3, replication_factor=3, config={}
     )

@@ -82,7 +82,7 @@ def is_denial(answer: str) -> bool:
 
 
 @pytest.mark.parametrize("stands_still", [SILENCE + 0.7, LEASE + 0.5], ids=["within its lease", "beyond its lease"])
-async def test_a_woken_leader_does_not_deny_records_of_its_successor(
+async def test_a_woken_leader_denies_no_record_of_its_successor(
     cluster: ReplicatedCluster, stands_still: float
 ) -> None:
     client = cluster.client

@@ -371,7 +371,7 @@ def test_elections_of_any_number_of_partitions_fit_into_raft_commands(controller
     assert max(sizes) < MAX_COMMAND_BYTES
 
 
-def test_a_partition_led_alone_by_a_voter_cut_off_from_nats_moves_to_an_eligible_replica(
+def test_a_partition_led_alone_by_a_voter_without_nats_moves_to_an_eligible_replica(
     controller: Controller,
 ) -> None:
     controller.cluster.alter(controller.cluster.alteration("b"))

@@ -128,9 +128,7 @@ def test_kept_records_are_unchanged_and_compacting_twice_is_as_once(
     st.data(),
     st.sampled_from(Compression),
 )
-def test_a_batch_is_never_larger_after_it_loses_records(
-    content: Content, data: st.DataObject, how: Compression
-) -> None:
+def test_a_batch_that_loses_records_is_never_larger(content: Content, data: st.DataObject, how: Compression) -> None:
     stored = encoded(content, how)
     while (left := len(opened(stored).offsets)) > 1:
         lost = data.draw(st.sets(st.integers(0, left - 1), min_size=1, max_size=left - 1))

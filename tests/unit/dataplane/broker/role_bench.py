@@ -15,8 +15,10 @@ from types import SimpleNamespace
 from typing import TYPE_CHECKING, Any, cast
 
 from dataplane.broker.context import BrokerContext
+from dataplane.broker.role import RoleSetup
 from dataplane.log.partition_log import LogConfig, PartitionLog
 from dataplane.replica.settings import ReplicaSettings
+from dataplane.replica.story import Story
 from tests.fake_nats import FakeTransport
 from tests.simulation.disk import SimDisk
 from tests.views import A, partition_view
@@ -25,6 +27,7 @@ from wire.types import (
     Incarnation,
     LeaderEpoch,
     Offset,
+    PartitionView,
     Withdrawal,
 )
 
@@ -138,3 +141,6 @@ class Bench:
             loop=loop,
             time_ns=lambda: 5,
         )
+
+    def setup(self, view: PartitionView) -> RoleSetup:
+        return RoleSetup(self.context, view, self.log, Offset(0), self.damage.append, self.failures.append, Story())

@@ -23,7 +23,7 @@ from wire.types import Offset
 
 async def follow(bench: Bench, *, durability: Durability = DURABLE) -> FollowerDriver:
     followed = view(A, B, leader=B, durability=durability)
-    role = FollowerDriver(bench.context, followed, bench.log, Offset(0), 0, bench.damage.append, bench.failures.append)
+    role = FollowerDriver(bench.setup(followed), 0)
     await role.start()
     return role
 

@@ -22,7 +22,7 @@ class Idle(Role):
     title = "idle"
 
     def __init__(self, bench: Bench) -> None:
-        super().__init__(bench.context, view(A), bench.log, bench.damage.append, bench.failures.append)
+        super().__init__(bench.setup(view(A)))
         self.due = math.inf
         self.ticked: list[float] = []
         self.synced: list[Offset] = []

@@ -443,7 +443,7 @@ def test_the_high_watermark_on_disk_is_not_below_a_tombstone_that_is_gone(keyed:
 
 
 @pytest.mark.parametrize("high_watermark", range(20, 31))
-def test_a_follower_of_a_log_whose_point_was_damaged_is_told_when_a_tombstone_has_gone_since(
+def test_a_follower_of_a_log_with_a_damaged_point_is_told_when_a_tombstone_has_gone_since(
     high_watermark: int,
 ) -> None:
     keyed = Keyed()

@@ -50,7 +50,7 @@ class _DiesInFolderSyncs(SimDisk):
         super().sync_directory(path)
 
 
-def test_segments_whose_names_a_crash_left_unsynced_are_synced_before_they_are_reported_durable(
+def test_segments_whose_names_a_crash_left_unsynced_are_synced_before_they_count_as_durable(
     batches: Batches,
 ) -> None:
     """The process dies before the names of new segments are synced; so does the next one, when it has written the
@@ -75,7 +75,7 @@ def test_segments_whose_names_a_crash_left_unsynced_are_synced_before_they_are_r
     assert (last.log_end_offset, report.damaged) == (30, None)
 
 
-def test_records_that_a_failed_fsync_left_in_the_page_cache_are_written_again_at_the_next_open(
+def test_records_that_a_failed_fsync_left_in_the_page_cache_are_written_at_the_next_open(
     batches: Batches,
 ) -> None:
     """Linux counts pages that could not be written as clean: they read well, and no later fsync writes them."""

@@ -291,9 +291,7 @@ class TestSyncing:
         assert log.durable_end == 10
         assert not log.needs_sync
 
-    def test_the_page_cache_keeps_the_wanted_bytes_and_the_unsynced_ones(
-        self, tmp_path: Path, batches: Batches
-    ) -> None:
+    def test_the_page_cache_keeps_the_wanted_and_the_unsynced_bytes(self, tmp_path: Path, batches: Batches) -> None:
         forgotten: list[tuple[int, int]] = []
 
         class Watched(RealFiles):
