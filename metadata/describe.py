@@ -55,7 +55,7 @@ def list_form(state: ClusterState) -> op.StreamList:
 def describe_form(
     stream: Stream,
     said: Mapping[int, Mapping[BrokerId, ReplicaReport]],
-    refusals: Mapping[BrokerId, TidelogError] | None = None,
+    refusals: Mapping[BrokerId, TidelogError],
 ) -> op.StreamDescription:
     """`stream describe`. `said`: by partition and broker; offsets are null where the leader did not answer. `refusals`:
     of the brokers that could not answer."""
@@ -72,7 +72,7 @@ def describe_form(
             _partition_form(number, partition, progress.get(number, {}), said.get(number, {}))
             for number, partition in sorted(stream.partitions.items())
         ],
-        "refusals": {broker: error.message for broker, error in (refusals or {}).items()},
+        "refusals": {broker: error.message for broker, error in refusals.items()},
     }
 
 

@@ -18,8 +18,6 @@ from dataplane.encryption.master_keys import KEY_BYTES, MasterKeys
 from wire.errors import Code, TidelogError
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
-
     from dataplane.encryption.master_keys import MasterKey
 
 WRAPPED_BYTES: Final = KEY_BYTES + 8
@@ -43,12 +41,10 @@ class Keyring:
         keys: MasterKeys | None = None,
         *,
         owner: str = "this broker",
-        random_bytes: Callable[[int], bytes] = os.urandom,
     ) -> None:
         """`owner` is the holder of the keys, as error messages name it."""
         self._keys = keys or MasterKeys()
         self._owner = owner
-        self._random_bytes = random_bytes
         self._lock = threading.Lock()
         self._unwrapped: OrderedDict[tuple[str, bytes], AESGCM] = OrderedDict()
         """By id of the master key and wrapped key; the one used last at the end."""
@@ -74,7 +70,7 @@ class Keyring:
         master = self.wrapping
         if master is None:
             raise self.lacks_a_key("encrypts nothing")
-        secret = self._random_bytes(KEY_BYTES)
+        secret = os.urandom(KEY_BYTES)
         return DataKey(master, aes_key_wrap(master.secret, secret), AESGCM(secret))
 
     def unwrap(self, key_id: str, wrapped: bytes) -> AESGCM:

@@ -332,21 +332,21 @@ def list_partitions(files: FileSystem, path: Path) -> list[PartitionKey]:
 
 
 @contextmanager
-def kept_from_brokers(path: Path, *, files: FileSystem = REAL_FILES) -> Iterator[None]:
+def kept_from_brokers(path: Path) -> Iterator[None]:
     """Keeps brokers from starting on the data folder `path` while a tool works in it. A folder that never belonged to a
     broker, or that cannot be written, needs no lock. Raises DataDirError when a broker is running on it."""
-    if IDENTITY_FILE not in files.names(path):
+    if IDENTITY_FILE not in REAL_FILES.names(path):
         yield
         return
     try:
-        lock = files.lock(path / LOCK_FILE)
+        lock = REAL_FILES.lock(path / LOCK_FILE)
     except OSError:
         yield
         return
     if lock is None:
-        owner = (read_file(files, path / LOCK_FILE) or b"").decode("ascii", "replace").strip() or "unknown"
+        owner = (read_file(REAL_FILES, path / LOCK_FILE) or b"").decode("ascii", "replace").strip() or "unknown"
         raise DataDirError(f"data folder {path} is in use by process {owner}: stop that broker first")
     try:
         yield
     finally:
-        files.close(lock)
+        REAL_FILES.close(lock)

@@ -246,7 +246,7 @@ class ReadHandles:
     the process. A handle in use is never closed: with more users at once than `capacity` there are that many open.
     """
 
-    def __init__(self, files: FileSystem, capacity: int = 256) -> None:
+    def __init__(self, files: FileSystem, capacity: int) -> None:
         self._files = files
         self._capacity = capacity
         self._lock = threading.Lock()

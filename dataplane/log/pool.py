@@ -119,12 +119,11 @@ class LogPool:
         reading: int = 256,
         writing: int = MOST_WRITING,
         index_bytes: int = INDEX_BYTES,
-        tail_bytes: int = TAIL_BYTES,
     ) -> None:
         self.reading = ReadHandles(files, reading)
         self.writing = WriteHandles(writing)
         self.indexes = LoadedIndexes(index_bytes)
-        self.tails = TailMemory(tail_bytes)
+        self.tails = TailMemory(TAIL_BYTES)
 
     @classmethod
     def within(cls, files: FileSystem, open_files: int) -> LogPool:

@@ -153,12 +153,5 @@ class LeaderEpochCache:
             end = entry.start
         return None
 
-    def epoch_at(self, offset: Offset) -> LeaderEpoch | None:
-        """The epoch in force at `offset`; None below the first known one."""
-        for entry in reversed(self._entries):
-            if entry.start <= offset:
-                return entry.epoch
-        return None
-
     def __repr__(self) -> str:
         return f"LeaderEpochCache({', '.join(f'{entry.epoch}@{entry.start}' for entry in self._entries)})"

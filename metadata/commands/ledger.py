@@ -24,8 +24,8 @@ class Ledger(Cluster):
         """How many partitions each broker leads."""
         return self._led
 
-    def refuse(self, code: Code, message: str, items: tuple[Code | None, ...] = ()) -> Outcome:
-        return Outcome(code=code, message=message, generation=self.generation, items=items)
+    def refuse(self, code: Code, message: str) -> Outcome:
+        return Outcome(code=code, message=message, generation=self.generation)
 
     def next_generation(self) -> Generation:
         return Generation(self._contents.generation + 1)

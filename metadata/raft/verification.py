@@ -13,7 +13,7 @@ from metadata.raft.snapshot import decode_snapshot
 from metadata.raft.types import RaftStorageError
 
 
-def verify_files(directory: Path, *, boot_id: str = "") -> list[str]:
+def verify_files(directory: Path, *, boot_id: str) -> list[str]:
     """A sentence for each file that this node could not start with. A missing file is sound. `boot_id` of the
     operating system as it runs now: in the boot that wrote it a journal's last batch is whole. Raises OSError."""
     wrong: list[str] = []

@@ -183,12 +183,12 @@ async def fetch(client: NatsConnection, **fields: Any) -> Message:
     return await client.request(SUBJECTS.fetch(KEY.stream, 0), request.SerializeToString(), timeout=3.0)
 
 
-def fills(log: Any, end: int, epoch: int = 1) -> None:
+def fills(log: Any, end: int) -> None:
     """Records into the page cache, nothing synced."""
     while log.log_end_offset < end:
         builder = BatchBuilder()
         builder.add_record(b"v" * 50)
-        parts, header = builder.build(1).stamp(log.log_end_offset, LeaderEpoch(epoch))
+        parts, header = builder.build(1).stamp(log.log_end_offset, LeaderEpoch(1))
         log.append(parts, [header])
 
 

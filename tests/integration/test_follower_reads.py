@@ -272,8 +272,8 @@ class Reading:
             self.offsets.extend(int(offset) for offset in batch.offsets)
             self.values.extend(batch.values)
 
-    async def come_to(self, count: int, timeout: float = 60.0) -> None:
-        async with asyncio.timeout(timeout):
+    async def come_to(self, count: int) -> None:
+        async with asyncio.timeout(60.0):
             while len(self.values) < count:
                 assert not self.task.done() or not self.task.exception(), self.task.exception()
                 await asyncio.sleep(0.005)

@@ -31,8 +31,8 @@ def cluster(tmp_path: Path) -> Iterator[DevCluster]:
         yield running
 
 
-async def partition_of(client: tidelog.Client, stream: str = STREAM) -> Any:
-    return (await client.describe(stream))["partitions"][0]
+async def partition_of(client: tidelog.Client) -> Any:
+    return (await client.describe(STREAM))["partitions"][0]
 
 
 async def acked(ledger: Ledger, more: int) -> None:

@@ -73,8 +73,8 @@ def standalone(tmp_path: Path, address: str | None = None) -> RaftConfig:
     return RaftConfig(address=address or free_addresses(1)[0], peers=(), directory=tmp_path / "raft", secret=None)
 
 
-def group(tmp_path: Path, *, secret: bytes | None = None, voters: int = 3, **settings: Any) -> list[Member]:
-    addresses = free_addresses(voters)
+def group(tmp_path: Path, *, secret: bytes | None = None, **settings: Any) -> list[Member]:
+    addresses = free_addresses(3)
     return [
         Member(
             RaftConfig(

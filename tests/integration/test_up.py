@@ -20,7 +20,7 @@ import tidelog
 from tests.integration.command_line import assert_refused, start_tidelog, tidelog_command
 from tests.integration.waiting import until, wait_until
 from tests.integration.workload import Ledger, acked_load, check, wait_in_sync
-from tidelog.runtime.server import EmbeddedNatsServer
+from tidelog.runtime.server import HOST, EmbeddedNatsServer
 from tidelog.server.devcluster import NatsKeeper
 from wire.errors import TidelogError
 
@@ -270,7 +270,7 @@ def test_a_nats_server_whose_port_was_taken_meanwhile_is_given_up(
         os.kill(pid, signal.SIGKILL)
         wait_until(lambda: not server.is_running, "the end of nats-server")
         thief.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
-        thief.bind((server.host, server.port))
+        thief.bind((HOST, server.port))
         thief.listen()
 
         def look_forever() -> None:

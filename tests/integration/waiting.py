@@ -38,9 +38,9 @@ async def until(condition: Callable[[], object], what: str = "it", timeout: floa
         await asyncio.sleep(0.005)
 
 
-def wait_until(condition: Callable[[], object], what: str, timeout: float = LIMIT) -> None:
+def wait_until(condition: Callable[[], object], what: str) -> None:
     """The same where no event loop runs."""
-    deadline = time.monotonic() + timeout
+    deadline = time.monotonic() + LIMIT
     while not condition():
-        assert time.monotonic() < deadline, f"{what} did not come in {timeout:g} s"
+        assert time.monotonic() < deadline, f"{what} did not come in {LIMIT:g} s"
         time.sleep(0.02)

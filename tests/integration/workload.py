@@ -93,7 +93,6 @@ async def acked_load(
     *,
     producers: int = 3,
     bare: bool = True,
-    subject: str | None = None,
     partitions: int = 1,
     pause: float = PAUSE,
 ) -> AsyncIterator[Ledger]:
@@ -104,7 +103,7 @@ async def acked_load(
     async with await tidelog.connect(url) as client:
         senders = [asyncio.create_task(_produce(client, ledger, stop, f"p{i}", pause)) for i in range(producers)]
         if bare:
-            senders.append(asyncio.create_task(_request(url, ledger, stop, subject or stream, partitions)))
+            senders.append(asyncio.create_task(_request(url, ledger, stop, stream, partitions)))
         try:
             yield ledger
         finally:

@@ -53,7 +53,6 @@ class PowerLossCluster:
         folder: Path,
         *,
         rng: Random,
-        nodes: int = 3,
         broken: str | None = None,
         settings: dict[str, dict[str, Any]] | None = None,
     ) -> None:
@@ -62,7 +61,7 @@ class PowerLossCluster:
         arguments = ["--broken", broken] if broken else []
         self.brokers = DevCluster(
             folder,
-            nodes=nodes,
+            nodes=3,
             port=0,
             settings=settings,
             server_command=["-m", "tests.power_loss.broker", *arguments],

@@ -18,7 +18,6 @@ from metadata.raft.types import RaftOutcomeUnknown, RaftRole, RaftStatus, RaftUn
 from metadata.state import ClusterState
 from tests.simulation.world import Process, World
 
-RETRY_PAUSE = 0.005
 CONNECTION_TIMEOUT = 1.0
 SNAPSHOT_EVERY = 8
 """Commands between two snapshots that a node may get in place of older commands."""
@@ -294,7 +293,6 @@ class RaftMember:
         self._on_status = on_status
         self._on_peer_lost = on_peer_lost
         self._told: tuple[object, ...] | None = None
-        self._heard_at = -inf
         self._running = False
         self._known = asyncio.Event()
 

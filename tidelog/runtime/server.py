@@ -12,7 +12,6 @@ import shutil
 import signal
 import socket
 import subprocess
-import tempfile
 import time
 from importlib import metadata
 from pathlib import Path
@@ -21,8 +20,11 @@ from typing import Self
 
 from tidelog.runtime.orphans import ends_with_us
 
+HOST = "127.0.0.1"
 MAX_PAYLOAD = 8 << 20
 """Default of the largest message, bytes."""
+WRITE_DEADLINE = "10s"
+"""Longest time that one write to a client may take."""
 START_TIMEOUT = 10.0
 STOP_TIMEOUT = 5.0
 _POLL = 0.005
@@ -39,35 +41,27 @@ class NatsPortTaken(NatsServerFailed):
 
 
 class EmbeddedNatsServer:
-    """A nats-server on one host and port.
+    """A nats-server on the loopback interface.
 
     `port`: 0 = any free one; after the first `start` it is the one that was found, and later starts use it again.
-    `store_dir`: where its configuration and log lie; a temporary folder when None. `max_payload`, `max_pending` (most
-    bytes that wait for one slow client before it is cut off) in bytes, `write_deadline` (longest that one write to a
-    client may take) in seconds. `config` is further nats-server configuration, for example `authorization { … }`.
-    Blocking calls: `start` takes some 30 ms, `stop` a little longer.
+    `store_dir`: the folder of its configuration and log. `max_payload`, `max_pending` (most bytes that wait for one
+    slow client before it is cut off) in bytes. `config` is further nats-server configuration, for example
+    `authorization { … }`. Blocking calls: `start` takes some 30 ms, `stop` a little longer.
     """
 
     def __init__(
         self,
         *,
-        host: str = "127.0.0.1",
+        store_dir: Path,
         port: int = 0,
-        store_dir: Path | None = None,
         max_payload: int = MAX_PAYLOAD,
         max_pending: int = 256 << 20,
-        write_deadline: float = 10.0,
         config: str = "",
     ) -> None:
-        self.host = host
         self.port = port
-        if store_dir is None:
-            self._temporary = tempfile.TemporaryDirectory(prefix="tidelog-nats-")  # kept: it goes when we go
-            store_dir = Path(self._temporary.name)
         self.store_dir = store_dir
         self._max_payload = max_payload
         self._max_pending = max_pending
-        self._write_deadline = write_deadline
         self._config = config
         self._process: subprocess.Popen[bytes] | None = None
         self._log_start = 0
@@ -75,8 +69,7 @@ class EmbeddedNatsServer:
 
     @property
     def url(self) -> str:
-        host = "127.0.0.1" if self.host in ("0.0.0.0", "::") else self.host  # noqa: S104 - compared, not bound
-        return f"nats://[{host}]:{self.port}" if ":" in host else f"nats://{host}:{self.port}"
+        return f"nats://{HOST}:{self.port}"
 
     @property
     def pid(self) -> int | None:
@@ -137,7 +130,7 @@ class EmbeddedNatsServer:
             )
 
     def stop(self) -> None:
-        """End it, gently first. A temporary folder goes with it at exit."""
+        """End it, gently first."""
         process = self._process
         if process is None:
             return
@@ -179,12 +172,12 @@ class EmbeddedNatsServer:
     def _settings(self) -> str:
         return "\n".join(
             (
-                f"host: {json.dumps(self.host)}",
+                f"host: {HOST}",
                 f"port: {self.port or -1}",
                 f"ports_file_dir: {json.dumps(str(self.store_dir))}",
                 f"max_payload: {self._max_payload}",
                 f"max_pending: {max(self._max_pending, self._max_payload)}",
-                f'write_deadline: "{round(self._write_deadline * 1000)}ms"',
+                f"write_deadline: {json.dumps(WRITE_DEADLINE)}",
                 self._config,
                 "",
             )
@@ -196,9 +189,8 @@ class EmbeddedNatsServer:
         except (FileNotFoundError, ValueError):  # not there, or not whole, yet
             return False
         self.port = int(urls[0].rsplit(":", 1)[1])
-        address = self.url.removeprefix("nats://").rsplit(":", 1)[0].strip("[]")
         try:
-            with socket.create_connection((address, self.port), timeout=1.0) as connection:
+            with socket.create_connection((HOST, self.port), timeout=1.0) as connection:
                 return connection.recv(5).startswith(b"INFO")
         except OSError:
             return False
@@ -209,7 +201,7 @@ class EmbeddedNatsServer:
             text = log.read().decode(errors="replace")[-_LOG_TAIL:]
         if "address already in use" in text:
             return NatsPortTaken(
-                f"port {self.port} on {self.host} is taken, so nats-server cannot listen there: stop the process that"
+                f"port {self.port} on {HOST} is taken, so nats-server cannot listen there: stop the process that"
                 " uses it, or choose another port (0 = any free one)"
             )
         fatal = [line for line in text.splitlines() if "[FTL]" in line or line.startswith("nats-server:")]

@@ -74,10 +74,6 @@ class ServerConfig:
     metadata: MetadataSettings = field(default_factory=MetadataSettings)
     storage: StorageSettings = field(default_factory=StorageSettings)
 
-    @property
-    def is_voter(self) -> bool:
-        return self.raft_address is not None or not self.raft_peers
-
 
 def load(flags: Mapping[str, Any], environment: Mapping[str, str], file: Path | None) -> ServerConfig:
     """Merge the three sources. Raises TidelogError(BAD_CONFIG) that names the setting, its value, and the values that

@@ -51,13 +51,13 @@ def control_batch(type: int, version: int, payload: bytes, timestamp: int = 0) -
     )
 
 
-def decode_control(buf: Buffer, at: int = 0) -> ControlRecord:
-    """The content of the control batch at `at`, body CRC checked. Raises CorruptData. Readers skip unknown types."""
-    header = parse_header(buf, at)
+def decode_control(buf: Buffer) -> ControlRecord:
+    """The content of a control batch, body CRC checked. Raises CorruptData. Readers skip unknown types."""
+    header = parse_header(buf)
     if not header.is_control or header.columns or header.record_count != 1 or header.attributes & ~CONTROL_BIT:
         raise CorruptData(f"{header} is no control batch")
-    verify_body(buf, at, header)
-    body = body_of(buf, at, header)
+    verify_body(buf, 0, header)
+    body = body_of(buf, 0, header)
     if len(body) < _CONTROL.size:
         raise CorruptData(f"{header}: control body of {len(body)} bytes")
     kind, version, size = _CONTROL.unpack_from(body)

@@ -41,7 +41,6 @@ class RecordBatch:
         *,
         header: BatchHeader | None = None,
         verify: bool = True,
-        max_body_bytes: int = MAX_BODY_BYTES,
     ) -> RecordBatch:
         """The batch at `at`, whose `header` may have been parsed before. The structure is checked always, the body's
         CRC with `verify`. Raises CorruptData.
@@ -55,7 +54,7 @@ class RecordBatch:
             verify_body(buf, at, header)
         if header.is_control:
             return cls(header, NO_COLUMNS, 0, 0)
-        return cls(header, parse_columns(sections_of(body, header, max_body_bytes), header), 0, header.record_count)
+        return cls(header, parse_columns(sections_of(body, header, MAX_BODY_BYTES), header), 0, header.record_count)
 
     def __len__(self) -> int:
         return self._count

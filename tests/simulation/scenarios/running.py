@@ -289,7 +289,6 @@ class ScenarioRun:
 
 
 CONTROL = slice(1, 2)
-INGEST = slice(0, 1)
 
 
 def adds(name: str) -> Callable[[pb.Command], bool]:

@@ -21,8 +21,8 @@ from spark_connector.pushdown import Narrowing
 from wire.types import Incarnation, Offset, StreamName
 
 
-def whole(partition: int, stream: str = "flights") -> OffsetRange:
-    return OffsetRange(StreamName(stream), Incarnation(1), partition, Incarnation(1), Offset(0), Offset(100))
+def whole(partition: int) -> OffsetRange:
+    return OffsetRange(StreamName("flights"), Incarnation(1), partition, Incarnation(1), Offset(0), Offset(100))
 
 
 def never(stream: StreamName, timestamp_ns: int) -> Mapping[int, Offset]:

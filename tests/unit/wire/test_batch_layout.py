@@ -25,8 +25,8 @@ from wire.errors import CorruptData
 from wire.types import LeaderEpoch, Offset
 
 
-def encode(batch: EncodedBatch, base_offset: int = 7, leader_epoch: int = 3) -> bytes:
-    parts, header = batch.stamp(Offset(base_offset), LeaderEpoch(leader_epoch))
+def encode(batch: EncodedBatch, base_offset: int = 7) -> bytes:
+    parts, header = batch.stamp(Offset(base_offset), LeaderEpoch(3))
     encoded = b"".join(parts)
     assert len(encoded) == header.size == batch.size
     assert parse_header(encoded) == header

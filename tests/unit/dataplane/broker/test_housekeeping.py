@@ -69,7 +69,7 @@ class FakeJob:
 
 
 class House:
-    def __init__(self, *jobs: FakeJob, replicas: int = 3, interval: float = LONG) -> None:
+    def __init__(self, *jobs: FakeJob, interval: float = LONG) -> None:
         self.executor = ThreadPoolExecutor(1)
         self.context = SimpleNamespace(
             loop=asyncio.get_running_loop(),
@@ -77,7 +77,7 @@ class House:
             storage=StorageSettings(housekeeping_interval=interval),
             counters=Counters(),
         )
-        self.replicas = {key(n): FakeReplica(n) for n in range(replicas)}
+        self.replicas = {key(n): FakeReplica(n) for n in range(3)}
         typed: list[Job] = list(jobs)
         self.keeping = Housekeeping(self.context, self.replicas, typed)  # type: ignore[arg-type]
 

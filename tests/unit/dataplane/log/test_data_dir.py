@@ -32,10 +32,10 @@ def key(stream: str = "flights", partition: int = 0, incarnation: int = 1) -> Pa
     return PartitionKey(StreamName(stream), Incarnation(7), partition, Incarnation(incarnation))
 
 
-def lived(path: Path, files: RealFiles, *, clean: bool, incarnation: int = 5) -> None:
+def lived(path: Path, files: RealFiles, *, clean: bool) -> None:
     """One life of the broker, registered, that appended; closed properly or killed."""
     data_dir = DataDir.open(path, B1, files=files)
-    data_dir.record("cluster-1", Incarnation(incarnation))
+    data_dir.record("cluster-1", Incarnation(5))
     data_dir.mark_dirty()
     if clean:
         data_dir.mark_clean()

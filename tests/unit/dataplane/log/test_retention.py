@@ -25,9 +25,9 @@ class Seg(NamedTuple):
         return NO_TIMESTAMP if self.age_ms is None else NOW - self.age_ms * NS_PER_MS
 
 
-def row(*ages_ms: int | None, each: int = 10) -> list[Seg]:
-    """`each` records a segment."""
-    return [Seg(number * each, 100, age) for number, age in enumerate(ages_ms)]
+def row(*ages_ms: int | None) -> list[Seg]:
+    """Segments of ten records."""
+    return [Seg(number * 10, 100, age) for number, age in enumerate(ages_ms)]
 
 
 def never(_: Seg) -> NoReturn:

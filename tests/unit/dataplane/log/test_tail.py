@@ -5,8 +5,8 @@ from __future__ import annotations
 from dataplane.log.tail import Tail, TailMemory
 
 
-def filled(memory: TailMemory, batches: int, *, limit: int = 1 << 20) -> Tail:
-    tail = Tail(limit, memory)
+def filled(memory: TailMemory, batches: int) -> Tail:
+    tail = Tail(1 << 20, memory)
     for number in range(batches):
         tail.add(number, number + 1, 10, [bytes(10)])
     return tail

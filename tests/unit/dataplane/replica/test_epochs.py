@@ -80,11 +80,6 @@ def test_the_end_of_an_epoch_is_the_start_of_the_next_known_one(asked: int, expe
     assert end == (None if expected is None else EpochEnd(LeaderEpoch(expected[0]), Offset(expected[1])))
 
 
-def test_the_epoch_in_force_at_an_offset() -> None:
-    epochs = cache((1, 10), (3, 40))
-    assert [epochs.epoch_at(Offset(offset)) for offset in (9, 10, 39, 40, 1000)] == [None, 1, 1, 3, 3]
-
-
 @pytest.mark.parametrize("pairs", [[(1, 0), (1, 5)], [(2, 0), (1, 5)], [(1, 5), (2, 5)], [(1, 5), (2, 4)]])
 def test_entries_grow_strictly_in_both(pairs: list[tuple[int, int]]) -> None:
     with pytest.raises(InvariantViolation):

@@ -72,9 +72,9 @@ SECOND = 1_000_000_000
 SMALL = ProducerLimits(max_producers=3, expiration_ms=10_000)
 
 
-def written(producer: int, sequence: int, at: int, *, base: int = 0) -> BatchHeader:
+def written(producer: int, sequence: int, at: int) -> BatchHeader:
     """`at`: seconds of the leader's clock; 0: it does not say."""
-    return header(base, sequence, producer=producer)._replace(append_time=at * SECOND)
+    return header(0, sequence, producer=producer)._replace(append_time=at * SECOND)
 
 
 def code_of(table: ProducerTable, producer: int, sequence: int) -> Code | None:

@@ -55,11 +55,6 @@ def test_a_list_of_peers_may_name_the_broker_itself() -> None:
     assert set(config({**MINIMAL, "raft_address": "h1:1"}, {"TIDELOG_RAFT_PEERS": peers}).raft_peers) == {"b2", "b3"}
 
 
-def test_roles_follow_from_addresses() -> None:
-    assert config().is_voter, "standalone"
-    assert not config({**MINIMAL, "raft_peers": ("b2=h2:1",)}).is_voter, "an observer"
-
-
 def test_settings_of_both_planes_come_from_their_sections(tmp_path: Path) -> None:
     file = write(
         tmp_path,
