@@ -3,7 +3,8 @@
     append      the producers learn of each batch; at a roll, and every SNAPSHOT_INTERVAL_BYTES, the state of that
                 moment is captured: a copy of references, taken between two batches
     later       a worker writes what was captured, once all records below it are durable
-    open, cut   the newest sound snapshot at or below the end of the log, and the headers of the batches behind it
+    open        the newest sound snapshot at or below the end of the log, and the headers of the batches behind it
+    cut         the same, from a state that is still in memory (`dataplane.log.recent_states`) where there is one
 
 What always holds: a snapshot is of a prefix of this log, and of durable records only. So it is removed, durably, BEFORE
 the log is cut below it; and one that is being written when the log is cut is finished first, or forgotten.
@@ -24,6 +25,7 @@ from contextlib import suppress
 from typing import TYPE_CHECKING, NamedTuple, TypeAlias
 
 from dataplane.log.checkpoints import read_file, replace_file
+from dataplane.log.recent_states import RecentState, RecentStates
 from dataplane.log.snapshot import (
     SNAPSHOT_SUFFIX,
     Section,
@@ -82,6 +84,9 @@ class DerivedState:
         """Of batches since the last one that was captured, or began the present state."""
         self._newest = Offset(0)
         """Offset of the newest state that was captured, or that the present one was built on."""
+        self._recent = RecentStates()
+        self._batches = 0
+        """Recorded so far."""
         self.damaged: dict[int, str] = {}
         """A sentence for each snapshot that was found damaged, by its offset."""
 
@@ -92,7 +97,14 @@ class DerivedState:
         for header in headers:
             self.producers.record(header)
         self._bytes += size
+        self._batches += len(headers)
+        if self._batches >= self._recent.due:
+            self._keep_recent(headers[-1].end_offset)
         return self._bytes >= SNAPSHOT_INTERVAL_BYTES
+
+    def _keep_recent(self, offset: Offset) -> None:
+        known = self.producers.known
+        self._recent.keep(RecentState(offset, self._batches, known, self._carried, self._newest, self._bytes))
 
     def capture(self, offset: Offset, epochs: Iterable[EpochEntry]) -> None:
         """The state is that of `offset` now. Nothing happens when it is that of an earlier call."""
@@ -156,9 +168,18 @@ class DerivedState:
     def begin_at(self, snapshot: Snapshot) -> None:
         """The present state is that of the snapshot."""
         self._captured.clear()
+        self._recent.clear()
         self._carried = snapshot.carried
         self._newest, self._bytes = snapshot.offset, 0
         self.producers.restore(snapshot.producers)
+
+    def _go_back_to(self, state: RecentState, end: Offset) -> None:
+        """The present state is `state` again, in a log that now ends at `end`."""
+        while self._captured and self._captured[-1].offset > end:
+            self._captured.pop()
+        self._batches, self._carried = state.batches, state.carried
+        self._newest, self._bytes = state.captured, state.captured_bytes
+        self.producers.restore(state.producers)
 
     # ---- reading
 
@@ -197,14 +218,20 @@ class DerivedState:
         return content, snapshot
 
     def restore(self, start: Offset, end: Offset, batches: Batches) -> Offset:
-        """The producers' state at `end`, from a snapshot and the `batches` behind it. Where the walk began.
+        """The producers' state at `end`, from a state in memory or a snapshot and the `batches` behind it. Where the
+        walk began.
 
         Raises what `batches` raises; the state is then that of a part of the log."""
-        snapshot = self.newest(start, end) or Snapshot(start)
-        self.begin_at(snapshot)
-        for header in batches(snapshot.offset, end) if snapshot.offset < end else ():
+        base: RecentState | Snapshot
+        if recent := self._recent.back_to(start, end):
+            base = recent
+            self._go_back_to(recent, end)
+        else:
+            base = self.newest(start, end) or Snapshot(start)
+            self.begin_at(base)
+        for header in batches(base.offset, end) if base.offset < end else ():
             self.record([header], header.size)
-        return snapshot.offset
+        return base.offset
 
     def build(
         self,

@@ -86,6 +86,14 @@ class SparseIndex:
         """The last entry with no record of `timestamp` or later before it."""
         return self.entry(max(0, bisect_left(self._timestamps, timestamp, hi=len(self._offsets)) - 1))
 
+    def until(self, position: int) -> SparseIndex:
+        """An index of its own, of the entries at or before byte `position`."""
+        count = bisect_right(self._positions, position)
+        index = SparseIndex(self._offsets[0])
+        index._offsets, index._positions = self._offsets[:count], self._positions[:count]
+        index._timestamps = self._timestamps[:count]
+        return index
+
     def encode(self, first: int, end_position: int) -> bytes:
         """The entries from number `first` on that lie at or before `end_position`, as they stand in the file."""
         out = bytearray()

@@ -297,7 +297,7 @@ class Segment:
         index = self._index
         if index is None:
             index, self._saved = self.load_index()
-        kept = [entry for entry in map(index.entry, range(len(index))) if entry.position <= size]
+        kept = index.until(size)
         keep_saved = max(0, min(self._saved, len(kept)))
         if self._saved != keep_saved:
             handle = self._files.open(self.index_path, write=True, create=True)
@@ -307,7 +307,7 @@ class Segment:
             finally:
                 self._files.close(handle)
         self._saved = keep_saved
-        self._index = SparseIndex(self.base_offset, kept)
+        self._index = kept
 
 
 def base_offset_of(segment: Segment) -> Offset:

@@ -31,6 +31,7 @@ from wire.subjects import Subjects, ingest_subject
 from wire.tidelog_pb2 import AckPolicy
 from wire.tidelog_pb2 import Message as Envelope
 from wire.transport import Message
+from wire.types import PartitionKey
 
 MAX_WAITING = 64
 """Records of one producer without an answer; it waits at that many."""
@@ -295,6 +296,14 @@ class Workload:
                     )
             if failed.is_set() or incarnation != self.incarnation:
                 producer.abort(TidelogError(Code.UNAVAILABLE, "given up"))
+
+    def awaited(self, key: PartitionKey) -> list[tuple[int, int]]:
+        """(producer id, base sequence) of the batches for that partition that wait for an answer."""
+        if (self.stream, self.incarnation) != (key.stream, key.stream_incarnation):
+            return []
+        pipes = [producer._pipes.get(key.partition) for producer in self.client._producers]
+        waiting = [batch for pipe in pipes if pipe is not None for batch in pipe.core._window]
+        return [(batch.session.producer_id, batch.base_sequence) for batch in waiting if batch.session is not None]
 
     @staticmethod
     def _is_of(user: Producer | Consumer, incarnation: int) -> bool:

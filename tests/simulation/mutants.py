@@ -20,7 +20,7 @@ from dataplane.broker import (
     sync_requests,
 )
 from dataplane.broker.broker import Broker
-from dataplane.log import appending, compaction, cutting, segment, snapshot, swapping, syncing, tail
+from dataplane.log import appending, compaction, cutting, recent_states, segment, snapshot, swapping, syncing, tail
 from dataplane.log import checkpoints as log_checkpoints
 from dataplane.log import state as log_state
 from dataplane.log.data_dir import DataDir
@@ -219,6 +219,11 @@ MUTANTS: tuple[Mutant, ...] = (
     _mutant(
         "the producer table survives a truncation",
         (cutting.Cutting, "truncate", "self._capturing.restore_producers()\n        return", "return"),
+        scenario="rolled back producer",
+    ),
+    _mutant(
+        "a truncation goes back to a state of the producers above the cut",
+        (recent_states.RecentStates, "back_to", "while states and states[-1].offset > end:", "while False:"),
         scenario="rolled back producer",
     ),
     _mutant(

@@ -14,8 +14,10 @@ import traceback
 from collections.abc import Callable
 from dataclasses import dataclass, field, replace
 from random import Random
+from unittest.mock import patch
 
 from dataplane.broker.settings import StorageSettings
+from dataplane.log import recent_states
 from dataplane.replica.producers import DEFAULT_LIMITS, ProducerLimits
 from dataplane.replica.settings import ReplicaSettings
 from metadata.settings import MetadataSettings
@@ -35,6 +37,8 @@ from wire.types import PartitionKey
 
 START_LIMIT = 30.0
 CALM_LIMIT = 60.0
+STATE_INTERVAL = 2
+"""In place of the log's own: these logs are short, and a truncation shall find states in memory here too."""
 PROMPT = 0.5
 """Seconds that an acknowledgement may take when nothing goes wrong: less than a follower sleeps."""
 
@@ -232,6 +236,9 @@ class Cluster:
                 self.world, self.nats, self.invariants, self.subjects, name, rate=self.plan.rate, keys=self.plan.keys
             )
             for name in ("c", "d")[: self.plan.streams]
+        ]
+        self.invariants.history.awaited = lambda key: [
+            batch for clients in self.workloads for batch in clients.awaited(key)
         ]
         self.clients = self.workloads[0]
         """Of the stream that is made first."""
@@ -497,7 +504,7 @@ def run(
     time than `cpu_seconds` has failed."""
     began = time.perf_counter()
     world = World(seed, traced=traced)
-    with inhabited(world):
+    with inhabited(world), patch.object(recent_states, "STATE_INTERVAL", STATE_INTERVAL):
         cluster = Cluster(world, schedule)
         broken: InvariantBroken | None = None
         try:

@@ -14,6 +14,8 @@ from wire.batch import RecordBatch, iter_batches, parse_header
 from wire.types import Offset
 
 if TYPE_CHECKING:
+    from collections.abc import Callable, Collection
+
     from dataplane.broker.replica import Replica
     from tests.simulation.broker import SimBroker
     from tests.simulation.world import World
@@ -46,6 +48,8 @@ class CommittedHistory:
     def __init__(self, world: World) -> None:
         self.world = world
         self.of: dict[PartitionKey, History] = {}
+        self.awaited: Callable[[PartitionKey], Collection[tuple[int, int]]] = lambda _: ()
+        """(producer id, base sequence) of the batches that wait for an answer, and may be sent again."""
 
     @property
     def batches(self) -> int:
@@ -138,7 +142,11 @@ class CommittedHistory:
         truth = ProducerTable((*known, *own), limits=log.config.producers).known
         held = log.producers.known
         if may_be_compacted(replica) and held.producers.keys() == truth.producers.keys():
-            kept = {number: _as_kept(held.producers[number], producer) for number, producer in truth.producers.items()}
+            awaited = self.awaited(replica.key)
+            kept = {
+                number: as_kept(held.producers[number], producer, [base for other, base in awaited if other == number])
+                for number, producer in truth.producers.items()
+            }
             truth = held._replace(producers=kept)
         if held != truth:
             wrong = sorted(set(held.producers.items()) ^ set(truth.producers.items()))
@@ -148,15 +156,20 @@ class CommittedHistory:
             )
 
 
-def _as_kept(held: Producer, truth: Producer) -> Producer:
-    """`truth` with the oldest of its batches as `held` has them, where the batches behind them agree. Compaction leaves
-    no more than is remembered; a cut of uncommitted batches makes older ones count again, which a log that was copied
-    meanwhile may lack. Its producer had them acknowledged when it sent the batches that were cut, and does not repeat
-    them. Such a log takes the time from the remaining batches."""
+def as_kept(held: Producer, truth: Producer, awaited: Collection[int]) -> Producer:
+    """`truth` with the batches and the time that `held` has, where the difference does no harm. `awaited`: the
+    sequences with which batches begin that their producer may send again.
+
+    Compaction leaves no more than is remembered; a cut of uncommitted batches makes older ones count again, which the
+    log may lack by then, each of them or some. A batch that is lacking had five later ones of its producer where it was
+    compacted away, and the producer had its answer before it sent the last of them: it does not send it again. A log
+    that lacks batches takes the time from the others."""
     truth = truth._replace(written=held.written)
-    lacks = len([batch for batch in truth.batches if batch not in held.batches])
-    kept = truth.batches[lacks:]
-    return truth._replace(batches=held.batches) if kept and held.batches[-len(kept) :] == kept else truth
+    common = tuple(batch for batch in truth.batches if batch in held.batches)
+    if truth.batches[-1] not in common or any(sequence in awaited for sequence, *_ in set(truth.batches) - set(common)):
+        return truth
+    older = tuple(batch for batch in held.batches if batch < truth.batches[0])
+    return truth._replace(batches=(*older, *common))
 
 
 class Row(NamedTuple):
