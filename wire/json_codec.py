@@ -93,7 +93,7 @@ class _Wrong(Exception):
 
 
 def _not(value: object, kind: Any) -> _Wrong:
-    shown = json.dumps(value)
+    shown = json.dumps(value, default=repr)
     if len(shown) > MAX_SHOWN:
         shown = f"{shown[:MAX_SHOWN]}…"
     return _Wrong(f"is {shown}, not {in_words(kind)}")

@@ -143,6 +143,7 @@ def check_namespace(namespace: str) -> str:
 
 def check_subject(subject: str, namespace: str = DEFAULT_NAMESPACE) -> str:
     """Whether a stream may be attached to `subject` in a cluster that owns `<namespace>.>`."""
+    _check_text(subject, "subject", Code.BAD_SUBJECT)
     wrong = _subject_fault(subject, namespace)
     if wrong is not None:
         raise TidelogError(Code.BAD_SUBJECT, f"subject {subject[: MAX_SUBJECT_LENGTH + 1]!r} {wrong}")
@@ -177,7 +178,13 @@ def _is_partition_number(token: str) -> bool:
     return token.isascii() and token.isdigit() and token[0] != "0"
 
 
+def _check_text(given: object, what: str, code: Code) -> None:
+    if not isinstance(given, str):
+        raise TidelogError(code, f"{what} {given!r:.80} is {type(given).__name__}, not text; give it as text")
+
+
 def _check_name(name: str, what: str) -> str:
+    _check_text(name, what, Code.BAD_NAME)
     if len(name) > MAX_NAME_LENGTH or not _NAME.fullmatch(name):
         shown = name if len(name) <= MAX_NAME_LENGTH else f"{name[:MAX_NAME_LENGTH]}…"
         raise TidelogError(

@@ -35,7 +35,7 @@ from wire import metadata_pb2 as pb
 from wire import operations as op
 from wire.errors import Code, TidelogError
 from wire.json_codec import decode
-from wire.operations import handles
+from wire.operation import handles
 from wire.reports import BrokerReport, ReplicaReport, StreamReport
 from wire.stream_config import StreamConfig
 from wire.types import BrokerId, StreamName

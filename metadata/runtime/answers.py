@@ -11,7 +11,7 @@ from metadata.runtime.context import MetadataContext
 from metadata.runtime.namespace import Namespace
 from wire import metadata_pb2 as pb
 from wire.errors import Code, TidelogError
-from wire.operations import Refusal
+from wire.operation import Refusal
 from wire.reports import BrokerReport, StreamReport
 from wire.transport import Message, Subscription
 from wire.types import BrokerId, LeaderEpoch, LeaderMove, StreamName

@@ -19,9 +19,9 @@ from google.protobuf.message import DecodeError
 
 from tidelog.client.errors import NoServer, typed
 from wire.errors import CLUSTER_HEADER, Code, TidelogError
-from wire.json_codec import encode
 from wire.metadata_pb2 import ClusterClaim
-from wire.operations import CLUSTER_ID, Operation
+from wire.operation import Operation
+from wire.operations import CLUSTER_ID
 from wire.subjects import Subjects
 from wire.transport import NO_RESPONDERS, Message, Transport
 
@@ -63,13 +63,16 @@ class Api:
         deadline = asyncio.get_running_loop().time() + limit
         first_questions: list[str] = []
         try:
+            request = operation.encode_request(*args, **kwargs)
+        except TidelogError as error:
+            raise typed(error) from None
+        try:
             async with self._identifying:
                 if self._cluster is None:
-                    first = encode(CLUSTER_ID.request())
+                    first = CLUSTER_ID.encode_request()
                     await self._repeat(CLUSTER_ID, first, deadline, limit, operation.name, first_questions)
                     await asyncio.sleep(_SECOND_CLUSTER_WAIT)
             self._check_ambiguous()
-            request = encode(operation.request(*args, **kwargs))
             answer = await self._repeat(operation, request, deadline, limit, operation.name)
             self._check_ambiguous()
         finally:

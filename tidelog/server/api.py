@@ -18,7 +18,7 @@ from metadata.runtime.service import MetadataService
 from tidelog.runtime.micro import Answer, Service
 from wire.errors import CLUSTER_HEADER, Code, TidelogError
 from wire.json_codec import encode
-from wire.operations import Handler, Operation, Refusal, handlers_of
+from wire.operation import Handler, Operation, Refusal, handlers_of
 from wire.subjects import Subjects
 from wire.transport import Message, Transport
 

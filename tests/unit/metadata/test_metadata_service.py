@@ -36,7 +36,8 @@ from tests.fake_nats import FakeTransport, Hub
 from tidelog.server.api import Api
 from wire import metadata_pb2 as pb
 from wire.errors import CLUSTER_HEADER, Code, TidelogError
-from wire.operations import ALWAYS_POSSIBLE, OPERATIONS, Nothing
+from wire.operation import ALWAYS_POSSIBLE
+from wire.operations import OPERATIONS, Nothing
 from wire.reports import BrokerReport, ReplicaReport, StreamReport
 from wire.subjects import Subjects
 from wire.transport import NO_RESPONDERS, Message

@@ -10,7 +10,8 @@ import pytest
 from metadata.runtime.admin import Admin
 from wire import json_codec
 from wire.errors import Code, TidelogError
-from wire.operations import METADATA, OPERATIONS, STREAM_CREATE, STREAM_LIST, Operation, handlers_of
+from wire.operation import Operation, handlers_of
+from wire.operations import METADATA, OPERATIONS, STREAM_CREATE, STREAM_LIST
 
 EACH = pytest.mark.parametrize("operation", OPERATIONS.values(), ids=OPERATIONS)
 
