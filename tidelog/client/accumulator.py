@@ -274,7 +274,7 @@ class PartitionAccumulator:
         written say so."""
         effects: list[Effect] = []
         for batch in self.pending_batches:
-            effects += self._fail(batch, error)
+            effects += self._fail(batch, _given_up(error, batch))
         return effects
 
     # Time
@@ -414,8 +414,16 @@ def _as_told(error: TidelogError, batch: PendingBatch) -> TidelogError:
     return TidelogError(
         Code.OUTCOME_UNKNOWN,
         f"an earlier attempt to send these records may have been stored; the last one was refused: {error.message}",
-        {**error.details, "reason": error.code.name},
+        {**error.details, "reason": error.code.name, "outcome": "unknown"},
     )
+
+
+def _given_up(error: TidelogError, batch: PendingBatch) -> TidelogError:
+    """The error of a batch that nothing more is done for."""
+    if not batch.may_be_written:
+        return type(error)(error.code, error.message, {**error.details, "outcome": "not_written"})
+    message = f"{error.message}; these records were sent, and may or may not have been written"
+    return type(error)(error.code, message, {**error.details, "outcome": "unknown"})
 
 
 def _resend_after(batch: PendingBatch, settings: AccumulatorSettings) -> float:
@@ -428,7 +436,7 @@ def _epoch_of(error: TidelogError) -> int:
 
 def too_late(batch: PendingBatch, name: str, seconds: float, *, is_down: bool) -> TidelogError:
     """The error of a batch for partition `name` that was not acknowledged within `seconds`."""
-    if batch.uncertain or batch.state is BatchState.SENT:
+    if batch.may_be_written:
         return DeliveryTimeout(
             Code.OUTCOME_UNKNOWN,
             f"{len(batch)} records for {name} were not acknowledged within {seconds:g} s: they may or may not "

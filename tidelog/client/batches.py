@@ -154,6 +154,11 @@ class PendingBatch:
         return len(self.values)
 
     @property
+    def may_be_written(self) -> bool:
+        """An attempt is out, or an earlier one was left without an answer."""
+        return self.uncertain or self.state is BatchState.SENT
+
+    @property
     def has_values_only(self) -> bool:
         return self.keys is None and self.headers is None and self.timestamps is None
 

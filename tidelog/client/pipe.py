@@ -184,10 +184,10 @@ class Pipe:
             return
         try:
             response = AppendResponse.FromString(message.data)
-        except DecodeError as e:
-            unknown = TidelogError(
-                Code.OUTCOME_UNKNOWN, f"an answer to an append to {self.core.name} does not decode: {e}"
-            )
+        except DecodeError:
+            response = AppendResponse()
+        if response.leader_epoch < 1:  # of no leader: of another service that listens on this subject, for instance
+            unknown = TidelogError(Code.OUTCOME_UNKNOWN, f"an answer to an append to {self.core.name} is of no leader")
             self.run(self.core.on_error(batch, attempt, unknown, now))
             return
         self.run(self.core.on_acknowledged(batch, response.base_offset, response.leader_epoch))

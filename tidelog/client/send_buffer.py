@@ -17,7 +17,7 @@ class SendBuffer:
     def __init__(self, limit: int, *, timeout: float, stream: str) -> None:
         self.limit = limit
         self.used = 0
-        """Bytes of records that are not acknowledged."""
+        """Bytes of records that are not acknowledged, and bytes granted to calls which have not gone on yet."""
         self._timeout = timeout
         self._stream = stream
         self._waiting: deque[tuple[int, asyncio.Future[None]]] = deque()
@@ -28,7 +28,7 @@ class SendBuffer:
 
     async def wait_for_room(self, size: int) -> None:
         """Wait, in order of arrival, until `size` more bytes fit; a record larger than the buffer waits for an empty
-        one. Raises BufferFull."""
+        one. The caller adds `size` to `used` before it awaits anything else. Raises BufferFull."""
         waiter: asyncio.Future[None] = asyncio.get_running_loop().create_future()
         entry = (size, waiter)
         self._waiting.append(entry)
@@ -36,16 +36,20 @@ class SendBuffer:
         try:
             async with asyncio.timeout(self._timeout):
                 await waiter
-        except TimeoutError:
+        except BaseException as error:
+            if entry in self._waiting:
+                self._waiting.remove(entry)
+                self._grant()
+            elif waiter.done() and not waiter.cancelled() and waiter.exception() is None:
+                self.release(size)  # granted, and not used: the calls behind this one would not hear of it
+            if not isinstance(error, TimeoutError):
+                raise
             raise BufferFull(
                 Code.BACKPRESSURE,
                 f"no room came free in the buffer of {self.limit} bytes within {self._timeout:g} s: the brokers of "
                 f"{self._stream!r} do not keep up or are away",
             ) from None
-        finally:
-            if entry in self._waiting:
-                self._waiting.remove(entry)
-                self._grant()
+        self.used -= size
 
     def release(self, size: int) -> None:
         """Records of so many bytes are acknowledged or have failed."""
@@ -68,12 +72,11 @@ class SendBuffer:
                 waiter.set_exception(error)
 
     def _grant(self) -> None:
-        granted = 0
         while self._waiting:
             size, waiter = self._waiting[0]
-            if self.used + granted and self.used + granted + size > self.limit:
+            if self.used and self.used + size > self.limit:
                 return
             self._waiting.popleft()
             if not waiter.done():
-                granted += size
+                self.used += size
                 waiter.set_result(None)

@@ -354,6 +354,19 @@ class TestEndings:
         assert error.code is Code.OUTCOME_UNKNOWN
         assert error.details["reason"] == "READONLY"
 
+    def test_fail_all_says_of_each_batch_whether_it_may_have_been_written(self) -> None:
+        acc = core(max_in_flight=2)
+        fill(acc, 4)
+        a, b = sent(acc)
+        acc.on_error(a, 1, refused(Code.BACKPRESSURE), 0.0)
+        failures = {e.batch: e.error for e in acc.fail_all(refused(Code.UNKNOWN_STREAM)) if isinstance(e, Failed)}
+        assert [error.details["outcome"] for error in failures.values()] == [
+            "not_written", "unknown", "not_written", "not_written"
+        ]  # fmt: skip
+        assert failures[a].message == "refused: UNKNOWN_STREAM"
+        assert failures[b].message.endswith("may or may not have been written")
+        assert {error.code for error in failures.values()} == {Code.UNKNOWN_STREAM}
+
     def test_fail_all_leaves_nothing(self) -> None:
         acc = core()
         fill(acc, 8)
