@@ -1,7 +1,8 @@
 """The command line. The command `tidelog` runs `main`.
 
-One file per command group. The table below is all that `tidelog --help` looks at: a command's module is imported when
-that command runs, so that help and completion are quick and `publish` does not load a broker.
+One file per command group. A command's module is imported when the command runs or `tidelog --help` describes it; it
+imports what it needs when it runs, so that help and completion are quick and `publish` does not load a broker. The
+summary of a group in the help is made from its subcommands.
 
 Exit status: 0; 1 with one sentence on stderr when something was refused or failed; 2 when the command line itself is
 wrong; 130 after Ctrl-C.
@@ -10,28 +11,11 @@ wrong; 130 after Ctrl-C.
 from __future__ import annotations
 
 from importlib import import_module
-from typing import NamedTuple
 
 import click
 
-
-class _Entry(NamedTuple):
-    module: str
-    attribute: str
-    help: str
-
-
-_COMMANDS = {
-    "up": _Entry("tidelog.cli.up", "up", "Run a development cluster."),
-    "server": _Entry("tidelog.cli.server", "server", "Run one broker."),
-    "stream": _Entry("tidelog.cli.stream", "stream", "Create, list, describe and delete streams."),
-    "partition": _Entry("tidelog.cli.partition", "partition", "Move leaders, or elect one at a loss."),
-    "publish": _Entry("tidelog.cli.publish", "publish", "Append records to a stream."),
-    "subscribe": _Entry("tidelog.cli.subscribe", "subscribe", "Read a stream's committed records."),
-    "log": _Entry("tidelog.cli.log", "log", "Look into a stopped broker's data folder."),
-    "broker": _Entry("tidelog.cli.broker", "broker", "Show one broker and the partitions that it holds."),
-    "cluster": _Entry("tidelog.cli.cluster", "cluster", "Show the state of the cluster."),
-}
+_COMMANDS = ("up", "server", "stream", "partition", "publish", "subscribe", "log", "broker", "cluster")
+"""In the order of the help. Each is an attribute of the module `tidelog.cli` has of that name."""
 
 
 class _LazyGroup(click.Group):
@@ -39,16 +23,24 @@ class _LazyGroup(click.Group):
         return list(_COMMANDS)
 
     def get_command(self, ctx: click.Context, cmd_name: str) -> click.Command | None:  # noqa: ARG002
-        entry = _COMMANDS.get(cmd_name)
-        if entry is None:
+        if cmd_name not in _COMMANDS:
             return None
-        command = getattr(import_module(entry.module), entry.attribute)
+        command = getattr(import_module(f"tidelog.cli.{cmd_name}"), cmd_name)
         assert isinstance(command, click.Command)
         return command
 
-    def format_commands(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:  # noqa: ARG002
+    def format_commands(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
         with formatter.section("Commands"):
-            formatter.write_dl([(name, entry.help) for name, entry in _COMMANDS.items()])
+            formatter.write_dl([(name, _summary(self.get_command(ctx, name))) for name in _COMMANDS])
+
+
+def _summary(command: click.Command | None) -> str:
+    """The first sentence of its help; for a group, its subcommands behind it."""
+    assert command is not None
+    sentence = (command.help or "").partition("\n\n")[0].partition(". ")[0].strip().rstrip(".")
+    if isinstance(command, click.Group):
+        return f"{sentence}: {', '.join(command.commands)}."
+    return f"{sentence}."
 
 
 def _print_version(ctx: click.Context, _parameter: click.Parameter, wanted: bool) -> None:

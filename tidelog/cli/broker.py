@@ -15,7 +15,7 @@ if TYPE_CHECKING:
 
 @click.group()
 def broker() -> None:
-    """Show one broker and its replicas. `tidelog cluster status` lists the brokers."""
+    """One broker and its replicas. `tidelog cluster status` lists the brokers."""
 
 
 @broker.command()

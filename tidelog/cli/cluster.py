@@ -17,7 +17,7 @@ if TYPE_CHECKING:
 
 @click.group()
 def cluster() -> None:
-    """Show the state of the cluster, change its defaults for new streams."""
+    """The state of the cluster, and its defaults for new streams."""
 
 
 @cluster.command()

@@ -23,8 +23,6 @@ if TYPE_CHECKING:
     from tidelog.client.records import Record
     from wire.types import PartitionKey
 
-check_not_hidden("dataplane")
-
 REFUSED = 2
 """Exit status where nothing was looked at: the command line is wrong, or a broker uses the folder."""
 
@@ -43,7 +41,7 @@ _as_json = click.option("--json", "as_json", is_flag=True, help="Print JSON.")
 
 @click.group()
 def log() -> None:
-    """Look into a broker's data folder: show batches, verify everything, rebuild indexes.
+    """The data folder of a stopped broker.
 
     \b
     A data folder holds a folder for each partition, and that one file for each segment of the log:
@@ -55,6 +53,7 @@ def log() -> None:
     Batches around offset 5000       tidelog log dump DATA/flights-4/0-4 --offset 5000 --limit 3
     And which records are that?      tidelog log dump DATA/flights-4/0-4 --offset 5000 --limit 3 --records
     """
+    check_not_hidden("dataplane")
 
 
 # ---------------------------------------------------------------------------- dump

@@ -17,7 +17,7 @@ _PARTITION = click.IntRange(min=0)
 
 @click.group()
 def partition() -> None:
-    """Show what happened to a partition, move its leader, or elect one at a loss.
+    """Leaders of partitions, and what happened to their replicas.
 
     `tidelog stream describe STREAM` shows the leader of each partition and which replicas are in sync.
     """

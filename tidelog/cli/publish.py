@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
 import sys
 import time
 from collections import Counter
@@ -15,9 +14,12 @@ import click
 from tidelog.cli.session import cluster_options, fail, print_json, run
 
 if TYPE_CHECKING:
+    import asyncio
+
     from tidelog.client.connection import Client
     from tidelog.client.producer import Producer
     from tidelog.client.records import Receipt
+    from wire.errors import TidelogError
 
 CHUNK_RECORDS = 10_000
 CHUNK_BYTES = 4 << 20
@@ -80,10 +82,19 @@ def publish(
 ) -> None:
     """Append VALUE, or the lines of a file, to STREAM.
 
-    `--format jsonl` takes the output of `tidelog subscribe --json`.
+    `--format jsonl` takes the output of `tidelog subscribe --json`: a JSON object on each line. "value" is text, null
+    (deletes the key in a compacted stream), or an object or list, which is stored as compact JSON; "key" is text, and
+    so is each of "headers"; "timestamp" is ISO-8601 or ns since 1970. All but "value" may be left out.
+
+    \b
+    Examples:
+      tidelog publish flights hello --key AA
+      cat lines.txt | tidelog publish flights --file -
     """
-    if (value is None) == (file is None):
-        raise click.UsageError("give either VALUE or --file")
+    if value is None and file is None:
+        raise click.UsageError("give VALUE, or --file FILE; --file - publishes the lines of standard input")
+    if value is not None and file is not None:
+        raise click.UsageError("give VALUE or --file, not both")
     level = cast("Literal['all', 'leader', 'none']", acks)
     codec = cast("Literal['none', 'lz4', 'zstd'] | None", compression)
     key_bytes = None if key is None else _bytes(key)
@@ -110,18 +121,26 @@ def publish(
 async def _publish_file(
     producer: Producer, file: BinaryIO, form: str, key: bytes | None, partition: int | None, as_json: bool
 ) -> None:
+    from tidelog.client.errors import BadRequest
+    from wire.errors import TidelogError
+
     began = time.monotonic()
     per_partition: Counter[int] = Counter()
     size = line_number = 0
     with _progress(file) as progress:
         for chunk in _chunks(file):
-            if form == "lines":
-                values = [line.removesuffix(b"\n").removesuffix(b"\r") for line in chunk]
-                keys = None if key is None else [key] * len(values)
-                for run_receipt in await producer.send_many(values, keys=keys, partition=partition):
-                    per_partition[run_receipt.partition] += run_receipt.record_count
-            else:
-                per_partition += await _publish_json(producer, chunk, line_number, key, partition)
+            try:
+                if form == "lines":
+                    values = [line.removesuffix(b"\n").removesuffix(b"\r") for line in chunk]
+                    keys = None if key is None else [key] * len(values)
+                    for run_receipt in await producer.send_many(values, keys=keys, partition=partition):
+                        per_partition[run_receipt.partition] += run_receipt.record_count
+                else:
+                    per_partition += await _publish_json(producer, chunk, line_number, key, partition)
+            except BadRequest:
+                raise  # before anything of the chunk was sent
+            except TidelogError as error:
+                fail(_given_up(error, line_number, len(chunk), producer.is_acknowledged))
             line_number += len(chunk)
             chunk_size = sum(map(len, chunk))
             size += chunk_size
@@ -140,12 +159,22 @@ async def _publish_file(
             }
         )
     else:
-        click.echo(f"published {records} records, {size} bytes, to {producer.stream} in {seconds:.1f} s")
+        done = "published" if producer.is_acknowledged else "sent, without acknowledgements,"
+        click.echo(f"{done} {records} records, {size} bytes, to {producer.stream} in {seconds:.1f} s")
+
+
+def _given_up(error: TidelogError, before: int, count: int, acknowledged: bool) -> str:
+    """Says which lines are in the stream: of a file, the lines up to `before`, and then `count` lines that failed."""
+    state = "acknowledged" if acknowledged else "sent"
+    earlier = f"lines 1 to {before} are {state}, and of" if before else "of"
+    return f"{error.message}; {earlier} lines {before + 1} to {before + count} some may be in the stream"
 
 
 async def _publish_json(
     producer: Producer, chunk: list[bytes], first_line: int, key: bytes | None, partition: int | None
 ) -> Counter[int]:
+    import asyncio
+
     from tidelog.cli.records_json import from_json
     from tidelog.client.errors import BadRequest
 

@@ -6,8 +6,9 @@
 
 Key, value and header values are text; a header with several values is a list of them. When any of them is not UTF-8,
 all of them are base64 and the line has `"encoding": "base64"`. A null key or value is null. On input only
-`value` is needed; `stream`, `partition` and `offset` are not looked at; a value that is neither text nor null (an
-object, a number) stands for its own compact JSON.
+`value` is needed; `stream`, `partition` and `offset` are not looked at; a value that is an object or a list stands for
+its own compact JSON. A number, true or false is refused, as a value, a key or a header: several texts spell the same
+number, and a key must be the very bytes that other publishers of that key send.
 """
 
 from __future__ import annotations
@@ -16,7 +17,7 @@ import base64
 import binascii
 import json
 from collections.abc import Callable
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, NoReturn
 
 from tidelog.client.errors import BadRequest
 from tidelog.client.positions import AtTime, timestamp_from_text, timestamp_ns, timestamp_to_text
@@ -59,7 +60,7 @@ def _headers(record: Record, text_of: Callable[[bytes], str | None]) -> dict[str
 def from_json(line: bytes) -> Parsed:
     """Raises ValueError that names the fault of the line."""
     try:
-        found = json.loads(line)
+        found = json.loads(line, parse_constant=_no_json)
     except ValueError as error:
         raise ValueError(f"it is no JSON ({error})") from None
     if not isinstance(found, dict) or "value" not in found:
@@ -71,28 +72,35 @@ def from_json(line: bytes) -> Parsed:
     headers = found.get("headers") or {}
     if not isinstance(headers, dict):
         raise ValueError('"headers" is no object')
+    value = found["value"]
+    if isinstance(value, (dict, list)) and not as_base64:
+        value = json.dumps(value, ensure_ascii=False, separators=(",", ":"), allow_nan=False)
     return Parsed(
-        _bytes(found["value"], as_base64),
-        _bytes(found.get("key"), as_base64),
-        {name: _header(value, as_base64) for name, value in headers.items()},
+        _bytes("value", value, as_base64),
+        _bytes("key", found.get("key"), as_base64),
+        {name: _header(name, value, as_base64) for name, value in headers.items()},
         _timestamp(found.get("timestamp")),
     )
 
 
-def _header(value: Any, as_base64: bool) -> bytes | list[bytes]:
+def _no_json(constant: str) -> NoReturn:
+    raise ValueError(f"{constant} is no JSON value")
+
+
+def _header(name: str, value: Any, as_base64: bool) -> bytes | list[bytes]:
     if isinstance(value, list):
-        return [_bytes(one, as_base64) or b"" for one in value]
-    return _bytes(value, as_base64) or b""
+        return [_bytes(name, one, as_base64) or b"" for one in value]
+    return _bytes(name, value, as_base64) or b""
 
 
-def _bytes(value: Any, as_base64: bool) -> bytes | None:
+def _bytes(name: str, value: Any, as_base64: bool) -> bytes | None:
     if value is None:
         return None
-    if not as_base64:
-        text = value if isinstance(value, str) else json.dumps(value, ensure_ascii=False, separators=(",", ":"))
-        return text.encode("utf-8", "surrogatepass")
     if not isinstance(value, str):
-        raise ValueError("a field of a line with encoding base64 is no text")
+        shown = json.dumps(value, ensure_ascii=False)
+        raise ValueError(f'"{name}" is {shown[:80]}, which is no text; give it as text, such as "{name}": "..."')
+    if not as_base64:
+        return value.encode("utf-8", "surrogatepass")
     try:
         return base64.b64decode(value, validate=True)
     except binascii.Error as error:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
 import functools
 import json
 import sys
@@ -64,6 +63,8 @@ def run(
 ) -> None:
     """Connect, do the work, disconnect. Errors of the table become one sentence. `waits_for_start`: nats-server and
     brokers that are still starting are waited for."""
+    import asyncio
+
     from wire.errors import TidelogError
 
     try:
@@ -77,6 +78,8 @@ def run(
 async def _connected(
     server: str, namespace: str, work: Callable[[Client], Awaitable[None]], waits_for_start: bool
 ) -> None:
+    import asyncio
+
     from tidelog.client.connection import connect
 
     if not waits_for_start:

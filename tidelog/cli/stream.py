@@ -17,7 +17,7 @@ if TYPE_CHECKING:
 
 @click.group()
 def stream() -> None:
-    """Create, list, describe, alter and delete streams."""
+    """Streams and their settings."""
 
 
 @stream.command(cls=SettingsCommand)

@@ -53,6 +53,18 @@ def test_every_command_of_a_cluster_takes_server_and_json(command: tuple[str, ..
     assert "--json" in out
 
 
+def test_the_help_names_every_subcommand() -> None:
+    _, out, _ = invoke("--help")
+    text = " ".join(out.split())
+    assert "stream Streams and their settings: create, list, describe, alter, delete." in text
+    assert "subscribe Print the committed records of STREAM." in text
+    for group in GROUPS:
+        command = main.get_command(click.Context(main), group)
+        assert isinstance(command, click.Group)
+        names = f": {', '.join(command.commands)}."
+        assert "".join(names.split()) in "".join(text.split()), "lines are broken at a hyphen, too"
+
+
 def test_help_loads_neither_a_client_nor_a_broker() -> None:
     code = (
         "import sys; from tidelog.cli import main\n"
@@ -88,8 +100,8 @@ def test_the_server_comes_from_the_environment_unless_it_is_given() -> None:
     ("arguments", "text"),
     [
         (["frobnicate"], "No such command 'frobnicate'"),
-        (["publish", "s"], "either VALUE or --file"),
-        (["publish", "s", "v", "--file", "-"], "either VALUE or --file"),
+        (["publish", "s"], "--file - publishes the lines of standard input"),
+        (["publish", "s", "v", "--file", "-"], "VALUE or --file, not both"),
         (["publish", "s", "v", "--acks", "some"], "'some' is not one of"),
         (["publish", "s", "v", "--confirm-timeout", "0"], "--confirm-timeout"),
         (["stream", "create", "s", "--config", "x"], "'x' is not KEY=VALUE"),
