@@ -224,7 +224,9 @@ async def test_no_nats_server(free_port: int) -> None:
         assert_refused(refused, f"no NATS server answers at {url}", "tidelog up")
     with pytest.raises(tidelog.NoServer, match=url):
         await tidelog.connect(url)
-    with pytest.raises(tidelog.NoServer, match=r"http://127\.0\.0\.1:80 is no nats:// or tls:// URL"):
+    with pytest.raises(tidelog.NoServer, match=r"ws://127\.0\.0\.1:80 is no nats:// or tls:// URL"):
+        await tidelog.connect("ws://127.0.0.1:80")
+    with pytest.raises(tidelog.NoServer, match=r"http://127\.0\.0\.1:80 is a web address.* nats://127\.0\.0\.1:4222"):
         await tidelog.connect("http://127.0.0.1:80")
 
 

@@ -64,6 +64,11 @@ def unavailable(shown: str, error: Exception, *, auth_required: bool) -> NatsUna
 def check_url(url: str) -> None:
     """Raises NatsRefused for a URL of another kind than nats:// or tls://, or without a host or with a bad port. One
     without a scheme is nats://."""
+    if url.startswith(("http://", "https://")):
+        raise NatsRefused(
+            f"{without_secrets(url)} is a web address, such as that of nats-server's monitoring page; give the one for"
+            " clients, such as nats://127.0.0.1:4222"
+        )
     if "://" in url and not url.startswith(("nats://", "tls://")):
         raise NatsRefused(f"{without_secrets(url)} is no nats:// or tls:// URL; give the one of that kind")
     try:

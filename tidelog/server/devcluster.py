@@ -18,6 +18,7 @@ import fcntl
 import json
 import os
 import secrets
+import shutil
 import signal
 import socket
 import subprocess
@@ -80,6 +81,7 @@ class DevCluster:
         """nats-server, then all brokers. Returns when the processes run; `wait_ready` says when they serve.
 
         Raises TidelogError: the folder is in use, it was made for another number of nodes, a port is taken."""
+        made = self._missing_folder()
         try:
             self.data_dir.mkdir(parents=True, exist_ok=True)
             self._take_lock()
@@ -92,7 +94,9 @@ class DevCluster:
             self._write_configs()
             for broker in self.broker_ids:
                 self._spawn(broker)
-        except BaseException:
+        except BaseException as error:
+            if made is not None and isinstance(error, TidelogError) and error.code is Code.BAD_CONFIG:
+                shutil.rmtree(made, ignore_errors=True)  # as it was before; the lock is still held
             self.stop()
             raise
 
@@ -204,6 +208,11 @@ class DevCluster:
             return False
 
     # ------------------------------------------------------------------ parts
+    def _missing_folder(self) -> Path | None:
+        """The topmost folder that has to be made; None when the data folder is there."""
+        missing = [folder for folder in (self.data_dir, *self.data_dir.parents) if not folder.exists()]
+        return missing[-1] if missing else None
+
     def _take_lock(self) -> None:
         lock = (self.data_dir / "up.lock").open("a+")
         try:
