@@ -6,7 +6,8 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping
 
 from tidelog.client.api import REPEATED, Api
-from tidelog.client.errors import BadConfig, BadRequest, typed
+from tidelog.client.arguments import check_mapping, check_texts
+from tidelog.client.errors import BadConfig, typed
 from tidelog.client.metadata import MetadataCache, stream_name
 from wire import operations as op
 from wire.errors import Code, TidelogError
@@ -36,8 +37,6 @@ class Admin:
             self._subjects.check_subject(wanted)
         except TidelogError as error:
             raise typed(error) from None
-        if partitions < 1:
-            raise BadRequest(Code.BAD_REQUEST, f"a stream has at least one partition, not {partitions}")
         self._metadata.forget(stream)
         try:
             return await self._api.call(
@@ -62,11 +61,12 @@ class Admin:
     ) -> op.StreamDescription:
         stream = stream_name(name)
         texts = _config_texts(config)
+        settings = _unset(unset)
         self._metadata.forget(stream)
-        return await self._api.call(op.STREAM_ALTER, name=stream, config=texts, unset=[*unset])
+        return await self._api.call(op.STREAM_ALTER, name=stream, config=texts, unset=settings)
 
     async def alter_cluster(self, *, config: Mapping[str, str | int | bool], unset: Iterable[str]) -> dict[str, str]:
-        changed = await self._api.call(op.CLUSTER_ALTER, config=_config_texts(config), unset=[*unset])
+        changed = await self._api.call(op.CLUSTER_ALTER, config=_config_texts(config), unset=_unset(unset))
         return changed["config"]
 
     async def delete_stream(self, name: str) -> None:
@@ -94,13 +94,19 @@ class Admin:
 
 
 def _config_texts(config: Mapping[str, str | int | bool]) -> dict[str, str]:
-    """As the API takes them, each looked at by itself. Raises BadConfig."""
+    """As the API takes them, each looked at by itself. Raises BadConfig, BadRequest."""
+    check_mapping("config", config, "{'retention_max_age_ms': 86400000}")
     texts = {key: _config_text(value) for key, value in config.items()}
     try:
         StreamConfig.from_strings(texts)
     except TidelogError as error:
         raise typed(error) from None
     return texts
+
+
+def _unset(names: Iterable[str]) -> list[str]:
+    check_texts("unset", names, "['retention_max_age_ms']")
+    return [*names]
 
 
 def _config_text(value: str | int | bool) -> str:

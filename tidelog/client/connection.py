@@ -16,8 +16,9 @@ from typing import Literal, Protocol, Self, runtime_checkable
 from tidelog.client.accumulator_settings import AccumulatorSettings
 from tidelog.client.admin import Admin
 from tidelog.client.api import Api
+from tidelog.client.arguments import bad, check_number, check_text, check_whole, shown
 from tidelog.client.consumer import ANSWER_OVERHEAD, Consumer, OnGap, PartitionReader, ReadFrom
-from tidelog.client.errors import BadConfig, BadRequest, Closed, NoServer, WrongIncarnation, typed
+from tidelog.client.errors import BadConfig, Closed, NoServer, WrongIncarnation, typed
 from tidelog.client.fetcher import FetchSettings, PartitionFetcher
 from tidelog.client.metadata import MetadataCache, StreamMetadata, stream_name
 from tidelog.client.positions import Anchor, AtOffset, AtTime, Moment, Position, Start, Stop, timestamp_ns
@@ -32,6 +33,8 @@ from wire.types import Acks
 
 DEFAULT_SERVER = "nats://127.0.0.1:4222"
 _START_RETRY = 0.1
+_MAX_TIME = 86_400
+_MAX_OFFSET = (1 << 63) - 1
 
 
 @runtime_checkable
@@ -67,10 +70,16 @@ async def connect(
     from tidelog.runtime.nats_errors import NatsNotListening, NatsUnavailable
 
     learn_from_a_large_buffer()
-    listed = [url.strip() for url in (servers.split(",") if isinstance(servers, str) else servers) if url.strip()]
-    if not listed:
-        raise BadConfig(Code.BAD_CONFIG, f"servers={servers!r} names no server; give a URL such as {DEFAULT_SERVER}")
+    listed = _listed(servers)
     subjects = _subjects(namespace)
+    _check_login(name=name, user=user, password=password, token=token)
+    if not isinstance(creds, (str, Path, NoneType)):
+        raise bad(f"creds={shown(creds)} is no file name; give the path of a file with a JWT and key")
+    if not isinstance(tls, (SSLContext, NoneType)):
+        raise bad(f"tls={shown(tls)} is no ssl.SSLContext; give one, as ssl.create_default_context() makes it")
+    check_number("connect_timeout", connect_timeout, 0.001, _MAX_TIME)
+    check_number("api_timeout", api_timeout, 0.001, _MAX_TIME)
+    check_number("start_wait", start_wait, 0, _MAX_TIME)
     label = name or f"tidelog-client@{socket.gethostname()}:{os.getpid()}"
     deadline = time.monotonic() + start_wait
     while True:
@@ -158,7 +167,11 @@ class Client:
         """
         self._check_open()
         return await self._admin.create_stream(
-            name, subject=subject, partitions=partitions, replication_factor=replication_factor, config=config or {}
+            name,
+            subject=subject,
+            partitions=partitions,
+            replication_factor=replication_factor,
+            config={} if config is None else config,
         )
 
     async def alter_stream(
@@ -171,7 +184,7 @@ class Client:
         or that does not go with the others), BadRequest, NoServer.
         """
         self._check_open()
-        return await self._admin.alter_stream(name, config=config or {}, unset=unset)
+        return await self._admin.alter_stream(name, config={} if config is None else config, unset=unset)
 
     async def delete_stream(self, name: str) -> None:
         """Delete a stream with all its records. Raises UnknownStream."""
@@ -233,7 +246,7 @@ class Client:
         """Change the settings that new streams get where they bring none of their own. Returns all of them. Streams
         that exist keep theirs. Raises BadConfig, BadRequest, NoServer."""
         self._check_open()
-        return await self._admin.alter_cluster(config=config or {}, unset=unset)
+        return await self._admin.alter_cluster(config={} if config is None else config, unset=unset)
 
     async def metadata(self, stream: str) -> StreamMetadata:
         """Partitions, incarnations and leaders as the controller knows them now. Raises UnknownStream."""
@@ -273,12 +286,12 @@ class Client:
         level = _acks(acks)
         asked = None if durability is None else _durability(durability, level)
         if confirm_timeout is not None:
-            _check_range("confirm_timeout", confirm_timeout, 0.001, 3600)
-        _check_range("batch_bytes", batch_bytes, 1, 1 << 30)
-        _check_range("linger_ms", linger_ms, 0, 60_000)
-        _check_range("max_in_flight", max_in_flight, 1, 5)
-        _check_range("buffer_bytes", buffer_bytes, 1, 1 << 40)
-        _check_range("delivery_timeout_ms", delivery_timeout_ms, 1, 24 * 3_600_000)
+            check_number("confirm_timeout", confirm_timeout, 0.001, 3600)
+        check_whole("batch_bytes", batch_bytes, 1, 1 << 30)
+        check_number("linger_ms", linger_ms, 0, 60_000)
+        check_whole("max_in_flight", max_in_flight, 1, 5)
+        check_whole("buffer_bytes", buffer_bytes, 1, 1 << 40)
+        check_number("delivery_timeout_ms", delivery_timeout_ms, 1, 24 * 3_600_000)
         number = next(self._numbers)
         producer = Producer(
             self._transport,
@@ -333,15 +346,15 @@ class Client:
         try:
             source = ReadFrom(read_from)
         except ValueError:
-            raise BadRequest(Code.BAD_REQUEST, f"read_from={read_from!r} is none of 'leader' and 'follower'") from None
+            raise bad(f"read_from={read_from!r} is none of 'leader' and 'follower'") from None
         try:
             gap = None if on_gap is None else OnGap(on_gap)
         except ValueError:
-            raise BadRequest(Code.BAD_REQUEST, f"on_gap={on_gap!r} is none of 'raise' and 'skip'") from None
+            raise bad(f"on_gap={on_gap!r} is none of 'raise' and 'skip'") from None
         if isinstance(partitions, (str, bytes)) or not isinstance(partitions, (Iterable, NoneType)):
-            raise BadRequest(Code.BAD_REQUEST, f"partitions={partitions!r} is no list of partitions, such as [0, 2]")
-        _check_range("max_bytes", max_bytes, 1, 1 << 30)
-        _check_range("prefetch_bytes", prefetch_bytes, 1, 1 << 40)
+            raise bad(f"partitions={partitions!r} is no list of partitions, such as [0, 2]")
+        check_whole("max_bytes", max_bytes, 1, 1 << 30)
+        check_whole("prefetch_bytes", prefetch_bytes, 1, 1 << 40)
         consumer = Consumer(
             self._transport,
             self._subjects,
@@ -368,8 +381,8 @@ class Client:
         after it, the end when there is none. "latest" never goes back. Raises UnknownStream, NoServer.
         """
         self._check_open()
-        layout = await self._metadata.refresh(stream)
         position = _looked_up(which)
+        layout = await self._metadata.refresh(stream)
         found = await asyncio.gather(*(self._offset(layout, partition, position) for partition in layout.partitions))
         offsets = dict(zip(layout.partitions, found, strict=True))
         if which == "latest":
@@ -394,11 +407,14 @@ class Client:
         since.
         """
         self._check_open()
+        for name, value in (("partition", partition), ("start_offset", start_offset), ("end_offset", end_offset)):
+            check_whole(name, value, 0, _MAX_OFFSET)
+        check_whole("max_bytes", max_bytes, 1, 1 << 30)
         layout = await self._metadata.get(stream)
         if not _is_same_life(layout, partition, stream_incarnation, partition_incarnation):
             layout = await self._metadata.refresh(stream)
         if partition not in layout.partitions:
-            raise BadRequest(Code.BAD_REQUEST, f"there is no partition {partition} in stream {stream!r}")
+            raise bad(f"there is no partition {partition} in stream {stream!r}")
         if not _is_same_life(layout, partition, stream_incarnation, partition_incarnation):
             raise WrongIncarnation(
                 Code.WRONG_INCARNATION,
@@ -456,8 +472,8 @@ def _looked_up(which: str | Moment) -> Position:
     if which == "latest":
         return Anchor.NEW
     if isinstance(which, str):
-        raise BadRequest(Code.BAD_REQUEST, f"which={which!r} is none of 'earliest', 'latest' and a time")
-    return AtTime(timestamp_ns(which))
+        raise bad(f"which={which!r} is none of 'earliest', 'latest' and a time")
+    return AtTime(timestamp_ns(which, "which"))
 
 
 def _is_same_life(
@@ -471,6 +487,26 @@ def _is_same_life(
     )
 
 
+def _listed(servers: str | Sequence[str]) -> list[str]:
+    given: object = servers.split(",") if isinstance(servers, str) else servers
+    if not isinstance(given, (list, tuple)) or not all(isinstance(url, str) for url in given):
+        raise BadConfig(
+            Code.BAD_CONFIG,
+            f"servers is {type(servers).__name__}, no URL and no list of URLs; give one such as {DEFAULT_SERVER!r}",
+        )
+    listed = [url.strip() for url in given if url.strip()]
+    if not listed:
+        raise BadConfig(Code.BAD_CONFIG, f"servers={servers!r} names no server; give a URL such as {DEFAULT_SERVER!r}")
+    return listed
+
+
+def _check_login(**given: object) -> None:
+    """Raises BadRequest, which does not show the values: they may be secrets."""
+    for name, value in given.items():
+        if not isinstance(value, (str, NoneType)):
+            raise bad(f"{name} is {type(value).__name__}, not text; give a text, or leave it out")
+
+
 def _subjects(namespace: str) -> Subjects:
     try:
         return Subjects(namespace)
@@ -482,30 +518,23 @@ def _acks(text: str) -> Acks:
     try:
         return Acks(text)
     except ValueError:
-        raise BadRequest(Code.BAD_REQUEST, f"acks={text!r} is none of 'all', 'leader' and 'none'") from None
+        raise bad(f"acks={text!r} is none of 'all', 'leader' and 'none'") from None
 
 
 def _durability(text: str, acks: Acks) -> Durability:
+    check_text("durability", text, "durable")
     try:
         asked = Durability.parse(text)
     except ValueError as error:
-        raise BadRequest(Code.BAD_REQUEST, f"durability={text!r}: {error}") from None
+        raise bad(f"durability={text!r}: {error}") from None
     if acks is Acks.NONE:
-        raise BadRequest(
-            Code.BAD_REQUEST, f"durability={asked} says when to acknowledge, acks='none' never to; leave one out"
-        )
+        raise bad(f"durability={asked} says when to acknowledge, acks='none' never to; leave one out")
     if acks is Acks.LEADER and asked.has_floor:
-        raise BadRequest(
-            Code.BAD_REQUEST,
+        raise bad(
             f"durability={asked} waits for other replicas, and acks='leader' for the leader alone; leave acks out, or"
             " ask for durability='local_durable'",
         )
     return asked
-
-
-def _check_range(name: str, value: float, low: float, high: float) -> None:
-    if not low <= value <= high:
-        raise BadRequest(Code.BAD_REQUEST, f"{name}={value} is outside {low} to {high}")
 
 
 def _without_secrets(urls: Sequence[str]) -> str:

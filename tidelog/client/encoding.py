@@ -5,10 +5,11 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import cast
 
+from tidelog.client.arguments import bad, shown
 from tidelog.client.batches import PendingBatch
 from tidelog.client.errors import BadRequest, typed
 from wire.batch import HEADER_SIZE, BatchBuilder, Compression, EncodedBatch, GivenHeaders, encode_headers
-from wire.errors import Code, TidelogError
+from wire.errors import TidelogError
 
 RECORD_OVERHEAD = 24
 """Most bytes of a batch that a record costs besides its data: offsets of three columns, a timestamp, two bits of
@@ -36,23 +37,27 @@ def size_of(value: bytes | None, key: bytes | None, headers: bytes | None) -> in
 
 
 def checked_size(value: bytes | None, key: bytes | None, headers: bytes | None) -> int:
-    """As `size_of`. Raises TypeError for a value or key that could not be encoded, before it can harm other records."""
+    """As `size_of`. Raises BadRequest for a value or key that cannot be encoded, before it can harm other records."""
     if headers is None and type(value) is bytes:
         if key is None:
             return len(value) + RECORD_OVERHEAD
         if type(key) is bytes:
             return len(value) + len(key) + RECORD_OVERHEAD
-    if type(value) not in BYTES_OR_NONE or type(key) not in BYTES_OR_NONE:
-        raise TypeError(f"value and key are bytes or None, not {type(value).__name__} and {type(key).__name__}")
+    for name, given in (("value", value), ("key", key)):
+        if type(given) not in BYTES_OR_NONE:
+            raise not_bytes(name, given)
     return size_of(value, key, headers)
+
+
+def not_bytes(name: str, value: object) -> BadRequest:
+    """The error for a value or key of another type."""
+    how = "text.encode()" if isinstance(value, str) else "bytes(...)"
+    return bad(f"{name}={shown(value)} is not bytes or None; encode it, for instance with {how}")
 
 
 def encoded_headers(headers: GivenHeaders) -> bytes:
     if not isinstance(headers, Mapping):
-        raise BadRequest(
-            Code.BAD_REQUEST,
-            f"headers are a mapping such as {{'name': b'value'}}, not {type(headers).__name__} {headers!r:.80}",
-        )
+        raise bad(f"headers={shown(headers)} is not a mapping; give one such as {{'name': b'value'}}")
     try:
         return encode_headers(headers)
     except TidelogError as error:

@@ -19,7 +19,6 @@ the stop "latest" it is refused, when it is too much for every partition read.
 
 from __future__ import annotations
 
-import operator
 import re
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
@@ -28,8 +27,7 @@ from enum import Enum
 from functools import lru_cache
 from typing import TypeAlias
 
-from tidelog.client.errors import BadRequest
-from wire.errors import Code
+from tidelog.client.arguments import bad, shown, whole
 
 _EPOCH = datetime(1970, 1, 1, tzinfo=UTC)
 _FRACTION = re.compile(r"[.,](\d{1,9})")
@@ -74,7 +72,7 @@ def start_positions(start: Start, partitions: Iterable[int] | None, known: Itera
     there = sorted(set(known))
     chosen = there if partitions is None else sorted({_partition(p) for p in partitions})
     if not chosen:
-        raise _bad("no partition to read was given")
+        raise bad("no partition to read was given")
     _check_known(chosen, there)
     if not isinstance(start, Mapping):
         return dict.fromkeys(chosen, _one(start, "start"))
@@ -82,12 +80,12 @@ def start_positions(start: Start, partitions: Iterable[int] | None, known: Itera
     _check_known(offsets, there)
     missing = [p for p in chosen if p not in offsets]
     if missing and partitions is None:
-        raise _bad(
+        raise bad(
             f"start names no offset for partition {_list(missing)}; give one for every partition, or say which to read "
             f"with partitions=[{_list(sorted(offsets))}]"
         )
     if missing:
-        raise _bad(f"start names no offset for partition {_list(missing)}; give one for every partition read")
+        raise bad(f"start names no offset for partition {_list(missing)}; give one for every partition read")
     return {partition: offsets[partition] for partition in chosen}
 
 
@@ -100,11 +98,11 @@ def stop_positions(stop: Stop, partitions: Iterable[int]) -> dict[int, Position]
         offsets = _offsets(stop, "stop")
         missing = [p for p in chosen if p not in offsets]
         if missing:
-            raise _bad(f"stop names no offset for partition {_list(missing)}; give one for every partition read")
+            raise bad(f"stop names no offset for partition {_list(missing)}; give one for every partition read")
         return {partition: offsets[partition] for partition in chosen}
     position = _one(stop, "stop")
     if position in (Anchor.EARLIEST, Anchor.NEW):
-        raise _bad(f"stop={stop!r} is no end; use 'latest', an offset or a time")
+        raise bad(f"stop={stop!r} is no end; use 'latest', an offset or a time")
     return dict.fromkeys(chosen, position)
 
 
@@ -119,7 +117,7 @@ def position_from_text(text: str) -> Anchor | AtOffset | AtTime:
     try:
         return AtTime(timestamp_from_text(text))
     except ValueError:
-        raise _bad(
+        raise bad(
             f"{text!r} is no position; use earliest, latest, new, an offset (digits) or an ISO-8601 time "
             "such as 2026-01-31T12:00:00Z"
         ) from None
@@ -149,25 +147,26 @@ def timestamp_to_text(timestamp_ns: int) -> str:
 def timestamp_of(moment: datetime) -> int:
     """An aware datetime -> ns since 1970."""
     if moment.tzinfo is None:
-        raise _bad(f"{moment.isoformat()} has no time zone; use datetime(..., tzinfo=UTC)")
+        raise bad(f"{moment.isoformat()} has no time zone; use datetime(..., tzinfo=UTC)")
     return (moment - _EPOCH) // timedelta(microseconds=1) * 1000
 
 
-def timestamp_ns(moment: Moment) -> int:
-    """A point in time as callers give it, in ns since 1970. Raises BadRequest, also for seconds, ms and µs."""
+def timestamp_ns(moment: Moment, name: str = "timestamp") -> int:
+    """A point in time as callers give it in the argument `name`, in ns since 1970. Raises BadRequest, also for seconds,
+    ms and µs."""
     if isinstance(moment, datetime):
         return timestamp_of(moment)
-    given = moment.timestamp_ns if isinstance(moment, AtTime) else _whole(moment)
+    given = whole(moment.timestamp_ns if isinstance(moment, AtTime) else moment)
     if given is None:
-        raise _bad(
-            f"timestamp={moment!r} is {type(moment).__name__}; give ns since 1970 as a whole number, as time.time_ns() "
-            "does, or a datetime with a time zone"
+        raise bad(
+            f"{name}={shown(moment)} is no point in time; give ns since 1970 as a whole number, as time.time_ns() does,"
+            " or a datetime with a time zone"
         )
     if not -_INT64 <= given < _INT64:
-        raise _bad(f"timestamp {given} does not fit into 64 bits; it is in ns since 1970")
+        raise bad(f"{name}={given} does not fit into 64 bits; it is in ns since 1970")
     if abs(given) < _PLAUSIBLE_NS and not isinstance(moment, AtTime):
-        raise _bad(
-            f"timestamp={given} is {timestamp_to_text(given)} in ns since 1970, which is hardly meant: seconds, ms and "
+        raise bad(
+            f"{name}={given} is {timestamp_to_text(given)} in ns since 1970, which is hardly meant: seconds, ms and "
             f"µs are not taken; use time.time_ns(), or AtTime({given}) for that very time"
         )
     return given
@@ -176,17 +175,17 @@ def timestamp_ns(moment: Moment) -> int:
 def _check_known(partitions: Iterable[int], there: list[int]) -> None:
     strange = [p for p in partitions if p not in there]
     if strange:
-        raise _bad(f"there is no partition {_list(strange)}; the stream has {_list(there)}")
+        raise bad(f"there is no partition {_list(strange)}; the stream has {_list(there)}")
 
 
 def _offsets(given: Offsets, what: str) -> dict[int, AtOffset]:
     offsets: dict[int, AtOffset] = {}
     for key, value in given.items():
-        partition, offset = _partition_of(key), _whole(value)
+        partition, offset = _partition_of(key), whole(value)
         if partition is None or offset is None:
-            raise _bad(f"{what} has {key!r}: {value!r}; it takes {{partition: offset}}, both whole numbers")
+            raise bad(f"{what} has {key!r}: {value!r}; it takes {{partition: offset}}, both whole numbers")
         if partition in offsets:
-            raise _bad(f"{what} names partition {partition} twice, as a number and as text")
+            raise bad(f"{what} names partition {partition} twice, as a number and as text")
         offsets[partition] = AtOffset(_offset(offset))
     return offsets
 
@@ -194,47 +193,31 @@ def _offsets(given: Offsets, what: str) -> dict[int, AtOffset]:
 def _partition(given: object) -> int:
     partition = _partition_of(given)
     if partition is None:
-        raise _bad(f"partition {given!r} is no whole number")
+        raise bad(f"partition {given!r} is no whole number")
     return partition
 
 
 def _partition_of(given: object) -> int | None:
     """A number, or its digits, as JSON has it for a key."""
-    return int(given) if isinstance(given, str) and given.isascii() and given.isdigit() else _whole(given)
-
-
-def _whole(value: object) -> int | None:
-    """Any integer type, numpy's too; True is none."""
-    if isinstance(value, bool):
-        return None
-    try:
-        return operator.index(value)  # type: ignore[arg-type]  # an object without __index__ raises
-    except TypeError:
-        return None
+    return int(given) if isinstance(given, str) and given.isascii() and given.isdigit() else whole(given)
 
 
 def _one(value: str | int | datetime | AtTime, what: str) -> Position:
-    if isinstance(value, AtTime):
-        return value
-    if isinstance(value, datetime):
-        return AtTime(timestamp_of(value))
+    if isinstance(value, (datetime, AtTime)):
+        return AtTime(timestamp_ns(value, what))
     if isinstance(value, str):
         return position_from_text(value)
-    offset = _whole(value)
+    offset = whole(value)
     if offset is not None:
         return AtOffset(_offset(offset))
-    raise _bad(f"{what}={value!r} is no position; use a word, an offset, {{partition: offset}} or a datetime")
+    raise bad(f"{what}={value!r} is no position; use a word, an offset, {{partition: offset}} or a datetime")
 
 
 def _offset(value: int) -> int:
     if not 0 <= value <= _MAX_OFFSET:
-        raise _bad(f"offset {value} is outside 0 to {_MAX_OFFSET}")
+        raise bad(f"offset {value} is outside 0 to {_MAX_OFFSET}")
     return value
 
 
 def _list(numbers: list[int]) -> str:
     return ", ".join(map(str, numbers))
-
-
-def _bad(message: str) -> BadRequest:
-    return BadRequest(Code.BAD_REQUEST, message)

@@ -14,7 +14,7 @@ Bounded by `buffer_bytes` of records that are not acknowledged: at the bound `se
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import replace
 from types import TracebackType
 from typing import Self, cast
@@ -22,6 +22,7 @@ from typing import Self, cast
 from tidelog.client.accumulator import Acknowledged, Failed, PartitionAccumulator
 from tidelog.client.accumulator_settings import AccumulatorSettings
 from tidelog.client.api import Api
+from tidelog.client.arguments import bad, shown, whole
 from tidelog.client.batches import BatchState, PendingBatch
 from tidelog.client.encoding import (
     BATCH_OVERHEAD,
@@ -31,7 +32,7 @@ from tidelog.client.encoding import (
     checked_size,
     encoded_headers,
 )
-from tidelog.client.errors import BadRequest, Closed, typed
+from tidelog.client.errors import Closed, typed
 from tidelog.client.metadata import MetadataCache, StreamMetadata
 from tidelog.client.partitioner import Partitioner
 from tidelog.client.pipe import Pipe
@@ -78,8 +79,8 @@ class Producer:
         spread: int,
         on_closed: Callable[[Producer], object],
     ) -> None:
-        if compression not in _COMPRESSION:
-            raise BadRequest(Code.BAD_REQUEST, f"compression={compression!r} is none of None, 'none', 'lz4' and 'zstd'")
+        if compression not in [*_COMPRESSION]:  # a list: what cannot be hashed is refused as well
+            raise bad(f"compression={compression!r} is none of None, 'none', 'lz4' and 'zstd'")
         self.stream = stream
         self._transport = transport
         self._subjects = subjects
@@ -101,6 +102,8 @@ class Producer:
         self._record_limit = RecordLimit(0)
         self._max_size = 0
         self._batch_bytes = 0
+        self._is_compacted = False
+        """As of the start: a stream that is altered later takes records without a key from this producer."""
         self._gathering: PendingBatch | None = None
         """The open batch of the partition that records without a key go to now, if it holds values only, takes them
         one by one, and is sent in this turn of the loop anyway. None when all that has to be looked at (`_append`)."""
@@ -141,6 +144,11 @@ class Producer:
             raise
 
     @property
+    def is_acknowledged(self) -> bool:
+        """Receipts come from the brokers (acks "all" and "leader")."""
+        return self._settings.acks is not Acks.NONE
+
+    @property
     def compression(self) -> Compression:
         """As it was chosen, else as the stream says."""
         if self._compression is not None:
@@ -154,6 +162,7 @@ class Producer:
         self._record_limit = RecordLimit(room - RECORD_OVERHEAD, layout.config.max_record_bytes)
         self._max_size = self._record_limit.max_bytes + RECORD_OVERHEAD
         self._batch_bytes = batch_bytes
+        self._is_compacted = layout.config.compact
         self._check_level(layout)
         settings = replace(self._settings, batch_bytes=batch_bytes)
         if settings.acks is Acks.ALL and (self._durability or layout.config.durability).is_local:
@@ -189,10 +198,9 @@ class Producer:
         """Raises BadRequest: no partition has so many replicas."""
         replicas = layout.replication_factor
         if self._durability is not None and self._durability.in_sync_floor(replicas) > replicas:
-            raise BadRequest(
-                Code.BAD_REQUEST,
+            raise bad(
                 f"durability={self._durability} needs more replicas than the {replicas} of stream {self.stream!r}; ask"
-                f" for {replicas} at most",
+                f" for {replicas} at most"
             )
 
     async def send(
@@ -209,8 +217,9 @@ class Producer:
         `headers`: bytes by name, or a list of bytes for several values of one name. `timestamp`: ns since 1970 as a
         whole number (`time.time_ns()`), a datetime with a time zone, or AtTime(ns); default now. A number that lies
         within months of 1970 is taken for seconds, ms or µs and refused; AtTime takes any.
-        A value of None is a tombstone for its key. Waits for room when the buffer is full. Raises RecordTooLarge,
-        DeliveryTimeout (its `outcome_unknown` says whether the record may have been written), NotEnoughReplicas, …
+        A value of None is a tombstone for its key. A compacted stream takes records with a key only. Waits for room
+        when the buffer is full. Raises RecordTooLarge, DeliveryTimeout (its `outcome_unknown` says whether the record
+        may have been written), NotEnoughReplicas, …
         """
         if self._partitioner is None:
             await self.start()
@@ -218,8 +227,13 @@ class Producer:
         stamp = None if timestamp is None else timestamp_ns(timestamp)
         size = checked_size(value, key, encoded)
         if not self._buffer.has_room(size):
+            self._check_size(size)
             await self._buffer.wait_for_room(size)
-        future = self._append(value, key, encoded, partition, stamp, size)
+        try:
+            future = self._append(value, key, encoded, partition, stamp, size)
+        except TidelogError:
+            self._buffer.release(0)  # the room that this call was given is for the calls that wait behind it
+            raise
         self._receipts.awaited.add(future)
         try:
             return await future
@@ -282,6 +296,7 @@ class Producer:
             await self.start()
         self._check_usable()
         check_lists(values, keys)
+        self._check_keyed([None] if keys is None and values else keys or ())
         futures: list[asyncio.Future[BatchReceipt]] = []
         try:
             for run in self._runs(values, keys, partition):
@@ -360,12 +375,14 @@ class Producer:
         partitioner = self._partitioner
         if partitioner is None or self._closed or self._fatal is not None:
             self._check_usable()
-            raise BadRequest(Code.BAD_REQUEST, "the producer is not started; use `async with` or await its start()")
+            raise bad("the producer is not started; use `async with` or await its start()")
         if size > self._max_size:
             self._check_size(size)
+        if key is None and self._is_compacted:
+            self._check_keyed([None])
         if partition is None:
             partition = partitioner.sticky if key is None else partitioner.for_key(key)
-        elif partition not in self._pipes:
+        elif type(partition) is not int or partition not in self._pipes:
             self._check_partition(partition)
         pipe = self._pipes[partition]
         future: asyncio.Future[Receipt] = self._loop.create_future()
@@ -454,6 +471,7 @@ class Producer:
 
     def _give_up(self, error: TidelogError) -> None:
         self._fatal = error
+        self._buffer.fail_waiting(error)
         for pipe in self._pipes.values():
             pipe.run(pipe.core.fail_all(error))
 
@@ -474,8 +492,17 @@ class Producer:
             raise typed(self._record_limit.too_large("a record", size - RECORD_OVERHEAD))
 
     def _check_partition(self, partition: int) -> None:
-        if partition not in self._pipes:
+        number = whole(partition)
+        if number is None:
+            raise bad(f"partition={shown(partition)} is not a whole number; leave it out, or give one of the stream's")
+        if number not in self._pipes:
             known = ", ".join(map(str, self._pipes))
-            raise BadRequest(
-                Code.BAD_REQUEST, f"there is no partition {partition!r} in {self.stream!r}; it has {known}"
+            raise bad(f"there is no partition {partition!r} in {self.stream!r}; it has {known}")
+
+    def _check_keyed(self, keys: Iterable[bytes | None]) -> None:
+        """Raises BadRequest: a compacted stream keeps a record without a key for ever, beside all of its successors."""
+        if self._is_compacted and None in keys:
+            raise bad(
+                f"stream {self.stream!r} is compacted (compact=true): it keeps the newest record of each key, and would"
+                " keep this record, which has no key, for ever; give it a key"
             )

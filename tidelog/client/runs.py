@@ -11,9 +11,8 @@ from typing import NamedTuple, cast
 
 import numpy as np
 
-from tidelog.client.encoding import BYTES_OR_NONE, RECORD_OVERHEAD, size_of
-from tidelog.client.errors import BadRequest
-from wire.errors import Code
+from tidelog.client.arguments import bad, check_list
+from tidelog.client.encoding import BYTES_OR_NONE, RECORD_OVERHEAD, not_bytes, size_of
 
 Values = Sequence[bytes | None]
 
@@ -38,16 +37,16 @@ class Rooms(NamedTuple):
 
 
 def check_lists(values: Values, keys: Values | None) -> None:
-    """Raises TypeError, or BadRequest for lists of different lengths."""
-    lists: dict[str, object] = {"values": values, "keys": keys}
+    """Raises BadRequest."""
+    lists: dict[str, Values] = {"values": values} if keys is None else {"values": values, "keys": keys}
     for name, given in lists.items():
-        if given is not None and (not hasattr(given, "__getitem__") or isinstance(given, (str, bytes))):
-            raise TypeError(f"{name} are a list of bytes or None, not {type(given).__name__}")
+        check_list(name, given, "[b'a', b'b']")
     if keys is not None and len(keys) != len(values):
-        raise BadRequest(Code.BAD_REQUEST, f"{len(keys)} keys were given for {len(values)} values")
-    if not BYTES_OR_NONE.issuperset(map(type, values)) or not BYTES_OR_NONE.issuperset(map(type, keys or ())):
-        wrong = next(v for v in (*values, *(keys or ())) if type(v) not in BYTES_OR_NONE)
-        raise TypeError(f"values and keys are bytes or None, not {type(wrong).__name__}")
+        raise bad(f"{len(keys)} keys were given for {len(values)} values")
+    for name, given in lists.items():
+        if not BYTES_OR_NONE.issuperset(map(type, given)):
+            place, wrong = next((i, one) for i, one in enumerate(given) if type(one) not in BYTES_OR_NONE)
+            raise not_bytes(f"{name}[{place}]", wrong)
 
 
 def unkeyed_runs(values: Values, target: Callable[[], int], rooms: Rooms) -> Iterator[Run]:

@@ -28,6 +28,7 @@ from tidelog.client.records import Receipt
 from wire.batch import Compression, RecordBatch, parse_header
 from wire.errors import Code, TidelogError
 from wire.tidelog_pb2 import AppendRequest
+from wire.transport import Message
 
 
 async def test_send_gives_partition_offset_and_timestamp(cluster: Cluster) -> None:
@@ -159,14 +160,14 @@ async def test_timestamps_are_ns_or_a_datetime(cluster: Cluster, given: Any, sto
 @pytest.mark.parametrize(
     ("given", "says"),
     [
-        (1_700_000_000.5, r"timestamp=1700000000\.5 is float; give ns since 1970"),
+        (1_700_000_000.5, r"timestamp=1700000000\.5 \(float\) is no point in time; give ns since 1970"),
         (datetime(2026, 1, 31), "2026-01-31T00:00:00 has no time zone"),  # noqa: DTZ001 - that is the point
         (1_700_000_000, "timestamp=1700000000 is 1970-01-01T00:00:01.7"),
         (1_700_000_000_000, "hardly meant"),
         (1_700_000_000_000_000, "seconds, ms and µs are not taken"),
         (0, r"use time\.time_ns\(\), or AtTime\(0\)"),
-        (True, "timestamp=True is bool"),
-        ("2026-01-31T12:00:00Z", "is str; give ns"),
+        (True, r"timestamp=True \(bool\)"),
+        ("2026-01-31T12:00:00Z", "is no point in time; give ns"),
         (1 << 70, "64 bits"),
         (AtTime(1 << 70), "64 bits"),
     ],
@@ -205,8 +206,8 @@ async def test_several_values_of_one_header_are_kept(cluster: Cluster) -> None:
         ({"a": None}, "header 'a' is NoneType None"),
         ({"a": [b"1", "2"]}, "header 'a' is str '2'"),
         ({b"a": b"1"}, "header name b'a' is bytes b'a'; names are text"),
-        ([("a", b"1")], "headers are a mapping"),
-        ("a: 1", "headers are a mapping"),
+        ([("a", b"1")], "is not a mapping"),
+        ("a: 1", "is not a mapping"),
     ],
 )
 async def test_headers_that_are_no_headers_are_refused_by_name(cluster: Cluster, given: Any, says: str) -> None:
@@ -367,6 +368,76 @@ async def test_it_waits_for_the_connections_buffer(cluster: Cluster) -> None:
         assert (await future).offset == 0
 
 
+async def test_calls_that_wait_for_room_hear_of_the_end_of_their_stream(cluster: Cluster) -> None:
+    _, broker, client = cluster
+    async with client.producer("s", buffer_bytes=1000, max_in_flight=1) as producer:
+        broker.kill()
+        del broker.streams["s"]
+        producer.send_nowait(b"x" * 900)
+        waiting = [asyncio.create_task(producer.send_many([b"x" * 900])) for _ in range(3)]
+        for call in waiting:
+            with pytest.raises(UnknownStream):
+                await call
+
+
+async def test_a_call_that_fails_after_it_was_given_room_leaves_it_to_the_next_one(cluster: Cluster) -> None:
+    _, _, client = cluster
+    async with client.producer("s", buffer_bytes=1000) as producer:
+        first = producer.send_nowait(b"x" * 900)
+        wrong = asyncio.create_task(producer.send(b"x" * 900, partition=7))
+        right = asyncio.create_task(producer.send(b"x" * 900))
+        await first
+        with pytest.raises(BadRequest):
+            await wrong
+        assert (await right).offset == 1
+
+
+async def test_a_compacted_stream_takes_records_with_a_key_only(cluster: Cluster) -> None:
+    """Compaction would keep a record without a key for ever."""
+    _, broker, client = cluster
+    broker.create("c", 2, compact="true")
+    async with client.producer("c") as producer:
+        for given in (b"v", None):
+            with pytest.raises(BadRequest, match=r"'c' is compacted .* give it a key"):
+                await producer.send(given)
+            with pytest.raises(BadRequest, match="'c' is compacted"):
+                producer.send_nowait(given, partition=1)
+        with pytest.raises(BadRequest, match="'c' is compacted"):
+            await producer.send_many([b"v"])
+        with pytest.raises(BadRequest, match="'c' is compacted"):
+            await producer.send_many([b"v", b"w"], keys=[b"k", None])
+        assert await producer.send_many([]) == []
+        await producer.send(b"v", key=b"")
+        await producer.send(None, key=b"k")
+        await producer.send_many([b"v", None], keys=[b"k", b"l"])
+        producer.send_nowait(b"v", key=b"k")
+        with pytest.raises(BadRequest, match="'c' is compacted"):
+            producer.send_nowait(b"v")
+        await producer.flush()
+    assert broker.logs["c", 0].end + broker.logs["c", 1].end == 5
+
+
+@pytest.mark.parametrize("data", [b"", b"+ACK", b'{"stream":"s","seq":1}'])
+async def test_the_answer_of_another_service_is_no_acknowledgement(cluster: Cluster, data: bytes) -> None:
+    """A service that listens on all subjects, and is faster than the leader, which has not stored the record yet."""
+    transport, broker, client = cluster
+    async with client.producer("s") as producer:
+        broker.swallow = 1
+
+        def answer(message: Message) -> None:
+            transport.publish(message.reply or "", [data])
+
+        transport.listen("tidelog.s.0.append", answer)
+        future = producer.send_nowait(b"v")
+        for _ in range(20):
+            await asyncio.sleep(0)
+        assert not future.done()
+        assert broker.logs["s", 0].end == 0
+        producer.abort(Closed(Code.BAD_REQUEST, "given up"))
+        with pytest.raises(Closed, match="given up; these records were sent, and may or may not have been written"):
+            await future
+
+
 async def test_no_answer_at_all_ends_in_a_timeout_of_unknown_outcome(cluster: Cluster) -> None:
     _, broker, client = cluster
     async with client.producer("s", delivery_timeout_ms=150) as producer:
@@ -509,16 +580,8 @@ async def test_bad_arguments_are_refused_in_a_sentence(cluster: Cluster) -> None
     with pytest.raises(BadRequest, match="not started"):
         producer.send_nowait(b"a")
     async with producer:
-        with pytest.raises(TypeError, match="bytes or None, not str"):
-            await producer.send("text")  # type: ignore[arg-type]
-        with pytest.raises(TypeError):
-            await producer.send_many(["text"])  # type: ignore[list-item]
-        with pytest.raises(TypeError, match="values are a list of bytes or None, not generator"):
+        with pytest.raises(BadRequest, match=r"\(generator\) is not a list"):
             await producer.send_many(b"%d" % i for i in range(3))  # type: ignore[arg-type]
-        with pytest.raises(TypeError, match="values are a list of bytes or None, not bytes"):
-            await producer.send_many(b"abc")  # type: ignore[arg-type]
-        with pytest.raises(BadRequest, match="no partition '0' in"):
-            await producer.send(b"a", partition="0")  # type: ignore[arg-type]
         with pytest.raises(BadRequest, match="no partition 5"):
             await producer.send(b"a", partition=5)
         with pytest.raises(BadRequest, match="2 keys"):

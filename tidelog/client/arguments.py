@@ -1,0 +1,70 @@
+"""Checks of the arguments that callers give. A refusal names the argument, its value and the remedy."""
+
+from __future__ import annotations
+
+import operator
+from collections.abc import Iterable, Mapping, Sequence
+from numbers import Real
+
+from tidelog.client.errors import BadRequest
+from wire.errors import Code
+
+
+def bad(message: str) -> BadRequest:
+    return BadRequest(Code.BAD_REQUEST, message)
+
+
+def shown(value: object) -> str:
+    """A wrong value and its type, for a sentence."""
+    return f"{value!r:.80} ({type(value).__name__})"
+
+
+def whole(value: object) -> int | None:
+    """Any integer type, numpy's too; None for anything else, and for True and False."""
+    if isinstance(value, bool):
+        return None
+    try:
+        return operator.index(value)  # type: ignore[arg-type]  # an object without __index__ raises
+    except TypeError:
+        return None
+
+
+def check_text(name: str, value: object, example: str) -> None:
+    """Raises BadRequest, as all of these."""
+    if not isinstance(value, str):
+        raise bad(f"{name}={shown(value)} is not text; give a text such as {example!r}")
+
+
+def check_number(name: str, value: object, low: float, high: float) -> None:
+    if isinstance(value, bool) or not isinstance(value, Real):
+        raise bad(f"{name}={shown(value)} is not a number; give one from {low} to {high}")
+    if not low <= float(value) <= high:
+        raise bad(f"{name}={value} is outside {low} to {high}")
+
+
+def check_whole(name: str, value: object, low: int, high: int) -> None:
+    number = whole(value)
+    if number is None:
+        raise bad(f"{name}={shown(value)} is not a whole number; give one from {low} to {high}")
+    if not low <= number <= high:
+        raise bad(f"{name}={number} is outside {low} to {high}")
+
+
+def check_mapping(name: str, value: object, example: str) -> None:
+    """Its keys are text."""
+    if not isinstance(value, Mapping):
+        raise bad(f"{name}={shown(value)} is not a mapping; give one such as {example}")
+    for key in value:
+        if not isinstance(key, str):
+            raise bad(f"{name} has the key {shown(key)}, which is not text; give keys as in {example}")
+
+
+def check_list(name: str, value: object, example: str) -> None:
+    if not isinstance(value, Sequence) or isinstance(value, (str, bytes, bytearray, memoryview)):
+        raise bad(f"{name}={shown(value)} is not a list; give one such as {example}")
+
+
+def check_texts(name: str, value: object, example: str) -> None:
+    """Several of them, in a list or the like; one text is not taken for a list of letters."""
+    if isinstance(value, (str, bytes)) or not isinstance(value, Iterable):
+        raise bad(f"{name}={shown(value)} is not a list of texts; give one such as {example}")
