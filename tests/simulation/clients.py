@@ -9,13 +9,14 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import json
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from functools import partial
 from random import Random
 from typing import Any, Literal
 
 from tests.simulation.invariants import Acknowledged, Invariants
+from tests.simulation.invariants.history import Session
 from tests.simulation.messaging import Nats, SimConnection
 from tests.simulation.world import Process, World
 from tidelog.client.connection import Client
@@ -297,13 +298,15 @@ class Workload:
             if failed.is_set() or incarnation != self.incarnation:
                 producer.abort(TidelogError(Code.UNAVAILABLE, "given up"))
 
-    def awaited(self, key: PartitionKey) -> list[tuple[int, int]]:
-        """(producer id, base sequence) of the batches for that partition that wait for an answer."""
+    def sessions(self, key: PartitionKey) -> Iterator[Session]:
+        """Of its producers, with that partition."""
         if (self.stream, self.incarnation) != (key.stream, key.stream_incarnation):
-            return []
-        pipes = [producer._pipes.get(key.partition) for producer in self.client._producers]
-        waiting = [batch for pipe in pipes if pipe is not None for batch in pipe.core._window]
-        return [(batch.session.producer_id, batch.base_sequence) for batch in waiting if batch.session is not None]
+            return
+        for producer in self.client._producers:
+            pipe = producer._pipes.get(key.partition)
+            if pipe is not None and pipe.core._session is not None:
+                awaited = [batch.base_sequence for batch in pipe.core._window]
+                yield Session(pipe.core._session.producer_id, pipe.core._next_sequence, awaited)
 
     @staticmethod
     def _is_of(user: Producer | Consumer, incarnation: int) -> bool:

@@ -237,8 +237,8 @@ class Cluster:
             )
             for name in ("c", "d")[: self.plan.streams]
         ]
-        self.invariants.history.awaited = lambda key: [
-            batch for clients in self.workloads for batch in clients.awaited(key)
+        self.invariants.history.sessions = lambda key: [
+            session for clients in self.workloads for session in clients.sessions(key)
         ]
         self.clients = self.workloads[0]
         """Of the stream that is made first."""

@@ -11,7 +11,7 @@ from dataplane.replica.producers import Producer, RememberedBatch
 from tests.simulation import invariants
 from tests.simulation.invariants.base import Invariant
 from tests.simulation.invariants.checker import INVARIANTS
-from tests.simulation.invariants.history import as_kept
+from tests.simulation.invariants.history import Session, as_kept
 
 B1, B2, B3, B4, B5, B6 = [(number * 10, number * 100, 10) for number in range(1, 7)]
 
@@ -25,14 +25,22 @@ def knows(*batches: RememberedBatch, written: int = 7) -> Producer:
 )
 def test_what_a_compacted_log_lacks_does_no_harm_while_no_producer_waits_for_it(held: Producer) -> None:
     truth = knows(B2, B3, B4, B5, B6, written=9)
-    assert as_kept(held, truth, [B1[0]]) == held
-    lacking = set(truth.batches) - set(held.batches)
-    assert all(as_kept(held, truth, [sequence]) != held for sequence, *_ in lacking)
+    assert as_kept(held, truth, None) == held
+    assert as_kept(held, truth, Session(5, 1000, [B1[0]])) == held
+    for sequence, *_ in set(truth.batches) - set(held.batches):
+        assert as_kept(held, truth, Session(5, 1000, [sequence])) != held
+
+
+def test_a_producer_that_has_sent_nothing_since_has_all_its_batches_known() -> None:
+    truth = knows(B2, B3, B4, B5, B6)
+    session = Session(5, truth.next_sequence, [])
+    assert as_kept(knows(B2, B3, B4, B5, B6, written=3), truth, session).batches == truth.batches
+    assert as_kept(knows(B2, B6), truth, session) == truth
 
 
 @pytest.mark.parametrize("held", [knows(B5), knows(B2, B3, B4, B5), knows(B3, B2, B6), knows(B2, (35, 350, 5), B6)])
 def test_a_log_that_lacks_the_newest_batch_or_has_others_is_wrong(held: Producer) -> None:
-    assert as_kept(held, knows(B2, B3, B4, B5, B6), []) != held
+    assert as_kept(held, knows(B2, B3, B4, B5, B6), None) != held
 
 
 HOOKS = {name for name in vars(Invariant) if name.startswith("on_")} | {"at_the_end"}

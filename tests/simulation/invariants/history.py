@@ -14,7 +14,7 @@ from wire.batch import RecordBatch, iter_batches, parse_header
 from wire.types import Offset
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Collection
+    from collections.abc import Callable, Collection, Iterable
 
     from dataplane.broker.replica import Replica
     from tests.simulation.broker import SimBroker
@@ -48,8 +48,8 @@ class CommittedHistory:
     def __init__(self, world: World) -> None:
         self.world = world
         self.of: dict[PartitionKey, History] = {}
-        self.awaited: Callable[[PartitionKey], Collection[tuple[int, int]]] = lambda _: ()
-        """(producer id, base sequence) of the batches that wait for an answer, and may be sent again."""
+        self.sessions: Callable[[PartitionKey], Iterable[Session]] = lambda _: ()
+        """Of living producers."""
 
     @property
     def batches(self) -> int:
@@ -142,9 +142,9 @@ class CommittedHistory:
         truth = ProducerTable((*known, *own), limits=log.config.producers).known
         held = log.producers.known
         if may_be_compacted(replica) and held.producers.keys() == truth.producers.keys():
-            awaited = self.awaited(replica.key)
+            sessions = {session.producer_id: session for session in self.sessions(replica.key)}
             kept = {
-                number: as_kept(held.producers[number], producer, [base for other, base in awaited if other == number])
+                number: as_kept(held.producers[number], producer, sessions.get(number))
                 for number, producer in truth.producers.items()
             }
             truth = held._replace(producers=kept)
@@ -156,15 +156,27 @@ class CommittedHistory:
             )
 
 
-def as_kept(held: Producer, truth: Producer, awaited: Collection[int]) -> Producer:
-    """`truth` with the batches and the time that `held` has, where the difference does no harm. `awaited`: the
-    sequences with which batches begin that their producer may send again.
+class Session(NamedTuple):
+    """What a producer has sent to a partition under its present id."""
+
+    producer_id: int
+    next_sequence: int
+    awaited: Collection[int]
+    """Base sequences of the batches without an answer, which may be sent again."""
+
+
+def as_kept(held: Producer, truth: Producer, session: Session | None) -> Producer:
+    """`truth` with the batches and the time that `held` has, where the difference does no harm. `session`: None where
+    the producer does not live any more.
 
     Compaction leaves no more than is remembered; a cut of uncommitted batches makes older ones count again, which the
     log may lack by then, each of them or some. A batch that is lacking had five later ones of its producer where it was
     compacted away, and the producer had its answer before it sent the last of them: it does not send it again. A log
     that lacks batches takes the time from the others."""
     truth = truth._replace(written=held.written)
+    if session is not None and session.next_sequence == truth.next_sequence:
+        return truth  # nothing was sent behind these batches that could have been cut
+    awaited = session.awaited if session is not None else ()
     common = tuple(batch for batch in truth.batches if batch in held.batches)
     if truth.batches[-1] not in common or any(sequence in awaited for sequence, *_ in set(truth.batches) - set(common)):
         return truth
