@@ -21,6 +21,8 @@ from typing import Any
 from dataplane.broker.settings import StorageSettings
 from dataplane.replica.settings import ReplicaSettings
 from metadata.settings import MetadataSettings
+from wire.error_details import ADDED_BY_CLIENTS, declared_details
+from wire.errors import Code
 from wire.metadata_pb2 import Command
 from wire.operations import OPERATIONS
 from wire.stream_config import SETTINGS
@@ -72,6 +74,22 @@ def api_operations() -> str:
                 ", ".join(code.name for code in operation.refusals) or "none",
             )
             for operation in OPERATIONS.values()
+        ),
+    )
+
+
+def error_details() -> str:
+    carried = {detail: [code.name for code in Code if detail in code.details] for detail in declared_details()}
+    return _table(
+        ("detail", "value", "of", "meaning"),
+        (
+            (
+                f"`{detail.name}`",
+                detail.values,
+                "any error, by the client" if detail in ADDED_BY_CLIENTS else ", ".join(codes),
+                detail.help,
+            )
+            for detail, codes in carried.items()
         ),
     )
 
@@ -167,6 +185,7 @@ def _bodies_of_commands() -> set[str]:
 
 TABLES: Mapping[str, Callable[[], str]] = {
     "api-operations": api_operations,
+    "error-details": error_details,
     "stream-settings": stream_settings,
     "replica-settings": section(ReplicaSettings),
     "metadata-settings": section(MetadataSettings),

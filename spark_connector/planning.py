@@ -19,6 +19,7 @@ from dataclasses import replace
 from spark_connector.log_port import OffsetRange, PartitionExtent, StreamExtent
 from spark_connector.options import Edge, ExplicitOffsets
 from spark_connector.positions import Position, Positions, StreamPosition
+from wire.error_details import LOG_START
 from wire.errors import Code, TidelogError
 from wire.types import Offset, StreamName
 
@@ -74,7 +75,7 @@ def _checked(offset: Offset, what: str, log_start: Offset, end: Offset, *, fail_
             Code.OFFSET_BEFORE_LOG,
             f"{what} is {offset}, but the log begins at {log_start}: "
             f"use at least {log_start}, or earliest, or failOnDataLoss=false",
-            {"log_start": str(log_start)},
+            [LOG_START.of(log_start)],
         )
     return max(offset, log_start)
 
@@ -132,7 +133,7 @@ def before_log(name: str, offset: Offset, log_start: Offset) -> TidelogError:
         Code.OFFSET_BEFORE_LOG,
         f"{name} is to be read from {offset} but its log begins at {log_start} by now, so {log_start - offset} offsets "
         "are lost to this query: set failOnDataLoss=false to go on without them, and keep records longer",
-        {"log_start": str(log_start)},
+        [LOG_START.of(log_start)],
     )
 
 

@@ -20,6 +20,7 @@ import pyarrow as pa
 from spark_connector.columns import ArrowRows
 from spark_connector.log_port import CommittedLog, OffsetRange
 from spark_connector.planning import before_log
+from wire.error_details import LOG_START
 from wire.errors import Code, TidelogError
 from wire.types import Offset
 
@@ -62,7 +63,7 @@ def _records(log: CommittedLog, wanted: OffsetRange, settings: TaskSettings) -> 
                 if expected >= wanted.end:
                     return
         except TidelogError as error:
-            log_start = error.number("log_start")
+            log_start = error.detail(LOG_START)
             if error.code is not Code.OFFSET_BEFORE_LOG or log_start is None or log_start <= expected:
                 raise
             if settings.fail_on_data_loss:

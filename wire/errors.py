@@ -7,15 +7,35 @@ Errors have no place in the 16 bytes of a replication answer and are never an em
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from enum import Enum
-from typing import Any, NamedTuple, TypedDict
+from typing import Any, NamedTuple, Self, TypedDict, TypeVar
+
+from wire.error_details import (
+    BROKER,
+    DELETIONS_GONE,
+    END,
+    EXPECTED_SEQUENCE,
+    LAST_OFFSET,
+    LEADER,
+    LEADER_EPOCH,
+    LOG_START,
+    MAX_PAYLOAD,
+    OFFSET,
+    REASON,
+    REMEMBERED_MS,
+    RETRY_AFTER_MS,
+    SIZE,
+    VERSION,
+    Detail,
+)
+
+_T = TypeVar("_T")
 
 ERROR_HEADER = "Tidelog-Error"
 MESSAGE_HEADER = "Tidelog-Message"
 DETAIL_PREFIX = "Tidelog-"
 MAX_HEADER_CHARACTERS = 2000
-_MOST_DIGITS = len(str((1 << 63) - 1))
 CLUSTER_HEADER = "Tidelog-Cluster"
 """Id of the cluster that answers, on every answer of the API; on a request: of the cluster that is to answer."""
 _NO_DETAILS = (ERROR_HEADER, MESSAGE_HEADER, CLUSTER_HEADER)
@@ -32,34 +52,36 @@ class Entry(NamedTuple):
     """The client's metadata on leaders or partitions is out of date."""
     unknown_outcome: bool = False
     """The request may have taken effect."""
+    details: tuple[Detail[Any], ...] = ()
+    """That the error may carry. An OUTCOME_UNKNOWN carries those of its reason as well."""
 
 
 class Code(Enum):
     """Codes and their rows. The names are the wire spelling."""
 
-    NOT_LEADER = Entry(True, True)
-    FENCED_LEADER_EPOCH = Entry(True, True)
-    OFFSET_BEFORE_LOG = Entry(False, False)
-    OFFSET_AHEAD = Entry(False, False)
-    LOG_TRUNCATED = Entry(False, False)
-    DAMAGED = Entry(False, False)
-    BACKPRESSURE = Entry(True, False)
-    NO_SPACE = Entry(True, False)
+    NOT_LEADER = Entry(True, True, details=(LEADER,))
+    FENCED_LEADER_EPOCH = Entry(True, True, details=(LEADER_EPOCH, LEADER))
+    OFFSET_BEFORE_LOG = Entry(False, False, details=(LOG_START, DELETIONS_GONE))
+    OFFSET_AHEAD = Entry(False, False, details=(END,))
+    LOG_TRUNCATED = Entry(False, False, details=(OFFSET,))
+    DAMAGED = Entry(False, False, details=(BROKER,))
+    BACKPRESSURE = Entry(True, False, details=(RETRY_AFTER_MS,))
+    NO_SPACE = Entry(True, False, details=(RETRY_AFTER_MS,))
     NO_KEY = Entry(False, True)
     NOT_ENOUGH_REPLICAS = Entry(True, False)
     CONFIRM_TIMEOUT = Entry(True, False, True)
-    OUTCOME_UNKNOWN = Entry(True, True, True)
-    STALE_PARTITIONING = Entry(True, True)
+    OUTCOME_UNKNOWN = Entry(True, True, True, details=(REASON, RETRY_AFTER_MS, LEADER))
+    STALE_PARTITIONING = Entry(True, True, details=(VERSION,))
     PARTITION_DRAINING = Entry(True, True)
     PARTITION_RETIRED = Entry(False, True)
     WRONG_KIND = Entry(False, False)
     WRONG_INCARNATION = Entry(False, True)
-    OUT_OF_ORDER_SEQUENCE = Entry(False, False)
-    UNKNOWN_PRODUCER_ID = Entry(False, False)
+    OUT_OF_ORDER_SEQUENCE = Entry(False, False, details=(EXPECTED_SEQUENCE,))
+    UNKNOWN_PRODUCER_ID = Entry(False, False, details=(REMEMBERED_MS,))
     PRODUCER_FENCED = Entry(False, False)
-    INCORRECT_OFFSET = Entry(False, False)
+    INCORRECT_OFFSET = Entry(False, False, details=(LAST_OFFSET,))
     RECORD_TOO_LARGE = Entry(False, False)
-    MESSAGE_TOO_LARGE = Entry(False, False)
+    MESSAGE_TOO_LARGE = Entry(False, False, details=(SIZE, MAX_PAYLOAD))
     CORRUPT_BATCH = Entry(False, False)
     CORRUPT_ENVELOPE = Entry(False, False)
     BAD_REQUEST = Entry(False, False)
@@ -77,7 +99,7 @@ class Code(Enum):
     WRONG_CLUSTER = Entry(False, False)
     STALE_EPOCH = Entry(False, True)
     LEADER_NOT_MOVED = Entry(False, True)
-    UNAVAILABLE = Entry(True, True)
+    UNAVAILABLE = Entry(True, True, details=(RETRY_AFTER_MS, LEADER))
     INTERNAL = Entry(False, False)
 
     # Equal rows must stay distinct members, so the name takes part in the value.
@@ -86,10 +108,17 @@ class Code(Enum):
         member._value_ = len(cls.__members__)
         return member
 
-    def __init__(self, retriable: bool, refresh_metadata: bool, unknown_outcome: bool = False) -> None:
+    def __init__(
+        self,
+        retriable: bool,
+        refresh_metadata: bool,
+        unknown_outcome: bool = False,
+        details: tuple[Detail[Any], ...] = (),
+    ) -> None:
         self.retriable = retriable
         self.refresh_metadata = refresh_metadata
         self.unknown_outcome = unknown_outcome
+        self.details = details
 
 
 class ErrorForm(TypedDict):
@@ -104,29 +133,33 @@ class ErrorForm(TypedDict):
 class TidelogError(Exception):
     """A refusal from the error table. `str(error)` is one sentence that names the thing, the value and the remedy.
 
-    `details` are small text values that belong to the code: `leader`, `leader_epoch`, `log_start`, `version`,
-    `retry_after_ms`, `remembered_ms`.
+    `details` are texts by name, as they travel; `detail` reads one that `wire.error_details` declares.
     """
 
-    def __init__(self, code: Code, message: str, details: Mapping[str, str] | None = None) -> None:
+    def __init__(self, code: Code, message: str, details: Mapping[str, str] | Iterable[tuple[str, str]] = ()) -> None:
         super().__init__(message)
         self.code = code
         self.message = message
-        self.details = dict(details or {})
+        self.details = dict(details)
 
     @property
     def retriable(self) -> bool:
         return self.code.retriable
 
-    def number(self, name: str) -> int | None:
-        """A detail that is a whole number; None when there is none, or when a peer sent something else."""
-        return whole_number(self.details.get(name, ""))
+    def detail(self, wanted: Detail[_T]) -> _T | None:
+        """None when there is none, or when a peer sent something else."""
+        text = self.details.get(wanted.name)
+        return None if text is None else wanted.decode(text)
+
+    def with_details(self, *added: tuple[str, str]) -> Self:
+        """The same error with more details."""
+        return type(self)(self.code, self.message, [*self.details.items(), *added])
 
     @property
     def retry_after(self) -> float | None:
         """Seconds that the sender asks to wait before the next attempt, MOST_RETRY_AFTER at most; None: it does not
         say."""
-        wait_ms = self.number("retry_after_ms")
+        wait_ms = self.detail(RETRY_AFTER_MS)
         return None if wait_ms is None else min(wait_ms / 1000, MOST_RETRY_AFTER)
 
     def to_headers(self) -> dict[str, str]:
@@ -175,14 +208,6 @@ class CorruptData(Exception):
 
 class InvariantViolation(Exception):
     """A bug of ours, found by our own check. Never caught on the way: the process or the partition stops loudly."""
-
-
-def whole_number(text: str) -> int | None:
-    """From 0 to 2**63 - 1, in ASCII digits; None for anything else that a peer may have sent."""
-    if not (text.isascii() and text.isdigit() and len(text) <= _MOST_DIGITS):
-        return None
-    number = int(text)
-    return number if number < 1 << 63 else None
 
 
 def _one_line(text: str) -> str:

@@ -12,7 +12,8 @@ from __future__ import annotations
 import struct
 from typing import TYPE_CHECKING, Final
 
-from wire.errors import CorruptData, whole_number
+from wire.error_details import whole_number
+from wire.errors import CorruptData
 from wire.types import LeaderEpoch, Offset, high_watermark_from_wire, high_watermark_to_wire
 
 if TYPE_CHECKING:

@@ -11,6 +11,7 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping, Sequence
 from typing import NamedTuple, Protocol, TypeAlias
 
+from wire.error_details import MAX_PAYLOAD, SIZE
 from wire.errors import Code, TidelogError
 
 Buffer: TypeAlias = bytes | bytearray | memoryview
@@ -192,7 +193,7 @@ def too_large(subject: str, size: int, max_payload: int) -> TidelogError:
         Code.MESSAGE_TOO_LARGE,
         f"a message of {size} bytes to {subject!r} is larger than max_payload={max_payload} of the NATS server; send"
         " less at once or raise max_payload in its configuration",
-        {"size": str(size), "max_payload": str(max_payload)},
+        [SIZE.of(size), MAX_PAYLOAD.of(max_payload)],
     )
 
 
@@ -202,7 +203,7 @@ def answer_too_large(error: TidelogError, what: str) -> TidelogError:
     """
     if error.code is not Code.MESSAGE_TOO_LARGE:
         raise error
-    size, limit = error.details["size"], error.details["max_payload"]
+    size, limit = error.detail(SIZE), error.detail(MAX_PAYLOAD)
     return TidelogError(
         Code.MESSAGE_TOO_LARGE,
         f"{what} takes a message of {size} bytes, and the NATS server carries {limit}: raise max_payload in its"

@@ -24,6 +24,7 @@ from dataplane.replica.producers import Duplicate, Rejected
 from dataplane.replica.refusals import fenced, told_without_epoch
 from wire.append import asked_durability, decode_append
 from wire.batch import HEADER_SIZE, BatchHeader, Compression, EncodedBatch
+from wire.error_details import LAST_OFFSET, VERSION
 from wire.errors import Code, CorruptData, TidelogError
 from wire.record_limit import RecordLimit
 from wire.tidelog_pb2 import AppendRequest, AppendResponse
@@ -281,7 +282,7 @@ class Appending:
                 Code.STALE_PARTITIONING,
                 f"stream {key.stream} is in partitioning version {view.partitioning_version},"
                 f" the request in {request.partitioning_version}; refresh the metadata",
-                {"version": str(view.partitioning_version)},
+                [VERSION.of(view.partitioning_version)],
             )
         if self._role.view.state is not PartitionState.ACTIVE:
             code = (
@@ -315,7 +316,7 @@ class Appending:
             error = TidelogError(
                 Code.INCORRECT_OFFSET,
                 f"the last offset of {self._role.view.key} is {last}, not {request.expected_last_offset}",
-                {"last_offset": str(last)},
+                [LAST_OFFSET.of(last)],
             )
             self._refuse_append(request.leader_epoch, inbox, error)
             return

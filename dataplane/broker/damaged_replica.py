@@ -21,6 +21,7 @@ from dataplane.log.errors import LogDamaged
 from dataplane.replica.consumers import ConsumerEffect, ConsumerFetch, Consumers, Readable
 from dataplane.replica.effects import ServeConsumer
 from wire.append import decode_append
+from wire.error_details import BROKER
 from wire.errors import Code, CorruptData, TidelogError
 from wire.tidelog_pb2 import FetchRequest
 from wire.transport import Message
@@ -167,5 +168,5 @@ class DamagedReplica(ReadableRole):
         return TidelogError(
             Code.DAMAGED,
             f"the last copy of {self.view.key}, on {self.context.broker}, is damaged here: {what}",
-            {"broker": self.context.broker},
+            [BROKER.of(self.context.broker)],
         )

@@ -34,6 +34,7 @@ from dataplane.replica.effects import (
 from dataplane.replica.follower import Follower
 from dataplane.replica.follower_states import FetchAnswer, OffsetAnswer
 from wire.batch import BatchHeader, iter_batches, verify_body
+from wire.error_details import LEADER, LEADER_EPOCH, LOG_START
 from wire.errors import Code, CorruptData, InvariantViolation, TidelogError
 from wire.replication import HEADER_SIZE as REPLICATION_HEADER_SIZE
 from wire.replication import decode_header, sync_wanted
@@ -154,7 +155,7 @@ class FollowerDriver(ReadableRole):
         error = TidelogError(
             Code.NOT_LEADER,
             f"{self.context.broker} does not lead {self.view.key} and cannot look {position!r} up; ask the leader",
-            {"leader": self.view.leader or ""},
+            [LEADER.of(self.view.leader or "")],
         )
         self.answers.error(inbox, error)
 
@@ -180,7 +181,7 @@ class FollowerDriver(ReadableRole):
                 self._bad_answer(sequence, e, now)
             return
         error = TidelogError.from_headers(message.headers)
-        if error is not None and error.code is Code.OFFSET_BEFORE_LOG and error.number("log_start") is None:
+        if error is not None and error.code is Code.OFFSET_BEFORE_LOG and error.detail(LOG_START) is None:
             self._bad_answer(sequence, CorruptData(f"{error.code.name} without a log start that is a number"), now)
             return
         headers: list[BatchHeader] = []
@@ -260,8 +261,8 @@ class FollowerDriver(ReadableRole):
                 return
             epoch = LeaderEpoch(response.current_leader_epoch)
         else:
-            told = error.number("leader_epoch")
-            if told is None and "leader_epoch" in error.details:
+            told = error.detail(LEADER_EPOCH)
+            if told is None and LEADER_EPOCH.name in error.details:
                 self.context.counters.bad_answers += 1
                 _log.warning(
                     "partition %s: refused an answer of the leader: its LeaderEpoch is no number", self.view.key

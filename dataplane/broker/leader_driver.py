@@ -42,6 +42,7 @@ from dataplane.replica.effects import (
     VerifyOwnCopy,
 )
 from dataplane.replica.leader import Leader
+from wire.error_details import RETRY_AFTER_MS
 from wire.errors import Code, CorruptData, TidelogError
 from wire.tidelog_pb2 import FetchRequest, PartitionNotification
 from wire.transport import MessageHandler, Transport
@@ -214,7 +215,7 @@ class LeaderDriver(ReadableRole):
         return TidelogError(
             Code.UNAVAILABLE,
             f"{error.message}; another in-sync replica is asked to lead {self.view.key}",
-            {"retry_after_ms": "50"},
+            [RETRY_AFTER_MS.of(50)],
         )
 
     # ------------------------------------------------------------------ consumers
@@ -241,7 +242,7 @@ class LeaderDriver(ReadableRole):
                 Code.UNAVAILABLE,
                 f"{self.context.broker} has not heard of a controller within its lease and may lead {self.view.key} no"
                 " more; try again",
-                {"retry_after_ms": "100"},
+                [RETRY_AFTER_MS.of(100)],
             )
         return self.core.latest()
 

@@ -22,6 +22,7 @@ from dataplane.log.partition_log import PartitionLog
 from dataplane.replica.consumers import ConsumerFetch
 from dataplane.replica.effects import RefuseConsumer, ServeConsumer
 from wire.batch import holds_encrypted, iter_batches, verify_body
+from wire.error_details import RETRY_AFTER_MS
 from wire.errors import Code, CorruptData, TidelogError
 from wire.replication import LOG_START_HEADER, OFFSET_HEADER, encode_header
 from wire.tidelog_pb2 import FetchRequest
@@ -204,7 +205,7 @@ class ReadableRole(Role):
                 TidelogError(
                     Code.BACKPRESSURE,
                     f"{len(self._cold_reads)} consumers of {self.view.key} wait for the disk already; try again",
-                    {"retry_after_ms": "100"},
+                    [RETRY_AFTER_MS.of(100)],
                 ),
             )
             return

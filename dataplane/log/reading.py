@@ -15,6 +15,7 @@ from dataplane.log.errors import LogDamaged
 from dataplane.log.scan import walk
 from dataplane.log.segment import base_offset_of
 from wire.batch import HEADER_SIZE, RecordBatch, parse_header
+from wire.error_details import LOG_START
 from wire.errors import Code, CorruptData, TidelogError
 from wire.types import Offset
 
@@ -244,5 +245,5 @@ class Reading:
         start = segments[0].base_offset if segments else 0
         if offset < start:
             raise TidelogError(
-                Code.OFFSET_BEFORE_LOG, f"offset {offset} is before the log's start {start}", {"log_start": str(start)}
+                Code.OFFSET_BEFORE_LOG, f"offset {offset} is before the log's start {start}", [LOG_START.of(start)]
             )

@@ -7,6 +7,7 @@ from dataplane.replica.commits import Commits
 from dataplane.replica.draining import Draining
 from dataplane.replica.isr_keeping import IsrKeeper
 from dataplane.replica.leadership import Leadership
+from wire.error_details import RETRY_AFTER_MS
 from wire.errors import Code, TidelogError
 
 
@@ -37,7 +38,7 @@ class Admission:
                 Code.NO_SPACE,
                 f"partition {view.key} takes no records: {', '.join(without_room)} has no room on its disk;"
                 " make room or try again later",
-                {"retry_after_ms": "500"},
+                [RETRY_AFTER_MS.of(500)],
             )
         alone = level is None or level.is_local
         needed = 0 if level is None or alone else max(view.config.min_isr, level.floor)
@@ -58,6 +59,6 @@ class Admission:
             return TidelogError(
                 Code.BACKPRESSURE,
                 f"partition {view.key} has {too_much}; slow down",
-                {"retry_after_ms": "50"},
+                [RETRY_AFTER_MS.of(50)],
             )
         return None

@@ -23,6 +23,7 @@ from dataplane.replica.effects import RefuseConsumer, ServeConsumer
 from dataplane.replica.epochs import LeaderEpochCache
 from dataplane.replica.refusals import before_log, fenced
 from dataplane.replica.settings import ReplicaSettings
+from wire.error_details import OFFSET, RETRY_AFTER_MS
 from wire.errors import Code, TidelogError
 from wire.types import LeaderEpoch, Offset, PartitionView
 
@@ -85,7 +86,7 @@ class Consumers:
             error = TidelogError(
                 Code.BACKPRESSURE,
                 f"{len(self._waiting)} consumers wait at partition {log.view.key} already; try again",
-                {"retry_after_ms": "500"},
+                [RETRY_AFTER_MS.of(500)],
             )
             return [RefuseConsumer(fetch.token, error)]
         waiting = _Waiting(fetch, now + fetch.max_wait)
@@ -109,7 +110,7 @@ class Consumers:
                     Code.LOG_TRUNCATED,
                     f"the log of {view.key} was cut at offset {end} below the position {fetch.offset}"
                     " (unclean election); decide where to go on",
-                    {"offset": str(end)},
+                    [OFFSET.of(end)],
                 )
         return None
 

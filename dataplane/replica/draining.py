@@ -18,6 +18,7 @@ from dataclasses import dataclass
 
 from dataplane.replica.effects import CompleteDrain, LeaderEffect
 from dataplane.replica.leadership import Leadership
+from wire.error_details import RETRY_AFTER_MS
 from wire.errors import Code, TidelogError
 from wire.types import BrokerId
 
@@ -50,7 +51,7 @@ class Draining:
         moving = f"the leadership of {self._state.view.key} is moving from {self._state.broker} to {drain.target}"
         if drain.is_done:  # the new leader may be hearing the same publish, and answers it
             return TidelogError(Code.NOT_LEADER, f"{moving}; try again")
-        return TidelogError(Code.UNAVAILABLE, f"{moving}; try again", {"retry_after_ms": "10"})
+        return TidelogError(Code.UNAVAILABLE, f"{moving}; try again", [RETRY_AFTER_MS.of(10)])
 
     def begin(self, target: BrokerId, token: object, timeout: float, now: float, out: list[LeaderEffect]) -> None:
         """`timeout` bounds the way there, and again the wait for the new LeaderEpoch. A newer request replaces an older

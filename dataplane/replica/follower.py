@@ -48,10 +48,10 @@ from dataplane.replica.followership import Followership
 from dataplane.replica.installing import Installer
 from dataplane.replica.leader_contact import LeaderContact
 from dataplane.replica.reconciling import BeginAnew, Reconciler
-from dataplane.replica.refusals import DELETIONS_GONE
 from dataplane.replica.settings import ReplicaSettings
 from dataplane.replica.story import Story
 from dataplane.replica.validation import require
+from wire.error_details import DELETIONS_GONE, LOG_START
 from wire.errors import Code, InvariantViolation, TidelogError
 from wire.types import BrokerId, LeaderEpoch, Offset, PartitionView
 
@@ -312,9 +312,9 @@ class Follower:
                 return self._reconcile(now)
             case Code.OFFSET_BEFORE_LOG:
                 self._contact.on_good_answer(now)
-                log_start = error.number("log_start")
+                log_start = error.detail(LOG_START)
                 is_in_log = log_start is None or log_start <= replica.log_end_offset
-                if is_in_log and (DELETIONS_GONE not in error.details or replica.is_relied_on):
+                if is_in_log and (not error.detail(DELETIONS_GONE) or replica.is_relied_on):
                     # What the leader says cannot be; its log start, or ours, may be moving.
                     self._fetcher.pause(settings.offset_retry, now)
                     return []

@@ -15,6 +15,7 @@ from dataplane.replica.epochs import LeaderEpochCache
 from dataplane.replica.follower_states import Fetching, Idle, Syncing
 from dataplane.replica.followership import Followership
 from dataplane.replica.settings import ReplicaSettings
+from wire.error_details import LEADER
 from wire.errors import Code, TidelogError
 from wire.types import Offset
 
@@ -63,7 +64,7 @@ class FollowerReads:
             Code.UNAVAILABLE,
             f"the replica of {view.key} on {replica.broker} {why}; read from another one: its leader is"
             f" {view.leader or 'nobody'}, in sync are {', '.join(view.isr)}",
-            {"leader": view.leader or ""},
+            [LEADER.of(view.leader or "")],
         )
 
     def refuse_waiting(self, now: float) -> list[FollowerEffect]:

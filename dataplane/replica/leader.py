@@ -44,6 +44,7 @@ from dataplane.replica.settings import ReplicaSettings
 from dataplane.replica.story import Story
 from dataplane.replica.uncommitted import Uncommitted
 from dataplane.replica.validation import require
+from wire.error_details import RETRY_AFTER_MS
 from wire.errors import Code, InvariantViolation, TidelogError
 from wire.types import BrokerId, Incarnation, LeaderEpoch, Offset, PartitionView
 
@@ -286,7 +287,7 @@ class Leader:
             return TidelogError(
                 Code.UNAVAILABLE,
                 f"the new leader of {state.view.key} does not know yet what is committed; try again",
-                {"retry_after_ms": "20"},
+                [RETRY_AFTER_MS.of(20)],
             )
         return state.high_watermark
 

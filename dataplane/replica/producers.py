@@ -39,6 +39,7 @@ from typing import NamedTuple, TypeAlias
 
 from dataplane.replica.validation import require
 from wire.batch import BatchHeader
+from wire.error_details import EXPECTED_SEQUENCE, REMEMBERED_MS
 from wire.errors import Code, CorruptData, TidelogError
 from wire.types import NO_PRODUCER, REMEMBERED_BATCHES, Offset
 
@@ -292,7 +293,7 @@ def _unknown(producer_id: int, remembered_ms: int) -> TidelogError:
         Code.UNKNOWN_PRODUCER_ID,
         f"producer {producer_id} is not known here, and producers with higher ids have been forgotten, for they were"
         f" silent for longer than producer_id_expiration_ms or too many others wrote since; go on under a new id",
-        {"remembered_ms": str(remembered_ms)},
+        [REMEMBERED_MS.of(remembered_ms)],
     )
 
 
@@ -301,5 +302,5 @@ def _out_of_order(producer_id: int, sequence: int, expected: int) -> TidelogErro
         Code.OUT_OF_ORDER_SEQUENCE,
         f"producer {producer_id} sent sequence {sequence} where {expected} comes next;"
         f" send the missing batches again first",
-        {"expected_sequence": str(expected)},
+        [EXPECTED_SEQUENCE.of(expected)],
     )

@@ -4,14 +4,9 @@ from __future__ import annotations
 
 from typing import Final
 
+from wire.error_details import DELETIONS_GONE, LEADER, LEADER_EPOCH, LOG_START, REASON
 from wire.errors import Code, TidelogError
 from wire.types import BrokerId, LeaderEpoch, Offset, PartitionKey, PartitionView
-
-DELETIONS_GONE = "deletions_gone"
-"""Detail of an OFFSET_BEFORE_LOG: the offset is in the log, and yet nothing can be appended to the log below it."""
-
-REASON = "reason"
-"""Detail of an OUTCOME_UNKNOWN: the code for which this broker did not store the record."""
 
 REFUSED_BY_ANY_LEADER: Final = frozenset(
     {
@@ -49,7 +44,7 @@ def told_without_epoch(
         Code.OUTCOME_UNKNOWN,
         f"{error.message} ({broker} did not store the record; should another broker lead {view.key} by now, that one"
         " may have)",
-        {**error.details, REASON: error.code.name},
+        [*error.details.items(), REASON.of(error.code.name)],
     )
 
 
@@ -58,7 +53,7 @@ def fenced(view: PartitionView, theirs: LeaderEpoch) -> TidelogError:
     return TidelogError(
         Code.FENCED_LEADER_EPOCH,
         f"partition {view.key} is in LeaderEpoch {view.leader_epoch}, the request in {theirs}; refresh the metadata",
-        {"leader_epoch": str(view.leader_epoch), "leader": view.leader or ""},
+        [LEADER_EPOCH.of(view.leader_epoch), LEADER.of(view.leader or "")],
     )
 
 
@@ -67,7 +62,7 @@ def deletions_gone(key: PartitionKey, log_start: Offset, offset: Offset) -> Tide
     return TidelogError(
         Code.OFFSET_BEFORE_LOG,
         f"deletions that follow offset {offset} of {key} were compacted away; begin anew at the log start {log_start}",
-        {"log_start": str(log_start), DELETIONS_GONE: "true"},
+        [LOG_START.of(log_start), DELETIONS_GONE.of(True)],
     )
 
 
@@ -75,5 +70,5 @@ def before_log(key: PartitionKey, log_start: Offset, offset: Offset) -> TidelogE
     return TidelogError(
         Code.OFFSET_BEFORE_LOG,
         f"offset {offset} of {key} is below the log start {log_start}; start there",
-        {"log_start": str(log_start)},
+        [LOG_START.of(log_start)],
     )

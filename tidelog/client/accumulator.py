@@ -57,6 +57,7 @@ from tidelog.client.accumulator_settings import AccumulatorSettings
 from tidelog.client.batches import BatchState, Gathering, PendingBatch, ProducerSession
 from tidelog.client.errors import DeliveryTimeout, OutOfOrderSequence, typed
 from tidelog.client.leader_link import LeaderLink
+from wire.error_details import LEADER_EPOCH, OUTCOME, REASON, REMEMBERED_MS
 from wire.errors import Code, TidelogError
 from wire.types import REMEMBERED_BATCHES, Acks
 
@@ -356,7 +357,7 @@ class PartitionAccumulator:
         return self._begin_anew()
 
     def _forgotten(self, batch: PendingBatch, error: TidelogError, now: float) -> list[Effect]:
-        remembered = (error.number("remembered_ms") or 0) / 1000
+        remembered = (error.detail(REMEMBERED_MS) or 0) / 1000
         if not batch.uncertain or remembered > now - batch.created_at + _CLOCKS_APART:
             self._link.back_off(now, None)  # the leader may not know the next session either
             return self._begin_anew()
@@ -365,7 +366,7 @@ class PartitionAccumulator:
             f"{len(batch)} records for {self.name} were sent again for want of an answer, and the leader has forgotten "
             "this producer: they may or may not have been written; read the stream to find out before sending them "
             "again",
-            {"outcome": "unknown"},
+            [OUTCOME.of("unknown")],
         )
         return [*self._fail(batch, unknown), *self._renew_session()]
 
@@ -414,16 +415,16 @@ def _as_told(error: TidelogError, batch: PendingBatch) -> TidelogError:
     return TidelogError(
         Code.OUTCOME_UNKNOWN,
         f"an earlier attempt to send these records may have been stored; the last one was refused: {error.message}",
-        {**error.details, "reason": error.code.name, "outcome": "unknown"},
+        [*error.details.items(), REASON.of(error.code.name), OUTCOME.of("unknown")],
     )
 
 
 def _given_up(error: TidelogError, batch: PendingBatch) -> TidelogError:
     """The error of a batch that nothing more is done for."""
     if not batch.may_be_written:
-        return type(error)(error.code, error.message, {**error.details, "outcome": "not_written"})
+        return error.with_details(OUTCOME.of("not_written"))
     message = f"{error.message}; these records were sent, and may or may not have been written"
-    return type(error)(error.code, message, {**error.details, "outcome": "unknown"})
+    return type(error)(error.code, message, error.details).with_details(OUTCOME.of("unknown"))
 
 
 def _resend_after(batch: PendingBatch, settings: AccumulatorSettings) -> float:
@@ -431,7 +432,7 @@ def _resend_after(batch: PendingBatch, settings: AccumulatorSettings) -> float:
 
 
 def _epoch_of(error: TidelogError) -> int:
-    return error.number("leader_epoch") or 0
+    return error.detail(LEADER_EPOCH) or 0
 
 
 def too_late(batch: PendingBatch, name: str, seconds: float, *, is_down: bool) -> TidelogError:
@@ -441,12 +442,12 @@ def too_late(batch: PendingBatch, name: str, seconds: float, *, is_down: bool) -
             Code.OUTCOME_UNKNOWN,
             f"{len(batch)} records for {name} were not acknowledged within {seconds:g} s: they may or may not "
             "have been written; read the stream to find out before sending them again",
-            {"outcome": "unknown"},
+            [OUTCOME.of("unknown")],
         )
     why = batch.last_error
     if why is not None and why.code not in (Code.OUT_OF_ORDER_SEQUENCE, Code.UNKNOWN_PRODUCER_ID):
         message = f"{why.message} (given up after {seconds:g} s, nothing written)"
-        return typed(TidelogError(why.code, message, {**why.details, "outcome": "not_written"}))
+        return typed(TidelogError(why.code, message, why.details).with_details(OUTCOME.of("not_written")))
     if is_down:
         reason = f"the partition has no leader for {seconds:g} s"
     elif why is not None and batch.session is None:
@@ -458,5 +459,5 @@ def too_late(batch: PendingBatch, name: str, seconds: float, *, is_down: bool) -
     return DeliveryTimeout(
         Code.OUTCOME_UNKNOWN,
         f"{len(batch)} records for {name} were not written: {reason}; see `tidelog cluster status`",
-        {"outcome": "not_written"},
+        [OUTCOME.of("not_written")],
     )

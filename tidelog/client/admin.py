@@ -5,11 +5,12 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
 
-from tidelog.client.api import REPEATED, Api
+from tidelog.client.api import Api
 from tidelog.client.arguments import check_mapping, check_texts
 from tidelog.client.errors import BadConfig, typed
 from tidelog.client.metadata import MetadataCache, stream_name
 from wire import operations as op
+from wire.error_details import REPEATED
 from wire.errors import Code, TidelogError
 from wire.stream_config import StreamConfig
 from wire.subjects import Subjects
@@ -48,7 +49,7 @@ class Admin:
                 config=strings,
             )
         except TidelogError as error:
-            if error.code is not Code.STREAM_EXISTS or REPEATED not in error.details:
+            if error.code is not Code.STREAM_EXISTS or not error.detail(REPEATED):
                 raise
             # An answer was lost on the way, so it may be ours.
             found = await self._api.call(op.STREAM_DESCRIBE, stream)
@@ -74,7 +75,7 @@ class Admin:
         try:
             await self._api.call(op.STREAM_DELETE, stream)
         except TidelogError as error:
-            if error.code is not Code.UNKNOWN_STREAM or REPEATED not in error.details:
+            if error.code is not Code.UNKNOWN_STREAM or not error.detail(REPEATED):
                 raise
         self._metadata.forget(stream)
 
@@ -83,7 +84,7 @@ class Admin:
         try:
             return await self._api.call(op.PARTITION_MOVE_LEADER, name, partition, broker)
         except TidelogError as error:
-            if error.code is not Code.BAD_REQUEST or REPEATED not in error.details:
+            if error.code is not Code.BAD_REQUEST or not error.detail(REPEATED):
                 raise
             # An answer was lost on the way, so it may have been done.
             partitions = (await self._api.call(op.STREAM_DESCRIBE, name))["partitions"]

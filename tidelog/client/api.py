@@ -18,6 +18,7 @@ from typing import Any, ParamSpec, TypeVar
 from google.protobuf.message import DecodeError
 
 from tidelog.client.errors import NoServer, typed
+from wire.error_details import REPEATED
 from wire.errors import CLUSTER_HEADER, Code, TidelogError
 from wire.metadata_pb2 import ClusterClaim
 from wire.operation import Operation
@@ -28,7 +29,6 @@ from wire.transport import NO_RESPONDERS, Message, Transport
 _P = ParamSpec("_P")
 _Answer = TypeVar("_Answer")
 
-REPEATED = "repeated"
 _RETRY_EVERY = 0.05
 _PRESENCE_WAIT = 0.3
 """Seconds that brokers have to say that they are there, before a call fails for want of a controller."""
@@ -218,8 +218,8 @@ class Api:
                 return typed(_with_repeated(TidelogError(refusal.code, text, refusal.details), repeated))
         else:
             text = f"the controller did not answer {name} at {self._server} within {limit:g} s; see the brokers' logs"
-        return NoServer(Code.UNAVAILABLE, text, {REPEATED: "true"} if repeated else {})
+        return NoServer(Code.UNAVAILABLE, text, [REPEATED.of(True)] if repeated else [])
 
 
 def _with_repeated(error: TidelogError, repeated: bool) -> TidelogError:
-    return TidelogError(error.code, error.message, {**error.details, REPEATED: "true"}) if repeated else error
+    return error.with_details(REPEATED.of(True)) if repeated else error

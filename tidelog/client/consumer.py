@@ -24,6 +24,7 @@ from tidelog.client.positions import Anchor, AtOffset, Position, Start, Stop, st
 from tidelog.client.records import Batch, Record
 from tidelog.client.sources import FollowerSources
 from wire.batch import RecordBatch
+from wire.error_details import END
 from wire.errors import Code, TidelogError
 from wire.subjects import Subjects
 from wire.transport import NO_RESPONDERS, Transport
@@ -319,7 +320,7 @@ class Consumer:
                 Code.OFFSET_AHEAD,
                 f"offset {start.offset} of {reader.fetcher.name} is above the end of the committed log, {end}: "
                 f"start at {end} or below, or leave the stop out to wait for it",
-                {"end": str(end)},
+                [END.of(end)],
             )
         if refusal is not None:
             raise refusal

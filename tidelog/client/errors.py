@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 
+from wire.error_details import OUTCOME
 from wire.errors import Code, TidelogError
 
 
@@ -82,7 +83,7 @@ class DeliveryTimeout(TidelogError):
 
     @property
     def outcome_unknown(self) -> bool:
-        return self.details.get("outcome") != "not_written"
+        return self.detail(OUTCOME) != "not_written"
 
 
 class OutOfOrderSequence(TidelogError):

@@ -35,7 +35,8 @@ from tidelog.client.errors import CorruptBatch, OffsetOutOfRange, typed
 from tidelog.client.positions import Anchor, AtOffset, AtTime, Position
 from tidelog.client.sources import FollowerSources
 from wire.batch import RecordBatch, iter_batches
-from wire.errors import Code, CorruptData, TidelogError, whole_number
+from wire.error_details import LEADER_EPOCH, LOG_START, OFFSET, whole_number
+from wire.errors import Code, CorruptData, TidelogError
 from wire.replication import HEADER_SIZE, LOG_START_HEADER, OFFSET_HEADER, decode_header
 from wire.tidelog_pb2 import FetchRequest
 from wire.types import BrokerId, Offset
@@ -203,7 +204,7 @@ class PartitionFetcher:
 
     def on_error(self, error: TidelogError) -> Outcome:
         """The replica that was asked refused."""
-        self.leader_epoch = max(self.leader_epoch, error.number("leader_epoch") or 0)
+        self.leader_epoch = max(self.leader_epoch, error.detail(LEADER_EPOCH) or 0)
         if error.code is Code.FENCED_LEADER_EPOCH and self._setbacks == 0:
             self._setbacks = 1
             return Wait(0.0)
@@ -213,7 +214,7 @@ class PartitionFetcher:
         if error.code is Code.OFFSET_BEFORE_LOG:
             return self._before_log(error)
         if error.code is Code.LOG_TRUNCATED:
-            offset = error.details.get("offset", "?")
+            offset = error.detail(OFFSET)
             return Raise(
                 typed(
                     TidelogError(
@@ -292,7 +293,8 @@ class PartitionFetcher:
         return Deliver(tuple(batches)) if batches else Wait(0.0)
 
     def _before_log(self, error: TidelogError) -> Outcome:
-        log_start, end, first = error.details.get("log_start", "?"), error.number("log_start"), self.position
+        end, first = error.detail(LOG_START), self.position
+        log_start = "?" if end is None else end
         if first is not None and end is not None and end > first:
             if self._start is Anchor.EARLIEST and self._last_record_epoch == 0:
                 self.position = end  # the log's start moved on between the look-up and the first read

@@ -19,12 +19,12 @@ from dataplane.replica.effects import (
     VerifyOwnCopy,
 )
 from dataplane.replica.isr import CommittedIsr, PendingExpandIsr, PendingShrinkIsr
-from dataplane.replica.refusals import DELETIONS_GONE
 from dataplane.replica.settings import ReplicaSettings
 from dataplane.replica.uncommitted import Uncommitted
 from tests.unit.dataplane.replica.cores import ALL, LOCAL, SETTINGS, Driver, of, view
 from tests.views import A, B, C
 from wire.durability import ACCEPTED
+from wire.error_details import DELETIONS_GONE
 from wire.errors import Code, InvariantViolation, TidelogError
 from wire.types import BrokerId, LeaderEpoch, Offset
 
@@ -163,7 +163,7 @@ def test_a_follower_that_lacks_deletions_that_are_gone_is_told_to_begin_anew() -
     effects = driver.fetch(B, 7)
     (refusal,) = of(Refuse, effects)
     assert (refusal.error.code, refusal.error.details["log_start"]) == (Code.OFFSET_BEFORE_LOG, "0")
-    assert DELETIONS_GONE in refusal.error.details
+    assert refusal.error.detail(DELETIONS_GONE)
     assert not of(Respond, effects)
     assert of(Refuse, driver.fetch(B, 3, deleted_end=7))
     assert of(Respond, driver.fetch(B, 3, deleted_end=8))
