@@ -8,39 +8,42 @@ from __future__ import annotations
 
 from typing import Any
 
-from dataplane.broker import appending as broker_appending
-from dataplane.broker import (
-    broker,
-    checkpoints,
-    follower_driver,
-    housekeeping,
-    replica,
-    requests,
-    retention,
-    sync_requests,
-)
+from dataplane.broker import broker, checkpoints
+from dataplane.broker.appending import Appending
 from dataplane.broker.broker import Broker
-from dataplane.log import appending, compaction, cutting, recent_states, segment, snapshot, swapping, syncing, tail
-from dataplane.log import checkpoints as log_checkpoints
-from dataplane.log import state as log_state
+from dataplane.broker.follower_driver import FollowerDriver
+from dataplane.broker.housekeeping import Housekeeping
+from dataplane.broker.replica import Replica
+from dataplane.broker.requests import Requests
+from dataplane.broker.sync_requests import SyncRequests
+from dataplane.log import retention, snapshot
+from dataplane.log.appending import Appending as LogAppending
+from dataplane.log.checkpoints import CompactionPoint
+from dataplane.log.compaction import CompactionPass
+from dataplane.log.cutting import Cutting
 from dataplane.log.data_dir import DataDir
-from dataplane.replica import (
-    admission,
-    commits,
-    consumers,
-    data_waiters,
-    draining,
-    epochs,
-    follower,
-    followership,
-    isr_keeping,
-    leader,
-    leadership,
-    life,
-    pending,
-    producers,
-    reconciling,
-)
+from dataplane.log.recent_states import RecentStates
+from dataplane.log.segment import Segment
+from dataplane.log.state import LogState
+from dataplane.log.swapping import Swapping
+from dataplane.log.syncing import Syncing
+from dataplane.log.tail import Tail
+from dataplane.replica import life
+from dataplane.replica.admission import Admission
+from dataplane.replica.commits import Commits
+from dataplane.replica.consumers import Consumers
+from dataplane.replica.data_waiters import DataWaiters
+from dataplane.replica.draining import Draining
+from dataplane.replica.epochs import LeaderEpochCache
+from dataplane.replica.follower import Follower
+from dataplane.replica.followership import Followership
+from dataplane.replica.isr_keeping import IsrKeeper
+from dataplane.replica.leader import Leader
+from dataplane.replica.leadership import Leadership
+from dataplane.replica.pending import PendingAcks
+from dataplane.replica.producers import ProducerTable
+from dataplane.replica.reconciling import Reconciler
+from dataplane.replica.refusals import told_without_epoch
 from metadata import election
 from metadata.commands import brokers, partitions
 from metadata.commands.ledger import Ledger
@@ -54,220 +57,200 @@ from metadata.requests import AdminRequests
 from metadata.runtime.controller_driver import ControllerDriver
 from metadata.runtime.service import MetadataService
 from tests.simulation.mutation import Edit, Mutant
-from tidelog.client import accumulator
+from tidelog.client.accumulator import PartitionAccumulator
 from wire import subjects
 
 
-def _mutant(name: str, *edits: tuple[Any, str, str, str], scenario: str | None = None) -> Mutant:
+def _mutant(name: str, *edits: tuple[Any, str, str], scenario: str | None = None) -> Mutant:
+    """`edits`: (function, text in its source, text in place of it)."""
     return Mutant(name, tuple(Edit(*edit) for edit in edits), scenario)
 
-
-L, F, R = leader.Leader, follower.Follower, reconciling.Reconciler
-C, K, S, W = commits.Commits, isr_keeping.IsrKeeper, leadership.Leadership, data_waiters.DataWaiters
 
 MUTANTS: tuple[Mutant, ...] = (
     _mutant(
         "a follower truncates to the HW without asking the leader",
         (
-            F,
-            "_reconcile",
+            Follower._reconcile,
             "    asked =",
             "    self._replica.state = Truncating()\n    return [Truncate(self.high_watermark)]\n    asked =",
         ),
     ),
     _mutant(
         "a follower does not truncate at a new LeaderEpoch",
-        (F, "start", "else self._reconcile(now)", "else self._fetcher.fetch(now)"),
+        (Follower.start, "else self._reconcile(now)", "else self._fetcher.fetch(now)"),
     ),
     _mutant(
         "a follower asks for the end of one LeaderEpoch only (KIP-279)",
-        (R, "_judge", "return AskNext(mine.epoch, cut)", "cut = min(state.cut, answer.end)"),
+        (Reconciler._judge, "return AskNext(mine.epoch, cut)", "cut = min(state.cut, answer.end)"),
         scenario="see saw",
     ),
     _mutant(
         "a leader serves fetches of an earlier LeaderEpoch (KIP-320)",
-        (L, "on_fetch", "if fetch.leader_epoch < self.leader_epoch:", "if False:"),
+        (Leader.on_fetch, "if fetch.leader_epoch < self.leader_epoch:", "if False:"),
         scenario="stale follower",
     ),
     _mutant(
         "a deposed leader serves followers of a later LeaderEpoch, and they take its answers (KIP-320)",
-        (L, "on_fetch", "if fetch.leader_epoch > self.leader_epoch:", "if False:"),
-        (F, "on_answer", "if answer.leader_epoch < self.leader_epoch:", "if False:"),
+        (Leader.on_fetch, "if fetch.leader_epoch > self.leader_epoch:", "if False:"),
+        (Follower.on_answer, "if answer.leader_epoch < self.leader_epoch:", "if False:"),
         scenario="long zombie",
     ),
     _mutant(
         "a restarted leader keeps its LeaderEpoch",
         (
-            election,
-            "after_registration",
+            election.after_registration,
             "    if partition.leader == broker or",
             "    if partition.leader == broker:\n        return kept\n    if partition.leader == broker or",
         ),
     ),
     _mutant(
         "the epoch entry is synced before the tail in front of it",
-        (syncing.Syncing, "assign_epoch", "self.sync_locked()\n", "pass\n"),
+        (Syncing.assign_epoch, "self.sync_locked()\n", "pass\n"),
         scenario="power at takeover",
     ),
     _mutant(
         "a leader adds a follower below the HW to the ISR",
-        (K, "maybe_expand", "if state.acknowledged(replica) < state.high_watermark:", "if False:"),
+        (IsrKeeper.maybe_expand, "if state.acknowledged(replica) < state.high_watermark:", "if False:"),
     ),
     _mutant(
         "a leader adds a follower that lacks the start of its LeaderEpoch to the ISR",
-        (K, "maybe_expand", "if follower.durable_end < state.epoch_start:", "if False:"),
+        (IsrKeeper.maybe_expand, "if follower.durable_end < state.epoch_start:", "if False:"),
     ),
     _mutant(
         "the broker lives in AlterIsr are not checked (KIP-903)",
-        (partitions, "_alter_one_isr", "if not (seen or unseen_yet) or not ledger.is_alive(member)", "if False"),
+        (partitions._alter_one_isr, "if not (seen or unseen_yet) or not ledger.is_alive(member)", "if False"),
         scenario="late expansion",
     ),
     _mutant(
         "the HW follows the committed ISR instead of the maximal one",
-        (
-            leadership.Leadership,
-            "acknowledged_by_all",
-            "for member in self.isr.maximal:",
-            "for member in self.isr.members:",
-        ),
+        (Leadership.acknowledged_by_all, "for member in self.isr.maximal:", "for member in self.isr.members:"),
         scenario="unheard expansion",
     ),
     _mutant(
         "an ISR change without an answer counts as refused",
-        (
-            K,
-            "tick",
-            "PendingExpandIsr(isr.members, isr.added, isr.change, now)",
-            "CommittedIsr(isr.members)",
-        ),
+        (IsrKeeper.tick, "PendingExpandIsr(isr.members, isr.added, isr.change, now)", "CommittedIsr(isr.members)"),
         scenario="unheard expansion",
     ),
     _mutant(
         "AlterIsr does not compare the PartitionEpoch",
-        (partitions, "_alter_one_isr", "if item.expected_epoch != partition.epoch:", "if False:"),
+        (partitions._alter_one_isr, "if item.expected_epoch != partition.epoch:", "if False:"),
         (
-            partitions,
-            "_alter_one_isr",
+            partitions._alter_one_isr,
             "if partition.leader != leader or item.leader_epoch != partition.leader_epoch:",
             "if False:",
         ),
     ),
     _mutant(
         "every restart counts as one that lost nothing",
-        (DataDir, "proof", "return self._proof", "return Proof(True, True)"),
+        (DataDir.proof, "return self._proof", "return Proof(True, True)"),
         (
-            brokers,
-            "register_broker",
+            brokers.register_broker,
             "(command.last_incarnation == known.incarnation or known.life_id in command.earlier_lives)",
             "True",
         ),
     ),
     _mutant(
         "a leader commits below min ISR",
-        (C, "advance", "if members < state.view.config.min_isr:", "if False:"),
+        (Commits.advance, "if members < state.view.config.min_isr:", "if False:"),
     ),
     _mutant(
         "no replica becomes eligible (KIP-966)",
-        (election, "with_isr", "if len(isr) < min_isr:", "if False:"),
+        (election.with_isr, "if len(isr) < min_isr:", "if False:"),
         scenario="last standing",
     ),
     _mutant(
         "a replica becomes eligible at any ISR size",
-        (election, "with_isr", "if len(isr) < min_isr:", "if True:"),
+        (election.with_isr, "if len(isr) < min_isr:", "if True:"),
     ),
     _mutant(
         "replicas outside the ISR stay eligible when min ISR is lowered",
-        (
-            election,
-            "with_min_isr",
-            "return with_isr(partition, partition.isr, min_isr=min_isr)",
-            "return partition",
-        ),
+        (election.with_min_isr, "return with_isr(partition, partition.isr, min_isr=min_isr)", "return partition"),
     ),
     _mutant(
         "the progress of an earlier broker life counts",
-        (L, "on_fetch", "if fetch.incarnation > follower.incarnation:", "if False:"),
+        (Leader.on_fetch, "if fetch.incarnation > follower.incarnation:", "if False:"),
     ),
     _mutant(
         "a follower takes answers to older requests",
-        (F, "on_answer", "or answer.sequence != state.sequence", ""),
-        (F, "on_answer", "if state.offset != replica.log_end_offset:", "if False:"),
-        (F, "on_answer", "answer.first_offset < replica.log_end_offset", "False"),
-        (follower_driver.FollowerDriver, "_send_fetch", "control.on_inbox(self._fetch_inbox, None)", "pass"),
+        (Follower.on_answer, "or answer.sequence != state.sequence", ""),
+        (Follower.on_answer, "if state.offset != replica.log_end_offset:", "if False:"),
+        (Follower.on_answer, "answer.first_offset < replica.log_end_offset", "False"),
+        (FollowerDriver._send_fetch, "control.on_inbox(self._fetch_inbox, None)", "pass"),
     ),
     _mutant(
         "a broker elects leaders without being the controller",
-        (Ledger, "not_controller", "if epoch == self.controller_epoch and epoch:", "if True:"),
+        (Ledger.not_controller, "if epoch == self.controller_epoch and epoch:", "if True:"),
         scenario="two controllers",
     ),
     _mutant(
         "the latest offset is told before the HW has reached the start of the LeaderEpoch",
-        (L, "latest", "if state.high_watermark < state.epoch_start:", "if False:"),
+        (Leader.latest, "if state.high_watermark < state.epoch_start:", "if False:"),
         scenario="slow news",
     ),
     _mutant(
         "a notification that crosses a fetch is forgotten, and none is repeated",
-        (F, "on_notification", "replica.was_notified = True", "pass"),
-        (W, "tick", "out.append(Notify(replica))", "pass"),
+        (Follower.on_notification, "replica.was_notified = True", "pass"),
+        (DataWaiters.tick, "out.append(Notify(replica))", "pass"),
         (
-            W,
-            "_fire",
+            DataWaiters._fire,
             "if state.settings.push_to_waiters:",
             "if True:\n        return\n    if state.settings.push_to_waiters:",
         ),
     ),
     _mutant(
         "the producer table survives a truncation",
-        (cutting.Cutting, "truncate", "self._capturing.restore_producers()\n        return", "return"),
+        (Cutting.truncate, "self._capturing.restore_producers()\n        return", "return"),
         scenario="rolled back producer",
     ),
     _mutant(
         "a truncation goes back to a state of the producers above the cut",
-        (recent_states.RecentStates, "back_to", "while states and states[-1].offset > end:", "while False:"),
+        (RecentStates.back_to, "while states and states[-1].offset > end:", "while False:"),
         scenario="rolled back producer",
     ),
     _mutant(
         "a duplicate is acknowledged before the original is committed",
         (
-            broker_appending.Appending,
-            "_append_batch",
+            Appending._append_batch,
             "self._run(self._await(request, level, verdict.end_offset, response, inbox, now))",
             "self._role.answers.append(AppendReply(inbox, response, False))",
         ),
     ),
     _mutant(
         "duplicates are appended again",
-        (producers.ProducerTable, "check", "if producer_id == NO_PRODUCER:", "if True:"),
+        (ProducerTable.check, "if producer_id == NO_PRODUCER:", "if True:"),
     ),
     _mutant(
         "a forgotten producer is taken for a producer that never wrote",
-        (producers.ProducerTable, "check", "known is None and producer_id <= self._forgotten", "False"),
+        (ProducerTable.check, "known is None and producer_id <= self._forgotten", "False"),
     ),
     _mutant(
         "the set of forgotten producers is lost when a log is opened",
-        (snapshot, "_understood", "times = section.payload", "pass"),
+        (snapshot._understood, "times = section.payload", "pass"),
     ),
     _mutant(
         "a forgotten producer sends batches that may be stored again under a new id",
-        (accumulator.PartitionAccumulator, "_forgotten", "not batch.uncertain", "True"),
+        (PartitionAccumulator._forgotten, "not batch.uncertain", "True"),
     ),
     _mutant(
         "a leader acknowledges before the commit",
-        (L, "await_ack", "if end <= commits.reached(level):", "if True:"),
+        (Leader.await_ack, "if end <= commits.reached(level):", "if True:"),
     ),
     _mutant(
         "a durable publish on an accepted stream is acknowledged from page caches",
-        (C, "advance", "state.end_of(member, is_synced=not state.is_durable)", "state.end_of(member, is_synced=False)"),
+        (
+            Commits.advance,
+            "state.end_of(member, is_synced=not state.is_durable)",
+            "state.end_of(member, is_synced=False)",
+        ),
     ),
     _mutant(
         "an accepted publish on a durable stream is acknowledged by the leader alone",
-        (C, "advance", "for member in state.isr.maximal)", "for member in [state.broker])"),
+        (Commits.advance, "for member in state.isr.maximal)", "for member in [state.broker])"),
     ),
     _mutant(
         "a leader adds a follower below the secondary watermark to the ISR",
         (
-            K,
-            "maybe_expand",
+            IsrKeeper.maybe_expand,
             "if state.end_of(replica, is_synced=not state.is_durable) < state.secondary_watermark:",
             "if False:",
         ),
@@ -275,92 +258,83 @@ MUTANTS: tuple[Mutant, ...] = (
     _mutant(
         "a leader of an accepted stream adds a follower that has not synced the start of its LeaderEpoch",
         (
-            K,
-            "maybe_expand",
+            IsrKeeper.maybe_expand,
             "if follower.durable_end < state.epoch_start:",
             "if state.acknowledged(replica) < state.epoch_start:",
         ),
     ),
     _mutant(
         "the replica count that a publish asks for is not compared when it is acknowledged",
-        (pending.PendingAcks, "commit", "if pending.floor <= members:", "if True:"),
-        (C, "reached", "if len(state.isr.members) < level.floor:", "if False:"),
-        (admission.Admission, "refuse", "max(view.config.min_isr, level.floor)", "view.config.min_isr"),
+        (PendingAcks.commit, "if pending.floor <= members:", "if True:"),
+        (Commits.reached, "if len(state.isr.members) < level.floor:", "if False:"),
+        (Admission.refuse, "max(view.config.min_isr, level.floor)", "view.config.min_isr"),
     ),
     _mutant(
         "the leader-epoch file is written once and later LeaderEpochs are not",
-        (syncing.Syncing, "_save_epochs", "if entries != state.saved_epochs:", "if not state.saved_epochs:"),
+        (Syncing._save_epochs, "if entries != state.saved_epochs:", "if not state.saved_epochs:"),
     ),
     _mutant(
         "fsync is skipped",
-        (syncing.Syncing, "sync_locked", "state.files.sync_data(segment.handle)", "pass"),
+        (Syncing.sync_locked, "state.files.sync_data(segment.handle)", "pass"),
     ),
     _mutant(
         "a follower reports records as synced before they are synced",
         (
-            followership.Followership,
-            "reported_end",
+            Followership.reported_end,
             "self.durable_end if self.is_durable or self.sync_to else None",
             "self.log_end_offset",
         ),
     ),
     _mutant(
         "an immediate sync reports the log end and syncs nothing",
-        (syncing.Syncing, "sync_small", "self.sync_locked()", "state.durable_end = state.log_end_offset"),
+        (Syncing.sync_small, "self.sync_locked()", "state.durable_end = state.log_end_offset"),
     ),
     _mutant(
         "a follower takes appended records for synced at once",
-        (follower_driver.FollowerDriver, "_append", "durable_end=durable_end,", "durable_end=self.log.log_end_offset,"),
+        (FollowerDriver._append, "durable_end=durable_end,", "durable_end=self.log.log_end_offset,"),
     ),
     _mutant(
         "the leader counts its own copy before it is synced",
-        (
-            leadership.Leadership,
-            "end_of",
-            "self.durable_end if is_synced else self.log_end_offset",
-            "self.log_end_offset",
-        ),
+        (Leadership.end_of, "self.durable_end if is_synced else self.log_end_offset", "self.log_end_offset"),
     ),
     _mutant(
         "consumers are served beyond the HW",
-        (consumers.Consumers, "on_fetch", "fetch.offset < log.high_watermark", "fetch.offset < log.log_end_offset"),
-        (consumers.Consumers, "on_fetch", "_serve(fetch, log.high_watermark)", "_serve(fetch, log.log_end_offset)"),
+        (Consumers.on_fetch, "fetch.offset < log.high_watermark", "fetch.offset < log.log_end_offset"),
+        (Consumers.on_fetch, "_serve(fetch, log.high_watermark)", "_serve(fetch, log.log_end_offset)"),
     ),
     _mutant(
         "requests to a deleted stream are taken for requests to its successor",
-        (requests.Requests, "is_same_life", "return stream_incarnation ==", "return True or stream_incarnation =="),
+        (Requests.is_same_life, "return stream_incarnation ==", "return True or stream_incarnation =="),
         scenario="recreated unheard",
     ),
     _mutant(
         "a failed fsync is forgotten",
-        (sync_requests.SyncRequests, "_done", 'self._fail(f"fdatasync failed: {result}")', "pass"),
-        (log_state.LogState, "failed", "self.failure =", "_ ="),
+        (SyncRequests._done, 'self._fail(f"fdatasync failed: {result}")', "pass"),
+        (LogState.failed, "self.failure =", "_ ="),
         scenario="sync fails then power",
     ),
     _mutant(
         "after a restart, page cache content left by a failed fsync counts as synced",
-        (segment.Segment, "rewrite_doubtful", "if self.doubtful_from is None:", "if True:"),
+        (Segment.rewrite_doubtful, "if self.doubtful_from is None:", "if True:"),
         scenario="sync fails then power",
     ),
     _mutant(
         "a replica that is opened again takes its LEO for the HW",
         (
-            replica.Replica,
-            "_open_log",
+            Replica._open_log,
             "self._high_watermark = self._checkpointed = self._log.high_watermark",
             "self._high_watermark = self._checkpointed = self._log.log_end_offset",
         ),
     ),
     _mutant(
         "a broker acts before its own registration is applied",
-        (Broker, "on_partitions", "if not self.context.incarnation:", "if False:"),
-        (MetadataService, "_on_applied", "if context.incarnation is not None:", "if True:"),
+        (Broker.on_partitions, "if not self.context.incarnation:", "if False:"),
+        (MetadataService._on_applied, "if context.incarnation is not None:", "if True:"),
     ),
     _mutant(
         "any live replica may lead (unclean election)",
         (
-            election,
-            "candidates",
+            election.candidates,
             "for group in (partition.isr, partition.eligible):",
             "for group in (partition.isr, partition.eligible, partition.replicas):",
         ),
@@ -368,10 +342,9 @@ MUTANTS: tuple[Mutant, ...] = (
     ),
     _mutant(
         "witnesses are never cleared",
-        (Failover, "on_applied", "if suspicion is not None and (", "if suspicion is not None and False and ("),
+        (Failover.on_applied, "if suspicion is not None and (", "if suspicion is not None and False and ("),
         (
-            Failover,
-            "count_witnesses",
+            Failover.count_witnesses,
             "if partition is None or partition.leader_epoch != suspicion.leader_epoch or not fresh:",
             "if partition is None or not fresh:",
         ),
@@ -379,65 +352,57 @@ MUTANTS: tuple[Mutant, ...] = (
     ),
     _mutant(
         "one witness is enough",
-        (Failover, "count_witnesses", "elif 2 * len(fresh) > len(partition.isr) - 1 and (", "elif ("),
+        (Failover.count_witnesses, "elif 2 * len(fresh) > len(partition.isr) - 1 and (", "elif ("),
         scenario="witnesses",
     ),
     _mutant(
         "a restart of NATS is taken for the death of all brokers",
         (
-            Liveness,
-            "is_trusted",
+            Liveness.is_trusted,
             "return (",
             "return True or (",
         ),
-        (Liveness, "_fallen", "broker == self._self or broker in self._raft_peers", "broker == self._self"),
-        (Liveness, "_most_stand", "return 2 * len(standing) >=", "return True or 2 * len(standing) >="),
+        (Liveness._fallen, "broker == self._self or broker in self._raft_peers", "broker == self._self"),
+        (Liveness._most_stand, "return 2 * len(standing) >=", "return True or 2 * len(standing) >="),
         scenario="nats restarts",
     ),
     _mutant(
         "a controller that has just started declares brokers dead without a witness",
-        (Liveness, "is_trusted", "(self._vouched or", "(True or"),
-        (Liveness, "_fallen", "broker == self._self or broker in self._raft_peers", "broker == self._self"),
-        (Liveness, "_most_stand", "return 2 * len(standing) >=", "return True or 2 * len(standing) >="),
+        (Liveness.is_trusted, "(self._vouched or", "(True or"),
+        (Liveness._fallen, "broker == self._self or broker in self._raft_peers", "broker == self._self"),
+        (Liveness._most_stand, "return 2 * len(standing) >=", "return True or 2 * len(standing) >="),
         scenario="nats restarts and the controller too",
     ),
     _mutant(
         "a broker vouches for a NATS server with which it has connected just now",
         (
-            ControllerDriver,
-            "_probe",
+            ControllerDriver._probe,
             "and told.connected_ms >= context.settings.liveness_grace_s * 1000",
             "and told.connected_ms >= 0",
         ),
-        (Liveness, "_fallen", "broker == self._self or broker in self._raft_peers", "broker == self._self"),
-        (Liveness, "_most_stand", "return 2 * len(standing) >=", "return True or 2 * len(standing) >="),
+        (Liveness._fallen, "broker == self._self or broker in self._raft_peers", "broker == self._self"),
+        (Liveness._most_stand, "return 2 * len(standing) >=", "return True or 2 * len(standing) >="),
         scenario="nats restarts and the controller too",
     ),
     _mutant(
         "the leader-epoch file is not truncated with the log",
-        (epochs.LeaderEpochCache, "truncate_from", "self._entries = kept", "pass"),
-        (
-            epochs.LeaderEpochCache,
-            "assign",
-            "entries = tuple(entry for entry in entries if entry.start < start)",
-            "pass",
-        ),
+        (LeaderEpochCache.truncate_from, "self._entries = kept", "pass"),
+        (LeaderEpochCache.assign, "entries = tuple(entry for entry in entries if entry.start < start)", "pass"),
     ),
     _mutant(
         "the lease never ends",
-        (Lease, "is_valid", "return now - self._since <=", "return True or now - self._since <="),
+        (Lease.is_valid, "return now - self._since <=", "return True or now - self._since <="),
         scenario="long zombie",
     ),
     _mutant(
         "probes of a controller that knows more extend the lease",
-        (Lease, "_prove", "if needed <= generation:", "if True:"),
+        (Lease._prove, "if needed <= generation:", "if True:"),
         scenario="stale follower",
     ),
     _mutant(
         "a deposed leader says that nothing was stored",
         (
-            broker_appending,
-            "told_without_epoch",
+            told_without_epoch,
             "    return TidelogError(",
             "    return error\n    return TidelogError(",
         ),
@@ -445,22 +410,21 @@ MUTANTS: tuple[Mutant, ...] = (
     ),
     _mutant(
         "an answer leaves out a first batch that is larger than max_bytes",
-        (tail.Tail, "read", "(found and size > max_bytes)", "size > max_bytes"),
+        (Tail.read, "(found and size > max_bytes)", "size > max_bytes"),
     ),
     _mutant(
         "a stream may store internal subjects of the cluster",
-        (subjects, "_subject_fault", "if not subject:", "return None\n    if not subject:"),
+        (subjects._subject_fault, "if not subject:", "return None\n    if not subject:"),
     ),
     _mutant(
         "the scrubber finds damage and ignores it",
-        (housekeeping.Housekeeping, "_fail", "replica.on_damage(", "str("),
+        (Housekeeping._fail, "replica.on_damage(", "str("),
         scenario="silent damage",
     ),
     _mutant(
         "a damaged replica is cut while it is in the ISR",
         (
-            life,
-            "repair_mode",
+            life.repair_mode,
             "if view.leader is None or broker in view.isr or broker in view.eligible:",
             "if True:\n        return RepairMode.COPY\n    if False:",
         ),
@@ -469,23 +433,21 @@ MUTANTS: tuple[Mutant, ...] = (
     _mutant(
         "a damaged replica repairs itself without reporting the damage",
         (
-            broker,
-            "_is_sound",
+            broker._is_sound,
             'leaves the ISR: %s", key, report.damaged)\n        return False',
             'leaves the ISR: %s", key, report.damaged)\n        return True',
         ),
-        (life, "repair_mode", "if view.leader == broker:", "if True:\n        return RepairMode.COPY\n    if False:"),
+        (life.repair_mode, "if view.leader == broker:", "if True:\n        return RepairMode.COPY\n    if False:"),
         scenario="damage",
     ),
     _mutant(
         "retention goes past the HW",
-        (retention, "expired", "following.base_offset > high_watermark", "following.base_offset > log_end_offset"),
+        (retention.expired, "following.base_offset > high_watermark", "following.base_offset > log_end_offset"),
     ),
     _mutant(
         "old segments are removed before the checkpoint says so",
         (
-            cutting.Cutting,
-            "remove_before",
+            Cutting.remove_before,
             "self._syncing.replace_checkpoint(OffsetCheckpoint(state.high_watermark, state.durable_end, start))",
             "pass",
         ),
@@ -493,8 +455,7 @@ MUTANTS: tuple[Mutant, ...] = (
     _mutant(
         "a follower begins at the log start without the producers",
         (
-            checkpoints,
-            "install",
+            checkpoints.install,
             "    partition_log.install(snapshot,",
             "    partition_log.install(type(snapshot)(snapshot.offset, snapshot.epochs, carried=snapshot.carried),",
         ),
@@ -503,8 +464,7 @@ MUTANTS: tuple[Mutant, ...] = (
     _mutant(
         "a follower begins at the log start without the leader epochs",
         (
-            checkpoints,
-            "install",
+            checkpoints.install,
             "    partition_log.install(snapshot,",
             "    from dataclasses import replace\n    partition_log.install(replace(snapshot, epochs=()),",
         ),
@@ -512,14 +472,13 @@ MUTANTS: tuple[Mutant, ...] = (
     ),
     _mutant(
         "records that a full disk refused count as written",
-        (appending.Appending, "append", "raise self._not_written(segment, error) from error", "pass"),
+        (LogAppending.append, "raise self._not_written(segment, error) from error", "pass"),
         scenario="full disks",
     ),
     _mutant(
         "a replica that had no room once has none for ever",
         (
-            F,
-            "on_space",
+            Follower.on_space,
             "self._fetcher.no_space = no_space",
             "self._fetcher.no_space = self._fetcher.no_space or no_space",
         ),
@@ -527,45 +486,40 @@ MUTANTS: tuple[Mutant, ...] = (
     ),
     _mutant(
         "a leader whose disk hangs keeps its leadership",
-        (Relief, "_led_by", "or partition.leader in self._hanging", ""),
+        (Relief._led_by, "or partition.leader in self._hanging", ""),
         scenario="hung leader",
     ),
     _mutant(
         "the drain of a leader whose disk hangs waits for records that cannot be committed",
-        (draining.Draining, "look", "state.high_watermark == end or state.disk_hangs", "state.high_watermark == end"),
+        (Draining.look, "state.high_watermark == end or state.disk_hangs", "state.high_watermark == end"),
         scenario="hung leader",
     ),
     _mutant(
         "a replica whose disk hangs is not relieved at once",
-        (Relief, "due", "disk_hangs=partition.leader in self._hanging", "disk_hangs=False"),
-        (K, "_drop_hanging", "if follower.disk_hangs", "if False"),
+        (Relief.due, "disk_hangs=partition.leader in self._hanging", "disk_hangs=False"),
+        (IsrKeeper._drop_hanging, "if follower.disk_hangs", "if False"),
         scenario="hung leader",
     ),
     _mutant(
         "compaction goes past the HW",
-        (
-            swapping.Swapping,
-            "finished_below",
-            "end = min(end, self._state.durable_end)",
-            "end = self._state.durable_end",
-        ),
+        (Swapping.finished_below, "end = min(end, self._state.durable_end)", "end = self._state.durable_end"),
     ),
     _mutant(
         "compaction removes the newest record of a key",
-        (compaction.CompactionPass, "_judge", "<= content.offsets[keyed]", "< content.offsets[keyed]"),
+        (CompactionPass._judge, "<= content.offsets[keyed]", "< content.offsets[keyed]"),
     ),
     _mutant(
         "compaction removes batches by which a repetition is recognised",
-        (producers.ProducerTable, "remembers", "return known is not None and", "return False and"),
+        (ProducerTable.remembers, "return known is not None and", "return False and"),
     ),
     _mutant(
         "a copy keeps its deleted_end when another leader is elected",
-        (log_checkpoints.CompactionPoint, "in_role", "if self.copied_in == leader_epoch or", "if True or"),
+        (CompactionPoint.in_role, "if self.copied_in == leader_epoch or", "if True or"),
         scenario="copy under two leaders",
     ),
     _mutant(
         "a full disk is taken for a broken disk",
-        (follower_driver.FollowerDriver, "_append", "self.context.counters.refused_no_space += 1", 'self.fail("full")'),
+        (FollowerDriver._append, "self.context.counters.refused_no_space += 1", 'self.fail("full")'),
         scenario="full disks",
     ),
 )
@@ -575,8 +529,7 @@ TOLD: tuple[tuple[Mutant, str], ...] = (
         _mutant(
             "a replica of the ISR asks again at once when it is refused",
             (
-                F,
-                "_on_error",
+                Follower._on_error,
                 "cannot be; its log start, or ours, may be moving.\n",
                 "cannot be.\n                return self._reconcile(now)\n",
             ),
@@ -587,8 +540,7 @@ TOLD: tuple[tuple[Mutant, str], ...] = (
         _mutant(
             "a follower whose log was emptied does not ask for the end of its LeaderEpoch",
             (
-                R,
-                "begin",
+                Reconciler.begin,
                 "not self._replica.log_end_offset",
                 "self._replica.log_end_offset == self._replica.log_start_offset",
             ),
@@ -598,7 +550,11 @@ TOLD: tuple[tuple[Mutant, str], ...] = (
     (
         _mutant(
             "a log that diverges from the leader's below its own log start is only emptied",
-            (R, "_cut_to", "if cut < self._replica.log_start_offset and not self._replica.is_relied_on:", "if False:"),
+            (
+                Reconciler._cut_to,
+                "if cut < self._replica.log_start_offset and not self._replica.is_relied_on:",
+                "if False:",
+            ),
         ),
         "replication/empty_log_that_knows_its_last_epoch",
     ),
@@ -606,8 +562,7 @@ TOLD: tuple[tuple[Mutant, str], ...] = (
         _mutant(
             "a member of the ISR truncates to its log start when the leader has no LeaderEpoch so old",
             (
-                R,
-                "_nothing_so_old",
+                Reconciler._nothing_so_old,
                 "min(cut, max(leaders_start, replica.log_start_offset))",
                 "replica.log_start_offset",
             ),
@@ -617,46 +572,46 @@ TOLD: tuple[tuple[Mutant, str], ...] = (
     (
         _mutant(
             "a leader whose disk hangs leaves an ISR that is too small without it",
-            (AdminRequests, "carry_out", "move.disk_hangs and self._can_do_without_leader(move)", "move.disk_hangs"),
+            (AdminRequests.carry_out, "move.disk_hangs and self._can_do_without_leader(move)", "move.disk_hangs"),
         ),
         "metadata/a_member_dies_while_a_hung_leader_drains",
     ),
     (
         _mutant(
             "a founder counts its questions whether they come back or not",
-            (Founding, "tick", "self._is_out = True", "self._came_back += 1"),
+            (Founding.tick, "self._is_out = True", "self._came_back += 1"),
         ),
         "metadata/a_founder_that_nats_does_not_serve",
     ),
     (
         _mutant(
             "questions that come back all at once count one by one",
-            (Founding, "on_own_question", "if self._is_out:", "if True:"),
+            (Founding.on_own_question, "if self._is_out:", "if True:"),
         ),
         "metadata/a_founder_whose_questions_come_late",
     ),
     (
         _mutant(
             "a founder that slept relies on the silence of that time",
-            (Founding, "tick", "if -inf < self._due < now - self._late_s:", "if False:"),
+            (Founding.tick, "if -inf < self._due < now - self._late_s:", "if False:"),
         ),
         "metadata/a_founder_that_slept",
     ),
     (
         _mutant(
             "a founder whose TakeOffice was lost proposes the next one without asking",
-            (ControllerCore, "on_outcome", "if outcome is None:", "if False:"),
+            (ControllerCore.on_outcome, "if outcome is None:", "if False:"),
         ),
         "metadata/a_founder_whose_first_epoch_is_lost",
     ),
     (
-        _mutant("of two founders both go on", (Founding, "on_claim", "self._begin_anew()", "pass")),
+        _mutant("of two founders both go on", (Founding.on_claim, "self._begin_anew()", "pass")),
         "metadata/founders_that_ask_at_once",
     ),
     (
         _mutant(
             "a cluster is founded beside a living one",
-            (Founding, "on_claim", "self.taken_by = self.taken_by or claim", "pass"),
+            (Founding.on_claim, "self.taken_by = self.taken_by or claim", "pass"),
         ),
         "metadata/nobody_founds_beside_a_living_cluster",
     ),

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import inspect
+import sys
 import textwrap
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -14,8 +15,8 @@ from typing import Any
 class Edit:
     """Another text in place of one in a function's source."""
 
-    owner: Any
-    name: str
+    target: Any
+    """A function, a method or a property."""
     before: str
     after: str
 
@@ -29,25 +30,43 @@ class Mutant:
 
     @contextmanager
     def applied(self) -> Iterator[None]:
-        targets = {(id(edit.owner), edit.name): (edit.owner, edit.name) for edit in self.edits}
-        before = [(owner, name, inspect.getattr_static(owner, name)) for owner, name in targets.values()]
+        patched: list[tuple[Any, str, Any]] = []
         try:
-            for owner, name, found in before:
-                setattr(owner, name, self._changed(owner, name, found))
+            for target in dict.fromkeys(edit.target for edit in self.edits):
+                changed = self._changed(target)
+                for owner, name in _places(target):
+                    patched.append((owner, name, inspect.getattr_static(owner, name)))
+                    setattr(owner, name, changed)
             yield
         finally:
-            for owner, name, found in before:
+            for owner, name, found in patched:
                 setattr(owner, name, found)
 
-    def _changed(self, owner: Any, name: str, found: Any) -> Any:
-        is_property = isinstance(found, property)
-        function = found.fget if is_property else found
+    def _changed(self, target: Any) -> Any:
+        function = _function(target)
         source = textwrap.dedent(inspect.getsource(function))
         for edit in self.edits:
-            if edit.owner is owner and edit.name == name:
+            if edit.target is target:
                 if edit.before not in source:
-                    raise LookupError(f"{name} has no {edit.before!r} any more: bring mutant {self.name!r} up to date")
+                    raise LookupError(
+                        f"{function.__name__} has no {edit.before!r} any more: bring mutant {self.name!r} up to date"
+                    )
                 source = source.replace(edit.before, edit.after, 1)
         made: dict[str, Any] = {}
-        exec(compile(source, f"<mutant of {name}>", "exec"), vars(inspect.getmodule(function)), made)
-        return made[name]
+        exec(compile(source, f"<mutant of {function.__name__}>", "exec"), vars(inspect.getmodule(function)), made)
+        return made[function.__name__]
+
+
+def _function(target: Any) -> Any:
+    return target.fget if isinstance(target, property) else target
+
+
+def _places(target: Any) -> list[tuple[Any, str]]:
+    """(owner, name) of a target: its class, or all modules that define or import it."""
+    *classes, name = _function(target).__qualname__.split(".")
+    if not classes:
+        return [(module, name) for module in [*sys.modules.values()] if vars(module).get(name) is target]
+    owner: Any = inspect.getmodule(_function(target))
+    for each in classes:
+        owner = getattr(owner, each)
+    return [(owner, name)]

@@ -2,19 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-
 from tests.simulation.disk import AMPLE, damageable_files, is_nothing_torn, vouched_places
-from tests.simulation.scenarios.running import CONTROL, LONG, ScenarioRun, Until
+from tests.simulation.scenarios.running import CONTROL, LONG, ScenarioRun, Steps, Until
 
 
-def power_at_takeover(run: ScenarioRun) -> Iterator[float | Until]:
+def power_at_takeover(run: ScenarioRun) -> Steps:
     """Power goes at a new leader just as its LeaderEpoch has begun, its tail written and not synced."""
     rng = run.rng
-    yield Until(lambda: run.leader and len(run.isr) == 3)
-    old = run.leader
-    assert old is not None
-    others = [name for name in run.replicas if name != old]
+    old = yield from run.in_sync()
+    others = run.others(old)
     for name in others:
         process = run.broker(name).process
         if process is not None:
@@ -32,13 +28,13 @@ def power_at_takeover(run: ScenarioRun) -> Iterator[float | Until]:
     run.start(old)
 
 
-def sync_fails_then_power(run: ScenarioRun) -> Iterator[float | Until]:
+def sync_fails_then_power(run: ScenarioRun) -> Steps:
     """An fsync fails, which drops the bytes that it should have written; then power goes."""
     rng = run.rng
-    yield Until(lambda: run.leader and len(run.isr) == 3)
+    yield from run.in_sync()
     replicas = run.replicas
     name = rng.choice(replicas)
-    other = rng.choice([other for other in replicas if other not in (name, run.leader)])
+    other = rng.choice(run.others(name, run.leader))
     broker = run.broker(name)
     if not run.cluster.may_lose_disk(broker):
         return
@@ -64,10 +60,10 @@ def sync_fails_then_power(run: ScenarioRun) -> Iterator[float | Until]:
             run.start(other)
 
 
-def damage(run: ScenarioRun) -> Iterator[float | Until]:
+def damage(run: ScenarioRun) -> Steps:
     """A disk returns other bytes than were written."""
     rng = run.rng
-    yield Until(lambda: run.leader and len(run.isr) == 3)
+    yield from run.in_sync()
     replicas, key = run.replicas, run.key
     victim = rng.choice(replicas)
     broker = run.broker(victim)
@@ -89,11 +85,11 @@ def damage(run: ScenarioRun) -> Iterator[float | Until]:
         run.start(name)
 
 
-def full_disks(run: ScenarioRun) -> Iterator[float | Until]:
+def full_disks(run: ScenarioRun) -> Steps:
     """One disk after the other runs full in the middle of a flood, then all at once; each is killed, or loses power,
     full or just freed, and then its disk must hold all that it wrote."""
     rng = run.rng
-    yield Until(lambda: run.leader and len(run.isr) == 3)
+    yield from run.in_sync()
     replicas = run.replicas
 
     def fill(*names: str) -> None:
@@ -130,10 +126,10 @@ def full_disks(run: ScenarioRun) -> Iterator[float | Until]:
     yield Until(lambda: len(run.isr) == 3, 8.0)
 
 
-def silent_damage(run: ScenarioRun) -> Iterator[float | Until]:
+def silent_damage(run: ScenarioRun) -> Steps:
     """Bits flip in the logs of a broker that runs, in places that may not be read; then its replicas are relied on."""
     rng = run.rng
-    yield Until(lambda: run.leader and len(run.isr) == 3)
+    yield from run.in_sync()
     run.flood(2.0)
     yield 1.5 + rng.random()
     victim = rng.choice(run.replicas)
@@ -158,13 +154,11 @@ def silent_damage(run: ScenarioRun) -> Iterator[float | Until]:
         run.start(leader)
 
 
-def hung_leader(run: ScenarioRun) -> Iterator[float | Until]:
+def hung_leader(run: ScenarioRun) -> Steps:
     """The disk of a leader hangs, while its loop and its connections work. Another one leads, and commits, before the
     old one would be dropped for its lag, and long before the disk answers."""
     rng = run.rng
-    yield Until(lambda: run.leader and len(run.isr) == 3)
-    old = run.leader
-    assert old is not None
+    old = yield from run.in_sync()
     world, limit = run.cluster.world, run.broker(old).replica_settings.replica_max_lag_time
     answer = run.hang(old)
     run.flood(0.3)

@@ -2,20 +2,18 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-
 from dataplane.broker.leader_driver import LeaderDriver
-from tests.simulation.scenarios.running import CONTROL, LONG, ScenarioRun, Until
+from tests.simulation.scenarios.running import CONTROL, LONG, ScenarioRun, Steps, Until
 
 
-def see_saw(run: ScenarioRun) -> Iterator[float | Until]:
+def see_saw(run: ScenarioRun) -> Steps:
     """KIP-279. Two replicas lead in turn, neither ever following the other: each ends with epochs that the other does
     not know."""
     rng = run.rng
     yield Until(lambda: run.leader)
     a = run.leader
     assert a is not None
-    b, c = rng.sample([name for name in run.replicas if name != a], 2)
+    b, c = rng.sample(run.others(a), 2)
     run.kill(c)
     yield Until(lambda: c not in run.isr)
     run.kill(b)
@@ -37,14 +35,12 @@ def see_saw(run: ScenarioRun) -> Iterator[float | Until]:
     run.start(c)
 
 
-def stale_follower(run: ScenarioRun) -> Iterator[float | Until]:
+def stale_follower(run: ScenarioRun) -> Steps:
     """KIP-320. A follower holds records that the new leader lacks. Its fetch of the old LeaderEpoch was sent before the
     election, and arrives when the new leader's log is as long as its own."""
     rng, raft = run.rng, run.cluster.raft
-    yield Until(lambda: run.leader and len(run.isr) == 3)
-    old = run.leader
-    assert old is not None
-    behind, ahead = sorted((name for name in run.replicas if name != old), key=run.election_rank)
+    old = yield from run.in_sync()
+    behind, ahead = sorted(run.others(old), key=run.election_rank)
     # The Raft leader applies first: it may be neither the one that dies nor the one that applies late.
     yield Until(lambda: raft.elect(run.broker(behind).raft_address))
     yield Until(lambda: raft.truth.controller == behind)
@@ -62,14 +58,12 @@ def stale_follower(run: ScenarioRun) -> Iterator[float | Until]:
     run.start(old)
 
 
-def rolled_back_producer(run: ScenarioRun) -> Iterator[float | Until]:
+def rolled_back_producer(run: ScenarioRun) -> Steps:
     """A leader that cannot reach its followers appends, is deposed, follows, truncates, and leads again: the batches
     of its producers are not in its log any more."""
     rng = run.rng
-    yield Until(lambda: run.leader and len(run.isr) == 3)
-    old = run.leader
-    assert old is not None
-    others = [name for name in run.replicas if name != old]
+    old = yield from run.in_sync()
+    others = run.others(old)
     mend = run.cut(old, which=CONTROL)
     run.flood(0.3)
     yield Until(lambda: run.end(old) > 1 + max(run.end(name) for name in others), 1.0)
@@ -91,7 +85,7 @@ def rolled_back_producer(run: ScenarioRun) -> Iterator[float | Until]:
         run.start(name)
 
 
-def long_zombie(run: ScenarioRun) -> Iterator[float | Until]:
+def long_zombie(run: ScenarioRun) -> Steps:
     """A leader that Raft does not reach, and NATS does, beyond its lease."""
     rng = run.rng
     yield Until(lambda: run.leader)
@@ -114,14 +108,12 @@ def long_zombie(run: ScenarioRun) -> Iterator[float | Until]:
     raft.rejoin(address)
 
 
-def stale_drain(run: ScenarioRun) -> Iterator[float | Until]:
+def stale_drain(run: ScenarioRun) -> Steps:
     """A leader stands still with publishes in its socket, and behind them a request to hand over. Another is elected.
     The woken one has an uncommitted tail, hears late of its successor, and reads records that the successor stores."""
     rng, raft = run.rng, run.cluster.raft
-    yield Until(lambda: run.leader and len(run.isr) == 3)
-    old = run.leader
-    assert old is not None
-    target = rng.choice([name for name in run.replicas if name != old])
+    old = yield from run.in_sync()
+    target = rng.choice(run.others(old))
     run.slow_applies(old, 4000.0)
     resume = run.pause(old)
     run.flood(5.0)
@@ -134,10 +126,10 @@ def stale_drain(run: ScenarioRun) -> Iterator[float | Until]:
     yield 1.0 + rng.random()
 
 
-def slow_news(run: ScenarioRun) -> Iterator[float | Until]:
+def slow_news(run: ScenarioRun) -> Steps:
     """Leaders change while followers know only an old HW, and readers ask for the end."""
     rng = run.rng
-    yield Until(lambda: run.leader and len(run.isr) == 3)
+    yield from run.in_sync()
     for _ in range(3):
         leader = run.leader
         if leader is None:
@@ -151,10 +143,10 @@ def slow_news(run: ScenarioRun) -> Iterator[float | Until]:
         yield Until(lambda: len(run.isr) == 3)
 
 
-def witnesses(run: ScenarioRun) -> Iterator[float | Until]:
+def witnesses(run: ScenarioRun) -> Steps:
     """A leader that lives and answers the controller, but not its followers."""
     rng = run.rng
-    yield Until(lambda: run.leader and len(run.isr) == 3)
+    yield from run.in_sync()
     for _ in range(2):
         leader = run.leader
         if leader is None:

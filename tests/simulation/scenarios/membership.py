@@ -2,16 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-
-from tests.simulation.scenarios.running import ScenarioRun, Until, adds
+from tests.simulation.scenarios.running import ScenarioRun, Steps, Until, adds
 
 
-def outsider(run: ScenarioRun) -> Iterator[float | Until]:
+def outsider(run: ScenarioRun) -> Steps:
     """Only a replica that is not in sync is left."""
     rng = run.rng
     yield Until(lambda: len(run.isr) == 3)
-    out = rng.choice([name for name in run.replicas if name != run.leader])
+    out = rng.choice(run.others(run.leader))
     mend = run.cut(out)
     yield Until(lambda: out not in run.isr, 6.0)
     run.flood(0.5)
@@ -24,14 +22,12 @@ def outsider(run: ScenarioRun) -> Iterator[float | Until]:
         run.start(name)
 
 
-def last_standing(run: ScenarioRun) -> Iterator[float | Until]:
+def last_standing(run: ScenarioRun) -> Steps:
     """The last member of the ISR loses its disk: a replica that left the ISR below min ISR holds all committed
     records."""
     rng = run.rng
-    yield Until(lambda: run.leader and len(run.isr) == 3)
-    last = run.leader
-    assert last is not None
-    others = [name for name in run.replicas if name != last]
+    last = yield from run.in_sync()
+    others = run.others(last)
     for name in others:
         run.kill(name)
     yield Until(lambda: run.isr == (last,))
@@ -45,11 +41,11 @@ def last_standing(run: ScenarioRun) -> Iterator[float | Until]:
         yield rng.random() * 0.3
 
 
-def late_expansion(run: ScenarioRun) -> Iterator[float | Until]:
+def late_expansion(run: ScenarioRun) -> Steps:
     """KIP-903. The expansion of the ISR is applied after the replica that it names has lost its disk."""
     rng = run.rng
-    yield Until(lambda: run.leader and len(run.isr) == 3)
-    other = rng.choice([name for name in run.replicas if name != run.leader])
+    yield from run.in_sync()
+    other = rng.choice(run.others(run.leader))
     run.kill(other)
     yield Until(lambda: other not in run.isr)
     run.flood(0.3)
@@ -76,13 +72,11 @@ def late_expansion(run: ScenarioRun) -> Iterator[float | Until]:
             run.start(leader)
 
 
-def unheard_expansion(run: ScenarioRun) -> Iterator[float | Until]:
+def unheard_expansion(run: ScenarioRun) -> Steps:
     """The ISR has grown and its leader does not know: the new member counts already."""
     rng = run.rng
-    yield Until(lambda: run.leader and len(run.isr) == 3)
-    leader = run.leader
-    assert leader is not None
-    other = rng.choice([name for name in run.replicas if name != leader])
+    leader = yield from run.in_sync()
+    other = rng.choice(run.others(leader))
     run.kill(other)
     yield Until(lambda: other not in run.isr)
     release = run.hold_commands(adds(other))
@@ -106,7 +100,7 @@ def unheard_expansion(run: ScenarioRun) -> Iterator[float | Until]:
         mend()
 
 
-def two_controllers(run: ScenarioRun) -> Iterator[float | Until]:
+def two_controllers(run: ScenarioRun) -> Steps:
     """A command of a deposed controller is committed in the controller epoch of its successor."""
     rng, raft = run.rng, run.cluster.raft
     yield Until(lambda: run.leader and raft.truth.controller)
@@ -123,13 +117,13 @@ def two_controllers(run: ScenarioRun) -> Iterator[float | Until]:
     run.start(victim)
 
 
-def recreated_unheard(run: ScenarioRun) -> Iterator[float | Until]:
+def recreated_unheard(run: ScenarioRun) -> Steps:
     """A stream is deleted and made again under its name, and one replica does not hear of it: it goes on fetching,
     under the same subjects and in the same LeaderEpoch."""
     rng = run.rng
-    yield Until(lambda: run.leader and len(run.isr) == 3)
+    yield from run.in_sync()
     yield Until(lambda: run.leader is not None and run.end(run.leader) >= 1)
-    unheard = rng.choice([name for name in run.replicas if name != run.leader])
+    unheard = rng.choice(run.others(run.leader))
     run.slow_applies(unheard, 3000.0)
     before = run.key
     if not run.cluster.recreate():
@@ -139,21 +133,21 @@ def recreated_unheard(run: ScenarioRun) -> Iterator[float | Until]:
     yield 1.5
 
 
-def nats_restarts(run: ScenarioRun) -> Iterator[float | Until]:
+def nats_restarts(run: ScenarioRun) -> Steps:
     """All brokers are silent for longer than the limit, and none is declared dead."""
     rng = run.rng
-    yield Until(lambda: run.leader and len(run.isr) == 3)
+    yield from run.in_sync()
     for _ in range(2):
         broker = next(iter(run.cluster.brokers.values()))
         run.cluster.nats.restart(broker.metadata_settings.broker_silence_timeout_s * 1.5)
         yield 1.0 + rng.random() * 3
 
 
-def nats_restarts_and_the_controller_too(run: ScenarioRun) -> Iterator[float | Until]:
+def nats_restarts_and_the_controller_too(run: ScenarioRun) -> Steps:
     """The controller begins anew with a NATS server that has just been started: the others come back to that server
     later than it asks for them, and none is declared dead."""
     rng, raft = run.rng, run.cluster.raft
-    yield Until(lambda: run.leader and len(run.isr) == 3)
+    yield from run.in_sync()
     for _ in range(2):
         controller = raft.truth.controller
         if controller is None:

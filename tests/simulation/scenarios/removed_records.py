@@ -2,17 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-
-from tests.simulation.scenarios.running import ScenarioRun, Until
+from tests.simulation.scenarios.running import ScenarioRun, Steps, Until
 
 
-def below_the_log_start(run: ScenarioRun) -> Iterator[float | Until]:
+def below_the_log_start(run: ScenarioRun) -> Steps:
     """A follower is away while retention removes the records that it lacks. It begins at the leader's log start, and
     then it leads: its log holds no record of earlier producers."""
     rng = run.rng
-    yield Until(lambda: run.leader and len(run.isr) == 3)
-    away = rng.choice([name for name in run.replicas if name != run.leader])
+    yield from run.in_sync()
+    away = rng.choice(run.others(run.leader))
     end = run.end(away)
     run.kill(away)
     yield Until(lambda: away not in run.isr)
@@ -36,14 +34,12 @@ def below_the_log_start(run: ScenarioRun) -> Iterator[float | Until]:
         run.start(name)
 
 
-def copy_under_two_leaders(run: ScenarioRun) -> Iterator[float | Until]:
+def copy_under_two_leaders(run: ScenarioRun) -> Steps:
     """A follower was away while tombstones were compacted away, and begins anew as a copy of its leader's log. In the
     middle of that another leads that still holds the deleted records; it compacts when the copy has some of it."""
     rng = run.rng
-    yield Until(lambda: run.leader and len(run.isr) == 3)
-    first = run.leader
-    assert first is not None
-    second, away = rng.sample([name for name in run.replicas if name != first], 2)
+    first = yield from run.in_sync()
+    second, away = rng.sample(run.others(first), 2)
     release = run.hold_compaction(second)
     run.flood(0.5)
     yield 0.3

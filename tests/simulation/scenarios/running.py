@@ -6,7 +6,7 @@ is mended when the calm begins, at any step of the scenario.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Generator
 from random import Random
 from typing import TYPE_CHECKING, Any, NamedTuple, TypeAlias
 
@@ -33,7 +33,8 @@ class Until(NamedTuple):
     """Seconds; when they are over the scenario is given up."""
 
 
-Scenario: TypeAlias = "Callable[[ScenarioRun], Iterator[float | Until]]"
+Steps: TypeAlias = Generator[float | Until, None, None]
+Scenario: TypeAlias = "Callable[[ScenarioRun], Steps]"
 
 
 class ScenarioRun:
@@ -51,7 +52,7 @@ class ScenarioRun:
         self._on_end = on_end
         self._go_on(scenario(self))
 
-    def _go_on(self, steps: Iterator[float | Until]) -> None:
+    def _go_on(self, steps: Steps) -> None:
         world = self.cluster.world
         if self.cluster.is_calm:
             return
@@ -69,7 +70,7 @@ class ScenarioRun:
         self.cluster.world.say("the scenario is given up")
         self._on_end(False)
 
-    def _wait(self, steps: Iterator[float | Until], condition: Callable[[], object], deadline: float) -> None:
+    def _wait(self, steps: Steps, condition: Callable[[], object], deadline: float) -> None:
         world = self.cluster.world
         if condition():
             self._go_on(steps)
@@ -100,6 +101,16 @@ class ScenarioRun:
     @property
     def leader(self) -> str | None:
         return self.partition.leader if self.partition is not None else None
+
+    def in_sync(self) -> Generator[Until, None, str]:
+        """A step: wait for an ISR of three. Returns its leader."""
+        yield Until(lambda: self.leader and len(self.isr) == 3)
+        leader = self.leader
+        assert leader is not None
+        return leader
+
+    def others(self, *names: str | None) -> list[str]:
+        return [name for name in self.replicas if name not in names]
 
     def broker(self, name: str) -> SimBroker:
         return self.cluster.brokers[name]
