@@ -224,11 +224,7 @@ async def test_a_publisher_that_outruns_the_broker_leaves_a_gap_that_is_told(tmp
         EmbeddedNatsServer(store_dir=tmp_path / "nats", max_payload=MIB, max_pending=4 * MIB) as nats,
         lone_broker(tmp_path, nats) as process,
     ):
-
-        async def ready() -> bool:
-            return (tmp_path / "b1" / "ready").exists()
-
-        await until(ready, "a broker that serves")
+        await until((tmp_path / "b1" / "ready").exists, "a broker that serves")
         async with await tidelog.connect(nats.url, api_timeout=LIMIT) as client:
             await client.create_stream("s", replication_factor=1)
             async with client.producer("s") as producer:

@@ -123,10 +123,8 @@ async def test_a_damaged_raft_journal_is_set_aside_and_synchronised_anew(cluster
         cluster.start_broker("b2")
         kept = journal.parent / "damaged" / "1-journal"
 
-        async def is_set_aside() -> bool:
-            return kept.exists() and journal.exists()
-
-        await until(is_set_aside, "the damaged file to be set aside")  # it is in sync until its death is noticed
+        # It counts as in sync until its death is noticed.
+        await until(lambda: kept.exists() and journal.exists(), "the damaged file to be set aside")
         assert kept.read_bytes() == content
         await wait_in_sync(cluster.nats_url, STREAM)
         await read_all(client)
@@ -156,10 +154,10 @@ async def test_the_last_copy_is_read_around_the_damage_until_an_operator_accepts
         cluster.start_broker(leader)
         arguments = ("partition", "elect-unclean", STREAM, "0", leader)
 
-        async def knows() -> bool:
-            return f"records from offset {offset} to {RECORDS - 1}" in command(cluster, *arguments)[2]
-
-        await until(knows, "what is given up")
+        await until(
+            lambda: f"records from offset {offset} to {RECORDS - 1}" in command(cluster, *arguments)[2],
+            "what is given up",
+        )
         seen: list[int] = []
         with pytest.raises(tidelog.TidelogError, match="is damaged here"):
             await read_into(seen, client)

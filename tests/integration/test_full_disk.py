@@ -91,10 +91,9 @@ async def test_when_all_are_full_reads_go_on_and_publishes_resume_with_room(tmp_
                 await until(no_space, "NO_SPACE, still")
                 disks.make_room(*disks.brokers)
 
-                async def resumed() -> bool:
-                    return len(ledger.acked) > len(acknowledged) + 100
-
-                await until(resumed, "acknowledgements after there was room again")
+                await until(
+                    lambda: len(ledger.acked) > len(acknowledged) + 100, "acknowledgements after there was room again"
+                )
             ledger.sent.add(b"one:0:")
             stored = {r.value async for r in client.consume("s", start="earliest", stop="latest")}
             assert set(ledger.acked) <= stored
@@ -117,16 +116,13 @@ async def test_disks_that_others_fill_to_the_last_byte(tmp_path: Path) -> None:
                 await until_led_by_another(client, "s", leader)
                 before = len(ledger.acked)
 
-                async def goes_on() -> bool:
-                    return len(ledger.acked) > before + 100
-
-                await until(goes_on, "acknowledgements without the full broker")
+                await until(lambda: len(ledger.acked) > before + 100, "acknowledgements without the full broker")
                 for broker in disks.brokers:
                     disks.fill_up(broker)
                 await asyncio.sleep(4.0)
                 before = len(ledger.acked)
                 disks.make_room(*disks.brokers)
-                await until(goes_on, "acknowledgements after there was room again")
+                await until(lambda: len(ledger.acked) > before + 100, "acknowledgements after there was room again")
             findings = await check(url, ledger, disks.processes.data_dirs, timeout=LIMIT)
             assert findings.ok, findings
         disks.check_all_are_alive()

@@ -112,10 +112,7 @@ async def test_while_the_disk_of_a_leader_hangs_another_one_acknowledges(
                 await asyncio.sleep(0.5)  # records synced before are acknowledged
                 before = len(ledger.acked)
 
-                async def goes_on() -> bool:
-                    return len(ledger.acked) > before + 50
-
-                await until(goes_on, "acknowledgements while the disk hangs")
+                await until(lambda: len(ledger.acked) > before + 50, "acknowledgements while the disk hangs")
                 took = time.monotonic() - began
                 print(f"\n{kind}: acknowledged again {took:.2f} s after the disk began to hang")
                 assert took < 2 * LAG

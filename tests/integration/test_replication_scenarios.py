@@ -305,10 +305,7 @@ async def test_a_leader_that_sleeps_through_its_failover_wakes_up_and_harms_noth
         async def go_on() -> None:
             wanted = len(ledger.acked) + 300
 
-            async def enough() -> bool:
-                return len(ledger.acked) >= wanted
-
-            await until(enough, "acknowledged records")
+            await until(lambda: len(ledger.acked) >= wanted, "acknowledged records")
 
         await go_on()
         old = await cluster.leader("asleep", isr=3)
@@ -348,10 +345,10 @@ async def test_a_stream_that_was_deleted_while_a_broker_was_down_is_gone_after_i
     assert b"old" in cluster.on_disk("again", down)
     cluster.start(down)
 
-    async def removed() -> bool:
-        return not cluster.folders("gone", down) and not cluster.folders("again", down)
-
-    await until(removed, "the end of the folders of what was deleted")
+    await until(
+        lambda: not cluster.folders("gone", down) and not cluster.folders("again", down),
+        "the end of the folders of what was deleted",
+    )
     await cluster.heal()
     assert [stream["name"] for stream in await cluster.client.streams()] == ["again"]
     await cluster.assert_identical("again")
