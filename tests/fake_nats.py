@@ -13,7 +13,16 @@ import asyncio
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any, NamedTuple
 
-from wire.transport import NO_RESPONDERS, Buffer, BulkHandler, Message, MessageHandler, Subscription, too_large
+from wire.transport import (
+    NO_RESPONDERS,
+    Buffer,
+    BulkHandler,
+    Message,
+    MessageHandler,
+    Subscription,
+    UniformRun,
+    too_large,
+)
 
 MAX_REPLY = 4000
 """Bytes of the longest subject to which the same refusal goes as to others."""
@@ -208,22 +217,14 @@ class BulkSink:
     def payloads(self) -> list[bytes]:
         return [delivery.payload for delivery in self.deliveries]
 
-    def on_uniform(
-        self,
-        block: memoryview,
-        count: int,
-        payload_at: int,
-        payload_size: int,
-        stride: int,
-        reply: tuple[int, int] | None,
-    ) -> None:
-        assert len(block) == count * stride
+    def on_uniform(self, run: UniformRun) -> None:
+        assert len(run.block) == run.count * run.stride
         self.is_open = True
-        self.uniform += count
-        for start in range(0, count * stride, stride):
-            message = bytes(block[start : start + stride])
-            text = None if reply is None else message[reply[0] : sum(reply)]
-            self._take(Delivery(message[payload_at : payload_at + payload_size], text, None))
+        self.uniform += run.count
+        for number, payload in enumerate(run.payloads()):
+            message = run.block[number * run.stride :]
+            text = None if run.reply is None else bytes(message[run.reply[0] : sum(run.reply)])
+            self._take(Delivery(payload, text, None))
 
     def on_messages(self, payloads: list[bytes], replies: list[bytes | None], headers: list[bytes | None]) -> None:
         assert payloads, "an empty list is no delivery"

@@ -27,7 +27,7 @@ from wire.errors import CorruptData
 from wire.tidelog_pb2 import Ack, Message
 
 if TYPE_CHECKING:
-    from wire.transport import Buffer
+    from wire.transport import Buffer, UniformRun
 
 MAGIC: Final = b"\xb9\x0e\x43\xb4"
 VERSION: Final = 0
@@ -49,11 +49,11 @@ def is_envelope(payload: Buffer) -> bool:
     return payload[: len(MAGIC)] == MAGIC
 
 
-def any_envelope(block: memoryview, count: int, payload_at: int, payload_size: int, stride: int) -> bool:
-    """`is_envelope` of `count` payloads of equal size that lie `stride` bytes apart, without Python work for each."""
-    if payload_size < len(MAGIC):
+def any_envelope(run: UniformRun) -> bool:
+    """Whether `is_envelope` of any payload, without Python work for each."""
+    if run.payload_size < len(MAGIC):
         return False
-    first_words = np.ndarray((count,), _LITTLE_U32, block, payload_at, (stride,))
+    first_words = np.ndarray((run.count,), _LITTLE_U32, run.block, run.payload_at, (run.stride,))
     return bool((first_words == _MAGIC_WORD).any())
 
 

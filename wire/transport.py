@@ -8,7 +8,8 @@ on).
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
 from typing import NamedTuple, Protocol, TypeAlias
 
 from wire.error_details import MAX_PAYLOAD, SIZE
@@ -34,6 +35,26 @@ class Message(NamedTuple):
 MessageHandler: TypeAlias = Callable[[Message], None]
 
 
+@dataclass(slots=True)
+class UniformRun:
+    """Messages of equal length, one behind the other."""
+
+    block: memoryview
+    count: int
+    stride: int
+    """Bytes from one message to the next."""
+    payload_at: int
+    """Place of the payload in each message."""
+    payload_size: int
+    """May be 0."""
+    reply: tuple[int, int] | None
+    """(place, length) of the reply subject in each message."""
+
+    def payloads(self) -> Iterator[bytes]:
+        for start in range(self.payload_at, self.count * self.stride, self.stride):
+            yield bytes(self.block[start : start + self.payload_size])
+
+
 class BulkHandler(Protocol):
     """Receives whole runs of messages, for subjects where a Python object per message costs too much.
 
@@ -41,17 +62,7 @@ class BulkHandler(Protocol):
     except the `bytes` objects of `on_messages`.
     """
 
-    def on_uniform(
-        self,
-        block: memoryview,
-        count: int,
-        payload_at: int,
-        payload_size: int,
-        stride: int,
-        reply: tuple[int, int] | None,
-    ) -> None:
-        """`count` messages of equal length lie `stride` bytes apart in `block`, the payload of each at `payload_at`
-        (`payload_size` bytes, may be 0), its reply subject, when there is one, at `reply` = (offset, length)."""
+    def on_uniform(self, run: UniformRun) -> None: ...
 
     def on_messages(self, payloads: list[bytes], replies: list[bytes | None], headers: list[bytes | None]) -> None:
         """Messages in order of arrival; the three lists have equal length; `headers` are raw NATS header blocks
@@ -69,17 +80,9 @@ class GuardedBulk(BulkHandler):
         self._handler = handler
         self._on_error = on_error
 
-    def on_uniform(
-        self,
-        block: memoryview,
-        count: int,
-        payload_at: int,
-        payload_size: int,
-        stride: int,
-        reply: tuple[int, int] | None,
-    ) -> None:
+    def on_uniform(self, run: UniformRun) -> None:
         try:
-            self._handler.on_uniform(block, count, payload_at, payload_size, stride, reply)
+            self._handler.on_uniform(run)
         except Exception as error:  # noqa: BLE001 - `on_error` decides
             self._on_error(error)
 

@@ -22,7 +22,7 @@ from wire.envelope import MAGIC, any_envelope, decode_publish, is_envelope
 from wire.errors import CorruptData, TidelogError
 from wire.record_limit import RecordLimit
 from wire.tidelog_pb2 import AckPolicy, Message
-from wire.transport import BulkHandler
+from wire.transport import BulkHandler, UniformRun
 from wire.types import Acks
 
 _log = logging.getLogger(__name__)
@@ -75,25 +75,19 @@ class Ingest(BulkHandler):
         self._with_replies = with_replies
 
     # ------------------------------------------------------------------ BulkHandler
-    def on_uniform(
-        self,
-        block: memoryview,
-        count: int,
-        payload_at: int,
-        payload_size: int,
-        stride: int,
-        reply: tuple[int, int] | None,
-    ) -> None:
-        if any_envelope(block, count, payload_at, payload_size, stride):
-            self._one_by_one(block, count, payload_at, payload_size, stride, reply)
+    def on_uniform(self, run: UniformRun) -> None:
+        if any_envelope(run):
+            for payload, answer_to in zip(run.payloads(), _replies_of(run), strict=True):
+                self._one(payload, answer_to, None)
             return
+        count, stride, payload_size, reply = run.count, run.stride, run.payload_size, run.reply
         acknowledged = reply is not None and self._with_replies
         if payload_size > self._max_record:
-            self._drop(self._cut(block, count, stride, reply), self._too_large(payload_size), count)
+            self._drop(_replies_of(run), self._too_large(payload_size), count)
             return
         error = self._refuse(acknowledged)
         if error is not None:
-            self._drop(self._cut(block, count, stride, reply), error, count)
+            self._drop(_replies_of(run), error, count)
             return
         each = payload_size + _PER_RECORD
         done = 0
@@ -103,10 +97,10 @@ class Ingest(BulkHandler):
                 self._seal()
                 continue
             take = min(count - done, max(room, 1))
-            part = block[done * stride : (done + take) * stride]
+            part = run.block[done * stride : (done + take) * stride]
             if reply is not None and acknowledged:
                 self._replies.append((self._builder.count, reply_column(part, take, *reply, stride)))
-            self._builder.add_uniform(part, take, payload_at, payload_size, stride)
+            self._builder.add_uniform(part, take, run.payload_at, payload_size, stride)
             self._estimate += take * each
             done += take
 
@@ -236,20 +230,6 @@ class Ingest(BulkHandler):
         if self._builder.count and self._estimate + size > self._max_batch:
             self._seal()
 
-    def _one_by_one(
-        self,
-        block: memoryview,
-        count: int,
-        payload_at: int,
-        payload_size: int,
-        stride: int,
-        reply: tuple[int, int] | None,
-    ) -> None:
-        replies = self._cut(block, count, stride, reply)
-        for i in range(count):
-            start = i * stride + payload_at
-            self._one(bytes(block[start : start + payload_size]), replies[i], None)
-
     # ------------------------------------------------------------------ refusals
     def _drop(self, replies: list[bytes | None], error: TidelogError, count: int) -> None:
         self._on_refused(replies, error, count)
@@ -257,11 +237,11 @@ class Ingest(BulkHandler):
     def _too_large(self, size: int) -> TidelogError:
         return self._record_limit.too_large("a record", size)
 
-    @staticmethod
-    def _cut(block: memoryview, count: int, stride: int, reply: tuple[int, int] | None) -> list[bytes | None]:
-        if reply is None:
-            return [None] * count
-        return each_reply(reply_column(block, count, *reply, stride))
+
+def _replies_of(run: UniformRun) -> list[bytes | None]:
+    if run.reply is None:
+        return [None] * run.count
+    return each_reply(reply_column(run.block, run.count, *run.reply, run.stride))
 
 
 _POLICIES = {AckPolicy.LEADER: Acks.LEADER, AckPolicy.ALL: Acks.ALL, AckPolicy.NONE: Acks.NONE}

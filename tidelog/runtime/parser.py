@@ -42,7 +42,7 @@ from typing import TypeAlias
 import numpy as np
 import numpy.typing as npt
 
-from wire.transport import BulkHandler
+from wire.transport import BulkHandler, UniformRun
 
 DirectHandler: TypeAlias = Callable[[bytes, bytes | None, bytes | None, bytes], None]
 """(subject, reply, header block, payload) of one message."""
@@ -268,7 +268,8 @@ class ChunkParser:
             ):
                 count = self._equal_run(position, fit, line, stride)
                 if count > 1:
-                    self._hand_over_run(known.sink, position, count, length, size, stride, None)
+                    block = view[position : position + count * stride]
+                    self._hand_over_run(known.sink, UniformRun(block, count, stride, length, size, None))
                     position += count * stride
                     self._start = position
                     continue
@@ -361,7 +362,8 @@ class ChunkParser:
             count = self._reply_run(position, line, message.start(3), message.end(3), stride)
             if count > 1:
                 span = (message.start(3), message.end(3) - message.start(3))
-                self._hand_over_run(sink, position, count, length, total, stride, span)
+                block = self._view[position : position + count * stride]
+                self._hand_over_run(sink, UniformRun(block, count, stride, length, total, span))
                 return count * stride
         if sink is not None:
             if reply is None:
@@ -476,24 +478,13 @@ class ChunkParser:
             self._touched[id(sink)] = sink.handler
             sink.handler.on_messages(payloads, replies, headers)
 
-    def _hand_over_run(
-        self,
-        sink: _Collected,
-        position: int,
-        count: int,
-        payload_at: int,
-        size: int,
-        stride: int,
-        reply: tuple[int, int] | None,
-    ) -> None:
+    def _hand_over_run(self, sink: _Collected, run: UniformRun) -> None:
         self._hand_over_to(sink)
         self._touched[id(sink)] = sink.handler
-        self.counters.messages += count
-        self.counters.uniform_messages += count
+        self.counters.messages += run.count
+        self.counters.uniform_messages += run.count
         self.counters.runs += 1
-        sink.handler.on_uniform(
-            self._view[position : position + count * stride], count, payload_at, size, stride, reply
-        )
+        sink.handler.on_uniform(run)
 
 
 def _word_places(start: int, end: int, width: int) -> list[int]:

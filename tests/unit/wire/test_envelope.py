@@ -18,6 +18,7 @@ from wire.envelope import (
 )
 from wire.errors import CorruptData
 from wire.tidelog_pb2 import ALL, Ack, Message
+from wire.transport import UniformRun
 
 MESSAGE = Message(key=b"k", value=b"v", headers={"h": b"1"}, ackInbox="inbox", correlationId="c", ackPolicy=ALL)
 
@@ -105,9 +106,9 @@ def test_plain_payloads_are_none(payload: bytes) -> None:
 @given(st.lists(st.sampled_from([MAGIC + b"xx", b"xx" + MAGIC, b"plain!"]), min_size=1), st.integers(0, 3))
 def test_an_envelope_among_equal_sizes_is_found(payloads: list[bytes], gap: int) -> None:
     block = memoryview(b"MSG " + b"".join(payload + b"." * gap for payload in payloads))
-    found = any_envelope(block, len(payloads), 4, 6, 6 + gap)
+    found = any_envelope(UniformRun(block, len(payloads), 6 + gap, 4, 6, None))
     assert found == any(map(is_envelope, payloads))
 
 
 def test_payloads_shorter_than_the_magic_are_no_envelopes() -> None:
-    assert not any_envelope(memoryview(MAGIC * 3), 4, 0, 3, 3)
+    assert not any_envelope(UniformRun(memoryview(MAGIC * 3), 4, 3, 0, 3, None))

@@ -11,6 +11,7 @@ from wire.envelope import MAGIC, encode_publish
 from wire.errors import Code, TidelogError
 from wire.record_limit import RecordLimit
 from wire.tidelog_pb2 import AckPolicy, Message
+from wire.transport import UniformRun
 from wire.types import LeaderEpoch, Offset
 
 LIMIT = 1000
@@ -63,7 +64,8 @@ class Partition:
         assert all(len(line) == stride for line in lines)
         at = stride - 2 - len(payloads[0])
         reply = (8, len(replies[0])) if replies else None
-        self.ingest.on_uniform(memoryview(b"".join(lines)), len(lines), at, len(payloads[0]), stride, reply)
+        block = memoryview(b"".join(lines))
+        self.ingest.on_uniform(UniformRun(block, len(lines), stride, at, len(payloads[0]), reply))
 
     @property
     def values(self) -> list[bytes | None]:
@@ -85,7 +87,7 @@ def test_records_of_a_run_stay_when_its_buffer_is_read_into_again() -> None:
         lines = b"".join(b"MSG s 1 %b.%02d 1\r\n%b\r\n" % (name, i, name) for i in range(20))
         buffer = bytearray(lines)
         stride = len(lines) // 20
-        partition.ingest.on_uniform(memoryview(buffer), 20, stride - 3, 1, stride, (8, 4))
+        partition.ingest.on_uniform(UniformRun(memoryview(buffer), 20, stride, stride - 3, 1, (8, 4)))
         buffer[:] = bytes(len(buffer))
     partition.seal()
     assert partition.values == [b"a"] * 20 + [b"b"] * 20
