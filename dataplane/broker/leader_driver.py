@@ -62,7 +62,7 @@ async def begin_leader_epoch(context: BrokerContext, view: PartitionView, partit
 
 
 @dataclass(frozen=True, slots=True)
-class _Mover:
+class Mover:
     """The request that this leader drains for."""
 
     move: LeaderMove
@@ -188,9 +188,9 @@ class LeaderDriver(ReadableRole):
                 )
             )
             return
-        self.carefully(lambda: self._begin_drain(_Mover(move, answer), timeout))
+        self.carefully(lambda: self._begin_drain(Mover(move, answer), timeout))
 
-    def _begin_drain(self, mover: _Mover, timeout: float) -> None:
+    def _begin_drain(self, mover: Mover, timeout: float) -> None:
         self._appending.seal()  # the records of the open batch were accepted
         target = mover.move.target
         _log.info(
@@ -290,7 +290,7 @@ class LeaderDriver(ReadableRole):
                     )  # fmt: skip
                     self.context.metadata.alter_isr(change)
                 case CompleteDrain(token, error):
-                    assert isinstance(token, _Mover)
+                    assert isinstance(token, Mover)
                     _log.info("partition %s: %s", self.view.key, error or f"{token.move.target} holds all of the log")
                     token.answer(error)
                 case SendCheckpoint():

@@ -36,7 +36,7 @@ MAX_COLD_READS = 64
 
 
 @dataclass(frozen=True, slots=True)
-class _Reader:
+class Reader:
     """A consumer that waits for its answer."""
 
     inbox: str
@@ -103,7 +103,7 @@ class ReadableRole(Role):
         """Serve it now or later."""
 
     def _fetch_from(self, request: FetchRequest, offset: Offset, inbox: str, *, looked_up: bool) -> None:
-        reader = _Reader(inbox, looked_up)
+        reader = Reader(inbox, looked_up)
         if request.max_bytes == 0:
             self._answer_reader(reader, offset, self.high_watermark, [])
             return
@@ -120,12 +120,12 @@ class ReadableRole(Role):
 
     # ------------------------------------------------------------------ answers
     def _refuse_reader(self, effect: RefuseConsumer) -> None:
-        assert isinstance(effect.token, _Reader)
+        assert isinstance(effect.token, Reader)
         self.answers.error(effect.token.inbox, effect.error)
 
     def _serve(self, effect: ServeConsumer) -> None:
         reader = effect.token
-        assert isinstance(reader, _Reader)
+        assert isinstance(reader, Reader)
         if effect.max_bytes == 0:
             self._answer_reader(reader, effect.offset, effect.high_watermark, [])
             return
@@ -144,7 +144,7 @@ class ReadableRole(Role):
             cold = self._serve_cold(reader, effect.offset, limit, effect.high_watermark)
             self._read_for_consumer(reader.inbox, cold)
 
-    async def _serve_cold(self, reader: _Reader, offset: Offset, limit: int, high_watermark: Offset) -> None:
+    async def _serve_cold(self, reader: Reader, offset: Offset, limit: int, high_watermark: Offset) -> None:
         try:
             parts = await self.context.loop.run_in_executor(
                 self.context.readers, self._read_plain, offset, limit, high_watermark
@@ -155,7 +155,7 @@ class ReadableRole(Role):
         if not self.ended:
             self._answer_reader(reader, offset, high_watermark, parts)
 
-    def _answer_reader(self, reader: _Reader, offset: Offset, high_watermark: Offset, parts: list[Buffer]) -> None:
+    def _answer_reader(self, reader: Reader, offset: Offset, high_watermark: Offset, parts: list[Buffer]) -> None:
         headers = {LOG_START_HEADER: str(self.log.log_start_offset)}
         if reader.looked_up:
             headers[OFFSET_HEADER] = str(offset)

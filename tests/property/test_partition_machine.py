@@ -1,7 +1,7 @@
 """Under any fault of network, disks and processes, committed records stay, in one order, on every replica.
 
-A leader and its followers, made of the production state machines and the production ClusterState, under a network that
-drops, repeats and reorders, metadata that arrive late, brokers that are killed, lose power, are declared dead while
+A leader and its followers, the production replicas and the production ClusterState, under a network that drops, repeats
+and reorders, metadata that arrive late, brokers that are killed, lose power, are declared dead while
 they live, and come back in a new life. In the end everything heals, and then all replicas must be the same.
 
 Not covered: a replica that loses records that it reported (its disk, or the page cache of an `accepted` stream), and
@@ -13,6 +13,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable
 from collections.abc import Set as AbstractSet
+from copy import copy
 
 import pytest
 from hypothesis import HealthCheck, Phase, settings
@@ -26,14 +27,14 @@ from hypothesis.stateful import (
 )
 
 from dataplane.replica.settings import ReplicaSettings
-from tests.protocol.memory_log import RECORD_BYTES
-from tests.protocol.partition import META, NATS, Broker, Message, PartitionWorld
+from tests.protocol.replica_set import META, NATS, Broker, Message, ReplicaSet, batch_of
 from tests.simulation.mutants import MUTANTS
 from wire.types import LeaderEpoch, Offset
 
 BROKERS = ("a", "b", "c")
 MOST_ON_THEIR_WAY = 60
 HEALING_S = 60.0
+BATCH_BYTES = batch_of("\u4e00", 1).size
 
 names = st.sampled_from(BROKERS)
 picks = st.integers(min_value=0, max_value=MOST_ON_THEIR_WAY)
@@ -54,7 +55,7 @@ class PartitionMachine(RuleBasedStateMachine):
         self.written = 0
         self.committed: dict[Offset, tuple[LeaderEpoch, str]] = {}
         self.leaders: dict[LeaderEpoch, str] = {}
-        self.high_watermarks: dict[int, Offset] = {}
+        self.high_watermarks: dict[object, Offset] = {}
         """By role."""
 
     @initialize(
@@ -65,27 +66,27 @@ class PartitionMachine(RuleBasedStateMachine):
     )
     def begin(self, durable: bool, min_isr: int, push: bool, batches_in_an_answer: int) -> None:
         self.durable = durable
-        self.world = PartitionWorld(
+        self.world = ReplicaSet(
             config={"durability": "durable" if durable else "accepted", "min_isr": str(min_isr)},
-            settings=ReplicaSettings(push_to_waiters=push, fetch_max_bytes=batches_in_an_answer * RECORD_BYTES),
+            settings=ReplicaSettings(push_to_waiters=push, fetch_max_bytes=batches_in_an_answer * BATCH_BYTES),
         )
-        self.world.watch(self._watch)
-        self.world.spread()
+        self.world.after_event = self._watch
+        self.world.begin()
         self._settle()
 
     # ---- invariants --------------------------------------------------------------------------------------------
 
     def _watch(self, broker: Broker) -> None:
-        """A leader has done something."""
         leader = broker.leading
-        assert leader is not None
+        if leader is None:
+            return
         assert self.leaders.setdefault(leader.leader_epoch, broker.name) == broker.name, (
             f"two leaders in LeaderEpoch {leader.leader_epoch}"
         )
-        before = self.high_watermarks.get(broker.role_number, Offset(0))
+        before = self.high_watermarks.get(broker.role, Offset(0))
         assert leader.high_watermark >= before, f"the HW of {broker.name} went back from {before}"
-        self.high_watermarks[broker.role_number] = leader.high_watermark
-        for offset, epoch, value in broker.log.records():
+        self.high_watermarks[broker.role] = leader.high_watermark
+        for offset, epoch, value in broker.records():
             if offset >= leader.high_watermark:
                 break
             if offset in self.committed:
@@ -95,15 +96,16 @@ class PartitionMachine(RuleBasedStateMachine):
             self.committed[offset] = (epoch, value)
 
     def _holds(self, broker: Broker, offset: Offset, epoch: LeaderEpoch, value: str) -> bool:
-        end = broker.log.durable_end if self.durable else broker.log.end
+        end = broker.log.durable_end if self.durable else broker.log.log_end_offset
         return offset < end and self._record(broker, offset) == (epoch, value)
 
     @staticmethod
     def _record(broker: Broker, offset: Offset) -> tuple[LeaderEpoch, str] | None:
-        for batch in broker.log.batches:
-            if batch.base <= offset < batch.end:
-                return batch.epoch, batch.values[offset - batch.base]
-        return None
+        return next(((epoch, value) for at, epoch, value in broker.records() if at == offset), None)
+
+    @invariant()
+    def no_process_met_a_bug(self) -> None:
+        assert self.world.world.failure is None, self.world.world.failure
 
     @invariant()
     def members_hold_what_is_committed(self) -> None:
@@ -116,15 +118,15 @@ class PartitionMachine(RuleBasedStateMachine):
     @invariant()
     def high_watermarks_tell_the_truth(self) -> None:
         for broker in self.world.brokers.values():
-            end = broker.role.high_watermark if broker.role is not None else broker.high_watermark
-            assert end <= broker.log.end
-            for offset, epoch, value in broker.log.records():
+            end = broker.high_watermark
+            assert end <= broker.log.log_end_offset
+            for offset, epoch, value in broker.records():
                 if offset < end:
                     assert self.committed.get(offset) == (epoch, value), f"{broker.name} holds another record {offset}"
 
     @invariant()
     def logs_that_agree_in_a_record_agree_up_to_it(self) -> None:
-        logs = [list(broker.log.records()) for broker in self.world.brokers.values()]
+        logs = [list(broker.records()) for broker in self.world.brokers.values()]
         for one, log in enumerate(logs):
             for other in logs[one + 1 :]:
                 same = [mine[:2] == theirs[:2] for mine, theirs in zip(log, other, strict=False)]
@@ -136,15 +138,11 @@ class PartitionMachine(RuleBasedStateMachine):
     def _matching(self, which: Callable[[Message], bool]) -> list[Message]:
         return [message for message in self.world.network if which(message)]
 
-    def _arrive(self, message: Message) -> None:
-        self.world.network.remove(message)
-        self.world.receive(message)
-
     def _settle(self, most: int = 200) -> None:
         for _ in range(most):
             if not self.world.network:
                 return
-            self._arrive(self.world.network[0])
+            self.world.receive(self.world.network[0])
 
     @rule(pick=picks, size=st.integers(1, 2), times=st.integers(1, 3))
     def publish(self, pick: int, size: int, times: int) -> None:
@@ -161,26 +159,26 @@ class PartitionMachine(RuleBasedStateMachine):
             return
         message = found[pick % len(found)]
         if what == "deliver":
-            self._arrive(message)
+            self.world.receive(message)
         elif what == "drop":
             self.world.network.remove(message)
         elif len(found) < MOST_ON_THEIR_WAY:
-            self.world.network.append(message)
+            self.world.network.append(copy(message))
 
     @rule(name=names)
     def disk(self, name: str) -> None:
         for message in self._matching(lambda message: message.source == message.target == name):
-            self._arrive(message)
+            self.world.receive(message)
 
     @rule(name=names, most=st.integers(1, 3))
     def learn(self, name: str, most: int) -> None:
         for message in self._matching(lambda message: message.source == META and message.target == name)[:most]:
-            self._arrive(message)
+            self.world.receive(message)
 
     @rule()
     def decide(self) -> None:
         for message in self._matching(lambda message: message.target == META):
-            self._arrive(message)
+            self.world.receive(message)
 
     @rule()
     def settle(self) -> None:
@@ -205,7 +203,7 @@ class PartitionMachine(RuleBasedStateMachine):
             found = next(filter(arrives, self.world.network), None)
             if found is None:
                 return
-            self._arrive(found)
+            self.world.receive(found)
 
     @rule(name=names, buried=st.booleans(), publishes=st.booleans(), learners=learning)
     def cut_off(self, name: str, buried: bool, publishes: bool, learners: AbstractSet[str]) -> None:
@@ -218,7 +216,7 @@ class PartitionMachine(RuleBasedStateMachine):
             self.publish(pick=0, size=1, times=2)
         for _ in range(0 if buried else 8):
             self._settle_among(others, decides=True, learners=learners)
-            self.world.now += 0.8
+            self.world.pass_to(self.world.now + 0.8)
             for other in sorted(others):
                 self.world.tick(other)
         self._settle_among(others, decides=True, learners=learners)
@@ -243,15 +241,15 @@ class PartitionMachine(RuleBasedStateMachine):
 
     @rule(seconds=st.sampled_from([0.02, 0.3, 2.5]), who=st.sets(names, min_size=1))
     def time_passes(self, seconds: float, who: set[str]) -> None:
-        self.world.now += seconds
+        self.world.pass_to(self.world.now + seconds)
         for name in sorted(who):
             self.world.tick(name)
 
     @rule(name=names)
     def checkpoint(self, name: str) -> None:
         broker = self.world.brokers[name]
-        if broker.role is not None:
-            broker.checkpoint = min(broker.role.high_watermark, broker.log.durable_end)
+        if broker.running:
+            broker.life.replica.checkpoint(broker.high_watermark)
 
     @rule(name=names, power=st.booleans())
     def kill(self, name: str, power: bool) -> None:
@@ -287,31 +285,37 @@ class PartitionMachine(RuleBasedStateMachine):
     def teardown(self) -> None:
         if not hasattr(self, "world"):
             return
+        try:
+            self._heal()
+        finally:
+            self.world.close()
+
+    def _heal(self) -> None:
         for name in BROKERS:
             if not self._is_well(name):
                 self.world.register(name)
         end = self.world.now + HEALING_S
         while self.world.now < end and not self._healed():
             self._settle()
-            due = self.world.next_deadline()
-            self.world.now = max(self.world.now + 0.001, due if due < math.inf else 0.0)
+            due = self.world.next_timer()
+            self.world.pass_to(max(self.world.now + 0.001, due if due < math.inf else 0.0))
             for name in BROKERS:
                 self.world.tick(name)
             self.members_hold_what_is_committed()
             self.high_watermarks_tell_the_truth()
             self.logs_that_agree_in_a_record_agree_up_to_it()
-        assert self._healed(), f"after {HEALING_S} s: {[list(b.log.records()) for b in self.world.brokers.values()]}"
+        assert self._healed(), f"after {HEALING_S} s: {[list(b.records()) for b in self.world.brokers.values()]}"
 
     def _healed(self) -> bool:
         partition = self.world.cluster.partition()
-        logs = [list(broker.log.records()) for broker in self.world.brokers.values()]
+        logs = [list(broker.records()) for broker in self.world.brokers.values()]
         leading = [leader for _, leader in self.world.leaders()]
         return (
             partition.isr == partition.replicas
             and len(leading) == 1
             and all(log == logs[0] for log in logs)
             and all(
-                broker.role is not None and broker.role.high_watermark == broker.log.end
+                broker.role is not None and broker.role.high_watermark == broker.log.log_end_offset
                 for broker in self.world.brokers.values()
             )
         )

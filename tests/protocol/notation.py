@@ -8,8 +8,15 @@ leader-epoch cache.
 
 from __future__ import annotations
 
+from collections.abc import Callable, Sequence
 from typing import assert_never
 
+from dataplane.broker import checkpoints
+from dataplane.broker.acks import AppendReply, BareReplies, each_reply
+from dataplane.broker.follower_driver import FollowerDriver
+from dataplane.broker.leader_driver import LeaderDriver, Mover
+from dataplane.broker.reading import Reader
+from dataplane.log.partition_log import PartitionLog
 from dataplane.replica.effects import (
     AppendReplicated,
     CompleteDrain,
@@ -31,35 +38,33 @@ from dataplane.replica.effects import (
     Truncate,
     VerifyOwnCopy,
 )
+from dataplane.replica.epochs import EpochEntry
 from dataplane.replica.follower import Follower
 from dataplane.replica.follower_states import (
-    CheckpointAnswer,
     Fetching,
     Idle,
     Installing,
     Leaderless,
-    OffsetAnswer,
     Reconciling,
     Syncing,
     Truncating,
 )
 from dataplane.replica.isr import CommittedIsr, PendingExpandIsr, PendingShrinkIsr
 from dataplane.replica.leader import Leader
-from dataplane.replica.requests import CheckpointFetch, FollowerFetch
-from tests.protocol.memory_log import Batch, MemoryLog, entries_shown
-from tests.protocol.partition import (
-    Answer,
-    Broker,
-    CutDone,
-    Message,
-    NoResponders,
-    Notification,
-    OffsetRequest,
-    Synced,
-    Told,
+from tests.protocol.replica_set import CLIENT, HOLE, Asked, Broker, DiskCall, Message, Told, records_of
+from wire.batch import iter_batches, verify_body
+from wire.errors import CorruptData, TidelogError
+from wire.replication import HEADER_SIZE, decode_header, sync_wanted
+from wire.tidelog_pb2 import (
+    CheckpointRequest,
+    LeaderEpochOffsetRequest,
+    LeaderEpochOffsetResponse,
+    PartitionNotification,
+    ReplicationRequest,
 )
-from wire.errors import TidelogError
-from wire.types import BrokerId, IsrChange, LeaderReport, Offset, PartitionView
+from wire.transport import NO_RESPONDERS
+from wire.transport import Message as NatsMessage
+from wire.types import BrokerId, IsrChange, LeaderReport, Offset, PartitionView, Withdrawal
 
 
 def error_shown(error: TidelogError) -> str:
@@ -67,18 +72,42 @@ def error_shown(error: TidelogError) -> str:
     return f"{error.code.name} {details}".rstrip()
 
 
-def inbox_shown(inbox: str) -> str:
-    if inbox.startswith("checkpoint#"):
-        _, replica, number, _ = inbox.split("#")
-        return f"{replica} .checkpoint#{number}"
-    return "#".join(inbox.split("#")[:2]) or "(nobody)"
+def asked_shown(asked: Asked | None) -> str:
+    if asked is None:
+        return "(nobody)"
+    return (
+        f"{asked.replica}#{asked.number}"
+        if asked.kind == "replicate"
+        else f"{asked.replica} .{asked.kind}#{asked.number}"
+    )
+
+
+def token_shown(token: object) -> str:
+    match token:
+        case str():
+            return token
+        case AppendReply(inbox=inbox, response=response):
+            duplicate = f" (a duplicate of what is at {response.base_offset})" if response.duplicate else ""
+            return inbox.removeprefix(CLIENT) + duplicate
+        case Reader(inbox=inbox):
+            return inbox.removeprefix(CLIENT)
+        case BareReplies(runs=runs):
+            replies = [reply.decode() for _, run in runs for reply in each_reply(run) if reply is not None]
+            return " ".join(reply.removeprefix(CLIENT) for reply in replies)
+        case Mover(move=move):
+            return f"move to {move.target}"
+        case _:
+            raise TypeError(f"unknown token {token!r}")
 
 
 def members_shown(change: IsrChange) -> str:
     return " ".join(f"{member.broker}/{member.incarnation}" for member in change.new_isr)
 
 
-def effect_shown(effect: Told) -> str:
+def effect_shown(effect: Told, asked_on: Callable[[str], Asked | None]) -> str:
+    def inbox_shown(inbox: str) -> str:
+        return asked_shown(asked_on(inbox))
+
     match effect:
         case str():
             return effect
@@ -92,13 +121,19 @@ def effect_shown(effect: Told) -> str:
         case ProposeIsr(change):
             return f"propose ISR {members_shown(change)} at p{change.expected_epoch} ({change.reason})"
         case CompleteProduce(token, error):
-            return f"ack {token}" if error is None else f"end {token} {error_shown(error)}"
+            return f"ack {token_shown(token)}" if error is None else f"end {token_shown(token)} {error_shown(error)}"
         case CompleteDrain(token, error):
-            return f"drained {token}" if error is None else f"end drain {token} {error_shown(error)}"
+            return (
+                f"drained {token_shown(token)}"
+                if error is None
+                else f"end drain {token_shown(token)} {error_shown(error)}"
+            )
         case ServeConsumer(token, offset, max_bytes, high_watermark):
-            return f"serve {token} " + (f"[{offset},{high_watermark})" if max_bytes else f"empty HW={high_watermark}")
+            return f"serve {token_shown(token)} " + (
+                f"[{offset},{high_watermark})" if max_bytes else f"empty HW={high_watermark}"
+            )
         case RefuseConsumer(token, error):
-            return f"refuse {token} {error_shown(error)}"
+            return f"refuse {token_shown(token)} {error_shown(error)}"
         case VerifyOwnCopy(offset, reason):
             return f"verify own copy at {offset} ({reason})"
         case SendFetch(sequence, offset, durable_end, progress_only, refused_batch, no_space, disk_hangs):
@@ -136,55 +171,82 @@ def _sync_shown(sync_to: Offset) -> str:
     return f" sync-to={sync_to}" if sync_to else ""
 
 
-def batches_shown(batches: tuple[Batch, ...]) -> str:
-    return f"[{batches[0].base},{batches[-1].end})" if batches else "empty"
-
-
-def message_shown(message: Message) -> str:
+def message_shown(message: Message, outcome: str = "") -> str:
+    """`outcome`: of a disk call that was made."""
     body = message.body
     match body:
-        case FollowerFetch():
-            durable = "" if body.durable_end is None else f" durable={body.durable_end}"
-            kind = "progress" if body.progress_only else "fetch"
-            room = (" without room" if body.no_space else "") + (" disk hangs" if body.disk_hangs else "")
-            if body.deleted_end > body.offset:
-                room += f" deleted={body.deleted_end}"
-            text = f"{kind} #{body.sequence} e{body.leader_epoch} offset={body.offset}{durable}{room}"
-        case Answer(answer, batches, damaged):
-            what = error_shown(answer.error) if answer.error else "damaged" if damaged else batches_shown(batches)
-            told = f"HW={answer.high_watermark}{_sync_shown(answer.sync_to)}"
-            text = f"answer #{answer.sequence} e{answer.leader_epoch} {told} {what}"
-        case OffsetRequest(_, asked, current, number, _):
-            text = f".offset#{number} e{current} asks for e{asked}"
-        case OffsetAnswer():
-            what = error_shown(body.error) if body.error else f"e{body.epoch} ends at {body.end}"
-            text = f".offset#{body.number} e{body.leader_epoch} {what}"
-        case CheckpointFetch():
-            what = f"the state at {'the log start' if body.offset is None else body.offset}, from byte {body.position}"
-            text = f".checkpoint#{body.inbox.split('#')[2]} e{body.leader_epoch} {what}"
-        case CheckpointAnswer():
-            end = body.position + len(body.piece)
-            what = f"the state at {body.offset}, bytes [{body.position},{end}) of {body.size}"
-            what = error_shown(body.error) if body.error else what
-            text = f".checkpoint#{body.number} e{body.leader_epoch} {what}"
-        case Notification(leader_epoch):
-            text = f"notification e{leader_epoch}"
-        case NoResponders():
-            text = "503"
-        case Synced(end, _):
-            text = f"synced to {end}"
-        case CutDone():
-            text = "cut done"
+        case NatsMessage():
+            text = _nats_shown(body, message.asked)
+        case DiskCall(label, _):
+            text = outcome or label
         case IsrChange():
             text = f"ISR {members_shown(body)} at p{body.expected_epoch}"
         case LeaderReport():
             text = f"report of {body.leader} e{body.leader_epoch} p{body.epoch}"
+        case Withdrawal():
+            text = f"withdrawal at p{body.expected_epoch}: {body.reason}"
         case PartitionView():
             text = f"view {view_shown(body)}"
         case _:
             assert_never(body)
-    link = message.target if message.source == message.target else message.link
-    return f"{link} {text}"
+    return f"{message.link} {text}"
+
+
+def _nats_shown(message: NatsMessage, asked: Asked | None) -> str:
+    data = message.data
+    if message.status == NO_RESPONDERS:
+        return "503"
+    if ".notify." in message.subject:
+        return f"notification e{PartitionNotification.FromString(data).leader_epoch}"
+    if message.subject.endswith(".replicate"):
+        return _fetch_shown(ReplicationRequest.FromString(data))
+    assert asked is not None
+    if message.subject.endswith(".offset"):
+        looks = LeaderEpochOffsetRequest.FromString(data)
+        return f".offset#{asked.number} e{looks.current_leader_epoch} asks for e{looks.leaderEpoch}"
+    if message.subject.endswith(".checkpoint"):
+        wants = CheckpointRequest.FromString(data)
+        where = wants.offset if wants.HasField("offset") else "the log start"
+        return f".checkpoint#{asked.number} e{wants.leader_epoch} the state at {where}, from byte {wants.position}"
+    return _answer_shown(message, asked)
+
+
+def _fetch_shown(fetch: ReplicationRequest) -> str:
+    durable = f" durable={fetch.durable_offset}" if fetch.HasField("durable_offset") else ""
+    kind = "progress" if fetch.progress_only else "fetch"
+    room = (" without room" if fetch.no_space else "") + (" disk hangs" if fetch.disk_hangs else "")
+    if fetch.deleted_end > fetch.offset:
+        room += f" deleted={fetch.deleted_end}"
+    return f"{kind} #{fetch.sequence} e{fetch.leaderEpoch} offset={fetch.offset}{durable}{room}"
+
+
+def _answer_shown(message: NatsMessage, asked: Asked) -> str:
+    error = TidelogError.from_headers(message.headers)
+    if asked.kind == "offset":
+        found = LeaderEpochOffsetResponse.FromString(message.data)
+        epoch = found.current_leader_epoch if error is None else error.details.get("leader_epoch", "-")
+        what = error_shown(error) if error else f"e{found.leader_epoch} ends at {found.endOffset}"
+        return f".offset#{asked.number} e{epoch} {what}"
+    if asked.kind == "checkpoint":
+        answer = checkpoints.decode_answer(asked.number, message)
+        end = answer.position + len(answer.piece)
+        what = f"the state at {answer.offset}, bytes [{answer.position},{end}) of {answer.size}"
+        what = error_shown(error) if error else what
+        return f".checkpoint#{asked.number} e{answer.leader_epoch} {what}"
+    epoch, high_watermark = decode_header(message.data)
+    what = error_shown(error) if error else _batches_shown(message.data[HEADER_SIZE:])
+    return f"answer #{asked.number} e{epoch} HW={high_watermark}{_sync_shown(sync_wanted(message.headers))} {what}"
+
+
+def _batches_shown(data: bytes) -> str:
+    found = []
+    try:
+        for at, header in iter_batches(data):
+            verify_body(data, at, header)
+            found.append(header)
+    except CorruptData:
+        return "damaged"
+    return f"[{found[0].base_offset},{found[-1].end_offset})" if found else "empty"
 
 
 def brokers_shown(brokers: tuple[BrokerId, ...]) -> str:
@@ -196,14 +258,19 @@ def view_shown(view: PartitionView) -> str:
     return f"p{view.epoch} e{view.leader_epoch} leader {view.leader or '-'} ISR {brokers_shown(view.isr)}{eligible}"
 
 
-def log_shown(log: MemoryLog) -> str:
+def entries_shown(entries: Sequence[EpochEntry]) -> str:
+    return " ".join(f"{entry.epoch}@{entry.start}" for entry in entries)
+
+
+def log_shown(log: PartitionLog) -> str:
     runs: list[list[str]] = []
-    for batch in log.batches:
-        if runs and runs[-1][0] == str(batch.epoch):
-            runs[-1][1] += batch.values
-        else:
-            runs.append([str(batch.epoch), batch.values])
-    start = f"({log.start}..) " if log.start else ""
+    end = log.log_start_offset
+    for offset, epoch, value in records_of(log):
+        if not runs or runs[-1][0] != str(epoch):
+            runs.append([str(epoch), ""])
+        runs[-1][1] += HOLE * (offset - end) + value
+        end = Offset(offset + 1)
+    start = f"({log.log_start_offset}..) " if log.log_start_offset else ""
     return start + (" ".join(":".join(run) for run in runs) or "empty")
 
 
@@ -211,26 +278,24 @@ def broker_shown(broker: Broker) -> str:
     role = broker.role
     log = broker.log
     epochs = entries_shown(log.epochs.entries)
-    ends = f"log {log_shown(log)} | LEO {log.end}"
+    ends = f"log {log_shown(log)} | LEO {log.log_end_offset}"
     point = log.compaction_point
     if point.deleted_end:
         ends += f" (tombstones gone below {point.deletions_end}, what they delete below {point.deleted_end})"
-    if log.durable_end != log.end:
+    if log.durable_end != log.log_end_offset:
         ends += f" synced {log.durable_end}"
+    isr = ""
     match role:
         case None:
             kind = "no role" if broker.running else "down"
             return f"{broker.name}  {kind} | {ends} | epochs {epochs}"
-        case Leader():
-            kind = f"leads e{role.leader_epoch}"
-            high_watermark = role.high_watermark
-        case Follower():
-            kind = f"{state_shown(role)} e{role.leader_epoch}"
-            high_watermark = role.high_watermark
+        case LeaderDriver(core=core):
+            kind, isr = "leads", f" | ISR {isr_shown(core)}"
+        case FollowerDriver(core=core):
+            kind = state_shown(core)
         case _:
             assert_never(role)
-    shown = f"{broker.name}  {kind} | {ends} HW {high_watermark} | epochs {epochs}"
-    return shown + (f" | ISR {isr_shown(role)}" if isinstance(role, Leader) else "")
+    return f"{broker.name}  {kind} e{role.leader_epoch} | {ends} HW {role.high_watermark} | epochs {epochs}{isr}"
 
 
 def state_shown(follower: Follower) -> str:

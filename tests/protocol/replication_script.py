@@ -2,11 +2,13 @@
 
     stream a b c [min_isr=2] [durability=accepted] [push=false] [KEY=SECONDS]   replicas, the leader first
            [max_producers=2] [producer_expiration=SECONDS]
+           [segment_bytes=512]    `retain` removes whole segments; 1: a segment for each batch, 512: for four
     log a 1:ab 3:c [start=10] [hw=2]       before `begin`: what lies on a's disk
     epoch 5                                before `begin`: LeaderEpoch of the first view
     begin                                  the view goes to everybody
     publish a xyz [acks=all|leader|none] [durability=LEVEL] [as=TOKEN] [timeout=S] [lease=no]
-              [producer=ID/EPOCH/SEQUENCE] [bare]      bare: it names no LeaderEpoch
+              [producer=ID/EPOCH/SEQUENCE]      an append request
+    publish a xyz bare [as=TOKEN] [lease=no]    a plain NATS message for each character
     deliver                                everything on its way, and what comes of it, until all is quiet
     deliver a>b …                          what is on these links now
     step                                   everything that is on its way now, not what comes of it
@@ -27,8 +29,8 @@
     disconnect b | reconnect b             its NATS connection
     full b | room b                        its disk has no room for records | has some again
     hangs b | answers b                    it knows that its disk hangs (see `hold`) | answers again
-    checkpoint b                           its HW is written down
-    retain a OFFSET [pieces=BYTES]         a's records below it go; so large are the pieces of derived state from now on
+    retain a OFFSET [pieces=BYTES]         a's records below it go; pieces of derived state are no
+                                           larger from now on
     compact a END [tombstones]             a pass up to there: of each letter the last record stays, a capital is the
                                            tombstone of its letter; with `tombstones`, those of the pass before go
     consume a offset=N [wait=S] [last=EPOCH] [as=TOKEN] | latest a
@@ -42,19 +44,22 @@ alone as a link is its disk.
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from copy import copy
 from dataclasses import fields, replace
+from types import TracebackType
+from typing import Self
 
-from dataplane.replica.consumers import ConsumerFetch
-from dataplane.replica.producers import DEFAULT_LIMITS, Duplicate, Rejected
-from dataplane.replica.refusals import told_without_epoch
-from dataplane.replica.requests import FollowerFetch
+from dataplane.replica.producers import DEFAULT_LIMITS
 from dataplane.replica.settings import ReplicaSettings
 from tests.datadriven import Command, ScriptError
-from tests.protocol.memory_log import Batch
-from tests.protocol.notation import broker_shown, effect_shown, error_shown, message_shown, view_shown
-from tests.protocol.partition import META, Answer, Message, PartitionWorld, Told
-from wire.errors import Code, TidelogError
-from wire.types import BrokerId, Incarnation, LeaderEpoch, Offset, PartitionEpoch
+from tests.protocol.notation import broker_shown, effect_shown, message_shown, view_shown
+from tests.protocol.replica_set import META, Message, ReplicaSet, Told
+from tests.simulation.world import TIMER_LATENESS
+from wire.replication import HEADER_SIZE
+from wire.tidelog_pb2 import FetchRequest, ReplicationRequest
+from wire.transport import Message as NatsMessage
+from wire.transport import answer_too_large, too_large
+from wire.types import PartitionEpoch
 
 MOST_DELIVERIES = 500
 """In one command; a transcript that needs more goes round in circles."""
@@ -62,15 +67,13 @@ MOST_DELIVERIES = 500
 
 class ReplicationScript:
     def __init__(self) -> None:
-        self._world: PartitionWorld | None = None
+        self._world: ReplicaSet | None = None
         self._lines: list[str] = []
-        self._held: set[str] = set()
         self._commands: dict[str, Callable[[Command], None]] = {
             "stream": self._stream,
             "log": self._log,
             "epoch": self._epoch,
             "begin": self._begin,
-            "announce": self._announce,
             "publish": self._publish,
             "deliver": self._deliver,
             "step": self._step,
@@ -100,7 +103,6 @@ class ReplicationScript:
             "hangs": self._hangs,
             "answers": self._answers,
             "room": self._room,
-            "checkpoint": self._checkpoint,
             "retain": self._retain,
             "compact": self._compact,
             "consume": self._consume,
@@ -109,33 +111,49 @@ class ReplicationScript:
             "state": self._state,
         }
 
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, _: type[BaseException] | None, __: BaseException | None, ___: TracebackType | None) -> None:
+        if self._world is not None:
+            self._world.close()
+
     def __call__(self, command: Command) -> Sequence[str]:
         self._lines = []
         carry_out = self._commands.get(command.name)
         if carry_out is None:
             raise ScriptError(f"unknown command; known: {', '.join(self._commands)}")
         carry_out(command)
+        if self.world.world.failure is not None:
+            raise self.world.world.failure
         for broker in self.world.brokers.values():
-            broker.producers.validate()
             if broker.role is not None:
-                broker.role.validate()
+                broker.role.log.producers.validate()
+                broker.role.core.validate()
         return self._lines
 
     @property
-    def world(self) -> PartitionWorld:
+    def world(self) -> ReplicaSet:
         if self._world is None:
             raise ScriptError("the first command is `stream`")
         return self._world
 
     def _say(self, broker: str, told: Told) -> None:
-        self._lines.append(f"  {broker}: {effect_shown(told)}")
+        self._lines.append(f"  {broker}: {effect_shown(told, self.world.asked_on)}")
+
+    def _arrived(self, message: Message, outcome: str) -> None:
+        self._lines.append(message_shown(message, outcome))
+
+    def _check_leads(self, name: str) -> None:
+        if self.world.brokers[name].leading is None:
+            raise ScriptError(f"{name} does not lead")
 
     # ---- setting the stage -----------------------------------------------------------------------------------------
 
     def _stream(self, command: Command) -> None:
         times = {field.name for field in fields(ReplicaSettings)}
         config = {key: value for key, value in command.options.items() if key in ("min_isr", "durability")}
-        producers = DEFAULT_LIMITS
+        producers, segment_bytes = DEFAULT_LIMITS, 1 << 20
         settings: dict[str, float | bool] = {"empty_answer_delay": 0.0}  # each answer in its place, but where asked
         for key, value in command.options.items():
             if key in times:
@@ -146,68 +164,59 @@ class ReplicationScript:
                 producers = replace(producers, max_producers=int(value))
             elif key == "producer_expiration":
                 producers = replace(producers, expiration_ms=round(float(value) * 1000))
+            elif key == "segment_bytes":
+                segment_bytes = int(value)
             elif key not in config:
                 raise ScriptError(f"unknown setting {key}")
         replicas = " ".join(command.words)
-        self._world = PartitionWorld(
+        self.__exit__(None, None, None)
+        self._world = ReplicaSet(
             " ".join(sorted(command.words)),
             replicas=replicas,
             config=config,
             settings=ReplicaSettings(**settings),  # type: ignore[arg-type]
             producers=producers,
+            segment_bytes=segment_bytes,
             told=self._say,
+            arrived=self._arrived,
         )
 
     def _log(self, command: Command) -> None:
         command.check_options("start", "hw")
-        broker = self.world.brokers[command.words[0]]
-        runs = [(int(epoch), values) for epoch, values in (word.split(":") for word in command.words[1:])]
-        start = command.options.get("start", "0")
-        broker.log.preset(runs, int(start))
-        broker.high_watermark = Offset(int(command.options.get("hw", start)))
-
-    def _announce(self, command: Command) -> None:
-        name = command.words[0]
-        leader = self.world.brokers[name].leading
-        if leader is None:
-            raise ScriptError(f"{name} does not lead")
-        self.world.lead_effects(name, leader.announce())
+        name, *words = command.words
+        runs = [(int(epoch), values) for epoch, values in (word.split(":") for word in words)]
+        start = int(command.options.get("start", "0"))
+        self.world.write_log(name, runs, start, int(command.options.get("hw", start)))
 
     def _epoch(self, command: Command) -> None:
         self.world.set_leader_epoch(int(command.words[0]))
 
     def _begin(self, command: Command) -> None:
-        self.world.spread()
-        while self._next(lambda message: message.source == META and self._link(message) not in self._held):
-            pass
+        """A leader that has begun says so; here a follower hears that before it has a role."""
+        world = self.world
+        world.begin()
+        while self._next(lambda m: m.source == META and m.link not in world.held):
+            while self._next(lambda m: m.is_notification and m.link not in world.held):
+                pass
 
     # ---- messages --------------------------------------------------------------------------------------------------
-
-    @staticmethod
-    def _link(message: Message) -> str:
-        return message.target if message.source == message.target else message.link
-
-    def _arrive(self, message: Message) -> None:
-        self.world.network.remove(message)
-        self._lines.append(message_shown(message))
-        self.world.receive(message)
 
     def _next(self, which: Callable[[Message], bool]) -> bool:
         for message in self.world.network:
             if which(message):
-                self._arrive(message)
+                self.world.receive(message)
                 return True
         return False
 
     def _on(self, command: Command) -> list[Message]:
-        found = [message for message in self.world.network if self._link(message) in command.words]
+        found = [message for message in self.world.network if message.link in command.words]
         if not found:
             raise ScriptError(f"nothing is on its way on {' '.join(command.words)}")
         return found
 
     def _settle(self) -> None:
         for _ in range(MOST_DELIVERIES):
-            if not self._next(lambda message: self._link(message) not in self._held):
+            if not self._next(lambda message: message.link not in self.world.held):
                 return
         raise ScriptError(f"not quiet after {MOST_DELIVERIES} messages")
 
@@ -216,18 +225,18 @@ class ReplicationScript:
             self._settle()
             return
         for message in self._on(command):
-            self._arrive(message)
+            self.world.receive(message)
 
     def _step(self, command: Command) -> None:
         for message in [*self.world.network]:
-            if self._link(message) not in self._held and message in self.world.network:
-                self._arrive(message)
+            if message.link not in self.world.held and message in self.world.network:
+                self.world.receive(message)
 
     def _hold(self, command: Command) -> None:
-        self._held.update(command.words)
+        self.world.held.update(command.words)
 
     def _release(self, command: Command) -> None:
-        self._held.difference_update(command.words)
+        self.world.held.difference_update(command.words)
 
     def _drop(self, command: Command) -> None:
         for message in self._on(command):
@@ -236,7 +245,7 @@ class ReplicationScript:
 
     def _duplicate(self, command: Command) -> None:
         for message in self._on(command):
-            self.world.network.append(message)
+            self.world.network.append(copy(message))
             self._lines.append(f"twice: {message_shown(message)}")
 
     def _last_first(self, command: Command) -> None:
@@ -247,17 +256,17 @@ class ReplicationScript:
 
     def _damage(self, command: Command) -> None:
         for message in self._on(command):
-            assert isinstance(message.body, Answer)
-            at = self.world.network.index(message)
-            self.world.network[at] = replace(message, body=replace(message.body, damaged=True))
+            assert isinstance(message.body, NatsMessage)
+            data = bytearray(message.body.data)
+            data[-1] ^= 1
+            message.body = message.body._replace(data=bytes(data))
 
     def _too_large(self, command: Command) -> None:
         for message in self._on(command):
-            assert isinstance(message.body, Answer)
-            at = self.world.network.index(message)
-            error = TidelogError(Code.MESSAGE_TOO_LARGE, "raise max_payload")
-            answer = replace(message.body.answer, first_offset=None, error=error)
-            self.world.network[at] = replace(message, body=Answer(answer))
+            assert isinstance(message.body, NatsMessage)
+            error = answer_too_large(too_large(message.body.subject, 2 << 20, 1 << 20), "a batch")
+            body = message.body.data[:HEADER_SIZE]
+            message.body = message.body._replace(data=body, headers=error.to_headers())
 
     def _flight(self, command: Command) -> None:
         self._lines += [message_shown(message) for message in self.world.network] or ["nothing"]
@@ -268,26 +277,26 @@ class ReplicationScript:
         world = self.world
         began = world.now
         end = began + float(command.words[0])
+        last_stamp = ""
         while True:
             self._settle()
-            due = world.next_deadline()
-            if due > end:
+            due = world.next_timer() + TIMER_LATENESS
+            if due > end + 0.0001:
                 break
-            world.now = max(due, world.now)
+            world.pass_to(due)
+            stamp = f"after {world.now - began:.3f}".rstrip("0").rstrip(".") + " s"
             before = len(self._lines)
-            self._lines.append(f"after {world.now - began:.3f}".rstrip("0").rstrip(".") + " s")
             for name in world.brokers:
                 world.tick(name)
-            if len(self._lines) == before + 1:
-                self._lines.pop()
+            if len(self._lines) > before and stamp != last_stamp:
+                self._lines.insert(before, stamp)
+                last_stamp = stamp
             if len(self._lines) > MOST_DELIVERIES:
                 raise ScriptError("too long a story")
-            if world.next_deadline() <= world.now:
-                world.now += 1e-6
-        world.now = end
+        world.pass_to(end)
 
     def _sleep(self, command: Command) -> None:
-        self.world.now += float(command.words[0])
+        self.world.pass_to(self.world.now + float(command.words[0]))
 
     def _tick(self, command: Command) -> None:
         for name in command.words:
@@ -298,93 +307,64 @@ class ReplicationScript:
     def _publish(self, command: Command) -> None:
         command.check_options("acks", "durability", "as", "timeout", "lease", "producer")
         name, values, *how = command.words
-        options = command.options
-        acks, token = options.get("acks", "none"), options.get("as", values)
-        timeout = float(options["timeout"]) if "timeout" in options else None
-        world = self.world
+        self._check_leads(name)
+        options, world = command.options, self.world
+        token = options.get("as", values)
         broker = world.brokers[name]
-        leader = broker.leading
-        if leader is None:
-            raise ScriptError(f"{name} does not lead")
-        refused: TidelogError | None = None
-        if "producer" not in options:
-            refused = world.publish(
+        broker.has_lease = options.get("lease") != "no"
+        before = len(self._lines)
+        if "bare" in how:
+            world.publish_bare(name, values, token)
+        else:
+            producer = tuple(map(int, options["producer"].split("/"))) if "producer" in options else None
+            world.publish(
                 name,
                 values,
-                acks=acks,
+                acks=options.get("acks", "none"),
                 token=token,
-                timeout=timeout,
-                lease_valid=options.get("lease") != "no",
+                timeout=float(options["timeout"]) if "timeout" in options else None,
                 durability=options.get("durability", ""),
+                producer=producer,  # type: ignore[arg-type]
             )
-        else:
-            identity, epoch, sequence = map(int, options["producer"].split("/"))
-            level = world.level(broker, acks, options.get("durability", ""))
-            verdict = broker.producers.check(identity, epoch, sequence, len(values))
-            match verdict:
-                case Rejected(error):
-                    refused = error
-                case Duplicate(base, end):
-                    self._lines.append(f"  {name}: duplicate of [{base},{end})")
-                    world.wait_for(broker, end, level, token, timeout)
-                case _:
-                    batch = Batch(broker.log.end, leader.leader_epoch, values, identity, epoch, sequence)
-                    world.append(broker, batch, level, token, timeout)
-        if refused is not None and "bare" in how:
-            told = told_without_epoch(refused, broker.name, leader.view, lease_valid=options.get("lease") != "no")
-            self._lines.append(
-                f"  {name}: tell {token} {error_shown(told)}" if told is not None else f"  {name}: silent to {token}"
-            )
-        elif refused is not None:
-            self._lines.append(f"  {name}: refuse {token} {error_shown(refused)}")
+        if len(self._lines) == before and not broker.has_lease:
+            self._lines.append(f"  {name}: silent to {token}")
+        broker.has_lease = True
 
     def _consume(self, command: Command) -> None:
         command.check_options("offset", "wait", "last", "as", "e")
-        name = command.words[0]
-        leader = self.world.brokers[name].leading
-        if leader is None:
-            raise ScriptError(f"{name} does not lead")
-        fetch = ConsumerFetch(
-            offset=Offset(int(command.options["offset"])),
-            leader_epoch=LeaderEpoch(int(command.options.get("e", "0"))),
+        self._check_leads(command.words[0])
+        options = command.options
+        request = FetchRequest(
+            offset=int(options["offset"]),
+            leader_epoch=int(options.get("e", "0")),
             max_bytes=1 << 20,
-            max_wait=float(command.options.get("wait", "0")),
-            last_record_epoch=LeaderEpoch(int(command.options.get("last", "0"))),
-            token=command.options.get("as", "consumer"),
+            max_wait_ms=round(float(options.get("wait", "0")) * 1000),
+            last_record_epoch=int(options.get("last", "0")),
         )
-        self.world.lead_effects(name, leader.on_consumer_fetch(fetch, self.world.now))
+        self.world.fetch(command.words[0], request, options.get("as", "consumer"))
 
     def _latest(self, command: Command) -> None:
-        leader = self.world.brokers[command.words[0]].leading
-        if leader is None:
-            raise ScriptError(f"{command.words[0]} does not lead")
-        found = leader.latest()
-        self._lines.append(
-            f"  {command.words[0]}: latest {error_shown(found) if isinstance(found, TidelogError) else found}"
-        )
+        self._check_leads(command.words[0])
+        self.world.fetch(command.words[0], FetchRequest(latest=True), "latest")
 
     def _replicate(self, command: Command) -> None:
         command.check_options("from", "e", "seq", "offset", "durable", "life")
-        name, options = command.words[0], command.options
-        world = self.world
-        leader = world.brokers[name].leading
-        if leader is None:
-            raise ScriptError(f"{name} does not lead")
+        name, options, world = command.words[0], command.options, self.world
+        self._check_leads(name)
         replica = options["from"]
-        known = world.brokers.get(replica)
-        fetch = FollowerFetch(
-            replica=BrokerId(replica),
-            incarnation=Incarnation(int(options.get("life", known.incarnation if known else 1))),
-            leader_epoch=LeaderEpoch(int(options["e"])),
+        life = world.cluster.incarnation(replica) if replica in world.brokers else 1
+        request = ReplicationRequest(
+            replicaID=replica,
+            broker_incarnation=int(options.get("life", life)),
+            leaderEpoch=int(options["e"]),
             sequence=int(options["seq"]),
-            offset=Offset(int(options["offset"])),
-            durable_end=Offset(int(options["durable"])) if "durable" in options else None,
+            offset=int(options["offset"]),
             progress_only="progress" in command.words,
-            inbox=f"{replica}#{options['seq']}#-1" if known else "",
         )
+        if "durable" in options:
+            request.durable_offset = int(options["durable"])
         before = len(self._lines)
-        world.lead_effects(name, leader.on_fetch(fetch, world.now))
-        world.network = [message for message in world.network if message.role != -1]
+        world.replicate(name, request)
         if len(self._lines) == before:
             self._lines.append(f"  {name}: silent")
 
@@ -408,12 +388,9 @@ class ReplicationScript:
 
     def _drain(self, command: Command) -> None:
         command.check_options("to", "timeout")
-        name, target = command.words[0], BrokerId(command.options["to"])
-        leader = self.world.brokers[name].leading
-        if leader is None:
-            raise ScriptError(f"{name} does not lead")
-        timeout = float(command.options.get("timeout", "5"))
-        self.world.lead_effects(name, leader.drain(target, f"move to {target}", timeout, self.world.now))
+        name, options = command.words[0], command.options
+        self._check_leads(name)
+        self.world.drain(name, options["to"], float(options.get("timeout", "5")))
 
     def _withdraw(self, command: Command) -> None:
         outcome = self.world.cluster.withdraw(command.words[0])
@@ -437,7 +414,7 @@ class ReplicationScript:
         self.world.register(name, folder_same=command.options.get("proof") != "no")
         changed = PartitionEpoch(before) != self.world.view().epoch
         self._lines.append(
-            f"meta {name} is in its life {self.world.brokers[name].incarnation}"
+            f"meta {name} is in its life {self.world.cluster.incarnation(name)}"
             + (f", {view_shown(self.world.view())}" if changed else ", nothing changed")
         )
 
@@ -459,21 +436,17 @@ class ReplicationScript:
     def _answers(self, command: Command) -> None:
         self.world.set_hanging(command.words[0], False)
 
-    def _checkpoint(self, command: Command) -> None:
-        broker = self.world.brokers[command.words[0]]
-        if broker.role is not None:
-            broker.checkpoint = broker.role.high_watermark
-
     def _retain(self, command: Command) -> None:
         command.check_options("pieces")
         name, offset = command.words
         self.world.retain(name, int(offset))
-        self.world.piece_bytes = int(command.options.get("pieces", self.world.piece_bytes))
+        if "pieces" in command.options:
+            self.world.limit_pieces(int(command.options["pieces"]))
 
     def _compact(self, command: Command) -> None:
         command.check_options()
         name, end, *rest = command.words
-        self.world.brokers[name].log.compact(Offset(int(end)), tombstones="tombstones" in rest)
+        self.world.compact(name, int(end), tombstones="tombstones" in rest)
 
     def _state(self, command: Command) -> None:
         self._lines += [broker_shown(broker) for broker in self.world.brokers.values()]

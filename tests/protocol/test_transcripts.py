@@ -7,6 +7,7 @@ that records a bug is worse than none.
 from __future__ import annotations
 
 from collections.abc import Callable
+from contextlib import AbstractContextManager, nullcontext
 from pathlib import Path
 
 import pytest
@@ -17,13 +18,14 @@ from tests.protocol.metadata_script import MetadataScript
 from tests.protocol.replication_script import ReplicationScript
 from tests.simulation.mutants import TOLD
 from tests.simulation.mutation import Mutant
+from tests.simulation.world import InvariantBroken
 from wire.errors import InvariantViolation
 
 TESTDATA = Path(__file__).parent.parent / "testdata"
-AREAS: dict[str, Callable[[], datadriven.Handler]] = {
-    "metadata": MetadataScript,
+AREAS: dict[str, Callable[[], AbstractContextManager[datadriven.Handler]]] = {
+    "metadata": lambda: nullcontext(MetadataScript()),
     "replication": ReplicationScript,
-    "replica_life": LifeScript,
+    "replica_life": lambda: nullcontext(LifeScript()),
 }
 
 
@@ -33,11 +35,13 @@ def _transcripts() -> list[Path]:
 
 @pytest.mark.parametrize("name", _transcripts(), ids=str)
 def test_transcript(name: Path, request: pytest.FixtureRequest) -> None:
-    datadriven.run(TESTDATA / name, AREAS[name.parts[0]](), rewrite=bool(request.config.getoption("--rewrite")))
+    with AREAS[name.parts[0]]() as handle:
+        datadriven.run(TESTDATA / name, handle, rewrite=bool(request.config.getoption("--rewrite")))
 
 
 @pytest.mark.parametrize(("mutant", "name"), TOLD, ids=[mutant.name for mutant, _ in TOLD])
 def test_a_transcript_falls_with_its_rule(mutant: Mutant, name: str) -> None:
     path = Path(f"{name}.txt")
-    with mutant.applied(), pytest.raises((AssertionError, datadriven.ScriptError, InvariantViolation)):
-        datadriven.run(TESTDATA / path, AREAS[path.parts[0]](), rewrite=False)
+    broken = (AssertionError, datadriven.ScriptError, InvariantViolation, InvariantBroken)
+    with mutant.applied(), pytest.raises(broken), AREAS[path.parts[0]]() as handle:
+        datadriven.run(TESTDATA / path, handle, rewrite=False)

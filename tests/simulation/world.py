@@ -28,7 +28,7 @@ from heapq import heappop, heappush
 from itertools import count
 from math import inf, log
 from random import Random
-from typing import Any, NoReturn
+from typing import Any, NoReturn, Self
 
 EPOCH_NS = 1_700_000_000_000_000_000
 """Wall clock time at which every world begins."""
@@ -189,7 +189,7 @@ class Process(asyncio.AbstractEventLoop):
         world.processes.append(self)
 
     @classmethod
-    def begun(cls, world: World, name: str, *, rate: float = 1.0, offset: float = 0.0) -> Process:
+    def begun(cls, world: World, name: str, *, rate: float = 1.0, offset: float = 0.0) -> Self:
         """Methods of a loop that a simulated program never calls (sockets, signals) are left abstract."""
         return cls(world, name, rate=rate, offset=offset)
 
@@ -313,6 +313,10 @@ class Process(asyncio.AbstractEventLoop):
             handle = heappop(timers)[2]
             if not handle._cancelled:
                 ready.append(handle)
+        self._run_ready()
+
+    def _run_ready(self) -> None:
+        world, ready = self.world, self._ready
         world.current = self
         asyncio._set_running_loop(self)
         try:
