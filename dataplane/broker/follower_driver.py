@@ -8,9 +8,8 @@ import logging
 from collections.abc import Callable
 from typing import TypeVar
 
-from google.protobuf.message import DecodeError
-
 from dataplane.broker import checkpoints
+from dataplane.broker.leader_answers import Batches, decode_fetch_answer, decode_offset_answer
 from dataplane.broker.reading import ReadableRole
 from dataplane.broker.role import RoleSetup
 from dataplane.broker.space import NO_SPACE_RETRY
@@ -32,13 +31,9 @@ from dataplane.replica.effects import (
     Truncate,
 )
 from dataplane.replica.follower import Follower
-from dataplane.replica.follower_states import FetchAnswer, OffsetAnswer
-from wire.batch import BatchHeader, iter_batches, verify_body
-from wire.error_details import LEADER, LEADER_EPOCH, LOG_START
+from wire.error_details import LEADER
 from wire.errors import Code, CorruptData, InvariantViolation, TidelogError
-from wire.replication import HEADER_SIZE as REPLICATION_HEADER_SIZE
-from wire.replication import decode_header, sync_wanted
-from wire.tidelog_pb2 import FetchRequest, LeaderEpochOffsetRequest, LeaderEpochOffsetResponse, ReplicationRequest
+from wire.tidelog_pb2 import FetchRequest, LeaderEpochOffsetRequest, ReplicationRequest
 from wire.transport import NO_RESPONDERS, Message
 from wire.types import LeaderEpoch, Offset, PartitionView
 
@@ -60,7 +55,7 @@ class FollowerDriver(ReadableRole):
         self._fetch_inbox: str | None = None
         self._offset_inbox: str | None = None
         self._checkpoint_inbox: str | None = None
-        self._batches: tuple[memoryview, list[BatchHeader]] | None = None
+        self._batches: Batches | None = None
         """The batches of the answer at hand; valid while its AppendReplicated is carried out."""
         key = view.key
         self._replicate_subject = context.subjects.replicate(key.stream, key.partition)
@@ -101,9 +96,6 @@ class FollowerDriver(ReadableRole):
         if self.core.owes_a_sync:
             self._syncs.request()
         self.timer.schedule()
-
-    def give_up_starting(self) -> None:
-        pass  # its start waits for nothing
 
     async def _let_go(self, reason: str) -> None:
         self._run(self.core.resign(reason, self.context.now()))
@@ -174,69 +166,29 @@ class FollowerDriver(ReadableRole):
             self.timer.schedule()
             return
         try:
-            leader_epoch, high_watermark = decode_header(message.data)
+            decoded = decode_fetch_answer(sequence, message)
         except CorruptData as e:
-            error = TidelogError.from_headers(message.headers)
-            if error is None:
-                self._bad_answer(sequence, e, now)
+            self._note_bad_answer(e)
+            self._run(self.core.on_bad_answer(sequence, str(e), now))
+            self.timer.schedule()
             return
-        error = TidelogError.from_headers(message.headers)
-        if error is not None and error.code is Code.OFFSET_BEFORE_LOG and error.detail(LOG_START) is None:
-            self._bad_answer(sequence, CorruptData(f"{error.code.name} without a log start that is a number"), now)
+        if decoded is None:
             return
-        headers: list[BatchHeader] = []
-        if error is None and len(message.data) > REPLICATION_HEADER_SIZE:
-            data = memoryview(message.data)[REPLICATION_HEADER_SIZE:]
-            try:
-                headers = self._check(data, leader_epoch)
-            except CorruptData as e:
-                self._bad_answer(sequence, e, now)
-                return
-            self._batches = (data, headers)
-        try:
-            sync_to = sync_wanted(message.headers)
-        except CorruptData as e:
-            self._bad_answer(sequence, e, now)
-            return
-        answer = FetchAnswer(
-            sequence=sequence,
-            leader_epoch=leader_epoch,
-            high_watermark=high_watermark,
-            first_offset=headers[0].base_offset if headers else None,
-            sync_to=sync_to,
-            error=error,
-        )
+        answer, self._batches = decoded
         stopped = self.core.stopped
         try:
             self._run(self.core.on_answer(answer, now))
         finally:
             self._batches = None
-        if error is not None and self.core.stopped is error:
+        if answer.error is not None and self.core.stopped is answer.error:
             self.context.counters.answers_too_large += 1
             if stopped is None:
-                _log.error("partition %s: nothing is copied from the leader: %s", self.view.key, error.message)
+                _log.error("partition %s: nothing is copied from the leader: %s", self.view.key, answer.error.message)
         self.timer.schedule()
 
-    @staticmethod
-    def _check(data: memoryview, leader_epoch: LeaderEpoch) -> list[BatchHeader]:
-        """Both CRCs of every batch, and that they follow one another."""
-        headers: list[BatchHeader] = []
-        for at, header in iter_batches(data):
-            verify_body(data, at, header)
-            if headers and header.base_offset < headers[-1].end_offset:
-                raise CorruptData(f"batch at offset {header.base_offset} begins before {headers[-1].end_offset}")
-            if header.leader_epoch > leader_epoch or (headers and header.leader_epoch < headers[-1].leader_epoch):
-                raise CorruptData(
-                    f"batch at offset {header.base_offset} has LeaderEpoch {header.leader_epoch} out of order"
-                )
-            headers.append(header)
-        return headers
-
-    def _bad_answer(self, sequence: int, error: Exception, now: float) -> None:
+    def _note_bad_answer(self, error: CorruptData) -> None:
         self.context.counters.bad_answers += 1
         _log.warning("partition %s: refused an answer of the leader: %s", self.view.key, error)
-        self._run(self.core.on_bad_answer(sequence, str(error), now))
-        self.timer.schedule()
 
     def _finds_no_leader(self, message: Message, now: float) -> bool:
         if message.status != NO_RESPONDERS:
@@ -251,31 +203,11 @@ class FollowerDriver(ReadableRole):
         now = self.context.now()
         if self._finds_no_leader(message, now):
             return
-        error = TidelogError.from_headers(message.headers)
-        response = LeaderEpochOffsetResponse()
-        if error is None:
-            try:
-                response.ParseFromString(message.data)
-            except DecodeError:
-                self.context.counters.bad_answers += 1
-                return
-            epoch = LeaderEpoch(response.current_leader_epoch)
-        else:
-            told = error.detail(LEADER_EPOCH)
-            if told is None and LEADER_EPOCH.name in error.details:
-                self.context.counters.bad_answers += 1
-                _log.warning(
-                    "partition %s: refused an answer of the leader: its LeaderEpoch is no number", self.view.key
-                )
-                return
-            epoch = self.leader_epoch if told is None else LeaderEpoch(told)
-        answer = OffsetAnswer(
-            number=number,
-            leader_epoch=epoch,
-            epoch=LeaderEpoch(response.leader_epoch),
-            end=Offset(response.endOffset),
-            error=error,
-        )
+        try:
+            answer = decode_offset_answer(number, message, self.leader_epoch)
+        except CorruptData as e:  # it is asked for again
+            self._note_bad_answer(e)
+            return
         self._run(self.core.on_offset_answer(answer, now))
         self.timer.schedule()
 
@@ -288,8 +220,7 @@ class FollowerDriver(ReadableRole):
         try:
             answer = checkpoints.decode_answer(number, message)
         except CorruptData as e:  # it is asked for again
-            self.context.counters.bad_answers += 1
-            _log.warning("partition %s: refused an answer of the leader: %s", self.view.key, e)
+            self._note_bad_answer(e)
             return
         self._run(self.core.on_checkpoint_answer(answer, now))
         self.timer.schedule()

@@ -59,6 +59,9 @@ _log = logging.getLogger(__name__)
 
 
 class Replica:
+    """The class has more than thirty methods because it stands between two others: each kind of news from the broker
+    and each effect of the life has a method, and the broker asks it about its log, its role and its health alike."""
+
     def __init__(
         self,
         key: PartitionKey,

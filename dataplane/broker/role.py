@@ -71,8 +71,7 @@ class Role(ABC):
     @abstractmethod
     async def start(self) -> None: ...
 
-    @abstractmethod
-    def give_up_starting(self) -> None:
+    def give_up_starting(self) -> None:  # noqa: B027 - most starts wait for nothing
         """This role is no longer wanted: a `start` that waits for the connection returns now. `end` follows."""
 
     @abstractmethod
