@@ -159,8 +159,10 @@ class Follower:
         return [Truncate(max(step.offset, replica.log_start_offset))]
 
     def on_log_start(self, log_start: Offset) -> None:
-        """The oldest segments were removed here. All of them were committed."""
-        self._replica.log_start_offset = log_start
+        """The oldest segments were removed here. All of them were committed. While the log is being cut, or begun anew,
+        its end moves too, and `on_truncated` tells both."""
+        if not isinstance(self._replica.state, Truncating):
+            self._replica.log_start_offset = log_start
 
     def on_truncated(self, log_start: Offset, log_end: Offset, now: float) -> list[FollowerEffect]:
         """The log was cut (or dropped) and that is on disk."""

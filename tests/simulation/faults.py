@@ -76,6 +76,8 @@ WEIGHTS: dict[str, float] = {
 }
 
 
+CLOCKS_APART_NS = 55 * 60 * 1_000_000_000
+"""Furthest that the wall clocks of two brokers are apart: clients presume that it is less than an hour."""
 SCENARIO_SHARE = 0.5
 ALONE_SHARE = 0.6
 """Share of the runs with a scenario in which nothing else happens."""
@@ -297,7 +299,7 @@ def _late_applies(fault: Fault, cluster: Cluster) -> bool:
 
 def _clock_jump(fault: Fault, cluster: Cluster) -> bool:
     broker = cluster.brokers[fault.broker]
-    broker.wall_skew_ns += (fault.number - 2) * 3_600_000_000_000
+    broker.wall_skew_ns = (fault.number - 2) * CLOCKS_APART_NS // 2
     if broker.process is not None:
         broker.process.wall_skew_ns = broker.wall_skew_ns
     return True

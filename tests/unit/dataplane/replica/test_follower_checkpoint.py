@@ -92,6 +92,16 @@ def test_a_log_start_that_moves_on_begins_it_again(core: Follower) -> None:
     assert piece(core, offset=80) == [InstallCheckpoint(Offset(80), (CONTENT,))]
 
 
+def test_a_log_start_that_is_heard_of_before_the_end_of_the_installation_changes_nothing(core: Follower) -> None:
+    refused(core)
+    piece(core)
+    core.on_log_start(Offset(50))  # the housekeeping looks at the log, which has begun anew
+    core.validate()
+    core.on_truncated(Offset(50), Offset(50), 0.0)
+    core.validate()
+    assert core.log_end_offset == 50
+
+
 def test_after_the_installation_too(core: Follower) -> None:
     refused(core)
     piece(core)
