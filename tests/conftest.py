@@ -7,6 +7,7 @@ from pathlib import Path
 
 import pytest
 
+from tidelog.runtime.loopback import free_ports
 from tidelog.runtime.server import EmbeddedNatsServer
 
 
@@ -14,6 +15,11 @@ def pytest_addoption(parser: pytest.Parser) -> None:
     parser.addoption(
         "--rewrite", action="store_true", help="write down what the transcripts of tests/testdata print now"
     )
+
+
+@pytest.fixture
+def free_port() -> int:
+    return free_ports(1)[0]
 
 
 @pytest.fixture

@@ -14,7 +14,6 @@ from __future__ import annotations
 
 import asyncio
 import os
-import socket
 import time
 from collections.abc import Sequence
 from enum import Enum
@@ -30,6 +29,7 @@ from nats.js.api import StorageType, StreamConfig, StreamInfo
 
 import tidelog
 from tidelog.client.connection import Client
+from tidelog.runtime.loopback import free_addresses
 from tidelog.runtime.server import EmbeddedNatsServer
 from tidelog.server.devcluster import DevCluster
 
@@ -208,7 +208,7 @@ class JetStream:
 
     def __init__(self, folder: Path, durability: Durability) -> None:
         names = [f"n{i}" for i in range(1, NODES + 1)]
-        routes = dict(zip(names, _free_addresses(NODES), strict=True))
+        routes = dict(zip(names, free_addresses(NODES), strict=True))
         listed = ", ".join(f"nats://{address}" for address in routes.values())
         self._folder = folder
         self._servers = {
@@ -338,17 +338,6 @@ async def _killed_on_purpose(_: Exception) -> None:
 
 def _stream_of(stream: str, partition: int) -> str:
     return f"{stream}-{partition}"
-
-
-def _free_addresses(count: int) -> list[str]:
-    """Of loopback: the servers of a cluster must know each other's before they start."""
-    sockets = [socket.socket() for _ in range(count)]
-    for each in sockets:
-        each.bind(("127.0.0.1", 0))
-    addresses = [f"127.0.0.1:{each.getsockname()[1]}" for each in sockets]
-    for each in sockets:
-        each.close()
-    return addresses
 
 
 def _check_time(deadline: float, what: str) -> None:

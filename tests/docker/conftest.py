@@ -5,7 +5,6 @@ from __future__ import annotations
 import json
 import os
 import shutil
-import socket
 import subprocess
 import time
 from collections.abc import Iterator
@@ -15,6 +14,8 @@ from pathlib import Path
 
 import pytest
 from testcontainers.compose import DockerCompose
+
+from tidelog.runtime.loopback import free_ports
 
 ROOT = Path(__file__).resolve().parents[2]
 BROKERS = ("b1", "b2", "b3")
@@ -100,17 +101,11 @@ def _need_images() -> None:
             pytest.skip(f'image {image} is not here and cannot be pulled; run `eval "$(scripts/docker-base)"` first')
 
 
-def _free_port() -> int:
-    with socket.socket() as listener:
-        listener.bind(("127.0.0.1", 0))
-        return int(listener.getsockname()[1])
-
-
 @pytest.fixture(scope="package")
 def compose_cluster() -> Iterator[ComposeCluster]:
     compose_class = _compose_class()
     _need_images()
-    port = _free_port()
+    (port,) = free_ports(1)
     project = f"tidelogtest{os.getpid()}"
     with pytest.MonkeyPatch.context() as environment:
         # A project of its own: taking it down, volumes and all, touches no other cluster of this compose file.

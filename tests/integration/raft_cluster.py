@@ -15,7 +15,6 @@ import os
 import random
 import shutil
 import signal
-import socket
 import statistics
 import struct
 import sys
@@ -29,6 +28,7 @@ from typing import Any, Self
 import msgpack
 
 from metadata.raft import RaftConfig, RaftError, RaftNode, RaftRole
+from tidelog.runtime.loopback import free_addresses
 
 VOTERS = 3
 CLIENTS = 6
@@ -38,15 +38,6 @@ _LENGTH = struct.Struct("<I")
 _log = logging.getLogger(__name__)
 
 Request = dict[str, Any]
-
-
-def free_addresses(count: int) -> list[str]:
-    """Loopback addresses whose ports were free a moment ago."""
-    sockets = [socket.create_server(("127.0.0.1", 0)) for _ in range(count)]
-    addresses = [f"127.0.0.1:{listener.getsockname()[1]}" for listener in sockets]
-    for listener in sockets:
-        listener.close()
-    return sorted(addresses)
 
 
 async def read_message(reader: asyncio.StreamReader) -> Any:
@@ -209,7 +200,7 @@ class RaftCluster:
     root: Path
     compaction_min_entries: int = 5000
     sync: bool = True
-    addresses: list[str] = field(default_factory=lambda: free_addresses(VOTERS))
+    addresses: list[str] = field(default_factory=lambda: sorted(free_addresses(VOTERS)))
     processes: dict[int, asyncio.subprocess.Process] = field(default_factory=dict)
 
     def directory(self, number: int) -> Path:

@@ -10,7 +10,6 @@ import asyncio
 import json
 import re
 import shutil
-import socket
 from collections import Counter
 from collections.abc import AsyncIterator, Iterator
 from pathlib import Path
@@ -205,13 +204,6 @@ async def test_offsets_out_of_range(cluster: DevCluster, client: Client, bare: N
 
 
 # ---- no broker --------------------------------------------------------------------------------------------------
-
-
-@pytest.fixture
-def free_port() -> int:
-    with socket.socket() as free:
-        free.bind(("127.0.0.1", 0))
-        return int(free.getsockname()[1])
 
 
 async def test_no_nats_server(free_port: int) -> None:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import json
-from collections.abc import Iterator
 from typing import Any
 
 import nats
@@ -12,16 +11,9 @@ import pytest
 
 import tidelog
 from tests.integration.command_line import command
-from tests.integration.dev_cluster import dev_cluster
 from tests.integration.waiting import until
 from tests.integration.workload import wait_in_sync
 from tidelog.server.devcluster import DevCluster
-
-
-@pytest.fixture(scope="module")
-def cluster(tmp_path_factory: pytest.TempPathFactory) -> Iterator[DevCluster]:
-    with dev_cluster(tmp_path_factory.mktemp("cluster")) as running:
-        yield running
 
 
 def printed(cluster: DevCluster, *arguments: str, stdin: str = "") -> Any:

@@ -10,7 +10,7 @@ import asyncio
 import os
 import signal
 import time
-from collections.abc import AsyncIterator, Iterator
+from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from pathlib import Path
 from typing import Any
@@ -22,7 +22,6 @@ from dataplane.broker.follower_driver import CACHED_BYTES, FollowerDriver
 from dataplane.broker.role import Role
 from dataplane.replica.settings import ReplicaSettings
 from tests.integration.command_line import tidelog_command
-from tests.integration.dev_cluster import dev_cluster
 from tests.integration.test_broker_roles import KEY, SUBJECTS, Node, fetch, publish, view
 from tests.integration.waiting import until
 from tests.integration.workload import wait_in_sync
@@ -244,12 +243,6 @@ async def test_a_closed_replica_has_no_subscriptions(
 
 
 # ---------------------------------------------------------------- three processes
-@pytest.fixture(scope="module")
-def cluster(tmp_path_factory: pytest.TempPathFactory) -> Iterator[DevCluster]:
-    with dev_cluster(tmp_path_factory.mktemp("cluster")) as running:
-        yield running
-
-
 class Reading:
     """A consumer of partition 0 that reads from followers, and its records."""
 

@@ -14,8 +14,8 @@ from typing import Any
 import pytest
 import pytest_asyncio
 
-from tests.integration.raft_cluster import free_addresses
 from tests.integration.waiting import until
+from tidelog.runtime.loopback import free_addresses
 from tidelog.runtime.nats import NatsConnection
 from tidelog.runtime.server import EmbeddedNatsServer
 from wire.errors import TidelogError
@@ -28,7 +28,7 @@ SUBJECTS = Subjects()
 class MetadataCluster:
     def __init__(self, url: str, directory: Path, client: NatsConnection) -> None:
         self.url, self.directory, self.client = url, directory, client
-        self.raft = dict(zip(("b1", "b2", "b3"), free_addresses(3), strict=True))
+        self.raft = dict(zip(("b1", "b2", "b3"), sorted(free_addresses(3)), strict=True))
         self.processes: dict[str, asyncio.subprocess.Process] = {}
 
     async def start(self, broker: str, *, voter: bool = True) -> None:

@@ -27,9 +27,9 @@ from metadata.raft import (
     RaftStorageError,
     RaftUnavailable,
 )
-from tests.integration.raft_cluster import free_addresses
 from tests.integration.waiting import until
 from tests.unit.metadata.raft.recorder import Recorder, end
+from tidelog.runtime.loopback import free_addresses
 
 
 class Member:
@@ -74,7 +74,7 @@ def standalone(tmp_path: Path, address: str | None = None) -> RaftConfig:
 
 
 def group(tmp_path: Path, *, secret: bytes | None = None, **settings: Any) -> list[Member]:
-    addresses = free_addresses(3)
+    addresses = sorted(free_addresses(3))
     return [
         Member(
             RaftConfig(
@@ -291,7 +291,7 @@ async def test_a_voter_with_another_secret_stays_outside(tmp_path: Path) -> None
 
 
 async def test_host_names_are_resolved_in_the_background(tmp_path: Path) -> None:
-    addresses = [address.replace("127.0.0.1", "localhost") for address in free_addresses(2)]
+    addresses = [address.replace("127.0.0.1", "localhost") for address in sorted(free_addresses(2))]
     members = [
         Member(RaftConfig(address=mine, peers=(other,), directory=tmp_path / mine, secret=None))
         for mine, other in (addresses, addresses[::-1])

@@ -6,7 +6,6 @@ import os
 import re
 import shlex
 import signal
-import socket
 import subprocess
 import sys
 from contextlib import suppress
@@ -39,12 +38,6 @@ def block(heading: str) -> str:
     return found[1]
 
 
-def free_port() -> int:
-    with socket.socket() as free:
-        free.bind(("127.0.0.1", 0))
-        return int(free.getsockname()[1])
-
-
 def run_file(folder: Path, name: str, source: str, limit: float = LIMIT, **environment: str) -> str:
     """Save a block as a file and run it; returns its output."""
     path = folder / f"{name}.py"
@@ -60,14 +53,14 @@ def run_file(folder: Path, name: str, source: str, limit: float = LIMIT, **envir
 
 
 @pytest.mark.timeout(480)
-def test_the_first_blocks_work_when_they_are_pasted(tmp_path: Path) -> None:
+def test_the_first_blocks_work_when_they_are_pasted(free_port: int, tmp_path: Path) -> None:
     """Also on a machine where the brokers take long to start: nothing waits between the lines."""
-    port = free_port()
-    url = f"nats://127.0.0.1:{port}"
+    url = f"nats://127.0.0.1:{free_port}"
     script = block("A cluster to develop against")
     first, rest = script.split("\n", 1)
     assert first.endswith(f"up --nodes 3 --data-dir {FOLDER} &")
-    script = f"{first.removesuffix('&')} --port {port} 2> {shlex.quote(str(tmp_path / 'up.err'))} & echo $!\n{rest}"
+    errors = shlex.quote(str(tmp_path / "up.err"))
+    script = f"{first.removesuffix('&')} --port {free_port} 2> {errors} & echo $!\n{rest}"
     script = script.replace(".venv/bin/tidelog", shlex.join(COMMAND)).replace(FOLDER, str(tmp_path / "tide"))
     shell = subprocess.Popen(
         ["/bin/sh", "-eu"],

@@ -2,12 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator, Iterator
+from collections.abc import AsyncIterator
 
 import pytest
 
 import tidelog
-from tests.integration.dev_cluster import dev_cluster
 from tests.integration.waiting import until
 from tests.integration.workload import wait_in_sync
 from tidelog.client.errors import OffsetOutOfRange
@@ -15,12 +14,6 @@ from tidelog.server.devcluster import DevCluster
 
 LIMIT = 60.0
 """Seconds; replicas are visited every 5."""
-
-
-@pytest.fixture(scope="module")
-def cluster(tmp_path_factory: pytest.TempPathFactory) -> Iterator[DevCluster]:
-    with dev_cluster(tmp_path_factory.mktemp("cluster")) as running:
-        yield running
 
 
 @pytest.fixture

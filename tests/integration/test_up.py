@@ -20,7 +20,8 @@ import tidelog
 from tests.integration.command_line import assert_refused, start_tidelog, tidelog_command
 from tests.integration.waiting import until, wait_until
 from tests.integration.workload import Ledger, acked_load, check, wait_in_sync
-from tidelog.runtime.server import HOST, EmbeddedNatsServer
+from tidelog.runtime.loopback import HOST
+from tidelog.runtime.server import EmbeddedNatsServer
 from tidelog.server.devcluster import NatsKeeper
 from wire.errors import TidelogError
 

@@ -18,9 +18,9 @@ from pathlib import Path
 from types import TracebackType
 from typing import Self
 
+from tidelog.runtime.loopback import HOST
 from tidelog.runtime.orphans import ends_with_us
 
-HOST = "127.0.0.1"
 MAX_PAYLOAD = 8 << 20
 """Default of the largest message, bytes."""
 WRITE_DEADLINE = "10s"

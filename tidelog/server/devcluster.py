@@ -20,7 +20,6 @@ import os
 import secrets
 import shutil
 import signal
-import socket
 import subprocess
 import sys
 import time
@@ -29,6 +28,7 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import IO, Any, Self
 
+from tidelog.runtime.loopback import free_addresses
 from tidelog.runtime.orphans import ends_with_us
 from tidelog.runtime.server import MAX_PAYLOAD, EmbeddedNatsServer, NatsPortTaken, NatsServerFailed
 from tidelog.server.config import VOTER_COUNTS
@@ -272,15 +272,8 @@ class DevCluster:
             secret.write_text(secrets.token_hex(32))
         voters = self.broker_ids[: max(n for n in VOTER_COUNTS if n <= len(self.broker_ids))]
         addresses = {broker: self._known_address(broker) for broker in voters}
-        sockets: list[socket.socket] = []
-        for broker, address in addresses.items():
-            if address is None:
-                free = socket.socket()
-                free.bind(("127.0.0.1", 0))
-                sockets.append(free)
-                addresses[broker] = f"127.0.0.1:{free.getsockname()[1]}"
-        for free in sockets:
-            free.close()
+        new = [broker for broker, address in addresses.items() if address is None]
+        addresses.update(zip(new, free_addresses(len(new)), strict=True))
         for broker in self.broker_ids:
             peers = ", ".join(f'{v} = "{addresses[v]}"' for v in voters if v != broker)
             lines = [

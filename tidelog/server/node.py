@@ -40,6 +40,7 @@ from metadata.master_keys import MASTER_KEYS_LABEL
 from metadata.raft import RaftConfig, RaftError, RaftNode, RaftStatus, StateMachine
 from metadata.raft.node import end_process
 from tidelog.runtime.allocator import collect_only_what_comes, keep_freed_memory
+from tidelog.runtime.loopback import free_addresses
 from tidelog.runtime.nats import NatsConnection
 from tidelog.runtime.nats_errors import NatsRefused, NatsUnavailable
 from tidelog.server.broker_runtime import BrokerDependencies, BrokerRuntime
@@ -319,9 +320,7 @@ class Node:
         """An address that no peer connects to: it is this voter's name, chosen once and kept."""
         file = self.config.data_dir / "raft-address"
         if not file.exists():
-            with socket.socket() as free:
-                free.bind(("127.0.0.1", 0))
-                file.write_text(f"127.0.0.1:{free.getsockname()[1]}")
+            file.write_text(free_addresses(1)[0])
         return file.read_text().strip()
 
     def read_master_keys(self) -> None:
