@@ -27,7 +27,8 @@ from hypothesis.stateful import (
 )
 
 from dataplane.replica.settings import ReplicaSettings
-from tests.protocol.replica_set import META, NATS, Broker, Message, ReplicaSet, batch_of
+from tests.protocol.replica_set import ReplicaSet
+from tests.protocol.running_broker import META, NATS, Broker, Message, batch_of
 from tests.simulation.mutants import MUTANTS
 from wire.types import LeaderEpoch, Offset
 

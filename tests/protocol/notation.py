@@ -51,7 +51,7 @@ from dataplane.replica.follower_states import (
 )
 from dataplane.replica.isr import CommittedIsr, PendingExpandIsr, PendingShrinkIsr
 from dataplane.replica.leader import Leader
-from tests.protocol.replica_set import CLIENT, HOLE, Asked, Broker, DiskCall, Message, Told, records_of
+from tests.protocol.running_broker import CLIENT, HOLE, Asked, Broker, DiskCall, Message, Told, records_of
 from wire.batch import iter_batches, verify_body
 from wire.errors import CorruptData, TidelogError
 from wire.replication import HEADER_SIZE, decode_header, sync_wanted

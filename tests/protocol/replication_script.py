@@ -53,7 +53,8 @@ from dataplane.replica.producers import DEFAULT_LIMITS
 from dataplane.replica.settings import ReplicaSettings
 from tests.datadriven import Command, ScriptError
 from tests.protocol.notation import broker_shown, effect_shown, message_shown, view_shown
-from tests.protocol.replica_set import META, Message, ReplicaSet, Told
+from tests.protocol.replica_set import ReplicaSet
+from tests.protocol.running_broker import META, Message, Told
 from tests.simulation.world import TIMER_LATENESS
 from wire.replication import HEADER_SIZE
 from wire.tidelog_pb2 import FetchRequest, ReplicationRequest
