@@ -136,7 +136,7 @@ def test_flags_that_cannot_be(cluster: DevCluster) -> None:
     assert_usage_error(
         run(cluster, *create, "--replication-factor", "0"), "--replication-factor", "0 is not in the range"
     )
-    assert_usage_error(run(cluster, "publish", STREAM), "VALUE or --file")
+    assert_usage_error(run(cluster, "publish", STREAM), "VALUE, or --file")
 
 
 async def test_refusals_have_types(client: Client) -> None:
@@ -158,7 +158,7 @@ async def test_refusals_have_types(client: Client) -> None:
         (client.create_stream("x", replication_factor=0), tidelog.BadReplicationFactor),
         (client.create_stream("x", config={"colour": "red"}), tidelog.BadConfig),
         (client.create_stream("x", config={"min_isr": 4}), tidelog.BadConfig),
-        (client.create_stream("x", partitions=0), tidelog.BadRequest),
+        (client.create_stream("x", partitions=0), tidelog.BadConfig),
     ):
         with pytest.raises(expected):
             await call
@@ -265,8 +265,14 @@ async def test_nats_without_brokers(tmp_path: Path) -> None:
 
 def test_a_port_that_is_taken(cluster: DevCluster, tmp_path: Path) -> None:
     port = cluster.nats_url.rsplit(":", 1)[1]
+    done = tidelog_command("up", "--port", port, "--data-dir", str(tmp_path / "new" / "up"))
+    assert_refused(done, f"port {port}", "taken", "choose another port")
+    assert not (tmp_path / "new").exists(), "what it made is gone"
+    (tmp_path / "up").mkdir()
+    (tmp_path / "up" / "notes.txt").write_text("mine")
     done = tidelog_command("up", "--port", port, "--data-dir", str(tmp_path / "up"))
     assert_refused(done, f"port {port}", "taken", "choose another port")
+    assert (tmp_path / "up" / "notes.txt").read_text() == "mine"
     again = tidelog_command("up", "--port", port, "--nodes", "1", "--data-dir", str(tmp_path / "up"))
     assert_refused(again, f"port {port}")  # and not the number of nodes: the first failure has fixed nothing
 

@@ -140,7 +140,7 @@ async def _publish_file(
             except BadRequest:
                 raise  # before anything of the chunk was sent
             except TidelogError as error:
-                fail(_given_up(error, line_number, len(chunk), producer.is_acknowledged))
+                fail(_given_up(error, line_number, len(chunk), _state(producer)))
             line_number += len(chunk)
             chunk_size = sum(map(len, chunk))
             size += chunk_size
@@ -160,12 +160,17 @@ async def _publish_file(
         )
     else:
         done = "published" if producer.is_acknowledged else "sent, without acknowledgements,"
-        click.echo(f"{done} {records} records, {size} bytes, to {producer.stream} in {seconds:.1f} s")
+        counted = f"{records} record{'' if records == 1 else 's'}"
+        click.echo(f"{done} {counted}, {size} bytes, to {producer.stream} in {seconds:.1f} s")
 
 
-def _given_up(error: TidelogError, before: int, count: int, acknowledged: bool) -> str:
+def _state(producer: Producer) -> str:
+    """What is known of records that have not failed."""
+    return "acknowledged" if producer.is_acknowledged else "sent"
+
+
+def _given_up(error: TidelogError, before: int, count: int, state: str) -> str:
     """Says which lines are in the stream: of a file, the lines up to `before`, and then `count` lines that failed."""
-    state = "acknowledged" if acknowledged else "sent"
     earlier = f"lines 1 to {before} are {state}, and of" if before else "of"
     return f"{error.message}; {earlier} lines {before + 1} to {before + count} some may be in the stream"
 
@@ -193,7 +198,8 @@ async def _publish_json(
             )
         except (ValueError, BadRequest) as error:
             await asyncio.gather(*futures)
-            fail(f"line {number} cannot be published: {error}; the lines before it have been")
+            before = f"; the lines before it are {_state(producer)}" if number > 1 else ""
+            fail(f"line {number} cannot be published: {error}{before}")
         futures.append(future)
     return Counter(receipt.partition for receipt in await asyncio.gather(*futures))
 

@@ -206,6 +206,8 @@ def _one(value: str | int | datetime | AtTime, what: str) -> Position:
     if isinstance(value, (datetime, AtTime)):
         return AtTime(timestamp_ns(value, what))
     if isinstance(value, str):
+        if value.lstrip().startswith("{"):
+            raise bad(f"{what}={shown(value)} is positions as JSON; give the mapping that json.loads() makes of it")
         return position_from_text(value)
     offset = whole(value)
     if offset is not None:

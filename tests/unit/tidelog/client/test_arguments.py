@@ -129,6 +129,7 @@ async def test_the_name_of_a_stream(client: Client, call: str) -> None:
         ("consume", {"stream": "s", "start": b"earliest"}, "start=b'earliest' is no position"),
         ("consume", {"stream": "s", "start": None}, "start=None is no position"),
         ("consume", {"stream": "s", "start": ""}, "'' is no position"),
+        ("consume", {"stream": "s", "start": '{"0": 7}'}, "give the mapping that json.loads() makes of it"),
         ("consume", {"stream": "s", "start": 1.5}, "start=1.5 is no position"),
         ("consume", {"stream": "s", "start": -1}, "offset -1 is outside 0 to"),
         ("consume", {"stream": "s", "start": {"0": "x", "1": 1}}, "start has '0': 'x'"),

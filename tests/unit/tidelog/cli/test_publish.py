@@ -1,0 +1,100 @@
+"""`tidelog publish --file` against a broker in memory: what it counts, and what it says of a file that fails midway."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from io import BytesIO
+from typing import Literal
+
+import pytest
+
+from tests.unit.tidelog.client.fake_broker import make
+from tidelog.cli import publish
+from tidelog.cli.publish import _publish_file
+from tidelog.cli.session import Failure
+from wire.errors import Code, TidelogError
+
+READONLY = TidelogError(Code.READONLY, "the stream takes no records")
+
+
+async def published(
+    data: bytes,
+    form: str = "lines",
+    *,
+    acks: Literal["all", "none"] = "all",
+    refused: bool = False,
+    compact: str = "false",
+) -> None:
+    _, broker, client = make()
+    broker.create("s", 1, compact=compact)
+    broker.refusals = [READONLY] if refused else []
+    async with client.producer("s", acks=acks) as producer:
+        await _publish_file(producer, BytesIO(data), form, None, None, False)
+
+
+@pytest.mark.parametrize(
+    ("data", "form", "acks", "said"),
+    [
+        (b"a\n", "lines", "all", "published 1 record, 2 bytes, to s"),
+        (b"a\nb", "lines", "all", "published 2 records, 3 bytes, to s"),
+        (b"a\nb\n", "lines", "none", "sent, without acknowledgements, 2 records, 4 bytes, to s"),
+        (b'{"value": "a"}\n\n{"value": {"x": [1]}}\n', "jsonl", "all", "published 2 records, 38 bytes, to s"),
+    ],
+)
+async def test_records_are_counted(
+    capsys: pytest.CaptureFixture[str], data: bytes, form: str, acks: Literal["all", "none"], said: str
+) -> None:
+    await published(data, form, acks=acks)
+    assert capsys.readouterr().out.startswith(said)
+
+
+@pytest.mark.parametrize(
+    ("data", "form", "said"),
+    [
+        (b"a\nb\nc\n", "lines", "takes no records; of lines 1 to 2 some may be in the stream"),
+        (b'{"value": "a"}\n{"value": "b"}\n', "jsonl", "takes no records; of lines 1 to 2 some may be in the stream"),
+        (b'{"value": 5}\n', "jsonl", 'line 1 cannot be published: "value" is 5, which is no text'),
+    ],
+)
+async def test_a_file_that_fails_at_its_beginning(
+    monkeypatch: pytest.MonkeyPatch, data: bytes, form: str, said: str
+) -> None:
+    monkeypatch.setattr(publish, "CHUNK_RECORDS", 2)
+    with pytest.raises(Failure) as failed:
+        await published(data, form, refused=True)
+    assert said in failed.value.message
+    assert "acknowledged" not in failed.value.message
+
+
+async def test_a_file_that_fails_midway(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(publish, "CHUNK_RECORDS", 2)
+    _, broker, client = make()
+    broker.create("s", 1)
+
+    def chunks(_file: object) -> Iterator[list[bytes]]:
+        yield [b"a\n", b"b\n"]
+        broker.refusals.append(READONLY)
+        yield [b"c\n", b"d\n"]
+
+    monkeypatch.setattr(publish, "_chunks", chunks)
+    async with client.producer("s") as producer:
+        with pytest.raises(Failure) as failed:
+            await _publish_file(producer, BytesIO(), "lines", None, None, False)
+    assert failed.value.message == (
+        "the stream takes no records; lines 1 to 2 are acknowledged, and of lines 3 to 4 some may be in the stream"
+    )
+    assert broker.logs["s", 0].values() == [b"a", b"b"]
+
+
+async def test_a_line_that_is_no_record_ends_the_file_after_the_lines_before_it() -> None:
+    with pytest.raises(Failure) as failed:
+        await published(b'{"value": "a"}\n{"value": 5}\n{"value": "c"}\n', "jsonl")
+    assert failed.value.message.startswith('line 2 cannot be published: "value" is 5')
+    assert failed.value.message.endswith("; the lines before it are acknowledged")
+
+
+async def test_a_compacted_stream_takes_lines_with_a_key_only() -> None:
+    with pytest.raises(TidelogError, match=r"give it a key$"):
+        await published(b"a\n", compact="true")
+    with pytest.raises(Failure, match=r"line 1 cannot be published: .* give it a key$"):
+        await published(b'{"value": "a"}\n', "jsonl", compact="true")
