@@ -11,14 +11,13 @@ from __future__ import annotations
 import argparse
 import asyncio
 import random
-import shutil
 import statistics
 import sys
-import tempfile
 import time
 from pathlib import Path
 
 import tidelog
+from scripts.verdict import judge
 from tests.integration.workload import Ledger, acked_load, check, wait_in_sync
 from tidelog.server.devcluster import DevCluster
 
@@ -136,25 +135,14 @@ async def chaos(cluster: DevCluster, options: argparse.Namespace) -> bool:
 
 def main() -> int:
     options = arguments()
-    print(f"seed {options.seed}", flush=True)
-    folder = Path(tempfile.mkdtemp(prefix="tidelog-chaos-"))
     command = ["-m", "tests.integration.broken_broker", options.broken] if options.broken else None
-    passed, why = False, ""
-    try:
+
+    def check_in(folder: Path) -> bool:
         with DevCluster(folder, nodes=options.nodes, port=0, server_command=command) as cluster:
             cluster.wait_ready()
-            passed = asyncio.run(chaos(cluster, options))
-            why = "" if passed else "see the findings above"
-    except (AssertionError, tidelog.TidelogError) as error:
-        why = str(error)
-    except KeyboardInterrupt:
-        why = "interrupted"
-    if options.keep or not passed:
-        print(f"data and logs: {folder}")
-    else:
-        shutil.rmtree(folder)
-    print("PASS" if passed else f"FAIL: {why} (seed {options.seed})")
-    return 0 if passed else 1
+            return asyncio.run(chaos(cluster, options))
+
+    return judge("chaos", options, check_in)
 
 
 if __name__ == "__main__":

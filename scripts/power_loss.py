@@ -13,13 +13,11 @@ from __future__ import annotations
 
 import argparse
 import asyncio
-import shutil
 import sys
-import tempfile
 from pathlib import Path
 from random import Random, randrange
 
-import tidelog
+from scripts.verdict import judge
 from tests.integration.broken_broker import RULES
 from tests.power_loss.cluster import PowerLossCluster, why_not
 from tests.power_loss.rounds import Report, all_at_once, one_at_a_time
@@ -49,23 +47,13 @@ def main() -> int:
     if reason is not None:
         print(f"power-loss: {reason}", file=sys.stderr)
         return 2
-    print(f"seed {options.seed}", flush=True)
-    folder = Path(tempfile.mkdtemp(prefix="tidelog-power-loss-"))
     rng = Random(options.seed)
-    passed, why = False, "see the findings above"
-    try:
+
+    def check_in(folder: Path) -> bool:
         with PowerLossCluster(folder, rng=rng, broken=options.broken) as cluster:
-            passed = asyncio.run(power_loss(cluster, rng, options.minutes))
-    except (AssertionError, tidelog.TidelogError) as error:
-        why = str(error)
-    except KeyboardInterrupt:
-        why = "interrupted"
-    if options.keep or not passed:
-        print(f"logs: {folder}")
-    else:
-        shutil.rmtree(folder)
-    print("PASS" if passed else f"FAIL: {why} (seed {options.seed})")
-    return 0 if passed else 1
+            return asyncio.run(power_loss(cluster, rng, options.minutes))
+
+    return judge("power-loss", options, check_in)
 
 
 if __name__ == "__main__":

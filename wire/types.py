@@ -120,7 +120,7 @@ class PartitionGone:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class IsrChange:
-    """A leader's wish to change the ISR; compare-and-set on `expected_epoch`, outcome read from later views only."""
+    """A leader's request to change the ISR; compare-and-set on `expected_epoch`, outcome read from later views only."""
 
     key: PartitionKey
     leader: BrokerId
@@ -132,7 +132,7 @@ class IsrChange:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class LeaderMove:
-    """An operator's wish that `target` lead in place of `leader`; compare-and-set on `leader_epoch`."""
+    """An operator's request that `target` lead in place of `leader`; compare-and-set on `leader_epoch`."""
 
     key: PartitionKey
     leader: BrokerId

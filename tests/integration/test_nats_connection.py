@@ -26,7 +26,7 @@ import pytest
 from tests.fake_nats import BulkSink
 from tests.integration.waiting import until
 from tidelog.runtime import nats_py
-from tidelog.runtime.micro import ERROR_CODE_HEADER, ERROR_HEADER, Answer
+from tidelog.runtime.micro import ERROR_CODE_HEADER, ERROR_HEADER, Answer, Service
 from tidelog.runtime.nats import NatsConnection
 from tidelog.runtime.nats_errors import ConnectionClosed, NatsUnavailable
 from tidelog.runtime.server import EmbeddedNatsServer, NatsPortTaken, NatsServerFailed
@@ -757,7 +757,8 @@ async def test_a_service_is_found_answers_and_counts(server: EmbeddedNatsServer)
         return bytes((8 << 20) + 1), None
 
     endpoints = {"api.double": double, "api.silent": silent, "api.broken": broken, "api.large": large}
-    service = await connection.add_service("tidelog-api", "1.2.3", "What it does", endpoints)
+    service = Service(connection, "tidelog-api", "1.2.3", "What it does", endpoints)
+    await service.start()
 
     answer = await client.request("api.double", b"ab", timeout=5)
     assert (answer.data, answer.headers) == (b"abab", {"Kind": "double"})
@@ -813,7 +814,7 @@ async def test_every_instance_of_a_service_gets_every_request(server: EmbeddedNa
         return endpoint
 
     for index, connection in enumerate(connections):
-        await connection.add_service("many", "0.1.0", "", {"many.ask": answering(b"%d" % index)})
+        await Service(connection, "many", "0.1.0", "", {"many.ask": answering(b"%d" % index)}).start()
     answers: list[Message] = []
     inbox = connections[0].new_inbox()
     connections[0].on_inbox(inbox, answers.append)

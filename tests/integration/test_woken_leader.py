@@ -94,7 +94,7 @@ async def test_a_woken_leader_denies_no_record_of_its_successor(
     if old.broker == controller:
         await client.move_leader(STREAM, 0, next(broker for broker in replicas if broker != controller))
         old = await cluster.leader(STREAM, above_epoch=old.leader_epoch, isr=3)
-    slow, heir = sorted(
+    slow, successor = sorted(
         (broker for broker in replicas if broker != old.broker), key=lambda broker: broker == controller
     )
     asker = Asker(cluster)
@@ -103,11 +103,11 @@ async def test_a_woken_leader_denies_no_record_of_its_successor(
     cluster.stop(slow)
     for number in range(5):
         asker.ask(b"tail %d" % number)
-    await cluster.until_replica(STREAM, heir, lambda r: r.log_end_offset == 5, "the replication of the tail")
+    await cluster.until_replica(STREAM, successor, lambda r: r.log_end_offset == 5, "the replication of the tail")
     cluster.stop(old.broker)
     stopped_at = time.monotonic()
     # The request to drain lies unread in the socket of the one that stands still.
-    moving = asyncio.ensure_future(client.move_leader(STREAM, 0, heir))
+    moving = asyncio.ensure_future(client.move_leader(STREAM, 0, successor))
 
     async def another_leads() -> bool:
         found = (await client.describe(STREAM))["partitions"][0]

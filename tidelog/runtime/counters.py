@@ -14,7 +14,6 @@ class Counters:
     read: ReadCounters
     messages_out: int = 0
     """Messages and blocks of `publish_raw`."""
-    bytes_out: int = 0
     dropped_publishes: int = 0
     """Publishes that returned False: not connected, or the outgoing buffer above its limit."""
     handler_errors: int = 0

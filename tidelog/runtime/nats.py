@@ -33,7 +33,6 @@ from nats import errors
 from tidelog.runtime.counters import Counters
 from tidelog.runtime.delivery import Guard, Inboxes, checked_subject, guarded
 from tidelog.runtime.header_block import encode_headers
-from tidelog.runtime.micro import Endpoint, Service
 from tidelog.runtime.nats_errors import (
     ConnectionClosed,
     LossReason,
@@ -313,16 +312,6 @@ class NatsConnection:
         """As `subscribe`, for messages by the thousand. All messages of `subject` go to `handler`, without subjects."""
         guard = Guard(f"messages on {subject!r}", self.counters)
         return await self._subscriptions.add(subject, GuardedBulk(handler, guard.met))
-
-    # ---- services
-
-    async def add_service(
-        self, name: str, version: str, description: str, endpoints: Mapping[str, Endpoint]
-    ) -> Service:
-        """Answer requests to the subjects in `endpoints`, discoverable with `nats micro ls` and `info`."""
-        service = Service(self, name, version, description, endpoints)
-        await service.start()
-        return service
 
     # ---- the end
 

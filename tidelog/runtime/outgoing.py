@@ -68,7 +68,6 @@ class Outgoing:
             if len(turn) >= _TURN_BYTES:
                 self.end_turn()
         self._counters.messages_out += 1
-        self._counters.bytes_out += size
         return True
 
     def why_refused(self) -> str:

@@ -86,9 +86,8 @@ class ReadCounters:
     reads: int = 0
     bytes: int = 0
     messages: int = 0
-    runs: int = 0
-    """Uniform runs; the messages in them are counted in `uniform_messages`."""
     uniform_messages: int = 0
+    """Of them, messages in runs of equal length."""
     unclaimed_messages: int = 0
     """Messages of a subscription that has just been given up."""
 
@@ -483,7 +482,6 @@ class ChunkParser:
         self._touched[id(sink)] = sink.handler
         self.counters.messages += run.count
         self.counters.uniform_messages += run.count
-        self.counters.runs += 1
         sink.handler.on_uniform(run)
 
 
