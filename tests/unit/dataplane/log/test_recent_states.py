@@ -16,7 +16,7 @@ from dataplane.log.errors import NoSpace
 from dataplane.log.partition_log import LogConfig, PartitionLog
 from dataplane.log.recent_states import MAX_REFERENCES, MAX_STATES, RecentState, RecentStates
 from dataplane.log.snapshot import Section, Snapshot
-from dataplane.replica.producers import KnownProducers, Producer, ProducerLimits, ProducerTable
+from dataplane.replica.producers import Duplicate, Fresh, KnownProducers, Producer, ProducerLimits, ProducerTable
 from tests.simulation.disk import AMPLE, SimDisk
 from tests.unit.dataplane.log.test_derived_state import HOME, SECOND, Counting, Written, snapshots
 from wire.batch import BatchBuilder, BatchHeader
@@ -100,6 +100,27 @@ class TestWhichStatesAreKept:
         assert states.back_to(Offset(21), Offset(40)) is None
         assert states.back_to(Offset(0), Offset(9)) is None
         assert states.due == 0
+
+
+def test_of_a_copy_of_a_compacted_log_a_cut_leaves_known_what_comes_next(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Its own table never knew the batches that the leader had compacted away: none of them is sent again."""
+    monkeypatch.setattr(recent_states, "STATE_INTERVAL", 1)
+    disk = SimDisk(crash=SystemExit)
+    log = PartitionLog.open(HOME, LogConfig(tail_bytes=0), files=disk)[0]
+    for number in (0, 4, 5, 6, 7, 8, 9):  # 1 to 3 have five later ones
+        builder = BatchBuilder()
+        builder.add_values([b"v"] * 10)
+        built = builder.build(1, producer_id=5, producer_epoch=0, base_sequence=10 * number)
+        parts, header = built.stamp(Offset(10 * number), LeaderEpoch(1), SECOND)
+        log.append(parts, [header])
+    log.truncate(Offset(50))
+    for _ in range(2):
+        table = log.producers
+        assert table.known.producers[5].batches == ((0, 0, 10), (40, 40, 10))
+        assert table.check(5, 0, 50, 10) == Fresh()
+        assert table.check(5, 0, 40, 10) == Duplicate(Offset(40), Offset(50))
+        log.close()
+        log = PartitionLog.open(HOME, LogConfig(tail_bytes=0), files=disk)[0]
 
 
 class Histories:
