@@ -6,6 +6,7 @@ from __future__ import annotations
 import json
 import signal
 import subprocess
+import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -84,6 +85,26 @@ def test_of_two_founders_at_once_one_founds(tmp_path: Path) -> None:
         with standalone(winner, "b1" if winner is folders[0] else "b2", nats.url) as again:
             wait_until((winner / "ready").exists, "a founder comes back to its cluster")
             assert again.poll() is None
+
+
+def test_a_founder_that_slept_hears_of_the_cluster_that_was_founded_meanwhile(tmp_path: Path) -> None:
+    settings = tmp_path / "slow.toml"
+    settings.write_text("[metadata]\nfounding_wait_s = 5.0\n")
+    slow, quick = tmp_path / "slow", tmp_path / "quick"
+    with (
+        EmbeddedNatsServer(port=0, store_dir=tmp_path / "nats") as nats,
+        standalone(slow, "b1", nats.url, "--config", str(settings)) as sleeper,
+    ):
+        wait_until((slow / "raft" / "journal").exists, "it has opened its journal")
+        time.sleep(4.6)  # its last question has come back, and it is about to decide
+        sleeper.send_signal(signal.SIGSTOP)
+        with standalone(quick, "b2", nats.url):
+            wait_until((quick / "ready").exists, "another cluster is founded")
+            time.sleep(3.0)
+            sleeper.send_signal(signal.SIGCONT)
+            assert sleeper.wait(LIMIT) == 1
+            assert cluster_id(quick) in slow.with_suffix(".err").read_text()
+        assert not cluster_id(slow)
 
 
 async def test_two_clusters_that_meet_are_told_to_everybody(cluster: DevCluster, tmp_path: Path) -> None:
