@@ -23,7 +23,7 @@ def knows(*batches: RememberedBatch, written: int = 7) -> Producer:
 @pytest.mark.parametrize(
     "held", [knows(B6), knows(B1, B6), knows(B2, B6), knows(B1, B4, B6), knows(B2, B3, B4, B5, B6)]
 )
-def test_what_a_compacted_log_lacks_does_no_harm_while_no_producer_waits_for_it(held: Producer) -> None:
+def test_a_compacted_log_may_lack_a_batch_while_no_producer_waits_for_it(held: Producer) -> None:
     truth = knows(B2, B3, B4, B5, B6, written=9)
     assert as_kept(held, truth, None) == held
     assert as_kept(held, truth, Session(5, 1000, [B1[0]])) == held

@@ -8,13 +8,13 @@ recovery changes nothing, no file is left over, and compaction goes on.
 from __future__ import annotations
 
 from pathlib import Path
-from random import Random
 
 import pytest
 
 from dataplane.log.partition_log import LogConfig, PartitionLog
-from tests.simulation.disk import PowerLoss, SimDisk, Survival
+from tests.simulation.disk import SimDisk, Survival
 from tests.unit.dataplane.log.compacting import Row, append, compact, rows, stored
+from tests.unit.dataplane.log.power_cuts import cut_power_in_every_call
 from wire.types import LeaderEpoch, Offset
 
 HOME = Path("/log")
@@ -22,7 +22,7 @@ CONFIG = LogConfig(segment_bytes=500, index_interval_bytes=200, tail_bytes=300)
 
 
 class Workload:
-    """Drives a log and knows what it must hold after a crash at any point."""
+    """Drives a log and knows the records that it must hold after a crash at any point."""
 
     def __init__(self, disk: SimDisk) -> None:
         self.disk = disk
@@ -128,20 +128,4 @@ class Workload:
 @pytest.mark.slow
 @pytest.mark.parametrize("how", ["nothing", "everything", "random"])
 def test_power_loss_at_every_system_call(how: Survival) -> None:
-    disk = SimDisk()
-    Workload(disk).run()
-    calls = disk.calls
-    assert calls > 300
-    for crash_at in range(calls):
-        disk = SimDisk()
-        workload = Workload(disk)
-        disk.crash_at = crash_at
-        if crash_at < disk.calls:
-            continue
-        with pytest.raises(PowerLoss):
-            workload.run()
-        disk.lose_power(how, Random(crash_at))
-        try:
-            workload.check()
-        except Exception as error:
-            raise AssertionError(f"crash in call {crash_at} of {calls}, {how}") from error
+    cut_power_in_every_call(Workload, how)

@@ -1,10 +1,9 @@
-"""What is known of a log without reading it: after an open, after a cut, and when a snapshot is damaged."""
+"""The state derived from a log: after an open, after a cut, and when a snapshot is damaged."""
 
 from __future__ import annotations
 
 from collections import Counter
 from pathlib import Path
-from random import Random
 from typing import TYPE_CHECKING
 
 import pytest
@@ -18,7 +17,8 @@ from dataplane.log.snapshot import Section, Snapshot, decode_snapshot, encode_sn
 from dataplane.replica.epochs import EpochEntry
 from dataplane.replica.life import RepairMode
 from dataplane.replica.producers import Duplicate, ProducerLimits, ProducerTable
-from tests.simulation.disk import SimDisk
+from tests.simulation.disk import SimDisk, Survival
+from tests.unit.dataplane.log.power_cuts import cut_power_in_every_call
 from tests.views import KEY
 from wire.batch import BatchBuilder
 from wire.types import LeaderEpoch, Offset
@@ -35,7 +35,7 @@ SECOND = 1_000_000_000
 
 
 class Written:
-    """A log, and what was written to it, by a few producers in turn."""
+    """A log to which a few producers have written in turn."""
 
     def __init__(self, log: PartitionLog) -> None:
         self.log = log
@@ -56,7 +56,7 @@ class Written:
             self.log.append(parts, [header])
 
     def known(self, end: int | None = None) -> object:
-        """What the batches up to `end` say."""
+        """The producer table of the batches up to `end`."""
         there = (header for header in self.headers if end is None or header.end_offset <= end)
         return ProducerTable(there, limits=self.log.config.producers).known
 
@@ -122,7 +122,7 @@ class TestWhenTheyAreWritten:
         written.log.close()
         assert snapshots(written.log) == [8]
 
-    def test_what_is_not_written_in_time_is_forgotten_and_built_from_the_log(self, written: Written) -> None:
+    def test_a_snapshot_not_written_in_time_is_forgotten_and_built_from_the_log(self, written: Written) -> None:
         written.append(90)
         written.log.sync()
         written.log.write_snapshots()
@@ -152,7 +152,7 @@ class TestWhenTheyAreWritten:
 
 
 class TestOpening:
-    def test_it_begins_at_the_newest_and_reads_what_came_behind(self, written: Written) -> None:
+    def test_it_begins_at_the_newest_and_reads_the_batches_behind(self, written: Written) -> None:
         written.append(40)
         written.log.sync()
         written.log.write_snapshots()
@@ -187,7 +187,7 @@ class TestOpening:
             path.unlink()
         assert written.reopen() == 0
 
-    def test_leader_epochs_whose_file_is_lost_are_those_of_the_snapshot_and_of_the_batches_behind(
+    def test_leader_epochs_whose_file_is_lost_come_from_the_snapshot_and_the_batches_behind(
         self, written: Written
     ) -> None:
         for _ in range(5):
@@ -262,7 +262,7 @@ class TestUnknownSections:
 
 
 class TestCutting:
-    def test_what_says_more_goes_before_the_log_is_cut(self, written: Written) -> None:
+    def test_snapshots_above_a_cut_go_before_the_log_is_cut(self, written: Written) -> None:
         written.append(80)
         written.log.sync()
         for base in bases(written.log)[1:]:
@@ -278,7 +278,7 @@ class TestCutting:
         written.log.write_snapshots()
         written.reopen()
 
-    def test_what_was_captured_above_the_cut_is_not_written(self, written: Written) -> None:
+    def test_a_capture_above_the_cut_is_not_written(self, written: Written) -> None:
         while len(bases(written.log)) < 2:
             written.append(1)
         captured = bases(written.log)[-1]
@@ -291,7 +291,7 @@ class TestCutting:
             found = decode_snapshot((written.log.directory / f"{offset:020d}.snapshot").read_bytes())
             assert found.producers == written.known(offset)
 
-    def test_a_duplicate_of_what_was_cut_is_none(self, written: Written) -> None:
+    def test_a_repetition_of_a_cut_batch_is_no_duplicate(self, written: Written) -> None:
         written.append(30, producers=1)
         sequence = written.headers[-1].base_sequence
         assert isinstance(written.log.producers.check(0, 0, sequence, 2), Duplicate)
@@ -326,7 +326,7 @@ class TestTheLogStart:
 
 
 class Rolling(RealFiles):
-    """Whatever is read, the loop thread would just like to begin a segment."""
+    """During each read the loop thread wants to begin a segment."""
 
     def __init__(self) -> None:
         self.log: PartitionLog | None = None
@@ -404,16 +404,12 @@ class TestTheCostOfAnOpen:
         assert files.bytes < 16 << 10
 
 
-class PowerLoss(BaseException):
-    """Not an Exception: nothing in the log may catch it."""
-
-
 HOME = Path("/log")
 SMALL = LogConfig(segment_bytes=700, index_interval_bytes=200, tail_bytes=300, producers=FORGETFUL)
 
 
 class Workload:
-    """All that moves snapshots; after a crash at any point the producers are those of the batches that are there."""
+    """All operations that move snapshots; after a crash at any point the producers agree with the remaining batches."""
 
     INSTALLED = Snapshot(
         Offset(500),
@@ -485,19 +481,5 @@ class Workload:
 
 @pytest.mark.slow
 @pytest.mark.parametrize("how", ["nothing", "everything", "random"])
-def test_power_loss_at_every_system_call(how: str) -> None:
-    disk = SimDisk(crash=PowerLoss)
-    Workload(disk).run()
-    calls = disk.calls
-    assert calls > 300
-    for crash_at in range(calls):
-        disk = SimDisk(crash=PowerLoss)
-        disk.crash_at = crash_at
-        workload = Workload(disk)
-        with pytest.raises(PowerLoss):
-            workload.run()
-        disk.lose_power(how, Random(crash_at))  # type: ignore[arg-type]
-        try:
-            workload.check()
-        except Exception as error:
-            raise AssertionError(f"crash in call {crash_at} of {calls}, {how}") from error
+def test_power_loss_at_every_system_call(how: Survival) -> None:
+    cut_power_in_every_call(Workload, how)

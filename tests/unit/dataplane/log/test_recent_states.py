@@ -69,7 +69,7 @@ def state(batches: int, producers: int = 1) -> RecentState:
 
 
 class TestWhichStatesAreKept:
-    def test_the_distance_to_the_one_below_a_cut_is_no_more_than_a_few_times_what_is_cut(self) -> None:
+    def test_the_distance_to_the_one_below_a_cut_is_no_more_than_a_few_times_the_cut(self) -> None:
         states = RecentStates()
         for end in range(1, 30_000):
             if end >= states.due:
@@ -90,7 +90,7 @@ class TestWhichStatesAreKept:
             newest = states._states[-1].batches
             assert states.due == newest + producers
 
-    def test_those_above_a_cut_are_forgotten_and_one_below_the_log_start_is_not_used(self) -> None:
+    def test_states_above_a_cut_are_forgotten_and_one_below_the_log_start_is_not_used(self) -> None:
         states = RecentStates()
         for batches in (10, 20, 30):
             states.keep(state(batches))
@@ -217,9 +217,7 @@ class Histories:
 
 @settings(max_examples=80, deadline=None)
 @given(seed=st.integers(0, 1 << 32), interval=st.sampled_from([1, 2, 3, 10]), steps=st.integers(1, 50))
-def test_after_any_cut_the_producers_are_those_of_the_batches_that_are_left(
-    seed: int, interval: int, steps: int
-) -> None:
+def test_after_any_cut_the_producers_agree_with_the_batches_that_are_left(seed: int, interval: int, steps: int) -> None:
     with patch.object(recent_states, "STATE_INTERVAL", interval):
         histories = Histories(seed)
         weights = {

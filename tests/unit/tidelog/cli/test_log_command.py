@@ -165,7 +165,7 @@ class TestDump:
         by_environment = run_json("dump", vault, "--records", TIDELOG_MASTER_KEY=f"2026:{MASTER.secret.hex()}")
         assert [line["value"] for line in by_file] == ["secret 0", "secret 1"] == [r["value"] for r in by_environment]
 
-    def test_damage_is_shown_and_what_follows_it_too(self, flights: Path) -> None:
+    def test_damage_is_shown_and_the_batches_behind_it_too(self, flights: Path) -> None:
         segment = min(flights.glob("*.log"))
         flip(segment, HEADER_SIZE + 3)
         lines = run_json("dump", flights)

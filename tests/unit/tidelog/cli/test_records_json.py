@@ -18,7 +18,7 @@ bytes_or_none = st.none() | st.binary(max_size=20) | st.text(max_size=10).map(st
 
 
 @given(bytes_or_none, bytes_or_none, st.dictionaries(st.text(max_size=5), st.binary(max_size=5), max_size=2))
-def test_what_is_printed_can_be_published(key: bytes | None, value: bytes | None, headers: dict[str, bytes]) -> None:
+def test_printed_records_can_be_published(key: bytes | None, value: bytes | None, headers: dict[str, bytes]) -> None:
     line = to_json(Record("s", 1, 2, 1_700_000_000_123_456_789, key, value, headers))
     assert from_json(line.encode()) == Parsed(value, key, {**headers}, AtTime(1_700_000_000_123_456_789))
 

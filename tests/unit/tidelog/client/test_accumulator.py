@@ -377,7 +377,7 @@ class TestEndings:
 
 
 class TestSessions:
-    def test_what_follows_a_failed_batch_goes_on_under_a_new_session_once_refused(self) -> None:
+    def test_batches_behind_a_failed_one_go_on_under_a_new_session_once_refused(self) -> None:
         acc = core()
         fill(acc, 4)
         a, b, c, d = sent(acc)

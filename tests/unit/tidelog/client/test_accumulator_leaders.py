@@ -247,9 +247,7 @@ def trouble(world: World, random: Random) -> None:
 @pytest.mark.parametrize(
     "seeds", [range(at, at + 100) for at in range(0, 400, 100)], ids=lambda seeds: f"from {seeds[0]}"
 )
-def test_through_changes_of_leader_every_record_is_what_its_producer_is_told(
-    delivery_timeout: float, seeds: range
-) -> None:
+def test_through_changes_of_leader_every_receipt_is_true(delivery_timeout: float, seeds: range) -> None:
     for seed in seeds:
         with failing_seed(seed):
             run(World(delivery_timeout), Random(seed))

@@ -228,7 +228,7 @@ async def test_a_loss_is_accepted_by_name_only(cluster: Cluster) -> None:
     assert [body["accept_loss"] for body in seen] == [False, True]
 
 
-async def test_what_cannot_be_is_refused_before_it_is_sent(cluster: Cluster) -> None:
+async def test_impossible_requests_are_refused_before_they_are_sent(cluster: Cluster) -> None:
     transport, _, client = cluster
     seen = answer(transport, "stream.create", blank(StreamDescription))
     with pytest.raises(BadName):

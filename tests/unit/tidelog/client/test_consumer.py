@@ -102,7 +102,7 @@ async def test_partitions_are_merged_each_in_its_order(cluster: Cluster) -> None
     assert {record.partition for record in only} == {1}
 
 
-async def test_it_waits_for_what_is_not_committed_yet(cluster: Cluster) -> None:
+async def test_it_waits_for_uncommitted_records(cluster: Cluster) -> None:
     _, broker, client = cluster
     async with client.consume("s", start="new", stop=102) as consumer:
         reading = asyncio.create_task(numbers(consumer))
@@ -234,7 +234,7 @@ async def test_positions_that_cannot_be_are_refused(cluster: Cluster, arguments:
         await numbers(client.consume("s", **arguments))  # type: ignore[arg-type]
 
 
-async def test_offsets_for_those_who_plan_their_reads(cluster: Cluster) -> None:
+async def test_offsets_for_callers_that_plan_their_reads(cluster: Cluster) -> None:
     _, broker, client = cluster
     broker.seed("three", 1, [b"a", b"b"])
     assert await client.offsets("three", "latest") == {0: 0, 1: 2, 2: 0}
@@ -270,7 +270,7 @@ async def fill_three(broker: FakeBroker) -> set[tuple[int, int]]:
 
 
 @pytest.mark.parametrize("taken", [0, 1, 9, 10, 11, 395, 900])
-async def test_who_resumes_at_the_positions_reads_each_record_once(cluster: Cluster, taken: int) -> None:
+async def test_a_consumer_resumed_at_the_positions_reads_each_record_once(cluster: Cluster, taken: int) -> None:
     """Also after a break, with much fetched ahead, and through JSON."""
     _, broker, client = cluster
     expected = await fill_three(broker)
@@ -318,7 +318,7 @@ async def test_positions_are_kept_when_reading_has_come_to_its_end(cluster: Clus
     assert latest.positions == {0: 99}
 
 
-async def test_positions_move_over_what_was_removed(cluster: Cluster) -> None:
+async def test_positions_move_over_removed_records(cluster: Cluster) -> None:
     """A consumer that stores them while nothing new comes begins at a record that is there."""
     _, broker, client = cluster
     async with client.consume("s", start=3, on_gap="skip", stop=101) as consumer:

@@ -67,7 +67,7 @@ class TestPositions:
         f.on_answer(answer(), looked_up(10, log_start=10))
         assert f.position == 10
 
-    def test_a_start_behind_what_is_committed_ends_at_once_when_it_stops_there(self) -> None:
+    def test_a_start_above_the_high_watermark_ends_at_once_when_it_stops_there(self) -> None:
         f = fetcher(AtOffset(60), Anchor.LATEST)
         f.next_request(NOW)
         f.on_answer(answer(), looked_up(50))
@@ -164,7 +164,7 @@ class TestRefusals:
             raised(f.on_error(TidelogError(Code.OFFSET_BEFORE_LOG, "below", {"log_start": "40"}))), OffsetOutOfRange
         )
 
-    def test_one_that_skips_gaps_goes_on_at_the_start_and_says_what_it_missed(self) -> None:
+    def test_one_that_skips_gaps_goes_on_at_the_start_and_names_the_missed_offsets(self) -> None:
         f = PartitionFetcher("s/0", Anchor.EARLIEST, None, FetchSettings(), leader_epoch=1, skips_gaps=True)
         f.next_request(NOW)
         f.on_answer(answer(), looked_up(0))
@@ -175,7 +175,7 @@ class TestRefusals:
         request = f.next_request(NOW).request
         assert (request.offset, request.last_record_epoch) == (40, 0)
 
-    def test_what_lies_behind_the_stop_is_not_missed(self) -> None:
+    def test_records_behind_the_stop_are_not_missed(self) -> None:
         f = PartitionFetcher("s/0", AtOffset(3), AtOffset(10), FetchSettings(), leader_epoch=1, skips_gaps=True)
         f.next_request(NOW)
         assert f.on_error(TidelogError(Code.OFFSET_BEFORE_LOG, "below", {"log_start": "40"})) == Skip(3, 10)
@@ -206,7 +206,7 @@ class TestRefusals:
         assert 0 < outcome.seconds < 1
         assert f.leader_epoch == epoch
 
-    def test_what_no_message_has_room_for_is_told(self) -> None:
+    def test_a_batch_that_no_message_has_room_for_is_told(self) -> None:
         f = fetcher(AtOffset(9))
         f.next_request(NOW)
         error = raised(f.on_error(TidelogError(Code.MESSAGE_TOO_LARGE, "offset 9: raise max_payload")))
@@ -220,7 +220,7 @@ class TestRefusals:
         assert outcome == Wait(0.0)
         assert f.next_request(NOW).request.leader_epoch == 3
 
-    def test_what_passes_is_asked_again_after_growing_waits(self) -> None:
+    def test_passing_refusals_are_asked_again_after_growing_waits(self) -> None:
         f = fetcher(AtOffset(0))
         waits = []
         for _ in range(20):
@@ -236,7 +236,7 @@ class TestRefusals:
         f.next_request(NOW)
         assert f.on_error(TidelogError(Code.BACKPRESSURE, "later", {"retry_after_ms": "500"})) == Wait(0.5)
 
-    def test_what_does_not_pass_is_raised_as_its_type(self) -> None:
+    def test_lasting_refusals_are_raised_as_their_type(self) -> None:
         f = fetcher(AtOffset(0))
         f.next_request(NOW)
         assert isinstance(raised(f.on_error(TidelogError(Code.UNKNOWN_STREAM, "gone"))), UnknownStream)
@@ -298,7 +298,7 @@ class TestFollowers:
         assert (last.source, last.request.offset) == (None, 3)
 
     @pytest.mark.parametrize("code", [Code.OFFSET_BEFORE_LOG, Code.LOG_TRUNCATED, Code.WRONG_INCARNATION])
-    def test_what_the_leader_refuses_is_final(self, code: Code) -> None:
+    def test_a_refusal_of_the_leader_is_final(self, code: Code) -> None:
         f = reading_from_followers()
         for _ in range(2):
             f.next_request(NOW)

@@ -91,7 +91,7 @@ def test_a_mapping_survives_json() -> None:
         ({0: -1}, "offset -1 is outside"),
     ],
 )
-def test_a_mapping_that_cannot_be_is_refused_by_what_it_says(given: dict[int, int], text: str) -> None:
+def test_an_impossible_mapping_is_refused_by_its_content(given: dict[int, int], text: str) -> None:
     with pytest.raises(BadRequest, match=text):
         start_positions(given, None, [0])
 

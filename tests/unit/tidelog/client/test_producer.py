@@ -221,7 +221,7 @@ async def test_headers_that_are_no_headers_are_refused_by_name(cluster: Cluster,
     assert broker.logs["s", 0].end == 1, "and harm no other record"
 
 
-async def test_headers_are_those_of_the_moment_of_sending(cluster: Cluster) -> None:
+async def test_headers_are_taken_at_the_moment_of_sending(cluster: Cluster) -> None:
     _, _, client = cluster
     async with client.producer("s", linger_ms=20) as producer:
         headers = {}
@@ -459,7 +459,7 @@ async def test_too_few_replicas_until_the_timeout_is_that_error(cluster: Cluster
     broker.refusals = []
 
 
-async def test_flush_raises_what_nobody_awaited_once(cluster: Cluster) -> None:
+async def test_flush_raises_an_unawaited_error_once(cluster: Cluster) -> None:
     _, broker, client = cluster
     async with client.producer("s") as producer:
         broker.refusals = [TidelogError(Code.READONLY, "s is read-only")]

@@ -19,7 +19,7 @@ from tidelog.client.errors import (
 from wire.transport import Message
 
 
-async def test_closing_the_client_fails_what_is_not_acknowledged(cluster: Cluster) -> None:
+async def test_closing_the_client_fails_unacknowledged_records(cluster: Cluster) -> None:
     _, broker, client = cluster
     producer = client.producer("s")
     await producer.start()
@@ -78,7 +78,7 @@ async def test_closing_the_client_while_a_producer_starts_leaves_no_exception(
     assert unretrieved == []
 
 
-async def test_a_user_who_gives_up_on_metadata_leaves_no_exception(cluster: Cluster, unretrieved: list[str]) -> None:
+async def test_a_caller_that_gives_up_on_metadata_leaves_no_exception(cluster: Cluster, unretrieved: list[str]) -> None:
     transport, _, client = cluster
 
     async def give_up() -> None:

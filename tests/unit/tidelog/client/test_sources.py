@@ -18,7 +18,7 @@ def test_one_follower_is_kept_while_it_serves() -> None:
     assert {sources.choose(NOW + i) for i in range(10)} == {B}
 
 
-def test_who_does_not_serve_rests_and_the_leader_comes_last() -> None:
+def test_a_replica_that_does_not_serve_rests_and_the_leader_comes_last() -> None:
     sources = FollowerSources((B, C), 0)
     sources.rest(B, NOW)
     assert sources.choose(NOW) == C
@@ -27,13 +27,13 @@ def test_who_does_not_serve_rests_and_the_leader_comes_last() -> None:
     assert sources.choose(NOW + REST_NS) == B
 
 
-def test_a_clock_that_is_set_back_makes_nobody_rest_for_ever() -> None:
+def test_a_clock_that_is_set_back_makes_no_replica_rest_for_ever() -> None:
     sources = FollowerSources((B,), 0)
     sources.rest(B, NOW)
     assert sources.choose(NOW - 2 * REST_NS) == B
 
 
-def test_newer_metadata_changes_the_choice_and_keeps_who_rests() -> None:
+def test_newer_metadata_changes_the_choice_and_keeps_the_resting_replicas() -> None:
     sources = FollowerSources((B, C), 0)
     sources.rest(C, NOW)
     sources.know((C,))
