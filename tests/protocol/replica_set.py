@@ -12,7 +12,9 @@ Each broker has a process of its own, whose loop runs to quiet after every event
     b>meta     ISR changes, reports and withdrawals; `meta` is the production ClusterState
     meta>b     views, in the order in which they were applied
 
-Requests of clients are made at once, and are answered on inboxes that only `told` reads.
+Requests of clients are made at once, and are answered on inboxes that only `told` reads. Three things are simpler than
+in a broker: no periodic work runs (checkpoints, housekeeping, the watches of the disk), no sync is quick enough to be
+made on the loop, and timers are exact, where a broker puts those that are far off to a common beat.
 """
 
 from __future__ import annotations
@@ -148,9 +150,10 @@ class ReplicaSet:
 
     # ---- logs
 
-    def open_log(self, disk: SimDisk) -> PartitionLog:
+    def open_log(self, disk: SimDisk, *, page_cache_survived: bool = True) -> PartitionLog:
         disk.make_directory(self.directory)
-        return PartitionLog.open(self.directory, self.log_config, files=disk, page_cache_survived=True)[0]
+        log, _ = PartitionLog.open(self.directory, self.log_config, files=disk, page_cache_survived=page_cache_survived)
+        return log
 
     def write_log(self, name: str, runs: Sequence[tuple[int, str]], start: int, high_watermark: int) -> None:
         """Before `begin`: (epoch, values) in order, a batch for each record."""

@@ -109,7 +109,7 @@ def records_of(log: PartitionLog) -> Iterator[tuple[Offset, LeaderEpoch, str]]:
     """(offset, LeaderEpoch, value) of each record; of a tombstone the capital of its key."""
     at = log.log_start_offset
     while at < log.log_end_offset:
-        data = log.read_from_disk(at, max_bytes=1, end_offset=log.log_end_offset)
+        data = log.read_from_disk(at, max_bytes=log.size_bytes, end_offset=log.log_end_offset)
         for position, header in iter_batches(data):
             for delta, value in _values(bytes(data[position : position + header.size])):
                 yield Offset(header.base_offset + delta), header.leader_epoch, value
@@ -185,11 +185,12 @@ class Connection(FakeTransport):
         self, name: str, on_sent: Callable[[Connection, NatsMessage], None], on_acked: Callable[[], None], now: float
     ) -> None:
         super().__init__(connected_since=now)
-        self._on_acked = on_acked
         self.name = name
         self.asking = 0
         """Number of the `.offset` or `.checkpoint` request that is being sent."""
         self._on_sent = on_sent
+        self._on_acked = on_acked
+        """Acknowledgements of bare publishes were sent."""
 
     def publish(
         self,
@@ -251,6 +252,8 @@ class Broker:
         self.disk = SimDisk(crash=SimulatedCrash)
         self._set = replicas
         self._life: _Life | None = None
+        self.cache_survived = True
+        """No loss of power has taken what was not synced."""
         self._left: PartitionLog | None = None
         """The log as a process left it that has ended."""
         self._read: tuple[object, list[tuple[Offset, LeaderEpoch, str]]] | None = None
@@ -280,7 +283,7 @@ class Broker:
     def log(self) -> PartitionLog:
         """Of a broker that is down: as the next life would find it."""
         if self._life is None:
-            self._left = self._left or self._set.open_log(self.disk.copy())
+            self._left = self._left or self._set.open_log(self.disk.copy(), page_cache_survived=self.cache_survived)
             return self._left
         log = self._life.replica.log
         assert log is not None
@@ -302,11 +305,13 @@ class Broker:
 
     def start(self, incarnation: Incarnation) -> None:
         self._life = _Life(self._set, self, incarnation)
+        self.cache_survived = True
 
     def kill(self, *, power: bool) -> None:
         life, self._life, self._left = self.life, None, None
         life.process.kill()
         self.disk.kill_process()
+        self.cache_survived = not power
         if power:
             self.disk.lose_power("nothing", Random(0))
 
@@ -328,7 +333,8 @@ class _Life:
         process = self.process = ScriptedProcess.begun(replicas.world, name)
         process.on_call = self._on_call
         broker.disk.clock = process.time_ns
-        self.connection = Connection(f"{name}-{incarnation}", self._on_sent, replicas.acked_bare, process.time())
+        on_sent = partial(replicas.on_sent, broker)
+        self.connection = Connection(f"{name}-{incarnation}", on_sent, replicas.acked_bare, process.time())
         self.connection.max_payload = replicas.max_payload
         self.connection.subscribed[SUBJECTS.notify(name)] = self._on_notification
         metadata = SimpleNamespace(
@@ -363,13 +369,10 @@ class _Life:
         )
         space.on_room = lambda _room: self.replica.on_space(space.is_full)
         self.replica = Replica(replicas.key, replicas.directory, replicas.log_config, files=broker.disk)
-        self.replica.open(page_cache_survived=True)
+        self.replica.open(page_cache_survived=broker.cache_survived)
 
     def _ask_meta(self, body: IsrChange | LeaderReport | Withdrawal) -> None:
         self._set.send(Message(self.broker.name, META, body))
-
-    def _on_sent(self, connection: Connection, message: NatsMessage) -> None:
-        self._set.on_sent(self.broker, connection, message)
 
     def _on_call(self, call: DiskCall, executor: object) -> None:
         """Cuts are messages always, other calls that a role waits for only while the disk is held."""
