@@ -75,7 +75,7 @@ class Asked(NamedTuple):
 @dataclass(frozen=True, slots=True)
 class DiskCall:
     label: str
-    run: Callable[[], tuple[str, Callable[[], None]]]
+    run: Callable[[], tuple[str, Callable[[], object]]]
     """Makes the call. Returns what the transcript says of it, and the function by which the waiting code hears of it.
     """
 
@@ -166,7 +166,7 @@ class ScriptedProcess(Process):
         name = getattr(work.func if isinstance(work, partial) else work, "__qualname__", "")
         label = "cut" if name.startswith(FollowerDriver.__name__) else name
 
-        def run() -> tuple[str, Callable[[], None]]:
+        def run() -> tuple[str, Callable[[], object]]:
             result: Any = None
             error: BaseException | None = None
             try:
@@ -224,23 +224,28 @@ class Connection(FakeTransport):
 
 
 class Syncer:
-    """`dataplane.log.group_commit.SyncScheduler` on a disk that is never quick: a sync is a message of the disk."""
+    """`dataplane.log.group_commit.SyncScheduler` on a disk that is never quick: a sync is a message of the disk. It
+    begins when that arrives, and serves all requests that have come by then."""
 
     is_crowded = False
     waiting_since = math.inf
 
     def __init__(self, call: Callable[[DiskCall], None]) -> None:
         self._call = call
+        self._waiting: list[Callable[[Offset | Exception], None]] = []
 
     def at_once(self, log: Syncable) -> Offset | None:
         return None
 
     def request(self, log: Syncable, done: Callable[[Offset | Exception], None]) -> None:
-        def run() -> tuple[str, Callable[[], None]]:
+        def run() -> tuple[str, Callable[[], object]]:
+            served, self._waiting = self._waiting, []
             end = log.sync()
-            return f"synced to {end}", partial(done, end)
+            return f"synced to {end}", lambda: [waiting(end) for waiting in served]
 
-        self._call(DiskCall("sync", run))
+        self._waiting.append(done)
+        if len(self._waiting) == 1:
+            self._call(DiskCall("sync", run))
 
 
 class Broker:
