@@ -19,7 +19,7 @@ import tidelog
 from tests.integration.dev_cluster import dev_cluster
 from tests.integration.replicated_cluster import observed
 from tests.integration.waiting import LIMIT, until
-from tests.integration.workload import acked_load, check, wait_in_sync
+from tests.integration.workload import acked_load, assert_nothing_lost, wait_in_sync
 from tidelog.client.connection import Client
 from tidelog.runtime.nats import NatsConnection
 from tidelog.runtime.orphans import ends_with_us
@@ -161,8 +161,7 @@ async def test_a_flood_of_many_partitions_moves_no_leadership_and_each_plain_pub
             assert await leaders() == before
             assert await total("isr_proposals") == proposals
             assert await total("dropped_refused") > 0, "it was no flood"
-            findings = await check(cluster.url, ledger, cluster.processes.data_dirs, timeout=LIMIT)
-            assert findings.ok, findings
+            await assert_nothing_lost(cluster.url, ledger, cluster.processes.data_dirs)
 
 
 async def test_while_a_follower_stands_still_nothing_acknowledged_is_lost_and_the_leaders_memory_is_bounded(
@@ -197,8 +196,7 @@ async def test_while_a_follower_stands_still_nothing_acknowledged_is_lost_and_th
                 assert told["dropped_refused"] > 0, "nothing waited for the follower"
                 await cluster.leader("flooded", isr=2)
                 cluster.wake(stopped)
-            findings = await check(cluster.url, ledger, cluster.processes.data_dirs, timeout=LIMIT)
-            assert findings.ok, findings
+            await assert_nothing_lost(cluster.url, ledger, cluster.processes.data_dirs)
 
 
 @contextmanager

@@ -22,7 +22,7 @@ import tidelog
 from tests.integration.command_line import assert_refused, tidelog_command
 from tests.integration.dev_cluster import assert_logs_without, dev_cluster
 from tests.integration.waiting import LIMIT, until
-from tests.integration.workload import acked_load, check, wait_in_sync
+from tests.integration.workload import acked_load, assert_nothing_lost, wait_in_sync
 from tidelog.runtime.nats import NatsConnection
 from tidelog.server.devcluster import DevCluster
 from wire.batch import iter_batches
@@ -179,8 +179,7 @@ async def test_keys_are_rotated_under_load(cluster: DevCluster) -> None:
                         cluster.kill(broker, signal.SIGHUP)
                     await asyncio.sleep(0.3)
             await asyncio.sleep(0.5)
-        findings = await check(cluster.nats_url, ledger, cluster.data_dirs)
-        assert findings.ok, findings
+        await assert_nothing_lost(cluster.nats_url, ledger, cluster.data_dirs)
         stored = b"".join(p.read_bytes() for p in segments(cluster, "b1", "vault"))
         used = [stored[at + 96 + 24 : at + 96 + 31] for at, _ in iter_batches(stored)]
         assert used == sorted(used), "once the new key is in use everywhere, the old one is used no more"

@@ -15,7 +15,7 @@ import pytest
 import tidelog
 from tests.integration.dev_cluster import dev_cluster
 from tests.integration.waiting import until
-from tests.integration.workload import acked_load, check, wait_in_sync
+from tests.integration.workload import acked_load, assert_nothing_lost, wait_in_sync
 from tidelog.server.devcluster import DevCluster
 
 BROKERS = 3
@@ -65,9 +65,7 @@ async def test_leader_kill(cluster: DevCluster) -> None:
         await wait_for(cluster.nats_url, lambda p: len(p["isr"]) == BROKERS, "the return to the ISR")
     assert gap is not None
     print(f"\nleader kill: {old['leader']} -> {new['leader']}, no acknowledged write for {gap * 1e3:.0f} ms")
-    findings = await check(cluster.nats_url, ledger, cluster.data_dirs)
-    print(findings)
-    assert findings.ok, findings
+    findings = await assert_nothing_lost(cluster.nats_url, ledger, cluster.data_dirs)
     assert findings.acknowledged > 500
 
 
@@ -89,9 +87,7 @@ async def test_follower_kill(cluster: DevCluster) -> None:
         await wait_for(cluster.nats_url, lambda p: follower in p["isr"], "the return to the ISR")
     assert gap is not None
     print(f"\nfollower kill: no acknowledged write for {gap * 1e3:.0f} ms")
-    findings = await check(cluster.nats_url, ledger, cluster.data_dirs)
-    print(findings)
-    assert findings.ok, findings
+    await assert_nothing_lost(cluster.nats_url, ledger, cluster.data_dirs)
 
 
 async def test_controller_kill(cluster: DevCluster) -> None:
@@ -111,9 +107,7 @@ async def test_controller_kill(cluster: DevCluster) -> None:
         cluster.start_broker(controller)
         await wait_for(cluster.nats_url, lambda p: len(p["isr"]) == BROKERS, "the return to the ISR")
     print(f"\ncontroller kill: a stream was created {took * 1e3:.0f} ms later")
-    findings = await check(cluster.nats_url, ledger, cluster.data_dirs)
-    print(findings)
-    assert findings.ok, findings
+    await assert_nothing_lost(cluster.nats_url, ledger, cluster.data_dirs)
 
 
 async def test_whole_cluster_kill(cluster: DevCluster) -> None:
@@ -126,9 +120,7 @@ async def test_whole_cluster_kill(cluster: DevCluster) -> None:
         for broker in cluster.broker_ids:
             cluster.start_broker(broker)
         await until(lambda: len(ledger.acked) > acked + 100, "writes after the restart of all brokers")
-    findings = await check(cluster.nats_url, ledger, cluster.data_dirs)
-    print(f"\nwhole cluster kill: {findings}")
-    assert findings.ok, findings
+    await assert_nothing_lost(cluster.nats_url, ledger, cluster.data_dirs)
 
 
 @pytest.mark.parametrize("of_controller", [False, True], ids=["leader", "leader and controller"])
@@ -166,6 +158,5 @@ async def test_median_stall_of_ten_leader_kills(cluster: DevCluster, of_controll
         f"\nstalls of acknowledged writes, ms: {[round(g * 1e3) for g in gaps]},"
         f" median {statistics.median(gaps) * 1e3:.0f}, worst {max(gaps) * 1e3:.0f}"
     )
-    findings = await check(cluster.nats_url, ledger, cluster.data_dirs)
-    assert findings.ok, findings
+    await assert_nothing_lost(cluster.nats_url, ledger, cluster.data_dirs)
     assert statistics.median(gaps) < 0.5

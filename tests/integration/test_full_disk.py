@@ -23,7 +23,7 @@ from tests.integration.small_disks import (
     until_led_by_another,
 )
 from tests.integration.waiting import LIMIT, until
-from tests.integration.workload import acked_load, check, wait_in_sync
+from tests.integration.workload import acked_load, assert_nothing_lost, wait_in_sync
 from tidelog.runtime.nats import NatsConnection
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(240)]
@@ -64,8 +64,7 @@ async def test_a_full_broker_steps_aside_and_comes_back(tmp_path: Path, kind: st
                 disks.make_room(full)
                 await until_isr(client, "s", *disks.brokers)
                 assert await room_of(client, full) == "ample"
-            findings = await check(url, ledger, disks.processes.data_dirs, timeout=LIMIT)
-            assert findings.ok, findings
+            findings = await assert_nothing_lost(url, ledger, disks.processes.data_dirs)
             assert findings.acknowledged > 100
         disks.check_all_are_alive()
 
@@ -123,8 +122,7 @@ async def test_disks_that_others_fill_to_the_last_byte(tmp_path: Path) -> None:
                 before = len(ledger.acked)
                 disks.make_room(*disks.brokers)
                 await until(lambda: len(ledger.acked) > before + 100, "acknowledgements after there was room again")
-            findings = await check(url, ledger, disks.processes.data_dirs, timeout=LIMIT)
-            assert findings.ok, findings
+            await assert_nothing_lost(url, ledger, disks.processes.data_dirs)
         disks.check_all_are_alive()
 
 
@@ -148,8 +146,7 @@ async def test_a_broker_that_starts_on_a_full_disk_waits_for_room(tmp_path: Path
                 await asyncio.sleep(5.0)
                 disks.make_room(broker)
                 await until_isr(client, "s", *disks.brokers)
-            findings = await check(url, ledger, disks.processes.data_dirs, timeout=LIMIT)
-            assert findings.ok, findings
+            await assert_nothing_lost(url, ledger, disks.processes.data_dirs)
         disks.check_all_are_alive()
 
 

@@ -29,7 +29,7 @@ from tests.integration.dev_cluster import dev_cluster
 from tests.integration.hanging_broker import hanging_file
 from tests.integration.small_disks import partition, until_isr, until_led_by_another
 from tests.integration.waiting import LIMIT, until
-from tests.integration.workload import acked_load, check, wait_in_sync
+from tests.integration.workload import acked_load, assert_nothing_lost, wait_in_sync
 from tests.power_loss.cluster import PowerLossCluster, why_not
 from tests.power_loss.mount import HANGS
 from tidelog.server.devcluster import DevCluster
@@ -123,8 +123,7 @@ async def test_while_the_disk_of_a_leader_hangs_another_one_acknowledges(
                 assert hung not in (await partition(client, "s"))["isr"]
                 cluster.let_hang(hung, False)
                 await until_isr(client, "s", *brokers)
-            findings = await check(url, ledger, cluster.processes.data_dirs, timeout=LIMIT)
-            assert findings.ok, findings
+            await assert_nothing_lost(url, ledger, cluster.processes.data_dirs)
         assert all(cluster.processes.pid(broker) is not None for broker in brokers)
         log = cluster.processes.log_file(hung).read_text()
         if kind != "everything":
@@ -152,10 +151,7 @@ async def test_a_broker_whose_disk_hangs_ends_when_it_is_told_to(tmp_path: Path)
                 cluster.let_hang(hung, False)
                 processes.start_broker(hung)
                 await until_isr(client, "s", *processes.broker_ids)
-            findings = await check(
-                url, ledger, {b: processes.broker_dir(b) for b in processes.broker_ids}, timeout=LIMIT
-            )
-            assert findings.ok, findings
+            await assert_nothing_lost(url, ledger, processes.data_dirs)
 
 
 async def is_told(client: tidelog.Client, hung: str) -> None:

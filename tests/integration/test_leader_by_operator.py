@@ -18,7 +18,7 @@ import tidelog
 from tests.integration.command_line import command
 from tests.integration.dev_cluster import dev_cluster
 from tests.integration.waiting import until
-from tests.integration.workload import Ledger, acked_load, check, wait_in_sync
+from tests.integration.workload import Ledger, acked_load, assert_nothing_lost, wait_in_sync
 from tidelog.server.devcluster import DevCluster
 
 BROKERS = 3
@@ -61,9 +61,7 @@ async def test_moves_under_load_lose_nothing_and_the_old_leader_stays_in_sync(cl
                 assert sorted(moved["isr"]) == sorted(old["isr"]), "the old leader stays in the ISR"
                 assert moved["log_end_offset"] is not None, "the new leader serves"
     print(f"\nplanned moves: no acknowledged write for {[round(gap * 1e3) for gap in gaps]} ms")
-    findings = await check(cluster.nats_url, ledger, cluster.data_dirs)
-    print(findings)
-    assert findings.ok, findings
+    await assert_nothing_lost(cluster.nats_url, ledger, cluster.data_dirs)
 
 
 async def test_a_move_that_cannot_be_is_refused_in_a_sentence(cluster: DevCluster) -> None:
@@ -147,9 +145,7 @@ async def test_a_kill_in_the_middle_of_moves_loses_nothing(cluster: DevCluster, 
             found = await partition_of(client)
             last = next(broker for broker in found["isr"] if broker != found["leader"])
             assert (await client.move_leader(STREAM, 0, last))["leader"] == last
-    findings = await check(cluster.nats_url, ledger, cluster.data_dirs)
-    print(findings)
-    assert findings.ok, findings
+    await assert_nothing_lost(cluster.nats_url, ledger, cluster.data_dirs)
 
 
 async def _in_sync(client: tidelog.Client) -> bool:

@@ -22,7 +22,7 @@ from tests.integration import test_broker_roles as roles
 from tests.integration.replicated_cluster import Replica, ReplicatedCluster, observed, three_brokers
 from tests.integration.test_broker_leader_changes import BROKERS, log_of
 from tests.integration.waiting import LIMIT, until
-from tests.integration.workload import Ledger, acked_load, check
+from tests.integration.workload import Ledger, acked_load, assert_nothing_lost
 from tidelog.runtime.nats import NatsConnection
 from tidelog.runtime.server import EmbeddedNatsServer
 from tidelog.server.devcluster import DevCluster
@@ -290,8 +290,7 @@ async def test_fast_leader_changes_with_stale_high_watermarks_lose_nothing_commi
             cluster.start(leader.broker)
     assert stale, "no high watermark was behind at a change of leader: this has tried nothing"
     await cluster.leader("fast", above_epoch=epoch, isr=3)
-    findings = await check(cluster.url, ledger, cluster.processes.data_dirs, timeout=LIMIT)
-    assert findings.ok, findings
+    findings = await assert_nothing_lost(cluster.url, ledger, cluster.processes.data_dirs)
     assert findings.acknowledged == 60
 
 
@@ -319,8 +318,7 @@ async def test_a_leader_that_sleeps_through_its_failover_wakes_up_and_harms_noth
             "asleep", old.broker, lambda r: r.role == "following" and r.leader_epoch > old.leader_epoch, "its new role"
         )
         await cluster.leader("asleep", isr=3)
-    findings = await check(cluster.url, ledger, cluster.processes.data_dirs, timeout=LIMIT)
-    assert findings.ok, findings
+    await assert_nothing_lost(cluster.url, ledger, cluster.processes.data_dirs)
 
 
 # ---------------------------------------------------------------- deleted streams

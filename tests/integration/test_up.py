@@ -19,7 +19,7 @@ import pytest
 import tidelog
 from tests.integration.command_line import assert_refused, start_tidelog, tidelog_command
 from tests.integration.waiting import until, wait_until
-from tests.integration.workload import Ledger, acked_load, check, wait_in_sync
+from tests.integration.workload import Ledger, acked_load, assert_nothing_lost, wait_in_sync
 from tidelog.runtime.loopback import HOST
 from tidelog.runtime.server import EmbeddedNatsServer
 from tidelog.server.devcluster import NatsKeeper
@@ -214,8 +214,7 @@ def test_a_killed_nats_server_is_started_again_and_nothing_acknowledged_is_lost(
                     await asyncio.sleep(1.0)
                     await kill_nats(ledger, kills)
             await wait_in_sync(url, "kept")
-            found = await check(url, ledger, data_dirs)
-            assert found.ok, found
+            await assert_nothing_lost(url, ledger, data_dirs)
 
         asyncio.run(main())
         assert "nats-server ended with status -9" in running.said()

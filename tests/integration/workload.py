@@ -221,6 +221,14 @@ async def check(url: str, ledger: Ledger, data_dirs: dict[str, Path], *, timeout
     )
 
 
+async def assert_nothing_lost(url: str, ledger: Ledger, data_dirs: dict[str, Path]) -> Findings:
+    """`check`, with an AssertionError unless all is well; the findings are printed."""
+    findings = await check(url, ledger, data_dirs)
+    print(f"\n{findings}")
+    assert findings.ok, findings
+    return findings
+
+
 async def wait_in_sync(url: str, stream: str, *, timeout: float = 30.0) -> dict[str, Any]:
     """Until every replica of every partition is in the ISR and at the leader's end, all of it committed."""
     deadline = time.monotonic() + timeout
