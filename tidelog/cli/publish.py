@@ -5,7 +5,7 @@ from __future__ import annotations
 import sys
 import time
 from collections import Counter
-from collections.abc import Iterator
+from collections.abc import AsyncIterator
 from contextlib import nullcontext
 from typing import TYPE_CHECKING, Any, BinaryIO, Literal, cast
 
@@ -24,6 +24,8 @@ if TYPE_CHECKING:
 CHUNK_RECORDS = 10_000
 CHUNK_BYTES = 4 << 20
 """Read and sent as one; the next is read once this one is acknowledged."""
+PAUSE = 0.01
+"""Seconds. Lines of a pipe that pauses for so long are sent, whether they fill a chunk or not."""
 
 
 @click.command()
@@ -128,10 +130,10 @@ async def _publish_file(
     per_partition: Counter[int] = Counter()
     size = line_number = 0
     with _progress(file) as progress:
-        for chunk in _chunks(file):
+        async for chunk, chunk_size in _chunks(file):
             try:
                 if form == "lines":
-                    values = [line.removesuffix(b"\n").removesuffix(b"\r") for line in chunk]
+                    values = [line.removesuffix(b"\r") for line in chunk]
                     keys = None if key is None else [key] * len(values)
                     for run_receipt in await producer.send_many(values, keys=keys, partition=partition):
                         per_partition[run_receipt.partition] += run_receipt.record_count
@@ -142,7 +144,6 @@ async def _publish_file(
             except TidelogError as error:
                 fail(_given_up(error, line_number, len(chunk), _state(producer)))
             line_number += len(chunk)
-            chunk_size = sum(map(len, chunk))
             size += chunk_size
             if progress is not None:
                 progress.advance(progress.task_ids[0], chunk_size)
@@ -204,17 +205,57 @@ async def _publish_json(
     return Counter(receipt.partition for receipt in await asyncio.gather(*futures))
 
 
-def _chunks(file: BinaryIO) -> Iterator[list[bytes]]:
-    chunk: list[bytes] = []
+async def _chunks(file: BinaryIO) -> AsyncIterator[tuple[list[bytes], int]]:
+    """The lines as they come, without their ends, and the number of bytes that they took."""
+    lines: list[bytes] = []
+    begun: list[bytes] = []
+    """Pieces of the line that is not complete yet."""
     size = 0
-    for line in file:
-        chunk.append(line)
-        size += len(line)
-        if len(chunk) >= CHUNK_RECORDS or size >= CHUNK_BYTES:
-            yield chunk
-            chunk, size = [], 0
-    if chunk:
-        yield chunk
+    """Of `lines`."""
+    at_end = False
+    while not at_end:
+        data = await _read(file, PAUSE if lines else None)
+        at_end = data == b""
+        size += len(data or b"")
+        if data and b"\n" in data:
+            first, *rest = data.split(b"\n")
+            lines += (b"".join([*begun, first]), *rest[:-1])
+            begun = rest[-1:]
+        elif data:
+            begun.append(data)
+        if data and len(lines) < CHUNK_RECORDS and size < CHUNK_BYTES:
+            continue
+        for at in range(0, len(lines), CHUNK_RECORDS):
+            chunk = lines[at : at + CHUNK_RECORDS]
+            yield chunk, sum(map(len, chunk)) + len(chunk)
+        lines, size = [], 0
+    if last := b"".join(begun):
+        yield [last], len(last)
+
+
+async def _read(file: BinaryIO, patience: float | None) -> bytes | None:
+    """Some bytes, b"" at the end. None: a pipe or terminal gave none within `patience` seconds; others do not wait."""
+    import asyncio
+    import os
+
+    try:
+        descriptor = file.fileno()
+    except OSError:
+        return file.read(CHUNK_BYTES)
+    loop = asyncio.get_running_loop()
+    readable = asyncio.Event()
+    try:
+        loop.add_reader(descriptor, readable.set)
+    except PermissionError:  # a regular file can always be read, and epoll does not take it
+        return os.read(descriptor, CHUNK_BYTES)
+    try:
+        async with asyncio.timeout(patience):
+            await readable.wait()
+    except TimeoutError:
+        return None
+    finally:
+        loop.remove_reader(descriptor)
+    return os.read(descriptor, CHUNK_BYTES)
 
 
 def _progress(file: BinaryIO) -> Any:

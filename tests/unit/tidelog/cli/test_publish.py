@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+import asyncio
+import os
+from collections.abc import AsyncIterator
 from io import BytesIO
+from pathlib import Path
 from typing import Literal
 
 import pytest
@@ -71,10 +74,10 @@ async def test_a_file_that_fails_midway(monkeypatch: pytest.MonkeyPatch) -> None
     _, broker, client = make()
     broker.create("s", 1)
 
-    def chunks(_file: object) -> Iterator[list[bytes]]:
-        yield [b"a\n", b"b\n"]
+    async def chunks(_file: object) -> AsyncIterator[tuple[list[bytes], int]]:
+        yield [b"a", b"b"], 4
         broker.refusals.append(READONLY)
-        yield [b"c\n", b"d\n"]
+        yield [b"c", b"d"], 4
 
     monkeypatch.setattr(publish, "_chunks", chunks)
     async with client.producer("s") as producer:
@@ -84,6 +87,60 @@ async def test_a_file_that_fails_midway(monkeypatch: pytest.MonkeyPatch) -> None
         "the stream takes no records; lines 1 to 2 are acknowledged, and of lines 3 to 4 some may be in the stream"
     )
     assert broker.logs["s", 0].values() == [b"a", b"b"]
+
+
+async def test_lines_of_a_pipe_are_published_while_it_is_open() -> None:
+    """As those of `tail -f`."""
+    _, broker, client = make()
+    broker.create("s", 1)
+    reading, writing = os.pipe()
+    async with client.producer("s") as producer:
+        with os.fdopen(reading, "rb") as file:
+            publishing = asyncio.create_task(_publish_file(producer, file, "lines", None, None, False))
+            for number, text in enumerate([b"a\nb\nsome", b"thing\r\n", b"\n"], 1):
+                os.write(writing, text)
+                while len(broker.appends) < number:  # noqa: ASYNC110 - the broker has no event for it
+                    await asyncio.sleep(0)
+            assert broker.logs["s", 0].values() == [b"a", b"b", b"something", b""]
+            os.write(writing, b"the last one")
+            os.close(writing)
+            await publishing
+    assert broker.logs["s", 0].values()[4:] == [b"the last one"]
+
+
+async def test_a_pipe_without_lines_can_be_left() -> None:
+    """By Ctrl-C, which cancels the task."""
+    _, broker, client = make()
+    broker.create("s", 1)
+    reading, writing = os.pipe()
+    async with client.producer("s") as producer:
+        with os.fdopen(reading, "rb") as file:
+            publishing = asyncio.create_task(_publish_file(producer, file, "lines", None, None, False))
+            for _ in range(5):
+                await asyncio.sleep(0)
+            publishing.cancel()
+            with pytest.raises(asyncio.CancelledError):
+                await publishing
+    os.close(writing)
+
+
+@pytest.mark.parametrize("records", [1, 3, 10_000])
+@pytest.mark.parametrize("size", [1, 7, 4096])
+async def test_every_line_of_a_file_comes_once(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path, records: int, size: int
+) -> None:
+    """Whatever the sizes of chunks and of reads are."""
+    monkeypatch.setattr(publish, "CHUNK_RECORDS", records)
+    monkeypatch.setattr(publish, "CHUNK_BYTES", size)
+    data = b"one\n\ntwo\r\n" + b"x" * 20 + b"\n" * 5 + b"end"
+    path = tmp_path / "lines"
+    path.write_bytes(data)
+    for file in (BytesIO(data), path.open("rb")):
+        with file:
+            chunks = [found async for found in publish._chunks(file)]
+        assert [line for chunk, _ in chunks for line in chunk] == data.split(b"\n")
+        assert sum(taken for _, taken in chunks) == len(data)
+        assert max(len(chunk) for chunk, _ in chunks) <= records
 
 
 async def test_a_line_that_is_no_record_ends_the_file_after_the_lines_before_it() -> None:
