@@ -91,7 +91,8 @@ def publish(
     \b
     Examples:
       tidelog publish flights hello --key AA
-      cat lines.txt | tidelog publish flights --file -
+      tidelog publish flights --file lines.txt
+      tail -f app.log | tidelog publish flights --file -
     """
     if value is None and file is None:
         raise click.UsageError("give VALUE, or --file FILE; --file - publishes the lines of standard input")
