@@ -345,10 +345,10 @@ class ReplicaSet:
 
     # ---- what others do to brokers
 
-    def _request(self, name: str, subject: str, data: bytes, token: str | None) -> None:
+    def _request(self, name: str, subject: str, data: bytes, token: str) -> None:
         broker = self.brokers[name]
         handler = broker.life.connection.subscribed[subject]
-        broker.runs(partial(handler, NatsMessage(subject, data, None if token is None else CLIENT + token)))
+        broker.runs(partial(handler, NatsMessage(subject, data, CLIENT + token)))
 
     def publish(
         self,
@@ -398,7 +398,7 @@ class ReplicaSet:
         token = f"hand.{len(self._asked)}"
         self._asked[CLIENT + token] = Asked(request.replicaID, "replicate", request.sequence)
         subject = SUBJECTS.replicate(key.stream, 0)
-        self._request(name, subject, request.SerializeToString(), None if request.progress_only else token)
+        self._request(name, subject, request.SerializeToString(), token)
 
     def drain(self, name: str, target: str, timeout: float) -> None:
         broker = self.brokers[name]
@@ -496,10 +496,10 @@ class ReplicaSet:
         self.brokers[name].kill(power=power)
         self.network = [message for message in self.network if message.target != name]
 
-    def register(self, name: str, *, folder_same: bool = True, cache_survived: bool = True) -> None:
+    def register(self, name: str) -> None:
         """A new life of that broker, or a new registration of the one that runs."""
         broker = self.brokers[name]
-        outcome = self.cluster.register(name, folder_same=folder_same, page_cache_survived=cache_survived)
+        outcome = self.cluster.register(name, page_cache_survived=broker.cache_survived)
         outcome.raise_for_refusal()
         incarnation = Incarnation(outcome.value)
         if broker.running:

@@ -21,11 +21,11 @@
     wait S                                 time passes: timers fire when they are due, messages arrive
     sleep S                                time passes; nobody's timer fires before its end
     tick a …                               these look at the time
-    die b … | elect [to=c] [planned] | withdraw b | unclean b      decisions of the controller
+    die b … | elect [to=c] [planned]       decisions of the controller
     drain a to=b [timeout=S]               a planned move: a sequences nothing more until b has everything
     alter KEY=VALUE …                      settings of the living stream
     isr a,b                                the ISR is changed behind the leader's back
-    kill b [power] | restart b [proof=no]  restart: a new life, registered
+    kill b [power] | restart b             restart: a new life, registered
     disconnect b | reconnect b             its NATS connection
     full b | room b                        its disk has no room for records | has some again
     hangs b | answers b                    it knows that its disk hangs (see `hold`) | answers again
@@ -34,7 +34,7 @@
     compact a END [tombstones]             a pass up to there: of each letter the last record stays, a capital is the
                                            tombstone of its letter; with `tombstones`, those of the pass before go
     consume a offset=N [wait=S] [last=EPOCH] [as=TOKEN] | latest a
-    replicate a from=b e=1 seq=5 offset=0 [durable=0] [life=N] [progress]      a request made by hand
+    replicate a from=b e=1 seq=5 offset=0  a request made by hand
     state                                  all replicas, and the view of the metadata
 
 Each line printed is a message that arrives, or (indented) what a replica then does. Disks are slow only when held: `b`
@@ -91,19 +91,17 @@ class ReplicationScript:
             "tick": self._tick,
             "die": self._die,
             "elect": self._elect,
-            "withdraw": self._withdraw,
             "drain": self._drain,
-            "unclean": self._unclean,
             "alter": self._alter,
             "isr": self._isr,
-            "kill": self._kill,
+            "kill": lambda command: self.world.kill(command.words[0], power="power" in command.words),
             "restart": self._restart,
-            "disconnect": self._disconnect,
-            "reconnect": self._reconnect,
-            "full": self._full,
-            "hangs": self._hangs,
-            "answers": self._answers,
-            "room": self._room,
+            "disconnect": lambda command: self.world.connect(command.words[0], connected=False),
+            "reconnect": lambda command: self.world.connect(command.words[0], connected=True),
+            "full": lambda command: self.world.set_full(command.words[0], True),
+            "hangs": lambda command: self.world.set_hanging(command.words[0], True),
+            "answers": lambda command: self.world.set_hanging(command.words[0], False),
+            "room": lambda command: self.world.set_full(command.words[0], False),
             "retain": self._retain,
             "compact": self._compact,
             "consume": self._consume,
@@ -332,12 +330,11 @@ class ReplicationScript:
         broker.has_lease = True
 
     def _consume(self, command: Command) -> None:
-        command.check_options("offset", "wait", "last", "as", "e")
+        command.check_options("offset", "wait", "last", "as")
         self._check_leads(command.words[0])
         options = command.options
         request = FetchRequest(
             offset=int(options["offset"]),
-            leader_epoch=int(options.get("e", "0")),
             max_bytes=1 << 20,
             max_wait_ms=round(float(options.get("wait", "0")) * 1000),
             last_record_epoch=int(options.get("last", "0")),
@@ -349,21 +346,17 @@ class ReplicationScript:
         self.world.fetch(command.words[0], FetchRequest(latest=True), "latest")
 
     def _replicate(self, command: Command) -> None:
-        command.check_options("from", "e", "seq", "offset", "durable", "life")
+        command.check_options("from", "e", "seq", "offset")
         name, options, world = command.words[0], command.options, self.world
         self._check_leads(name)
         replica = options["from"]
-        life = world.cluster.incarnation(replica) if replica in world.brokers else 1
         request = ReplicationRequest(
             replicaID=replica,
-            broker_incarnation=int(options.get("life", life)),
+            broker_incarnation=world.cluster.incarnation(replica) if replica in world.brokers else 1,
             leaderEpoch=int(options["e"]),
             sequence=int(options["seq"]),
             offset=int(options["offset"]),
-            progress_only="progress" in command.words,
         )
-        if "durable" in options:
-            request.durable_offset = int(options["durable"])
         before = len(self._lines)
         world.replicate(name, request)
         if len(self._lines) == before:
@@ -393,49 +386,19 @@ class ReplicationScript:
         self._check_leads(name)
         self.world.drain(name, options["to"], float(options.get("timeout", "5")))
 
-    def _withdraw(self, command: Command) -> None:
-        outcome = self.world.cluster.withdraw(command.words[0])
-        self._decided(outcome.items[0].name if outcome.items[0] else None)
-
-    def _unclean(self, command: Command) -> None:
-        outcome = self.world.cluster.unclean(command.words[0])
-        self._decided(outcome.code.name if outcome.code else None)
-
     def _isr(self, command: Command) -> None:
         outcome = self.world.cluster.alter(self.world.cluster.alteration(command.words[0].replace(",", " ")))
         self._decided(outcome.items[0].name if outcome.items[0] else None)
 
-    def _kill(self, command: Command) -> None:
-        self.world.kill(command.words[0], power="power" in command.words)
-
     def _restart(self, command: Command) -> None:
-        command.check_options("proof")
         name = command.words[0]
         before = self.world.view().epoch
-        self.world.register(name, folder_same=command.options.get("proof") != "no")
+        self.world.register(name)
         changed = PartitionEpoch(before) != self.world.view().epoch
         self._lines.append(
             f"meta {name} is in its life {self.world.cluster.incarnation(name)}"
             + (f", {view_shown(self.world.view())}" if changed else ", nothing changed")
         )
-
-    def _disconnect(self, command: Command) -> None:
-        self.world.connect(command.words[0], connected=False)
-
-    def _reconnect(self, command: Command) -> None:
-        self.world.connect(command.words[0], connected=True)
-
-    def _full(self, command: Command) -> None:
-        self.world.set_full(command.words[0], True)
-
-    def _room(self, command: Command) -> None:
-        self.world.set_full(command.words[0], False)
-
-    def _hangs(self, command: Command) -> None:
-        self.world.set_hanging(command.words[0], True)
-
-    def _answers(self, command: Command) -> None:
-        self.world.set_hanging(command.words[0], False)
 
     def _retain(self, command: Command) -> None:
         command.check_options("pieces")
