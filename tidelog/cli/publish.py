@@ -107,7 +107,9 @@ def publish(
             stream, acks=level, durability=durability, confirm_timeout=confirm_timeout, compression=codec
         ) as producer:
             if file is not None:
-                await _publish_file(producer, file, form, key_bytes, partition, as_json)
+                await _publish_file(
+                    producer, file, form, key_bytes, partition, acknowledged=acks != "none", as_json=as_json
+                )
                 return
             receipt = await producer.send(_bytes(value or ""), key=key_bytes, partition=partition)
             offset = None if receipt.offset < 0 else receipt.offset
@@ -122,14 +124,23 @@ def publish(
 
 
 async def _publish_file(
-    producer: Producer, file: BinaryIO, form: str, key: bytes | None, partition: int | None, as_json: bool
+    producer: Producer,
+    file: BinaryIO,
+    form: str,
+    key: bytes | None,
+    partition: int | None,
+    *,
+    acknowledged: bool,
+    as_json: bool,
 ) -> None:
+    """`acknowledged`: the receipts are the brokers'."""
     from tidelog.client.errors import BadRequest
     from wire.errors import TidelogError
 
     began = time.monotonic()
     per_partition: Counter[int] = Counter()
     size = line_number = 0
+    state = "acknowledged" if acknowledged else "sent"
     with _progress(file) as progress:
         async for chunk, chunk_size in _chunks(file):
             try:
@@ -139,11 +150,11 @@ async def _publish_file(
                     for run_receipt in await producer.send_many(values, keys=keys, partition=partition):
                         per_partition[run_receipt.partition] += run_receipt.record_count
                 else:
-                    per_partition += await _publish_json(producer, chunk, line_number, key, partition)
+                    per_partition += await _publish_json(producer, chunk, line_number, key, partition, state)
             except BadRequest:
                 raise  # before anything of the chunk was sent
             except TidelogError as error:
-                fail(_given_up(error, line_number, len(chunk), _state(producer)))
+                fail(_given_up(error, line_number, len(chunk), state))
             line_number += len(chunk)
             size += chunk_size
             if progress is not None:
@@ -161,14 +172,9 @@ async def _publish_file(
             }
         )
     else:
-        done = "published" if producer.is_acknowledged else "sent, without acknowledgements,"
+        done = "published" if acknowledged else "sent, without acknowledgements,"
         counted = f"{records} record{'' if records == 1 else 's'}"
         click.echo(f"{done} {counted}, {size} bytes, to {producer.stream} in {seconds:.1f} s")
-
-
-def _state(producer: Producer) -> str:
-    """What is known of records that have not failed."""
-    return "acknowledged" if producer.is_acknowledged else "sent"
 
 
 def _given_up(error: TidelogError, before: int, count: int, state: str) -> str:
@@ -178,7 +184,7 @@ def _given_up(error: TidelogError, before: int, count: int, state: str) -> str:
 
 
 async def _publish_json(
-    producer: Producer, chunk: list[bytes], first_line: int, key: bytes | None, partition: int | None
+    producer: Producer, chunk: list[bytes], first_line: int, key: bytes | None, partition: int | None, state: str
 ) -> Counter[int]:
     import asyncio
 
@@ -200,7 +206,7 @@ async def _publish_json(
             )
         except (ValueError, BadRequest) as error:
             await asyncio.gather(*futures)
-            before = f"; the lines before it are {_state(producer)}" if number > 1 else ""
+            before = f"; the lines before it are {state}" if number > 1 else ""
             fail(f"line {number} cannot be published: {error}{before}")
         futures.append(future)
     return Counter(receipt.partition for receipt in await asyncio.gather(*futures))

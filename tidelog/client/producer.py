@@ -14,7 +14,7 @@ Bounded by `buffer_bytes` of records that are not acknowledged: at the bound `se
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import replace
 from types import TracebackType
 from typing import Self, cast
@@ -32,7 +32,7 @@ from tidelog.client.encoding import (
     checked_size,
     encoded_headers,
 )
-from tidelog.client.errors import Closed, typed
+from tidelog.client.errors import BadRequest, Closed, typed
 from tidelog.client.metadata import MetadataCache, StreamMetadata
 from tidelog.client.partitioner import Partitioner
 from tidelog.client.pipe import Pipe
@@ -142,11 +142,6 @@ class Producer:
             if self._closed and not cast("asyncio.Task[None]", asyncio.current_task()).cancelling():
                 raise self._closed_error() from None
             raise
-
-    @property
-    def is_acknowledged(self) -> bool:
-        """Receipts come from the brokers (acks "all" and "leader")."""
-        return self._settings.acks is not Acks.NONE
 
     @property
     def compression(self) -> Compression:
@@ -296,7 +291,8 @@ class Producer:
             await self.start()
         self._check_usable()
         check_lists(values, keys)
-        self._check_keyed([None] if keys is None and values else keys or ())
+        if self._is_compacted and values and (keys is None or None in keys):
+            raise _no_key(self.stream)
         futures: list[asyncio.Future[BatchReceipt]] = []
         try:
             for run in self._runs(values, keys, partition):
@@ -379,7 +375,7 @@ class Producer:
         if size > self._max_size:
             self._check_size(size)
         if key is None and self._is_compacted:
-            self._check_keyed([None])
+            raise _no_key(self.stream)
         if partition is None:
             partition = partitioner.sticky if key is None else partitioner.for_key(key)
         elif type(partition) is not int or partition not in self._pipes:
@@ -499,10 +495,10 @@ class Producer:
             known = ", ".join(map(str, self._pipes))
             raise bad(f"there is no partition {partition!r} in {self.stream!r}; it has {known}")
 
-    def _check_keyed(self, keys: Iterable[bytes | None]) -> None:
-        """Raises BadRequest: a compacted stream keeps a record without a key for ever, beside all of its successors."""
-        if self._is_compacted and None in keys:
-            raise bad(
-                f"stream {self.stream!r} is compacted (compact=true): it keeps the newest record of each key, and would"
-                " keep this record, which has no key, for ever; give it a key"
-            )
+
+def _no_key(stream: StreamName) -> BadRequest:
+    """The error of a record without a key: a compacted stream would keep it for ever, beside all of its successors."""
+    return bad(
+        f"stream {stream!r} is compacted (compact=true): it keeps the newest record of each key, and would keep this"
+        " record, which has no key, for ever; give it a key"
+    )

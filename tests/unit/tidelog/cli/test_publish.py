@@ -32,7 +32,7 @@ async def published(
     broker.create("s", 1, compact=compact)
     broker.refusals = [READONLY] if refused else []
     async with client.producer("s", acks=acks) as producer:
-        await _publish_file(producer, BytesIO(data), form, None, None, False)
+        await _publish_file(producer, BytesIO(data), form, None, None, acknowledged=acks == "all", as_json=False)
 
 
 @pytest.mark.parametrize(
@@ -82,7 +82,7 @@ async def test_a_file_that_fails_midway(monkeypatch: pytest.MonkeyPatch) -> None
     monkeypatch.setattr(publish, "_chunks", chunks)
     async with client.producer("s") as producer:
         with pytest.raises(Failure) as failed:
-            await _publish_file(producer, BytesIO(), "lines", None, None, False)
+            await _publish_file(producer, BytesIO(), "lines", None, None, acknowledged=True, as_json=False)
     assert failed.value.message == (
         "the stream takes no records; lines 1 to 2 are acknowledged, and of lines 3 to 4 some may be in the stream"
     )
@@ -96,7 +96,9 @@ async def test_lines_of_a_pipe_are_published_while_it_is_open() -> None:
     reading, writing = os.pipe()
     async with client.producer("s") as producer:
         with os.fdopen(reading, "rb") as file:
-            publishing = asyncio.create_task(_publish_file(producer, file, "lines", None, None, False))
+            publishing = asyncio.create_task(
+                _publish_file(producer, file, "lines", None, None, acknowledged=True, as_json=False)
+            )
             for number, text in enumerate([b"a\nb\nsome", b"thing\r\n", b"\n"], 1):
                 os.write(writing, text)
                 while len(broker.appends) < number:  # noqa: ASYNC110 - the broker has no event for it
@@ -115,7 +117,9 @@ async def test_a_pipe_without_lines_can_be_left() -> None:
     reading, writing = os.pipe()
     async with client.producer("s") as producer:
         with os.fdopen(reading, "rb") as file:
-            publishing = asyncio.create_task(_publish_file(producer, file, "lines", None, None, False))
+            publishing = asyncio.create_task(
+                _publish_file(producer, file, "lines", None, None, acknowledged=True, as_json=False)
+            )
             for _ in range(5):
                 await asyncio.sleep(0)
             publishing.cancel()
