@@ -13,6 +13,7 @@ from dataplane.broker.appending import Appending
 from dataplane.broker.broker import Broker
 from dataplane.broker.follower_driver import FollowerDriver
 from dataplane.broker.housekeeping import Housekeeping
+from dataplane.broker.leader_driver import LeaderDriver
 from dataplane.broker.replica import Replica
 from dataplane.broker.requests import Requests
 from dataplane.broker.sync_requests import SyncRequests
@@ -571,6 +572,27 @@ TOLD: tuple[tuple[Mutant, str], ...] = (
     ),
     (
         _mutant(
+            "the driver of a leader that was without NATS does not announce it",
+            (LeaderDriver.on_connection, "self._run(self.core.announce())", "pass"),
+        ),
+        "replication/leaders_connection_loss_and_lag_clocks",
+    ),
+    (
+        _mutant(
+            "the driver of a follower leaves out that its disk hangs",
+            (FollowerDriver._send_fetch, "request.disk_hangs = effect.disk_hangs", "pass"),
+        ),
+        "replication/a_member_whose_disk_hangs_is_not_waited_for",
+    ),
+    (
+        _mutant(
+            "the driver of a follower begins its numbers anew in each role",
+            (Replica._end_role, "self._sequence = role.sequence", "pass"),
+        ),
+        "replication/leader_failover_truncates_by_epoch",
+    ),
+    (
+        _mutant(
             "a leader whose disk hangs leaves an ISR that is too small without it",
             (AdminRequests.carry_out, "move.disk_hangs and self._can_do_without_leader(move)", "move.disk_hangs"),
         ),
@@ -616,5 +638,5 @@ TOLD: tuple[tuple[Mutant, str], ...] = (
         "metadata/nobody_founds_beside_a_living_cluster",
     ),
 )
-"""Mutants of states that no run of the simulation reaches (an unclean election, files of an earlier version), each with
-the name of the transcript that fails."""
+"""Mutants of states that no run of the simulation reaches (an unclean election, files of an earlier version), and of
+drivers that lose what only makes a cluster slower, each with the name of the transcript that fails."""
