@@ -25,6 +25,7 @@ import sys
 import time
 import tomllib
 from collections.abc import Callable, Sequence
+from contextlib import suppress
 from pathlib import Path
 from typing import IO, Any, Self
 
@@ -35,6 +36,7 @@ from tidelog.server.config import VOTER_COUNTS
 from wire.errors import Code, TidelogError
 
 MAX_NODES = 16
+LOCK_FILE = "up.lock"
 NATS_PAUSE = 0.5
 """Seconds before the second start in a row of a nats-server that does not stay; doubled with each further one."""
 NATS_MAX_PAUSE = 10.0
@@ -85,6 +87,8 @@ class DevCluster:
         try:
             self.data_dir.mkdir(parents=True, exist_ok=True)
             self._take_lock()
+            if any(path.name != LOCK_FILE for path in self.data_dir.iterdir()):
+                made = None  # another cluster has filled it since
         except OSError as e:
             raise TidelogError(Code.BAD_CONFIG, f"the data folder {self.data_dir} cannot be used: {e.strerror}") from e
         try:
@@ -96,7 +100,7 @@ class DevCluster:
                 self._spawn(broker)
         except BaseException as error:
             if made is not None and isinstance(error, TidelogError) and error.code is Code.BAD_CONFIG:
-                shutil.rmtree(made, ignore_errors=True)  # as it was before; the lock is still held
+                self._remove_what_was_made(made)  # the lock is still held
             self.stop()
             raise
 
@@ -213,8 +217,17 @@ class DevCluster:
         missing = [folder for folder in (self.data_dir, *self.data_dir.parents) if not folder.exists()]
         return missing[-1] if missing else None
 
+    def _remove_what_was_made(self, topmost: Path) -> None:
+        """The data folder, and the folders above it up to `topmost` that nothing else is in: other clusters may have
+        begun there."""
+        shutil.rmtree(self.data_dir, ignore_errors=True)
+        with suppress(OSError):
+            for folder in self.data_dir.parents:
+                if folder.is_relative_to(topmost):
+                    folder.rmdir()
+
     def _take_lock(self) -> None:
-        lock = (self.data_dir / "up.lock").open("a+")
+        lock = (self.data_dir / LOCK_FILE).open("a+")
         try:
             fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except BlockingIOError:
