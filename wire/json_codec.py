@@ -40,7 +40,7 @@ def decode(kind: type[_T], data: bytes, what: str) -> _T:
     """Empty data stand for `{}`. Raises ValueError with a sentence about `what`, such as "the request"."""
     try:
         value = json.loads(data) if data else {}
-    except ValueError as error:
+    except (ValueError, RecursionError) as error:
         raise ValueError(f"{what} is not JSON: {error}") from None
     return checked(kind, value, what)
 

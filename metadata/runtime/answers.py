@@ -104,7 +104,7 @@ class ControllerRequests:
             return
         try:
             request = json.loads(message.data)
-        except ValueError:
+        except (ValueError, RecursionError):
             request = None
         form: StreamReport | BrokerReport | Refusal
         asking = request.pop("cluster_id", None) if isinstance(request, dict) else None

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import operator
 from collections.abc import Iterable, Mapping, Sequence
+from math import inf
 from numbers import Real
 
 from tidelog.client.errors import BadRequest
@@ -38,7 +39,11 @@ def check_text(name: str, value: object, example: str) -> None:
 def check_number(name: str, value: object, low: float, high: float) -> None:
     if isinstance(value, bool) or not isinstance(value, Real):
         raise bad(f"{name}={shown(value)} is not a number; give one from {low} to {high}")
-    if not low <= float(value) <= high:
+    try:
+        number = float(value)
+    except OverflowError:
+        number = inf
+    if not low <= number <= high:
         raise bad(f"{name}={value} is outside {low} to {high}")
 
 

@@ -71,6 +71,11 @@ def test_a_value_of_another_kind_is_refused_with_its_field_and_value(data: bytes
     assert str(refused.value).startswith(sentence), refused.value
 
 
+def test_what_is_nested_too_deeply_to_be_read_is_refused() -> None:
+    with pytest.raises(ValueError, match="it is not JSON: maximum recursion depth"):
+        decode(Ask, b"[" * 1_000_000, "it")
+
+
 def test_a_long_value_is_not_repeated_whole() -> None:
     with pytest.raises(ValueError, match="…, not a text") as refused:
         checked(Ask, {"name": ["x" * 10_000]}, "it")

@@ -141,6 +141,7 @@ async def test_the_name_of_a_stream(client: Client, call: str) -> None:
         ("consume", {"stream": "s", "on_gap": b"skip"}, "on_gap=b'skip' is none of"),
         ("producer", {"stream": "s", "acks": None}, "acks=None is none of"),
         ("producer", {"stream": "s", "acks": 1}, "acks=1 is none of"),
+        ("producer", {"stream": "s", "linger_ms": 10**400}, "is outside 0 to 60000"),
         ("producer", {"stream": "s", "durability": 2}, "durability=2 (int) is not text; give a text such as 'durable'"),
         ("producer", {"stream": "s", "compression": ["lz4"]}, "compression=['lz4'] is none of"),
     ],
