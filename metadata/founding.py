@@ -54,8 +54,12 @@ class Founding:
         self._late_s = wait_s / 2
         self._due = -inf
         """When the next question is to be asked, or the decision is due; -inf: at once."""
-        self._is_out = False
-        """A question has been asked since the last one came back."""
+        self.asked = 0
+        """Questions in all."""
+        self._out = 0
+        """Questions that have been asked since the last one came back."""
+        self._rival: Claim | None = None
+        """The last claim of another founder that goes first."""
         self._came_back = 0
         """Questions, one after the other, since another founder was heard or this one did not listen."""
 
@@ -70,8 +74,8 @@ class Founding:
 
     def on_own_question(self) -> None:
         """A question of this founder was delivered to it. Several that come at once, after a delay, count as one."""
-        if self._is_out:
-            self._is_out = False
+        if self._out:
+            self._out = 0
             self._came_back += 1
 
     def on_claim(self, claim: Claim) -> None:
@@ -81,6 +85,7 @@ class Founding:
         if claim.cluster_id:
             self.taken_by = self.taken_by or claim
         elif claim.candidate and (claim.decided or claim.candidate < self.candidate):
+            self._rival = claim
             self._begin_anew()
 
     def tick(self, now: float) -> bool:
@@ -92,13 +97,25 @@ class Founding:
         if self._came_back >= QUESTIONS:
             self.decided = True
             return False
-        self._is_out = True
+        self.asked += 1
+        self._out += 1
         self._due = now + self._interval_s
         return True
 
     def next_deadline(self) -> float:
         return inf if self.is_over else self._due
 
+    def obstacle(self, subject: str) -> str:
+        """Why it still asks on `subject`."""
+        if self._out > QUESTIONS:
+            return (
+                f"its questions on {subject} do not come back to it; allow its NATS login to publish to this subject"
+                " and to subscribe to it"
+            )
+        if self._rival is not None:
+            return f"broker {self._rival.broker} is about to found a cluster in this namespace, too, and goes first"
+        return "its process stands still between its questions, or its NATS connection is lost again and again"
+
     def _begin_anew(self) -> None:
-        self._is_out = False
+        self._out = 0
         self._came_back = 0

@@ -27,6 +27,9 @@ REMEMBERED_S = 60.0
 """A cluster that has not been heard for so long is not told of any more; while it is heard, the log repeats it so
 often."""
 MAX_CLUSTERS = 16
+"""Others that are told of at a time; claims under ever new ids fill neither memory nor the log."""
+LOGGED_QUESTIONS = 50
+"""A founder that goes on asking says why after so many questions, and again after as many more."""
 
 
 @dataclass(slots=True)
@@ -64,9 +67,18 @@ class Namespace:
 
     def ask(self, inbox: str) -> None:
         """Ask all brokers of the namespace to which cluster they belong, before founding one. Answers: `on_claim`."""
+        founding = self._context.core.founding
+        if founding is not None and founding.asked % LOGGED_QUESTIONS == 0:
+            _log.warning("broker %s founds no cluster yet: %s", self._context.broker_id, self.founding_obstacle)
         self._context.transport.publish(
             self._context.subjects.cluster(), [self._claim().SerializeToString()], reply=inbox
         )
+
+    @property
+    def founding_obstacle(self) -> str:
+        """Why this broker, which is about to found a cluster, still asks; empty: it is not about to."""
+        founding = self._context.core.founding
+        return founding.obstacle(self._context.subjects.cluster()) if founding is not None else ""
 
     def announce(self) -> None:
         """Say the own cluster, if this broker is the controller and the time has come."""
@@ -126,8 +138,9 @@ class Namespace:
         now = self._context.monotonic()
         heard = self._others.get(cluster_id)
         if heard is None:
+            self._others = {known: other for known, other in self._others.items() if now - other.at <= REMEMBERED_S}
             if len(self._others) >= MAX_CLUSTERS:
-                del self._others[min(self._others, key=lambda known: self._others[known].at)]
+                return
             heard = self._others[cluster_id] = _Heard(broker, now, -inf)
         heard.broker, heard.at = broker, now
         if now - heard.logged_at >= REMEMBERED_S:

@@ -601,14 +601,14 @@ TOLD: tuple[tuple[Mutant, str], ...] = (
     (
         _mutant(
             "a founder counts its questions whether they come back or not",
-            (Founding.tick, "self._is_out = True", "self._came_back += 1"),
+            (Founding.tick, "self._out += 1", "self._came_back += 1"),
         ),
         "metadata/a_founder_that_nats_does_not_serve",
     ),
     (
         _mutant(
             "questions that come back all at once count one by one",
-            (Founding.on_own_question, "if self._is_out:", "if True:"),
+            (Founding.on_own_question, "if self._out:", "if True:"),
         ),
         "metadata/a_founder_whose_questions_come_late",
     ),

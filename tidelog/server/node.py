@@ -234,6 +234,11 @@ class Node:
             self.fatal.result()
         if not registered.done():
             registered.cancel()
+            if obstacle := runtime.metadata.namespace.founding_obstacle:
+                raise TidelogError(
+                    Code.UNAVAILABLE,
+                    f"{config.broker} could not found a cluster within {REGISTRATION_TIMEOUT:.0f} s: {obstacle}",
+                )
             others = ", ".join(config.raft_peers.values())
             found = await _ask_for_cluster(config.broker, data_dir, control, subjects, life_id)
             raise TidelogError(

@@ -29,6 +29,7 @@ from metadata.raft.types import (
     StateMachine,
 )
 from metadata.references import ref_of
+from metadata.runtime.namespace import MAX_CLUSTERS
 from metadata.runtime.registration import Registration
 from metadata.runtime.service import MetadataService
 from metadata.settings import MetadataSettings
@@ -432,6 +433,41 @@ async def test_another_cluster_is_counted_told_and_not_obeyed(caplog: pytest.Log
     assert any(foreign.cluster_id in record.getMessage() for record in errors)
 
 
+async def test_claims_under_ever_new_ids_do_not_fill_the_log(caplog: pytest.LogCaptureFixture) -> None:
+    async with running("a") as world:
+        mine = world.brokers["a"].service.namespace
+        for number in range(100):
+            claim = pb.ClusterClaim(broker="x", life_id="x", cluster_id=f"forged-{number}")
+            world.client.publish(SUBJECTS.cluster(), [claim.SerializeToString()])
+        await until(lambda: mine.dropped == 100)
+        assert len(mine.others()) == MAX_CLUSTERS
+    assert sum("hears another cluster" in record.getMessage() for record in caplog.records) == MAX_CLUSTERS
+
+
+async def test_a_founder_whose_questions_do_not_come_back_says_so(caplog: pytest.LogCaptureFixture) -> None:
+    world = World()
+    world.hub.lose = lambda subject: subject == SUBJECTS.cluster()
+    broker = await world.start("a")
+    await until(lambda: "founds no cluster yet" in caplog.text)
+    assert f"its questions on {SUBJECTS.cluster()} do not come back to it" in caplog.text
+    assert "do not come back" in broker.service.namespace.founding_obstacle
+    await broker.service.close()
+
+
+async def test_a_founder_that_gives_way_says_to_which_broker(caplog: pytest.LogCaptureFixture) -> None:
+    world = World()
+    broker = await world.start("a")
+    claim = pb.ClusterClaim(broker="z", life_id="z", candidate="other", decided=True).SerializeToString()
+
+    def is_told() -> bool:
+        world.client.publish(SUBJECTS.cluster(), [claim])
+        return "founds no cluster yet" in caplog.text
+
+    await until(is_told)
+    assert "broker z is about to found a cluster in this namespace, too, and goes first" in caplog.text
+    await broker.service.close()
+
+
 CREATE = {"name": "s", "subject": "s", "partitions": 3, "replication_factor": 3, "config": {}}
 
 
@@ -585,7 +621,9 @@ async def test_producer_ids_differ() -> None:
         assert len({*ids}) == 3
 
 
-@pytest.mark.parametrize("body", [b"{", b"[]", b'{"name": 3, "subject": "x"}', b'{"name": "x", "partitions": true}'])
+@pytest.mark.parametrize(
+    "body", [b"{", b"[" * 1_000_000, b"[]", b'{"name": 3, "subject": "x"}', b'{"name": "x", "partitions": true}']
+)
 async def test_a_request_that_cannot_be_read_is_refused(body: bytes) -> None:
     async with running("a") as world:
         answer = await world.client.request(SUBJECTS.api("stream.create"), body, timeout=5)
