@@ -1,0 +1,35 @@
+"""Free ports of the loopback interface."""
+
+from __future__ import annotations
+
+import socket
+from pathlib import Path
+
+import pytest
+
+from tidelog.runtime import loopback
+
+
+def test_ports_are_different_and_can_be_listened_on() -> None:
+    ports = loopback.free_ports(20)
+    assert len(set(ports)) == 20
+    for port in ports:
+        socket.create_server((loopback.HOST, port)).close()
+
+
+def test_no_port_is_one_that_an_outgoing_connection_may_get(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    told = tmp_path / "ip_local_port_range"
+    told.write_text("10300\t60999\n")
+    monkeypatch.setattr(loopback, "_EPHEMERAL_RANGE", told)
+    assert all(port < 10_300 for port in loopback.free_ports(10))
+
+
+@pytest.mark.parametrize("text", [None, "", "many\n", "1024\t65535\n"])
+def test_a_range_that_is_not_told_or_leaves_no_room_is_presumed(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, text: str | None
+) -> None:
+    told = tmp_path / "ip_local_port_range"
+    if text is not None:
+        told.write_text(text)
+    monkeypatch.setattr(loopback, "_EPHEMERAL_RANGE", told)
+    assert all(port < 32_768 for port in loopback.free_ports(10))
