@@ -182,9 +182,9 @@ class ControllerCore:
                 BecomeController(self._controller_epoch),
                 *self._decide(now),
             ]
-        if outcome is None:
+        if outcome is None and self._founding is not None:
             # It may never be committed. By the time of the next one another cluster may have been founded.
-            self._founding = None
+            self._founding = self._new_founding(is_proposed=self._founding.is_proposed)
         if outcome is not None and outcome.code is Code.NOT_CONTROLLER:
             # A controller epoch was applied that was not known here when this one was proposed. It is now.
             return self._start_epoch(now)
@@ -256,7 +256,7 @@ class ControllerCore:
 
     def next_deadline(self) -> float:
         if self._phase is Phase.STARTING:
-            searches = self._founding is not None and self._connected_at < inf
+            searches = self._connected_at < inf and self._epoch_retry_at == inf
             search_at = self._founding.next_deadline() if self._founding is not None and searches else inf
             return min(search_at, self._epoch_retry_at if self._epoch_ticket is None else inf)
         if self._phase is Phase.ACTIVE and self._has_quorum:
@@ -309,7 +309,7 @@ class ControllerCore:
         self._phase = Phase.STARTING
         if not self._state.cluster_id:
             if self._founding is None:
-                self._founding = Founding(self._new_cluster_id, self._settings.founding_wait_s)
+                self._founding = self._new_founding(is_proposed=False)
             if not self._founding.is_over:
                 self._epoch_retry_at = inf
                 return self._go_on_founding(now)
@@ -328,6 +328,9 @@ class ControllerCore:
         )
         self._epoch_ticket = proposal.ticket
         return [proposal]
+
+    def _new_founding(self, *, is_proposed: bool) -> Founding:
+        return Founding(self._new_cluster_id, self._settings.founding_wait_s, is_proposed=is_proposed)
 
     def _go_on_founding(self, now: float) -> list[Effect]:
         """While it searches: ask, or start an epoch when the search is over."""

@@ -9,7 +9,8 @@ at distances of `founding_wait_s / QUESTIONS`:
           a TakeOffice whose outcome is not known: the count begins anew
 
 Founders that ask at the same moment hear each other, because each listens before it asks: the one with the smaller
-candidate id goes on, unless the other has decided.
+candidate id goes on, unless the other has decided. One whose TakeOffice has no known outcome asks again, and still says
+that it has decided: that TakeOffice may be committed later.
 
 Silence proves something only while this founder listens. NATS brings each question to its own founder too: a question
 that came back was carried, and its answers with it. A founder whose process stood still notices that by its next step,
@@ -45,9 +46,12 @@ class Claim:
 class Founding:
     """See the module. `candidate`: the id that the cluster will have; no other founder has the same."""
 
-    def __init__(self, candidate: str, wait_s: float) -> None:
+    def __init__(self, candidate: str, wait_s: float, *, is_proposed: bool = False) -> None:
         self.candidate = candidate
         self.decided = False
+        self.is_proposed = is_proposed
+        """A TakeOffice with this candidate was proposed, perhaps after an earlier search, and may still be committed:
+        other founders are to give way."""
         self.taken_by: Claim | None = None
         """The first claim of a broker that belongs to another cluster."""
         self._interval_s = wait_s / QUESTIONS
@@ -84,7 +88,7 @@ class Founding:
             return
         if claim.cluster_id:
             self.taken_by = self.taken_by or claim
-        elif claim.candidate and (claim.decided or claim.candidate < self.candidate):
+        elif claim.candidate and (not claim.decided, claim.candidate) < (not self.is_proposed, self.candidate):
             self._rival = claim
             self._begin_anew()
 
@@ -95,7 +99,7 @@ class Founding:
         if -inf < self._due < now - self._late_s:  # the process stood still
             self._begin_anew()
         if self._came_back >= QUESTIONS:
-            self.decided = True
+            self.decided = self.is_proposed = True
             return False
         self.asked += 1
         self._out += 1

@@ -128,7 +128,7 @@ class Namespace:
             life_id=self._context.life_id,
             cluster_id=self.cluster_id,
             candidate=founding.candidate if founding is not None else "",
-            decided=founding is not None and founding.decided,
+            decided=founding is not None and founding.is_proposed,
         )
 
     def _hear(self, cluster_id: str, broker: str) -> None:

@@ -89,6 +89,7 @@ class MetadataScript:
         self._held: list[Propose] | None = None
         self._successors = True
         self._asked = 0
+        self._asked_as_decided = False
         self._delivery = "delivered"
         self._questions_out = 0
         self._moves: list[LeaderMove] = []
@@ -330,6 +331,7 @@ class MetadataScript:
                         self._perform(self.core.on_hand_over_refused(self._now))
                 case AskForClusters():
                     self._asked += 1
+                    self._asked_as_decided = self.core.founding is not None and self.core.founding.is_proposed
                     self._questions_out += 1
                     self._deliver_questions()
                 case RefuseToFound(error):
@@ -447,9 +449,10 @@ class MetadataScript:
         self._lines.append(f"probes {probed or 'none'}")
 
     def _asking(self, command: Command) -> None:
-        self._asked = 0
+        self._asked, self._asked_as_decided = 0, False
         self._wait(command)
-        self._lines.append(f"asks {self._asked} times")
+        decided = " as one that has decided" if self._asked_as_decided else ""
+        self._lines.append(f"asks {self._asked} times{decided}")
 
     def _disk(self, command: Command) -> None:
         broker, how = command.words
