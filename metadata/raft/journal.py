@@ -128,8 +128,8 @@ def _sequence_at(data: bytes, position: int) -> int:
 
 
 class Journal:
-    """The log object that PySyncObj is given. Camel-case methods are its interface, which is fixed by PySyncObj 0.3.17
-    and is why the class has more than thirty methods.
+    """The log object that PySyncObj is given. Camel-case methods are its interface. The class has more than thirty
+    methods because PySyncObj 0.3.17 fixes that interface.
 
     Positions are list positions (0 is the oldest entry kept), indexes are Raft indexes (from 1).
     """

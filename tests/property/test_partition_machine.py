@@ -49,7 +49,8 @@ def _is_network(message: Message) -> bool:
 
 
 class PartitionMachine(RuleBasedStateMachine):
-    """Rules and invariants. There are more than 30 because Hypothesis takes all of a machine from one class."""
+    """Rules and invariants. It has more than thirty methods because Hypothesis takes all of a machine from one
+    class."""
 
     def __init__(self) -> None:
         super().__init__()

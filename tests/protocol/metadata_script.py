@@ -81,6 +81,8 @@ from wire.types import (
 
 
 class MetadataScript:
+    """It has more than thirty methods because each command is one."""
+
     def __init__(self) -> None:
         self._lines: list[str] = []
         self._now = 100.0

@@ -95,7 +95,10 @@ from wire.types import (
 
 class ReplicaSet:
     """`told(broker, effect or text)` is called with what happens, before an effect is carried out; `arrived(message,
-    outcome)` with each message before anything comes of it, and with the outcome of a disk call."""
+    outcome)` with each message before anything comes of it, and with the outcome of a disk call.
+
+    It has more than thirty methods because each event that a test can cause is one.
+    """
 
     def __init__(
         self,

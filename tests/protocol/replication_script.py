@@ -67,6 +67,8 @@ MOST_DELIVERIES = 500
 
 
 class ReplicationScript:
+    """It has more than thirty methods because each command is one."""
+
     def __init__(self) -> None:
         self._world: ReplicaSet | None = None
         self._lines: list[str] = []

@@ -40,7 +40,7 @@ Scenario: TypeAlias = "Callable[[ScenarioRun], Steps]"
 class ScenarioRun:
     """State that a scenario observes, and faults that it can cause, in the first partition of stream s.
 
-    It has more than 30 methods because scenarios find every observation and every fault in this one place.
+    It has more than thirty methods because scenarios find every observation and every fault in this one place.
     """
 
     def __init__(self, cluster: Cluster) -> None:

@@ -1,4 +1,7 @@
-"""The rules of ClusterState, one by one. `Cluster.shown`: leader | ISR | eligible | withdrawn @ LeaderEpoch."""
+"""The rules of ClusterState, one by one. `Cluster.shown`: leader | ISR | eligible | withdrawn @ LeaderEpoch.
+
+The module has more than 600 lines because all commands of the one machine are tried on the same clusters.
+"""
 
 from __future__ import annotations
 

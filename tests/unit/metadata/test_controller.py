@@ -1,5 +1,8 @@
 """The controller's decisions. `Controller` carries out effects: proposals are applied to a real ClusterState at once
-(unless held), probes reach brokers that answer, refuse or are silent."""
+(unless held), probes reach brokers that answer, refuse or are silent.
+
+The module has more than 600 lines because it has all decisions of one machine.
+"""
 
 from __future__ import annotations
 

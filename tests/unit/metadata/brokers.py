@@ -1,0 +1,309 @@
+"""Brokers whose metadata service is driven on asyncio, over an in-process hub in place of NATS and a group in place of
+Raft that applies at once."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
+from contextlib import asynccontextmanager
+from random import Random
+from typing import Any, get_type_hints
+
+from metadata.raft.types import (
+    RaftError,
+    RaftOutcomeUnknown,
+    RaftRole,
+    RaftStatus,
+    RaftUnavailable,
+    StateMachine,
+)
+from metadata.runtime.registration import Registration
+from metadata.runtime.service import MetadataService
+from metadata.settings import MetadataSettings
+from tests.fake_nats import FakeTransport, Hub
+from tidelog.server.api import Api
+from wire import metadata_pb2 as pb
+from wire.errors import TidelogError
+from wire.operation import ALWAYS_POSSIBLE
+from wire.operations import OPERATIONS
+from wire.reports import BrokerReport, ReplicaReport, StreamReport
+from wire.subjects import Subjects
+from wire.transport import NO_RESPONDERS
+from wire.types import (
+    BrokerId,
+    DrainAnswer,
+    Incarnation,
+    IsrChange,
+    IsrMember,
+    LeaderMove,
+    PartitionGone,
+    PartitionKey,
+    PartitionView,
+    Room,
+    StreamName,
+)
+
+SUBJECTS = Subjects()
+SETTINGS = MetadataSettings(
+    liveness_grace_s=0.001, heartbeat_interval_s=0.02, retry_interval_s=0.01, founding_wait_s=0.05
+)
+CREATE = {"name": "s", "subject": "s", "partitions": 3, "replication_factor": 3, "config": {}}
+
+
+class Group:
+    """Raft without faults, except the ones that a test asks for: the first member that starts leads."""
+
+    def __init__(self) -> None:
+        self.members: list[Member] = []
+        self.log: list[bytes] = []
+        self.lose_outcomes = 0
+        self.unavailable = 0
+        self.refusals: list[RaftError] = []
+
+    def commit(self, command: bytes, by: Member) -> object:
+        if self.unavailable:
+            self.unavailable -= 1
+            raise RaftUnavailable("no leader")
+        if self.refusals and pb.Command.FromString(command).HasField("register_broker"):
+            raise self.refusals.pop()
+        self.log.append(command)
+        result: object = None
+        for member in self.members:
+            outcome = member.machine.apply(command)
+            if member is by:
+                result = outcome
+        if self.lose_outcomes:
+            self.lose_outcomes -= 1
+            raise RaftOutcomeUnknown("lost")
+        return result
+
+
+class Member:
+    def __init__(
+        self,
+        group: Group,
+        address: str,
+        machine: StateMachine,
+        on_status: Callable[[RaftStatus], None],
+        on_peer_lost: Callable[[str], None],
+    ) -> None:
+        self.group, self.address, self.machine = group, address, machine
+        self.on_status, self.on_peer_lost = on_status, on_peer_lost
+
+    async def start(self) -> None:
+        for command in self.group.log:
+            self.machine.apply(command)
+        self.group.members.append(self)
+
+    async def close(self) -> None:
+        if self in self.group.members:
+            self.group.members.remove(self)
+            for member in self.group.members:
+                member.on_peer_lost(self.address)
+                member.on_status(member.status())
+
+    def hand_over(self) -> bool:
+        return False
+
+    async def propose(self, command: bytes, *, timeout: float) -> object:
+        assert timeout > 0
+        await asyncio.sleep(0)
+        return self.group.commit(command, self)
+
+    def status(self) -> RaftStatus:
+        leads = bool(self.group.members) and self.group.members[0] is self
+        return RaftStatus(
+            role=RaftRole.LEADER if leads else RaftRole.FOLLOWER,
+            leader=None,
+            term=1,
+            commit_index=1,
+            applied_index=1,
+            has_quorum=True,
+            connected=tuple(member.address for member in self.group.members if member is not self),
+        )
+
+
+class Broker:
+    """A broker without logs: the service's `BrokerPort`."""
+
+    def __init__(
+        self,
+        world: World,
+        name: str,
+        registration: Registration | None = None,
+        life: str = "1",
+        settings: MetadataSettings = SETTINGS,
+    ) -> None:
+        self.id = BrokerId(name)
+        self.transport = FakeTransport(world.hub, connected_since=asyncio.get_running_loop().time())
+        self.views: dict[PartitionKey, PartitionView] = {}
+        self.gone: list[PartitionKey] = []
+        self.recorded: list[tuple[str, Incarnation]] = []
+        self.fatal: list[TidelogError] = []
+        self.too_early = False
+        self.calls = 0
+        self.asked: list[tuple[LeaderMove, float]] = []
+        """Leaderships that it was asked to drain; `answers` says how that ended."""
+        self.answers: list[DrainAnswer] = []
+        self.reports: list[ReplicaReport] | None = None
+        """In place of reports of the replicas that it leads."""
+        self.service = MetadataService(
+            broker_id=self.id,
+            life_id=f"{name}-{life}",
+            port=self,
+            make_raft=lambda *arguments: Member(world.group, f"{name}:1", *arguments),
+            transport=self.transport,
+            subjects=SUBJECTS,
+            settings=settings,
+            rng=Random(name),
+            monotonic=asyncio.get_running_loop().time,
+            registration=registration
+            or Registration(
+                folder_same=True, page_cache_survived=True, raft_address=f"{name}:1", labels={"zone": name}
+            ),
+        )
+        self.totals = BrokerReport()
+        self.serve: Callable[[bool], Awaitable[None]] = Api(self.service, self.transport, SUBJECTS).on_controller
+
+    def on_registered(self, cluster_id: str, incarnation: Incarnation) -> None:
+        self.recorded.append((cluster_id, incarnation))
+
+    def on_fatal(self, error: TidelogError) -> None:
+        self.fatal.append(error)
+
+    async def on_controller(self, is_controller: bool) -> None:
+        await self.serve(is_controller)
+
+    def broker_report(self) -> BrokerReport:
+        return self.totals
+
+    def room(self) -> Room:
+        return Room.AMPLE
+
+    def disk_hangs(self) -> bool:
+        return False
+
+    def drain_leader(self, move: LeaderMove, timeout: float, answer: DrainAnswer) -> None:
+        self.asked.append((move, timeout))
+        self.answers.append(answer)
+
+    def on_partitions(self, changes: Sequence[PartitionView | PartitionGone]) -> None:
+        self.too_early = self.too_early or not self.recorded
+        self.calls += 1
+        for change in changes:
+            if isinstance(change, PartitionView):
+                self.views[change.key] = change
+            else:
+                self.gone.append(change.key)
+                self.views.pop(change.key)
+
+    def stream_report(self, stream: StreamName, story_of: int | None) -> StreamReport:
+        if self.reports is not None:
+            return {"partitions": self.reports}
+        return {
+            "partitions": [
+                {
+                    "partition": key.partition,
+                    "incarnation": key.partition_incarnation,
+                    "leader_epoch": view.leader_epoch,
+                    "log_start_offset": 0,
+                    "log_end_offset": 7,
+                    "high_watermark": 6,
+                    "replicas_progress": {self.id: {"log_end_offset": 7, "in_sync": True}},
+                    "story": [{"seconds_ago": 1.5, "event": "leads", "times": 1}] if story_of == key.partition else [],
+                }
+                for key, view in self.views.items()
+                if key.stream == stream and view.leader == self.id
+            ]
+        }
+
+    async def kill(self) -> None:
+        self.service._context.closed = True
+        self.service._context.tasks.end()
+        self.transport.cut()
+        await self.service._raft.close()
+
+
+class World:
+    def __init__(self) -> None:
+        self.hub, self.group = Hub(), Group()
+        self.brokers: dict[str, Broker] = {}
+        self.client = FakeTransport(self.hub)
+
+    async def start(
+        self,
+        name: str,
+        registration: Registration | None = None,
+        life: str = "1",
+        settings: MetadataSettings = SETTINGS,
+    ) -> Broker:
+        broker = self.brokers[name] = Broker(self, name, registration, life, settings)
+        await broker.service.start()
+        return broker
+
+    async def api(self, endpoint: str, **body: Any) -> Any:
+        async with asyncio.timeout(5):
+            while True:
+                answer = await self.client.request(SUBJECTS.api(endpoint), json.dumps(body).encode(), timeout=5)
+                if answer.status != NO_RESPONDERS:
+                    operation, error = OPERATIONS[endpoint], TidelogError.from_headers(answer.headers)
+                    if error is not None:
+                        assert json.loads(answer.data)["error"]["code"] == error.code.name
+                        assert error.code in (*operation.refusals, *ALWAYS_POSSIBLE)
+                        raise error
+                    assert operation.decode_answer(answer.data, None).keys() == get_type_hints(operation.answer).keys()
+                    return json.loads(answer.data)
+                await asyncio.sleep(0.001)
+
+    async def one_partition(self, **config: str) -> tuple[PartitionView, Broker]:
+        """Of stream `s`, and its leader; every broker knows of it."""
+        await self.api("stream.create", **(CREATE | {"partitions": 1, "config": config}))
+        await until(lambda: all(broker.views for broker in self.brokers.values()))
+        view = self.view()
+        return view, self.brokers[str(view.leader)]
+
+    def view(self, partition: int = 0, by: str = "a") -> PartitionView:
+        return next(view for key, view in self.brokers[by].views.items() if key.partition == partition)
+
+
+async def until(condition: Callable[[], object]) -> None:
+    async with asyncio.timeout(5):
+        while not condition():  # noqa: ASYNC110 - the condition is another component's state
+            await asyncio.sleep(0.001)
+
+
+@asynccontextmanager
+async def running(*names: str) -> AsyncIterator[World]:
+    world = World()
+    for name in names:
+        await world.start(name)
+    for broker in world.brokers.values():
+        await asyncio.wait_for(broker.service.wait_registered(), 5)
+    try:
+        yield world
+    finally:
+        for broker in world.brokers.values():
+            if not broker.service._context.closed:
+                await broker.service.close()
+
+
+def meet(one: World, other: World) -> None:
+    """Messages of each are heard in the other from now on, as when two parts of NATS are connected."""
+    for subject, entries in other.hub.handlers.items():
+        one.hub.handlers.setdefault(subject, []).extend(entries)
+    for transport in (other.client, *(broker.transport for broker in other.brokers.values())):
+        transport.hub = one.hub
+    other.hub = one.hub
+
+
+def isr_change(view: PartitionView, *members: tuple[str, Incarnation | None]) -> IsrChange:
+    assert view.leader is not None
+    return IsrChange(
+        key=view.key,
+        leader=view.leader,
+        leader_epoch=view.leader_epoch,
+        expected_epoch=view.epoch,
+        new_isr=tuple(IsrMember(BrokerId(name), incarnation or Incarnation(0)) for name, incarnation in members),
+        reason="test",
+    )

@@ -1,0 +1,202 @@
+"""Registrations, lives of a broker that follow one another, and the lease."""
+
+from __future__ import annotations
+
+import asyncio
+
+import pytest
+
+from metadata.raft.types import (
+    CommandTooLarge,
+    RaftApplyFailed,
+)
+from metadata.runtime.registration import Registration
+from tests.fake_nats import FakeTransport
+from tests.unit.metadata.brokers import CREATE, SETTINGS, SUBJECTS, Broker, Group, Member, World, running, until
+from wire import metadata_pb2 as pb
+from wire.transport import Message
+from wire.types import (
+    BrokerId,
+)
+
+
+async def test_brokers_register_and_record_their_incarnation_before_anything_else() -> None:
+    async with running("a", "b", "c") as world:
+        for name, broker in world.brokers.items():
+            assert broker.recorded == [(broker.service.cluster_id, broker.service.incarnation)], name
+        assert world.brokers["a"].service.is_controller
+
+
+async def test_a_killed_leader_is_replaced_and_leaves_the_isr() -> None:
+    async with running("a", "b", "c") as world:
+        await world.api("stream.create", **CREATE)
+        await world.brokers["b"].kill()
+        await until(lambda: all(view.leader != "b" for view in world.brokers["a"].views.values()))
+        await until(lambda: all("b" not in view.isr for view in world.brokers["c"].views.values()))
+
+
+async def test_a_killed_controller_is_replaced() -> None:
+    async with running("a", "b", "c") as world:
+        await world.api("stream.create", **CREATE)
+        await world.brokers["a"].kill()
+        await until(lambda: world.brokers["b"].service.is_controller)
+        await until(lambda: all(view.leader != "a" for view in world.brokers["c"].views.values()))
+        assert (await world.api("cluster.status"))["controller"] == "b"
+
+
+async def test_a_broker_that_finds_itself_declared_dead_registers_again_with_proof() -> None:
+    async with running("a", "b", "c") as world:
+        await world.api("stream.create", **CREATE)
+        service = world.brokers["b"].service
+        first = service.incarnation
+        assert first is not None
+        state = world.brokers["a"].service.state
+        dead = pb.BrokersDead(office=state.controller_epoch, brokers=[pb.BrokerLife(broker="b", incarnation=first)])
+        world.group.commit(pb.Command(brokers_dead=dead).SerializeToString(), world.group.members[0])
+        await until(lambda: service.incarnation is not None and service.incarnation > first)
+        assert [incarnation for _, incarnation in world.brokers["b"].recorded] == [first, service.incarnation]
+        assert world.brokers["b"].fatal == []
+
+
+async def test_a_broker_declared_dead_before_it_heard_of_its_registration_keeps_its_proof(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    async with running("a", "b", "c") as world:
+        await world.api("stream.create", **(CREATE | {"partitions": 1, "config": {"min_isr": "3"}}))
+        await until(lambda: world.brokers["c"].views)
+        _, incarnation = world.brokers["c"].recorded[-1]
+        await world.brokers["c"].kill()
+        await until(lambda: BrokerId("c") in world.view().eligible)
+        commit = Group.commit
+        declared_dead: list[object] = []
+
+        def declaring_dead(group: Group, command: bytes, by: Member) -> object:
+            result = commit(group, command, by)
+            message = pb.Command.FromString(command)
+            if message.HasField("register_broker") and not declared_dead:
+                state = world.brokers["a"].service.state
+                life = pb.BrokerLife(broker="c", incarnation=state.brokers[BrokerId("c")].incarnation)
+                dead = pb.Command(brokers_dead=pb.BrokersDead(office=state.controller_epoch, brokers=[life]))
+                declared_dead.append(commit(group, dead.SerializeToString(), by))
+            return result
+
+        monkeypatch.setattr(Group, "commit", declaring_dead)
+        returned = await world.start(
+            "c",
+            Registration(folder_same=True, page_cache_survived=True, last_incarnation=incarnation, raft_address="c:1"),
+            life="2",
+        )
+        await asyncio.wait_for(returned.service.wait_registered(), 5)
+        assert declared_dead
+        assert BrokerId("c") in world.view(by="c").eligible
+
+
+async def test_a_second_process_under_the_same_id_ends_the_first() -> None:
+    async with running("a", "b") as world:
+        first = world.brokers["b"]
+        await world.start("b", life="2")
+        await until(lambda: first.fatal)
+        assert "another process" in first.fatal[0].message
+        await first.service.close()
+
+
+async def test_a_folder_of_another_cluster_is_fatal() -> None:
+    async with running("a") as world:
+        registration = Registration(folder_same=True, page_cache_survived=True, cluster_id="elsewhere")
+        stranger = await world.start("b", registration)
+        await until(lambda: stranger.fatal)
+        assert "elsewhere" in stranger.fatal[0].message
+
+
+async def test_a_restarted_broker_acts_on_no_partition_before_its_registration() -> None:
+    async with running("a", "b", "c") as world:
+        await world.api("stream.create", **CREATE)
+        await world.brokers["c"].kill()
+        world.group.unavailable = 3
+        again = await world.start("c", life="2")
+        await asyncio.wait_for(again.service.wait_registered(), 5)
+        assert len(again.views) == 3
+        assert not again.too_early
+        assert all(view.leader != "c" for view in again.views.values())
+
+
+async def test_a_broker_whose_streams_were_deleted_while_it_was_down_is_told_that_it_has_none() -> None:
+    """Else their folders would stay: only folders that the first call does not name are removed."""
+    async with running("a", "b", "c") as world:
+        await world.api("stream.create", **CREATE)
+        await world.brokers["c"].kill()
+        await world.api("stream.delete", name="s")
+        again = await world.start("c", life="2")
+        await asyncio.wait_for(again.service.wait_registered(), 5)
+        assert (again.calls, again.views, again.gone) == (1, {}, [])
+        assert not again.too_early
+
+
+async def test_a_registration_survives_lost_outcomes_and_a_missing_leader() -> None:
+    world = World()
+    world.group.lose_outcomes, world.group.unavailable = 2, 2
+    broker = await world.start("a")
+    await asyncio.wait_for(broker.service.wait_registered(), 5)
+    assert len(broker.recorded) == 1
+    await broker.service.close()
+
+
+async def test_a_broker_that_is_probed_has_a_lease_until_it_is_not_probed_any_more() -> None:
+    async with running("a", "b") as world:
+        service = world.brokers["b"].service
+        now = asyncio.get_running_loop().time
+        await until(lambda: service.lease_valid(now()))
+        assert not service.lease_valid(now() + SETTINGS.leader_lease_s)
+
+
+async def test_answers_of_a_process_that_is_not_registered_do_not_keep_the_life_before_it_alive() -> None:
+    async with running("a", "b", "c") as world:
+        known = world.brokers["a"].service.state.brokers
+        await world.brokers["b"].kill()
+        stranger = FakeTransport(world.hub)
+
+        def answer(message: Message) -> None:
+            number = pb.Probe.FromString(message.data).number
+            said = pb.ProbeAnswer(broker="b", life_id="b-2", number=number, generation=1)
+            assert message.reply is not None
+            stranger.publish(message.reply, [said.SerializeToString()])
+
+        await stranger.subscribe(SUBJECTS.probe(BrokerId("b")), answer)
+        await until(lambda: not known[BrokerId("b")].alive)
+
+
+async def test_a_process_whose_id_was_taken_ends_although_the_other_has_died_since() -> None:
+    async with running("a", "b") as world:
+        first, leader = world.brokers["b"], world.group.members[0]
+        state = world.brokers["a"].service.state
+        register = pb.RegisterBroker(broker="b", life_id="b-2", cluster_id=state.cluster_id)
+        world.group.commit(pb.Command(register_broker=register).SerializeToString(), leader)
+        life = pb.BrokerLife(broker="b", incarnation=state.brokers[BrokerId("b")].incarnation)
+        dead = pb.BrokersDead(office=state.controller_epoch, brokers=[life])
+        world.group.commit(pb.Command(brokers_dead=dead).SerializeToString(), leader)
+        await until(lambda: first.fatal)
+        assert "another process" in first.fatal[0].message
+
+
+async def test_a_registration_that_raft_refuses_for_good_is_tried_again() -> None:
+    world = World()
+    world.group.refusals = [RaftApplyFailed("a bug"), CommandTooLarge("too large")]
+    broker = await world.start("a")
+    await asyncio.wait_for(broker.service.wait_registered(), 5)
+    await broker.service.close()
+
+
+@pytest.mark.parametrize("step", ["on_registered", "on_partitions"])
+async def test_a_broker_that_cannot_take_its_registration_or_its_partitions_over_ends(step: str) -> None:
+    async with running("a", "b", "c") as world:
+        await world.api("stream.create", **CREATE)
+        await world.brokers["c"].kill()
+        again = world.brokers["c"] = Broker(world, "c", life="2")
+
+        def fail(*_: object) -> None:
+            raise OSError("the disk is gone")
+
+        setattr(again, step, fail)
+        await again.service.start()
+        await until(lambda: again.fatal)
+        assert "the disk is gone" in again.fatal[0].message
