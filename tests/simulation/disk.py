@@ -166,7 +166,7 @@ class _Folder:
 
 
 class SimDisk:
-    """See the module. `crash`: the exception raised by a call in which power is lost. It has more than 30 methods
+    """See the module. `crash`: the exception raised by a call in which power is lost. It has more than thirty methods
     because it implements all calls of `FileSystem` on the same files on which the faults act."""
 
     def __init__(self, *, crash: type[BaseException] = PowerLoss) -> None:
