@@ -151,9 +151,9 @@ async def _publish_file(
                         per_partition[run_receipt.partition] += run_receipt.record_count
                 else:
                     per_partition += await _publish_json(producer, chunk, line_number, key, partition, state)
-            except BadRequest:
-                raise  # before anything of the chunk was sent
             except TidelogError as error:
+                if isinstance(error, BadRequest) and not line_number:
+                    raise  # a wrong argument: nothing was sent
                 fail(_given_up(error, line_number, len(chunk), state))
             line_number += len(chunk)
             size += chunk_size

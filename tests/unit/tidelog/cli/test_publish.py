@@ -69,14 +69,17 @@ async def test_a_file_that_fails_at_its_beginning(
     assert "acknowledged" not in failed.value.message
 
 
-async def test_a_file_that_fails_midway(monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.parametrize(
+    "refusal", [READONLY, TidelogError(Code.BAD_REQUEST, READONLY.message)], ids=lambda error: error.code.name
+)
+async def test_a_file_that_fails_midway(monkeypatch: pytest.MonkeyPatch, refusal: TidelogError) -> None:
     monkeypatch.setattr(publish, "CHUNK_RECORDS", 2)
     _, broker, client = make()
     broker.create("s", 1)
 
     async def chunks(_file: object) -> AsyncIterator[tuple[list[bytes], int]]:
         yield [b"a", b"b"], 4
-        broker.refusals.append(READONLY)
+        broker.refusals.append(refusal)
         yield [b"c", b"d"], 4
 
     monkeypatch.setattr(publish, "_chunks", chunks)
