@@ -217,4 +217,4 @@ async def test_an_unclean_election_gives_up_the_records_that_it_announced(cluste
         assert values == [b"both %d" % number for number in range(10)] + [b"after"], "the returned one has cut its log"
         assert (await client.cluster_status())["unclean_elections"] == 1
         status, out, _ = command(cluster, "cluster", "status")
-        assert "1 unclean elections so far" in out
+        assert "1 unclean election so far" in out

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 import click
 
 from tidelog.cli.config_options import SettingsCommand, alteration_options, config_of
-from tidelog.cli.session import cluster_options, console, print_json, run
+from tidelog.cli.session import cluster_options, console, counted, print_json, run
 
 if TYPE_CHECKING:
     from tidelog.client.connection import Client
@@ -74,9 +74,9 @@ def _show(found: ClusterStatus) -> None:
         )
     console().print(table)
     console().print(
-        f"{found['streams']} streams, {found['partitions']} partitions: "
+        f"{counted(found['streams'], 'stream')}, {counted(found['partitions'], 'partition')}: "
         f"{found['offline_partitions']} offline, {found['under_replicated']} under-replicated, "
-        f"{found['unclean_elections']} unclean elections so far  "
+        f"{counted(found['unclean_elections'], 'unclean election')} so far  "
         f"(cluster {found['cluster_id']}, generation {found['generation']})",
         highlight=False,
     )
@@ -107,7 +107,7 @@ def _show(found: ClusterStatus) -> None:
         if gaps := (broker.get("counters") or {}).get("publish_gaps"):
             newest = (broker.get("publish_gaps") or [])[-1:]
             console().print(
-                f"[yellow]{broker['id']}[/] may have missed plain publishes {gaps} times: "
+                f"[yellow]{broker['id']}[/] may have missed plain publishes {counted(gaps, 'time')}: "
                 + "".join(f"last at {_time(gap['began_ns'])}, {gap['reason']}" for gap in newest),
                 highlight=False,
             )
@@ -118,8 +118,8 @@ def _show(found: ClusterStatus) -> None:
         counters = broker.get("counters") or {}
         if counters.get("damage_found"):
             console().print(
-                f"[yellow]{broker['id']}[/] has met damage {counters['damage_found']} times since it started, and"
-                f" repaired {counters.get('damage_repaired', 0)}: look at its disk"
+                f"[yellow]{broker['id']}[/] has met damage {counted(counters['damage_found'], 'time')} since it"
+                f" started, and repaired {counters.get('damage_repaired', 0)}: look at its disk"
             )
 
 

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any, BinaryIO, Literal, cast
 
 import click
 
-from tidelog.cli.session import cluster_options, fail, print_json, run
+from tidelog.cli.session import cluster_options, counted, fail, print_json, run
 
 if TYPE_CHECKING:
     import asyncio
@@ -154,7 +154,7 @@ async def _publish_file(
             except TidelogError as error:
                 if isinstance(error, BadRequest) and not line_number:
                     raise  # a wrong argument: nothing was sent
-                fail(_given_up(error, line_number, len(chunk), state))
+                fail(_given_up(error, line_number, chunk, state))
             line_number += len(chunk)
             size += chunk_size
             if progress is not None:
@@ -173,14 +173,31 @@ async def _publish_file(
         )
     else:
         done = "published" if acknowledged else "sent, without acknowledgements,"
-        counted = f"{records} record{'' if records == 1 else 's'}"
-        click.echo(f"{done} {counted}, {size} bytes, to {producer.stream} in {seconds:.1f} s")
+        click.echo(
+            f"{done} {counted(records, 'record')}, {counted(size, 'byte')}, to {producer.stream} in {seconds:.1f} s"
+        )
 
 
-def _given_up(error: TidelogError, before: int, count: int, state: str) -> str:
-    """Says which lines are in the stream: of a file, the lines up to `before`, and then `count` lines that failed."""
-    earlier = f"lines 1 to {before} are {state}, and of" if before else "of"
-    return f"{error.message}; {earlier} lines {before + 1} to {before + count} some may be in the stream"
+def _given_up(error: TidelogError, before: int, chunk: list[bytes], state: str) -> str:
+    """Says which lines are in the stream: of a file, the lines up to `before`, and then those of `chunk`, which failed.
+
+    All of them have the same key, so that a record that is too large is the longest line.
+    """
+    from tidelog.client.errors import RecordTooLarge
+
+    parts = [error.message]
+    others = "some"
+    if isinstance(error, RecordTooLarge):
+        longest = max(range(len(chunk)), key=lambda at: len(chunk[at]))
+        parts = [f"line {before + 1 + longest} cannot be published: {error.message}"]
+        others = "the others"
+    if before:
+        parts.append(f"lines 1 to {before} are {state}")
+    if len(chunk) > 1:
+        parts.append(f"of lines {before + 1} to {before + len(chunk)} {others} may be in the stream")
+    elif others == "some":
+        parts.append(f"line {before + 1} may be in the stream")
+    return "; ".join(parts)
 
 
 async def _publish_json(
@@ -189,7 +206,7 @@ async def _publish_json(
     import asyncio
 
     from tidelog.cli.records_json import from_json
-    from tidelog.client.errors import BadRequest
+    from tidelog.client.errors import BadRequest, RecordTooLarge
 
     futures: list[asyncio.Future[Receipt]] = []
     for number, line in enumerate(chunk, first_line + 1):
@@ -204,7 +221,7 @@ async def _publish_json(
                 partition=partition,
                 timestamp=parsed.timestamp,
             )
-        except (ValueError, BadRequest) as error:
+        except (ValueError, BadRequest, RecordTooLarge) as error:
             await asyncio.gather(*futures)
             before = f"; the lines before it are {state}" if number > 1 else ""
             fail(f"line {number} cannot be published: {error}{before}")

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import functools
 import json
 import sys
@@ -22,6 +23,8 @@ API_TIMEOUT = 5.0
 """Seconds that a request to the controller may take, with all its repetitions."""
 START_WAIT = 30.0
 """Seconds that a command which waits for a cluster on its way gives nats-server, and then the brokers."""
+UNBROKEN = 10_000
+"""Columns; above what any table needs."""
 _SILENCE = 1.0
 """Seconds after which it says that it waits."""
 
@@ -61,8 +64,10 @@ def cluster_options(command: _Command) -> _Command:
 def run(
     server: str, namespace: str, work: Callable[[Client], Awaitable[None]], *, waits_for_start: bool = False
 ) -> None:
-    """Connect, do the work, disconnect. Errors of the table become one sentence. `waits_for_start`: nats-server and
-    brokers that are still starting are waited for."""
+    """Connect, do the work, disconnect. Errors of the table, and of stdin and stdout, become one sentence.
+
+    `waits_for_start`: nats-server and brokers that are still starting are waited for.
+    """
     import asyncio
 
     from wire.errors import TidelogError
@@ -71,6 +76,10 @@ def run(
         asyncio.run(_connected(server, namespace, work, waits_for_start))
     except TidelogError as error:
         fail(error.message)
+    except OSError as error:
+        if error.errno == errno.EPIPE:
+            raise  # a reader such as `head` has gone, and click ends quietly
+        fail(f"the output cannot be written, or the input cannot be read: {error.strerror or error}")
     except KeyboardInterrupt:
         sys.exit(INTERRUPTED)
 
@@ -103,13 +112,19 @@ def fail(message: str) -> NoReturn:
     raise Failure(" ".join(message.split()))
 
 
+def counted(number: int, thing: str) -> str:
+    return f"{number} {thing}{'' if number == 1 else 's'}"
+
+
 def print_json(value: object) -> None:
     click.echo(json.dumps(value, ensure_ascii=False))
 
 
 @functools.cache
 def console() -> Console:
-    """For tables, on stdout."""
+    """For tables, on stdout. In a pipe or a file no line is broken, so that names can be searched for."""
     from rich.console import Console
 
-    return Console(soft_wrap=not sys.stdout.isatty())
+    if sys.stdout.isatty():
+        return Console()
+    return Console(soft_wrap=True, width=UNBROKEN)

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 import click
 
 from tidelog.cli.config_options import SettingsCommand, alteration_options, config_of, config_option
-from tidelog.cli.session import cluster_options, console, print_json, run
+from tidelog.cli.session import cluster_options, console, counted, print_json, run
 from wire.durability import DEFAULT_REPLICAS, MAX_REPLICAS
 
 if TYPE_CHECKING:
@@ -55,7 +55,7 @@ def create(
             print_json(made)
         else:
             click.echo(
-                f"created stream {name}: subject {subject or name}, {_count(partitions, 'partition')}, "
+                f"created stream {name}: subject {subject or name}, {counted(partitions, 'partition')}, "
                 f"replication factor {made['replication_factor']}"
             )
 
@@ -176,8 +176,9 @@ def _show_damage(partition: int, replica: str, progress: ReplicaProgress) -> Non
         console().print(f"[red]{replica}[/] holds a damaged log of partition {partition}: {damage['reason']}")
     elif quarantined is not None and (latest := quarantined["latest"]) is not None:
         console().print(
-            f"[yellow]{replica}[/] cut damage out of partition {partition} {_count(quarantined['events'], 'time')}, the"
-            f" last {latest['when']} at offset {latest['sound_end']} ({latest['file']}, byte {latest['first_byte']})"
+            f"[yellow]{replica}[/] cut damage out of partition {partition} {counted(quarantined['events'], 'time')},"
+            f" the last {latest['when']} at offset {latest['sound_end']}"
+            f" ({latest['file']}, byte {latest['first_byte']})"
         )
 
 
@@ -195,7 +196,3 @@ def _behind(partition: PartitionDescription) -> str:
 
 def _number(value: int | None) -> str:
     return "?" if value is None else str(value)
-
-
-def _count(number: int, what: str) -> str:
-    return f"{number} {what}{'' if number == 1 else 's'}"

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import errno
+import os
 import subprocess
 import sys
 from collections.abc import Iterator
@@ -11,7 +13,7 @@ import click
 import pytest
 from click.testing import CliRunner
 
-from tidelog.cli import _COMMANDS, main
+from tidelog.cli import _COMMANDS, main, session
 from wire.stream_config import SETTINGS
 
 NOWHERE = "nats://127.0.0.1:1"
@@ -91,6 +93,26 @@ def test_no_nats_server_is_one_sentence_on_stderr(command: list[str], extra: lis
     assert "tidelog up" in err
 
 
+@pytest.mark.parametrize(("error", "text"), [(errno.ENOSPC, "No space left on device"), (errno.EIO, "Input/output")])
+def test_output_that_cannot_be_written_is_one_sentence(monkeypatch: pytest.MonkeyPatch, error: int, text: str) -> None:
+    async def connected(*_: object) -> None:
+        raise OSError(error, os.strerror(error))
+
+    monkeypatch.setattr(session, "_connected", connected)
+    status, _, err = invoke("stream", "list")
+    assert status == 1
+    assert err.startswith(f"tidelog: the output cannot be written, or the input cannot be read: {text}")
+    assert len(err.splitlines()) == 1
+
+
+def test_a_reader_of_the_output_that_has_gone_is_no_error_message(monkeypatch: pytest.MonkeyPatch) -> None:
+    async def connected(*_: object) -> None:
+        raise BrokenPipeError(errno.EPIPE, os.strerror(errno.EPIPE))
+
+    monkeypatch.setattr(session, "_connected", connected)
+    assert invoke("stream", "list") == (1, "", "")
+
+
 def test_the_server_comes_from_the_environment_unless_it_is_given() -> None:
     assert "127.0.0.1:2" in invoke("stream", "list", TIDELOG_SERVER="nats://127.0.0.1:2")[2]
     assert "127.0.0.1:1" in invoke("stream", "list", "--server", NOWHERE, TIDELOG_SERVER="nats://127.0.0.1:2")[2]
@@ -138,11 +160,22 @@ def test_the_cluster_status_shows_the_names_of_partitions_in_trouble(capsys: pyt
     }  # fmt: skip
     _show(found)
     out = capsys.readouterr().out
-    assert "4 offline, 2 under-replicated" in out
+    assert "2 streams, 9 partitions: 4 offline, 2 under-replicated, 0 unclean elections so far" in out
     assert "offline: s/0, waits for b1 or b2\n" in out
     assert "offline: t/3, no sound replica is left, see `tidelog partition elect-unclean --help`\n" in out
     assert "2 more are offline\n" in out
     assert "under-replicated: s/0, s/1\n" in out
+
+
+def test_the_cluster_status_counts_one_thing_in_the_singular(capsys: pytest.CaptureFixture[str]) -> None:
+    from tidelog.cli.cluster import _show
+
+    found: Any = {
+        "cluster_id": "c", "controller": None, "generation": 1, "config": {}, "brokers": [], "streams": 1,
+        "partitions": 1, "unclean_elections": 1, "offline_partitions": 0, "under_replicated": 0,
+    }  # fmt: skip
+    _show(found)
+    assert "1 stream, 1 partition: 0 offline, 0 under-replicated, 1 unclean election so far" in capsys.readouterr().out
 
 
 def test_a_broker_is_shown_with_the_partitions_that_cannot_do_without_it(capsys: pytest.CaptureFixture[str]) -> None:
@@ -168,3 +201,13 @@ def test_a_broker_is_shown_with_the_partitions_that_cannot_do_without_it(capsys:
     found["alive"] = False
     _show(found)
     assert "without b1" not in capsys.readouterr().out
+
+
+def test_a_table_in_a_pipe_breaks_no_name(capsys: pytest.CaptureFixture[str]) -> None:
+    from tidelog.cli.stream import _show_list
+
+    name, subject = "n" * 64, ".".join(["s" * 40] * 3)
+    streams: Any = [{"name": name, "subject": subject, "partitions": 1, "replication_factor": 3}]
+    _show_list(streams)
+    (line,) = [line for line in capsys.readouterr().out.splitlines() if name in line]
+    assert subject in line

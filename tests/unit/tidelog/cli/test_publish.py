@@ -56,6 +56,7 @@ async def test_records_are_counted(
     [
         (b"a\nb\nc\n", "lines", "takes no records; of lines 1 to 2 some may be in the stream"),
         (b'{"value": "a"}\n{"value": "b"}\n', "jsonl", "takes no records; of lines 1 to 2 some may be in the stream"),
+        (b"a\n", "lines", "takes no records; line 1 may be in the stream"),
         (b'{"value": 5}\n', "jsonl", 'line 1 cannot be published: "value" is 5, which is no text'),
     ],
 )
@@ -87,9 +88,35 @@ async def test_a_file_that_fails_midway(monkeypatch: pytest.MonkeyPatch, refusal
         with pytest.raises(Failure) as failed:
             await _publish_file(producer, BytesIO(), "lines", None, None, acknowledged=True, as_json=False)
     assert failed.value.message == (
-        "the stream takes no records; lines 1 to 2 are acknowledged, and of lines 3 to 4 some may be in the stream"
+        "the stream takes no records; lines 1 to 2 are acknowledged; of lines 3 to 4 some may be in the stream"
     )
     assert broker.logs["s", 0].values() == [b"a", b"b"]
+
+
+@pytest.mark.parametrize(
+    ("data", "form", "said"),
+    [
+        (b"a\n" + b"x" * 101 + b"\nb\n", "lines", "; of lines 1 to 3 the others may be in the stream"),
+        (b'{"value": "a"}\n{"value": "%s"}\n' % (b"x" * 101), "jsonl", "; the lines before it are acknowledged"),
+    ],
+)
+async def test_a_line_that_is_too_large_is_named(data: bytes, form: str, said: str) -> None:
+    _, broker, client = make()
+    broker.create("s", 1, max_record_bytes="100")
+    async with client.producer("s") as producer:
+        with pytest.raises(Failure) as failed:
+            await _publish_file(producer, BytesIO(data), form, None, None, acknowledged=True, as_json=False)
+    assert failed.value.message.startswith("line 2 cannot be published: a record of 101 bytes")
+    assert failed.value.message.endswith(said)
+
+
+async def test_a_file_of_one_line_that_is_too_large_is_not_in_the_stream() -> None:
+    _, broker, client = make()
+    broker.create("s", 1, max_record_bytes="100")
+    async with client.producer("s") as producer:
+        with pytest.raises(Failure, match=r"raise max_record_bytes$"):
+            await _publish_file(producer, BytesIO(b"x" * 101), "lines", None, None, acknowledged=True, as_json=False)
+    assert broker.logs["s", 0].values() == []
 
 
 async def test_lines_of_a_pipe_are_published_while_it_is_open() -> None:
