@@ -7,8 +7,9 @@ Whole segments, oldest first, up to the first that must stay:
     by bytes   the segments behind it hold `max_bytes` or more without it
     by number  the segments behind it span `max_messages` offsets or more without it
 
-So a limit is kept at least: up to a segment more than that is there. Offsets are counted, not records: of a
-compacted log fewer records are left than its offsets say.
+So a limit is kept at least: up to a segment more than that is there. What is not committed yet does not count, because
+a truncation may take it: offsets are counted up to the high watermark, and bytes of segments that lie below it. Offsets
+are counted, not records: of a compacted log fewer records are left than its offsets say.
 
 Each replica judges for itself, by its own clock. It need not ask for the others: all below the high watermark is
 held by every member of the ISR, and a replica outside begins anew at the leader's log start.
@@ -103,13 +104,14 @@ def expired(
     """Why the oldest segment goes, why the next one does, and so on; it ends where one stays."""
     if not limits:
         return
-    bytes_behind = sum(segment.size for segment in segments)
+    ends = [*(segment.base_offset for segment in segments[1:]), log_end_offset]
+    bytes_behind = sum(segment.size for segment, end in zip(segments, ends, strict=True) if end <= high_watermark)
     for segment, following in pairwise(segments):
         if following.base_offset > high_watermark:
             return
         bytes_behind -= segment.size
         newest = newest_record(segment, now_ns, written_at)
-        reason = limits.reason(newest, now_ns, bytes_behind, log_end_offset - following.base_offset)
+        reason = limits.reason(newest, now_ns, bytes_behind, high_watermark - following.base_offset)
         if reason is None:
             return
         yield reason

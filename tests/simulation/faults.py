@@ -339,6 +339,7 @@ def _full_disk(fault: Fault, cluster: Cluster) -> bool:
 def _bit_flip(fault: Fault, cluster: Cluster) -> bool:
     """In any file of a partition, while the broker runs or while it is down."""
     broker, rng = cluster.brokers[fault.broker], cluster.world.rng
+    was_sound = broker.id not in cluster.fragile
     if not cluster.may_lose_disk(broker):
         return False
     files = damageable_files(broker.disk, cluster.data)
@@ -349,7 +350,8 @@ def _bit_flip(fault: Fault, cluster: Cluster) -> bool:
     else:
         places = vouched_places(broker.disk, cluster.data)
         if not places:
-            cluster.disk_is_sound(broker)
+            if was_sound:  # else an earlier fault has harmed it
+                cluster.disk_is_sound(broker)
             return False
         path, start, end = places[fault.number % len(places)]
     broker.power_goes_with_it = False  # as in `Cluster.may_lose_power`

@@ -105,8 +105,18 @@ class TestBySize:
 
 @pytest.mark.parametrize(("high_watermark", "gone"), [(0, 0), (9, 0), (10, 1), (19, 1), (20, 2), (30, 3), (35, 3)])
 def test_nothing_goes_that_reaches_beyond_the_high_watermark(high_watermark: int, gone: int) -> None:
-    for limits in (AGE, Limits(max_bytes=1), Limits(max_messages=1)):
-        assert removed(row(90, 90, 90, 90), limits, high_watermark=high_watermark) == gone
+    assert removed(row(90, 90, 90, 90), AGE, high_watermark=high_watermark) == gone
+
+
+@pytest.mark.parametrize(("high_watermark", "gone"), [(10, 0), (11, 1), (20, 1), (21, 2), (30, 2), (31, 3), (35, 3)])
+def test_offsets_that_are_not_committed_do_not_count(high_watermark: int, gone: int) -> None:
+    """A truncation may take them, and fewer than `max_messages` would be left."""
+    assert removed(row(90, 90, 90, 90), Limits(max_messages=1), high_watermark=high_watermark) == gone
+
+
+@pytest.mark.parametrize(("high_watermark", "gone"), [(10, 0), (19, 0), (20, 1), (30, 2), (39, 2), (40, 3)])
+def test_bytes_of_segments_that_are_not_committed_do_not_count(high_watermark: int, gone: int) -> None:
+    assert removed(row(90, 90, 90, 90), Limits(max_bytes=1), high_watermark=high_watermark) == gone
 
 
 def test_the_reason_is_told() -> None:
