@@ -308,14 +308,20 @@ class Consumer:
         return self._on_gap is OnGap.SKIP
 
     def _check_within(self, starts: Mapping[int, Position], stops: Mapping[int, Position]) -> None:
-        """An offset above everything committed is a slip where reading ends there. (Without a stop it waits.)"""
+        """An offset above everything committed is a slip where reading ends there. (Without a stop it waits.)
+
+        One offset for all partitions may be too much for some; an offset given for each partition may not.
+        """
+        is_for_each = isinstance(self._start, Mapping)
         refusal: OffsetOutOfRange | None = None
         for partition, reader in self._readers.items():
             start, end = starts[partition], reader.fetcher.stop
             if stops.get(partition) is not Anchor.LATEST or end is None or not isinstance(start, AtOffset):
                 return
             if start.offset <= end:
-                return  # one offset for all partitions may be too much for some
+                if is_for_each:
+                    continue
+                return
             refusal = refusal or OffsetOutOfRange(
                 Code.OFFSET_AHEAD,
                 f"offset {start.offset} of {reader.fetcher.name} is above the end of the committed log, {end}: "

@@ -89,6 +89,15 @@ async def test_an_offset_above_the_end_is_refused_where_reading_ends(cluster: Cl
     assert await numbers(client.consume("three", start=3, stop="latest")) == [3], "too much for some partitions only"
 
 
+async def test_a_stored_position_above_the_end_of_its_partition_is_refused_where_reading_ends(cluster: Cluster) -> None:
+    """As after the stream was deleted and created again."""
+    _, broker, client = cluster
+    broker.seed("three", 1, [b"%d" % i for i in range(4)])
+    with pytest.raises(OffsetOutOfRange, match=r"offset 5 of three/2 is above .* 0: start at 0"):
+        await numbers(client.consume("three", start={0: 0, 1: 3, 2: 5}, stop="latest"))
+    assert await numbers(client.consume("three", start={0: 0, 1: 3, 2: 0}, stop="latest")) == [3]
+
+
 async def test_partitions_are_merged_each_in_its_order(cluster: Cluster) -> None:
     _, broker, client = cluster
     for partition in range(3):
