@@ -39,7 +39,8 @@ class MetadataSettings:
     again for the change to come."""
 
     founding_wait_s: float = 0.5
-    """A cluster is founded when no other broker in the namespace has been heard for so long (R41)."""
+    """A cluster is founded when the founder has asked for so long, its questions have come back from NATS, and no other
+    cluster or founder of the namespace was heard (R41)."""
 
     def __post_init__(self) -> None:
         for field in fields(self):

@@ -142,6 +142,6 @@ def why_not_unclean(cluster: Cluster, key: PartitionKey, partition: Partition, b
     if partition.leader is not None and cluster.is_alive(partition.leader):
         return (
             f"partition {key} is led by {partition.leader}: an unclean election would give up committed records; "
-            "it is for partitions that nobody can lead"
+            "it is for partitions without a replica that can lead"
         )
     return None

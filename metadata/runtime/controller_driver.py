@@ -151,7 +151,7 @@ class ControllerDriver:
                     self._subscriptions.want(False)
                 case HandOver():
                     _log.error(
-                        "controller %s hears nobody over NATS; check its connection to the NATS server",
+                        "controller %s has no answer of any broker over NATS; check its connection to the NATS server",
                         context.broker_id,
                     )
                     if not self._raft.hand_over():

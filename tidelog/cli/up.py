@@ -90,7 +90,9 @@ def up(
                         " Ctrl-C stops the cluster.",
                         soft_wrap=True,
                     )
-                _watch(cluster, on_wait, restart_after, console.print)
+                _watch(
+                    cluster, on_wait, restart_after, lambda text: console.print(text, soft_wrap=True, highlight=False)
+                )
             except _Stopped:
                 console.print("stopping")
     except TidelogError as e:
@@ -116,6 +118,18 @@ class _Stop:
             raise _Stopped
 
 
+def _end_of(broker: str, cluster: DevCluster, *, will_restart: bool) -> str:
+    from tidelog.server.devcluster import how_it_ended
+
+    told = f"{broker} {how_it_ended(cluster.exit_status(broker))}; its log: {cluster.log_file(broker)}"
+    if will_restart:
+        return told
+    return (
+        f"{told}. Start it again with `tidelog server --config {cluster.config_file(broker)}`, or let tidelog up do it"
+        " (--restart-after SECONDS)"
+    )
+
+
 def _watch(
     cluster: DevCluster, on_wait: Callable[[], None], restart_after: float | None, say: Callable[[str], None]
 ) -> None:
@@ -128,7 +142,7 @@ def _watch(
                 died.pop(broker, None)
             elif broker not in died:
                 died[broker] = time.monotonic()
-                say(f"{broker} ended with status {cluster.exit_status(broker)}; its log: {cluster.log_file(broker)}")
+                say(_end_of(broker, cluster, will_restart=restart_after is not None))
             elif restart_after is not None and time.monotonic() - died[broker] >= restart_after:
                 say(f"starting {broker} again")
                 cluster.start_broker(broker)

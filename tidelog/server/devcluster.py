@@ -156,6 +156,9 @@ class DevCluster:
         process = self._processes.get(broker)
         return process.poll() if process is not None else None
 
+    def config_file(self, broker: str) -> Path:
+        return self.data_dir / f"{broker}.toml"
+
     def log_file(self, broker: str) -> Path:
         return self.data_dir / f"{broker}.log"
 
@@ -190,7 +193,7 @@ class DevCluster:
                 status = self.exit_status(broker)
                 if status is not None:
                     raise TidelogError(
-                        Code.UNAVAILABLE, f"broker {broker} ended with status {status}: {self._last_words(broker)}"
+                        Code.UNAVAILABLE, f"broker {broker} {how_it_ended(status)}: {self._last_words(broker)}"
                     )
                 if self.is_ready(broker):
                     waiting.remove(broker)
@@ -246,16 +249,13 @@ class DevCluster:
     def _spawn(self, broker: str) -> None:
         with self.log_file(broker).open("ab") as log:
             self._processes[broker] = subprocess.Popen(
-                [sys.executable, *self._server_command, "--config", str(self._config_file(broker))],
+                [sys.executable, *self._server_command, "--config", str(self.config_file(broker))],
                 stdin=subprocess.DEVNULL,
                 stdout=log,
                 stderr=log,
                 start_new_session=True,
                 preexec_fn=ends_with_us(),  # noqa: PLW1509 - see there
             )
-
-    def _config_file(self, broker: str) -> Path:
-        return self.data_dir / f"{broker}.toml"
 
     def _check_node_count(self) -> None:
         present = len(list(self.data_dir.glob("b[0-9]*.toml")))
@@ -300,11 +300,11 @@ class DevCluster:
             ]
             for section, values in self._settings.items():
                 lines += [f"[{section}]", *(f"{key} = {json.dumps(value)}" for key, value in values.items())]
-            self._config_file(broker).write_text("\n".join(lines) + "\n")
+            self.config_file(broker).write_text("\n".join(lines) + "\n")
 
     def _known_address(self, broker: str) -> str | None:
         try:
-            address = tomllib.loads(self._config_file(broker).read_text()).get("raft_address")
+            address = tomllib.loads(self.config_file(broker).read_text()).get("raft_address")
         except (OSError, tomllib.TOMLDecodeError):
             return None
         return str(address) if address else None
@@ -321,7 +321,7 @@ class DevCluster:
                     "pid": self._processes[broker].pid,
                     "data_dir": str(self.broker_dir(broker)),
                     "raft": self._known_address(broker),
-                    "config": str(self._config_file(broker)),
+                    "config": str(self.config_file(broker)),
                 }
                 for broker in self.broker_ids
             ],
@@ -336,6 +336,11 @@ class DevCluster:
         except OSError:
             lines = []
         return lines[-1] if lines else "it has logged nothing"
+
+
+def how_it_ended(status: int | None) -> str:
+    """In words; `status`: of a child process."""
+    return f"was killed by signal {-status}" if status is not None and status < 0 else f"ended with status {status}"
 
 
 class NatsKeeper:
@@ -372,7 +377,7 @@ class NatsKeeper:
             self._start_at = now + self._pause
             when = f"in {self._pause:g} s" if self._pause else "now"
             self._say(
-                f"nats-server ended with status {self._nats.exit_status}: the cluster stands still. Starting it again"
+                f"nats-server {how_it_ended(self._nats.exit_status)}: the cluster stands still. Starting it again"
                 f" {when}, on port {self._nats.port}; its output is in {self._nats.log_path}"
             )
         if now < self._start_at:

@@ -55,7 +55,7 @@ def test_a_server_that_ends_is_started_again_at_once() -> None:
     bench.keeper.look()
     assert bench.server.is_running
     ended, runs = bench.said
-    assert ended.startswith("nats-server ended with status -9: the cluster stands still. Starting it again now")
+    assert ended.startswith("nats-server was killed by signal 9: the cluster stands still. Starting it again now")
     assert runs == "nats-server runs again at nats://127.0.0.1:4222; brokers and clients connect by themselves"
 
 
