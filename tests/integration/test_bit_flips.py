@@ -109,7 +109,7 @@ async def test_bits_flip_while_the_brokers_run(cluster: DevCluster, whose: str) 
         status, out, _ = command(cluster, "stream", "describe", STREAM)
         assert (status, f"{victim} cut damage out of partition 0 1 time" in out) == (0, True)
         status, out, _ = command(cluster, "cluster", "status")
-        assert (status, f"{victim} has met damage 1 times" in out) == (0, True)
+        assert (status, f"{victim} has met damage 1 time" in out) == (0, True)
 
 
 async def test_a_damaged_raft_journal_is_set_aside_and_synchronised_anew(cluster: DevCluster) -> None:
