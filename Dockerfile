@@ -29,16 +29,17 @@ FROM ${BASE_IMAGE}
 COPY --from=build /opt/tidelog /opt/tidelog
 RUN groupadd --gid 10001 tidelog \
     && useradd --uid 10001 --gid tidelog --home-dir /data --no-create-home --shell /usr/sbin/nologin tidelog \
-    && install --directory --owner tidelog --group tidelog --mode 0700 /data
+    && install --directory --owner tidelog --group tidelog --mode 0700 /data /secret
 ENV PATH=/opt/tidelog/bin:$PATH \
     PYTHONUNBUFFERED=1 \
     TIDELOG_DATA_DIR=/data
 USER tidelog
 WORKDIR /data
 VOLUME /data
-# Healthy: the cluster's controller counts this broker among the living.
+# Healthy: the cluster's controller counts this broker among the living. The URL may hold a password: not among the
+# arguments, which every user of the machine can read.
 HEALTHCHECK --interval=5s --timeout=10s --start-period=60s --retries=3 \
-    CMD tidelog cluster status --json --server "$TIDELOG_NATS" | python -c 'import json, os, sys; \
+    CMD TIDELOG_SERVER="$TIDELOG_NATS" tidelog cluster status --json | python -c 'import json, os, sys; \
 brokers = json.load(sys.stdin)["brokers"]; \
 sys.exit(not any(broker["id"] == os.environ["TIDELOG_ID"] and broker["alive"] for broker in brokers))'
 CMD ["tidelog", "server"]

@@ -93,6 +93,7 @@ class ControllerCore:
             state,
             self._relief,
             chance,
+            settings,
             namespace=namespace,
             epoch=lambda: self.controller_epoch,
             live_brokers=self.live_brokers,
@@ -199,7 +200,7 @@ class ControllerCore:
 
     def on_peer_lost(self, broker: BrokerId, now: float) -> list[Effect]:
         """The Raft connection with that broker has closed."""
-        self._liveness.suspect(broker, now)
+        self._liveness.on_peer_lost(broker, now)
         return self._decide(now)
 
     def on_raft_peers(self, connected: Collection[BrokerId]) -> None:

@@ -9,7 +9,9 @@ from metadata.requests import unknown_stream
 from metadata.state import ClusterState
 from wire import operations as op
 from wire.errors import TidelogError
+from wire.internal_streams import is_internal
 from wire.reports import BrokerReport, ReplicaReport
+from wire.subjects import Subjects
 from wire.types import BrokerId, PartitionKey, StreamName
 
 MAX_NAMED = 100
@@ -48,8 +50,15 @@ def stream_form(stream: Stream) -> op.StreamSummary:
     }
 
 
-def list_form(state: ClusterState) -> op.StreamList:
-    return {"streams": [stream_form(stream) for _, stream in sorted(state.streams.items())]}
+def list_form(state: ClusterState, subjects: Subjects, *, internal: bool = False) -> op.StreamList:
+    """`internal`: with Tidelog's own."""
+    return {
+        "streams": [
+            stream_form(stream)
+            for name, stream in sorted(state.streams.items())
+            if internal or not is_internal(name, stream.subject, subjects)
+        ]
+    }
 
 
 def describe_form(
@@ -96,6 +105,7 @@ def _partition_form(
         "high_watermark": progress.get("high_watermark"),
         "log_start_offset": progress.get("log_start_offset"),
         "log_end_offset": progress.get("log_end_offset"),
+        "not_heard": {broker: subjects for broker, report in said.items() if (subjects := report.get("not_heard"))},
         "replicas_progress": {
             replica: {
                 "log_end_offset": replicas[replica]["log_end_offset"] if replica in replicas else None,
@@ -221,6 +231,7 @@ def defaults_form(state: ClusterState) -> op.ClusterDefaults:
 
 def cluster_form(
     state: ClusterState,
+    subjects: Subjects,
     labels: Mapping[BrokerId, Mapping[str, str]],
     told: Mapping[BrokerId, BrokerReport | TidelogError],
     other_clusters: Sequence[op.OtherCluster] = (),
@@ -228,6 +239,9 @@ def cluster_form(
     """`cluster status`. `labels` and `told`: as the brokers last said; counters are null where one did not answer,
     and `refusal` says why one could not. At most MAX_NAMED partitions of a kind are named. `other_clusters`:
     clusters that the controller has heard in the namespace."""
+    streams = list(state.streams.values())
+    internal = [stream for stream in streams if is_internal(stream.name, stream.subject, subjects)]
+    internal_partitions = sum(len(stream.partitions) for stream in internal)
     keyed = list(state.partitions())
     partitions = [partition for _, partition in keyed]
     offline: list[op.OfflinePartition] = [
@@ -246,11 +260,14 @@ def cluster_form(
         "generation": state.generation,
         **defaults_form(state),
         "brokers": [
-            broker_form(state, broker, labels.get(broker, {}), told.get(broker, {})) for broker in sorted(state.brokers)
+            broker_form(state, subjects, broker, labels.get(broker, {}), told.get(broker, {}))
+            for broker in sorted(state.brokers)
         ],
         "unclean_elections": state.unclean_elections,
-        "streams": len(state.streams),
-        "partitions": len(partitions),
+        "streams": len(streams) - len(internal),
+        "partitions": len(keyed) - internal_partitions,
+        "internal_streams": len(internal),
+        "internal_partitions": internal_partitions,
         "offline_partitions": len(offline),
         "offline": offline[:MAX_NAMED],
         "under_replicated": _count([_is_under_replicated(partition) for partition in partitions]),
@@ -265,17 +282,32 @@ def _is_under_replicated(partition: Partition) -> bool:
 
 
 def broker_form(
-    state: ClusterState, broker: BrokerId, labels: Mapping[str, str], told: BrokerReport | TidelogError
+    state: ClusterState,
+    subjects: Subjects,
+    broker: BrokerId,
+    labels: Mapping[str, str],
+    told: BrokerReport | TidelogError,
 ) -> op.BrokerStatus:
     known = state.brokers[broker]
     report: BrokerReport = {} if isinstance(told, TidelogError) else told
+    internal = [
+        partition
+        for stream in state.streams.values()
+        if is_internal(stream.name, stream.subject, subjects)
+        for partition in stream.partitions.values()
+    ]
+    internal_leaders = _count([partition.leader == broker for partition in internal])
+    internal_replicas = _count([broker in partition.replicas for partition in internal])
+    replicas = _count([broker in partition.replicas for _, partition in state.partitions()])
     return {
         "id": broker,
         "alive": known.alive,
         "incarnation": known.incarnation,
         "voter": bool(known.raft_address),
-        "leaders": state.led_by(broker),
-        "replicas": _count([broker in partition.replicas for _, partition in state.partitions()]),
+        "leaders": state.led_by(broker) - internal_leaders,
+        "replicas": replicas - internal_replicas,
+        "internal_leaders": internal_leaders,
+        "internal_replicas": internal_replicas,
         "labels": dict(labels),
         "failed": report.get("failed"),
         "damaged": report.get("damaged"),
@@ -283,6 +315,10 @@ def broker_form(
         "disk": report.get("disk"),
         "space": report.get("space"),
         "publish_gaps": report.get("publish_gaps"),
+        "refused_messages": report.get("refused_messages"),
+        "not_permitted": report.get("not_permitted"),
+        "secrets": report.get("secrets"),
+        "tasks": report.get("tasks"),
         "refusal": told.message if isinstance(told, TidelogError) else None,
     }
 

@@ -1,10 +1,11 @@
 """Failed leaders and brokers: the elections and the declarations of death that a controller proposes.
 
 A closed Raft connection, or a follower's report, has the broker probed at once. If no process listens there, the
-reported partitions move at once, and the second refusal declares the broker dead (see `liveness`). If it answers, or is
+reported partitions move as soon as something else says so, too, and the second refusal declares the broker dead (see
+`liveness`). If it answers, or is
 silent, the members of its ISR are witnesses: more than (|ISR| - 1) / 2 of them within `witness_window`, the leader not
-counted, move that partition. Reports of another epoch, and of replicas outside the ISR, do not count; a new LeaderEpoch
-and a new controller epoch clear them.
+counted, move that partition. Reports of another epoch, of replicas outside the ISR, and those that rest on a 503 alone
+do not count; a new LeaderEpoch and a new controller epoch clear them.
 
 A decision that is refused or lost is taken anew from the state that is applied then, at the latest `DECISION_RETRY_S`
 later.
@@ -42,6 +43,9 @@ class _Suspicion:
     asked_at: float
     """When the leader's probe was asked for."""
     witnesses: dict[BrokerId, float] = field(default_factory=dict)
+    """When each last reported."""
+    refused: set[BrokerId] = field(default_factory=set)
+    """Those of them with no other ground than a 503."""
 
 
 class Failover:
@@ -104,6 +108,7 @@ class Failover:
         if report.replica not in suspicion.witnesses:
             self._liveness.suspect(partition.leader, now)
         suspicion.witnesses[report.replica] = now
+        (suspicion.refused.add if report.refused else suspicion.refused.discard)(report.replica)
         return True
 
     def count_witnesses(self, now: float, keys: Collection[PartitionKey] | None = None) -> list[Effect]:
@@ -125,9 +130,9 @@ class Failover:
             if partition is None or partition.leader_epoch != suspicion.leader_epoch or not fresh:
                 del self._suspicions[key]
                 continue
-            if self._liveness.is_refused(suspicion.leader) and self._liveness.is_trusted(now):
+            if self._liveness.is_gone(suspicion.leader, now) and self._liveness.is_trusted(now):
                 refused.append((key, partition))
-            elif 2 * len(fresh) > len(partition.isr) - 1 and (
+            elif 2 * len(fresh.keys() - suspicion.refused) > len(partition.isr) - 1 and (
                 self._liveness.heard_since(suspicion.leader, suspicion.asked_at)
                 or now - suspicion.asked_at >= self._settings.probe_timeout_s
             ):

@@ -9,6 +9,7 @@ Probe m was sent after t, and its controller knew no more than is applied here. 
 believes to have were its own at t. The arrival of a probe proves nothing: it may have lain unread while this process
 stood still. Probes of a deposed controller prove nothing. A generation that is not applied yet may name another leader:
 the lease waits for the first probe that finds it applied (by then the roles of this broker have heard of it too).
+A probe of a controller epoch that is not applied yet is ignored: the controller repeats it, and anybody can invent one.
 
 A request of the controller that names the newest answered probe is not older than that answer (`age_of`): so a request
 that lay unread is recognised by this broker's own clock.
@@ -34,17 +35,18 @@ class Lease:
         self._since = -inf
         """A moment at which this broker had the leaderships that it believes to have."""
         self._controller_epoch = 0
-        """The newest of which a probe came."""
+        """The newest of which a probe came; it was applied then."""
         self._answers: dict[int, tuple[float, int]] = {}
         """When probes of that controller epoch were answered, and the generation that each carried, by number; oldest
         first."""
         self._unproven: deque[tuple[int, float]] = deque(maxlen=MAX_ANSWERS)
         """(generation that must be applied, since when the lease runs then)."""
 
-    def on_probe(self, probe: pb.Probe, *, controller_epoch: int, generation: int, now: float) -> None:
-        """A probe is being answered. `controller_epoch`, `generation`: of the state applied here."""
-        if probe.office < max(controller_epoch, self._controller_epoch):
-            return
+    def on_probe(self, probe: pb.Probe, *, controller_epoch: int, generation: int, now: float) -> bool:
+        """A probe is being answered. `controller_epoch`, `generation`: of the state applied here. False: it is of a
+        later controller epoch than that, and is ignored."""
+        if probe.office != controller_epoch:
+            return probe.office < controller_epoch
         if probe.office > self._controller_epoch:
             self._controller_epoch = probe.office
             self._answers.clear()
@@ -57,6 +59,7 @@ class Lease:
         self._answers[probe.number] = now, probe.generation
         while len(self._answers) > MAX_ANSWERS:
             del self._answers[next(iter(self._answers))]
+        return True
 
     def is_valid(self, now: float) -> bool:
         return now - self._since <= self._settings.leader_lease_s

@@ -4,8 +4,11 @@ Probes go over NATS to each live broker every `heartbeat_interval`, and to the c
 others count only while the controller's own come back. A broker is
 
 - heard     it answered lately;
-- refused   NATS answered that no process listens on its probe subject (503). Asked again `probe_confirm_delay` later;
-- fallen    refused twice in a row with the controller's own probe answered after the first, or silent for
+- refused   NATS answered that no process listens on its probe subject (503). Asked again `probe_confirm_delay` later.
+            Anybody who sees a probe can say that, so it proves nothing alone; an answer to the same probe counts more;
+- gone      refused, and its Raft connection has closed since it was last heard, or it has answered nothing for
+            `probe_timeout` since it was asked, and the controller has read what came until it was refused;
+- fallen    gone, and refused twice in a row with the controller's own probe answered after the first; or silent for
             `broker_silence_timeout`; and it has no live Raft connection with the controller.
 
 A fallen broker is dead, unless the fault may be the controller's own: its connection is not settled, its own probes do
@@ -70,6 +73,8 @@ class _Watch:
     incarnation: Incarnation
     since: float
     heard_at: float = -inf
+    asked_at: float = inf
+    """When the first probe was sent since it was last heard; inf: none was."""
     answered: int = 0
     """Number of the newest probe that was answered."""
     generation: Generation | None = None
@@ -92,6 +97,8 @@ class Liveness:
         self._outstanding: dict[int, tuple[BrokerId, float]] = {}
         self._number = 0
         self._raft_peers: Collection[BrokerId] = ()
+        self._raft_lost_at: dict[BrokerId, float] = {}
+        """When the Raft connection with that broker closed, while there is no other and no later probe is answered."""
         self._began_at = -inf
         self._connected_at = inf
         self._connection_changed_at = -inf
@@ -133,11 +140,19 @@ class Liveness:
         self._mass_since = None
         self._outstanding.clear()
         for watch in self._watches.values():
-            watch.refused_at, watch.confirmed, watch.probe_at = None, False, now
+            watch.refused_at, watch.confirmed, watch.probe_at, watch.asked_at = None, False, now, inf
 
     def on_raft_peers(self, connected: Collection[BrokerId]) -> None:
         """The voters with a live Raft connection: pings keep it, a second of silence or a killed process closes it."""
         self._raft_peers = connected
+        for broker in [*self._raft_lost_at]:
+            if broker in connected:
+                del self._raft_lost_at[broker]
+
+    def on_peer_lost(self, broker: BrokerId, now: float) -> None:
+        """The Raft connection with it has closed, which it alone can bring about, or the network."""
+        self._raft_lost_at[broker] = now
+        self.suspect(broker, now)
 
     def suspect(self, broker: BrokerId, now: float) -> None:
         """Ask it at once, and again every `probe_confirm_delay` until something comes back, for a heartbeat: a probe
@@ -161,14 +176,16 @@ class Liveness:
             self._own_sent_heard = max(self._own_sent_heard, sent[1])
         elif vouches and self._is_first_connection:
             self._vouched = True
+        if sent[1] > self._raft_lost_at.get(broker, inf):
+            del self._raft_lost_at[broker]  # it lives
         watch = self._watches.get(broker)
         if watch is None or number < watch.answered:
             return
-        watch.heard_at, watch.answered, watch.generation = now, number, generation
+        watch.heard_at, watch.answered, watch.generation, watch.asked_at = now, number, generation, inf
         watch.refused_at, watch.confirmed = None, False
 
     def on_no_responders(self, broker: BrokerId, number: int, now: float) -> None:
-        sent = self._outstanding.pop(number, None)
+        sent = self._outstanding.get(number)  # kept: an answer to it may still come, and counts more
         watch = self._watches.get(broker)
         if sent is None or sent[0] != broker or watch is None or number < watch.answered or broker == self._self:
             return
@@ -208,6 +225,7 @@ class Liveness:
             watch = self._watches[broker]
             hurry = watch.heard_at < watch.suspected_at and now < watch.suspected_at + settings.heartbeat_interval_s
             watch.probe_at = now + (settings.probe_confirm_delay_s if hurry else settings.heartbeat_interval_s)
+            watch.asked_at = min(watch.asked_at, now)
             orders.append(self._order(broker, now))
         return orders
 
@@ -230,6 +248,17 @@ class Liveness:
     def is_refused(self, broker: BrokerId) -> bool:
         watch = self._watches.get(broker)
         return watch is not None and watch.refused_at is not None
+
+    def is_gone(self, broker: BrokerId, now: float) -> bool:
+        """Whether it was refused, and something else than the 503 says so, too."""
+        watch = self._watches.get(broker)
+        if watch is None or watch.refused_at is None:
+            return False
+        if broker in self._raft_lost_at:
+            return True
+        # A controller that stood still has not asked, or has answers to read.
+        unanswered = now - max(watch.asked_at, watch.since, self._trusted_since)
+        return unanswered >= self._settings.probe_timeout_s and self._own_sent_heard >= watch.refused_at
 
     def newest_answer(self, broker: BrokerId) -> int:
         """The number of the newest probe that was answered; 0: none."""
@@ -292,7 +321,7 @@ class Liveness:
         watch = self._watches[broker]
         if broker == self._self or broker in self._raft_peers:
             return False
-        if watch.confirmed and watch.refused_at is not None:
+        if watch.confirmed and watch.refused_at is not None and self.is_gone(broker, now):
             return self._own_sent_heard >= watch.refused_at
         return self._silent_for(watch, now) >= self._settings.broker_silence_timeout_s
 

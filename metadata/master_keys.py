@@ -7,14 +7,36 @@ of the leadership: `metadata.relief`.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+import logging
+from collections.abc import Mapping, Sequence
 from typing import Final
 
+from metadata.state import ClusterState
 from wire.errors import Code, TidelogError
+from wire.stream_config import StreamConfig
 from wire.types import BrokerId
 
+_log = logging.getLogger(__name__)
+
+_MOST_NAMED: Final = 5
 MASTER_KEYS_LABEL: Final = "master_keys"
 """Its text: the ids with commas, the one that wraps first; empty for none."""
+
+
+def warn_of_missing_keys(broker: BrokerId, ids: Sequence[str], state: ClusterState) -> None:
+    """At the start of a broker. `ids`: of its master keys."""
+    encrypted = sorted(stream.name for stream in state.streams.values() if stream.settings.encryption)
+    is_default = StreamConfig.from_strings(dict(state.defaults)).encryption
+    if ids or not (encrypted or is_default):
+        return
+    named = ", ".join(encrypted[:_MOST_NAMED]) + (" and others" if len(encrypted) > _MOST_NAMED else "")
+    _log.warning(
+        "%s has no master key, and the cluster encrypts %s: it stores such records, and refuses to serve them and to"
+        " take them (NO_KEY); give it the cluster's keys with --master-key-file, master_key_file or TIDELOG_MASTER_KEY,"
+        " and start it again",
+        broker,
+        named or "new streams by default",
+    )
 
 
 def check_encryption(labels: Mapping[BrokerId, Mapping[str, str]]) -> None:

@@ -184,6 +184,8 @@ class Changes:
     """Registered, dead; sorted."""
     controller: bool = False
     """A new controller epoch."""
+    streams: bool = False
+    """Streams were created or deleted."""
 
     def __bool__(self) -> bool:
         return bool(self.partitions or self.gone or self.brokers or self.controller)

@@ -6,16 +6,19 @@ from collections.abc import Callable, Mapping, Sequence
 
 from metadata import stream_settings
 from metadata.commands.partitions import why_not_unclean
-from metadata.model import MAX_PARTITIONS, Partition
+from metadata.model import MAX_PARTITIONS, Partition, Stream
 from metadata.placement import Chance, place
 from metadata.references import ref_of
 from metadata.relief import Relief
+from metadata.settings import MetadataSettings
 from metadata.state import ClusterState
 from wire import metadata_pb2 as pb
 from wire.durability import DEFAULT_REPLICAS, MAX_REPLICAS
-from wire.errors import Code, TidelogError
+from wire.echo import echo
+from wire.errors import Code, TidelogError, limit_reached
+from wire.internal_streams import PREFIX, InternalStream, is_internal, is_reserved
 from wire.stream_config import StreamConfig
-from wire.subjects import check_stream_name, check_subject
+from wire.subjects import Subjects, check_stream_name
 from wire.types import BrokerId, LeaderMove, PartitionKey, StreamName
 
 
@@ -29,6 +32,7 @@ class AdminRequests:
         state: ClusterState,
         relief: Relief,
         chance: Chance,
+        settings: MetadataSettings,
         *,
         namespace: str,
         epoch: Callable[[], int],
@@ -38,7 +42,8 @@ class AdminRequests:
         self._state = state
         self._relief = relief
         self._chance = chance
-        self._namespace = namespace
+        self._settings = settings
+        self._subjects = Subjects(namespace)
         self._epoch = epoch
         self._live_brokers = live_brokers
 
@@ -56,12 +61,34 @@ class AdminRequests:
         cluster: brokers that have ever registered, and at least as many as the metadata group has `voters`, some of
         which may still be on their way.
 
-        Raises TidelogError: NOT_CONTROLLER, BAD_NAME, BAD_SUBJECT, BAD_CONFIG, BAD_REPLICATION_FACTOR;
+        Raises TidelogError: NOT_CONTROLLER, BAD_NAME, BAD_SUBJECT, BAD_CONFIG, BAD_REPLICATION_FACTOR, LIMIT_REACHED;
         NOT_ENOUGH_BROKERS while some of the cluster's brokers do not live yet, or any more.
         """
         self._require_controller()
         check_stream_name(name)
-        check_subject(subject, self._namespace)
+        if is_reserved(name):
+            raise TidelogError(
+                Code.BAD_NAME, f"stream name {name!r} begins with {PREFIX!r}, as Tidelog's own do; choose another one"
+            )
+        self._subjects.check_subject(subject)
+        self._check_limits(partitions)
+        return self._create(name, subject, partitions, replication_factor, config, voters)
+
+    def create_internal(self, stream: InternalStream, *, voters: int = 1) -> pb.Command:
+        """Raises TidelogError, as `create_stream`."""
+        self._require_controller()
+        subject = self._subjects.internal(stream.name)
+        return self._create(stream.name, subject, stream.partitions, None, stream.config, voters)
+
+    def _create(
+        self,
+        name: str,
+        subject: str,
+        partitions: int,
+        replication_factor: int | None,
+        config: Mapping[str, str],
+        voters: int,
+    ) -> pb.Command:
         if not 1 <= partitions <= MAX_PARTITIONS:
             raise TidelogError(Code.BAD_CONFIG, f"partitions={partitions} is outside 1 to {MAX_PARTITIONS}")
         factor = replication_factor
@@ -95,6 +122,21 @@ class AdminRequests:
             )
         )
 
+    def _check_limits(self, partitions: int) -> None:
+        """Raises TidelogError(LIMIT_REACHED) where one more stream with so many partitions is too much."""
+        streams = self._state.streams.values()
+        there = sum(len(stream.partitions) for stream in streams)
+        for limit, most, count, what in (
+            ("max_streams", self._settings.max_streams, len(streams) + 1, "streams"),
+            ("max_partitions", self._settings.max_partitions, there + partitions, "partitions"),
+        ):
+            if count > most:
+                raise limit_reached(
+                    limit,
+                    f"the cluster would have {count} {what}, and {limit} is {most}; delete streams, or raise {limit} on"
+                    " all brokers",
+                )
+
     def _unregistered(self, voters: int) -> int:
         """How many of the metadata group's `voters` have never registered, and may be on their way."""
         return max(0, voters - sum(bool(broker.raft_address) for broker in self._state.brokers.values()))
@@ -124,11 +166,8 @@ class AdminRequests:
         )
 
     def delete_stream(self, name: str) -> pb.Command:
-        """Raises TidelogError: NOT_CONTROLLER, UNKNOWN_STREAM."""
-        self._require_controller()
-        stream = self._state.streams.get(StreamName(name))
-        if stream is None:
-            raise unknown_stream(name)
+        """Raises TidelogError: NOT_CONTROLLER, BAD_REQUEST, UNKNOWN_STREAM."""
+        stream = self._changeable(name)
         return pb.Command(
             delete_stream=pb.DeleteStream(office=self._epoch(), name=name, incarnation=stream.incarnation)
         )
@@ -136,10 +175,7 @@ class AdminRequests:
     def alter_stream(self, name: str, changes: Mapping[str, str], unset: Sequence[str]) -> pb.Command:
         """Other settings for a living stream. Raises TidelogError: NOT_CONTROLLER, UNKNOWN_STREAM, BAD_REQUEST,
         BAD_CONFIG."""
-        self._require_controller()
-        stream = self._state.streams.get(StreamName(name))
-        if stream is None:
-            raise unknown_stream(name)
+        stream = self._changeable(name)
         if not changes and not unset:
             raise TidelogError(Code.BAD_REQUEST, f"nothing is to be changed of stream {name}; name a setting")
         stream_settings.altered(
@@ -225,6 +261,19 @@ class AdminRequests:
             )
         return stream.key(number), partition
 
+    def _changeable(self, name: str) -> Stream:
+        """A stream that operators may alter and delete. Raises TidelogError: NOT_CONTROLLER, BAD_REQUEST,
+        UNKNOWN_STREAM."""
+        self._require_controller()
+        stream = self._state.streams.get(StreamName(name))
+        if stream is None:
+            raise unknown_stream(name)
+        if is_internal(stream.name, stream.subject, self._subjects):
+            raise TidelogError(
+                Code.BAD_REQUEST, f"stream {name} is Tidelog's own, and is neither altered nor deleted by hand"
+            )
+        return stream
+
     def _require_controller(self) -> None:
         if not self._epoch():
             raise TidelogError(Code.NOT_CONTROLLER, f"broker {self._id} is not the controller now; ask again")
@@ -232,5 +281,5 @@ class AdminRequests:
 
 def unknown_stream(name: str) -> TidelogError:
     return TidelogError(
-        Code.UNKNOWN_STREAM, f"stream {name!r} does not exist; `tidelog stream list` shows those that do"
+        Code.UNKNOWN_STREAM, f"stream {echo(name)} does not exist; `tidelog stream list` shows those that do"
     )

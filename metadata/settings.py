@@ -1,4 +1,4 @@
-"""The times of the metadata plane, in seconds, and the conditions between them."""
+"""The times of the metadata plane, in seconds, the conditions between them, and the limits of a cluster."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ class MetadataSettings:
     probe_confirm_delay_s: float = 0.01
     """A refused probe (no process listens) is repeated after this time before it counts."""
     probe_timeout_s: float = 0.2
-    """A suspected leader that has not answered by then is left to the witnesses."""
+    """A suspected leader that has not answered by then is left to the witnesses, and a 503 is believed then."""
     command_timeout_s: float = 5.0
     """A Raft command without an outcome by then has an unknown one."""
     retry_interval_s: float = 0.1
@@ -41,12 +41,16 @@ class MetadataSettings:
     founding_wait_s: float = 0.5
     """A cluster is founded when the founder has asked for so long, its questions have come back from NATS, and no other
     cluster or founder of the namespace was heard (R41)."""
+    max_streams: int = 10_000
+    """Streams of the cluster; one more is refused with LIMIT_REACHED."""
+    max_partitions: int = 100_000
+    """Partitions of all its streams; the same."""
 
     def __post_init__(self) -> None:
         for field in fields(self):
             value = getattr(self, field.name)
             if not value > 0:
-                raise TidelogError(Code.BAD_CONFIG, f"{field.name}={value} is not a time above 0 seconds")
+                raise TidelogError(Code.BAD_CONFIG, f"{field.name}={value} is not above 0")
         for holds, sentence in (
             (
                 self.leader_lease_s > WORST_METADATA_FAILOVER_S,

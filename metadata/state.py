@@ -30,6 +30,7 @@ from metadata.commands.ledger import Ledger
 from metadata.model import Changes, Outcome
 from wire import metadata_pb2 as pb
 from wire.errors import Code
+from wire.types import Incarnation, StreamName
 
 MAX_CLIENTS = 1024
 """Clients whose outcomes are kept; the client not heard for the most commands is forgotten."""
@@ -69,6 +70,7 @@ class ClusterState(Cluster):
                 )
             ),
             controller=old.controller_epoch != new.controller_epoch,
+            streams=_incarnations(old) != _incarnations(new),
         )
 
     def apply(self, command: bytes) -> Outcome:
@@ -143,3 +145,7 @@ class ClusterState(Cluster):
         clients[message.client] = outcomes
         if len(clients) > MAX_CLIENTS:
             del clients[next(iter(clients))]
+
+
+def _incarnations(contents: snapshot.Contents) -> dict[StreamName, Incarnation]:
+    return {name: stream.incarnation for name, stream in contents.streams.items()}

@@ -1,6 +1,6 @@
 """Measures Tidelog beside JetStream on this machine, or parts of Tidelog by themselves.
 
-    scripts/bench                              every workload, about 26 minutes
+    scripts/bench                              every workload, about half an hour
     scripts/bench --quick                      the same with fewer records and one round, about 4 minutes
     scripts/bench plain sync --rounds 5        two workloads
     scripts/bench --json > figures.json        all samples, versions, machine and date, instead of the table
@@ -26,7 +26,7 @@ import time
 from pathlib import Path
 from types import ModuleType
 
-from scripts.benchmarks import acked, catchup, failover, lag, log, picture, plain, read, spread, sync, tail
+from scripts.benchmarks import acked, catchup, failover, lag, log, picture, plain, read, spread, sync, tags, tail
 from scripts.benchmarks.comparison import Comparison
 from scripts.benchmarks.machine import about
 from scripts.benchmarks.report import Report
@@ -34,7 +34,7 @@ from scripts.benchmarks.running import Run, tell
 
 WORKLOADS: dict[str, ModuleType] = {
     module.__name__.rpartition(".")[2]: module
-    for module in (plain, acked, sync, tail, read, catchup, failover, spread, lag)
+    for module in (plain, acked, sync, tail, read, catchup, failover, spread, lag, tags)
 }
 """Each has FIGURES and `async run(run)`."""
 ROUNDS = 3

@@ -6,6 +6,7 @@
     read back   every acknowledged record once, where its acknowledgement said, each carrier's in the order of the table
     bare NATS   a few records from plain nats-py, which knows nothing of Tidelog
     Spark       flights and mean departure delay per carrier, against the same figures from the table
+    security    with --secure: what must be refused is tried (scripts/demo_security.py)
 
 The last line is `PASS`, or `FAIL: why`; the exit status is 0 or 1, and 130 when it was interrupted. Run it as
 scripts/demo, which makes the environment first.
@@ -17,6 +18,7 @@ import argparse
 import asyncio
 import contextlib
 import json
+import logging
 import math
 import os
 import re
@@ -40,6 +42,7 @@ from rich.table import Table
 import tidelog
 from scripts.demo_flights import CarrierFigures, Flights, load_flights
 from scripts.demo_ledger import Ledger, ReadBack
+from scripts.demo_security import Access, NotRefused, Refusal, attempts, secure
 from tidelog.server.devcluster import DevCluster
 from wire.operations import PartitionDescription, StreamDescription
 
@@ -139,6 +142,7 @@ class Figures:
     recovery_seconds: float = 0.0
     bare: int = 0
     spark: dict[str, CarrierFigures] = field(default_factory=dict)
+    refused: list[Refusal] = field(default_factory=list)
 
 
 class Load:
@@ -199,8 +203,9 @@ class Load:
 class Demo:
     """The steps, on a cluster that runs."""
 
-    def __init__(self, cluster: DevCluster, flights: Flights, display: Display) -> None:
+    def __init__(self, cluster: DevCluster, access: Access, flights: Flights, display: Display) -> None:
         self._cluster = cluster
+        self._access = access
         self._flights = flights
         self._display = display
         self._ledger = Ledger(flights.keys, flights.values, PARTITIONS)
@@ -208,13 +213,23 @@ class Demo:
 
     async def run(self) -> None:
         """Raises DemoFailed, TidelogError, or any other error."""
+        url, access = self._cluster.nats_url, self._access
         try:
-            async with asyncio.timeout(TIME_LIMIT), await tidelog.connect(self._cluster.nats_url) as client:
-                await client.create_stream(STREAM, subject=STREAM, partitions=PARTITIONS, replication_factor=BROKERS)
-                await self._publish(client)
-                await self._read_back(client)
-                await self._bare_nats(client)
+            async with (
+                asyncio.timeout(TIME_LIMIT),
+                await access.connect(url, "admin") as admin,
+                await access.connect(url, "producer") as producer,
+                await access.connect(url, "consumer") as consumer,
+            ):
+                if access.is_secure:  # the default of all streams from now on, the audit trail's too
+                    await admin.alter_cluster(config={"encryption": "true"})
+                await admin.create_stream(STREAM, subject=STREAM, partitions=PARTITIONS, replication_factor=BROKERS)
+                await self._publish(admin, producer)
+                await self._read_back(consumer)
+                await self._bare_nats(consumer)
                 await self._spark()
+                if access.is_secure:
+                    await self._attempts()
         except TimeoutError as error:
             raise DemoFailed(
                 f"{self._display.current} did not end: {str(error) or f'over {TIME_LIMIT:.0f} s'}"
@@ -222,13 +237,13 @@ class Demo:
 
     # Publish, with a failure on the way
 
-    async def _publish(self, client: tidelog.Client) -> None:
-        await self._wait_in_sync(client)
+    async def _publish(self, admin: tidelog.Client, producer: tidelog.Client) -> None:
+        await self._wait_in_sync(admin)
         with self._display.step("publish", total=len(self._flights.values)) as step:
             load = Load(self._ledger)
             async with asyncio.TaskGroup() as tasks:
-                failure = tasks.create_task(self._fail_over(client, load))
-                await load.run(client, step)
+                failure = tasks.create_task(self._fail_over(admin, load))
+                await load.run(producer, step)
             victim = failure.result()
         self.figures.publish_seconds = step.seconds
         with self._display.step("recover") as step:
@@ -326,7 +341,7 @@ class Demo:
         subjects = [STREAM, *(f"{STREAM}.{partition}" for partition in range(1, PARTITIONS))]
         ends = await client.offsets(STREAM, "latest")
         with self._display.step("bare NATS") as step:
-            bare = await nats.connect(self._cluster.nats_url)
+            bare = await nats.connect(self._cluster.nats_url, **self._access.of_bare_nats("producer"))
             try:
                 expected: dict[tuple[int, bytes], int | None] = {}
                 for partition, subject in enumerate(subjects):
@@ -360,7 +375,8 @@ class Demo:
 
     async def _spark(self) -> None:
         with self._display.step("Spark") as step:
-            self.figures.spark = await spark_job(self._cluster.nats_url, self._cluster.data_dir)
+            login = self._access.of_spark("spark")
+            self.figures.spark = await spark_job(self._cluster.nats_url, login, self._cluster.data_dir)
             step.said = f"{sum(carrier.flights for carrier in self.figures.spark.values()):,} flights counted"
         self.figures.spark_seconds = step.seconds
         unlike = [
@@ -371,13 +387,19 @@ class Demo:
         if unlike:
             raise DemoFailed(f"{len(unlike)} carriers have other figures in Spark, the first is {unlike[0]}")
 
+    async def _attempts(self) -> None:
+        with self._display.step("security") as step:
+            # Named in every record.
+            self.figures.refused = await attempts(self._cluster, self._access, STREAM, b'"dep_delay"')
+            step.said = f"{len(self.figures.refused)} attempts, all refused"
 
-async def spark_job(nats_url: str, folder: Path) -> dict[str, CarrierFigures]:
-    """Runs demo_spark as a process of its own, with its files and its log in `folder`."""
+
+async def spark_job(nats_url: str, login: dict[str, str], folder: Path) -> dict[str, CarrierFigures]:
+    """Runs demo_spark as a process of its own, its files and log in `folder`. `login`: options of the source."""
     log_file = folder / "spark.log"
     with log_file.open("wb") as log:
         process = await asyncio.create_subprocess_exec(
-            *(sys.executable, "-m", "scripts.demo_spark", nats_url, STREAM),
+            *(sys.executable, "-m", "scripts.demo_spark", nats_url, STREAM, *map("=".join, login.items())),
             stdin=asyncio.subprocess.DEVNULL,
             stdout=asyncio.subprocess.PIPE,
             stderr=log,
@@ -451,10 +473,18 @@ def comparison(flights: Flights, spark: dict[str, CarrierFigures]) -> Table:
     return table
 
 
-def run(folder: Path, display: Display) -> None:
+def refusals(figures: Figures) -> Table:
+    table = Table("attempt", "answer", title="Tried, and refused")
+    for refusal in figures.refused:
+        table.add_row(*refusal)
+    return table
+
+
+def run(folder: Path, display: Display, *, is_secure: bool) -> None:
     """The whole demo with its files in `folder`. Raises the first error; the processes have ended then."""
     began = time.monotonic()
-    cluster = DevCluster(folder, nodes=BROKERS, port=0)
+    access = secure(folder, STREAM, [f"b{number}" for number in range(1, BROKERS + 1)]) if is_secure else Access()
+    cluster = DevCluster(folder, nodes=BROKERS, port=0, **access.cluster)
     try:
         with display:
             with display.step("start") as step:
@@ -462,13 +492,15 @@ def run(folder: Path, display: Display) -> None:
                 flights = load_flights()  # while the brokers start
                 cluster.wait_ready()
                 step.said = f"{BROKERS} brokers, {len(flights.values):,} rows"
-            demo = Demo(cluster, flights, display)
+            demo = Demo(cluster, access, flights, display)
             asyncio.run(demo.run())
             display.current = "stop"
     finally:
         with uninterrupted():
             cluster.stop()
     display.table(comparison(flights, demo.figures.spark))
+    if is_secure:
+        display.table(refusals(demo.figures))
     display.table(results(demo.figures, time.monotonic() - began))
 
 
@@ -502,21 +534,29 @@ def first_cause(error: BaseException) -> BaseException:
 def main() -> int:
     parser = argparse.ArgumentParser(prog="scripts/demo", description=(__doc__ or "").split("\n", maxsplit=1)[0])
     parser.add_argument("--keep", action="store_true", help="keep the brokers' data and logs, and say where")
+    parser.add_argument(
+        "--secure",
+        action="store_true",
+        help="the same with TLS on every connection (NATS and Raft), a login with the least permissions for each role,"
+        " and streams encrypted on disk; then tries what must be refused. With --keep, the folder has all files of such"
+        " a cluster",
+    )
     options = parser.parse_args()
     for number in (signal.SIGTERM, signal.SIGHUP):
         signal.signal(number, signal.default_int_handler)
+    logging.getLogger("asyncio").setLevel(logging.ERROR)  # it warns of how plain nats-py ends a TLS connection
     display = Display()
     folder = Path(tempfile.mkdtemp(prefix="tidelog-demo-"))
     status, verdict = 0, "PASS"
     try:
-        run(folder, display)
+        run(folder, display, is_secure=options.secure)
     except KeyboardInterrupt:
         status, verdict = INTERRUPTED, "FAIL: interrupted"
     except Exception as error:  # noqa: BLE001 - after any error the demo has failed
         cause = first_cause(error)
         status, verdict = 1, f"FAIL: {cause}"
         (folder / "demo.log").write_text("".join(traceback.format_exception(error)))
-        if not isinstance(cause, (DemoFailed, tidelog.TidelogError)):
+        if not isinstance(cause, (DemoFailed, NotRefused, tidelog.TidelogError)):
             verdict = f"FAIL: {display.current}: {type(cause).__name__}: {cause}"
     with uninterrupted():
         if options.keep:

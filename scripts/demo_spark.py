@@ -1,7 +1,8 @@
 """The demo's Spark job: flights and mean departure delay per carrier, from the committed records of the stream.
 
-    python -m scripts.demo_spark nats://127.0.0.1:4222 flights
+    python -m scripts.demo_spark nats://127.0.0.1:4222 flights [nats.user=spark …]
 
+Further arguments are options of the source, as for a login; no secret should be among them, for `ps` shows arguments.
 Prints one line of JSON: {"AA": [flights, mean], ...}. A process of its own, so that the stderr of Spark goes to a
 file, and so that Spark and its Java can be ended at any time.
 """
@@ -17,7 +18,7 @@ from pyspark.sql import functions as f
 from spark_connector.java import ensure_java
 
 
-def main(servers: str, stream: str) -> None:
+def main(servers: str, stream: str, *options: str) -> None:
     ensure_java()
     spark = (
         SparkSession.builder.master("local[2]")
@@ -36,6 +37,7 @@ def main(servers: str, stream: str) -> None:
         .option("subscribe", stream)
         .option("startingOffsets", "earliest")
         .option("endingOffsets", "latest")
+        .options(**dict(option.split("=", 1) for option in options))
         .load()
     )
     flight = f.from_json(f.col("value").cast("string"), "carrier string, dep_delay int").alias("flight")

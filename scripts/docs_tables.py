@@ -21,10 +21,12 @@ from typing import Any
 from dataplane.broker.settings import StorageSettings
 from dataplane.replica.settings import ReplicaSettings
 from metadata.settings import MetadataSettings
+from scripts.docs_bounds import BOUNDS
 from wire.error_details import ADDED_BY_CLIENTS, declared_details
 from wire.errors import Code
 from wire.metadata_pb2 import Command
 from wire.operations import OPERATIONS
+from wire.permissions import Grant, Role, Scope, permissions_of
 from wire.stream_config import SETTINGS
 
 ROOT = Path(__file__).resolve().parent.parent
@@ -67,7 +69,7 @@ def api_operations() -> str:
         ("operation", "asked with", "access", "what it does", "refused with, besides those of all"),
         (
             (
-                f"`{operation.name}`",
+                f"`{operation.name}.<{operation.stream}>`" if operation.stream else f"`{operation.name}`",
                 ", ".join(_asked(entry) for entry in fields(operation.request_kind)) or "nothing",
                 "writes" if operation.writes else "reads",
                 operation.help,
@@ -91,6 +93,35 @@ def error_details() -> str:
             )
             for detail, codes in carried.items()
         ),
+    )
+
+
+def bounds() -> str:
+    return _table(
+        ("what is bounded", "limit", "kept by", "what the sender hears", "counter"),
+        (
+            (bound.on, bound.limit, f"`{bound.where}`", bound.answer, f"`{bound.counter}`" if bound.counter else "none")
+            for bound in BOUNDS
+        ),
+    )
+
+
+def permissions() -> str:
+    """With the placeholders STREAM, SUBJECT, BROKER and USER."""
+    scope = Scope(streams=("STREAM",), subjects=("SUBJECT",), inbox_prefix="_INBOX.USER")
+    scopes = {
+        Role.BROKER: Scope(broker="BROKER", subjects=("SUBJECT",)),
+        Role.ADMIN: Scope(inbox_prefix="_INBOX.USER"),
+        Role.MONITORING: Scope(inbox_prefix="_INBOX.USER"),
+    }
+
+    def spelled(grants: Iterable[Grant]) -> str:
+        return ", ".join(dict.fromkeys(f"`{grant.subject}`" for grant in grants))
+
+    granted = {role: permissions_of(role, scopes.get(role, scope)) for role in Role}
+    return _table(
+        ("role", "publishes to", "subscribes to"),
+        ((f"`{role.value}`", spelled(each.publish), spelled(each.subscribe)) for role, each in granted.items()),
     )
 
 
@@ -214,6 +245,8 @@ TABLES: Mapping[str, Callable[[], str]] = {
         "ClusterClaim",
     ),
     "raft-commands": raft_commands,
+    "bounds": bounds,
+    "permissions": permissions,
 }
 
 

@@ -30,12 +30,16 @@ _T = TypeVar("_T")
 class ClientLog:
     """Connects when it is made. Its methods are for one thread at a time."""
 
-    def __init__(self, servers: tuple[str, ...], namespace: str) -> None:
+    def __init__(
+        self, servers: tuple[str, ...] | None, namespace: str, inbox_prefix: str | None, login: Mapping[str, Any]
+    ) -> None:
         self._loop = asyncio.new_event_loop()
         self._thread = threading.Thread(target=self._loop.run_forever, name="tidelog-spark", daemon=True)
         self._thread.start()
         try:
-            self._client = self._run(tidelog.connect(servers, namespace=namespace, name="tidelog-spark"))
+            self._client = self._run(
+                tidelog.connect(servers, namespace=namespace, name="tidelog-spark", inbox_prefix=inbox_prefix, **login)
+            )
         except BaseException:
             self._stop_loop()
             raise

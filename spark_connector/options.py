@@ -8,17 +8,28 @@ from __future__ import annotations
 
 import json
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from difflib import get_close_matches
 from enum import Enum
 from typing import Any, NoReturn
 
 from tidelog.client.positions import timestamp_from_text
 from wire.errors import Code, TidelogError
-from wire.subjects import DEFAULT_NAMESPACE, check_namespace, check_stream_name
+from wire.subjects import (
+    DEFAULT_NAMESPACE,
+    check_inbox_prefix,
+    check_namespace,
+    check_stream_name,
+)
 from wire.types import Offset, StreamName
 
 DEFAULT_FETCH_MAX_BYTES = 4 << 20
+_SWITCHES = ("tls", "tls_first")
+LOGIN_OPTIONS = (
+    "context", "user", "password", "password_file", "token", "token_file", "nkey", "creds", "ca", "cert", "key",
+    "tls_hostname", *_SWITCHES,
+)  # fmt: skip
+"""Arguments of `tidelog.connect`; Spark's options are `context`, and `nats.` with each of the others."""
 EARLIEST_IN_JSON = -2
 LATEST_IN_JSON = -1
 
@@ -46,9 +57,13 @@ EndingPoint = Edge | ExplicitOffsets
 class SourceOptions:
     """The user's options. `starting` and `ending` are None where the user left them to the kind of query."""
 
-    servers: tuple[str, ...]
+    servers: tuple[str, ...] | None = field(repr=False)
+    """None: those of the context, or of the environment."""
+    login: Mapping[str, str] = field(repr=False)
+    """The options of the login, as `tidelog.connect` takes them: nothing in Spark shows them."""
     subscribe: tuple[StreamName, ...]
     namespace: str
+    inbox_prefix: str | None
     starting: StartingPoint | None
     ending: EndingPoint | None
     max_offsets_per_trigger: int | None
@@ -72,15 +87,17 @@ class SourceOptions:
                 "startingOffsets and startingTimestamp are both given, and one of them can be the start: leave one out"
             )
         for name, example in (("servers", "nats://127.0.0.1:4222"), ("subscribe", "flights")):
-            if name not in values:
+            if name not in values and not (name == "servers" and "context" in values):
                 _refuse(f'option {name} is missing: add .option("{name}", "{example}")')
         parsed: dict[str, Any] = {
             name: parse(name, values[name]) if name in values else None for name, parse in _PARSERS.items()
         }
         options = cls(
             servers=parsed["servers"],
+            login={name: parsed[_login_option(name)] for name in LOGIN_OPTIONS if parsed[_login_option(name)]},
             subscribe=parsed["subscribe"],
             namespace=parsed["namespace"] or DEFAULT_NAMESPACE,
+            inbox_prefix=parsed["inboxPrefix"],
             starting=_either(parsed["startingOffsets"], parsed["startingTimestamp"]),
             ending=parsed["endingOffsets"],
             max_offsets_per_trigger=parsed["maxOffsetsPerTrigger"],
@@ -142,7 +159,8 @@ def _names(streams: Any) -> str:
 def _parse_list(name: str, text: str) -> tuple[str, ...]:
     items = tuple(item.strip() for item in text.split(","))
     if not all(items):
-        _refuse(f"{name}={text!r} holds an empty item: separate items by one comma")
+        told = name if "@" in text else f"{name}={text!r}"
+        _refuse(f"{told} holds an empty item: separate items by one comma")
     return items
 
 
@@ -150,7 +168,8 @@ def _parse_servers(name: str, text: str) -> tuple[str, ...]:
     servers = _parse_list(name, text)
     for server in servers:
         if "://" not in server:
-            _refuse(f"{name}={text!r}: {server!r} is not a URL such as nats://127.0.0.1:4222")
+            told = name if "@" in text else f"{name}={text!r}: {server!r}"
+            _refuse(f"{told} is not a URL such as nats://127.0.0.1:4222")
     return servers
 
 
@@ -163,6 +182,18 @@ def _parse_streams(name: str, text: str) -> tuple[StreamName, ...]:
 
 def _parse_namespace(_: str, text: str) -> str:
     return check_namespace(text)
+
+
+def _parse_inbox_prefix(_: str, text: str) -> str:
+    return check_inbox_prefix(text)
+
+
+def _login_option(name: str) -> str:
+    return name if name == "context" else f"nats.{name}"
+
+
+def _as_given(_: str, text: str) -> str:
+    return text
 
 
 def _parse_bool(name: str, text: str) -> bool:
@@ -239,6 +270,7 @@ _PARSERS: Mapping[str, Callable[[str, str], Any]] = {
     "servers": _parse_servers,
     "subscribe": _parse_streams,
     "namespace": _parse_namespace,
+    "inboxPrefix": _parse_inbox_prefix,
     "startingOffsets": _parse_starting,
     "startingTimestamp": _parse_timestamp,
     "endingOffsets": _parse_ending,
@@ -248,6 +280,7 @@ _PARSERS: Mapping[str, Callable[[str, str], Any]] = {
     "failOnDataLoss": _parse_bool,
     "includeHeaders": _parse_bool,
     "pushDownFilters": _parse_bool,
+    **{_login_option(name): _parse_bool if name in _SWITCHES else _as_given for name in LOGIN_OPTIONS},
 }
 
 KNOWN_OPTIONS = tuple(_PARSERS)

@@ -23,7 +23,7 @@ def open_client_log(options: SourceOptions) -> CommittedLog:
     # Spark makes a data source in many short-lived processes that never connect.
     from spark_connector.client_log import ClientLog
 
-    return ClientLog(options.servers, options.namespace)
+    return ClientLog(options.servers, options.namespace, options.inbox_prefix, options.login)
 
 
 class TidelogDataSource(DataSource):

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
+from hypothesis import HealthCheck, settings
 
-from tidelog.runtime.loopback import free_ports
+from tidelog.runtime.loopback import PORTS_VARIABLE, free_ports
 from tidelog.runtime.server import EmbeddedNatsServer
 
 
@@ -15,6 +17,17 @@ def pytest_addoption(parser: pytest.Parser) -> None:
     parser.addoption(
         "--rewrite", action="store_true", help="write down what the transcripts of tests/testdata print now"
     )
+
+
+def pytest_configure() -> None:
+    """Examples of hypothesis are not timed, for the machine may be busy. Processes of pytest-xdist take their ports
+    from ranges of their own, and so do the commands that they start."""
+    settings.register_profile("tidelog", deadline=None, suppress_health_check=[HealthCheck.too_slow])
+    settings.load_profile("tidelog")
+    worker = os.environ.get("PYTEST_XDIST_WORKER")
+    if worker is not None:
+        first = 11_000 + 2_000 * (int(worker.removeprefix("gw")) % 10)
+        os.environ[PORTS_VARIABLE] = f"{first}-{first + 1_999}"
 
 
 @pytest.fixture

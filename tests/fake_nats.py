@@ -13,19 +13,40 @@ import asyncio
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any, NamedTuple
 
+from tidelog.runtime.header_block import encode_headers
+from wire.peers import ClaimHandler
 from wire.transport import (
     NO_RESPONDERS,
     Buffer,
     BulkHandler,
     Message,
     MessageHandler,
+    RawHandler,
     Subscription,
     UniformRun,
     too_large,
 )
+from wire.violation import Violations
 
 MAX_REPLY = 4000
 """Bytes of the longest subject to which the same refusal goes as to others."""
+
+
+def _raise(error: Exception) -> None:
+    raise error
+
+
+def undecoded(handler: RawHandler) -> MessageHandler:
+    """Gives `handler` each message as it would stand on the wire."""
+
+    def on_message(message: Message) -> None:
+        block = None if not message.headers else encode_headers(message.headers)
+        if message.status is not None:
+            block = b"NATS/1.0 %d\r\n\r\n" % message.status
+        reply = None if message.reply is None else message.reply.encode()
+        handler(message.subject.encode(), reply, block, message.data)
+
+    return on_message
 
 
 class Hub:
@@ -41,7 +62,8 @@ class Hub:
         if self.lose(subject):
             return
         loop = asyncio.get_running_loop()
-        found = [handler for _, handler in self.handlers.get(subject, ())]
+        below = subject.rpartition(".")[0] + ".*"
+        found = [handler for _, handler in (*self.handlers.get(subject, ()), *self.handlers.get(below, ()))]
         for handler in found:
             loop.call_soon(handler, Message(subject, data, reply, headers))
         if not found and reply is not None:
@@ -65,7 +87,7 @@ class _HubSubscription:
 
 
 class FakeTransport:
-    """A `Transport`."""
+    """A `Transport`, and a `PeerTransport` of which everybody is believed."""
 
     def __init__(self, hub: Hub | None = None, *, max_payload: int = 1 << 20, connected_since: float = 0.0) -> None:
         self.hub = hub
@@ -82,9 +104,15 @@ class FakeTransport:
         """Calls of `publish_to_each`."""
         self.subscribed: dict[str, Any] = {}
         """By subject: a MessageHandler or a BulkHandler."""
+        self.raw: dict[str, RawHandler] = {}
+        """By subject: those that take messages undecoded."""
         self.inboxes: dict[str, MessageHandler] = {}
         self._numbers = 0
         self._changed: list[Callable[[bool], None]] = []
+        self.violations = Violations(on_error=_raise)
+        self.dropped_headers = 0
+        self.forbidden: set[str] = set()
+        """Subjects that may not be subscribed to."""
 
     # ---- faults and answers that a test makes
 
@@ -144,18 +172,33 @@ class FakeTransport:
         return True
 
     def publish_to_each(self, subjects: Sequence[bytes], payload: Buffer, headers: Mapping[str, str]) -> int:
-        assert self.hub is None, "no test has needed it"
         fitting = [subject.decode(errors="surrogateescape") for subject in subjects if len(subject) < MAX_REPLY]
         self.sent += [(subject, bytes(payload), headers) for subject in fitting]
         self.bursts += 1
+        if self.hub is not None:
+            for subject in fitting:
+                self.hub.send(subject, bytes(payload), None, headers)
         return len(subjects) - len(fitting)
 
     async def request(
-        self, subject: str, payload: Buffer, *, timeout: float, headers: Mapping[str, str] | None = None
+        self,
+        subject: str,
+        payload: Buffer,
+        *,
+        timeout: float,
+        headers: Mapping[str, str] | None = None,
+        on_refused: Callable[[], None] | None = None,
     ) -> Message:
         answer: asyncio.Future[Message] = asyncio.get_running_loop().create_future()
         inbox = self.new_inbox()
-        self.on_inbox(inbox, lambda message: None if answer.done() else answer.set_result(message))
+
+        def on_answer(message: Message) -> None:
+            if message.status == NO_RESPONDERS and on_refused is not None:
+                on_refused()
+            elif not answer.done():
+                answer.set_result(message)
+
+        self.on_inbox(inbox, on_answer)
         try:
             if not self.publish(subject, [payload], reply=inbox, headers=headers):
                 raise TimeoutError("not connected")
@@ -171,6 +214,22 @@ class FakeTransport:
             self.hub.handlers.setdefault(subject, []).append(entry)
         return _HubSubscription(self, subject, entry)
 
+    def publish_claim(self, subject: str, payload: Buffer, *, reply: str | None = None) -> bool:
+        return self.publish(subject, [payload], reply=reply)
+
+    async def subscribe_claims(self, subject: str, handler: ClaimHandler) -> Subscription:
+        return await self.subscribe(subject, lambda message: handler(message, True))
+
+    def on_claim_inbox(self, inbox: str, handler: ClaimHandler | None) -> None:
+        self.on_inbox(inbox, None if handler is None else lambda message: handler(message, True))
+
+    async def may_subscribe(self, subject: str) -> bool:
+        return subject not in self.forbidden
+
+    async def subscribe_raw(self, subject: str, handler: RawHandler) -> Subscription:
+        self.raw[subject] = handler
+        return await self.subscribe(subject, undecoded(handler))
+
     async def subscribe_bulk(self, subject: str, handler: BulkHandler) -> Subscription:
         assert self.hub is None, "a hub has no runs of messages"
         self.subscribed[subject] = handler
@@ -180,13 +239,16 @@ class FakeTransport:
         self._numbers += 1
         return f"_INBOX.{id(self)}.{self._numbers}"
 
-    def on_inbox(self, inbox: str, handler: MessageHandler | None) -> None:
+    def on_inbox(self, inbox: str, handler: MessageHandler | None, *, as_view: bool = False) -> None:
         if handler is None:
             self.inboxes.pop(inbox, None)
         else:
             self.inboxes[inbox] = handler
         if self.hub is not None:
             self.listen(inbox, handler)
+
+    def on_raw_inbox(self, inbox: str, handler: RawHandler) -> None:
+        self.on_inbox(inbox, undecoded(handler))
 
     def on_connection_change(self, handler: Callable[[bool], None]) -> None:
         self._changed.append(handler)

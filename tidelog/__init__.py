@@ -32,12 +32,14 @@ if TYPE_CHECKING:
     from tidelog.client.errors import CorruptEnvelope as CorruptEnvelope
     from tidelog.client.errors import DeliveryTimeout as DeliveryTimeout
     from tidelog.client.errors import LeaderNotMoved as LeaderNotMoved
+    from tidelog.client.errors import LimitReached as LimitReached
     from tidelog.client.errors import LogTruncated as LogTruncated
     from tidelog.client.errors import MessageTooLarge as MessageTooLarge
     from tidelog.client.errors import NoKey as NoKey
     from tidelog.client.errors import NoServer as NoServer
     from tidelog.client.errors import NoSpace as NoSpace
     from tidelog.client.errors import NotEnoughReplicas as NotEnoughReplicas
+    from tidelog.client.errors import NotPermitted as NotPermitted
     from tidelog.client.errors import OffsetOutOfRange as OffsetOutOfRange
     from tidelog.client.errors import OutOfOrderSequence as OutOfOrderSequence
     from tidelog.client.errors import Paused as Paused
@@ -63,9 +65,10 @@ warn_if_hidden("metadata", "dataplane")
 
 _ERRORS = (
     "BadConfig", "BadName", "BadReplicationFactor", "BadRequest", "BadSubject", "BufferFull", "Closed", "CorruptBatch",
-    "CorruptEnvelope", "DeliveryTimeout", "LeaderNotMoved", "LogTruncated", "MessageTooLarge", "NoKey", "NoServer",
-    "NoSpace", "NotEnoughReplicas", "OffsetOutOfRange", "OutOfOrderSequence", "Paused", "ProducerFenced", "ReadOnly",
-    "RecordTooLarge", "StreamExists", "SubjectTaken", "UnknownStream", "WrongCluster", "WrongIncarnation",
+    "CorruptEnvelope", "DeliveryTimeout", "LeaderNotMoved", "LimitReached", "LogTruncated", "MessageTooLarge", "NoKey",
+    "NoServer", "NoSpace", "NotEnoughReplicas", "NotPermitted", "OffsetOutOfRange", "OutOfOrderSequence", "Paused",
+    "ProducerFenced", "ReadOnly", "RecordTooLarge", "StreamExists", "SubjectTaken", "UnknownStream", "WrongCluster",
+    "WrongIncarnation",
 )  # fmt: skip
 
 _HOMES = {

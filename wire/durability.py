@@ -16,6 +16,8 @@ from __future__ import annotations
 from dataclasses import dataclass
 from enum import Enum
 
+from wire.echo import echo
+
 
 class DurabilityKind(Enum):
     DURABLE = "durable"
@@ -61,13 +63,13 @@ class Durability:
         kinds = {kind.value: kind for kind in DurabilityKind}
         kind = kinds.get(name)
         if kind is None:
-            raise ValueError(f"{text!r} is none of {', '.join(cls.spellings())}; give one of them")
+            raise ValueError(f"{echo(text)} is none of {', '.join(cls.spellings())}; give one of them")
         if kind.takes_number != bool(colon) or (colon and not (number.isascii() and number.isdigit())):
             if kind.takes_number:
                 raise ValueError(
-                    f"{text!r} has no number of replicas; give {name}:N with N up to the replication factor"
+                    f"{echo(text)} has no number of replicas; give {name}:N with N up to the replication factor"
                 )
-            raise ValueError(f"{text!r} has a number that {name} does not take; give {name}")
+            raise ValueError(f"{echo(text)} has a number that {name} does not take; give {name}")
         return cls(kind, int(number) if colon else 0)
 
     @staticmethod

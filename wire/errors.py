@@ -19,6 +19,7 @@ from wire.error_details import (
     LAST_OFFSET,
     LEADER,
     LEADER_EPOCH,
+    LIMIT,
     LOG_START,
     MAX_PAYLOAD,
     OFFSET,
@@ -36,6 +37,8 @@ ERROR_HEADER = "Tidelog-Error"
 MESSAGE_HEADER = "Tidelog-Message"
 DETAIL_PREFIX = "Tidelog-"
 MAX_HEADER_CHARACTERS = 2000
+MAX_MESSAGE_CHARACTERS = 8000
+"""Of the sentence of an error in JSON."""
 CLUSTER_HEADER = "Tidelog-Cluster"
 """Id of the cluster that answers, on every answer of the API; on a request: of the cluster that is to answer."""
 _NO_DETAILS = (ERROR_HEADER, MESSAGE_HEADER, CLUSTER_HEADER)
@@ -65,7 +68,8 @@ class Code(Enum):
     OFFSET_AHEAD = Entry(False, False, details=(END,))
     LOG_TRUNCATED = Entry(False, False, details=(OFFSET,))
     DAMAGED = Entry(False, False, details=(BROKER,))
-    BACKPRESSURE = Entry(True, False, details=(RETRY_AFTER_MS,))
+    BACKPRESSURE = Entry(True, False, details=(RETRY_AFTER_MS, LIMIT))
+    LIMIT_REACHED = Entry(False, False, details=(LIMIT,))
     NO_SPACE = Entry(True, False, details=(RETRY_AFTER_MS,))
     NO_KEY = Entry(False, True)
     NOT_ENOUGH_REPLICAS = Entry(True, False)
@@ -99,6 +103,7 @@ class Code(Enum):
     WRONG_CLUSTER = Entry(False, False)
     STALE_EPOCH = Entry(False, True)
     LEADER_NOT_MOVED = Entry(False, True)
+    NOT_PERMITTED = Entry(False, False)
     UNAVAILABLE = Entry(True, True, details=(RETRY_AFTER_MS, LEADER))
     INTERNAL = Entry(False, False)
 
@@ -189,7 +194,7 @@ class TidelogError(Exception):
     def to_json(self) -> ErrorForm:
         return {
             "code": self.code.name,
-            "message": self.message,
+            "message": self.message[:MAX_MESSAGE_CHARACTERS],
             "retriable": self.code.retriable,
             "details": self.details,
         }
@@ -200,6 +205,11 @@ class TidelogError(Exception):
         details = value.get("details")
         texts = {str(key): str(text) for key, text in details.items()} if isinstance(details, Mapping) else {}
         return cls(code, str(value.get("message", code.name)), texts)
+
+
+def limit_reached(limit: str, sentence: str) -> TidelogError:
+    """`limit`: its name in docs/security.md."""
+    return TidelogError(Code.LIMIT_REACHED, sentence, [LIMIT.of(limit)])
 
 
 class CorruptData(Exception):

@@ -21,9 +21,15 @@ from functools import cache
 from types import NoneType, UnionType
 from typing import Any, NotRequired, TypeAlias, TypeVar, Union, get_args, get_origin, get_type_hints, is_typeddict
 
+from wire.echo import echo
+
 _T = TypeVar("_T")
 _Decode: TypeAlias = Callable[[Any], Any]
 
+MAX_DEPTH = 32
+"""Objects and lists inside one another: no message needs more than a few."""
+MAX_BITS = 64
+"""Of a whole number, without its sign."""
 MAX_SHOWN = 80
 """Characters of a wrong value that a refusal shows."""
 
@@ -42,7 +48,24 @@ def decode(kind: type[_T], data: bytes, what: str) -> _T:
         value = json.loads(data) if data else {}
     except (ValueError, RecursionError) as error:
         raise ValueError(f"{what} is not JSON: {error}") from None
+    if _is_deep(value):
+        raise ValueError(f"{what} is nested more than {MAX_DEPTH} deep")
     return checked(kind, value, what)
+
+
+def _is_deep(value: object) -> bool:
+    level = [value]
+    for _ in range(MAX_DEPTH + 1):
+        inner: list[object] = []
+        for entry in level:
+            if isinstance(entry, dict):
+                inner += entry.values()
+            elif isinstance(entry, list):
+                inner += entry
+        if not inner:
+            return False
+        level = inner
+    return True
 
 
 def checked(kind: type[_T], value: object, what: str) -> _T:
@@ -93,7 +116,10 @@ class _Wrong(Exception):
 
 
 def _not(value: object, kind: Any) -> _Wrong:
-    shown = json.dumps(value, default=repr)
+    try:
+        shown = json.dumps(value, default=repr)
+    except (ValueError, RecursionError):
+        shown = echo(value)
     if len(shown) > MAX_SHOWN:
         shown = f"{shown[:MAX_SHOWN]}…"
     return _Wrong(f"is {shown}, not {in_words(kind)}")
@@ -127,6 +153,8 @@ def _simple(kind: type[Any]) -> _Decode:
     def run(value: Any) -> Any:
         if type(value) not in kinds:  # a bool is no whole number
             raise _not(value, kind)
+        if type(value) is int and value.bit_length() > MAX_BITS:
+            raise _Wrong(f"is {echo(value)}, beyond {MAX_BITS} bits")
         return value
 
     return run

@@ -1120,6 +1120,7 @@ class Probe(_message.Message):
     ANSWERED_FIELD_NUMBER: _builtins.int
     GENERATION_FIELD_NUMBER: _builtins.int
     CLUSTER_ID_FIELD_NUMBER: _builtins.int
+    INCARNATION_FIELD_NUMBER: _builtins.int
     controller: _builtins.str
     office: _builtins.int
     number: _builtins.int
@@ -1130,6 +1131,8 @@ class Probe(_message.Message):
     """generation of the state applied at the controller"""
     cluster_id: _builtins.str
     """cluster of the controller; a broker of another one does not answer (R41)"""
+    incarnation: _builtins.int
+    """of the broker that is asked, as the controller knows it; 0: none. Another life is not meant (R42)"""
     def __init__(
         self,
         *,
@@ -1139,10 +1142,11 @@ class Probe(_message.Message):
         answered: _builtins.int = ...,
         generation: _builtins.int = ...,
         cluster_id: _builtins.str = ...,
+        incarnation: _builtins.int = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["answered", b"answered", "cluster_id", b"cluster_id", "controller", b"controller", "generation", b"generation", "number", b"number", "office", b"office"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["answered", b"answered", "cluster_id", b"cluster_id", "controller", b"controller", "generation", b"generation", "incarnation", b"incarnation", "number", b"number", "office", b"office"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
@@ -1266,10 +1270,12 @@ class LeaderReports(_message.Message):
         LEADER_FIELD_NUMBER: _builtins.int
         EPOCH_FIELD_NUMBER: _builtins.int
         LEADER_EPOCH_FIELD_NUMBER: _builtins.int
+        REFUSED_FIELD_NUMBER: _builtins.int
         replica: _builtins.str
         leader: _builtins.str
         epoch: _builtins.int
         leader_epoch: _builtins.int
+        refused: _builtins.bool
         @_builtins.property
         def partition(self) -> Global___PartitionRef: ...
         def __init__(
@@ -1280,30 +1286,35 @@ class LeaderReports(_message.Message):
             leader: _builtins.str = ...,
             epoch: _builtins.int = ...,
             leader_epoch: _builtins.int = ...,
+            refused: _builtins.bool = ...,
         ) -> None: ...
         _HasFieldArgType: _TypeAlias = _typing.Literal["partition", b"partition"]  # noqa: Y015
         def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-        _ClearFieldArgType: _TypeAlias = _typing.Literal["epoch", b"epoch", "leader", b"leader", "leader_epoch", b"leader_epoch", "partition", b"partition", "replica", b"replica"]  # noqa: Y015
+        _ClearFieldArgType: _TypeAlias = _typing.Literal["epoch", b"epoch", "leader", b"leader", "leader_epoch", b"leader_epoch", "partition", b"partition", "refused", b"refused", "replica", b"replica"]  # noqa: Y015
         def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
         def WhichOneof(self, oneof_group: _Never) -> None: ...
 
     ITEMS_FIELD_NUMBER: _builtins.int
     CLUSTER_ID_FIELD_NUMBER: _builtins.int
+    OFFICE_FIELD_NUMBER: _builtins.int
     cluster_id: _builtins.str
     """as above"""
+    office: _builtins.int
+    """controller epoch applied at the broker; reports to another controller do not count (R42)"""
     @_builtins.property
     def items(self) -> _containers.RepeatedCompositeFieldContainer[Global___LeaderReports.Report]:
-        """partition, replica, leader, partition epoch, LeaderEpoch"""
+        """partition, replica, leader, partition epoch, LeaderEpoch, whether a 503 is the only ground"""
 
     def __init__(
         self,
         *,
         items: _abc.Iterable[Global___LeaderReports.Report] | None = ...,
         cluster_id: _builtins.str = ...,
+        office: _builtins.int = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["cluster_id", b"cluster_id", "items", b"items"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["cluster_id", b"cluster_id", "items", b"items", "office", b"office"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 

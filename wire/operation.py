@@ -17,19 +17,24 @@ _Request = TypeVar("_Request")
 _Answer = TypeVar("_Answer")
 _Owner = TypeVar("_Owner")
 
-MAX_REQUEST_BYTES = 1 << 20
+MAX_REQUEST_BYTES = 256 << 10
+MAX_READING_REQUEST_BYTES = 4 << 10
+"""Of a request whose answer is shared: it is decoded as it arrives."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
 class Operation(Generic[_P, _Request, _Answer]):
     name: str
-    """Last part of its subject; of a broker's log, too."""
+    """Its subject is `<ns>.api.<name>`, with the stream behind it where it is about one; a broker's log names it,
+    too."""
     request: Callable[_P, _Request]
     """The dataclass."""
     answer: type[_Answer]
     help: str
     writes: bool
     """It changes streams, partitions, or the cluster."""
+    gives_once: bool = False
+    """Each answer holds something that no other may, though nothing is changed."""
     stream: str = ""
     """The field of the request that names a stream, where it is about one."""
     refusals: tuple[Code, ...] = ()
@@ -44,8 +49,21 @@ class Operation(Generic[_P, _Request, _Answer]):
         kind: type[Any] = self.request  # type: ignore[assignment] # it is one
         return kind
 
+    @property
+    def is_shared(self) -> bool:
+        """Requests that ask the same may have one answer together. Such a request is hashable."""
+        return not (self.writes or self.gives_once)
+
+    @property
+    def max_request_bytes(self) -> int:
+        return MAX_READING_REQUEST_BYTES if self.is_shared else MAX_REQUEST_BYTES
+
     def stream_of(self, request: _Request) -> str | None:
         return getattr(request, self.stream) if self.stream else None
+
+    def stream_asked(self, *args: _P.args, **kwargs: _P.kwargs) -> str | None:
+        """`stream_of` the request with these arguments."""
+        return self.stream_of(self.request(*args, **kwargs))
 
     def encode_request(self, *args: _P.args, **kwargs: _P.kwargs) -> bytes:
         """The arguments are those of the request. Raises TidelogError(BAD_REQUEST) for one of another kind."""
@@ -59,8 +77,8 @@ class Operation(Generic[_P, _Request, _Answer]):
 
     def decode_request(self, data: bytes) -> _Request:
         """Raises TidelogError(BAD_REQUEST)."""
-        if len(data) > MAX_REQUEST_BYTES:
-            raise TidelogError(Code.BAD_REQUEST, f"a request of {len(data)} bytes is above {MAX_REQUEST_BYTES}")
+        if len(data) > self.max_request_bytes:
+            raise TidelogError(Code.BAD_REQUEST, f"a request of {len(data)} bytes is above {self.max_request_bytes}")
         try:
             made: _Request = json_codec.decode(self.request_kind, data, "the request")
         except ValueError as error:
@@ -92,6 +110,7 @@ ALWAYS_POSSIBLE = (
     Code.BAD_REQUEST,
     Code.NOT_CONTROLLER,
     Code.WRONG_CLUSTER,
+    Code.BACKPRESSURE,
     Code.UNAVAILABLE,
     Code.OUTCOME_UNKNOWN,
     Code.MESSAGE_TOO_LARGE,

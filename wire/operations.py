@@ -1,4 +1,4 @@
-"""The operations of the API, `<ns>.api.<name>`: each of them is declared once, here.
+"""The operations of the API, `<ns>.api.<name>` or `<ns>.api.<name>.<stream>`: each of them is declared once, here.
 
 An operation (`wire.operation`) has a name, a request, an answer, and the facts on which access is decided: whether it
 writes, and which stream it is about. The rest is made from that: the server's endpoints and the client's call, which
@@ -83,6 +83,8 @@ class PartitionDescription(TypedDict):
     """Last committed offset, -1 = none; None while the leader does not answer."""
     log_start_offset: int | None
     log_end_offset: int | None
+    not_heard: dict[str, list[str]]
+    """Subjects of the partition that NATS does not let a broker subscribe to, by broker."""
     replicas_progress: dict[str, ReplicaProgress]
 
 
@@ -128,6 +130,7 @@ STREAM_CREATE = Operation(
         Code.BAD_CONFIG,
         Code.BAD_REPLICATION_FACTOR,
         Code.NOT_ENOUGH_BROKERS,
+        Code.LIMIT_REACHED,
     ),
 )
 
@@ -182,8 +185,18 @@ class StreamList(TypedDict):
     streams: list[StreamSummary]
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ListStreamsRequest:
+    internal: bool = False
+    """With Tidelog's own streams."""
+
+
 STREAM_LIST = Operation(
-    name="stream.list", request=Nothing, answer=StreamList, help="all streams with their settings", writes=False
+    name="stream.list",
+    request=ListStreamsRequest,
+    answer=StreamList,
+    help="all streams with their settings",
+    writes=False,
 )
 
 
@@ -235,6 +248,7 @@ PRODUCER_INIT = Operation(
     answer=ProducerIdentity,
     help="an id that no other producer has",
     writes=False,
+    gives_once=True,
 )
 
 
@@ -379,8 +393,19 @@ class PublishGap(TypedDict):
     ended_ns: int | None
     """None: it lasts. Both since 1970."""
     partitions: int
-    """That it led."""
+    """That it led, those of internal streams left out: clients publish nothing to them."""
     reason: str
+
+
+class MissingPermissions(TypedDict):
+    """What NATS does not let a broker's login do; at most 20 subjects of a kind."""
+
+    subscriptions: int
+    """How many it needs and does not have."""
+    subscribe: list[str]
+    """Their subjects."""
+    publish: list[str]
+    """Subjects of messages that were refused in the last minute."""
 
 
 class BrokerStatus(TypedDict):
@@ -390,6 +415,9 @@ class BrokerStatus(TypedDict):
     voter: bool
     leaders: int
     replicas: int
+    """Both without internal streams, as `streams` and `partitions` of the cluster are."""
+    internal_leaders: int
+    internal_replicas: int
     labels: dict[str, str]
     failed: list[str] | None
     """Partitions whose replica there is unsound; None, as all below, while the broker does not answer."""
@@ -401,6 +429,14 @@ class BrokerStatus(TypedDict):
     space: SpaceStatus | None
     publish_gaps: list[PublishGap] | None
     """The newest; the counter of that name has all."""
+    refused_messages: dict[str, dict[str, int]] | None
+    """Messages on the subjects of brokers that no broker of the cluster has sent, by kind of subject and reason."""
+    not_permitted: MissingPermissions | None
+    """What NATS does not let its login do."""
+    secrets: list[str] | None
+    """Fingerprints of the cluster's secrets that it holds, the one in use first."""
+    tasks: int | None
+    """That run on its event loop."""
     refusal: str | None
     """Why the broker could not tell its status."""
 
@@ -448,7 +484,11 @@ class ClusterStatus(ClusterDefaults):
     generation: int
     brokers: list[BrokerStatus]
     streams: int
+    """Without Tidelog's own, as `partitions`; those below count them, too."""
     partitions: int
+    internal_streams: int
+    """Tidelog's own."""
+    internal_partitions: int
     offline_partitions: int
     offline: list[OfflinePartition]
     """The first hundred of them."""

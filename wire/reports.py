@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from typing import TypedDict
 
-from wire.operations import Damage, DiskStatus, PublishGap, Quarantined, ReplicaEvent, SpaceStatus
+from wire.operations import Damage, DiskStatus, MissingPermissions, PublishGap, Quarantined, ReplicaEvent, SpaceStatus
 
 
 class ReportedProgress(TypedDict):
@@ -24,6 +24,8 @@ class ReplicaReport(TypedDict, total=False):
     """Why the replica is unsound."""
     damage: Damage | None
     quarantined: Quarantined
+    not_heard: list[str]
+    """Subjects of this replica that NATS does not let the broker subscribe to."""
     stopped: str | None
     """Why it cannot copy from its leader until an operator does something."""
     leader_epoch: int | None
@@ -51,5 +53,11 @@ class BrokerReport(TypedDict, total=False):
     damaged: list[str]
     counters: dict[str, int]
     publish_gaps: list[PublishGap]
+    refused_messages: dict[str, dict[str, int]]
+    """Messages on the subjects of brokers that no broker of the cluster has sent, by kind of subject and reason."""
+    not_permitted: MissingPermissions
+    secrets: list[str]
+    """Fingerprints of the secrets that it holds, the one in use first."""
+    tasks: int
     disk: DiskStatus
     space: SpaceStatus

@@ -17,12 +17,16 @@ from enum import Enum
 from typing import Any, Protocol, TypeVar
 
 from wire.durability import DURABLE, MAX_REPLICAS, Durability
+from wire.echo import echo
 from wire.errors import Code, TidelogError
 
 _T = TypeVar("_T")
 _E = TypeVar("_E", bound=Enum)
 
 _DAY_MS = 24 * 3_600_000
+
+MAX_CONFIRM_TIMEOUT_MS = 3_600_000
+"""No publish waits longer, whatever it asks for."""
 
 
 class OnUnderCapacity(Enum):
@@ -206,7 +210,7 @@ class Setting:
         try:
             return self.kind.parse(text)
         except ValueError as error:
-            raise TidelogError(Code.BAD_CONFIG, f"{self.name}={text!r} {error}") from None
+            raise TidelogError(Code.BAD_CONFIG, f"{self.name}={echo(text)} {error}") from None
 
     def check_change(self, before: Any, after: Any) -> None:
         """Whether a stream that is used may change this setting so. Raises TidelogError(BAD_CONFIG)."""
@@ -275,9 +279,19 @@ class StreamConfig:
         WholeNumber(0, 1 << 52),
         "a log segment is rolled when its first record is this old; 0 = never for its age",
     )
+    producer_byte_rate: int = _setting(
+        0,
+        WholeNumber(0, 1 << 40),
+        "per partition: its leader takes so many bytes a second, and refuses more with BACKPRESSURE; 0 = no limit",
+    )
+    producer_record_rate: int = _setting(
+        0,
+        WholeNumber(0, 1 << 40),
+        "per partition: its leader takes so many records a second, and refuses more with BACKPRESSURE; 0 = no limit",
+    )
     confirm_timeout_ms: int = _setting(
         10_000,
-        WholeNumber(1, 3_600_000),
+        WholeNumber(1, MAX_CONFIRM_TIMEOUT_MS),
         "an acknowledged publish waits at most this long for what its level asks for; then CONFIRM_TIMEOUT",
     )
     retention_max_age_ms: int = _setting(
@@ -400,5 +414,7 @@ SETTINGS: Mapping[str, Setting] = {
 def setting_named(name: str) -> Setting:
     """Raises TidelogError(BAD_CONFIG)."""
     if name not in SETTINGS:
-        raise TidelogError(Code.BAD_CONFIG, f"unknown stream setting {name!r}; known: {', '.join(sorted(SETTINGS))}")
+        raise TidelogError(
+            Code.BAD_CONFIG, f"unknown stream setting {echo(name)}; known: {', '.join(sorted(SETTINGS))}"
+        )
     return SETTINGS[name]

@@ -2,16 +2,17 @@
 
 A cluster owns everything below its namespace, `<ns>.>`:
 
-    <ns>.<stream>.<partition>.replicate | offset | checkpoint | append | fetch
+    <ns>.<stream>.<partition>.replicate | offset | checkpoint | write | append | fetch | leader
     <ns>.<stream>.<partition>.fetch.<broker>
     <ns>.notify.<broker>
     <ns>.metadata.<kind>[.<broker>]
-    <ns>.api.<operation>
+    <ns>.api.<operation>[.<stream>]
+    <ns>.inbox.<broker>.<connection>.<number>
 
-so no stream may be called notify, metadata or api. A stream owns its subject (partition 0) and `<subject>.<i>` for each
-other partition, all i at once, because partitions can be added; two streams whose shapes meet cannot both exist.
-Subjects are plain, without wildcards. A stream that captured `<ns>.>`, replies (`_INBOX.>`) or the subjects of NATS
-itself (`$…`) would feed on its own replication, so these are refused.
+so no stream may be called notify, metadata, api or inbox. A stream owns its subject (partition 0) and `<subject>.<i>`
+for each other partition, all i at once, because partitions can be added; two streams whose shapes meet cannot both
+exist. Subjects are plain, without wildcards. A stream that captured `<ns>.>`, replies (`_INBOX.>`) or the subjects of
+NATS itself (`$…`) would feed on its own replication, so these are refused.
 
 Refusals are TidelogError: BAD_NAME or BAD_SUBJECT.
 """
@@ -19,6 +20,7 @@ Refusals are TidelogError: BAD_NAME or BAD_SUBJECT.
 from __future__ import annotations
 
 import re
+from collections.abc import Container
 from typing import Final
 
 from wire.errors import Code, TidelogError
@@ -27,43 +29,62 @@ from wire.types import BrokerId, StreamName
 DEFAULT_NAMESPACE: Final = "tidelog"
 MAX_NAME_LENGTH: Final = 64
 MAX_SUBJECT_LENGTH: Final = 255
-RESERVED_STREAM_NAMES: Final = frozenset({"notify", "metadata", "api"})
+RESERVED_STREAM_NAMES: Final = frozenset({"notify", "metadata", "api", "inbox"})
 
+_PLAIN = re.compile(r"[^\x00-\x20\x7f.*>]+(?:\.[^\x00-\x20\x7f.*>]+)*")
 _NAME = re.compile(r"[A-Za-z0-9_-]+")
-_INBOX: Final = "_INBOX"
+DEFAULT_INBOX_PREFIX: Final = "_INBOX"
+"""Of all NATS clients that were not told another one."""
+_WILD: Final = "…"
+"""In the place of a wildcard: no namespace."""
+_REQUEST_TOKENS: Final = 4
+"""Of `<ns>.<stream>.<partition>.<kind>`."""
 
 
 class Subjects:
     """The subjects of one cluster. Raises TidelogError(BAD_NAME) for a bad namespace."""
 
-    __slots__ = ("namespace",)
+    __slots__ = ("_of_brokers", "namespace")
 
     def __init__(self, namespace: str = DEFAULT_NAMESPACE) -> None:
         self.namespace = check_namespace(namespace)
+        self._of_brokers = (f"{namespace}.notify.", f"{namespace}.metadata.")
 
-    def replicate(self, stream: StreamName, partition: int) -> str:
+    def replicate(self, stream: StreamName, partition: int | str) -> str:
         """Followers ask the leader for records."""
         return f"{self.namespace}.{stream}.{partition}.replicate"
 
-    def offset(self, stream: StreamName, partition: int) -> str:
+    def offset(self, stream: StreamName, partition: int | str) -> str:
         """Followers ask the leader where a leader epoch ends."""
         return f"{self.namespace}.{stream}.{partition}.offset"
 
-    def checkpoint(self, stream: StreamName, partition: int) -> str:
+    def checkpoint(self, stream: StreamName, partition: int | str) -> str:
         """Followers ask the leader for the derived state at its log start."""
         return f"{self.namespace}.{stream}.{partition}.checkpoint"
 
-    def append(self, stream: StreamName, partition: int) -> str:
+    def write(self, stream: StreamName, partition: int | str) -> str:
+        """Brokers append a batch to an internal stream."""
+        return f"{self.namespace}.{stream}.{partition}.write"
+
+    def internal(self, stream: str) -> str:
+        """The subject of an internal stream: nobody listens on it, and no other stream can have it."""
+        return f"{self.namespace}.{stream}"
+
+    def append(self, stream: StreamName, partition: int | str) -> str:
         """Clients append a batch."""
         return f"{self.namespace}.{stream}.{partition}.append"
 
-    def fetch(self, stream: StreamName, partition: int) -> str:
+    def fetch(self, stream: StreamName, partition: int | str) -> str:
         """Clients read committed batches at the leader, and ask it for positions."""
         return f"{self.namespace}.{stream}.{partition}.fetch"
 
-    def fetch_from(self, stream: StreamName, partition: int, broker: BrokerId) -> str:
+    def fetch_from(self, stream: StreamName, partition: int | str, broker: BrokerId) -> str:
         """Clients read committed batches at that replica, in any role."""
         return f"{self.namespace}.{stream}.{partition}.fetch.{broker}"
+
+    def leader(self, stream: StreamName, partition: int | str) -> str:
+        """Producers ask whether the leader is there; the answer has no records."""
+        return f"{self.namespace}.{stream}.{partition}.leader"
 
     def notify(self, broker: BrokerId) -> str:
         """Leaders tell an idle follower that there are records."""
@@ -97,9 +118,33 @@ class Subjects:
         """Brokers tell to which cluster they belong, and ask the others."""
         return f"{self.namespace}.metadata.cluster"
 
-    def api(self, name: str) -> str:
-        """The JSON API; `name` is `stream.create`, `cluster.status`, …"""
-        return f"{self.namespace}.api.{name}"
+    def broker_inbox(self, broker: BrokerId) -> str:
+        """The prefix of a broker's inboxes, without a dot at its end."""
+        return f"{self.broker_inboxes()}{broker}"
+
+    def broker_inboxes(self) -> str:
+        """What the inboxes of all brokers begin with."""
+        return f"{self.namespace}.inbox."
+
+    def is_between_brokers(self, subject: str) -> bool:
+        """Whether brokers alone send to that subject of this cluster."""
+        if subject.startswith(self._of_brokers):
+            return True
+        tokens = subject.split(".")
+        return (
+            len(tokens) == _REQUEST_TOKENS
+            and tokens[0] == self.namespace
+            and tokens[-1] in ("replicate", "offset", "checkpoint", "write")
+        )
+
+    def presence(self) -> str:
+        """A client that finds no controller asks which brokers are connected."""
+        return f"{self.namespace}.api.presence"
+
+    def api(self, name: str, stream: str | None = None) -> str:
+        """The JSON API; `name` is `stream.create`, `cluster.status`, … `stream` stands behind it where the operation is
+        about one; "*" for all of them."""
+        return f"{self.namespace}.api.{name}" if stream is None else f"{self.namespace}.api.{name}.{stream}"
 
     def check_subject(self, subject: str) -> str:
         """`check_subject` in this cluster's namespace."""
@@ -111,6 +156,14 @@ def ingest_subject(subject: str, partition: int) -> str:
     return subject if partition == 0 else f"{subject}.{partition}"
 
 
+def ingest_owner(subject: str, owned: Container[str]) -> str | None:
+    """Which of the streams' subjects `owned` has `subject` for one of its partitions, if one does."""
+    if subject in owned:
+        return subject
+    parent, _, last = subject.rpartition(".")
+    return parent if parent in owned and _is_partition_number(last) else None
+
+
 def overlaps(a: str, b: str) -> bool:
     """Whether streams on `a` and `b` own a subject in common. Each owns X and X.<i>, i a partition number from 1."""
     if a == b:
@@ -118,6 +171,38 @@ def overlaps(a: str, b: str) -> bool:
     shorter, longer = sorted((a, b), key=len)
     parent, _, last = longer.rpartition(".")
     return parent == shorter and _is_partition_number(last)
+
+
+def reaches(subject: str, pattern: str) -> bool:
+    """Whether a subscription to `pattern` gets messages to one of the partitions of a stream on `subject`."""
+    tokens, wanted = subject.split("."), pattern.split(".")
+    if _matches(tokens, wanted):
+        return True
+    *parent, last = wanted
+    return (last == "*" or _is_partition_number(last)) and _matches(tokens, parent)
+
+
+def is_matched(subject: str, pattern: str) -> bool:
+    """Whether NATS delivers messages to `subject` to a subscription to `pattern`."""
+    tokens, wanted = subject.split("."), pattern.split(".")
+    if wanted[-1] == ">":
+        if len(tokens) < len(wanted):
+            return False
+        tokens, wanted = tokens[: len(wanted) - 1], wanted[:-1]
+    return len(tokens) == len(wanted) and all(each in ("*", token) for token, each in zip(tokens, wanted, strict=True))
+
+
+def _matches(tokens: list[str], pattern: list[str]) -> bool:
+    if pattern and pattern[-1] == ">":
+        pattern = pattern[:-1]
+        # `a.>` is about what lies below `a`; a stream on `a` has partitions there.
+        tokens = [*tokens, "0"] if len(tokens) == len(pattern) else tokens
+        if len(tokens) <= len(pattern):
+            return False
+        tokens = tokens[: len(pattern)]
+    return len(tokens) == len(pattern) and all(
+        wanted in ("*", token) for token, wanted in zip(tokens, pattern, strict=True)
+    )
 
 
 def check_stream_name(name: str) -> StreamName:
@@ -134,11 +219,24 @@ def check_broker_id(broker: str) -> BrokerId:
 
 def check_namespace(namespace: str) -> str:
     _check_name(namespace, "namespace")
-    if namespace == _INBOX:
+    if namespace == DEFAULT_INBOX_PREFIX:
         raise TidelogError(
             Code.BAD_NAME, f"namespace {namespace!r} is where NATS clients get their answers; choose another one"
         )
     return namespace
+
+
+def check_inbox_prefix(prefix: str, namespace: str = DEFAULT_NAMESPACE) -> str:
+    """Whether a client may have its inboxes below `prefix` in a cluster that owns `<namespace>.>`."""
+    _check_text(prefix, "inbox prefix", Code.BAD_SUBJECT)
+    first = prefix.partition(".")[0]
+    if len(prefix) > MAX_SUBJECT_LENGTH or not _PLAIN.fullmatch(prefix) or first.startswith("$") or first == namespace:
+        raise TidelogError(
+            Code.BAD_SUBJECT,
+            f"inbox prefix {prefix[: MAX_SUBJECT_LENGTH + 1]!r} is no plain subject outside of {namespace}.> and $…;"
+            " choose one such as _INBOX.alice",
+        )
+    return prefix
 
 
 def check_subject(subject: str, namespace: str = DEFAULT_NAMESPACE) -> str:
@@ -148,6 +246,18 @@ def check_subject(subject: str, namespace: str = DEFAULT_NAMESPACE) -> str:
     if wrong is not None:
         raise TidelogError(Code.BAD_SUBJECT, f"subject {subject[: MAX_SUBJECT_LENGTH + 1]!r} {wrong}")
     return subject
+
+
+def check_captured(pattern: str, namespace: str = DEFAULT_NAMESPACE) -> str:
+    """Whether `pattern` names subjects that streams may be attached to: as `check_subject`, with NATS' wildcards."""
+    _check_text(pattern, "subject", Code.BAD_SUBJECT)
+    tokens = pattern.split(".")
+    last = len(tokens) - 1
+    plain = [_WILD if each == "*" or (each == ">" and at == last) else each for at, each in enumerate(tokens)]
+    wrong = _subject_fault(".".join(plain), namespace)
+    if wrong is not None:
+        raise TidelogError(Code.BAD_SUBJECT, f"subject {pattern[: MAX_SUBJECT_LENGTH + 1]!r} {wrong}")
+    return pattern
 
 
 def _subject_fault(subject: str, namespace: str) -> str | None:
@@ -166,8 +276,8 @@ def _subject_fault(subject: str, namespace: str) -> str | None:
         return "contains '*' or '>', which are for wildcards; choose a name without them"
     if tokens[0].startswith("$"):
         return "begins with '$', which belongs to the NATS server; choose another one"
-    if tokens[0] == _INBOX:
-        return f"is below {_INBOX}, where NATS clients get their answers; choose another one"
+    if tokens[0] == DEFAULT_INBOX_PREFIX:
+        return f"is below {DEFAULT_INBOX_PREFIX}, where NATS clients get their answers; choose another one"
     if tokens[0] == namespace:
         return f"is inside the cluster's own namespace {namespace!r}; choose another one"
     return None

@@ -520,6 +520,7 @@ class AppendRequest(_message.Message):
     CONFIRM_TIMEOUT_MS_FIELD_NUMBER: _builtins.int
     EXPECTED_LAST_OFFSET_FIELD_NUMBER: _builtins.int
     DURABILITY_REPLICAS_FIELD_NUMBER: _builtins.int
+    CLUSTER_ID_FIELD_NUMBER: _builtins.int
     stream_incarnation: _builtins.int
     """life of the stream; 0: any"""
     partition_incarnation: _builtins.int
@@ -538,6 +539,8 @@ class AppendRequest(_message.Message):
     """compared with LEO - 1 (optimistic concurrency); refused with INCORRECT_OFFSET"""
     durability_replicas: _builtins.int
     """N of replica_accepted and replica_durable"""
+    cluster_id: _builtins.str
+    """the cluster that the client began with; a leader of another one stays silent (R41). Empty: any"""
     def __init__(
         self,
         *,
@@ -550,10 +553,11 @@ class AppendRequest(_message.Message):
         confirm_timeout_ms: _builtins.int = ...,
         expected_last_offset: _builtins.int | None = ...,
         durability_replicas: _builtins.int = ...,
+        cluster_id: _builtins.str = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["_expected_last_offset", b"_expected_last_offset", "expected_last_offset", b"expected_last_offset"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["_expected_last_offset", b"_expected_last_offset", "acks", b"acks", "confirm_timeout_ms", b"confirm_timeout_ms", "durability", b"durability", "durability_replicas", b"durability_replicas", "expected_last_offset", b"expected_last_offset", "leader_epoch", b"leader_epoch", "partition_incarnation", b"partition_incarnation", "partitioning_version", b"partitioning_version", "stream_incarnation", b"stream_incarnation"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["_expected_last_offset", b"_expected_last_offset", "acks", b"acks", "cluster_id", b"cluster_id", "confirm_timeout_ms", b"confirm_timeout_ms", "durability", b"durability", "durability_replicas", b"durability_replicas", "expected_last_offset", b"expected_last_offset", "leader_epoch", b"leader_epoch", "partition_incarnation", b"partition_incarnation", "partitioning_version", b"partitioning_version", "stream_incarnation", b"stream_incarnation"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     _WhichOneofReturnType__expected_last_offset: _TypeAlias = _typing.Literal["expected_last_offset"]  # noqa: Y015
     _WhichOneofArgType__expected_last_offset: _TypeAlias = _typing.Literal["_expected_last_offset", b"_expected_last_offset"]  # noqa: Y015
@@ -609,6 +613,7 @@ class FetchRequest(_message.Message):
     MAX_BYTES_FIELD_NUMBER: _builtins.int
     MAX_WAIT_MS_FIELD_NUMBER: _builtins.int
     LAST_RECORD_EPOCH_FIELD_NUMBER: _builtins.int
+    CLUSTER_ID_FIELD_NUMBER: _builtins.int
     stream_incarnation: _builtins.int
     """life of the stream; 0: any"""
     partition_incarnation: _builtins.int
@@ -629,6 +634,8 @@ class FetchRequest(_message.Message):
     """the request waits for records so long at most"""
     last_record_epoch: _builtins.int
     """LeaderEpoch of the batch before `offset`; 0: not known"""
+    cluster_id: _builtins.str
+    """as in AppendRequest"""
     def __init__(
         self,
         *,
@@ -642,10 +649,11 @@ class FetchRequest(_message.Message):
         max_bytes: _builtins.int = ...,
         max_wait_ms: _builtins.int = ...,
         last_record_epoch: _builtins.int = ...,
+        cluster_id: _builtins.str = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["earliest", b"earliest", "latest", b"latest", "offset", b"offset", "position", b"position", "timestamp", b"timestamp"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["earliest", b"earliest", "last_record_epoch", b"last_record_epoch", "latest", b"latest", "leader_epoch", b"leader_epoch", "max_bytes", b"max_bytes", "max_wait_ms", b"max_wait_ms", "offset", b"offset", "partition_incarnation", b"partition_incarnation", "position", b"position", "stream_incarnation", b"stream_incarnation", "timestamp", b"timestamp"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["cluster_id", b"cluster_id", "earliest", b"earliest", "last_record_epoch", b"last_record_epoch", "latest", b"latest", "leader_epoch", b"leader_epoch", "max_bytes", b"max_bytes", "max_wait_ms", b"max_wait_ms", "offset", b"offset", "partition_incarnation", b"partition_incarnation", "position", b"position", "stream_incarnation", b"stream_incarnation", "timestamp", b"timestamp"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     _WhichOneofReturnType_position: _TypeAlias = _typing.Literal["offset", "earliest", "latest", "timestamp"]  # noqa: Y015
     _WhichOneofArgType_position: _TypeAlias = _typing.Literal["position", b"position"]  # noqa: Y015

@@ -14,6 +14,7 @@ from typing import NamedTuple, Protocol, TypeAlias
 
 from wire.error_details import MAX_PAYLOAD, SIZE
 from wire.errors import Code, TidelogError
+from wire.violation import Violations
 
 Buffer: TypeAlias = bytes | bytearray | memoryview
 
@@ -33,6 +34,8 @@ class Message(NamedTuple):
 
 
 MessageHandler: TypeAlias = Callable[[Message], None]
+RawHandler: TypeAlias = Callable[[bytes, bytes | None, bytes | None, bytes], None]
+"""(subject, reply, header block, payload) of one message as they stood on the wire: nothing of it is decoded."""
 
 
 @dataclass(slots=True)
@@ -167,14 +170,24 @@ class Transport(Protocol):
         headers: Mapping[str, str] | None = None,
     ) -> Message:
         """One request, first answer. A 503 comes back as a Message with `status == NO_RESPONDERS`.
-        Raises `TimeoutError` (also when the connection is lost meanwhile), and as `publish`."""
+        Raises `TimeoutError` (also when the connection is lost meanwhile), TidelogError(NOT_PERMITTED) when NATS does
+        not let this login ask there or have the answer, and as `publish`."""
         ...
 
     async def subscribe(self, subject: str, handler: MessageHandler) -> Subscription:
         """Returns when the server knows the subscription (PING/PONG)."""
         ...
 
+    async def subscribe_raw(self, subject: str, handler: RawHandler) -> Subscription:
+        """As `subscribe`, for a handler that refuses most of what may come: it is not charged for decoding that."""
+        ...
+
     async def subscribe_bulk(self, subject: str, handler: BulkHandler) -> Subscription: ...
+
+    async def may_subscribe(self, subject: str) -> bool:
+        """Whether NATS lets this login subscribe there. Takes no message away: the server is asked for a subscription
+        and gives it up at once. True, too, when there is no connection to ask over."""
+        ...
 
     def new_inbox(self) -> str:
         """A fresh reply subject under this connection's own wildcard inbox; messages to it go to the handler given to
@@ -185,8 +198,22 @@ class Transport(Protocol):
         """Set or, with None, remove the handler of one inbox."""
         ...
 
+    def on_raw_inbox(self, inbox: str, handler: RawHandler) -> None:
+        """Set the handler of one inbox; `on_inbox` removes it."""
+        ...
+
     def on_connection_change(self, handler: Callable[[bool], None]) -> None:
         """`handler(connected)` is called at every loss and every reconnect."""
+        ...
+
+    @property
+    def dropped_headers(self) -> int:
+        """Messages to handlers that were dropped because their headers are too large to be decoded."""
+        ...
+
+    @property
+    def violations(self) -> Violations:
+        """What NATS does not let this login do."""
         ...
 
 

@@ -155,6 +155,8 @@ class LeaderReport:
     leader: BrokerId
     epoch: PartitionEpoch
     leader_epoch: LeaderEpoch
+    refused: bool = False
+    """A 503 is the only ground: the leader is to be probed, and this is no witness."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -14,6 +14,7 @@ import logging
 from collections.abc import Callable
 
 from dataplane.broker.acks import AppendReply, BareReplies, EnvelopeReply, Replies
+from dataplane.broker.decoding import Decoding, ReceivedAppend
 from dataplane.broker.ingest import SEAL_BYTES, Ingest, envelope_waits, envelope_waits_for_all
 from dataplane.broker.reading import ReadableRole
 from dataplane.log.errors import LogDamaged, NoSpace
@@ -21,12 +22,15 @@ from dataplane.replica.ack_levels import AckLevel, ack_level
 from dataplane.replica.effects import LeaderEffect
 from dataplane.replica.leader import Leader
 from dataplane.replica.producers import Duplicate, Rejected
+from dataplane.replica.quota import is_over_quota
 from dataplane.replica.refusals import fenced, told_without_epoch
 from wire.append import asked_durability, decode_append
-from wire.batch import HEADER_SIZE, BatchHeader, Compression, EncodedBatch
+from wire.batch import HEADER_SIZE, BatchHeader, Compression, EncodedBatch, ReceivedBatch, parse_header
 from wire.error_details import LAST_OFFSET, VERSION
 from wire.errors import Code, CorruptData, TidelogError
+from wire.internal_streams import is_internal
 from wire.record_limit import RecordLimit
+from wire.stream_config import MAX_CONFIRM_TIMEOUT_MS
 from wire.tidelog_pb2 import AppendRequest, AppendResponse
 from wire.tidelog_pb2 import Message as EnvelopeMessage
 from wire.transport import BulkHandler, Message
@@ -50,6 +54,8 @@ class Appending:
         self._log = role.log
         self._core = core
         self._run = run
+        self._is_internal = is_internal(role.view.key.stream, role.view.subject, role.context.subjects)
+        self._append_answers = role.peer_answers if self._is_internal else role.answers
         self.syncing = False
         """A sync is out that covers the newest records."""
         self._ingest = Ingest(
@@ -59,7 +65,15 @@ class Appending:
             on_refused=self._bare_refused,
             on_corrupt=self._corrupt_envelope,
             on_envelope_refused=self._envelope_refused,
+            is_inbox=role.context.replies.is_clients,
             time_ns=role.context.time_ns,
+            quota=core.quota,
+            now=role.context.now,
+        )
+        self._decoding = Decoding(
+            role,
+            self._on_decoded,
+            lambda received, error: self._refuse_batch(received.request, received.inbox, error),
         )
         self.configure()
 
@@ -87,6 +101,7 @@ class Appending:
         """The role ends. Another leader may have received, and stored, the same publishes: their outcome is not known
         here."""
         self._ingest.abandon(TidelogError(Code.OUTCOME_UNKNOWN, f"{reason}; the record was not stored here"))
+        self._decoding.abandon()
 
     def on_follower_waits(self) -> None:
         """A fetch was taken: the open batch need not grow any more."""
@@ -144,10 +159,11 @@ class Appending:
         except LogDamaged as e:
             self._role.fail(f"append failed: {e}")
             return self._append_failed()
-        counters = self._context.counters
-        counters.batches_in += 1
-        counters.records_in += batch.record_count
-        counters.bytes_in += header.size
+        if not self._is_internal:
+            counters = self._context.counters
+            counters.batches_in += 1
+            counters.records_in += batch.record_count
+            counters.bytes_in += header.size
         return header
 
     def on_synced(self, durable_end: Offset) -> None:
@@ -168,10 +184,7 @@ class Appending:
     def _bare_refused(self, replies: Replies, error: TidelogError, count: int) -> None:
         if count:
             counters = self._context.counters
-            if error.code is Code.RECORD_TOO_LARGE:
-                counters.dropped_too_large += count
-            else:
-                counters.dropped_refused += count
+            counters.add(_counter_of(error), count)
             _log.warning("partition %s: dropped %d published records: %s", self._role.view.key, count, error)
         if self._role.view.config.reply_acks:
             self._refuse_bare(replies, error)
@@ -189,11 +202,7 @@ class Appending:
             self._refuse_bare([reply], error)
 
     def _envelope_refused(self, message: EnvelopeMessage, error: TidelogError) -> None:
-        counters = self._context.counters
-        if error.code is Code.RECORD_TOO_LARGE:
-            counters.dropped_too_large += 1
-        else:
-            counters.dropped_refused += 1
+        self._context.counters.add(_counter_of(error), 1)
         _log.warning("partition %s: dropped an envelope: %s", self._role.view.key, error)
         self._refuse_envelope(self._without_offset(message, self._context.time_ns()), error)
 
@@ -221,7 +230,7 @@ class Appending:
         """A request that names its LeaderEpoch is stored by no other leader: `error` is all that comes of it."""
         told = error if leader_epoch else self._told_without_epoch(error)
         if told is not None:
-            self._role.answers.error(inbox, told)
+            self._append_answers.error(inbox, told)
 
     def _append_failed(self) -> TidelogError:
         """It is unknown how much of it the disk took; a later life of this replica may find it whole."""
@@ -237,26 +246,39 @@ class Appending:
         request = AppendRequest()
         try:
             request, buffer = decode_append(message.data)
-            if self._role.requests.is_outlived(request):
+            if self._role.requests.is_for_another(request):
                 return
             self._role.requests.check_client(request)
             if request.leader_epoch > self._role.leader_epoch:
                 return  # we are the zombie
             level = self._asked_level(request)
-            self._check_append(request, level)
-            batch = EncodedBatch.from_bytes(
-                buffer, max_body_bytes=self._context.max_batch_bytes - HEADER_SIZE, record_limit=self._record_limit
-            )
-        except CorruptData as e:
+            self._check_append(request, level, message.reply, lambda: parse_header(buffer).record_count)
+            batch = ReceivedBatch(buffer, max_body_bytes=self._context.max_batch_bytes - HEADER_SIZE)
+        except (CorruptData, TidelogError) as e:
+            self._refuse_batch(request, message.reply, e)
+            return
+        self._decoding.take(ReceivedAppend(request, level, batch, self._record_limit, message.reply))
+
+    def _refuse_batch(self, request: AppendRequest, inbox: str | None, error: CorruptData | TidelogError) -> None:
+        if isinstance(error, CorruptData):
             self._context.counters.dropped_corrupt_batch += 1
-            _log.warning("partition %s: dropped a corrupt batch: %s", self._role.view.key, e)
-            error = TidelogError(Code.CORRUPT_BATCH, f"the batch does not decode: {e}; send it again")
-            self._refuse_append(request.leader_epoch, message.reply, error)
-            return
-        except TidelogError as e:
-            self._refuse_append(request.leader_epoch, message.reply, e)
-            return
-        self._append_batch(request, level, batch, message.reply)
+            _log.warning("partition %s: dropped a corrupt batch: %s", self._role.view.key, error)
+            error = TidelogError(Code.CORRUPT_BATCH, f"the batch does not decode: {error}; send it again")
+        elif error.code is Code.LIMIT_REACHED:
+            self._context.counters.dropped_too_dense += 1
+            _log.warning("partition %s: dropped a batch: %s", self._role.view.key, error)
+        self._refuse_append(request.leader_epoch, inbox, error)
+
+    def _on_decoded(self, received: ReceivedAppend, batch: EncodedBatch, waited: bool) -> None:
+        if waited:
+            try:
+                self._check_append(
+                    received.request, received.level, received.inbox, lambda: received.batch.header.record_count
+                )
+            except TidelogError as e:
+                self._refuse_append(received.request.leader_epoch, received.inbox, e)
+                return
+        self._append_batch(received.request, received.level, batch, received.inbox)
         self._role.timer.schedule()
 
     def _asked_level(self, request: AppendRequest) -> AckLevel | None:
@@ -271,8 +293,11 @@ class Appending:
             )
         return None
 
-    def _check_append(self, request: AppendRequest, level: AckLevel | None) -> None:
-        """Check everything but the batch. Raises TidelogError."""
+    def _check_append(
+        self, request: AppendRequest, level: AckLevel | None, inbox: str | None, records: Callable[[], int]
+    ) -> None:
+        """Check everything but the batch, of which `records` says how many it holds. Raises TidelogError, and what
+        `records` raises."""
         view = self._role.view
         key = view.key
         if request.leader_epoch and request.leader_epoch < self._role.leader_epoch:
@@ -293,8 +318,14 @@ class Appending:
         error = self._lacks_key() or self._core.refuse_publish(
             level, lease_valid=self._context.metadata.lease_valid(now), now=now
         )
-        if error is not None:
-            raise error
+        if error is None:
+            return
+        if is_over_quota(error):
+            if inbox:
+                self._context.counters.appends_over_quota += 1
+            else:  # nobody is told, so nobody sends it again
+                self._context.counters.dropped_over_quota += records()
+        raise error
 
     def _append_batch(
         self, request: AppendRequest, level: AckLevel | None, batch: EncodedBatch, inbox: str | None
@@ -324,6 +355,7 @@ class Appending:
         if isinstance(header, TidelogError):
             self._refuse_append(request.leader_epoch, inbox, header)
             return
+        self._core.quota.take(sent.record_count, sent.size, now)
         end = header.end_offset
         response = AppendResponse(base_offset=header.base_offset, leader_epoch=epoch)
         effects = self._await(request, level, end, response, inbox, now)
@@ -340,7 +372,8 @@ class Appending:
     ) -> list[LeaderEffect]:
         if level is None or not inbox:
             return []
-        timeout = request.confirm_timeout_ms / 1000 if request.confirm_timeout_ms else self._confirm_timeout
+        asked_ms = min(request.confirm_timeout_ms, MAX_CONFIRM_TIMEOUT_MS)
+        timeout = asked_ms / 1000 if asked_ms else self._confirm_timeout
         return self._core.await_ack(level, end, AppendReply(inbox, response, needs_lease=level.is_local), timeout, now)
 
     def _lacks_key(self) -> TidelogError | None:
@@ -364,9 +397,9 @@ class Appending:
             case AppendReply():
                 error = error or self._no_lease(token.needs_lease)
                 if error is None:
-                    self._role.answers.append(token)
+                    self._append_answers.append(token)
                 else:
-                    self._role.answers.error(token.inbox, error)
+                    self._append_answers.error(token.inbox, error)
             case EnvelopeReply():
                 error = error or self._no_lease(token.needs_lease)
                 if error is None:
@@ -383,3 +416,12 @@ class Appending:
             Code.OUTCOME_UNKNOWN,
             f"{self._context.broker} may lead {self._role.view.key} no more; the record may or may not survive",
         )
+
+
+def _counter_of(error: TidelogError) -> str:
+    """The counter of records that are dropped for it."""
+    if error.code is Code.RECORD_TOO_LARGE:
+        return "dropped_too_large"
+    if error.code is Code.LIMIT_REACHED:
+        return "dropped_too_dense"
+    return "dropped_over_quota" if is_over_quota(error) else "dropped_refused"

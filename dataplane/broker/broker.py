@@ -113,7 +113,7 @@ class Broker:
         jobs = (SnapshotJob(), Retention(), compaction, self._scrubber)
         self._housekeeping = Housekeeping(context, self._replicas, jobs)
         self._hw_checkpoints = HighWatermarkCheckpoints(context, self._replicas)
-        self._gaps = PublishGaps(context, self._count_led)
+        self._gaps = PublishGaps(context, self._led)
         self._leaving: dict[asyncio.Task[None], PartitionKey] = {}
         self._removing = asyncio.Lock()
         """The data folder is one thread's at a time."""
@@ -126,7 +126,7 @@ class Broker:
     # ------------------------------------------------------------------ life
     async def start(self) -> None:
         context = self.context
-        self._notifications = await context.control.subscribe(
+        self._notifications = await context.peers.subscribe(
             context.subjects.notify(context.broker), self._on_notification
         )
         context.control.on_connection_change(self._on_connection)
@@ -308,15 +308,21 @@ class Broker:
 
     def _replica_status(self, replica: Replica) -> ReplicaReport:
         scrubbed_at = self._scrubber.completed_at_ns(replica.log) if replica.log is not None else None
-        return {**replica.status(), "scrubbed_at_ns": scrubbed_at}
+        key, listens = replica.key, []
+        if isinstance(replica.role, LeaderDriver):
+            listens = replica.role.subjects
+        of_consumers = self.context.subjects.fetch_from(key.stream, key.partition, self.context.broker)
+        not_heard = self.context.not_permitted([of_consumers, *listens])
+        return {**replica.status(), "scrubbed_at_ns": scrubbed_at, "not_heard": not_heard}
 
-    def _count_led(self) -> int:
-        return sum(isinstance(replica.role, LeaderDriver) for replica in self._replicas.values())
+    def _led(self) -> list[PartitionView]:
+        roles = [replica.role for replica in self._replicas.values()]
+        return [role.view for role in roles if isinstance(role, LeaderDriver)]
 
     def status(self) -> BrokerReport:
         return {
             "replicas": len(self._replicas),
-            "leaders": self._count_led(),
+            "leaders": len(self._led()),
             "failed": sorted(str(r.key) for r in self._replicas.values() if r.failure),
             "damaged": sorted(str(r.key) for r in self._replicas.values() if r.is_damaged),
             "counters": self.context.counters.as_dict(),

@@ -3,18 +3,21 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from concurrent.futures import Executor
 from dataclasses import dataclass, field, fields
 from typing import Protocol
 
 from dataplane.broker.disk_watch import DiskWatch
+from dataplane.broker.serving_turn import ServingTurn
 from dataplane.broker.settings import StorageSettings
 from dataplane.broker.space import SpaceWatch
 from dataplane.encryption.keyring import Keyring
 from dataplane.log.group_commit import Syncer
 from dataplane.replica.settings import ReplicaSettings
 from dataplane.replica.uncommitted import Uncommitted
+from wire.peers import PeerTransport
+from wire.reply_subjects import ReplySubjects
 from wire.subjects import Subjects
 from wire.transport import Transport
 from wire.types import BrokerId, Incarnation, IsrChange, LeaderReport, Withdrawal
@@ -41,16 +44,33 @@ class Counters:
     """Counts of dropped and refused messages, and of unusual steps. Each is logged as well, rate limited."""
 
     records_in: int = 0
+    """Of clients, as `batches_in` and `bytes_in`."""
     batches_in: int = 0
     bytes_in: int = 0
     dropped_too_large: int = 0
     dropped_corrupt_envelope: int = 0
     dropped_corrupt_batch: int = 0
+    dropped_too_dense: int = 0
+    """Clients' batches that say too much in too few bytes, and envelopes with too many headers."""
+    dropped_decode_queue: int = 0
+    """Clients' batches that found too many in front of the decoding thread."""
+    dropped_waiting_fetches: int = 0
+    """Consumers that found too many others waiting for records."""
+    dropped_hot_reads: int = 0
+    """Consumers that found too much sent to others in the same turn of the event loop."""
+    dropped_cold_reads: int = 0
+    """Consumers that found too many others waiting for the disk."""
     dropped_refused: int = 0
     """Plain publishes that could not be appended (back-pressure, read-only, lease)."""
+    dropped_over_quota: int = 0
+    """Plain publishes above a quota of their stream, and records of `.append` requests that want no answer."""
+    appends_over_quota: int = 0
+    """`.append` requests above one that are told so; clients send them again."""
     publish_gaps: int = 0
     """Losses of the connection on which clients publish: see `dataplane.broker.gaps`."""
     bad_requests: int = 0
+    requests_of_other_clusters: int = 0
+    """Clients' requests that name another cluster in this namespace."""
     bad_answers: int = 0
     answers_too_large: int = 0
     """Answers that were larger than a message of NATS: a follower's, a consumer's, or one that came here as an error.
@@ -106,15 +126,20 @@ class BrokerContext:
     ingest: Transport
     """Carries the messages of clients and the answers to them."""
     control: Transport
-    """Carries replication, notifications and acknowledgements, so that a flood of publishes starves none of them."""
+    """Carries acknowledgements, so that a flood of publishes does not starve them."""
+    peers: PeerTransport
+    """Carries replication and notifications, over the connection of `control`."""
     subjects: Subjects
+    replies: ReplySubjects
     settings: ReplicaSettings
     metadata: MetadataPort
     syncer: Syncer
     executor: Executor
     """For blocking work on logs that roles wait for: opening, cutting, a leader's first sync."""
-    checkpoints: Executor
+    checkpoints: Syncer
     """For the periodic checkpoints and syncs, so that nothing else waits for a log that hangs in one of them."""
+    decoders: Executor
+    """One thread, for clients' batches that take long to decode: see `dataplane.broker.decoding`."""
     readers: Executor
     """For cold reads: however many there are, a change of role does not stand behind them."""
     housekeeping: Executor
@@ -124,10 +149,16 @@ class BrokerContext:
     time_ns: Callable[[], int]
     storage: StorageSettings = field(default_factory=StorageSettings)
     counters: Counters = field(default_factory=Counters)
+    cluster_id: str = ""
+    """Of the cluster; empty until this life's registration is applied."""
     keyring: Keyring = field(default_factory=Keyring)
     """For streams with `encryption`."""
     uncommitted: Uncommitted = field(init=False)
     """Bytes of all led partitions that are not committed yet."""
+    bytes_to_decode: int = 0
+    """Of clients' batches, of all led partitions, that wait to be decoded."""
+    serving: ServingTurn = field(init=False)
+    """What consumers are sent at once."""
     disk: DiskWatch = field(init=False)
     now: Callable[[], float] = field(init=False)
     """Monotonic seconds."""
@@ -137,7 +168,13 @@ class BrokerContext:
         """Largest batch that is taken in; a message of NATS has room for it and its headers."""
         return min(self.ingest.max_payload, self.control.max_payload) - ANSWER_OVERHEAD
 
+    def not_permitted(self, subjects: Iterable[str]) -> list[str]:
+        """Those that NATS does not let this broker subscribe to."""
+        refused, also = self.ingest.violations.subscriptions, self.control.violations.subscriptions
+        return [subject for subject in subjects if subject in refused or subject in also]
+
     def __post_init__(self) -> None:
         self.uncommitted = Uncommitted(self.settings)
-        self.disk = DiskWatch(self.settings, self.syncer, self.loop)
+        self.serving = ServingTurn(self.loop)
+        self.disk = DiskWatch(self.settings, (self.syncer, self.checkpoints), self.loop)
         self.now = self.loop.time

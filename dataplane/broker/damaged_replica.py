@@ -53,6 +53,9 @@ class DamagedReplica(ReadableRole):
         ingest, subjects, key = self.context.ingest, self.context.subjects, self.view.key
         await self._subscriptions.make(
             lambda: ingest.subscribe(subjects.fetch(key.stream, key.partition), self._handler(self.on_read)),
+            lambda: ingest.subscribe(
+                subjects.leader(key.stream, key.partition), self._handler(self.on_leader_question)
+            ),
             lambda: ingest.subscribe(subjects.append(key.stream, key.partition), self._handler(self._on_append)),
         )
         if self.is_over():
@@ -107,8 +110,10 @@ class DamagedReplica(ReadableRole):
         except CorruptData:
             return
         # No replica leads in this LeaderEpoch. A leader of another one, not known here yet, may hear the request too.
-        if request.leader_epoch == self.leader_epoch and self.requests.is_same_life(
-            request.stream_incarnation, request.partition_incarnation
+        if (
+            request.leader_epoch == self.leader_epoch
+            and not self.requests.is_for_another(request)
+            and self.requests.is_same_life(request.stream_incarnation, request.partition_incarnation)
         ):
             key = self.view.key
             self.answers.error(

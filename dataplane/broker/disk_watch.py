@@ -1,6 +1,6 @@
 """Watches the calls that wait for a broker's disk, and carries out the decisions of `dataplane.replica.hanging`.
 
-Watched are the syncs of logs (`Syncer.waiting_since`) and the periodic checkpoints. The start of a role is not: while
+Watched are the syncs of logs and the periodic checkpoints (`Syncer.waiting_since`). The start of a role is not: while
 it hangs the followers get no answer, and report that (R27). All methods belong to the loop thread.
 """
 
@@ -8,9 +8,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
-from itertools import count
+from collections.abc import Callable, Sequence
 
 from dataplane.log.group_commit import Syncer
 from dataplane.replica.hanging import DiskGuard
@@ -23,14 +21,11 @@ _log = logging.getLogger(__name__)
 class DiskWatch:
     """`on_change(hangs)`: called when the disk has begun to hang, or answers again."""
 
-    def __init__(self, settings: ReplicaSettings, syncer: Syncer, loop: asyncio.AbstractEventLoop) -> None:
+    def __init__(self, settings: ReplicaSettings, syncers: Sequence[Syncer], loop: asyncio.AbstractEventLoop) -> None:
         self.on_change: Callable[[bool], None] = lambda _: None
-        self._syncer = syncer
+        self._syncers = syncers
         self._loop = loop
         self._guard = DiskGuard(limit=settings.replica_max_lag_time, late=settings.late_tick, now=loop.time())
-        self._calls: dict[int, float] = {}
-        """Times at which the calls inside `waiting` began."""
-        self._numbers = count()
         self._hung_at = 0.0
         self._looking: asyncio.Task[None] | None = None
 
@@ -46,16 +41,6 @@ class DiskWatch:
     def hangs(self) -> bool:
         return self._guard.hangs
 
-    @contextmanager
-    def waiting(self) -> Iterator[None]:
-        """Inside, a thread waits for the disk."""
-        number = next(self._numbers)
-        self._calls[number] = self._loop.time()
-        try:
-            yield
-        finally:
-            del self._calls[number]
-
     def status(self) -> DiskStatus:
         return {"hangs": self._guard.hangs, "waited_s": round(self._guard.waited, 3)}
 
@@ -69,7 +54,7 @@ class DiskWatch:
 
     def _look(self) -> None:
         now = self._loop.time()
-        if not self._guard.on_look(min([self._syncer.waiting_since, *self._calls.values()]), now):
+        if not self._guard.on_look(min(syncer.waiting_since for syncer in self._syncers), now):
             return
         if self._guard.hangs:
             self._hung_at = now - self._guard.waited

@@ -79,7 +79,7 @@ class FollowerDriver(ReadableRole):
             epochs=partition_log.epochs,
             settings=context.settings,
             first_sequence=first_sequence,
-            connected_since=context.control.connected_since,
+            connected_since=context.peers.connected_since,
             now=context.now(),
             no_space=context.space.is_full,
             disk_hangs=context.disk.hangs,
@@ -101,7 +101,7 @@ class FollowerDriver(ReadableRole):
         self._run(self.core.resign(reason, self.context.now()))
         for inbox in (self._fetch_inbox, self._offset_inbox, self._checkpoint_inbox):
             if inbox is not None:
-                self.context.control.on_inbox(inbox, None)
+                self.context.peers.on_inbox(inbox, None)
 
     @property
     def high_watermark(self) -> Offset:
@@ -114,7 +114,7 @@ class FollowerDriver(ReadableRole):
 
     def on_connection(self, connected: bool) -> None:  # noqa: ARG002 - the core wants to know since when
         if not self.ended:
-            self._run(self.core.on_connection(self.context.control.connected_since, self.context.now()))
+            self._run(self.core.on_connection(self.context.peers.connected_since, self.context.now()))
             self.timer.schedule()
 
     def on_log_start(self) -> None:
@@ -268,15 +268,16 @@ class FollowerDriver(ReadableRole):
             request.ClearField("durable_offset")
         else:
             request.durable_offset = effect.durable_end
-        control, subject = self.context.control, self._replicate_subject
+        peers, subject = self.context.peers, self._replicate_subject
         if effect.progress_only:
-            control.publish(subject, [request.SerializeToString()])
+            peers.publish(subject, [request.SerializeToString()])
             return
         if self._fetch_inbox is not None:
-            control.on_inbox(self._fetch_inbox, None)
-        inbox = self._fetch_inbox = control.new_inbox()
-        control.on_inbox(inbox, self._handler(lambda message: self._on_fetch_answer(effect.sequence, message)))
-        control.publish(subject, [request.SerializeToString()], reply=inbox)
+            peers.on_inbox(self._fetch_inbox, None)
+        inbox = self._fetch_inbox = peers.new_inbox()
+        on_answer = self._handler(lambda message: self._on_fetch_answer(effect.sequence, message))
+        peers.on_inbox(inbox, on_answer, as_view=True)
+        peers.publish(subject, [request.SerializeToString()], reply=inbox)
 
     def _send_offset_request(self, asked: LeaderEpoch, number: int) -> None:
         key = self.view.key
@@ -288,23 +289,23 @@ class FollowerDriver(ReadableRole):
             stream_incarnation=key.stream_incarnation,
             partition_incarnation=key.partition_incarnation,
         )
-        control = self.context.control
+        peers = self.context.peers
         if self._offset_inbox is not None:
-            control.on_inbox(self._offset_inbox, None)
-        inbox = self._offset_inbox = control.new_inbox()
-        control.on_inbox(inbox, self._handler(lambda message: self._on_offset_answer(number, message)))
-        control.publish(
+            peers.on_inbox(self._offset_inbox, None)
+        inbox = self._offset_inbox = peers.new_inbox()
+        peers.on_inbox(inbox, self._handler(lambda message: self._on_offset_answer(number, message)))
+        peers.publish(
             self.context.subjects.offset(key.stream, key.partition), [request.SerializeToString()], reply=inbox
         )
 
     def _send_checkpoint_request(self, effect: SendCheckpointRequest) -> None:
-        key, control = self.view.key, self.context.control
+        key, peers = self.view.key, self.context.peers
         if self._checkpoint_inbox is not None:
-            control.on_inbox(self._checkpoint_inbox, None)
-        inbox = self._checkpoint_inbox = control.new_inbox()
-        control.on_inbox(inbox, self._handler(lambda message: self._on_checkpoint_answer(effect.number, message)))
+            peers.on_inbox(self._checkpoint_inbox, None)
+        inbox = self._checkpoint_inbox = peers.new_inbox()
+        peers.on_inbox(inbox, self._handler(lambda message: self._on_checkpoint_answer(effect.number, message)))
         request = checkpoints.encode_request(effect, key, self.leader_epoch, self.context)
-        control.publish(self.context.subjects.checkpoint(key.stream, key.partition), [request], reply=inbox)
+        peers.publish(self.context.subjects.checkpoint(key.stream, key.partition), [request], reply=inbox)
 
     def _append(self, high_watermark: Offset) -> None:
         if self._batches is None:

@@ -70,7 +70,7 @@ class FollowerService:
         if answer is None:
             return
         if isinstance(answer, TidelogError):
-            self._role.answers.error(message.reply, answer)
+            self._role.peer_answers.error(message.reply, answer)
             return
         epoch, end = answer
         response = LeaderEpochOffsetResponse(
@@ -80,7 +80,7 @@ class FollowerService:
             log_start_offset=self._core.log_start_offset,
         )
         if message.reply:
-            self._context.control.publish(message.reply, [response.SerializeToString()])
+            self._context.peers.publish(message.reply, [response.SerializeToString()])
 
     def on_checkpoint(self, message: Message) -> None:
         if self._role.ended:
@@ -93,13 +93,12 @@ class FollowerService:
         header = encode_header(self._role.leader_epoch, effect.high_watermark)
         headers = sync_headers(effect.sync_to)
         if effect.max_bytes == 0:
-            self._context.control.publish(effect.inbox, [header], headers=headers)
+            self._context.peers.publish(effect.inbox, [header], headers=headers)
             return
         limit = min(effect.max_bytes, self._context.max_batch_bytes)
         parts = self._log.read(effect.offset, max_bytes=limit, end_offset=self._log.log_end_offset)
         if parts is not None:
-            control = self._context.control
-            self._role.send(control, effect.inbox, effect.offset, [header, *parts], headers, header)
+            self._role.send(self._context.peers, effect.inbox, effect.offset, [header, *parts], headers, header)
         else:
             self._role.spawn(self._respond_cold(effect, limit))
 
@@ -107,7 +106,9 @@ class FollowerService:
         try:
             data = await self._role.read_cold(effect.offset, limit, self._log.log_end_offset)
         except TidelogError as e:  # it was removed for its age meanwhile
-            self._role.answers.error(effect.inbox, e, encode_header(self._role.leader_epoch, effect.high_watermark))
+            self._role.peer_answers.error(
+                effect.inbox, e, encode_header(self._role.leader_epoch, effect.high_watermark)
+            )
             return
         except CorruptData as e:
             self._role.on_damage(f"{effect.replica} asked for what lies at offset {effect.offset}: {e}")
@@ -120,10 +121,10 @@ class FollowerService:
         if self._core.lacks_deletions(effect.replica, effect.offset):
             # Tombstones may have gone from the log between the request and the reading.
             gone = deletions_gone(self._role.view.key, self._log.log_start_offset, effect.offset)
-            self._role.answers.error(effect.inbox, gone, header)
+            self._role.peer_answers.error(effect.inbox, gone, header)
         elif not self._role.ended:
             headers = sync_headers(effect.sync_to)
-            self._role.send(self._context.control, effect.inbox, effect.offset, [header, data], headers, header)
+            self._role.send(self._context.peers, effect.inbox, effect.offset, [header, data], headers, header)
 
     def send_checkpoint(self, effect: SendCheckpoint) -> None:
         """The follower asks again where too many are read for already."""
@@ -139,14 +140,14 @@ class FollowerService:
                 context.readers, checkpoints.read_piece, self._log, effect, limit
             )
         except TidelogError as e:  # the log start has moved on
-            self._role.answers.error(effect.inbox, e, header)
+            self._role.peer_answers.error(effect.inbox, e, header)
         except CorruptData as e:
             self._role.on_damage(f"{effect.replica} asked for the state at offset {effect.offset}: {e}")
         except LogDamaged as e:
             self._role.fail(f"the state at offset {effect.offset} cannot be read for follower {effect.replica}: {e}")
         else:
             if not self._role.ended:
-                self._role.send(context.control, effect.inbox, effect.offset, [header, piece], None, header)
+                self._role.send(context.peers, effect.inbox, effect.offset, [header, piece], None, header)
         finally:
             self._checkpoint_reads -= 1
 

@@ -5,18 +5,21 @@ while the connection on which clients publish is down, NATS has no subscriber fo
 nats-server held for a connection that it cuts off (a slow consumer: the broker read more slowly than was published, for
 longer than `max_pending` or `write_deadline` of the server allow) are gone. So each loss of that connection is told as
 a gap: when, for how long, how many partitions were led, and the cause as far as it is known. Publishes with an
-acknowledgement are not lost by it: they were not acknowledged.
+acknowledgement are not lost by it: they were not acknowledged. Partitions of internal streams do not count: they have
+no subject for plain publishes.
 """
 
 from __future__ import annotations
 
 import logging
 from collections import deque
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
+from wire.internal_streams import is_internal
 from wire.operations import PublishGap
+from wire.types import PartitionView
 
 if TYPE_CHECKING:
     from dataplane.broker.context import BrokerContext
@@ -34,23 +37,23 @@ class Gap:
     ended_ns: int | None
     """None: it lasts."""
     partitions: int
-    """Led at its beginning."""
+    """Led at its beginning, those of internal streams left out."""
     reason: str
 
 
 class PublishGaps:
-    """`leads`: how many partitions this broker leads."""
+    """`led`: views of the partitions that this broker leads."""
 
-    def __init__(self, context: BrokerContext, leads: Callable[[], int]) -> None:
+    def __init__(self, context: BrokerContext, led: Callable[[], Iterable[PartitionView]]) -> None:
         self._context = context
-        self._leads = leads
+        self._led = led
         self._gaps: deque[Gap] = deque(maxlen=KEPT)
 
     def on_connection(self, connected: bool) -> None:
         """The connection on which clients publish was made or lost."""
         gap = self._gaps[-1] if self._gaps and self._gaps[-1].ended_ns is None else None
         if not connected:
-            if gap is None and (partitions := self._leads()):
+            if gap is None and (partitions := sum(map(self._is_published_to, self._led()))):
                 self._context.counters.publish_gaps += 1
                 self._gaps.append(Gap(self._context.time_ns(), None, partitions, "the connection was lost"))
         elif gap is not None:
@@ -61,6 +64,9 @@ class PublishGaps:
                 " NATS: %s",
                 gap.partitions, (gap.ended_ns - gap.began_ns) / 1e9, gap.reason,
             )  # fmt: skip
+
+    def _is_published_to(self, view: PartitionView) -> bool:
+        return not is_internal(view.key.stream, view.subject, self._context.subjects)
 
     def status(self) -> list[PublishGap]:
         """Oldest first."""

@@ -17,9 +17,10 @@ from collections.abc import Callable
 import numpy as np
 
 from dataplane.broker.acks import Replies, each_reply, reply_column
+from dataplane.replica.quota import Quota
 from wire.batch import BatchBuilder, Compression, EncodedBatch, Joined, encode_headers
 from wire.envelope import MAGIC, any_envelope, decode_publish, is_envelope
-from wire.errors import CorruptData, TidelogError
+from wire.errors import CorruptData, TidelogError, limit_reached
 from wire.record_limit import RecordLimit
 from wire.tidelog_pb2 import AckPolicy, Message
 from wire.transport import BulkHandler, UniformRun
@@ -33,12 +34,16 @@ _PER_RECORD = 16
 _WORTH_COLUMNS = 4
 """Messages from which on joining them takes less time than adding each by itself."""
 
+MAX_ENVELOPE_HEADERS = 4096
+"""They are looked at one by one."""
+
 SEAL_BYTES = 256 << 10
 """An open batch of this size is sealed at once."""
 
 
 class Ingest(BulkHandler):
-    """One partition's open batch, and the publishers that wait for its records."""
+    """One partition's open batch, and the publishers that wait for its records. `is_inbox`: whether a broker answers
+    on that subject; an envelope's `ackInbox` on which it does not is left out."""
 
     def __init__(
         self,
@@ -49,8 +54,14 @@ class Ingest(BulkHandler):
         on_refused: Callable[[Replies, TidelogError, int], None],
         on_corrupt: Callable[[str, bytes | None], None],
         on_envelope_refused: Callable[[Message, TidelogError], None],
+        is_inbox: Callable[[str], bool],
         time_ns: Callable[[], int],
+        quota: Quota,
+        now: Callable[[], float],
     ) -> None:
+        """`now`: monotonic seconds, as the quota counts them."""
+        self._quota = quota
+        self._now = now
         self._record_limit = RecordLimit(0)
         self._max_record = 0
         self._max_batch = 0
@@ -60,6 +71,7 @@ class Ingest(BulkHandler):
         self._on_refused = on_refused
         self._on_corrupt = on_corrupt
         self._on_envelope_refused = on_envelope_refused
+        self._is_inbox = is_inbox
         self._time_ns = time_ns
         self._with_replies = False
         self._builder = BatchBuilder()
@@ -90,6 +102,11 @@ class Ingest(BulkHandler):
             self._drop(_replies_of(run), error, count)
             return
         each = payload_size + _PER_RECORD
+        if self._quota.is_set:
+            taken = self._quota.take_uniform(count, each, self._now())
+            if taken < count:
+                self._drop(_replies_of(run)[taken:], self._quota.refusal(), count - taken)
+                count = taken
         done = 0
         while done < count:
             room = (self._max_batch - self._estimate) // each
@@ -129,8 +146,12 @@ class Ingest(BulkHandler):
             return
         ends = np.cumsum(sizes + _PER_RECORD, dtype=np.int64)
         done, before, count = 0, 0, len(payloads)
+        if self._quota.is_set:
+            count = self._quota.take_sizes(sizes + _PER_RECORD, self._now())
+            if count < len(payloads):
+                self._drop(replies[count:], self._quota.refusal(), len(payloads) - count)
         while done < count:
-            upto = int(np.searchsorted(ends, before + self._max_batch - self._estimate, "right"))
+            upto = min(count, int(np.searchsorted(ends, before + self._max_batch - self._estimate, "right")))
             if upto <= done:
                 if self._builder.count:
                     self._seal()
@@ -138,7 +159,7 @@ class Ingest(BulkHandler):
                 upto = done + 1
             if acknowledged:
                 self._replies.append((self._builder.count, replies[done:upto]))
-            if done == 0 and upto == count:
+            if done == 0 and upto == len(payloads):
                 self._builder.add_joined(values, blocks)
             else:
                 self._builder.add_joined(values.part(done, upto), None if blocks is None else blocks.part(done, upto))
@@ -198,6 +219,7 @@ class Ingest(BulkHandler):
             self._replies.append((self._builder.count, [reply]))
         self._builder.add_record(payload, headers=header or b"")
         self._estimate += size + 2 * _PER_RECORD
+        self._quota.take(1, size + _PER_RECORD, self._now())
 
     def _envelope(self, payload: bytes, reply: bytes | None) -> None:
         try:
@@ -205,11 +227,19 @@ class Ingest(BulkHandler):
         except CorruptData as e:
             self._on_corrupt(str(e), reply)
             return
+        if message.ackInbox and not self._is_inbox(message.ackInbox):
+            message.ackInbox = ""
         key = message.key if message.HasField("key") else None
         value = message.value if message.HasField("value") else None
         if message.ackPolicy not in _POLICIES:
             reason = f"the envelope asks for acknowledgement policy {message.ackPolicy}, unknown here"
             self._on_corrupt(reason, reply)
+            return
+        if len(message.headers) > MAX_ENVELOPE_HEADERS:
+            sentence = (
+                f"an envelope has {len(message.headers)} headers, the limit is {MAX_ENVELOPE_HEADERS}; send fewer"
+            )
+            self._on_envelope_refused(message, limit_reached("envelope_headers", sentence))
             return
         try:
             headers = encode_headers(dict(message.headers)) if message.headers else b""
@@ -224,6 +254,7 @@ class Ingest(BulkHandler):
         self._make_room(size)
         self._envelopes.append((self._builder.count, message, self._time_ns()))
         self._builder.add_record(value, key, headers, message.timestamp or None)
+        self._quota.take(1, size + _PER_RECORD, self._now())
         self._estimate += size + 4 * _PER_RECORD
 
     def _make_room(self, size: int) -> None:

@@ -7,7 +7,7 @@ moment. Its parts: publishes (`dataplane.broker.appending`), followers (`datapla
 Subjects, all subscribed when leadership begins and given up when it ends (a killed process loses them at once, which
 lets others see its death as a 503):
 
-    control connection   <ns>.<stream>.<p>.replicate   .offset   .checkpoint
+    between brokers      <ns>.<stream>.<p>.replicate   .offset   .checkpoint
     ingest connection    the stream's subject          .append   .fetch
 
 Batches are appended in the event loop (page cache), answered to waiting followers before our own fdatasync begins.
@@ -44,6 +44,8 @@ from dataplane.replica.effects import (
 from dataplane.replica.leader import Leader
 from wire.error_details import RETRY_AFTER_MS
 from wire.errors import Code, CorruptData, TidelogError
+from wire.internal_streams import is_internal
+from wire.peers import PeerTransport
 from wire.tidelog_pb2 import FetchRequest, PartitionNotification
 from wire.transport import MessageHandler, Transport
 from wire.types import BrokerId, DrainAnswer, LeaderMove, Offset, PartitionView
@@ -79,6 +81,8 @@ class LeaderDriver(ReadableRole):
         self._is_heard = False
         """NATS brings it everything that is published and asked."""
         self._subscriptions = RoleSubscriptions(context.loop)
+        self.subjects: list[str] = []
+        """That it listens on, from `start` on."""
         self.core = Leader(
             view=setup.view,
             broker=context.broker,
@@ -112,6 +116,8 @@ class LeaderDriver(ReadableRole):
             "partition %s: leading LeaderEpoch %d from offset %d, HW %d, ISR %s",
             view.key, view.leader_epoch, self.core.epoch_start, self.core.high_watermark, ",".join(view.isr),
         )  # fmt: skip
+        for subject in context.not_permitted(self.subjects):
+            self.story.tell(f"does not hear {subject!r}: NATS does not let it subscribe", context.now())
         self._is_heard = True
         self._run([*self.core.announce(), *self.core.tick(context.now())])
         self.timer.schedule()
@@ -122,16 +128,25 @@ class LeaderDriver(ReadableRole):
     async def _subscribe(self) -> bool:
         context, subjects, key = self.context, self.context.subjects, self.view.key
 
-        def told(transport: Transport, subject: str, handle: MessageHandler) -> Subscribe:
+        def told(transport: Transport | PeerTransport, subject: str, handle: MessageHandler) -> Subscribe:
+            self.subjects.append(subject)
             return lambda: transport.subscribe(subject, self._handler(handle))
 
-        control, ingest = context.control, context.ingest
+        peers, ingest = context.peers, context.ingest
+        if is_internal(key.stream, self.view.subject, subjects):
+            of_publishers = [told(peers, subjects.write(key.stream, key.partition), self._appending.on_append)]
+        else:
+            self.subjects.append(self.view.subject)
+            of_publishers = [
+                lambda: ingest.subscribe_bulk(self.view.subject, self._bulk_handler(self._appending.ingest)),
+                told(ingest, subjects.append(key.stream, key.partition), self._appending.on_append),
+                told(ingest, subjects.leader(key.stream, key.partition), self.on_leader_question),
+            ]
         return await self._subscriptions.make(
-            told(control, subjects.replicate(key.stream, key.partition), self._followers.on_replicate),
-            told(control, subjects.offset(key.stream, key.partition), self._followers.on_offset),
-            told(control, subjects.checkpoint(key.stream, key.partition), self._followers.on_checkpoint),
-            lambda: ingest.subscribe_bulk(self.view.subject, self._bulk_handler(self._appending.ingest)),
-            told(ingest, subjects.append(key.stream, key.partition), self._appending.on_append),
+            *of_publishers,
+            told(peers, subjects.replicate(key.stream, key.partition), self._followers.on_replicate),
+            told(peers, subjects.offset(key.stream, key.partition), self._followers.on_offset),
+            told(peers, subjects.checkpoint(key.stream, key.partition), self._followers.on_checkpoint),
             told(ingest, subjects.fetch(key.stream, key.partition), self._on_fetch),
         )
 
@@ -277,7 +292,7 @@ class LeaderDriver(ReadableRole):
                 case ServeConsumer():
                     self._serve(effect)
                 case Refuse(inbox, error):
-                    self.answers.error(inbox, error, self.answer_header())
+                    self.peer_answers.error(inbox, error, self.answer_header())
                 case RefuseConsumer():
                     self._refuse_reader(effect)
                 case Notify(replica):
@@ -307,4 +322,4 @@ class LeaderDriver(ReadableRole):
             partition_incarnation=key.partition_incarnation,
             leader_epoch=self.leader_epoch,
         )
-        self.context.control.publish(self.context.subjects.notify(replica), [notification.SerializeToString()])
+        self.context.peers.publish(self.context.subjects.notify(replica), [notification.SerializeToString()])

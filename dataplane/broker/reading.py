@@ -13,7 +13,9 @@ from collections.abc import Coroutine, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
+from dataplane.broker import serving_turn
 from dataplane.broker.acks import Answers
+from dataplane.broker.peer_answers import PeerAnswers
 from dataplane.broker.requests import Requests
 from dataplane.broker.role import Role, RoleSetup
 from dataplane.encryption.bodies import BatchCipher
@@ -22,8 +24,9 @@ from dataplane.log.partition_log import PartitionLog
 from dataplane.replica.consumers import ConsumerFetch
 from dataplane.replica.effects import RefuseConsumer, ServeConsumer
 from wire.batch import holds_encrypted, iter_batches, verify_body
-from wire.error_details import RETRY_AFTER_MS
+from wire.error_details import LIMIT, RETRY_AFTER_MS
 from wire.errors import Code, CorruptData, TidelogError
+from wire.peers import PeerTransport
 from wire.replication import LOG_START_HEADER, OFFSET_HEADER, encode_header
 from wire.tidelog_pb2 import FetchRequest
 from wire.transport import Buffer, Message, Transport, answer_too_large
@@ -50,7 +53,8 @@ class ReadableRole(Role):
         super().__init__(setup)
         context, view = setup.context, setup.view
         self.answers = Answers(context.control, view.key, view.subject)
-        self.requests = Requests(view.key, self.answers, context.counters)
+        self.peer_answers = PeerAnswers(context.peers, view.key)
+        self.requests = Requests(view.key, self.answers, self.peer_answers, context)
         self.cipher = BatchCipher(context.keyring, view.key)
         self._too_large_at: Offset | None = None
         """Where the last batch began that no message had room for; it is logged once."""
@@ -94,6 +98,17 @@ class ReadableRole(Role):
                 self._look_up(position, request, message.reply)
         self.timer.schedule()
 
+    def on_leader_question(self, message: Message) -> None:
+        """A producer asks whether the leader is there. Answered as a look-up of the log's start, whatever the request
+        says: who may publish need not be allowed to read."""
+        if self.ended or not message.reply:
+            return
+        request = self.requests.decode_fetch(message)
+        if request is not None:
+            request.max_bytes = 0
+            self._look_up("earliest", request, message.reply)
+            self.timer.schedule()
+
     @abstractmethod
     def _look_up(self, position: str, request: FetchRequest, inbox: str) -> None:
         """The request begins at "earliest", "latest" or a "timestamp"."""
@@ -107,6 +122,17 @@ class ReadableRole(Role):
         if request.max_bytes == 0:
             self._answer_reader(reader, offset, self.high_watermark, [])
             return
+        if self.context.serving.is_over:
+            self.context.counters.dropped_hot_reads += 1
+            self.answers.error(
+                inbox,
+                TidelogError(
+                    Code.BACKPRESSURE,
+                    f"{self.context.broker} has sent {serving_turn.MAX_BYTES} bytes to consumers at once; try again",
+                    [RETRY_AFTER_MS.of(serving_turn.RETRY_AFTER_MS), LIMIT.of("hot_reads")],
+                ),
+            )
+            return
         self._on_consumer_fetch(
             ConsumerFetch(
                 offset=offset,
@@ -115,12 +141,15 @@ class ReadableRole(Role):
                 max_wait=request.max_wait_ms / 1000,
                 last_record_epoch=LeaderEpoch(request.last_record_epoch),
                 token=reader,
+                client=inbox.rpartition(".")[0],
             )
         )
 
     # ------------------------------------------------------------------ answers
     def _refuse_reader(self, effect: RefuseConsumer) -> None:
         assert isinstance(effect.token, Reader)
+        if effect.error.code is Code.BACKPRESSURE:
+            self.context.counters.dropped_waiting_fetches += 1
         self.answers.error(effect.token.inbox, effect.error)
 
     def _serve(self, effect: ServeConsumer) -> None:
@@ -160,11 +189,12 @@ class ReadableRole(Role):
         if reader.looked_up:
             headers[OFFSET_HEADER] = str(offset)
         body = [encode_header(self.leader_epoch, high_watermark), *parts]
+        self.context.serving.spend(sum(map(len, parts)))
         self.send(self.context.ingest, reader.inbox, offset, body, headers)
 
     def send(
         self,
-        transport: Transport,
+        transport: Transport | PeerTransport,
         inbox: str,
         offset: Offset,
         body: Sequence[Buffer],
@@ -200,12 +230,13 @@ class ReadableRole(Role):
     def _read_for_consumer(self, inbox: str, reading: Coroutine[Any, Any, None]) -> None:
         if len(self._cold_reads) >= MAX_COLD_READS:
             reading.close()
+            self.context.counters.dropped_cold_reads += 1
             self.answers.error(
                 inbox,
                 TidelogError(
                     Code.BACKPRESSURE,
                     f"{len(self._cold_reads)} consumers of {self.view.key} wait for the disk already; try again",
-                    [RETRY_AFTER_MS.of(100)],
+                    [RETRY_AFTER_MS.of(100), LIMIT.of("cold_reads")],
                 ),
             )
             return

@@ -126,7 +126,8 @@ class Replica:
 
     @property
     def high_watermark(self) -> Offset:
-        return self.role.high_watermark if self.role is not None else self._high_watermark
+        role = self.role  # read once: threads that write checkpoints ask, too
+        return role.high_watermark if role is not None else self._high_watermark
 
     @property
     def log_end_offset(self) -> Offset:
@@ -140,21 +141,27 @@ class Replica:
             return False
         return self.high_watermark != self._checkpointed or (_is_accepted(self.view) and partition_log.needs_sync)
 
-    async def keep_checkpoint(self, context: BrokerContext) -> None:
-        """Called periodically: the HW is written down when it has moved, an `accepted` stream is synced."""
-        if not self.owes_checkpoint:
-            return
+    def keep_checkpoint(self) -> Offset:
+        """Called periodically, in a thread: the HW is written down when it has moved, an `accepted` stream is synced.
+        Returns the HW. Blocking. Raises LogDamaged, NoSpace; `on_checkpoint` is told the outcome, on the loop."""
         known = self.high_watermark
-        try:
-            with context.disk.waiting():
-                await context.loop.run_in_executor(context.checkpoints, self.checkpoint, known)
-        except NoSpace as e:
-            context.space.refused(e)
-        except LogDamaged as e:
+        if self.owes_checkpoint:
+            self.checkpoint(known)
+        return known
+
+    def on_checkpoint(self, outcome: Offset | Exception, context: BrokerContext) -> None:
+        """`outcome`: what `keep_checkpoint` returned or raised."""
+        if isinstance(outcome, NoSpace):
+            context.space.refused(outcome)
+        elif isinstance(outcome, LogDamaged):
             if not self.life.closing:
-                self.fail(f"the checkpoint cannot be written: {e}", context)
-        if self.high_watermark < known:  # cut meanwhile: the checkpoint may be above it
-            self._checkpointed = Offset(-1)
+                self.fail(f"the checkpoint cannot be written: {outcome}", context)
+        elif isinstance(outcome, Exception):
+            _log.error("partition %s: the checkpoint met a bug", self.key, exc_info=outcome)
+        elif outcome <= self.high_watermark:
+            return
+        # Not written, or the log was cut meanwhile and the checkpoint may be above its HW.
+        self._checkpointed = Offset(-1)
 
     def checkpoint(self, high_watermark: Offset) -> None:
         """Blocking; called in a thread. The checkpoint never vouches for what a loss of power may take: that would look

@@ -2,6 +2,7 @@
 
 does not decode                       BAD_REQUEST, counted and logged
 a later life of the partition         no answer: see `Requests.is_outlived`
+another cluster of the namespace      no answer, counted: the leader of that one answers
 an earlier life of the partition      WRONG_INCARNATION
 this life                             the handler goes on with the request
 """
@@ -15,7 +16,8 @@ from typing import TypeAlias
 from google.protobuf.message import DecodeError
 
 from dataplane.broker.acks import Answers
-from dataplane.broker.context import Counters
+from dataplane.broker.context import BrokerContext
+from dataplane.broker.peer_answers import PeerAnswers
 from dataplane.replica.requests import FollowerFetch
 from wire.errors import Code, TidelogError
 from wire.tidelog_pb2 import (
@@ -39,10 +41,11 @@ def _no_body() -> Buffer:
 
 
 class Requests:
-    def __init__(self, key: PartitionKey, answers: Answers, counters: Counters) -> None:
+    def __init__(self, key: PartitionKey, answers: Answers, peer_answers: PeerAnswers, context: BrokerContext) -> None:
         self._key = key
         self._answers = answers
-        self._counters = counters
+        self._peer_answers = peer_answers
+        self._context = context
 
     def decode(
         self,
@@ -53,18 +56,18 @@ class Requests:
     ) -> bool:
         """Parse a follower's message into `request`. False: it has been refused or is left without an answer.
         `refusal_body`: the payload of a WRONG_INCARNATION answer."""
-        if not self._parse(kind, request, message):
+        if not self._parse(kind, request, message, self._peer_answers):
             return False
         if self.is_same_life(request.stream_incarnation, request.partition_incarnation):
             return True
         if not self.is_outlived(request):
-            self._answers.error(message.reply, self._wrong_life(), refusal_body())
+            self._peer_answers.error(message.reply, self._wrong_life(), refusal_body())
         return False
 
     def decode_fetch(self, message: Message) -> FetchRequest | None:
         """The request of a consumer. None: it has been refused or is left without an answer."""
         request = FetchRequest()
-        if not self._parse("fetch", request, message) or self.is_outlived(request):
+        if not self._parse("fetch", request, message, self._answers) or self.is_for_another(request):
             return None
         try:
             self.check_client(request)
@@ -73,11 +76,13 @@ class Requests:
             return None
         return request
 
-    def _parse(self, kind: str, request: FollowerRequest | FetchRequest, message: Message) -> bool:
+    def _parse(
+        self, kind: str, request: FollowerRequest | FetchRequest, message: Message, answers: Answers | PeerAnswers
+    ) -> bool:
         try:
             request.ParseFromString(message.data)
         except DecodeError as e:
-            self.refuse_bad(kind, message, f"does not decode: {e}")
+            self._refuse_bad(kind, message, f"does not decode: {e}", answers)
             return False
         return True
 
@@ -94,6 +99,13 @@ class Requests:
             key.partition_incarnation,
         )
 
+    def is_for_another(self, request: ClientRequest) -> bool:
+        """A leader of another cluster, or of a later life, shares the subject, and answers."""
+        if request.cluster_id and request.cluster_id != self._context.cluster_id:
+            self._context.counters.requests_of_other_clusters += 1
+            return True
+        return self.is_outlived(request)
+
     def check_client(self, request: ClientRequest) -> None:
         """Clients may leave the incarnations out. Raises TidelogError(WRONG_INCARNATION)."""
         key = self._key
@@ -106,9 +118,13 @@ class Requests:
         return TidelogError(Code.WRONG_INCARNATION, f"{self._key} was deleted and created again; refresh the metadata")
 
     def refuse_bad(self, kind: str, message: Message, why: str) -> None:
-        self._counters.bad_requests += 1
+        """The request of a client."""
+        self._refuse_bad(kind, message, why, self._answers)
+
+    def _refuse_bad(self, kind: str, message: Message, why: str, answers: Answers | PeerAnswers) -> None:
+        self._context.counters.bad_requests += 1
         _log.warning("partition %s: dropped a bad request: the %s request %s", self._key, kind, why)
-        self._answers.error(message.reply, TidelogError(Code.BAD_REQUEST, f"the {kind} request {why}"))
+        answers.error(message.reply, TidelogError(Code.BAD_REQUEST, f"the {kind} request {why}"))
 
 
 def follower_fetch(request: ReplicationRequest, inbox: str) -> FollowerFetch:

@@ -13,6 +13,9 @@ moves up, durably. A pass that is broken off has done no harm and begins anew.
 Records without a key are no key's records: they stay. No publish may be refused for one, since plain publishes have
 none.
 
+A batch by which a repetition is recognised stays, with no record if need be. Which ones these are is judged at the end
+of what is finished: below the HW, so that no truncation makes others count.
+
 ## Tombstones
 
 A key without a value deletes the key. It stays until everything below it has been clean for `tombstone_retention_ms`,
@@ -43,6 +46,8 @@ from dataplane.log.errors import LogDamaged, NoSpace
 from dataplane.log.files import is_no_space
 from dataplane.log.newest_offsets import NewestOffsets
 from dataplane.log.rewriting import batches_of, rewrite
+from dataplane.log.snapshot import decode_snapshot
+from dataplane.replica.producers import ProducerTable
 from wire.errors import CorruptData, TidelogError
 from wire.types import Offset
 
@@ -131,12 +136,16 @@ class CompactionPass:
         self._first_gone = log.log_end_offset
         """Offset of the first record that this pass takes."""
         self._newest = NewestOffsets(memory)
+        self._producers = ProducerTable()
+        """As of the end of what is finished, not of the log: what is written behind that may be cut."""
 
     def steps(self) -> Generator[int, None, None]:
         """Yields after each small piece of work the bytes read and written in it. Closed before its end, it leaves
         nothing behind. Raises LogDamaged, CorruptData (of the log), NoSpace."""
         try:
             end = yield from self._map_keys()
+            if self._segments:
+                self._producers = self._producers_at(self._segments[-1][1])
             for segment, segment_end in self._segments:
                 if segment.base_offset >= end:
                     break
@@ -193,6 +202,16 @@ class CompactionPass:
 
     # ---- rewriting
 
+    def _producers_at(self, offset: Offset) -> ProducerTable:
+        """As the batches below `offset` left them."""
+        try:
+            snapshot = decode_snapshot(self._log.snapshot_at(offset))
+        except TidelogError as error:  # removed for its age
+            raise _Overtaken from error
+        table = ProducerTable(limits=self._log.config.producers)
+        table.restore(snapshot.producers)
+        return table
+
     def _rewrite(self, segment: Segment, end: Offset) -> Generator[int, None, None]:
         size = segment.size
         rewriting = rewrite(
@@ -203,7 +222,7 @@ class CompactionPass:
             cipher=self._cipher,
             judge=self._judge,
             on_left_whole=self._left_whole,
-            is_remembered=self._log.producers.remembers,
+            is_remembered=self._producers.remembers,
             index_interval=self._log.config.index_interval_bytes,
             max_batch_bytes=self._max_batch_bytes,
         )

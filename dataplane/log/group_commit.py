@@ -48,9 +48,13 @@ logger = logging.getLogger(__name__)
 
 
 class Syncable(Protocol):
-    """The log that a scheduler syncs: a `PartitionLog`."""
+    """The log that a scheduler syncs: a `PartitionLog`; or the periodic checkpoint of one."""
 
     def sync(self) -> Offset: ...
+
+
+class QuickSyncable(Syncable, Protocol):
+    """A `PartitionLog`: a small sync of it may stand on the loop."""
 
     def sync_small(self, most_bytes: int) -> Offset | None: ...
 
@@ -60,7 +64,7 @@ class Syncer(Protocol):
 
     def request(self, log: Syncable, done: Done) -> None: ...
 
-    def at_once(self, log: Syncable) -> Offset | None: ...
+    def at_once(self, log: QuickSyncable) -> Offset | None: ...
 
     @property
     def is_crowded(self) -> bool:
@@ -88,6 +92,7 @@ class SyncScheduler:
         post: Post,
         *,
         threads: int = 2,
+        name: str = "sync",
         quick_below: float = 0.0,
         monotonic: Callable[[], float] = time.monotonic,
     ) -> None:
@@ -110,7 +115,8 @@ class SyncScheduler:
         """Which the loop has not heard of; while there are any, a call that tells them is posted."""
         self._closed = False
         self._threads = [
-            threading.Thread(target=self._work, name=f"tidelog-sync-{number}", daemon=True) for number in range(threads)
+            threading.Thread(target=self._work, name=f"tidelog-{name}-{number}", daemon=True)
+            for number in range(threads)
         ]
         for thread in self._threads:
             thread.start()
@@ -145,7 +151,7 @@ class SyncScheduler:
         with self._wake:
             return min(self._running.values(), default=math.inf)
 
-    def at_once(self, log: Syncable) -> Offset | None:
+    def at_once(self, log: QuickSyncable) -> Offset | None:
         """The durable end of `log`, synced now; None: nothing was done, `request` it. Raises as `log.sync` does."""
         began = self._monotonic()
         if began < self._at_once_from or self._waiting:

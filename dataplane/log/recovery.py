@@ -11,6 +11,8 @@ been on stable storage or committed: the recovery point and the high watermark o
 index entries.
 
     at or above it     the end that a crash left: zeros (room reserved ahead) or a torn batch. It is cut.
+    where the next     the segment is whole. What lies behind is room that was not given back, or the rest of a write
+    segment begins     for which there was no room; the next sync cuts it.
     below it           damage: records are missing that this replica has acknowledged. NOTHING is cut or written; the
                        log opens up to the damage, for reading; the replica is unsound and must leave the ISR first.
 
@@ -190,8 +192,8 @@ class Recovery:
             try:
                 self._scan(segment)
             except ChainBroken as broken:
-                if self.log_end_offset == following and self._only_reserved_room(segment):
-                    continue  # it was full, and its room not yet given back
+                if self.log_end_offset == following:
+                    continue  # room not yet given back, or the rest of a write for which there was no room
                 self._end_at(number, broken)
                 return
 

@@ -56,6 +56,7 @@ class Segment:
         "forgotten_size",
         "index_path",
         "is_finished",
+        "length_synced",
         "max_timestamp",
         "name_synced",
         "path",
@@ -81,6 +82,9 @@ class Segment:
         """Invariant: >= size. Length of the file."""
         self.name_synced = True
         """False from the making of the file until its folder was synced."""
+        self.length_synced = True
+        """False from the moment a write that broke off was cut until the file's length was synced: a loss of power may
+        bring the rest of that write back."""
         self.max_timestamp = NO_TIMESTAMP
         """ns; of the records in it."""
         self.is_finished = True
@@ -115,7 +119,7 @@ class Segment:
 
     def put_aside(self) -> bool:
         """Closes the handle; the next write opens another. False: something is not synced yet."""
-        if self._handle is not None and self.synced_size == self.size and self.name_synced:
+        if self._handle is not None and self.synced_size == self.size and self.name_synced and self.length_synced:
             self._close_handle()
         return self._handle is None
 
@@ -168,6 +172,7 @@ class Segment:
         self._files.truncate(self.handle, size)
         self._files.sync_all(self.handle)
         self.size = self.synced_size = self.allocated = size
+        self.length_synced = True
         self.forgotten_size = min(self.forgotten_size, size)
         self.max_timestamp = max_timestamp
 
@@ -260,10 +265,12 @@ class Segment:
         self._index.add(IndexEntry(end_offset, position, self.max_timestamp))
 
     def forget_torn(self) -> None:
-        """A write beyond `size` broke off: nothing of it may stay behind the end, where the next open would read it."""
+        """A write beyond `size` broke off: nothing of it may stay behind the end, where the next open would read it.
+        The next sync makes that durable, before it counts any record of a later segment as durable."""
         if self._handle is not None:
             self._files.truncate(self._handle, self.size)
             self.allocated = self.size
+            self.length_synced = False
 
     def save_index(self) -> None:
         """Appends the missing entries of the segment's synced part to the index file. The file is not synced: lost

@@ -66,6 +66,7 @@ class Syncing:
         if (
             last.size - last.synced_size > most_bytes
             or not last.name_synced
+            or not last.length_synced
             or state.epochs.entries is not state.saved_epochs
             or (len(state.segments) > 1 and not state.segments[-2].is_finished)
             or state.unsound is not None
@@ -94,7 +95,11 @@ class Syncing:
         try:
             for segment in unfinished:
                 size = segment.size
-                if segment.synced_size < size:
+                if not segment.length_synced:
+                    segment.length_synced = True  # before the call: an append may cut another write meanwhile
+                    state.files.sync_all(segment.handle)
+                    segment.synced_size = size
+                elif segment.synced_size < size:
                     state.files.sync_data(segment.handle)
                     segment.synced_size = size
             if any(not segment.name_synced for segment in unfinished):

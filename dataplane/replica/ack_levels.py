@@ -17,6 +17,7 @@ and a member that leaves the ISR stays eligible without the records that come th
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass
 
 from dataplane.replica.effects import CompleteProduce
@@ -65,10 +66,13 @@ class WaitingAcks:
         self._local = {False: PendingAcks(), True: PendingAcks()}
         self._everywhere = {False: PendingAcks(), True: PendingAcks()}
         self._all = (*self._everywhere.values(), *self._local.values())
+        self._due = math.inf
+        """No publish that waits has an earlier deadline."""
 
     def add(self, level: AckLevel, end: Offset, deadline: float, token: object) -> None:
         queues = self._local if level.is_local else self._everywhere
         queues[level.is_synced].add(end, deadline, token, level.floor)
+        self._due = min(self._due, deadline)
 
     def on_own_copy(self, appended: Offset, synced: Offset) -> list[CompleteProduce]:
         """The leader's own copy ends there."""
@@ -87,16 +91,17 @@ class WaitingAcks:
         """The same, for publishes that wait for the leader's own sync."""
         return self._local[True].furthest
 
-    def next_deadline(self) -> float | None:
-        due: float | None = None
-        for queue in self._all:
-            deadline = queue.next_deadline()
-            if deadline is not None and (due is None or deadline < due):
-                due = deadline
-        return due
+    def next_deadline(self) -> float:
+        """inf: no publish waits. It is asked for after every message: the deadline of a publish that is through may
+        stand until it has come, and `expire` looks again."""
+        return self._due
 
     def expire(self, now: float) -> list[CompleteProduce]:
-        return [done for queue in self._all for done in queue.expire(now)]
+        if now < self._due:
+            return []
+        out = [done for queue in self._all for done in queue.expire(now)]
+        self._due = min(queue.next_deadline() for queue in self._all)
+        return out
 
     def abandon(self, reason: str) -> list[CompleteProduce]:
         """Leadership ended: every publish that waits has an unknown outcome."""

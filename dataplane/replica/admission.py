@@ -7,16 +7,20 @@ from dataplane.replica.commits import Commits
 from dataplane.replica.draining import Draining
 from dataplane.replica.isr_keeping import IsrKeeper
 from dataplane.replica.leadership import Leadership
+from dataplane.replica.quota import Quota
 from wire.error_details import RETRY_AFTER_MS
 from wire.errors import Code, TidelogError
 
 
 class Admission:
-    def __init__(self, state: Leadership, isr_keeper: IsrKeeper, draining: Draining, commits: Commits) -> None:
+    def __init__(
+        self, state: Leadership, isr_keeper: IsrKeeper, draining: Draining, commits: Commits, quota: Quota
+    ) -> None:
         self._state = state
         self._isr_keeper = isr_keeper
         self._draining = draining
         self._commits = commits
+        self._quota = quota
 
     def refuse(self, level: AckLevel | None, *, lease_valid: bool, now: float) -> TidelogError | None:
         """Why a publish may not be appended now; None when it may. `level`: None for one that wants no
@@ -61,4 +65,4 @@ class Admission:
                 f"partition {view.key} has {too_much}; slow down",
                 [RETRY_AFTER_MS.of(50)],
             )
-        return None
+        return self._quota.refuse(now)

@@ -3,8 +3,9 @@ followers follow the same rules:
 
 * Only what lies below THIS replica's HW is served. Everything below any HW is committed, so it is the same everywhere
   and stays.
-* A position at or above the HW waits, and is answered with nothing when its time is up. `max_waiting_fetches` may wait;
-  one more is refused with BACKPRESSURE.
+* A position at or above the HW waits, and is answered with nothing when its time is up, `max_fetch_wait` at the latest.
+  `max_waiting_fetches` may wait, and of one client `max_waiting_fetches_per_client`; one more is refused with
+  BACKPRESSURE.
 * Asked with a LeaderEpoch above its own, or by a consumer that has read a record of one, a replica says nothing; asked
   with one below, FENCED. A position below its log is OFFSET_BEFORE_LOG.
 * When the epoch of the consumer's last record ended below its position, that record was cut away: LOG_TRUNCATED. The
@@ -16,6 +17,7 @@ followers follow the same rules:
 from __future__ import annotations
 
 import math
+from collections import Counter
 from dataclasses import dataclass
 from typing import TypeAlias
 
@@ -23,7 +25,7 @@ from dataplane.replica.effects import RefuseConsumer, ServeConsumer
 from dataplane.replica.epochs import LeaderEpochCache
 from dataplane.replica.refusals import before_log, fenced
 from dataplane.replica.settings import ReplicaSettings
-from wire.error_details import OFFSET, RETRY_AFTER_MS
+from wire.error_details import LIMIT, OFFSET, RETRY_AFTER_MS
 from wire.errors import Code, TidelogError
 from wire.types import LeaderEpoch, Offset, PartitionView
 
@@ -39,6 +41,8 @@ class ConsumerFetch:
     max_wait: float
     last_record_epoch: LeaderEpoch
     token: object
+    client: str = ""
+    """Of which client it is, as far as its inbox tells."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -68,6 +72,8 @@ class Consumers:
         self._settings = settings
         self._leads = leads
         self._waiting: list[_Waiting] = []
+        self._waiting_of: Counter[str] = Counter()
+        """By client."""
         self._due = math.inf
         """No waiting consumer has an earlier deadline."""
 
@@ -82,17 +88,28 @@ class Consumers:
             return [self._serve(fetch, log.high_watermark)]
         if fetch.max_wait <= 0:
             return [ServeConsumer(fetch.token, fetch.offset, 0, log.high_watermark)]
-        if len(self._waiting) >= self._settings.max_waiting_fetches:
+        full = self._full(fetch.client)
+        if full is not None:
+            waits, limit = full
             error = TidelogError(
                 Code.BACKPRESSURE,
-                f"{len(self._waiting)} consumers wait at partition {log.view.key} already; try again",
-                [RETRY_AFTER_MS.of(500)],
+                f"{waits} wait at partition {log.view.key} already; try again",
+                [RETRY_AFTER_MS.of(500), LIMIT.of(limit)],
             )
             return [RefuseConsumer(fetch.token, error)]
-        waiting = _Waiting(fetch, now + fetch.max_wait)
+        waiting = _Waiting(fetch, now + min(fetch.max_wait, self._settings.max_fetch_wait))
         self._waiting.append(waiting)
+        self._waiting_of[fetch.client] += 1
         self._due = min(self._due, waiting.deadline)
         return []
+
+    def _full(self, client: str) -> tuple[str, str] | None:
+        """Who waits in place of one more consumer of the client, and the name of the limit."""
+        if self._waiting_of[client] >= self._settings.max_waiting_fetches_per_client:
+            return f"{self._waiting_of[client]} consumers of this client", "max_waiting_fetches_per_client"
+        if len(self._waiting) >= self._settings.max_waiting_fetches:
+            return f"{len(self._waiting)} consumers", "max_waiting_fetches"
+        return None
 
     def _refuse(self, fetch: ConsumerFetch, log: Readable) -> TidelogError | None:
         view = log.view
@@ -143,11 +160,15 @@ class Consumers:
         return [ServeConsumer(w.fetch.token, w.fetch.offset, 0, high_watermark) for w in over]
 
     def refuse_all(self, error: TidelogError) -> list[ConsumerEffect]:
-        over, self._waiting, self._due = self._waiting, [], math.inf
+        over = self._waiting
+        self._keep([])
         return [RefuseConsumer(waiting.fetch.token, error) for waiting in over]
 
     def _keep(self, waiting: list[_Waiting]) -> None:
         self._waiting = waiting
+        self._waiting_of.clear()
+        if waiting:
+            self._waiting_of.update(kept.fetch.client for kept in waiting)
         self._due = min((w.deadline for w in waiting), default=math.inf)
 
     def next_deadline(self) -> float:

@@ -38,12 +38,14 @@ from dataplane.replica.epochs import LeaderEpochCache
 from dataplane.replica.isr import CommittedIsr, IsrState
 from dataplane.replica.isr_keeping import IsrKeeper
 from dataplane.replica.leadership import FollowerProgress, Leadership
+from dataplane.replica.quota import Quota
 from dataplane.replica.refusals import before_log, deletions_gone, fenced
 from dataplane.replica.requests import CheckpointFetch, FollowerFetch
 from dataplane.replica.settings import ReplicaSettings
 from dataplane.replica.story import Story
 from dataplane.replica.uncommitted import Uncommitted
 from dataplane.replica.validation import require
+from wire.echo import one_line
 from wire.error_details import RETRY_AFTER_MS
 from wire.errors import Code, InvariantViolation, TidelogError
 from wire.types import BrokerId, Incarnation, LeaderEpoch, Offset, PartitionView
@@ -107,7 +109,8 @@ class Leader:
         self._waiters = DataWaiters(state, self._commits)
         self._isr_keeper = IsrKeeper(state)
         self._draining = Draining(state)
-        self._admission = Admission(state, self._isr_keeper, self._draining, self._commits)
+        self.quota = Quota(view.key, view.config, now)
+        self._admission = Admission(state, self._isr_keeper, self._draining, self._commits, self.quota)
         self._last_tick = now
         self._tick_interval = settings.replica_max_lag_time / 4
 
@@ -224,8 +227,10 @@ class Leader:
         to_sync = Offset(0) if state.is_durable else self._commits.acks.furthest_everywhere(is_synced=True)
         follower.on_fetch(fetch, state.log_end_offset, to_sync, now, is_durable=state.is_durable)
         if fetch.refused_batch:
-            state.story.tell(f"{fetch.replica} refuses the batch at {fetch.offset}: {fetch.refused_batch}", now)
-            out.append(VerifyOwnCopy(fetch.offset, fetch.refused_batch))
+            state.story.tell(
+                f"{fetch.replica} refuses the batch at {fetch.offset}: {one_line(fetch.refused_batch)}", now
+            )
+            out.append(VerifyOwnCopy(fetch.offset, one_line(fetch.refused_batch)))
         self._commits.advance(now, out)
         self._draining.look(now, out)
         if fetch.replica not in state.isr.members:
@@ -303,6 +308,7 @@ class Leader:
             return []
         moved = view.epoch > state.view.epoch
         state.view = view
+        self.quota.configure(view.config, now)
         for replica in view.replicas:
             if replica != state.broker and replica not in state.followers:
                 state.followers[replica] = FollowerProgress(caught_up_at=now)
@@ -367,13 +373,12 @@ class Leader:
         due = min(
             self._last_tick + self._tick_interval,
             self._waiters.next_deadline(),
+            self._commits.acks.next_deadline(),
             self._consumers.next_deadline(),
             self._isr_keeper.next_deadline(self._last_tick),
         )
-        for deadline in (self._commits.acks.next_deadline(), self._draining.deadline):
-            if deadline is not None and deadline < due:
-                due = deadline
-        return due
+        draining = self._draining.deadline
+        return due if draining is None else min(due, draining)
 
     # ------------------------------------------------------------------ end of leadership
     def drain(self, target: BrokerId, token: object, timeout: float, now: float) -> list[LeaderEffect]:

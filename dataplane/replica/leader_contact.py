@@ -1,8 +1,8 @@
 """Whether a follower believes that its leader lives.
 
 A 503 means that no subscriber listens: grounds to report the leader NOW, if it has answered in this epoch and our own
-connection is not fresh. Otherwise only silence beyond `replica_max_leader_timeout` is. Reports are repeated while the
-grounds hold.
+connection is not fresh. Anybody who sees the inbox can send one, so such a report only has the controller look.
+Otherwise silence beyond `replica_max_leader_timeout` is. Reports are repeated while the grounds hold.
 """
 
 from __future__ import annotations
@@ -70,15 +70,22 @@ class LeaderContact:
         if view.leader is None:
             return []
         settings = self._settings
-        silent = now - self._last_good >= settings.replica_max_leader_timeout
-        if silent and self._connected_since <= self._last_good:
+        silent = (
+            now - self._last_good >= settings.replica_max_leader_timeout and self._connected_since <= self._last_good
+        )
+        if silent:
             self._suspected = True
         if not self._suspected or now - self._reported_at < settings.report_interval:
             return []
         self._reported_at = now
         self._story.tell(f"it reports {view.leader}, its leader, as dead or silent", now)
         report = LeaderReport(
-            key=view.key, replica=broker, leader=view.leader, epoch=view.epoch, leader_epoch=view.leader_epoch
+            key=view.key,
+            replica=broker,
+            leader=view.leader,
+            epoch=view.epoch,
+            leader_epoch=view.leader_epoch,
+            refused=not silent,
         )
         return [ReportLeader(report)]
 

@@ -17,6 +17,7 @@ from dataplane.replica.requests import FollowerFetch
 from dataplane.replica.settings import ReplicaSettings
 from dataplane.replica.story import Story
 from dataplane.replica.validation import require
+from wire.echo import echo
 from wire.errors import Code, TidelogError
 from wire.types import BrokerId, Incarnation, LeaderEpoch, Offset, PartitionView
 
@@ -155,7 +156,9 @@ class Leadership:
         """Only a replica is answered, and only in its newest known incarnation."""
         follower = self.followers.get(replica)
         if follower is None:
-            return TidelogError(Code.STALE_EPOCH, f"{replica} is no replica of {self.view.key}; refresh the metadata")
+            return TidelogError(
+                Code.STALE_EPOCH, f"{echo(replica)} is no replica of {self.view.key}; refresh the metadata"
+            )
         if incarnation < follower.incarnation:
             return TidelogError(
                 Code.STALE_EPOCH,

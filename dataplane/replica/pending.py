@@ -8,6 +8,7 @@ the log and may still commit). When leadership ends, all that wait end with OUTC
 from __future__ import annotations
 
 import heapq
+import math
 from collections import deque
 from dataclasses import dataclass
 
@@ -62,10 +63,11 @@ class PendingAcks:
         newest = next((p.end_offset for p in reversed(self._by_offset) if not p.done), Offset(0))
         return max([newest, *(p.end_offset for p in self._late if not p.done)])
 
-    def next_deadline(self) -> float | None:
+    def next_deadline(self) -> float:
+        """inf: none waits."""
         while self._by_deadline and self._by_deadline[0][2].done:
             heapq.heappop(self._by_deadline)
-        return self._by_deadline[0][0] if self._by_deadline else None
+        return self._by_deadline[0][0] if self._by_deadline else math.inf
 
     def commit(self, mark: Offset, members: int = 0) -> list[CompleteProduce]:
         """Everything that ends at or below the mark and asks for no more in-sync members, in log order."""

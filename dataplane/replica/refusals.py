@@ -13,6 +13,7 @@ REFUSED_BY_ANY_LEADER: Final = frozenset(
         Code.RECORD_TOO_LARGE,
         Code.CORRUPT_ENVELOPE,
         Code.CORRUPT_BATCH,
+        Code.LIMIT_REACHED,
         Code.BAD_REQUEST,
         Code.WRONG_INCARNATION,
         Code.STALE_PARTITIONING,

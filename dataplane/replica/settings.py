@@ -54,6 +54,10 @@ class ReplicaSettings:
     record is older than a fifth of `replica_max_lag_time`."""
     max_waiting_fetches: int = 10_000
     """Consumers' long polls per partition; above it they are refused with BACKPRESSURE."""
+    max_waiting_fetches_per_client: int = 1000
+    """The same for one client, which is known by its inboxes: their subject without its last part."""
+    max_fetch_wait: float = 60.0
+    """A long poll ends after so long, whatever it asks for."""
     follower_read_max_age: float = 3.0
     """A follower serves consumers while its last good fetch in this LeaderEpoch is not older than this (R34)."""
 

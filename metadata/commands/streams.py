@@ -58,7 +58,8 @@ def create_stream(ledger: Ledger, command: pb.CreateStream) -> Outcome:
     for partition in partitions.values():
         ledger.count_leader(partition.leader, 1)
     return ledger.changed(
-        Changes(partitions=tuple(stream.key(number) for number in sorted(partitions))), value=incarnation
+        Changes(partitions=tuple(stream.key(number) for number in sorted(partitions)), streams=True),
+        value=incarnation,
     )
 
 
@@ -151,7 +152,7 @@ def delete_stream(ledger: Ledger, command: pb.DeleteStream) -> Outcome:
     for partition in stream.partitions.values():
         ledger.count_leader(partition.leader, -1)
     del ledger.contents.streams[stream.name]
-    return ledger.changed(Changes(gone=gone))
+    return ledger.changed(Changes(gone=gone, streams=True))
 
 
 def _stream_of(ledger: Ledger, command: pb.AlterStream | pb.DeleteStream) -> Stream | Outcome:

@@ -5,11 +5,11 @@ and TcpServer.
     accepted --------------------------------------------------------------------> CONNECTED        (acceptor)
     any --disconnect, fault, end of stream--> DISCONNECTED
 
-Differences from the classes that they replace: frames are authenticated and never unpickled (`framing`); unsent bytes
-are sent when the socket takes more, without waiting for the next message; the last bytes of a dying peer are read
-before its end of stream is acted on; one flooding peer gets READS_PER_EVENT reads before the others have their turn; a
-full file table pauses accepting instead of ending it. Silence is judged by the owner's sweep (`last_received`), never
-on sending: an idle connection is not a dead one.
+Differences from the classes that they replace: frames are authenticated and never unpickled (`framing`), and go over
+TLS where that is configured (`tls`); unsent bytes are sent when the socket takes more, without waiting for the next
+message; the last bytes of a dying peer are read before its end of stream is acted on; one flooding peer gets
+READS_PER_EVENT reads before the others have their turn; a full file table pauses accepting instead of ending it.
+Silence is judged by the owner's sweep (`last_received`), never on sending: an idle connection is not a dead one.
 """
 
 from __future__ import annotations
@@ -21,8 +21,10 @@ import socket
 from collections.abc import Callable
 from typing import Final
 
-from metadata.raft.framing import NONCE_BYTES, FrameError, FrameSession
+from metadata.raft.framing import NONCE_BYTES, FrameError, FrameSession, NotVerified
 from metadata.raft.poller import ERROR, READ, WRITE, EpollPoller
+from metadata.raft.tls import RaftTls, TlsError, TlsSession
+from wire.cluster_secrets import ClusterSecret, ClusterSecrets
 
 _log = logging.getLogger(__name__)
 
@@ -41,6 +43,8 @@ MAX_UNSENT_BYTES = 64 << 20
 (transport.MAX_IN_FLIGHT_BYTES).
 """
 
+REFUSAL = "refused"
+"""The one frame that an initiator sends to an acceptor whose welcome does not verify."""
 ACCEPT_PAUSE_S = 1.0
 """After an accept failed for lack of descriptors."""
 
@@ -56,20 +60,26 @@ class FramedConnection:
         self,
         poller: EpollPoller,
         *,
-        secret: bytes,
+        secrets: ClusterSecrets,
         acceptor_address: str,
         monotonic: Callable[[], float],
         group: str = "",
+        tls: RaftTls | None = None,
         accepted: socket.socket | None = None,
+        on_unverified: Callable[[], None] = lambda: None,
     ) -> None:
+        """`on_unverified`: called when the peer's first frame does not verify."""
         self._poller = poller
-        self._secret = secret
+        self._secrets = secrets
         self._group = group
         self._acceptor_address = acceptor_address
         self._monotonic = monotonic
         self._initiator = accepted is None
         self._socket = accepted
         self._session = self._new_session()
+        self._certificates = tls
+        self._on_unverified = on_unverified
+        self._tls: TlsSession | None = None
         self._tcp_open = False
         self._unsent = bytearray()
         self._warn_after = 0.0
@@ -81,6 +91,7 @@ class FramedConnection:
         """When bytes last arrived (or the connection began): seconds."""
         self.last_sent = monotonic()
         if accepted is not None:
+            self._tls = None if tls is None else tls.session(host=None)
             self.state = CONNECTED
             self._tcp_open = True
             poller.subscribe(accepted.fileno(), self._on_event, READ)
@@ -103,9 +114,14 @@ class FramedConnection:
         """The peer has proved that it knows the secret."""
         return self.state == CONNECTED and self._session.established
 
+    @property
+    def secret(self) -> ClusterSecret | None:
+        """The one that both ends use, once it is known."""
+        return self._session.secret
+
     def _new_session(self) -> FrameSession:
         return FrameSession(
-            secret=self._secret,
+            secrets=self._secrets,
             nonce=os.urandom(NONCE_BYTES),
             initiator=self._initiator,
             acceptor_address=self._acceptor_address,
@@ -117,6 +133,8 @@ class FramedConnection:
     def connect(self, host: str, port: int) -> bool:
         """Begin to connect to an IP address. False when the attempt failed at once."""
         self._session = self._new_session()
+        if self._certificates is not None:
+            self._tls = self._certificates.session(host=self._acceptor_address.rpartition(":")[0].strip("[]"))
         self._tcp_open = False
         self.last_received = self.last_sent = self._monotonic()
         self._socket = socket.socket(
@@ -152,6 +170,10 @@ class FramedConnection:
         self._write(self._session.seal(message))
 
     def _write(self, data: bytes) -> None:
+        self._push(data if self._tls is None else self._tls.seal(data))
+
+    def _push(self, data: bytes) -> None:
+        """As it goes over the wire."""
         if len(self._unsent) + len(data) > MAX_UNSENT_BYTES:
             self._fail(f"it does not read: {len(self._unsent)} bytes are unsent, the limit is {MAX_UNSENT_BYTES}")
             return
@@ -182,6 +204,8 @@ class FramedConnection:
                 self.disconnect()
                 return
             self._tcp_open = True
+            if self._tls is not None:
+                self._push(self._tls.begin())
             self._write(self._session.hello())
         elif events & WRITE:
             self._flush()
@@ -205,6 +229,10 @@ class FramedConnection:
                     ended = True
                     break
                 self.last_received = self._monotonic()
+                if self._tls is not None:
+                    data, answer = self._tls.feed(data)
+                    if answer:
+                        self._push(answer)
                 answer = session.feed(data)
                 if answer:
                     self._write(answer)
@@ -216,6 +244,16 @@ class FramedConnection:
                 self._deliver(message)
         except FrameError as error:
             if self._session is session:
+                if isinstance(error, TlsError) and error.last_words:
+                    self._push(error.last_words)
+                if isinstance(error, NotVerified) and not session.established:
+                    if self._initiator:
+                        # So that the acceptor learns of it as well: this frame does not verify there.
+                        self._write(session.seal([REFUSAL]))
+                    self._on_unverified()
+                    if not self._initiator:
+                        self.disconnect()  # its owner tells of all accepted ones together: they come ten times a second
+                        return
                 self._fail(str(error))
             return
         if ended and self._session is session:
@@ -246,10 +284,10 @@ class FrameServer:
         poller: EpollPoller,
         listener: socket.socket,
         *,
-        on_accepted: Callable[[socket.socket], None],
+        on_accepted: Callable[[socket.socket, str], None],
         monotonic: Callable[[], float],
     ) -> None:
-        """`listener`: bound, not yet listening."""
+        """`listener`: bound, not yet listening. `on_accepted`: called with a connection and its peer's IP address."""
         self._poller = poller
         self._listener = listener
         self._on_accepted = on_accepted
@@ -273,7 +311,7 @@ class FrameServer:
     def _on_event(self, _descriptor: int, _events: int) -> None:
         for _ in range(ACCEPTS_PER_EVENT):
             try:
-                accepted, _ = self._listener.accept()
+                accepted, peer = self._listener.accept()
             except BlockingIOError:
                 return
             except ConnectionError:
@@ -287,4 +325,4 @@ class FrameServer:
                 return
             accepted.setblocking(False)
             accepted.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
-            self._on_accepted(accepted)
+            self._on_accepted(accepted, peer[0])

@@ -45,6 +45,7 @@ from metadata.raft.journal import Journal
 from metadata.raft.poller import EpollPoller
 from metadata.raft.set_aside import has_set_aside
 from metadata.raft.snapshot import CHUNK_BYTES, SnapshotStore
+from metadata.raft.tls import RaftTls
 from metadata.raft.transport import HardenedTransport
 from metadata.raft.types import MAX_PENDING_COMMANDS, ExitProcess, RaftConfig, RaftRole, RaftStatus, StateMachine
 
@@ -182,7 +183,8 @@ class RaftEngine(SyncObj):  # type: ignore[misc] # PySyncObj ships no types
         self.poller = EpollPoller()
         transport = partial(
             HardenedTransport,
-            secret=config.secret,
+            secrets=config.secrets,
+            tls=None if config.certificates is None else RaftTls(config.certificates),
             group=config.group,
             bind_host=bind_host,
             resolve=resolve,
@@ -266,6 +268,8 @@ class RaftEngine(SyncObj):  # type: ignore[misc] # PySyncObj ships no types
             has_quorum=bool(self.hasQuorum) and not self.journal.stalled,
             voters=len(self._SyncObj__otherNodes) + (self._SyncObj__selfNode is not None),
             connected=tuple(sorted(node.address for node in self._SyncObj__otherNodes if self.isNodeConnected(node))),
+            dropped_introductions=self._SyncObj__transport.dropped_introductions,
+            unverified=tuple(sorted(self._SyncObj__transport.unverified.items())),
         )
 
     def _role(self) -> RaftRole:

@@ -7,7 +7,8 @@
     key   = HMAC-SHA256(secret, label | direction | initiator's nonce | acceptor's nonce | acceptor's address)
 
 The initiator (the node that connects) says hello first. The acceptor answers with its hello and a first frame
-[WELCOME, its group], which proves that it knows the secret. Only then does the initiator believe that it is connected,
+[WELCOME, its group], under the first of its secrets, which proves that it knows it; the initiator takes the one of its
+own under which that verifies. Only then does the initiator believe that it is connected,
 and only if both nodes are of one group: the logs of two groups can look alike, and a node of one group that meets the
 other loses its log. A new node does not know its group yet. The initiator's first frame holds its address.
 
@@ -33,13 +34,12 @@ from enum import Enum
 
 import msgpack
 
+from wire.cluster_secrets import ClusterSecret, ClusterSecrets
+
 MAX_FRAME_BYTES = 16 << 20
 """Body of a frame. The largest is a batch of entries: 4 MiB and at most one command more."""
 
 MAX_FIRST_FRAME_BYTES = 1024
-
-DEVELOPMENT_SECRET = b"tidelog development key, loopback only, protects from accidents"
-"""Stands in for a missing secret. It is public: frames are checked for damage, and strangers are not kept out."""
 
 WELCOME = "welcome"
 
@@ -57,6 +57,10 @@ class FrameError(Exception):
     """The peer's bytes cannot be trusted; the sentence says why. The connection must be closed."""
 
 
+class NotVerified(FrameError):
+    """A frame that a node with another secret has sent, or that was meant for another connection."""
+
+
 class _State(Enum):
     NEW = 1
     GREETED = 2
@@ -66,15 +70,20 @@ class _State(Enum):
 class FrameSession:
     """One connection's authentication, for either side."""
 
-    def __init__(self, *, secret: bytes, nonce: bytes, initiator: bool, acceptor_address: str, group: str = "") -> None:
+    def __init__(
+        self, *, secrets: ClusterSecrets, nonce: bytes, initiator: bool, acceptor_address: str, group: str = ""
+    ) -> None:
         """`nonce`: NONCE_BYTES fresh random bytes. `group`: empty while unknown."""
-        self._secret = secret
+        self._secrets = secrets
+        self.secret: ClusterSecret | None = None
+        """The one of this connection, once it is known."""
         self._nonce = nonce
         self._initiator = initiator
         self._acceptor_address = acceptor_address
         self._group = group
         self._state = _State.NEW
         self._buffer = bytearray()
+        self._transcript = b""
         self._send_key = b""
         self._receive_key = b""
         self._sent = 0
@@ -90,8 +99,8 @@ class FrameSession:
 
     def seal(self, message: object) -> bytes:
         """The next frame of this direction. The peer's hello must have come."""
-        if self._state is _State.NEW:
-            raise FrameError("No frame can be sealed before the peer's hello has come.")
+        if self.secret is None:
+            raise FrameError("No frame can be sealed before the peer's hello, and the acceptor's welcome, have come.")
         body: bytes = msgpack.packb(message)
         if len(body) > MAX_FRAME_BYTES:
             raise FrameError(f"A frame of {len(body)} bytes is above the limit of {MAX_FRAME_BYTES}.")
@@ -109,7 +118,11 @@ class FrameSession:
             return b""
         if not self._buffer.startswith(_HELLO_MAGIC):
             raise FrameError("The peer does not speak this version of the Raft protocol.")
-        self._derive_keys(bytes(self._buffer[len(_HELLO_MAGIC) : _HELLO_BYTES]))
+        peer_nonce = bytes(self._buffer[len(_HELLO_MAGIC) : _HELLO_BYTES])
+        nonces = (self._nonce, peer_nonce) if self._initiator else (peer_nonce, self._nonce)
+        self._transcript = b"".join(nonces) + self._acceptor_address.encode()
+        if not self._initiator:
+            self._use(self._secrets.first)
         del self._buffer[:_HELLO_BYTES]
         self._state = _State.GREETED
         return b"" if self._initiator else self.hello() + self.seal([WELCOME, self._group])
@@ -126,8 +139,8 @@ class FrameSession:
         if len(self._buffer) < end:
             return None
         tag, body = bytes(self._buffer[_LENGTH.size : _HEADER_BYTES]), bytes(self._buffer[_HEADER_BYTES:end])
-        if not hmac.compare_digest(tag, self._tag(self._receive_key, self._received, body)):
-            raise FrameError(
+        if not self._verifies(tag, body):
+            raise NotVerified(
                 "A frame does not verify: another secret, another address for this voter, a damaged or a replayed "
                 "frame."
             )
@@ -155,11 +168,19 @@ class FrameSession:
             case _:
                 raise FrameError("The peer's first frame is no welcome.")
 
-    def _derive_keys(self, peer_nonce: bytes) -> None:
-        initiator_nonce, acceptor_nonce = (self._nonce, peer_nonce) if self._initiator else (peer_nonce, self._nonce)
-        transcript = initiator_nonce + acceptor_nonce + self._acceptor_address.encode()
-        from_initiator = hmac.digest(self._secret, _LABEL + b"i" + transcript, "sha256")
-        from_acceptor = hmac.digest(self._secret, _LABEL + b"a" + transcript, "sha256")
+    def _verifies(self, tag: bytes, body: bytes) -> bool:
+        if self.secret is not None:
+            return hmac.compare_digest(tag, self._tag(self._receive_key, self._received, body))
+        for secret in self._secrets.accepted:  # the welcome tells which one the acceptor uses
+            self._use(secret)
+            if hmac.compare_digest(tag, self._tag(self._receive_key, self._received, body)):
+                return True
+        return False
+
+    def _use(self, secret: ClusterSecret) -> None:
+        self.secret = secret
+        from_initiator = hmac.digest(secret.text, _LABEL + b"i" + self._transcript, "sha256")
+        from_acceptor = hmac.digest(secret.text, _LABEL + b"a" + self._transcript, "sha256")
         if self._initiator:
             self._send_key, self._receive_key = from_initiator, from_acceptor
         else:

@@ -185,7 +185,7 @@ class RaftNode:
         """
         own = self._config.address
         bind_host = None if own is None else await _resolve(loop, own)
-        if self._config.secret is None:
+        if self._config.secrets.are_public:
             for address in (*self._config.peers, *(() if own is None else (own,))):
                 if not ipaddress.ip_address(await _resolve(loop, address)).is_loopback:
                     raise RaftConfigurationError(
@@ -322,12 +322,17 @@ class RaftNode:
         except TimeoutError:
             raise RaftUnavailable(
                 f"No Raft leader was known within {timeout:g} s; a majority of the voters must run and reach each "
-                "other."
+                f"other{self._refusals()}."
             ) from None
         if asyncio.get_running_loop().time() > deadline:
             raise RaftUnavailable(f"No Raft leader took the command within {timeout:g} s.")
         if self._loop is None:
             raise RaftUnavailable("This Raft node is closed.")
+
+    def _refusals(self) -> str:
+        """The rest of a sentence."""
+        words = "" if self._engine is None else self._engine.status().unverified_words()
+        return f"; {words}" if words else ""
 
     async def _submit(self, kind: int, command: bytes, deadline: float, timeout: float) -> tuple[object, int]:
         assert self._engine is not None

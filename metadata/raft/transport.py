@@ -26,6 +26,7 @@ from __future__ import annotations
 
 import logging
 import socket
+from collections import Counter
 from collections.abc import Callable
 from functools import partial
 from typing import Any, Protocol
@@ -33,20 +34,28 @@ from typing import Any, Protocol
 from pysyncobj.node import Node, TCPNode
 from pysyncobj.transport import TCPTransport
 
-from metadata.raft.connection import CONNECTED, DISCONNECTED, FramedConnection, FrameServer
-from metadata.raft.framing import DEVELOPMENT_SECRET
+from metadata.raft.connection import (
+    CONNECTED,
+    DISCONNECTED,
+    WARNING_INTERVAL_S,
+    FramedConnection,
+    FrameServer,
+)
+from metadata.raft.introductions import Introductions
 from metadata.raft.journal import Journal
 from metadata.raft.poller import EpollPoller
 from metadata.raft.snapshot import offered_entry
-from metadata.raft.types import MAX_COMMAND_BYTES, RaftAddressError
+from metadata.raft.tls import RaftTls
+from metadata.raft.types import ACCEPTED, MAX_COMMAND_BYTES, RaftAddressError
+from wire.cluster_secrets import ClusterSecrets
 
 _log = logging.getLogger(__name__)
 
 MAX_IN_FLIGHT_BYTES = 8 << 20
 """With more unsent to a peer, entries and snapshot chunks for it are held back; Raft asks for them again."""
 
-MAX_UNKNOWN_CONNECTIONS = 32
-"""Limit of accepted connections that have not identified themselves. The next one is closed at once."""
+INTRODUCTION_TIMEOUTS = 2
+"""Connection timeouts that an accepted connection has to identify itself, however often it sends a byte."""
 
 MAX_OBSERVERS = 1024
 """Observers connected to one voter. The next one is closed."""
@@ -177,7 +186,8 @@ class HardenedTransport(TCPTransport):  # type: ignore[misc] # PySyncObj ships n
         self_node: TCPNode | None,
         other_nodes: set[TCPNode],
         *,
-        secret: bytes | None,
+        secrets: ClusterSecrets,
+        tls: RaftTls | None,
         group: str,
         bind_host: str | None,
         resolve: Callable[[str], str | None],
@@ -189,7 +199,8 @@ class HardenedTransport(TCPTransport):  # type: ignore[misc] # PySyncObj ships n
         Raises RaftAddressError when the port is taken.
         """
         self._engine = engine
-        self._secret = secret if secret is not None else DEVELOPMENT_SECRET
+        self._secrets = secrets
+        self._tls = tls
         self._group = group
         self._bind_host = bind_host
         self._resolve = resolve
@@ -197,8 +208,16 @@ class HardenedTransport(TCPTransport):  # type: ignore[misc] # PySyncObj ships n
         self._held: list[tuple[Node, Message]] = []
         self._offered_entry = (0, 0)
         self._next_sweep = 0.0
+        self._introductions: Introductions[FramedConnection] = Introductions(
+            INTRODUCTION_TIMEOUTS * engine.conf.connectionTimeout
+        )
+        self.unverified: Counter[str] = Counter()
+        """See RaftStatus."""
+        self._next_warning = 0.0
+        """Of accepted connections that do not verify."""
         super().__init__(engine, self_node, other_nodes)
         engine.addOnTickCallback(self.flush)
+        secrets.on_change(self._close_refused)
 
     # ---------------------------------------------------------------------------- sending
 
@@ -365,19 +384,41 @@ class HardenedTransport(TCPTransport):  # type: ignore[misc] # PySyncObj ships n
             ) from error
         self._ready = True
 
-    def _accept(self, accepted: socket.socket) -> None:
-        if len(self._unknownConnections) >= MAX_UNKNOWN_CONNECTIONS:
-            accepted.close()
-            return
+    @property
+    def dropped_introductions(self) -> int:
+        """Accepted connections that were closed before they had proved anything, since the start."""
+        return self._introductions.dropped
+
+    def _accept(self, accepted: socket.socket, host: str) -> None:
         connection = FramedConnection(
             self._engine.poller,
-            secret=self._secret,
+            secrets=self._secrets,
             acceptor_address=self._selfNode.address,
             monotonic=self._engine.monotonic,
             group=self._group,
+            tls=self._tls,
             accepted=accepted,
+            on_unverified=partial(self._on_unverified, host),
         )
+        victim = self._introductions.begin(connection, host, self._engine.monotonic())
+        if victim is not None:
+            victim.disconnect()
         self._onNewIncomingConnection(connection)
+
+    def _on_unverified(self, host: str) -> None:
+        self.unverified[ACCEPTED] += 1
+        now = self._engine.monotonic()
+        if now >= self._next_warning:
+            self._next_warning = now + WARNING_INTERVAL_S
+            _log.warning(
+                "Raft connections from %s are closed: their first frame does not verify; another secret, or another"
+                " address for this voter",
+                host,
+            )
+
+    def _onDisconnected(self, conn: FramedConnection) -> None:  # noqa: N802
+        self._introductions.end(conn)
+        super()._onDisconnected(conn)
 
     def addNode(self, node: TCPNode) -> None:  # noqa: N802
         self._nodes.add(node)
@@ -385,10 +426,12 @@ class HardenedTransport(TCPTransport):  # type: ignore[misc] # PySyncObj ships n
         if self._shouldConnect(node):
             connection = FramedConnection(
                 self._engine.poller,
-                secret=self._secret,
+                secrets=self._secrets,
                 acceptor_address=node.address,
                 monotonic=self._engine.monotonic,
                 group=self._group,
+                tls=self._tls,
+                on_unverified=partial(self.unverified.update, (node.address,)),
             )
             connection.setOnConnectedCallback(partial(self._onOutgoingConnected, connection))
             connection.setOnMessageReceivedCallback(partial(self._onMessageReceived, node))
@@ -415,6 +458,7 @@ class HardenedTransport(TCPTransport):  # type: ignore[misc] # PySyncObj ships n
         """The first message of an accepted connection identifies the peer: a voter that connects to this one, or an
         observer.
         """
+        self._introductions.end(conn)
         if not isinstance(message, str):
             conn.disconnect()
             return
@@ -455,9 +499,17 @@ class HardenedTransport(TCPTransport):  # type: ignore[misc] # PySyncObj ships n
             self._next_sweep = now + self._engine.conf.connectionTimeout / 6
             self._sweep(now)
 
+    def _close_refused(self) -> None:
+        """Close the connections that rest on a secret that is accepted no longer."""
+        for connection in [*self._unknownConnections, *self._connections.values()]:
+            if connection.secret is not None and connection.secret not in self._secrets.accepted:
+                connection.disconnect()
+
     def _sweep(self, now: float) -> None:
         """Close connections that are silent for the connection timeout; ping the ones that are quiet for a third of
-        it."""
+        it. Close those that take too long to identify themselves."""
+        for late in self._introductions.overdue(now):
+            late.disconnect()
         timeout = self._engine.conf.connectionTimeout
         for connection in [*self._unknownConnections, *self._connections.values()]:
             if connection.state == DISCONNECTED:

@@ -12,14 +12,16 @@ from enum import Enum
 from pathlib import Path
 from typing import NoReturn, Protocol
 
+from wire.cluster_secrets import ClusterSecrets
+
 MAX_COMMAND_BYTES = 1 << 20
 """A longer command is refused with CommandTooLarge, by its proposer and by the leader it is forwarded to."""
 
 MAX_PENDING_COMMANDS = 1024
 """Commands of one node whose outcome is open. One more is refused with RaftUnavailable."""
 
-MIN_SECRET_BYTES = 16
-"""A shorter secret can be guessed."""
+CONNECTION_TIMEOUT_S = 1.0
+"""Default of `RaftConfig.connection_timeout_s`."""
 
 
 class StateMachine(Protocol):
@@ -95,6 +97,18 @@ class RaftRole(Enum):
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class RaftCertificates:
+    """PEM files for TLS between the nodes, read again for new connections when they have changed."""
+
+    ca: Path
+    """What the certificates of all nodes are signed by."""
+    cert: Path
+    """This node's, for the host of its address."""
+    key: Path | None = None
+    """None: it is in `cert`."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class RaftConfig:
     """One node of the group. Voters are fixed for the life of the group: 1, 3 or 5 of them."""
 
@@ -107,8 +121,11 @@ class RaftConfig:
     """The other voters' addresses. Empty with an address: standalone, a group of one voter."""
     directory: Path
     """Holds journal, snapshot and lock; created when missing. Losing it loses this voter's votes."""
-    secret: bytes | None
-    """Shared by all nodes; authenticates every frame. None is allowed only when every address is a loopback one."""
+    secrets: ClusterSecrets
+    """Shared by all nodes; they authenticate every frame. Public ones are allowed only when every address is a loopback
+    one."""
+    certificates: RaftCertificates | None = None
+    """None: frames are authenticated by the secrets, and not encrypted. The same on all nodes: TLS or not."""
     boot_id: str = ""
     """Of the operating system, another one after each of its starts; "": unknown."""
     group: str = ""
@@ -117,7 +134,7 @@ class RaftConfig:
     election_min_s: float = 0.4
     """A follower that heard nothing for a random time between election_min_s and election_max_s asks for votes."""
     election_max_s: float = 0.8
-    connection_timeout_s: float = 1.0
+    connection_timeout_s: float = CONNECTION_TIMEOUT_S
     """A connection on which nothing arrived for so long is closed.
 
     Idle ones are kept alive by pings at a third of it.
@@ -144,10 +161,6 @@ class RaftConfig:
             )
         if self.address is None and not self.peers:
             raise RaftConfigurationError("An observer needs the voters' addresses as peers; none are configured.")
-        if self.secret is not None and len(self.secret) < MIN_SECRET_BYTES:
-            raise RaftConfigurationError(
-                f"The Raft secret has {len(self.secret)} bytes; use at least {MIN_SECRET_BYTES} random ones."
-            )
         if not self.election_max_s > self.election_min_s > 3 * self.heartbeat_s > 0:
             raise RaftConfigurationError(
                 f"Raft times must satisfy election_max_s > election_min_s > 3 x heartbeat_s > 0; they are "
@@ -162,6 +175,10 @@ class RaftConfig:
             raise RaftConfigurationError(
                 f"compaction_min_entries is {self.compaction_min_entries}; a log keeps at least 2 entries."
             )
+
+
+ACCEPTED = ""
+"""In place of an address: of nodes that have connected to this one."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -182,3 +199,20 @@ class RaftStatus:
     """How many the group has."""
     connected: tuple[str, ...] = ()
     """Addresses of the other voters that this node has a live connection with, sorted."""
+    dropped_introductions: int = 0
+    """Accepted connections that this node closed before their peers had proved that they know the secret."""
+    unverified: tuple[tuple[str, int], ...] = ()
+    """How many connections ended at their first frame since the start, because it does not verify: address of the voter
+    that this node connected to, or ACCEPTED; count."""
+
+    def unverified_words(self) -> str:
+        """Why voters that run may not be reached, as far as it shows here; empty: nothing of the kind has happened."""
+        peers = [address for address, _ in self.unverified if address not in (ACCEPTED, *self.connected)]
+        if any(address == ACCEPTED for address, _ in self.unverified):
+            peers.append("nodes that have connected")
+        if not peers or self.has_quorum:
+            return ""
+        return (
+            f"{' and '.join(peers)} and this node refuse each other's Raft frames: one of them has another secret"
+            " (raft_secret_file), or another address for the voter"
+        )

@@ -30,14 +30,18 @@ from metadata.master_keys import check_encryption
 from metadata.model import Outcome, Stream
 from metadata.runtime.context import MetadataContext
 from metadata.runtime.moves import LeaderMoves
+from metadata.runtime.rounds import Rounds
+from metadata.runtime.services import check_subject_unserved
 from metadata.stream_settings import with_defaults
 from wire import metadata_pb2 as pb
 from wire import operations as op
 from wire.errors import Code, TidelogError
+from wire.internal_streams import InternalStream
 from wire.json_codec import decode
 from wire.operation import handles
 from wire.reports import BrokerReport, ReplicaReport, StreamReport
 from wire.stream_config import StreamConfig
+from wire.subjects import ingest_subject
 from wire.types import BrokerId, StreamName
 
 _Report = TypeVar("_Report", StreamReport, BrokerReport)
@@ -73,6 +77,8 @@ class Admin:
         self._labels = labels
         self._voters = voters
         self._other_clusters = other_clusters
+        self._rounds = Rounds()
+        """For what brokers or services are asked."""
         self._producer_ids: list[int] = []
         self._producer_lock = asyncio.Lock()
 
@@ -92,7 +98,11 @@ class Admin:
             request.config,
             voters=self._voters(),
         )
-        self._check_encryption(with_defaults(request.config, self._context.state.defaults))
+        settings = with_defaults(request.config, self._context.state.defaults)
+        self._check_encryption(settings)
+        await self._check_heard(command.create_stream.subject, request.partitions)
+        if StreamConfig.from_strings(settings).reply_acks:
+            await check_subject_unserved(self._rounds, self._context.transport, command.create_stream.subject)
         (await self._commit(command)).raise_for_refusal()
         deadline, pause = self._context.monotonic() + READY_TIMEOUT_S, 0.01
         while True:
@@ -103,6 +113,29 @@ class Admin:
                 return form
             await asyncio.sleep(pause)  # longer each time: each description asks every replica
             pause = min(2 * pause, 0.2)
+
+    async def _check_heard(self, subject: str, partitions: int) -> None:
+        """Raises TidelogError when NATS does not let this broker subscribe to the subjects of the first or the last
+        partition: publishes to the stream would arrive nowhere. Other brokers' logins are taken to be like its own."""
+        for partition in sorted({0, partitions - 1}):
+            asked = ingest_subject(subject, partition)
+            if not await self._context.transport.may_subscribe(asked):
+                broker = self._context.broker_id
+                raise TidelogError(
+                    Code.BAD_SUBJECT,
+                    f"NATS does not let broker {broker} subscribe to {asked!r}, so that nothing published there would"
+                    f" arrive: add `--subject {subject}` to the options with which `tidelog security nats-config"
+                    f" --role broker` prints the permissions of each broker, or choose another subject",
+                )
+
+    async def create_internal(self, stream: InternalStream) -> None:
+        """Unless it exists. Raises TidelogError."""
+        if StreamName(stream.name) not in self._context.state.streams:
+            command = self._context.core.requests.create_internal(stream, voters=self._voters())
+            self._check_encryption(with_defaults(stream.config, self._context.state.defaults))
+            outcome = await self._commit(command)
+            if outcome.code is not Code.STREAM_EXISTS:
+                outcome.raise_for_refusal()
 
     @handles(op.STREAM_ALTER)
     async def alter_stream(self, request: op.AlterStreamRequest) -> op.StreamDescription:
@@ -117,8 +150,8 @@ class Admin:
         return {}
 
     @handles(op.STREAM_LIST)
-    async def list_streams(self, _: op.Nothing) -> op.StreamList:
-        return list_form(self._context.state)
+    async def list_streams(self, request: op.ListStreamsRequest) -> op.StreamList:
+        return list_form(self._context.state, self._context.subjects, internal=request.internal)
 
     @handles(op.STREAM_DESCRIBE)
     async def describe_stream(self, request: op.StreamRef) -> op.StreamDescription:
@@ -200,7 +233,7 @@ class Admin:
         alive = [broker.id for _, broker in sorted(self._context.state.brokers.items()) if broker.alive]
         answers = await asyncio.gather(*(self._ask_broker(broker) for broker in alive))
         told = dict(zip(alive, answers, strict=True))
-        return cluster_form(self._context.state, self._labels(), told, self._other_clusters())
+        return cluster_form(self._context.state, self._context.subjects, self._labels(), told, self._other_clusters())
 
     @handles(op.BROKER_DESCRIBE)
     async def describe_broker(self, request: op.BrokerRef) -> op.BrokerDescription:
@@ -221,7 +254,10 @@ class Admin:
             for key, partition in self._context.state.partitions()
             if broker in partition.replicas
         ]
-        return {**broker_form(self._context.state, broker, self._labels().get(broker, {}), totals), "held": held}
+        return {
+            **broker_form(self._context.state, self._context.subjects, broker, self._labels().get(broker, {}), totals),
+            "held": held,
+        }
 
     @handles(op.CLUSTER_ALTER)
     async def alter_cluster(self, request: op.AlterClusterRequest) -> op.ClusterDefaults:
@@ -287,6 +323,12 @@ class Admin:
         self, broker: BrokerId, request: Mapping[str, str | int], kind: type[_Report]
     ) -> _Report | TidelogError | None:
         """None when the broker does not answer, or with something else; an error when its answer is one."""
+        question = broker, *sorted(request.items())
+        return await self._rounds.join(question, lambda: self._ask_now(broker, request, kind))
+
+    async def _ask_now(
+        self, broker: BrokerId, request: Mapping[str, str | int], kind: type[_Report]
+    ) -> _Report | TidelogError | None:
         subject = self._context.subjects.broker_status(broker)
         payload = json.dumps({**request, "cluster_id": self._context.state.cluster_id}).encode()
         try:

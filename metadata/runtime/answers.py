@@ -2,10 +2,14 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
-from collections.abc import Mapping
+import logging
+from collections.abc import Callable, Mapping
+from typing import Any
 
 from metadata.lease import Lease
+from metadata.raft import RaftStatus
 from metadata.references import key_of
 from metadata.runtime.context import MetadataContext
 from metadata.runtime.namespace import Namespace
@@ -16,18 +20,29 @@ from wire.reports import BrokerReport, StreamReport
 from wire.transport import Message, Subscription
 from wire.types import BrokerId, LeaderEpoch, LeaderMove, StreamName
 
+_log = logging.getLogger(__name__)
+
+MAX_STATUS_REQUEST_BYTES = 4096
 MAX_CONNECTED_S = 3600.0
 """Limit of the connection's age that an answer to a probe states."""
 
 
 class ControllerRequests:
-    """`labels`: read anew for each answer to a probe."""
+    """`labels`: read anew for each answer to a probe. `raft_status`: None before the Raft node has started."""
 
-    def __init__(self, context: MetadataContext, namespace: Namespace, labels: Mapping[str, str]) -> None:
+    def __init__(
+        self,
+        context: MetadataContext,
+        namespace: Namespace,
+        labels: Mapping[str, str],
+        raft_status: Callable[[], RaftStatus | None],
+    ) -> None:
         self._context = context
         self._namespace = namespace
         self._labels = labels
+        self._raft_status = raft_status
         self._lease = Lease(context.settings)
+        self._probes_of_unknown_epoch = 0
 
     async def subscribe(self) -> list[Subscription]:
         transport, subjects, broker = self._context.transport, self._context.subjects, self._context.broker_id
@@ -52,7 +67,15 @@ class ControllerRequests:
             # That controller takes the first answer, which must be the one of its own broker of this name.
             return
         state, now = context.state, context.monotonic()
-        self._lease.on_probe(probe, controller_epoch=state.controller_epoch, generation=state.generation, now=now)
+        # A probe that was meant for another life of this broker may be a copy.
+        if probe.incarnation == context.incarnation and not self._lease.on_probe(
+            probe, controller_epoch=state.controller_epoch, generation=state.generation, now=now
+        ):
+            self._probes_of_unknown_epoch += 1
+            _log.info(
+                "broker %s ignores a probe of controller epoch %d for its lease: %d is applied here",
+                context.broker_id, probe.office, state.controller_epoch,
+            )  # fmt: skip
         connected_for = now - context.transport.connected_since
         answer = pb.ProbeAnswer(
             broker=context.broker_id,
@@ -86,7 +109,8 @@ class ControllerRequests:
         # This process may have stood still with the request unread, and another may lead since. The request itself says
         # that the controller counted on this broker when that answer had arrived, as a probe does.
         age = self._lease.age_of(request.office, request.answered, context.monotonic())
-        left = min(request.timeout_ms / 1000, context.settings.leader_lease_s) - age
+        settings = context.settings
+        left = min(request.timeout_ms / 1000, settings.drain_timeout_s, settings.leader_lease_s) - age
         if left > 0:
             context.port.drain_leader(move, left, answer)
         else:
@@ -102,10 +126,10 @@ class ControllerRequests:
         context = self._context
         if message.reply is None:
             return
-        try:
-            request = json.loads(message.data)
-        except (ValueError, RecursionError):
-            request = None
+        request: Any = None
+        if len(message.data) <= MAX_STATUS_REQUEST_BYTES:
+            with contextlib.suppress(ValueError, RecursionError):
+                request = json.loads(message.data)
         form: StreamReport | BrokerReport | Refusal
         asking = request.pop("cluster_id", None) if isinstance(request, dict) else None
         if isinstance(asking, str) and not self._namespace.is_ours(asking, "its controller"):
@@ -126,9 +150,17 @@ class ControllerRequests:
 
     def _broker_report(self) -> BrokerReport:
         report = self._context.port.broker_report()
+        raft = self._raft_status()
         own = {
+            "dropped_probes_of_unknown_epoch": self._probes_of_unknown_epoch,
+            "dropped_raft_introductions": 0 if raft is None else raft.dropped_introductions,
             "dropped_metadata_messages": self._context.messages.dropped,
             "dropped_of_other_clusters": self._namespace.dropped,
+            "dropped_presence_questions": self._namespace.dropped_presence,
             "refused_api_requests": self._context.refused_requests,
+            "dropped_api_requests": self._context.unqueued_requests,
         }
-        return {**report, "counters": {**report.get("counters", {}), **own}}
+        refused = dict(report.get("refused_messages") or {})
+        for address, count in () if raft is None else raft.unverified:
+            refused[f"raft {address}".rstrip()] = {"secret": count}
+        return {**report, "counters": {**report.get("counters", {}), **own}, "refused_messages": refused}

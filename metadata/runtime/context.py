@@ -11,8 +11,8 @@ from metadata.runtime.ports import BrokerPort
 from metadata.runtime.tasks import Tasks
 from metadata.settings import MetadataSettings
 from metadata.state import ClusterState
+from wire.peers import PeerTransport
 from wire.subjects import Subjects
-from wire.transport import Transport
 from wire.types import BrokerId, Incarnation
 
 
@@ -24,7 +24,7 @@ class MetadataContext:
     state: ClusterState
     core: ControllerCore
     port: BrokerPort
-    transport: Transport
+    transport: PeerTransport
     subjects: Subjects
     settings: MetadataSettings
     monotonic: Callable[[], float]
@@ -34,6 +34,8 @@ class MetadataContext:
     """The incarnation of this life, once registered; while the broker is declared dead, the one that died."""
     refused_requests: int = 0
     """Requests of clients and operators that the API refused."""
+    unqueued_requests: int = 0
+    """Those that it refused because too many waited."""
     closed: bool = False
 
     @property

@@ -31,7 +31,7 @@ from metadata.runtime.proposals import Proposals
 from metadata.runtime.subscriptions import ControllerSubscriptions
 from wire import metadata_pb2 as pb
 from wire.errors import TidelogError
-from wire.transport import NO_RESPONDERS, Message
+from wire.transport import Message
 from wire.types import BrokerId, Generation, LeaderMove, Room
 
 _log = logging.getLogger(__name__)
@@ -74,7 +74,7 @@ class ControllerDriver:
 
     def start(self) -> None:
         context = self._context
-        context.transport.on_inbox(self._claims_inbox, self.on_claim)
+        context.transport.on_claim_inbox(self._claims_inbox, self.on_claim)
         context.transport.on_connection_change(self._on_connection)
         connected = context.transport.is_connected
         since = context.transport.connected_since if connected else context.monotonic()
@@ -87,7 +87,7 @@ class ControllerDriver:
 
     async def close(self) -> None:
         await self._subscriptions.close()
-        self._context.transport.on_inbox(self._claims_inbox, None)
+        self._context.transport.on_claim_inbox(self._claims_inbox, None)
 
     # ---- events ----------------------------------------------------------------------------------------------------
 
@@ -106,10 +106,10 @@ class ControllerDriver:
             if known.raft_address == address:
                 self.run(context.core.on_peer_lost(broker, context.monotonic()))
 
-    def on_claim(self, message: Message) -> None:
-        claim = self._context.messages.decode(pb.ClusterClaim, message)
+    def on_claim(self, message: Message, is_proved: bool) -> None:
+        claim = None if message.status is not None else self._context.messages.decode(pb.ClusterClaim, message)
         if claim is not None and not self._context.closed:
-            self.namespace.on_claim(claim, message.reply)
+            self.namespace.on_claim(claim, message.reply, is_proved=is_proved)
 
     def _on_connection(self, connected: bool) -> None:
         if not self._context.closed:
@@ -195,18 +195,23 @@ class ControllerDriver:
             answered=probe.answered,
             generation=context.state.generation,
             cluster_id=context.state.cluster_id,
+            incarnation=known.incarnation if (known := context.state.brokers.get(broker)) is not None else 0,
         ).SerializeToString()
+
+        def refused() -> None:
+            self._say_raft_peers()
+            self.run(context.core.on_no_responders(broker, probe.number, context.monotonic()))
+
         try:
             answer = await context.transport.request(
-                context.subjects.probe(broker), payload, timeout=context.settings.broker_silence_timeout_s
+                context.subjects.probe(broker),
+                payload,
+                timeout=context.settings.broker_silence_timeout_s,
+                on_refused=refused,
             )
         except TimeoutError:
             return
         now = context.monotonic()
-        if answer.status == NO_RESPONDERS:
-            self._say_raft_peers()
-            self.run(context.core.on_no_responders(broker, probe.number, now))
-            return
         refusal = TidelogError.from_headers(answer.headers)
         if refusal is not None:
             _log.error("broker %s cannot answer a probe: %s", broker, refusal.message)

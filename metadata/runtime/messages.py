@@ -3,30 +3,46 @@
 from __future__ import annotations
 
 import logging
+from collections.abc import Callable
 from typing import TypeVar
 
 from google.protobuf.message import DecodeError
 from google.protobuf.message import Message as Protobuf
 
 from wire.errors import TidelogError
-from wire.transport import Message, Transport, answer_too_large
+from wire.peers import PeerTransport
+from wire.transport import Message, answer_too_large
 from wire.types import BrokerId
 
 _log = logging.getLogger(__name__)
+
+MAX_MESSAGE_BYTES = 1 << 20
+"""Of a message between brokers and controllers, as of a Raft command: items of messages are looked at one by one."""
+
+LOG_INTERVAL_S = 10.0
+"""At most one line for each subject in so long: a line costs more than all else about a message that is dropped, and on
+the subject of claims strangers may send."""
+MAX_LOGGED = 64
+"""Subjects that are remembered for that; all are forgotten when one more comes."""
 
 _Message = TypeVar("_Message", bound=Protobuf)
 
 
 class Messages:
-    def __init__(self, broker_id: BrokerId, transport: Transport) -> None:
+    def __init__(self, broker_id: BrokerId, transport: PeerTransport, monotonic: Callable[[], float]) -> None:
         self._id = broker_id
+        self._monotonic = monotonic
+        self._logged: dict[str, float] = {}
+        """By subject: when."""
         self._transport = transport
         self.dropped = 0
         """Messages that did not decode."""
 
     def decode(self, kind: type[_Message], message: Message) -> _Message | None:
-        """None when the message does not decode: it is counted and logged."""
+        """None when the message is too large or does not decode: it is counted and logged."""
         try:
+            if len(message.data) > MAX_MESSAGE_BYTES:
+                raise DecodeError(f"the limit is {MAX_MESSAGE_BYTES} bytes")
             return kind.FromString(message.data)
         except DecodeError as error:
             self.drop(message, error)
@@ -34,6 +50,13 @@ class Messages:
 
     def drop(self, message: Message, error: Exception) -> None:
         self.dropped += 1
+        now = self._monotonic()
+        logged = self._logged.get(message.subject)
+        if logged is not None and now - logged < LOG_INTERVAL_S:
+            return
+        if len(self._logged) >= MAX_LOGGED:
+            self._logged.clear()
+        self._logged[message.subject] = now
         _log.warning("dropped a message of %d bytes on %s: %s", len(message.data), message.subject, error)
 
     def answer(self, inbox: str, data: bytes, what: str) -> None:

@@ -18,7 +18,9 @@ from metadata.effects import Effect
 from metadata.founding import Claim
 from metadata.runtime.context import MetadataContext
 from wire import metadata_pb2 as pb
+from wire.echo import one_line
 from wire.operations import OtherCluster
+from wire.transport import Message
 
 _log = logging.getLogger(__name__)
 
@@ -28,6 +30,8 @@ REMEMBERED_S = 60.0
 often."""
 MAX_CLUSTERS = 16
 """Others that are told of at a time; claims under ever new ids fill neither memory nor the log."""
+MAX_PRESENCE_ANSWERS = 500
+"""In a second. More clients than that do not lose their controller at a time; their errors name no brokers then."""
 LOGGED_QUESTIONS = 50
 """A founder that goes on asking says why after so many questions, and again after as many more."""
 
@@ -37,6 +41,7 @@ class _Heard:
     broker: str
     at: float
     logged_at: float
+    logged_level: int = logging.NOTSET
 
 
 class Namespace:
@@ -50,6 +55,11 @@ class Namespace:
         self._others: dict[str, _Heard] = {}
         self.dropped = 0
         """Messages of other clusters."""
+        self.dropped_presence = 0
+        """Questions which brokers are connected, beyond MAX_PRESENCE_ANSWERS."""
+        self._presence_second = -inf
+        """Begin of the second in which answers are counted."""
+        self._presence_answers = 0
 
     @property
     def cluster_id(self) -> str:
@@ -70,8 +80,8 @@ class Namespace:
         founding = self._context.core.founding
         if founding is not None and founding.asked % LOGGED_QUESTIONS == 0:
             _log.warning("broker %s founds no cluster yet: %s", self._context.broker_id, self.founding_obstacle)
-        self._context.transport.publish(
-            self._context.subjects.cluster(), [self._claim().SerializeToString()], reply=inbox
+        self._context.transport.publish_claim(
+            self._context.subjects.cluster(), self._claim().SerializeToString(), reply=inbox
         )
 
     @property
@@ -85,13 +95,16 @@ class Namespace:
         now = self._context.monotonic()
         if self._context.core.controller_epoch and now >= self._announced_at + ANNOUNCE_INTERVAL_S:
             self._announced_at = now
-            self._context.transport.publish(self._context.subjects.cluster(), [self._claim().SerializeToString()])
+            self._context.transport.publish_claim(self._context.subjects.cluster(), self._claim().SerializeToString())
 
-    def on_claim(self, claim: pb.ClusterClaim, reply: str | None) -> None:
-        """Another broker, or this one, has said to which cluster it belongs, or asks with it."""
+    def on_claim(self, claim: pb.ClusterClaim, reply: str | None, *, is_proved: bool) -> None:
+        """Another broker, or this one, has said to which cluster it belongs, or asks with it. `is_proved`: it holds a
+        secret of this cluster. Anybody else may say what he likes here: it makes a founder wait or stop, and a log say
+        so, and nothing more. That this broker's own question came back is proved, or it did not."""
         now = self._context.monotonic()
         if claim.life_id == self._context.life_id:
-            self._run(self._context.core.on_own_question(now))
+            if is_proved:
+                self._run(self._context.core.on_own_question(now))
             return
         if self.cluster_id and claim.cluster_id:
             self.is_ours(claim.cluster_id, claim.broker)
@@ -110,7 +123,20 @@ class Namespace:
         if reply is not None:
             own = self._claim()
             if own.cluster_id or own.candidate:
-                self._context.transport.publish(reply, [own.SerializeToString()])
+                self._context.transport.publish_claim(reply, own.SerializeToString())
+
+    def on_presence(self, message: Message, _is_proved: bool) -> None:
+        """A client that finds no controller asks which brokers are connected."""
+        if message.reply is not None:
+            now = self._context.monotonic()
+            if now >= self._presence_second + 1.0:
+                self._presence_second, self._presence_answers = now, 0
+            if self._presence_answers >= MAX_PRESENCE_ANSWERS:
+                self.dropped_presence += 1
+                return
+            self._presence_answers += 1
+            claim = pb.ClusterClaim(broker=self._context.broker_id, cluster_id=self.cluster_id)
+            self._context.transport.publish_claim(message.reply, claim.SerializeToString())
 
     def others(self) -> list[OtherCluster]:
         """Clusters that were heard lately, as JSON."""
@@ -135,18 +161,21 @@ class Namespace:
         self.dropped += 1
         if not cluster_id:
             return
+        cluster_id = one_line(cluster_id)
         now = self._context.monotonic()
         heard = self._others.get(cluster_id)
         if heard is None:
             self._others = {known: other for known, other in self._others.items() if now - other.at <= REMEMBERED_S}
             if len(self._others) >= MAX_CLUSTERS:
                 return
-            heard = self._others[cluster_id] = _Heard(broker, now, -inf)
-        heard.broker, heard.at = broker, now
-        if now - heard.logged_at >= REMEMBERED_S:
-            heard.logged_at = now
+            heard = self._others[cluster_id] = _Heard(one_line(broker), now, -inf)
+        heard.broker, heard.at = one_line(broker), now
+        level = logging.ERROR if self._context.core.controller_epoch else logging.WARNING
+        # A broker that has become the controller since says it again, as an error.
+        if now - heard.logged_at >= REMEMBERED_S or level > heard.logged_level:
+            heard.logged_at, heard.logged_level = now, level
             _log.log(
-                logging.ERROR if self._context.core.controller_epoch else logging.WARNING,
+                level,
                 "broker %s of cluster %s hears another cluster in namespace %r: %s (broker %s). Stop one of them, or"
                 " move it to another namespace: clients may be answered by either",
                 self._context.broker_id,

@@ -141,7 +141,11 @@ class OutboundRequests:
         for reported in _parts([_report(report) for report in reports]):
             self._context.transport.publish(
                 self._context.subjects.report_leader(),
-                [pb.LeaderReports(items=reported, cluster_id=cluster_id).SerializeToString()],
+                [
+                    pb.LeaderReports(
+                        items=reported, cluster_id=cluster_id, office=self._context.state.controller_epoch
+                    ).SerializeToString()
+                ],
             )
         times = [repeat.at for _, repeat in (*self._changes.values(), *self._withdrawals.values())]
         if times:
@@ -191,4 +195,5 @@ def _report(report: LeaderReport) -> pb.LeaderReports.Report:
         leader=report.leader,
         epoch=report.epoch,
         leader_epoch=report.leader_epoch,
+        refused=report.refused,
     )

@@ -18,7 +18,7 @@ from typing import Any
 
 from metadata.controller import ControllerCore
 from metadata.model import Changes, Outcome
-from metadata.raft.types import RaftStatus
+from metadata.raft.types import RaftError, RaftStatus
 from metadata.runtime.answers import ControllerRequests
 from metadata.runtime.context import MetadataContext
 from metadata.runtime.controller_driver import ControllerDriver
@@ -33,8 +33,9 @@ from metadata.runtime.views import ViewDelivery
 from metadata.settings import MetadataSettings
 from metadata.state import ClusterState
 from wire.errors import Code, TidelogError
+from wire.peers import PeerTransport
 from wire.subjects import Subjects
-from wire.transport import Subscription, Transport
+from wire.transport import Subscription
 from wire.types import BrokerId, Incarnation, IsrChange, LeaderReport, Withdrawal
 
 _log = logging.getLogger(__name__)
@@ -70,14 +71,14 @@ class MetadataService:
         life_id: str,
         port: BrokerPort,
         make_raft: RaftFactory,
-        transport: Transport,
+        transport: PeerTransport,
         subjects: Subjects,
         settings: MetadataSettings,
         rng: Random,
         monotonic: Callable[[], float],
         registration: Registration,
     ) -> None:
-        """`life_id`: unique to this run of the process. `transport`: the control connection, not the one for ingest."""
+        """`life_id`: unique to this run of the process. `transport`: to other brokers."""
         self.state = ClusterState()
         core = ControllerCore(
             broker_id,
@@ -99,7 +100,7 @@ class MetadataService:
             settings=settings,
             monotonic=monotonic,
             tasks=Tasks(broker_id),
-            messages=Messages(broker_id, transport),
+            messages=Messages(broker_id, transport, monotonic),
         )
         self._raft = make_raft(
             _Machine(self.state, self._on_changes),
@@ -115,9 +116,11 @@ class MetadataService:
         self._outbound = OutboundRequests(context)
         self._registrar = Registrar(context, proposals, registration, self._outbound.withdrawing)
         self._views = ViewDelivery(context)
-        self._requests = ControllerRequests(context, self.namespace, registration.labels)
+        self._requests = ControllerRequests(context, self.namespace, registration.labels, self._raft_status)
         self._registered = asyncio.Event()
         self._changed = Changes()
+        self.stream_changes = 0
+        """Grows when streams may have been created or deleted."""
         self._flush_scheduled = False
         self._subscriptions: list[Subscription] = []
 
@@ -128,7 +131,9 @@ class MetadataService:
         context = self._context
         self._subscriptions += await self._requests.subscribe()
         cluster = context.subjects.cluster()
-        self._subscriptions.append(await context.transport.subscribe(cluster, self._controller.on_claim))
+        self._subscriptions.append(await context.transport.subscribe_claims(cluster, self._controller.on_claim))
+        presence = context.subjects.presence()
+        self._subscriptions.append(await context.transport.subscribe_claims(presence, self.namespace.on_presence))
         self._controller.start()
         await self._raft.start()
         self._registrar.start()
@@ -168,6 +173,11 @@ class MetadataService:
         return self._context.is_controller
 
     @property
+    def controller_epoch(self) -> int:
+        """0 while this broker is not the controller."""
+        return self._context.core.controller_epoch
+
+    @property
     def namespace(self) -> Namespace:
         return self._controller.namespace
 
@@ -195,6 +205,10 @@ class MetadataService:
         """The API refused a request."""
         self._context.refused_requests += 1
 
+    def on_request_unqueued(self) -> None:
+        """A request to the API found its queue full."""
+        self._context.unqueued_requests += 1
+
     def status(self) -> dict[str, Any]:
         raft = self._raft.status()
         return {
@@ -218,6 +232,17 @@ class MetadataService:
     def _on_raft_status(self, status: RaftStatus) -> None:
         self._controller.on_raft_status(status)
 
+    def _raft_status(self) -> RaftStatus | None:
+        try:
+            return self._raft.status()
+        except RaftError:  # it has not started
+            return None
+
+    def unverified_words(self) -> str:
+        """See RaftStatus."""
+        status = self._raft_status()
+        return "" if status is None else status.unverified_words()
+
     def _on_peer_lost(self, address: str) -> None:
         self._controller.on_peer_lost(address)
 
@@ -231,7 +256,9 @@ class MetadataService:
             gone=(*known.gone, *changes.gone),
             brokers=(*known.brokers, *changes.brokers),
             controller=known.controller or changes.controller,
+            streams=known.streams or changes.streams,
         )
+        self.stream_changes += changes.streams
         if not self._flush_scheduled:
             self._flush_scheduled = True
             asyncio.get_running_loop().call_soon(self._on_applied)

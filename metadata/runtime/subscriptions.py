@@ -102,6 +102,8 @@ class ControllerSubscriptions:
             return
         if not self._namespace.is_ours(reports.cluster_id, next((report.replica for report in reports.items), "")):
             return
+        if reports.office != self._context.core.controller_epoch:
+            return  # to an earlier controller, and perhaps copied; its sender repeats it while it holds
         told = [
             LeaderReport(
                 key=key_of(report.partition),
@@ -109,6 +111,7 @@ class ControllerSubscriptions:
                 leader=BrokerId(report.leader),
                 epoch=PartitionEpoch(report.epoch),
                 leader_epoch=LeaderEpoch(report.leader_epoch),
+                refused=report.refused,
             )
             for report in reports.items
         ]

@@ -11,10 +11,13 @@ from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
 from contextlib import asynccontextmanager
 from dataclasses import dataclass
 from pathlib import Path
+from typing import TypeVar
 
 from scripts.benchmarks.comparison import Comparison, shown
 from scripts.benchmarks.publisher import Publisher, Sent, Task
 from scripts.benchmarks.systems import Durability, JetStream, System, Tidelog, cpu_by_server, subjects
+
+_S = TypeVar("_S", bound=System)
 
 SETTLE = 1.5
 """Seconds without a further commit after which missing records count as lost."""
@@ -65,9 +68,9 @@ class Run:
                     await measure(system)
 
     @asynccontextmanager
-    async def fresh(self, kind: type[Tidelog | JetStream], durability: Durability) -> AsyncIterator[System]:
+    async def fresh(self, kind: Callable[[Path, Durability], _S], durability: Durability) -> AsyncIterator[_S]:
         """A cluster with nothing in it, gone with its data in the end."""
-        folder = Path(tempfile.mkdtemp(prefix=f"{kind.name}-", dir=self.folder))
+        folder = Path(tempfile.mkdtemp(prefix="cluster-", dir=self.folder))
         try:
             async with kind(folder, durability) as system:
                 yield system

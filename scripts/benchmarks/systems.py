@@ -129,9 +129,11 @@ class Tidelog:
     """See the module. `client` is a client of it for the measurement."""
 
     name = "tidelog"
+    server_command: Sequence[str] | None = None
+    """As `DevCluster` takes it."""
 
     def __init__(self, folder: Path, durability: Durability) -> None:
-        self._cluster = DevCluster(folder, nodes=NODES, port=0)
+        self._cluster = DevCluster(folder, nodes=NODES, port=0, server_command=self.server_command)
         self._durability = durability
         self._partitions: dict[str, int] = {}
         self.client: Client

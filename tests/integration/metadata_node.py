@@ -8,6 +8,7 @@ from __future__ import annotations
 import asyncio
 import json
 import sys
+import time
 import uuid
 from collections.abc import Mapping, Sequence
 from pathlib import Path
@@ -18,8 +19,11 @@ from metadata.raft import RaftConfig, RaftNode
 from metadata.runtime.registration import Registration
 from metadata.runtime.service import MetadataService
 from metadata.settings import MetadataSettings
+from tests.peers import peer_link
 from tidelog.runtime.nats import NatsConnection
 from tidelog.server.api import Api
+from tidelog.server.audit import AuditTrail
+from wire.cluster_secrets import public_secrets
 from wire.errors import Code, TidelogError
 from wire.reports import BrokerReport, StreamReport
 from wire.subjects import Subjects
@@ -53,7 +57,7 @@ class Node:
             address=raft[broker] if voter else None,
             peers=tuple(address for name, address in raft.items() if name != broker),
             directory=directory / "raft",
-            secret=None,
+            secrets=public_secrets(),
         )
         self.service = MetadataService(
             broker_id=BrokerId(broker),
@@ -62,7 +66,7 @@ class Node:
             make_raft=lambda machine, on_status, on_peer_lost: RaftNode(
                 config, machine, on_status=on_status, on_peer_lost=on_peer_lost
             ),
-            transport=connection,
+            transport=peer_link(connection),
             subjects=subjects,
             settings=MetadataSettings(),
             rng=Random(broker),
@@ -76,7 +80,8 @@ class Node:
                 raft_address=raft[broker] if voter else "",
             ),
         )
-        self.on_controller = Api(self.service, connection, subjects).on_controller
+        audit = AuditTrail(broker, life_id=broker, epoch=lambda: self.service.controller_epoch, time_ns=time.time_ns)
+        self.on_controller = Api(self.service, connection, subjects, audit).on_controller
 
     def on_registered(self, cluster_id: str, incarnation: Incarnation) -> None:
         self._folder.write_text(json.dumps({"cluster_id": cluster_id, "incarnation": incarnation}))

@@ -29,6 +29,7 @@ import msgpack
 
 from metadata.raft import RaftConfig, RaftError, RaftNode, RaftRole
 from tidelog.runtime.loopback import free_addresses
+from wire.cluster_secrets import public_secrets
 
 VOTERS = 3
 CLIENTS = 6
@@ -134,7 +135,7 @@ class NodeProcess:
             address=settings["address"],
             peers=tuple(settings["peers"]),
             directory=self.directory / "raft",
-            secret=None,
+            secrets=public_secrets(),
             compaction_min_entries=settings["compaction_min_entries"],
         )
         self.node = RaftNode(

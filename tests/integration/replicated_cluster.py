@@ -20,6 +20,7 @@ import tidelog
 from tests.integration.dev_cluster import assert_logs_without, dev_cluster
 from tests.integration.waiting import LIMIT, until
 from tests.integration.workload import diverging, wait_in_sync
+from tests.peers import peer_link, secrets_of
 from tidelog.runtime.nats import NatsConnection
 from tidelog.server.devcluster import DevCluster
 from wire.subjects import Subjects
@@ -60,10 +61,14 @@ class Replica:
 
 
 class ReplicatedCluster:
-    def __init__(self, processes: DevCluster, client: tidelog.Client, nats: NatsConnection) -> None:
+    def __init__(
+        self, processes: DevCluster, client: tidelog.Client, nats: NatsConnection, as_broker: NatsConnection
+    ) -> None:
         self.processes = processes
         self.client = client
         self.nats = nats
+        self.peers = peer_link(as_broker, secrets_of(processes))
+        """As a broker of this cluster."""
         self._stopped: set[str] = set()
         self._subjects = Subjects()
 
@@ -130,7 +135,7 @@ class ReplicatedCluster:
             return None
         subject = self._subjects.broker_status(BrokerId(broker))
         try:
-            answer = await self.nats.request(subject, json.dumps({"stream": stream}).encode(), timeout=2.0)
+            answer = await self.peers.request(subject, json.dumps({"stream": stream}).encode(), timeout=2.0)
         except TimeoutError:
             return None
         if answer.status is not None:
@@ -210,8 +215,9 @@ def three_brokers(directory: Path) -> Iterator[DevCluster]:
 async def observed(processes: DevCluster) -> AsyncIterator[ReplicatedCluster]:
     """For one test: its streams are deleted and its brokers brought back when it ends."""
     nats = await NatsConnection.connect(processes.nats_url, name="observer")
+    as_broker = await NatsConnection.connect(processes.nats_url, inbox_prefix="tidelog.inbox.observer")
     async with await tidelog.connect(processes.nats_url, api_timeout=LIMIT) as client:
-        cluster = ReplicatedCluster(processes, client, nats)
+        cluster = ReplicatedCluster(processes, client, nats, as_broker)
         try:
             yield cluster
         finally:
@@ -219,3 +225,4 @@ async def observed(processes: DevCluster) -> AsyncIterator[ReplicatedCluster]:
             for stream in await client.streams():
                 await client.delete_stream(stream["name"])
     await nats.close()
+    await as_broker.close()

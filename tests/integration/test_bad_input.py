@@ -22,11 +22,13 @@ from nats.aio.client import Client as NatsClient
 import tidelog
 from tests.integration.command_line import assert_refused, assert_usage_error, start_tidelog, tidelog_command
 from tests.integration.dev_cluster import dev_cluster
-from tests.integration.waiting import until, wait_until
+from tests.integration.waiting import LIMIT, until, wait_until
 from tests.integration.workload import wait_in_sync
+from tests.peers import as_broker
 from tidelog.client.connection import Client
 from tidelog.runtime.server import EmbeddedNatsServer
 from tidelog.server.devcluster import DevCluster
+from tidelog.server.peers.link import PeerLink
 from wire.append import encode_append
 from wire.batch import BatchBuilder
 from wire.envelope import MAGIC, encode_publish
@@ -35,10 +37,8 @@ from wire.tidelog_pb2 import AppendRequest, FetchRequest, Message, ReplicationRe
 from wire.types import LeaderEpoch, Offset
 
 STREAM = "orders"
-SMALL = "small"
-"""A stream that takes records of 1,000 bytes at most."""
-MAX_PAYLOAD = 8 << 20
-"""Of the cluster's NATS server, in bytes."""
+SMALL = "small"  # takes records of 1,000 bytes at most
+MAX_PAYLOAD = 8 << 20  # of the cluster's NATS server, in bytes
 
 
 @pytest.fixture(scope="module")
@@ -84,6 +84,13 @@ async def bare(cluster: DevCluster) -> AsyncIterator[NatsClient]:
     await connection.close()
 
 
+@pytest.fixture
+async def peers(cluster: DevCluster) -> AsyncIterator[PeerLink]:
+    """A broker of this cluster that makes mistakes."""
+    async with as_broker(cluster) as link:
+        yield link
+
+
 def run(cluster: DevCluster, *arguments: str, stdin: str = "") -> Any:
     return tidelog_command(*arguments, "--server", cluster.nats_url, stdin=stdin)
 
@@ -95,7 +102,7 @@ def run(cluster: DevCluster, *arguments: str, stdin: str = "") -> Any:
     "arguments",
     [
         ["stream", "describe", "nowhere"],
-        ["stream", "delete", "nowhere"],
+        ["stream", "delete", "nowhere", "--yes"],
         ["publish", "nowhere", "value"],
         ["subscribe", "nowhere", "--stop", "latest"],
     ],
@@ -277,7 +284,8 @@ def test_a_port_that_is_taken(cluster: DevCluster, tmp_path: Path) -> None:
     assert_refused(again, f"port {port}")  # and not the number of nodes: the first failure has fixed nothing
 
     raft = raft_address(cluster, "b1")
-    server = ("server", "--id", "z", "--nats", cluster.nats_url, "--data-dir", str(tmp_path / "z"))
+    server: tuple[str, ...] = ("server", "--id", "z", "--nats", cluster.nats_url, "--data-dir", str(tmp_path / "z"))
+    server += ("--raft-secret-file", str(cluster.data_dir / "raft-secret"))
     done = tidelog_command(*server, "--raft-address", raft, "--namespace", "other")
     assert_refused(done, raft, "cannot be bound", "another address")
 
@@ -498,20 +506,20 @@ GARBAGE = (b"\0", b"\xff" * 50, b"{}", b"[1", bytes(range(256)))
 
 @pytest.mark.parametrize("what", ["replicate", "offset", "fetch"])
 async def test_garbage_on_the_subjects_of_a_partition(
-    cluster: DevCluster, client: Client, bare: NatsClient, what: str
+    cluster: DevCluster, client: Client, bare: NatsClient, peers: PeerLink, what: str
 ) -> None:
-    before = await counters(client)
+    before, ask = await counters(client), bare.request if what == "fetch" else peers.request
     for payload in GARBAGE:
-        answer = await bare.request(f"tidelog.{STREAM}.0.{what}", payload)
+        answer = await ask(f"tidelog.{STREAM}.0.{what}", payload, timeout=LIMIT)
         assert answer.headers is not None
         assert answer.headers["Tidelog-Error"] == "BAD_REQUEST"
-        await bare.publish(f"tidelog.{STREAM}.0.{what}", payload)  # without a reply subject
+        peers.publish(f"tidelog.{STREAM}.0.{what}", [payload])  # without a reply subject
     counted = len(GARBAGE) * (1 if what == "fetch" else 2)  # a fetch without a reply subject is not counted
     await wait_counted(client, before, "bad_requests", by=counted)
     assert log_lines(cluster, f"{STREAM}/0", "dropped a bad request", "WARNING")
 
 
-async def test_a_stranger_is_no_replica(client: Client, bare: NatsClient) -> None:
+async def test_a_stranger_is_no_replica(client: Client, peers: PeerLink) -> None:
     """A request that decodes and cannot be: the answer is an error with the 16 bytes, and the ISR stays."""
     isr = [p["isr"] for p in (await client.describe(STREAM))["partitions"]]
     layout = await client.metadata(STREAM)
@@ -522,21 +530,22 @@ async def test_a_stranger_is_no_replica(client: Client, bare: NatsClient) -> Non
         partition_incarnation=layout.partitions[0].incarnation,
         offset=1 << 40,
     )
-    answer = await bare.request(f"tidelog.{STREAM}.0.replicate", strange.SerializeToString())
+    answer = await peers.request(f"tidelog.{STREAM}.0.replicate", strange.SerializeToString(), timeout=LIMIT)
     assert answer.headers is not None
     assert answer.headers["Tidelog-Error"] == "STALE_EPOCH"
     assert decode_header(answer.data)[0] == layout.partitions[0].leader_epoch
     assert [p["isr"] for p in (await client.describe(STREAM))["partitions"]] == isr
 
 
-async def test_garbage_on_the_subjects_of_brokers(cluster: DevCluster, client: Client, bare: NatsClient) -> None:
+async def test_garbage_on_the_subjects_of_brokers(cluster: DevCluster, client: Client, peers: PeerLink) -> None:
+    """From a broker: that of others is in test_forged_messages.py."""
     before = await counters(client)
     for payload in GARBAGE:
-        await bare.publish("tidelog.notify.b1", payload)
+        peers.publish("tidelog.notify.b1", [payload])
         for what in ("probe.b2", "alter_isr", "report_leader", "withdraw", "drain.b2"):
-            await bare.publish(f"tidelog.metadata.{what}", payload, reply=bare.new_inbox())
+            peers.publish(f"tidelog.metadata.{what}", [payload], reply=peers.new_inbox())
     for payload in (b"", b"[]", b'{"stream": 3}'):
-        answer = await bare.request("tidelog.metadata.status.b3", payload)
+        answer = await peers.request("tidelog.metadata.status.b3", payload, timeout=LIMIT)
         assert json.loads(answer.data)["error"]["code"] == "BAD_REQUEST"
     await wait_counted(client, before, "bad_requests", by=len(GARBAGE))
     await wait_counted(client, before, "dropped_metadata_messages", by=5 * len(GARBAGE) + 3)
@@ -548,12 +557,12 @@ async def test_garbage_on_the_subjects_of_brokers(cluster: DevCluster, client: C
 async def test_garbage_on_the_api(cluster: DevCluster, client: Client, bare: NatsClient) -> None:
     before = await counters(client)
     calls = (
-        "stream.create",
-        "stream.delete",
-        "stream.describe",
-        "metadata",
-        "partition.move_leader",
-        "partition.unclean_elect",
+        f"stream.create.{STREAM}",
+        f"stream.delete.{STREAM}",
+        f"stream.describe.{STREAM}",
+        f"metadata.{STREAM}",
+        f"partition.move_leader.{STREAM}",
+        f"partition.unclean_elect.{STREAM}",
         "cluster.status",
     )
     for call in calls:
@@ -562,10 +571,10 @@ async def test_garbage_on_the_api(cluster: DevCluster, client: Client, bare: Nat
             assert json.loads(answer.data)["error"]["code"] == "BAD_REQUEST"
             assert answer.headers is not None
             assert answer.headers["Tidelog-Error"] == "BAD_REQUEST"
-    answer = await bare.request("tidelog.api.stream.create", b'{"name": 3}')
+    answer = await bare.request("tidelog.api.stream.create.x", b'{"name": 3}')
     assert "name is 3, not a text" in json.loads(answer.data)["error"]["message"]
     await wait_counted(client, before, "refused_api_requests", by=4 * len(calls) + 1)
-    assert log_lines(cluster, "refused a request on tidelog.api.stream.create", "name is 3")
+    assert log_lines(cluster, "refused a request on tidelog.api.stream.create.x", "name is 3")
 
 
 async def test_reply_subjects_that_are_none(cluster: DevCluster, client: Client) -> None:

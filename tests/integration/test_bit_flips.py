@@ -168,7 +168,7 @@ async def test_the_last_copy_is_read_around_the_damage_until_an_operator_accepts
         above = [record.value async for record in client.consume(STREAM, start=last, stop=RECORDS)]
         assert above == [value(number) for number in range(last, RECORDS)]
 
-        status, out, err = command(cluster, *arguments, "--accept-loss", "--json")
+        status, out, err = command(cluster, *arguments, "--accept-loss", "--yes", "--json")
         assert (status, err, json.loads(out)["elected"]) == (0, "", True)
         async with client.producer(STREAM, acks="all") as producer:
             assert (await producer.send(b"goes on")).offset == offset

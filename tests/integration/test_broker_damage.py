@@ -16,6 +16,7 @@ from dataplane.log.damage import read_mark
 from dataplane.log.files import REAL_FILES
 from tests.integration.test_broker_roles import KEY, SUBJECT, SUBJECTS, Node, a, client, fetch, publish, view
 from tests.integration.waiting import until
+from tests.peers import peer_link
 from tests.views import A, B
 from wire.append import encode_append
 from wire.batch import BatchBuilder, RecordBatch, iter_batches
@@ -184,7 +185,9 @@ async def test_damage_that_a_leader_meets_when_it_looks_for_its_state_is_damage_
     request = CheckpointRequest(
         replica_id=B, leader_epoch=1, broker_incarnation=1, stream_incarnation=3, partition_incarnation=3
     )
-    assert client.publish(SUBJECTS.checkpoint(KEY.stream, 0), [request.SerializeToString()], reply="answers.b")
+    assert peer_link(client).publish(
+        SUBJECTS.checkpoint(KEY.stream, 0), [request.SerializeToString()], reply="answers.b"
+    )
     await until(lambda: a.metadata.withdrawals)
     assert a.replica.is_damaged
     assert read_mark(REAL_FILES, a.replica.directory) is not None

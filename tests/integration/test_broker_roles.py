@@ -37,6 +37,7 @@ from dataplane.log.partition_log import LogConfig
 from dataplane.replica.producers import ProducerLimits
 from dataplane.replica.settings import ReplicaSettings
 from tests.integration.waiting import until
+from tests.peers import peer_link
 from tests.views import A, B, partition_view
 from tidelog.runtime.nats import NatsConnection
 from tidelog.runtime.server import EmbeddedNatsServer
@@ -45,6 +46,7 @@ from wire.batch import BatchBuilder
 from wire.durability import ACCEPTED, Durability
 from wire.envelope import encode_publish
 from wire.errors import Code, TidelogError
+from wire.reply_subjects import ReplySubjects
 from wire.subjects import Subjects
 from wire.tidelog_pb2 import AckPolicy, AppendRequest, FetchRequest, LeaderEpochOffsetRequest, ReplicationRequest
 from wire.tidelog_pb2 import Message as EnvelopeMessage
@@ -108,6 +110,7 @@ class Node:
         self.control = await NatsConnection.connect(url, name="control")
         self.executor = ThreadPoolExecutor(4)
         self.syncer = SyncScheduler(post=loop.call_soon_threadsafe)
+        self.checkpoints = SyncScheduler(post=loop.call_soon_threadsafe)
         self.space = SpaceWatch(
             self.data_dir.files, self.directory, StorageSettings(), executor=self.executor, loop=loop
         )
@@ -116,12 +119,15 @@ class Node:
             incarnation=Incarnation(0),
             ingest=self.ingest,
             control=self.control,
+            peers=peer_link(self.control),
             subjects=SUBJECTS,
+            replies=ReplySubjects(SUBJECTS, list, int),
             settings=settings or ReplicaSettings(),
             metadata=self.metadata,
             syncer=self.syncer,
             executor=self.executor,
-            checkpoints=self.executor,
+            checkpoints=self.checkpoints,
+            decoders=self.executor,
             readers=self.executor,
             housekeeping=self.executor,
             space=self.space,
@@ -155,6 +161,7 @@ class Node:
         await self.control.close()
         await self.ingest.close()
         self.syncer.close()
+        self.checkpoints.close()
         self.executor.shutdown()
         self.data_dir.close()
 
@@ -542,6 +549,7 @@ async def test_the_leader_of_a_deleted_stream_is_silent_to_requests_for_its_succ
 ) -> None:
     """It woke up late and has not heard: its refusal would overtake the answer of the new leader."""
     subject, encoded = REQUESTS[kind]
+    sender = peer_link(client) if kind in ("replicate", "offset") else client
     await a.leads(view())
     heard: list[tuple[str, Message]] = []
 
@@ -556,7 +564,7 @@ async def test_the_leader_of_a_deleted_stream_is_silent_to_requests_for_its_succ
     for name, life in lives.items():
         inbox = client.new_inbox()
         client.on_inbox(inbox, partial(answered, name))
-        client.publish(subject, [encoded(**life)], reply=inbox)
+        sender.publish(subject, [encoded(**life)], reply=inbox)
     await until(lambda: heard)  # requests on one subject are answered in order
     ((name, answer),) = heard
     assert name == "earlier"

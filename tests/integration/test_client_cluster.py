@@ -78,7 +78,7 @@ async def test_the_command_line_from_create_to_delete(cluster: DevCluster) -> No
     assert sum(p["high_watermark"] + 1 for p in described["partitions"]) == 205
     assert "cli" in command(cluster, "stream", "describe", "cli")[1]
     assert printed(cluster, "cluster", "status")["streams"] >= 1
-    assert printed(cluster, "stream", "delete", "cli") == {"deleted": "cli"}
+    assert printed(cluster, "stream", "delete", "cli", "--yes") == {"deleted": "cli"}
 
 
 async def until_refused(producer: tidelog.Producer) -> None:
@@ -122,7 +122,7 @@ async def test_defaults_of_the_cluster_are_for_new_streams(cluster: DevCluster) 
     assert printed(cluster, "stream", "describe", "inherits")["config"]["confirm_timeout_ms"] == "1234"
     assert "confirm_timeout_ms=1234" in command(cluster, "cluster", "status")[1]
     assert printed(cluster, "cluster", "alter", "--unset", "confirm_timeout_ms") == {"config": {}}
-    assert printed(cluster, "stream", "delete", "inherits") == {"deleted": "inherits"}
+    assert printed(cluster, "stream", "delete", "inherits", "--yes") == {"deleted": "inherits"}
 
 
 @pytest.mark.parametrize(
@@ -131,7 +131,7 @@ async def test_defaults_of_the_cluster_are_for_new_streams(cluster: DevCluster) 
         (["stream", "alter", "nosuch", "--config", "compact=true"], "nosuch"),
         (["stream", "create", "few", "--config", "durability=replica_durable:4"], "3 at most"),
         (["stream", "describe", "nosuch"], "nosuch"),
-        (["stream", "delete", "nosuch"], "nosuch"),
+        (["stream", "delete", "nosuch", "--yes"], "nosuch"),
         (["publish", "nosuch", "v"], "nosuch"),
         (["subscribe", "nosuch", "--stop", "latest"], "nosuch"),
         (["stream", "create", "a.b"], "a.b"),

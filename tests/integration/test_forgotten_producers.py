@@ -1,4 +1,4 @@
-"""More producers write than a partition remembers: each goes on, and each record is stored once."""
+"""More producers write than a partition remembers: each goes on, and no record is stored twice."""
 
 from __future__ import annotations
 
@@ -9,7 +9,9 @@ import pytest
 
 from tests.integration.dev_cluster import dev_cluster
 from tests.integration.replicated_cluster import SETTINGS, observed
+from tidelog.client.errors import DeliveryTimeout
 from tidelog.server.devcluster import DevCluster
+from wire.errors import Code
 
 ROUNDS = 12
 
@@ -22,7 +24,8 @@ def processes(tmp_path: Path) -> Iterator[DevCluster]:
 
 
 async def test_producers_that_are_forgotten_go_on_through_a_change_of_leader(processes: DevCluster) -> None:
-    sent = []
+    sent: list[bytes] = []
+    unknown: set[bytes] = set()
     async with observed(processes) as cluster:
         client = cluster.client
         await client.create_stream("s", replication_factor=3)
@@ -34,6 +37,13 @@ async def test_producers_that_are_forgotten_go_on_through_a_change_of_leader(pro
                 processes.kill(leader)
             for index, producer in enumerate(producers):
                 value = b"%d of %d" % (number, index)
-                await producer.send(value)
                 sent.append(value)
-        assert [record.value async for record in client.consume("s", stop="latest")] == sent
+                try:
+                    await producer.send(value)
+                except DeliveryTimeout as error:
+                    # The killed leader may have heard it as well, and its successor has forgotten the producer.
+                    if error.code is not Code.OUTCOME_UNKNOWN or number != ROUNDS // 2:
+                        raise
+                    unknown.add(value)
+        stored = [record.value async for record in client.consume("s", stop="latest")]
+        assert stored == [value for value in sent if value not in unknown or value in stored]

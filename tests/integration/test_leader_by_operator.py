@@ -191,12 +191,12 @@ async def test_an_unclean_election_gives_up_the_records_that_it_announced(cluste
         assert f"records from offset 10 on, which only {leader} (isr, dead) may hold, are given up" in err
         status, out, _ = command(cluster, *arguments, "--json")
         assert (status, json.loads(out)["elected"], json.loads(out)["log_end_offset"]) == (1, False, 10)
-        status, _, err = command(cluster, "partition", "elect-unclean", STREAM, "0", leader, "--accept-loss")
+        status, _, err = command(cluster, "partition", "elect-unclean", STREAM, "0", leader, "--accept-loss", "--yes")
         assert (status, "is not a live replica" in err) == (1, True)
         assert (await partition_of(client))["leader"] is None
         assert (await client.cluster_status())["unclean_elections"] == 0
 
-        status, out, err = command(cluster, *arguments, "--accept-loss")
+        status, out, err = command(cluster, *arguments, "--accept-loss", "--yes")
         assert (status, err) == (0, "")
         assert f"{behind} leads {STREAM}/0 now: records from offset 10 on" in out
         async with client.producer(STREAM) as producer:
@@ -204,7 +204,7 @@ async def test_an_unclean_election_gives_up_the_records_that_it_announced(cluste
         with pytest.raises(tidelog.LogTruncated):
             await asyncio.wait_for(anext(reader), 30)
         await consumer.aclose()
-        status, _, err = command(cluster, *arguments, "--accept-loss")
+        status, _, err = command(cluster, *arguments, "--accept-loss", "--yes")
         assert (status, f"is led by {behind}" in err) == (1, True)
 
         cluster.start_broker(leader)

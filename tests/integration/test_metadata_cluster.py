@@ -19,6 +19,7 @@ from tidelog.runtime.loopback import free_addresses
 from tidelog.runtime.nats import NatsConnection
 from tidelog.runtime.server import EmbeddedNatsServer
 from wire.errors import TidelogError
+from wire.operations import OPERATIONS
 from wire.subjects import Subjects
 from wire.transport import NO_RESPONDERS, Message
 
@@ -61,10 +62,11 @@ class MetadataCluster:
         await process.wait()
 
     async def api(self, endpoint: str, **body: Any) -> Any:
+        subject = SUBJECTS.api(endpoint, body.get(OPERATIONS[endpoint].stream))
         async with asyncio.timeout(15):
             while True:
                 try:
-                    answer = await self.client.request(SUBJECTS.api(endpoint), json.dumps(body).encode(), timeout=0.2)
+                    answer = await self.client.request(subject, json.dumps(body).encode(), timeout=0.2)
                 except TimeoutError:
                     await asyncio.sleep(0.002)  # without a connection it is raised at once
                     continue

@@ -1,4 +1,4 @@
-"""The NATS connection on a real nats-server: delivery, losses, reconnects, credentials, limits, services.
+"""The NATS connection on a real nats-server: delivery, losses, reconnects, limits, services.
 
 The module has more than 600 lines because all its tests are of the one adapter, with one collector of its events.
 """
@@ -8,16 +8,13 @@ from __future__ import annotations
 import asyncio
 import json
 import logging
-import shutil
 import socket
-import ssl
 import subprocess
 import sys
 import time
 from array import array
 from collections.abc import Callable, Iterator
 from functools import partial
-from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
@@ -26,7 +23,8 @@ import pytest
 from tests.fake_nats import BulkSink
 from tests.integration.waiting import until
 from tidelog.runtime import nats_py
-from tidelog.runtime.micro import ERROR_CODE_HEADER, ERROR_HEADER, Answer, Service
+from tidelog.runtime.login import NatsLogin
+from tidelog.runtime.micro import ERROR_CODE_HEADER, ERROR_HEADER, Answer, Endpoint, Service
 from tidelog.runtime.nats import NatsConnection
 from tidelog.runtime.nats_errors import ConnectionClosed, NatsUnavailable
 from tidelog.runtime.server import EmbeddedNatsServer, NatsPortTaken, NatsServerFailed
@@ -495,7 +493,7 @@ async def test_a_server_that_does_not_speak_nats_any_more_is_left(server: Embedd
 async def test_a_missing_permission_is_counted_and_harms_nothing_else(tmp_path: Path) -> None:
     rules = "authorization { users: [{ user: u, password: p, permissions: { publish: { deny: [secret] } } }] }"
     with EmbeddedNatsServer(store_dir=tmp_path / "nats", config=rules) as server:
-        connection = await NatsConnection.connect(server.url, user="u", password="p")
+        connection = await NatsConnection.connect(server.url, login=NatsLogin(user="u", password="p"))
         connection.publish("secret", (b"",))
         await connection.flush()
         assert (connection.counters.server_errors, connection.counters.losses) == (1, 0)
@@ -647,65 +645,6 @@ async def test_drain_delivers_and_sends_before_it_closes(server: EmbeddedNatsSer
     await observer.close()
 
 
-# ---- credentials and TLS
-
-
-async def test_a_token_is_needed_and_survives_a_restart(tmp_path: Path) -> None:
-    with EmbeddedNatsServer(store_dir=tmp_path / "nats", config="authorization { token: sesame }") as server:
-        with pytest.raises(NatsUnavailable, match="refuses these credentials"):
-            await NatsConnection.connect(server.url)
-        connection = await NatsConnection.connect(server.url, token="sesame")
-        server.kill()
-        await until(lambda: not connection.is_connected)
-        await asyncio.to_thread(server.start)
-        await until(lambda: connection.is_connected)
-        await connection.close()
-
-
-async def test_user_and_password_are_needed(tmp_path: Path) -> None:
-    with EmbeddedNatsServer(store_dir=tmp_path / "nats", config="authorization { user: u, password: pw }") as server:
-        with pytest.raises(NatsUnavailable, match="refuses these credentials"):
-            await NatsConnection.connect(server.url, user="u", password="wrong")
-        connection = await NatsConnection.connect(server.url, user="u", password="pw")
-        await connection.close()
-        in_url = server.url.replace("nats://", "nats://u:pw@")
-        connection = await NatsConnection.connect(in_url)
-        await connection.close()
-
-
-@pytest.mark.skipif(find_spec("nkeys") is not None, reason="nkeys is installed")
-async def test_credentials_without_the_package_for_them_name_it(server: EmbeddedNatsServer, tmp_path: Path) -> None:
-    with pytest.raises(NatsUnavailable, match="'nkeys'"):
-        await NatsConnection.connect(server.url, creds=tmp_path / "user.creds")
-
-
-@pytest.mark.skipif(shutil.which("openssl") is None, reason="needs openssl to make a certificate")
-async def test_tls_carries_everything_and_reconnects(tmp_path: Path) -> None:
-    key, certificate = tmp_path / "key.pem", tmp_path / "cert.pem"
-    command = "openssl req -x509 -newkey ec -pkeyopt ec_paramgen_curve:prime256v1 -nodes -days 2 -subj /CN=localhost"
-    names = ["-addext", "subjectAltName=DNS:localhost,IP:127.0.0.1", "-keyout", str(key), "-out", str(certificate)]
-    await asyncio.to_thread(subprocess.run, [*command.split(), *names], check=True, capture_output=True)
-    rules = f'tls {{ cert_file: "{certificate}", key_file: "{key}" }}'
-    with EmbeddedNatsServer(store_dir=tmp_path / "nats", config=rules) as server:
-        with pytest.raises(NatsUnavailable, match="certificate"):
-            await NatsConnection.connect(server.url, tls=ssl.create_default_context())
-        context = ssl.create_default_context(cafile=str(certificate))
-        connection = await NatsConnection.connect(server.url, tls=context)
-        collector = BulkSink()
-        await connection.subscribe_bulk("in", collector)
-        for _ in range(2):
-            collector.deliveries.clear()
-            connection.publish_raw([b"PUB in 100\r\n%0100d\r\n" % index for index in range(3000)])
-            connection.publish("in", (bytes(5_000_000),))
-            await connection.flush()
-            assert collector.payloads == [b"%0100d" % index for index in range(3000)] + [bytes(5_000_000)]
-            server.kill()
-            await until(lambda: not connection.is_connected)
-            await asyncio.to_thread(server.start)
-            await until(lambda: connection.is_connected)
-        await connection.close()
-
-
 # ---- the embedded server
 
 
@@ -756,7 +695,8 @@ async def test_a_service_is_found_answers_and_counts(server: EmbeddedNatsServer)
     async def large(message: Message) -> Answer:
         return bytes((8 << 20) + 1), None
 
-    endpoints = {"api.double": double, "api.silent": silent, "api.broken": broken, "api.large": large}
+    served = {"api.double": double, "api.silent": silent, "api.broken": broken, "api.large": large}
+    endpoints = {subject: Endpoint(serve) for subject, serve in served.items()}
     service = Service(connection, "tidelog-api", "1.2.3", "What it does", endpoints)
     await service.start()
 
@@ -814,7 +754,7 @@ async def test_every_instance_of_a_service_gets_every_request(server: EmbeddedNa
         return endpoint
 
     for index, connection in enumerate(connections):
-        await Service(connection, "many", "0.1.0", "", {"many.ask": answering(b"%d" % index)}).start()
+        await Service(connection, "many", "0.1.0", "", {"many.ask": Endpoint(answering(b"%d" % index))}).start()
     answers: list[Message] = []
     inbox = connections[0].new_inbox()
     connections[0].on_inbox(inbox, answers.append)

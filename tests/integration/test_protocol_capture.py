@@ -64,6 +64,11 @@ class Capture:
     def __init__(self) -> None:
         self.messages: list[Message] = []
 
+    def take(self, message: Message) -> None:
+        """Notes it without the trailer (docs/protocol.md, 2.8)."""
+        assert message.data[-1] == 1
+        self.messages.append(message._replace(data=message.data[:-45]))
+
     def seen(self, subject: str) -> list[Message]:
         return [m for m in self.messages if m.subject == subject]
 
@@ -82,8 +87,8 @@ async def test_the_exchange_is_the_protocol_documents(cluster: DevCluster) -> No
         (follower,) = [r for r in partition["replicas"] if r != leader]
         replicate, offset = f"tidelog.{STREAM}.0.replicate", f"tidelog.{STREAM}.0.offset"
         notify = f"tidelog.notify.{follower}"
-        for subject in (replicate, offset, notify, "_INBOX.>"):
-            await tap.subscribe(subject, capture.messages.append)
+        for subject in (replicate, offset, notify, "tidelog.inbox.>"):
+            await tap.subscribe(subject, capture.take)
 
         # An idle follower asks, is told at once that there is nothing, and sleeps.
         await until(lambda: [r for r in capture.seen(replicate) if capture.answers(r)], "the idle health check")

@@ -30,6 +30,7 @@ from metadata.raft import (
 from tests.integration.waiting import until
 from tests.unit.metadata.raft.recorder import Recorder, end
 from tidelog.runtime.loopback import free_addresses
+from wire.cluster_secrets import ClusterSecret, ClusterSecrets, public_secrets
 
 
 class Member:
@@ -70,7 +71,9 @@ async def running(*members: Member) -> AsyncIterator[None]:
 
 
 def standalone(tmp_path: Path, address: str | None = None) -> RaftConfig:
-    return RaftConfig(address=address or free_addresses(1)[0], peers=(), directory=tmp_path / "raft", secret=None)
+    return RaftConfig(
+        address=address or free_addresses(1)[0], peers=(), directory=tmp_path / "raft", secrets=public_secrets()
+    )
 
 
 def group(tmp_path: Path, *, secret: bytes | None = None, **settings: Any) -> list[Member]:
@@ -81,7 +84,7 @@ def group(tmp_path: Path, *, secret: bytes | None = None, **settings: Any) -> li
                 address=address,
                 peers=tuple(other for other in addresses if other != address),
                 directory=tmp_path / f"voter{number}",
-                secret=secret,
+                secrets=public_secrets() if secret is None else ClusterSecrets([ClusterSecret(secret)]),
                 **settings,
             )
         )
@@ -231,7 +234,7 @@ async def test_a_standalone_voter_cannot_hand_over(tmp_path: Path) -> None:
 async def test_an_observer_follows_proposes_and_survives_failover(tmp_path: Path) -> None:
     members = group(tmp_path)
     voters = tuple(member.config.address or "" for member in members)
-    observer = Member(RaftConfig(address=None, peers=voters, directory=tmp_path / "observer", secret=None))
+    observer = Member(RaftConfig(address=None, peers=voters, directory=tmp_path / "observer", secrets=public_secrets()))
     async with running(*members, observer):
         old = await leader_of(members)
         assert await observer.node.propose(b"one", timeout=5) == 1
@@ -279,21 +282,28 @@ async def test_a_leader_alone_gives_up_and_the_outcome_is_unknown(tmp_path: Path
         await until(lambda: not leader.leads)
 
 
-async def test_a_voter_with_another_secret_stays_outside(tmp_path: Path) -> None:
+async def test_a_voter_with_another_secret_stays_outside(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
     members = group(tmp_path, secret=b"the secret of the group")
-    members[2] = Member(replace(members[2].config, secret=b"the secret of a stranger"))
+    members[2] = Member(
+        replace(members[2].config, secrets=ClusterSecrets([ClusterSecret(b"the secret of a stranger")]))
+    )
     async with running(*members):
         leader = await leader_of(members[:2])
         await leader.node.propose(b"x", timeout=5)
-        with pytest.raises(RaftUnavailable):
-            await members[2].node.propose(b"y", timeout=0.3)
+        with pytest.raises(RaftUnavailable, match=r"and this node refuse each other's Raft frames: one of them has"):
+            await members[2].node.propose(b"y", timeout=2)
+        for member in members[:2]:
+            await until(lambda: member.node.status().unverified)  # noqa: B023 - called at once
+            assert member.node.status().unverified_words() == "", "it has a majority"
+        lines = [record.getMessage() for record in caplog.records if "not verify" in record.getMessage()]
+        assert 2 <= len(lines) <= 6, "one of each connection's owner, though it is tried again ten times a second"
         assert members[2].machine.commands == []
 
 
 async def test_host_names_are_resolved_in_the_background(tmp_path: Path) -> None:
     addresses = [address.replace("127.0.0.1", "localhost") for address in sorted(free_addresses(2))]
     members = [
-        Member(RaftConfig(address=mine, peers=(other,), directory=tmp_path / mine, secret=None))
+        Member(RaftConfig(address=mine, peers=(other,), directory=tmp_path / mine, secrets=public_secrets()))
         for mine, other in (addresses, addresses[::-1])
     ]
     async with running(*members):
@@ -344,7 +354,7 @@ async def test_a_file_that_is_not_ours_is_refused(tmp_path: Path, file: str) -> 
     ("address", "peers"), [("0.0.0.0:7001", ()), ("127.0.0.1:7001", ("192.0.2.1:7001",)), (None, ("192.0.2.1:7001",))]
 )
 async def test_beyond_loopback_a_secret_is_needed(tmp_path: Path, address: str | None, peers: tuple[str, ...]) -> None:
-    config = RaftConfig(address=address, peers=peers, directory=tmp_path / "raft", secret=None)
+    config = RaftConfig(address=address, peers=peers, directory=tmp_path / "raft", secrets=public_secrets())
     with pytest.raises(RaftConfigurationError, match="no Raft secret is configured"):
         await Member(config).node.start()
 

@@ -124,6 +124,7 @@ class FileLogs:
 
 
 def open_file_logs(options: SourceOptions) -> FileLogs:
+    assert options.servers is not None
     return FileLogs(Path(urlsplit(options.servers[0]).path))
 
 
@@ -416,3 +417,28 @@ class TestStream:
             query.run()
         assert query.run(failOnDataLoss="false") == [15]
         assert query.rows() == expected("flights", (0, 0, 10), (0, 15, 30))
+
+
+class TestSecrets:
+    SECRET = "known-only-here"
+
+    @pytest.mark.parametrize("how", ["option", "url"])
+    def test_a_password_is_neither_in_plans_nor_in_errors(
+        self, spark: SparkSession, capsys: pytest.CaptureFixture[str], how: str
+    ) -> None:
+        spark.dataSource.register(TidelogDataSource)
+        login = {"nats.user": "u", "nats.password": self.SECRET} if how == "option" else {}
+        at = "" if how == "option" else f"u:{self.SECRET}@"
+        reader = spark.read.format("tidelog").options(subscribe="flights", servers=f"nats://{at}127.0.0.1:1", **login)
+        frame = reader.load()
+        frame.explain("extended")
+        frame.explain("formatted")
+        with pytest.raises(PySparkException, match=r"no NATS server answers at nats://127\.0\.0\.1:1") as caught:
+            frame.collect()
+        assert self.SECRET not in str(caught.value)
+        with pytest.raises(PySparkException, match=r"nats\.tls=.*neither 'true' nor 'false'") as caught:
+            reader.option("nats.tls", "maybe").load()
+        assert self.SECRET not in str(caught.value)
+        told = capsys.readouterr()
+        assert "BatchScan" in told.out
+        assert self.SECRET not in told.out + told.err

@@ -16,7 +16,7 @@ from collections.abc import Set as AbstractSet
 from copy import copy
 
 import pytest
-from hypothesis import HealthCheck, Phase, settings
+from hypothesis import Phase, settings
 from hypothesis import strategies as st
 from hypothesis.stateful import (
     RuleBasedStateMachine,
@@ -324,9 +324,7 @@ class PartitionMachine(RuleBasedStateMachine):
 
 
 TestPartition = PartitionMachine.TestCase
-TestPartition.settings = settings(
-    max_examples=120, stateful_step_count=50, deadline=None, suppress_health_check=[HealthCheck.too_slow]
-)
+TestPartition.settings = settings(max_examples=120, stateful_step_count=50)
 
 
 SEEN = (

@@ -21,11 +21,12 @@ With the controller's core, whose probes are answered as told:
 
     raft leads|follows [minority]          the status of its Raft node
     peers b c                              voters with a live Raft connection
-    probes b answers|vouches|refuses|silent|behind         how b's probe subject behaves from now on; `vouches`: it
-                                           answers, over an old connection with the controller's NATS server
+    probes b answers|vouches|refuses|silent|behind|both    how b's probe subject behaves from now on; `vouches`: it
+                                           answers, over an old connection with the controller's NATS server; `both`:
+                                           somebody refuses each probe, and b answers it
     connection lost|made                   the controller's NATS connection
     peer-lost b                            b's Raft connection closes
-    report b N [e=N] [p=N]                 b reports the leader of partition N
+    report b N [e=N] [p=N] [refused]       b reports the leader of partition N; `refused`: with a 503 as its only ground
     hold | release                         proposals are kept back; committed in order
     lose                                   proposals that are kept back are never committed; their outcome is unknown
     sleep S                                time passes, and the controller's process stands still
@@ -359,6 +360,10 @@ class MetadataScript:
                 self._perform(self.core.on_probe_answer(broker, number, Generation(1), self._now))
             case "refuses":
                 self._perform(self.core.on_no_responders(broker, number, self._now))
+            case "both":
+                self._perform(self.core.on_no_responders(broker, number, self._now))
+                generation = Generation(self.cluster.state.generation)
+                self._perform(self.core.on_probe_answer(broker, number, generation, self._now))
             case _:
                 pass
 
@@ -388,7 +393,7 @@ class MetadataScript:
 
     def _probes(self, command: Command) -> None:
         *brokers, how = command.words
-        if how not in ("answers", "vouches", "refuses", "silent", "behind"):
+        if how not in ("answers", "vouches", "refuses", "silent", "behind", "both"):
             raise ScriptError(f"a probe is not answered with {how}")
         self._behaviour.update(dict.fromkeys(brokers, how))
 
@@ -409,6 +414,7 @@ class MetadataScript:
             leader=partition.leader,
             epoch=PartitionEpoch(int(command.options.get("p", partition.epoch))),
             leader_epoch=LeaderEpoch(int(command.options.get("e", partition.leader_epoch))),
+            refused="refused" in command.words[2:],
         )
         self._perform(self.core.on_reports([report], self._now))
 

@@ -66,6 +66,9 @@ MOST_DELIVERIES = 500
 """In one command; a transcript that needs more goes round in circles."""
 
 
+_STREAM_SETTINGS = ("min_isr", "durability", "producer_byte_rate", "producer_record_rate")
+
+
 class ReplicationScript:
     """It has more than thirty methods because each command is one."""
 
@@ -153,7 +156,7 @@ class ReplicationScript:
 
     def _stream(self, command: Command) -> None:
         times = {field.name for field in fields(ReplicaSettings)}
-        config = {key: value for key, value in command.options.items() if key in ("min_isr", "durability")}
+        config = {key: value for key, value in command.options.items() if key in _STREAM_SETTINGS}
         producers, segment_bytes = DEFAULT_LIMITS, 1 << 20
         settings: dict[str, float | bool] = {"empty_answer_delay": 0.0}  # each answer in its place, but where asked
         for key, value in command.options.items():

@@ -19,7 +19,7 @@ from dataplane.broker.replica import Replica
 from dataplane.broker.role import RoleSetup
 from dataplane.broker.settings import StorageSettings
 from dataplane.broker.space import SpaceWatch
-from dataplane.log.group_commit import Syncable
+from dataplane.log.group_commit import QuickSyncable, Syncable
 from dataplane.log.partition_log import PartitionLog
 from dataplane.replica.effects import (
     FollowerEffect,
@@ -30,6 +30,7 @@ from tests.fake_nats import FakeTransport
 from tests.simulation.disk import SimDisk
 from tests.simulation.world import Process, SimulatedCrash
 from wire.batch import BatchBuilder, EncodedBatch, RecordBatch, iter_batches
+from wire.reply_subjects import ReplySubjects
 from wire.subjects import Subjects
 from wire.tidelog_pb2 import (
     PartitionNotification,
@@ -234,7 +235,7 @@ class Syncer:
         self._call = call
         self._waiting: list[Callable[[Offset | Exception], None]] = []
 
-    def at_once(self, log: Syncable) -> Offset | None:
+    def at_once(self, log: QuickSyncable) -> Offset | None:
         return None
 
     def request(self, log: Syncable, done: Callable[[Offset | Exception], None]) -> None:
@@ -359,12 +360,15 @@ class _Life:
             incarnation=incarnation,
             ingest=self.connection,
             control=self.connection,
+            peers=self.connection,
             subjects=SUBJECTS,
+            replies=ReplySubjects(SUBJECTS, list, int),
             settings=replicas.settings,
             metadata=cast(Any, metadata),
             syncer=Syncer(lambda call: replicas.send(Message(name, name, call))),
             executor=ROLES,
             checkpoints=cast(Any, None),
+            decoders=cast(Any, None),
             readers=cast(Any, None),
             housekeeping=cast(Any, None),
             space=space,

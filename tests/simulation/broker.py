@@ -15,18 +15,22 @@ from dataplane.broker.broker import Broker
 from dataplane.broker.settings import StorageSettings
 from dataplane.log.data_dir import DataDir
 from dataplane.log.errors import DataDirError
-from dataplane.log.group_commit import Syncable
+from dataplane.log.group_commit import QuickSyncable, Syncable
 from dataplane.replica.settings import ReplicaSettings
 from metadata.raft.types import RaftStatus, StateMachine
 from metadata.runtime.service import MetadataService
 from metadata.settings import MetadataSettings
 from tests.simulation.disk import SimDisk, Survival
+from tests.simulation.invariants.messages import OnlyBrokersAreBelieved
 from tests.simulation.messaging import GIVES_UP_AFTER, Nats, SimConnection
 from tests.simulation.raft import RaftGroup, RaftMember
 from tests.simulation.world import Process, SimulatedCrash, World
 from tidelog.server.broker_runtime import BrokerDependencies, BrokerRuntime
+from tidelog.server.peers.link import PeerLink
+from wire.cluster_secrets import public_secrets
 from wire.errors import Code, TidelogError
 from wire.subjects import Subjects
+from wire.transport import Message
 from wire.types import BrokerId, LeaderReport, Offset
 
 if TYPE_CHECKING:
@@ -34,7 +38,7 @@ if TYPE_CHECKING:
 
 DATA = Path("/data")
 READERS: Any = "readers"
-"""In place of the executor for reads."""
+"""In place of the executors for reads, and for decoding."""
 
 
 class SimSyncer:
@@ -64,7 +68,7 @@ class SimSyncer:
     def waiting_since(self) -> float:
         return min(self._running.values(), default=math.inf)
 
-    def at_once(self, log: Syncable) -> Offset | None:
+    def at_once(self, log: QuickSyncable) -> Offset | None:
         if self._waiting or self._process.disk_hangs or self._process.world.rng.random() < 0.5:
             return None
         return log.sync_small(1 << 20)
@@ -170,8 +174,9 @@ class SimBroker:
         except DataDirError as error:
             self._end_on(process, TidelogError(Code.BAD_CONFIG, str(error)))
             return
-        ingest = SimConnection(self.nats, process, f"{self.id}-{self.lives}-ingest")
-        control = SimConnection(self.nats, process, f"{self.id}-{self.lives}-control")
+        inboxes = self.subjects.broker_inbox(self.id)
+        ingest = SimConnection(self.nats, process, f"{self.id}-{self.lives}-ingest", inboxes)
+        control = SimConnection(self.nats, process, f"{self.id}-{self.lives}-control", inboxes)
         self._connections = [ingest, control]
         for connection in self._connections:
             connection.slowness = self.link_slowness
@@ -179,20 +184,24 @@ class SimBroker:
         await control.connected()
         threads: Any = None
         dependencies = BrokerDependencies(
+            keeps_audit_stream=False,
             broker=self.id,
             life_id=f"{self.id}-{self.lives}",
             data_dir=data_dir,
             ingest=ingest,
             control=control,
+            secrets=public_secrets(),
             make_raft=self._make_raft,
             raft_address=self.raft_address,
             syncer=SimSyncer(process),
             executor=threads,
-            checkpoints=threads,
+            checkpoints=SimSyncer(process),
+            decoders=READERS,
             readers=READERS,
             housekeeping=threads,
             loop=process,
             time_ns=process.time_ns,
+            work_time=process.time,
             rng=Random(f"{self.world.seed}-{self.id}-{self.lives}"),
             subjects=self.subjects,
             metadata_settings=self.metadata_settings,
@@ -204,6 +213,8 @@ class SimBroker:
         except TidelogError as error:
             self._end_on(process, error)
             return
+        if self.nats.believed is not None:
+            self._watch_peers(runtime._peers, self.nats.believed, f"{self.id}-{self.lives}")
         metadata = runtime.metadata
         report = metadata.report_leader
 
@@ -215,6 +226,25 @@ class SimBroker:
         self.metadata, self.broker = metadata, runtime.broker
         self._closing = runtime.close
         await runtime.start()
+
+    def _watch_peers(self, link: PeerLink, believed: OnlyBrokersAreBelieved, life: str) -> None:
+        opens = link._open
+
+        def watched(
+            kind: str,
+            subject: bytes,
+            reply: bytes | None,
+            headers: bytes | None,
+            data: bytes,
+            *,
+            as_view: bool = False,
+        ) -> Message | None:
+            opened = opens(kind, subject, reply, headers, data, as_view=as_view)
+            if opened is not None:
+                believed.taken(life, opened._replace(data=data))
+            return opened
+
+        link._open = watched  # type: ignore[method-assign]
 
     def _end_on(self, process: Process, error: TidelogError) -> None:
         """As `Node.fatal`: the process ends; its supervisor starts another."""

@@ -30,6 +30,7 @@ from dataplane.log.data_dir import IDENTITY_FILE
 from dataplane.log.files import Space
 from dataplane.log.index import decode_entries
 from dataplane.log.quarantine import QUARANTINE
+from dataplane.log.snapshot import SNAPSHOT_SUFFIX
 from wire.batch import iter_batches
 from wire.errors import CorruptData
 from wire.transport import Buffer
@@ -183,6 +184,8 @@ class SimDisk:
         """So many syncs of data fail with EIO."""
         self.has_failed = False
         """Some call failed, or a read returns other bytes than were written."""
+        self.harmed_snapshots: set[Path] = set()
+        """Folders of logs that had a bit flipped in a snapshot."""
         self.losses = 0
         """How often it has lost unsynced writes, or all of its content, or damage was cut out of a log."""
         self._is_as_written = False
@@ -257,6 +260,8 @@ class SimDisk:
         """In a file at rest or in use."""
         self.has_failed = True
         self._file(path).flip(position, bit)
+        if path.suffix == SNAPSHOT_SUFFIX:
+            self.harmed_snapshots.add(path.parent)
 
     def flipped_below(self, path: Path) -> list[Path]:
         """Files that hold flipped bits, sorted; files in quarantine are left out."""

@@ -13,6 +13,7 @@ from random import Random
 from typing import TYPE_CHECKING
 
 from tests.simulation.disk import AMPLE, SURVIVALS, Survival, damageable_files, is_nothing_torn, vouched_places
+from tests.simulation.forger import Forger
 from tests.simulation.messaging import Weather
 from tests.simulation.scenarios.catalog import SCENARIOS
 from tests.simulation.scenarios.running import ScenarioRun
@@ -76,6 +77,8 @@ WEIGHTS: dict[str, float] = {
 }
 
 
+FORGER_SHARE = 0.5
+
 CLOCKS_APART_NS = 55 * 60 * 1_000_000_000
 """Furthest that the wall clocks of two brokers are apart: clients presume that it is less than an hour."""
 SCENARIO_SHARE = 0.5
@@ -113,6 +116,13 @@ def draw(rng: Random, brokers: tuple[str, ...], duration: float, scenario: str |
         )
         at += rng.expovariate(1.0) * pause
     return [*first, *schedule]
+
+
+def draw_forger(rng: Random, duration: float) -> list[Fault]:
+    """For a share of the runs; from a source of its own, so that the others stay as they are."""
+    if rng.random() >= FORGER_SHARE:
+        return []
+    return [Fault(at=rng.random() * duration / 2, kind="forger", lasts=0.5 + rng.random() * duration / 2)]
 
 
 def carry_out(fault: Fault, cluster: Cluster) -> None:
@@ -429,6 +439,15 @@ def _alter(_: Fault, cluster: Cluster) -> bool:
     return cluster.clients.alter(min(cluster.plan.min_isr, 2))
 
 
+def _forger(fault: Fault, cluster: Cluster) -> bool:
+    if cluster.nats.believed is None:
+        return False
+    forger = Forger(cluster.nats, cluster.subjects)
+    forger.begin()
+    cluster.lift(fault.lasts, forger.end)
+    return True
+
+
 _DO: dict[str, Callable[[Fault, Cluster], bool]] = {
     "kill": _kill,
     "power": _power,
@@ -459,5 +478,6 @@ _DO: dict[str, Callable[[Fault, Cluster], bool]] = {
     "recreate": _recreate,
     "move leader": _move_leader,
     "alter": _alter,
+    "forger": _forger,
     "scenario": _scenario,
 }

@@ -5,15 +5,18 @@ from __future__ import annotations
 
 from google.protobuf.message import DecodeError
 
+from tidelog.server.peers.tags import TRAILER_BYTES
 from wire import metadata_pb2 as meta
 from wire import tidelog_pb2 as pb
 from wire.append import decode_append
 from wire.batch import iter_batches
 from wire.errors import CorruptData, TidelogError
 from wire.replication import HEADER_SIZE, decode_header
+from wire.subjects import Subjects
 from wire.transport import NO_RESPONDERS, Message
 
 MAX_INBOXES = 20_000
+_SUBJECTS = Subjects()
 
 
 class MessageTrace:
@@ -30,6 +33,8 @@ class MessageTrace:
     def of(self, message: Message) -> str | None:
         """The line of the trace; None when the message has none."""
         asked = self._asked.get(message.subject)
+        if message.status is None and _SUBJECTS.is_between_brokers(asked or message.subject):
+            message = message._replace(data=message.data[:-TRAILER_BYTES])
         try:
             return _request(message) if asked is None else _answer(asked, message)
         except (CorruptData, DecodeError):

@@ -17,11 +17,15 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, TypeAlias
 
+from tests.fake_nats import undecoded
+from tests.simulation.invariants.messages import OnlyBrokersAreBelieved
 from tests.simulation.message_trace import MessageTrace
 from tests.simulation.world import Process, World
 from tidelog.runtime.header_block import encode_headers
-from wire.transport import NO_RESPONDERS, Buffer, BulkHandler, Message, MessageHandler, too_large
+from wire.transport import NO_RESPONDERS, Buffer, BulkHandler, Message, MessageHandler, RawHandler, too_large
+from wire.violation import Violations
 
+CLIENTS_PREFIX = "_INBOX"
 RECONNECT_WAIT = 0.05
 GIVES_UP_AFTER = 4.0
 """Two pings of 2 s without an answer."""
@@ -72,6 +76,10 @@ class Nats:
         self.connections: list[SimConnection] = []
         self.delivered = 0
         self.message_trace = MessageTrace()
+        self.overhears: Callable[[Message], None] | None = None
+        """Hears all messages as they are sent."""
+        self.believed: OnlyBrokersAreBelieved | None = None
+        """Where a forger is about."""
         self._subscriptions: dict[str, dict[tuple[int, int], _Session]] = {}
         self._inboxes: dict[str, _Session] = {}
         self._session_number = 0
@@ -221,6 +229,10 @@ class Nats:
         message = Message(subject, data, reply, dict(headers) if headers else None)
         if self.world.is_traced:
             self.message_trace.sent(message)
+        if self.believed is not None and session.connection.is_broker:
+            self.believed.sent(message)
+        if self.overhears is not None:
+            self.overhears(message)
         weather = self.weather
         if weather.loss and self.rng.random() < weather.loss:
             self.world.say(f"LOST on the way to {subject}")
@@ -233,14 +245,16 @@ class Nats:
         if not session.open or not self.is_up:
             return
         subject = message.subject
-        if subject.startswith("_INBOX."):
+        if subject.startswith(("_INBOX.", "tidelog.inbox.")):
             target = self._inboxes.get(subject[: subject.rindex(".") + 1])
             if target is not None:
                 self._deliver(target, 0, message)
                 return
             targets: list[tuple[tuple[int, int], _Session]] = []
         else:
-            targets = list(self._subscriptions.get(subject, {}).items())
+            # The wildcard that brokers use is a `*` in place of the last token.
+            any_last = f"{subject.rpartition('.')[0]}.*"
+            targets = [*self._subscriptions.get(subject, {}).items(), *self._subscriptions.get(any_last, {}).items()]
         for (_, sid), found in targets:
             self._deliver(found, sid, message)
         if not targets and message.reply is not None:
@@ -303,12 +317,16 @@ class SimConnection:
 
     max_payload = 1 << 20
     loss_reason = "the simulated connection was cut"
+    dropped_headers = 0
 
-    def __init__(self, nats: Nats, process: Process, name: str) -> None:
+    def __init__(self, nats: Nats, process: Process, name: str, inbox_prefix: str = CLIENTS_PREFIX) -> None:
         self.nats = nats
         self.process = process
         self.name = name
-        self.inbox = f"_INBOX.{name}."
+        self.violations = Violations(on_error=lambda _: None)
+        """None: everything is permitted."""
+        self.inbox = f"{inbox_prefix}.{name}."
+        self.is_broker = inbox_prefix != CLIENTS_PREFIX
         self.session: _Session | None = None
         self.sessions: list[_Session] = []
         """That a link may hold something for."""
@@ -499,6 +517,12 @@ class SimConnection:
     async def subscribe(self, subject: str, handler: MessageHandler) -> _Subscription:
         return await self._subscribe(subject, handler)
 
+    async def subscribe_raw(self, subject: str, handler: RawHandler) -> _Subscription:
+        return await self._subscribe(subject, undecoded(handler))
+
+    async def may_subscribe(self, subject: str) -> bool:
+        return True
+
     async def subscribe_bulk(self, subject: str, handler: BulkHandler) -> _Subscription:
         return await self._subscribe(subject, handler)
 
@@ -532,6 +556,9 @@ class SimConnection:
             self._inbox_handlers.pop(inbox, None)
         else:
             self._inbox_handlers[inbox] = handler
+
+    def on_raw_inbox(self, inbox: str, handler: RawHandler) -> None:
+        self._inbox_handlers[inbox] = undecoded(handler)
 
     def on_connection_change(self, handler: Callable[[bool], None]) -> None:
         self._changed.append(handler)

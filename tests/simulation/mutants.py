@@ -43,6 +43,7 @@ from dataplane.replica.leader import Leader
 from dataplane.replica.leadership import Leadership
 from dataplane.replica.pending import PendingAcks
 from dataplane.replica.producers import ProducerTable
+from dataplane.replica.quota import Quota
 from dataplane.replica.reconciling import Reconciler
 from dataplane.replica.refusals import told_without_epoch
 from metadata import election
@@ -59,6 +60,8 @@ from metadata.runtime.controller_driver import ControllerDriver
 from metadata.runtime.service import MetadataService
 from tests.simulation.mutation import Edit, Mutant
 from tidelog.client.accumulator import PartitionAccumulator
+from tidelog.server.peers import tags
+from tidelog.server.peers.tags import Verifier
 from wire import subjects
 
 
@@ -176,7 +179,7 @@ MUTANTS: tuple[Mutant, ...] = (
         (Follower.on_answer, "or answer.sequence != state.sequence", ""),
         (Follower.on_answer, "if state.offset != replica.log_end_offset:", "if False:"),
         (Follower.on_answer, "answer.first_offset < replica.log_end_offset", "False"),
-        (FollowerDriver._send_fetch, "control.on_inbox(self._fetch_inbox, None)", "pass"),
+        (FollowerDriver._send_fetch, "peers.on_inbox(self._fetch_inbox, None)", "pass"),
     ),
     _mutant(
         "a broker elects leaders without being the controller",
@@ -353,7 +356,11 @@ MUTANTS: tuple[Mutant, ...] = (
     ),
     _mutant(
         "one witness is enough",
-        (Failover.count_witnesses, "elif 2 * len(fresh) > len(partition.isr) - 1 and (", "elif ("),
+        (
+            Failover.count_witnesses,
+            "elif 2 * len(fresh.keys() - suspicion.refused) > len(partition.isr) - 1 and (",
+            "elif (",
+        ),
         scenario="witnesses",
     ),
     _mutant(
@@ -365,6 +372,7 @@ MUTANTS: tuple[Mutant, ...] = (
         ),
         (Liveness._fallen, "broker == self._self or broker in self._raft_peers", "broker == self._self"),
         (Liveness._most_stand, "return 2 * len(standing) >=", "return True or 2 * len(standing) >="),
+        (Liveness.is_gone, "return unanswered >=", "return True or unanswered >="),
         scenario="nats restarts",
     ),
     _mutant(
@@ -514,6 +522,11 @@ MUTANTS: tuple[Mutant, ...] = (
         (ProducerTable.remembers, "return known is not None and", "return False and"),
     ),
     _mutant(
+        "compaction keeps the batches that are remembered at the LEO",
+        (CompactionPass.steps, "self._producers_at(self._segments[-1][1])", "self._log.producers"),
+        scenario="compacted below a tail that is cut",
+    ),
+    _mutant(
         "a copy keeps its deleted_end when another leader is elected",
         (CompactionPoint.in_role, "if self.copied_in == leader_epoch or", "if True or"),
         scenario="copy under two leaders",
@@ -522,6 +535,18 @@ MUTANTS: tuple[Mutant, ...] = (
         "a full disk is taken for a broken disk",
         (FollowerDriver._append, "self.context.counters.refused_no_space += 1", 'self.fail("full")'),
         scenario="full disks",
+    ),
+    _mutant(
+        "a broker takes messages whose tag does not verify",
+        (Verifier.fault, "if not sender.verifies(", "if False and not sender.verifies("),
+    ),
+    _mutant(
+        "a broker takes messages that were sent to another subject",
+        (tags.covered, 'b" ", subject, b" "', 'b" "'),
+    ),
+    _mutant(
+        "a broker takes a message as often as it comes",
+        (Verifier.fault, "return None if sender.window.take(", "return None if True or sender.window.take("),
     ),
 )
 
@@ -643,6 +668,55 @@ TOLD: tuple[tuple[Mutant, str], ...] = (
             (Founding.on_claim, "self.taken_by = self.taken_by or claim", "pass"),
         ),
         "metadata/nobody_founds_beside_a_living_cluster",
+    ),
+    (
+        _mutant(
+            "a leader appends publishes above the quota of their stream",
+            (Quota.refuse, "if not self.is_set:", "if True:"),
+        ),
+        "replication/quota_refuses_until_the_next_second",
+    ),
+    (
+        _mutant(
+            "what is appended is not counted against the quota",
+            (Quota.take, "if self.is_set:", "if False:"),
+        ),
+        "replication/quota_refuses_until_the_next_second",
+    ),
+    (
+        _mutant(
+            "a leader keeps the quota that it began with",
+            (Leader.on_view, "self.quota.configure(view.config, now)", "pass"),
+        ),
+        "replication/quota_refuses_until_the_next_second",
+    ),
+    (
+        _mutant(
+            "a controller believes a 503 of which nothing else tells",
+            (Liveness.is_gone, "if broker in self._raft_lost_at:", "if True:"),
+        ),
+        "metadata/a_503_alone_proves_nothing",
+    ),
+    (
+        _mutant(
+            "a controller that stood still counts time in which it did not ask",
+            (Liveness.is_gone, "max(watch.asked_at, watch.since,", "max(watch.heard_at, watch.since,"),
+        ),
+        "metadata/a_controller_that_stood_still_believes_no_503",
+    ),
+    (
+        _mutant(
+            "a controller that stood still does not wait for its own probe",
+            (Liveness.is_gone, " and self._own_sent_heard >= watch.refused_at", ""),
+        ),
+        "metadata/a_controller_that_stood_still_believes_no_503",
+    ),
+    (
+        _mutant(
+            "followers that heard a 503 are witnesses",
+            (Failover.count_witnesses, "fresh.keys() - suspicion.refused", "fresh"),
+        ),
+        "metadata/a_503_alone_proves_nothing",
     ),
 )
 """Mutants of states that no run of the simulation reaches (an unclean election, files of an earlier version), and of

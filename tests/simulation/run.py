@@ -25,8 +25,9 @@ from tests.simulation.broker import DATA, SimBroker
 from tests.simulation.clients import Workload
 from tests.simulation.cpu_limit import CPU_LIMIT, OutOfCpuTime, cpu_limit
 from tests.simulation.disk import AMPLE
-from tests.simulation.faults import Fault, carry_out, draw, draw_scenario
+from tests.simulation.faults import Fault, carry_out, draw, draw_forger, draw_scenario
 from tests.simulation.invariants import Invariants
+from tests.simulation.invariants.messages import OnlyBrokersAreBelieved
 from tests.simulation.messaging import Nats, Weather
 from tests.simulation.raft import RaftGroup
 from tests.simulation.scenarios.catalog import REQUIRED_PLANS
@@ -194,11 +195,17 @@ class Cluster:
         self.plan = self.plan.compacting(Random(f"compaction of {world.seed}"))
         self.plan = self.plan.forgetting(Random(f"producers of {world.seed}"))
         names = tuple(f"b{number + 1}" for number in range(self.plan.brokers))
-        self.schedule = draw(rng, names, self.plan.duration, scenario) if schedule is None else schedule
+        if schedule is None:
+            schedule = draw(rng, names, self.plan.duration, scenario)
+            if len(schedule) > 1:
+                schedule += draw_forger(Random(f"forger of {world.seed}"), self.plan.duration)
+        self.schedule = schedule
         self.data = DATA
         self.world = world
         self.nats = Nats(self.world)
         self.nats.weather = self.usual_weather()
+        if any(fault.kind == "forger" for fault in self.schedule):
+            self.nats.believed = OnlyBrokersAreBelieved(self.world)
         self.subjects = Subjects()
         self.raft = RaftGroup(self.world, tuple(f"{name}:7400" for name in names))
         self.brokers = {name: SimBroker(self.world, self.nats, self.raft, name, self.subjects) for name in names}

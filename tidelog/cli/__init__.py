@@ -5,20 +5,44 @@ imports what it needs when it runs, so that help and completion are quick and `p
 summary of a group in the help is made from its subcommands.
 
 Exit status: 0; 1 with one sentence on stderr when something was refused or failed; 2 when the command line itself is
-wrong; 130 after Ctrl-C.
+wrong; 130 after Ctrl-C. A reader of the output that goes away, such as `head`, is no failure: 0.
 """
 
 from __future__ import annotations
 
+import os
+import select
+import sys
 from importlib import import_module
+from typing import Any
 
 import click
 
-_COMMANDS = ("up", "server", "stream", "partition", "publish", "subscribe", "log", "broker", "cluster")
+_COMMANDS = (
+    "up",
+    "server",
+    "stream",
+    "partition",
+    "publish",
+    "subscribe",
+    "log",
+    "broker",
+    "cluster",
+    "audit",
+    "security",
+)
 """In the order of the help. Each is an attribute of the module `tidelog.cli` has of that name."""
 
 
 class _LazyGroup(click.Group):
+    def invoke(self, ctx: click.Context) -> Any:
+        try:
+            return super().invoke(ctx)
+        except BrokenPipeError:
+            if not _output_is_gone():
+                raise
+            ctx.exit(0)
+
     def list_commands(self, ctx: click.Context) -> list[str]:  # noqa: ARG002 - click's signature
         return list(_COMMANDS)
 
@@ -32,6 +56,23 @@ class _LazyGroup(click.Group):
     def format_commands(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
         with formatter.section("Commands"):
             formatter.write_dl([(name, _summary(self.get_command(ctx, name))) for name in _COMMANDS])
+
+
+def _output_is_gone() -> bool:
+    """The reader of stdout, such as `head`, has what it wants: no error. What is left to be written goes nowhere, else
+    Python's end would try again, and fail."""
+    try:
+        descriptor = sys.stdout.fileno()
+    except OSError:  # it is no file
+        return False
+    poll = select.poll()
+    poll.register(descriptor, 0)
+    if not any(events & select.POLLERR for _, events in poll.poll(0)):
+        return False
+    nowhere = os.open(os.devnull, os.O_WRONLY)
+    os.dup2(nowhere, descriptor)
+    os.close(nowhere)
+    return True
 
 
 def _summary(command: click.Command | None) -> str:

@@ -21,7 +21,7 @@ def broker() -> None:
 @broker.command()
 @click.argument("broker_id", metavar="BROKER")
 @cluster_options
-def describe(broker_id: str, server: str, namespace: str, as_json: bool) -> None:
+def describe(broker_id: str, server: str | None, namespace: str, as_json: bool) -> None:
     """Show the replicas that BROKER holds, and the partitions that cannot do without it.
 
     \b
@@ -54,8 +54,12 @@ def _show(found: BrokerDescription) -> None:
         )
     life = "alive" if found["alive"] else "[red]dead[/]"
     role = "voter" if found["voter"] else "observer"
+    internal = ""
+    if found.get("internal_replicas"):
+        internal = f", and {found['internal_leaders']} of {found['internal_replicas']} internal ones"
     console().print(
-        f"broker [bold]{found['id']}[/]  {life}, {role}, leads {found['leaders']} of {found['replicas']} partitions",
+        f"broker [bold]{found['id']}[/]  {life}, {role}, leads {found['leaders']} of {found['replicas']} partitions"
+        f"{internal}",
         highlight=False,
     )
     console().print(table)

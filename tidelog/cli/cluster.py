@@ -8,21 +8,25 @@ from typing import TYPE_CHECKING
 import click
 
 from tidelog.cli.config_options import SettingsCommand, alteration_options, config_of
+from tidelog.cli.rotate_secret import rotate_secret
 from tidelog.cli.session import cluster_options, console, counted, print_json, run
 
 if TYPE_CHECKING:
     from tidelog.client.connection import Client
-    from wire.operations import BrokerStatus, ClusterStatus
+    from wire.operations import BrokerStatus, ClusterStatus, MissingPermissions
 
 
 @click.group()
 def cluster() -> None:
-    """The state of the cluster, and its defaults for new streams."""
+    """The state of the cluster, its defaults for new streams, and its secret."""
+
+
+cluster.add_command(rotate_secret)
 
 
 @cluster.command()
 @cluster_options
-def status(server: str, namespace: str, as_json: bool) -> None:
+def status(server: str | None, namespace: str, as_json: bool) -> None:
     """Show the brokers, how many partitions are in trouble, and how much each broker has dropped since its start."""
 
     async def work(client: Client) -> None:
@@ -38,7 +42,7 @@ def status(server: str, namespace: str, as_json: bool) -> None:
 @cluster.command(cls=SettingsCommand)
 @alteration_options
 @cluster_options
-def alter(settings: tuple[str, ...], unset: tuple[str, ...], server: str, namespace: str, as_json: bool) -> None:
+def alter(settings: tuple[str, ...], unset: tuple[str, ...], server: str | None, namespace: str, as_json: bool) -> None:
     """Change the settings that new streams get where they bring none of their own."""
     config = config_of(settings)
 
@@ -67,14 +71,15 @@ def _show(found: ClusterStatus) -> None:
             "alive" if broker["alive"] else "[red]dead[/]",
             "yes" if broker["id"] == found["controller"] else "",
             "yes" if broker["voter"] else "no",
-            str(broker["leaders"]),
-            str(broker["replicas"]),
+            _with_internal(broker["leaders"], broker.get("internal_leaders")),
+            _with_internal(broker["replicas"], broker.get("internal_replicas")),
             _disk(broker),
             "?" if broker.get("counters") is None else str(sum(_dropped(broker).values())),
         )
     console().print(table)
+    internal = f", and {found['internal_partitions']} internal" if found.get("internal_partitions") else ""
     console().print(
-        f"{counted(found['streams'], 'stream')}, {counted(found['partitions'], 'partition')}: "
+        f"{counted(found['streams'], 'stream')}, {counted(found['partitions'], 'partition')}{internal}: "
         f"{found['offline_partitions']} offline, {found['under_replicated']} under-replicated, "
         f"{counted(found['unclean_elections'], 'unclean election')} so far  "
         f"(cluster {found['cluster_id']}, generation {found['generation']})",
@@ -104,6 +109,16 @@ def _show(found: ClusterStatus) -> None:
         if dropped := _dropped(broker):
             kinds = ", ".join(f"{kind} {count}" for kind, count in dropped.items())
             console().print(f"{broker['id']} has dropped: {kinds}", highlight=False)
+        if missing := broker.get("not_permitted"):
+            _show_missing(broker["id"], missing)
+        if refused := broker.get("refused_messages"):
+            kinds = ", ".join(
+                f"{kind} {sum(faults.values())} ({', '.join(sorted(faults))})" for kind, faults in refused.items()
+            )
+            console().print(
+                f"[yellow]{broker['id']}[/] has refused messages that no broker of its cluster sent: {kinds}",
+                highlight=False,
+            )
         if gaps := (broker.get("counters") or {}).get("publish_gaps"):
             newest = (broker.get("publish_gaps") or [])[-1:]
             console().print(
@@ -120,6 +135,24 @@ def _show(found: ClusterStatus) -> None:
             console().print(
                 f"[yellow]{broker['id']}[/] has met damage {counted(counters['damage_found'], 'time')} since it"
                 f" started, and repaired {counters.get('damage_repaired', 0)}: look at its disk"
+            )
+
+
+def _with_internal(count: int, internal: int | None) -> str:
+    """`internal`: None from a controller that does not tell them apart."""
+    return f"{count} + {internal}" if internal else str(count)
+
+
+def _show_missing(broker: str, missing: MissingPermissions) -> None:
+    from rich.markup import escape
+
+    for act, subjects in (("subscribe to", missing["subscribe"]), ("publish to", missing["publish"])):
+        if subjects:
+            more = missing["subscriptions"] - len(subjects) if act == "subscribe to" else 0
+            console().print(
+                f"[red]{broker}[/] is not permitted by NATS to {act} {', '.join(map(escape, subjects))}"
+                f"{f' and {more} more' if more > 0 else ''}: see `tidelog security nats-config --role broker`",
+                highlight=False,
             )
 
 

@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING
 
 import click
 
-from tidelog.cli.session import cluster_options, console, fail, print_json, run
+from tidelog.cli.session import cluster_options, confirm, console, fail, print_json, run, yes_option
 
 if TYPE_CHECKING:
     from tidelog.client.connection import Client
@@ -28,7 +28,7 @@ def partition() -> None:
 @click.argument("number", type=_PARTITION, metavar="PARTITION")
 @click.argument("broker")
 @cluster_options
-def move_leader(stream: str, number: int, broker: str, server: str, namespace: str, as_json: bool) -> None:
+def move_leader(stream: str, number: int, broker: str, server: str | None, namespace: str, as_json: bool) -> None:
     """Let BROKER lead in place of the present leader. Nothing acknowledged is lost.
 
     BROKER must be alive and in sync. The present leader takes no records until BROKER has all of its log, some
@@ -60,7 +60,7 @@ def move_leader(stream: str, number: int, broker: str, server: str, namespace: s
 @click.argument("stream")
 @click.argument("number", type=_PARTITION, metavar="PARTITION")
 @cluster_options
-def story(stream: str, number: int, server: str, namespace: str, as_json: bool) -> None:
+def story(stream: str, number: int, server: str | None, namespace: str, as_json: bool) -> None:
     """Show the last events of each replica: its roles, changes of the ISR, cuts of its log, failures.
 
     Each broker keeps the last fifty since it was started. The leader is first; the newest event is last.
@@ -100,9 +100,17 @@ def _show_story(found: PartitionStory) -> None:
 @click.argument("number", type=_PARTITION, metavar="PARTITION")
 @click.argument("broker")
 @click.option("--accept-loss", is_flag=True, help="Do it. Without this, only tell the loss, and exit with 1.")
+@yes_option
 @cluster_options
 def elect_unclean(
-    stream: str, number: int, broker: str, accept_loss: bool, server: str, namespace: str, as_json: bool
+    stream: str,
+    number: int,
+    broker: str,
+    accept_loss: bool,
+    yes: bool,
+    server: str | None,
+    namespace: str,
+    as_json: bool,
 ) -> None:
     """Let BROKER lead a partition that no broker can lead safely, AT THE LOSS OF COMMITTED RECORDS.
 
@@ -113,8 +121,11 @@ def elect_unclean(
     cut theirs to it when they return. Consumers that had read further are told (LOG_TRUNCATED). Streams with min_isr
     above 1 take acknowledged publishes again when enough replicas have caught up with BROKER.
 
-    Without --accept-loss nothing changes. The number of such elections is in `tidelog cluster status`.
+    Without --accept-loss nothing changes. With it, the command asks for the name of the stream on a terminal, and needs
+    --yes elsewhere. The number of such elections is in `tidelog cluster status`.
     """
+    if accept_loss:
+        confirm(f"gives up records of {stream}/{number} that were committed", stream, yes=yes)
 
     async def work(client: Client) -> None:
         found = await client.elect_unclean(stream, number, broker, accept_loss=accept_loss)

@@ -5,25 +5,33 @@ from __future__ import annotations
 import sys
 import time
 from collections import Counter
-from collections.abc import AsyncIterator
-from contextlib import nullcontext
+from collections.abc import AsyncIterator, Sequence
+from contextlib import asynccontextmanager, nullcontext
 from typing import TYPE_CHECKING, Any, BinaryIO, Literal, cast
 
 import click
 
 from tidelog.cli.session import cluster_options, counted, fail, print_json, run
+from wire.echo import one_line
 
 if TYPE_CHECKING:
     import asyncio
 
     from tidelog.client.connection import Client
     from tidelog.client.producer import Producer
-    from tidelog.client.records import Receipt
+    from tidelog.client.records import BatchReceipt, Receipt
     from wire.errors import TidelogError
 
+    _Outcomes = list[tuple[Sequence[int], BatchReceipt | Receipt | TidelogError]]
+    """What became of the lines at these places of a chunk."""
+
 CHUNK_RECORDS = 10_000
+MOST_RANGES = 5
+"""Of lines that an error names."""
 CHUNK_BYTES = 4 << 20
 """Read and sent as one; the next is read once this one is acknowledged."""
+SILENCE = 1.0
+"""Seconds that records wait for a leader that refuses them, or is not there, before stderr says so."""
 PAUSE = 0.01
 """Seconds. Lines of a pipe that pauses for so long are sent, whether they fill a chunk or not."""
 
@@ -49,7 +57,8 @@ PAUSE = 0.01
     "--confirm-timeout",
     type=click.FloatRange(min=0.001, max=3600),
     metavar="SECONDS",
-    help="How long the leader waits for the level; in place of the stream's time.",
+    help="How long the leader waits for the level, in place of the stream's time; and how long it is asked again while"
+    " it refuses the records (a quota, too few replicas), in place of 30 s.",
 )
 @click.option("--file", "file", type=click.File("rb"), help="Publish the lines of a file; - is stdin.")
 @click.option(
@@ -78,7 +87,7 @@ def publish(
     form: str,
     compression: str | None,
     partition: int | None,
-    server: str,
+    server: str | None,
     namespace: str,
     as_json: bool,
 ) -> None:
@@ -106,12 +115,13 @@ def publish(
         async with client.producer(
             stream, acks=level, durability=durability, confirm_timeout=confirm_timeout, compression=codec
         ) as producer:
-            if file is not None:
-                await _publish_file(
-                    producer, file, form, key_bytes, partition, acknowledged=acks != "none", as_json=as_json
-                )
-                return
-            receipt = await producer.send(_bytes(value or ""), key=key_bytes, partition=partition)
+            async with _delays_told(producer):
+                if file is not None:
+                    await _publish_file(
+                        producer, file, form, key_bytes, partition, acknowledged=acks != "none", as_json=as_json
+                    )
+                    return
+                receipt = await producer.send(_bytes(value or ""), key=key_bytes, partition=partition)
             offset = None if receipt.offset < 0 else receipt.offset
             if as_json:
                 print_json({"stream": stream, "partition": receipt.partition, "offset": offset})
@@ -121,6 +131,27 @@ def publish(
                 click.echo(f"{stream}/{receipt.partition} offset {offset}")
 
     run(server, namespace, work)
+
+
+@asynccontextmanager
+async def _delays_told(producer: Producer) -> AsyncIterator[None]:
+    """Meanwhile stderr has a line for each thing that keeps records waiting for longer than SILENCE."""
+    import asyncio
+
+    async def watch() -> None:
+        told: set[str] = set()
+        while True:
+            await asyncio.sleep(SILENCE / 4)
+            delay = producer.delay()
+            if delay is not None and delay[0] >= SILENCE and delay[1] not in told:
+                told.add(delay[1])
+                click.echo(f"waiting: {one_line(delay[1])}", err=True)
+
+    watching = asyncio.create_task(watch())
+    try:
+        yield
+    finally:
+        watching.cancel()
 
 
 async def _publish_file(
@@ -137,6 +168,7 @@ async def _publish_file(
     from tidelog.client.errors import BadRequest
     from wire.errors import TidelogError
 
+    await producer.start()
     began = time.monotonic()
     per_partition: Counter[int] = Counter()
     size = line_number = 0
@@ -147,14 +179,18 @@ async def _publish_file(
                 if form == "lines":
                     values = [line.removesuffix(b"\r") for line in chunk]
                     keys = None if key is None else [key] * len(values)
-                    for run_receipt in await producer.send_many(values, keys=keys, partition=partition):
-                        per_partition[run_receipt.partition] += run_receipt.record_count
+                    outcomes: _Outcomes = list(await producer.outcomes(values, keys=keys, partition=partition))
                 else:
-                    per_partition += await _publish_json(producer, chunk, line_number, key, partition, state)
+                    outcomes = await _publish_json(producer, chunk, line_number, key, partition, state)
             except TidelogError as error:
                 if isinstance(error, BadRequest) and not line_number:
                     raise  # a wrong argument: nothing was sent
-                fail(_given_up(error, line_number, chunk, state))
+                fail(_not_given(error, line_number, chunk, state))
+            if failure := next((one for _, one in outcomes if isinstance(one, TidelogError)), None):
+                fail(_given_up(failure, line_number, outcomes, state))
+            for indices, receipt in outcomes:
+                if not isinstance(receipt, TidelogError):
+                    per_partition[receipt.partition] += len(indices)
             line_number += len(chunk)
             size += chunk_size
             if progress is not None:
@@ -178,8 +214,43 @@ async def _publish_file(
         )
 
 
-def _given_up(error: TidelogError, before: int, chunk: list[bytes], state: str) -> str:
-    """Says which lines are in the stream: of a file, the lines up to `before`, and then those of `chunk`, which failed.
+def _given_up(error: TidelogError, before: int, outcomes: _Outcomes, state: str) -> str:
+    """Says which lines are in the stream: the lines up to `before` are, and those after them have these outcomes."""
+    from tidelog.client.errors import may_be_written
+    from wire.errors import TidelogError
+
+    there = [range(1, before + 1)] if before else []
+    absent: list[range] = []
+    doubtful: list[range] = []
+    for indices, outcome in outcomes:
+        into = there
+        if isinstance(outcome, TidelogError):
+            into = doubtful if may_be_written(outcome) else absent
+        for index in [indices] if isinstance(indices, range) else [range(each, each + 1) for each in indices]:
+            lines = range(before + 1 + index.start, before + 1 + index.stop)
+            if into and into[-1].stop == lines.start:
+                lines = range(into.pop().start, lines.stop)
+            into.append(lines)
+    parts = [error.message]
+    for ranges, one, many in (
+        (there, f"is {state}", f"are {state}"),
+        (absent, "was not written", "were not written"),
+        (doubtful, "may be in the stream", "may be in the stream"),
+    ):
+        if ranges:
+            count = sum(map(len, ranges))
+            parts.append(f"{'line' if count == 1 else 'lines'} {_listed(ranges)} {one if count == 1 else many}")
+    return "; ".join(parts)
+
+
+def _listed(ranges: list[range]) -> str:
+    shown = [str(each.start) if len(each) == 1 else f"{each.start} to {each.stop - 1}" for each in ranges[:MOST_RANGES]]
+    more = sum(map(len, ranges[MOST_RANGES:]))
+    return ", ".join(shown) + (f" and {more} more" if more else "")
+
+
+def _not_given(error: TidelogError, before: int, chunk: list[bytes], state: str) -> str:
+    """Of lines that no producer takes: those up to `before` are in the stream; of `chunk` it is not known.
 
     All of them have the same key, so that a record that is too large is the longest line.
     """
@@ -202,12 +273,14 @@ def _given_up(error: TidelogError, before: int, chunk: list[bytes], state: str) 
 
 async def _publish_json(
     producer: Producer, chunk: list[bytes], first_line: int, key: bytes | None, partition: int | None, state: str
-) -> Counter[int]:
+) -> _Outcomes:
     import asyncio
 
     from tidelog.cli.records_json import from_json
     from tidelog.client.errors import BadRequest, RecordTooLarge
+    from wire.errors import TidelogError
 
+    places: list[int] = []
     futures: list[asyncio.Future[Receipt]] = []
     for number, line in enumerate(chunk, first_line + 1):
         if not line.strip():
@@ -226,7 +299,13 @@ async def _publish_json(
             before = f"; the lines before it are {state}" if number > 1 else ""
             fail(f"line {number} cannot be published: {error}{before}")
         futures.append(future)
-    return Counter(receipt.partition for receipt in await asyncio.gather(*futures))
+        places.append(number - first_line - 1)
+    outcomes: _Outcomes = []
+    for place, outcome in zip(places, await asyncio.gather(*futures, return_exceptions=True), strict=True):
+        if isinstance(outcome, BaseException) and not isinstance(outcome, TidelogError):
+            raise outcome
+        outcomes.append((range(place, place + 1), outcome))
+    return outcomes
 
 
 async def _chunks(file: BinaryIO) -> AsyncIterator[tuple[list[bytes], int]]:

@@ -11,6 +11,9 @@ from typing import TYPE_CHECKING, Any, NoReturn, TypeVar
 
 import click
 
+from tidelog.cli.login_options import given_login, login_options, warn_of_secrets
+from wire.echo import one_line
+
 if TYPE_CHECKING:
     from rich.console import Console
 
@@ -29,16 +32,38 @@ _SILENCE = 1.0
 """Seconds after which it says that it waits."""
 
 
+MOST_TOLD = 10_000
+"""Characters of each line of a failure."""
+
+
 class Failure(click.ClickException):
     """One sentence on stderr, exit status 1."""
 
     def show(self, file: Any = None) -> None:
-        click.echo(f"tidelog: {self.message}", file=file or sys.stderr)
+        # Where NATS lets everybody answer, the text may be a stranger's: its control characters would reach a terminal.
+        told = "\n".join(one_line(line, MOST_TOLD) for line in self.message.split("\n"))
+        click.echo(f"tidelog: {told}", file=file or sys.stderr)
+
+
+_INBOX_PREFIX = "tidelog.inbox_prefix"
+"""Where the context of a command keeps it: `run` alone needs it."""
+
+
+def _keep_inbox_prefix(ctx: click.Context, _parameter: click.Parameter, given: str | None) -> None:
+    ctx.meta[_INBOX_PREFIX] = given
 
 
 def cluster_options(command: _Command) -> _Command:
-    """Adds --server, --namespace and --json: parameters `server`, `namespace`, `as_json`."""
+    """Adds --server, --namespace, --inbox-prefix and --json: parameters `server`, `namespace`, `as_json`; and the
+    options of the login, which `run` uses."""
     for option in (
+        click.option(
+            "--inbox-prefix",
+            metavar="SUBJECT",
+            expose_value=False,
+            callback=_keep_inbox_prefix,
+            help="Answers come to subjects below it; also from $TIDELOG_INBOX_PREFIX.  [default: _INBOX]",
+        ),
         click.option("--json", "as_json", is_flag=True, help="Print JSON."),
         click.option(
             "--namespace",
@@ -50,19 +75,17 @@ def cluster_options(command: _Command) -> _Command:
         ),
         click.option(
             "--server",
-            envvar="TIDELOG_SERVER",
-            default="nats://127.0.0.1:4222",
-            show_default=True,
             metavar="URL",
-            help="NATS server, or several with commas; also from $TIDELOG_SERVER.",
+            callback=warn_of_secrets,
+            help="NATS server, or several with commas; also from $TIDELOG_SERVER.  [default: nats://127.0.0.1:4222]",
         ),
     ):
         command = option(command)
-    return command
+    return login_options(command)
 
 
 def run(
-    server: str, namespace: str, work: Callable[[Client], Awaitable[None]], *, waits_for_start: bool = False
+    server: str | None, namespace: str, work: Callable[[Client], Awaitable[None]], *, waits_for_start: bool = False
 ) -> None:
     """Connect, do the work, disconnect. Errors of the table, and of stdin and stdout, become one sentence.
 
@@ -73,43 +96,85 @@ def run(
     from wire.errors import TidelogError
 
     try:
-        asyncio.run(_connected(server, namespace, work, waits_for_start))
+        asyncio.run(_connected(server, namespace, work, waits_for_start, given_login()))
     except TidelogError as error:
         fail(error.message)
     except OSError as error:
         if error.errno == errno.EPIPE:
-            raise  # a reader such as `head` has gone, and click ends quietly
+            raise  # a reader such as `head` has gone: the group of all commands ends
         fail(f"the output cannot be written, or the input cannot be read: {error.strerror or error}")
     except KeyboardInterrupt:
         sys.exit(INTERRUPTED)
 
 
 async def _connected(
-    server: str, namespace: str, work: Callable[[Client], Awaitable[None]], waits_for_start: bool
+    server: str | None,
+    namespace: str,
+    work: Callable[[Client], Awaitable[None]],
+    waits_for_start: bool,
+    login: dict[str, Any],
 ) -> None:
     import asyncio
 
     from tidelog.client.connection import connect
+    from tidelog.client.errors import NoServer
+    from tidelog.runtime.nats_errors import NatsNotListening
 
+    inboxes = click.get_current_context().meta[_INBOX_PREFIX]
     if not waits_for_start:
-        async with await connect(server, namespace=namespace, api_timeout=API_TIMEOUT) as client:
+        async with await connect(
+            server, namespace=namespace, inbox_prefix=inboxes, api_timeout=API_TIMEOUT, **login
+        ) as client:
             await work(client)
         return
-    notice = asyncio.get_running_loop().call_later(
-        _SILENCE,
-        lambda: click.echo(
-            f"waiting for the cluster at {server}: nats-server, a controller, enough live brokers", err=True
-        ),
-    )
+    at = "" if server is None else f" at {server.rsplit('@', 1)[-1]}"
+
+    def later_notice() -> asyncio.TimerHandle:
+        return asyncio.get_running_loop().call_later(
+            _SILENCE,
+            lambda: click.echo(
+                f"waiting for the cluster{at}: nats-server, a controller, enough live brokers", err=True
+            ),
+        )
+
+    notice: asyncio.TimerHandle | None = None
+    options: dict[str, Any] = {"namespace": namespace, "inbox_prefix": inboxes, "api_timeout": START_WAIT, **login}
     try:
-        async with await connect(server, namespace=namespace, api_timeout=START_WAIT, start_wait=START_WAIT) as client:
+        try:
+            client = await connect(server, **options)
+        except NoServer as error:
+            # Other refusals, such as that of a login, end the first attempt however slow it was: no wait to tell of.
+            if not isinstance(error.__cause__, NatsNotListening):
+                raise
+            notice = later_notice()
+            client = await connect(server, start_wait=START_WAIT, **options)
+        async with client:
+            notice = notice or later_notice()
             await work(client)
     finally:
-        notice.cancel()
+        if notice is not None:
+            notice.cancel()
 
 
 def fail(message: str) -> NoReturn:
     raise Failure(" ".join(message.split()))
+
+
+def yes_option(command: _Command) -> _Command:
+    """Adds --yes: parameter `yes`."""
+    return click.option("--yes", is_flag=True, help="Do not ask; needed where standard input is no terminal.")(command)
+
+
+def confirm(act: str, answer: str, *, yes: bool) -> None:
+    """Before something is destroyed: asks on a terminal for `answer` to be typed, unless --yes was given. `act` is read
+    after "this ". Ends the command where the answer is another one (status 1), or no terminal is there to ask (2)."""
+    if yes:
+        return
+    if not sys.stdin.isatty():
+        raise click.UsageError(f"this {act}; standard input is no terminal to ask on, so add --yes to do it")
+    typed = click.prompt(f"This {act}. Type {answer} to go on", default="", show_default=False, err=True)
+    if typed.strip() != answer:
+        fail("nothing was changed")
 
 
 def counted(number: int, thing: str) -> str:

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 import click
 
 from tidelog.cli.config_options import SettingsCommand, alteration_options, config_of, config_option
-from tidelog.cli.session import cluster_options, console, counted, print_json, run
+from tidelog.cli.session import cluster_options, confirm, console, counted, print_json, run, yes_option
 from wire.durability import DEFAULT_REPLICAS, MAX_REPLICAS
 
 if TYPE_CHECKING:
@@ -37,7 +37,7 @@ def create(
     partitions: int,
     replication_factor: int | None,
     settings: tuple[str, ...],
-    server: str,
+    server: str | None,
     namespace: str,
     as_json: bool,
 ) -> None:
@@ -63,12 +63,13 @@ def create(
 
 
 @stream.command(name="list")
+@click.option("--internal", is_flag=True, help="With Tidelog's own streams.")
 @cluster_options
-def list_(server: str, namespace: str, as_json: bool) -> None:
+def list_(internal: bool, server: str | None, namespace: str, as_json: bool) -> None:
     """List the streams."""
 
     async def work(client: Client) -> None:
-        streams = sorted(await client.streams(), key=lambda summary: summary["name"])
+        streams = sorted(await client.streams(internal=internal), key=lambda summary: summary["name"])
         if as_json:
             print_json(streams)
         elif streams:
@@ -82,7 +83,7 @@ def list_(server: str, namespace: str, as_json: bool) -> None:
 @stream.command()
 @click.argument("name")
 @cluster_options
-def describe(name: str, server: str, namespace: str, as_json: bool) -> None:
+def describe(name: str, server: str | None, namespace: str, as_json: bool) -> None:
     """Show a stream's partitions: leaders, in-sync replicas, offsets."""
 
     async def work(client: Client) -> None:
@@ -100,7 +101,7 @@ def describe(name: str, server: str, namespace: str, as_json: bool) -> None:
 @alteration_options
 @cluster_options
 def alter(
-    name: str, settings: tuple[str, ...], unset: tuple[str, ...], server: str, namespace: str, as_json: bool
+    name: str, settings: tuple[str, ...], unset: tuple[str, ...], server: str | None, namespace: str, as_json: bool
 ) -> None:
     """Change settings of a stream while it is used. All that is given is done, or nothing."""
     config = config_of(settings)
@@ -117,9 +118,14 @@ def alter(
 
 @stream.command()
 @click.argument("name")
+@yes_option
 @cluster_options
-def delete(name: str, server: str, namespace: str, as_json: bool) -> None:
-    """Delete a stream with all its records."""
+def delete(name: str, yes: bool, server: str | None, namespace: str, as_json: bool) -> None:
+    """Delete a stream with all its records.
+
+    On a terminal it asks for the stream's name; elsewhere it needs --yes.
+    """
+    confirm(f"deletes stream {name} with all its records", name, yes=yes)
 
     async def work(client: Client) -> None:
         await client.delete_stream(name)
@@ -143,6 +149,7 @@ def _show_list(streams: list[StreamSummary]) -> None:
 
 
 def _show_description(found: StreamDescription) -> None:
+    from rich.markup import escape
     from rich.table import Table
 
     settings = "  ".join(f"{key}={value}" for key, value in sorted(found["config"].items()))
@@ -156,11 +163,17 @@ def _show_description(found: StreamDescription) -> None:
             str(partition["leader_epoch"]),
             " ".join(partition["isr"]),
             _behind(partition),
-            _number(partition["high_watermark"]),
+            "nothing" if partition["high_watermark"] == -1 else _number(partition["high_watermark"]),
             f"{_number(partition['log_start_offset'])}..{_number(partition['log_end_offset'])}",
         )
     console().print(table)
     for partition in found["partitions"]:
+        for broker, subjects in (partition.get("not_heard") or {}).items():
+            console().print(
+                f"[red]{broker}[/] does not hear partition {partition['partition']}: NATS does not let it subscribe to"
+                f" {', '.join(map(escape, subjects))}; see `tidelog security nats-config --role broker`",
+                highlight=False,
+            )
         for replica, progress in partition["replicas_progress"].items():
             _show_damage(partition["partition"], replica, progress)
             if progress.get("stopped"):

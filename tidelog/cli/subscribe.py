@@ -59,7 +59,7 @@ def subscribe(
     read_from: Literal["leader", "follower"],
     on_gap: Literal["raise", "skip"] | None,
     limit: int | None,
-    server: str,
+    server: str | None,
     namespace: str,
     as_json: bool,
 ) -> None:

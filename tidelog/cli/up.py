@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import signal
 import sys
 import time
@@ -60,9 +61,11 @@ def up(
     from rich.console import Console
     from rich.table import Table
 
+    from tidelog.runtime.private_files import PRIVATE_UMASK
     from tidelog.server.devcluster import DevCluster, NatsKeeper
     from wire.errors import TidelogError
 
+    os.umask(PRIVATE_UMASK)
     console = Console(stderr=True)
     stop = _Stop()
     try:

@@ -35,7 +35,11 @@ Invariants:
    stored nothing. If no earlier attempt of the first batch can have been written, or the leader remembers every
    producer that wrote since that batch was made, it is not in the log, hence none behind it, and all go on under a new
    session. Else its outcome cannot be known any more: it fails and says so.
-7. While refusals repeat, only the first batch of the window is sent: a leader without enough replicas or room is
+7. What rules 5 and 6 say holds of a leader that can know what was stored. One of an earlier LeaderEpoch than an attempt
+   of the batch named has been deposed, as has one of an earlier LeaderEpoch than a later answer came from: the batch
+   waits for its successor. (A client goes back to an earlier LeaderEpoch where the metadata say so, and a controller
+   that has been deposed, too, may say it.)
+8. While refusals repeat, only the first batch of the window is sent: a leader without enough replicas or room is
    asked, not flooded.
 
 An answer can fail to come: the message reached a process that was killed afterwards. So when the oldest batch has
@@ -105,7 +109,11 @@ class PartitionAccumulator:
         self.name = name
         """stream/partition, for sentences."""
         self.leader_epoch = leader_epoch
-        """The newest that any answer carried; sent along, so that a deposed leader stays silent."""
+        """The newest that is known; sent along, so that a deposed leader stays silent."""
+        self._doubts_epoch = False
+        """A leader has answered with an earlier one: the metadata decide."""
+        self._acknowledged_epoch = 0
+        """The newest one that acknowledged a batch of this session."""
         self._settings = settings
         self._idempotent = settings.acks is not Acks.NONE
         self.gathering = Gathering(settings.batch_bytes, settings.delivery_timeout)
@@ -115,7 +123,7 @@ class PartitionAccumulator:
         self._session_wanted = False
         self._next_sequence = 0
         self._begun = 0
-        self._link = LeaderLink(settings)
+        self.link = LeaderLink(settings)
 
     @property
     def is_idle(self) -> bool:
@@ -124,7 +132,7 @@ class PartitionAccumulator:
 
     @property
     def is_available(self) -> bool:
-        return not self._link.is_down
+        return not self.link.is_down
 
     @property
     def pending_batches(self) -> list[PendingBatch]:
@@ -135,12 +143,12 @@ class PartitionAccumulator:
 
     def next_send(self, now: float) -> PendingBatch | None:
         """The batch to publish now, marked as sent; None when there is none. Repetitions come first, in order."""
-        if not self._link.may_send(now):
+        if not self.link.may_send(now):
             return None
         for batch in self._window:
             if batch.state is BatchState.RESEND:
                 return self._mark_sent(batch, now)
-            if self._link.is_cautious:
+            if self.link.is_cautious:
                 return None
         if not self._may_begin:
             return None
@@ -168,7 +176,7 @@ class PartitionAccumulator:
     @property
     def _may_begin(self) -> bool:
         """A batch that was never sent may go out."""
-        if self._window and self._link.is_cautious:
+        if self._window and self.link.is_cautious:
             return False
         if self._idempotent and self._window and self._begun - self._window[0].place >= REMEMBERED_BATCHES:
             return False  # answers to later ones have come, and the leader is about to forget the first
@@ -182,16 +190,17 @@ class PartitionAccumulator:
         """The connection took nothing: it is down or its buffer is full."""
         if batch.state is BatchState.SENT:
             batch.state = BatchState.RESEND
-            self._link.hold_until = now + retry_in
+            self.link.hold_until = now + retry_in
 
     def _mark_sent(self, batch: PendingBatch, now: float) -> PendingBatch:
         batch.state = BatchState.SENT
         batch.attempts += 1
         batch.sent_at = now
         batch.sent_epoch = self.leader_epoch
+        batch.newest_epoch = max(batch.newest_epoch, batch.sent_epoch)
         batch.sent_first = bool(self._window) and self._window[0] is batch
         if self._oldest_sent is batch:
-            self._link.expect_answer(now)
+            self.link.expect_answer(now)
         return batch
 
     # Answers
@@ -202,35 +211,39 @@ class PartitionAccumulator:
         return [Acknowledged(batch, -1)]
 
     def on_acknowledged(self, batch: PendingBatch, base_offset: int, leader_epoch: int) -> list[Effect]:
-        if batch.state is BatchState.RESOLVED:
+        if batch.state is BatchState.RESOLVED or not _is_credible(batch, base_offset, leader_epoch):
             return []
-        self._saw_epoch(leader_epoch)
-        self._link.succeeded()
+        self._acknowledged_epoch = max(self._acknowledged_epoch, leader_epoch)
+        self.link.succeeded()
         self._resolve(batch)
         return [Acknowledged(batch, base_offset), *self._renew_session()]
 
     def on_error(self, batch: PendingBatch, attempt: int, error: TidelogError, now: float) -> list[Effect]:
         """The leader refused attempt number `attempt` of the batch."""
-        self._saw_epoch(_epoch_of(error))
+        self.leader_epoch = max(self.leader_epoch, _epoch_of(error))
+        code = error.code
+        if code.unknown_outcome or code is Code.FENCED_LEADER_EPOCH:
+            # A leader of a later LeaderEpoch stores nothing, but the one that the attempt named may hear it, too.
+            batch.uncertain = True
         if batch.state is not BatchState.SENT or attempt != batch.attempts:
             return []
         batch.last_error = error
-        code = error.code
         if code in (Code.OUT_OF_ORDER_SEQUENCE, Code.UNKNOWN_PRODUCER_ID):
             if self._window[0] is not batch:
                 return self._resend_up_to(batch, now)
-            if code is Code.OUT_OF_ORDER_SEQUENCE:
-                return self._out_of_order(batch, error, now)
-            return self._forgotten(batch, error, now)
+            is_out_of_order = code is Code.OUT_OF_ORDER_SEQUENCE
+            if batch.sent_epoch < max(batch.newest_epoch, self._acknowledged_epoch if is_out_of_order else 0):
+                batch.state = BatchState.RESEND
+                self.link.back_off(now, error)
+                return [RefreshMetadata()]
+            return self._out_of_order(batch, error, now) if is_out_of_order else self._forgotten(batch, error, now)
         effects: list[Effect] = [RefreshMetadata()] if code.refresh_metadata else []
-        if code.unknown_outcome:
-            batch.uncertain = True
-        if not code.retriable or (code is Code.CONFIRM_TIMEOUT and self._settings.ends_unconfirmed):
+        if not code.retriable or (code is Code.CONFIRM_TIMEOUT and self._settings.confirm_timeout is not None):
             return [*effects, *self._fail(batch, typed(_as_told(error, batch))), *self._renew_session()]
         batch.state = BatchState.RESEND
         if code in (Code.FENCED_LEADER_EPOCH, Code.CONFIRM_TIMEOUT) and batch.sent_epoch != self.leader_epoch:
             return effects  # the answer itself named the newer epoch: no reason to wait
-        self._link.back_off(now, error.retry_after)
+        self.link.back_off(now, error)
         return effects
 
     def on_no_responders(self, batch: PendingBatch, attempt: int, now: float) -> list[Effect]:
@@ -238,22 +251,36 @@ class PartitionAccumulator:
         if batch.state is not BatchState.SENT or attempt != batch.attempts:
             return []
         batch.state = BatchState.RESEND
-        self._link.go_down(now)
+        self.link.go_down(now)
         return []
 
     def on_probe_answer(self, leader_epoch: int) -> list[Effect]:
-        """The leader lives. One of an older LeaderEpoch than is known has been deposed and counts for nothing."""
+        """The leader lives. One of an older LeaderEpoch than is known has been deposed and counts for nothing, unless
+        the one that is known was invented: the metadata tell."""
         if leader_epoch < self.leader_epoch:
-            return []
-        self._saw_epoch(leader_epoch)
-        was_down = self._link.come_up()
+            self._doubts_epoch = True
+            return [RefreshMetadata()]
+        self.leader_epoch = leader_epoch
+        was_down = self.link.come_up()
         for batch in self._window:
             if batch.state is BatchState.SENT and (was_down or batch.sent_epoch < self.leader_epoch):
                 batch.doubt()
         return []
 
+    def on_metadata(self, leader_epoch: int) -> list[Effect]:
+        """Of the partition, as the controller says it just now. A leader says nothing to requests that name a later
+        LeaderEpoch than its own. So where a leader answers a probe with an earlier one than is known, the controller's
+        word outranks what answers have said: somebody may have invented it."""
+        if self._doubts_epoch:
+            self._doubts_epoch = False
+            self.leader_epoch = leader_epoch
+            for batch in self._window:
+                if batch.state is BatchState.SENT and batch.sent_epoch > leader_epoch:
+                    batch.doubt()
+        return []
+
     def on_probe_no_responders(self, now: float) -> list[Effect]:
-        self._link.go_down(now)
+        self.link.go_down(now)
         return []
 
     def on_reconnected(self, now: float) -> list[Effect]:
@@ -261,7 +288,7 @@ class PartitionAccumulator:
         for batch in self._window:
             if batch.state is BatchState.SENT:
                 batch.doubt()
-        self._link.reconnected(now)
+        self.link.reconnected(now)
         return []
 
     def on_session(self, session: ProducerSession) -> None:
@@ -269,6 +296,7 @@ class PartitionAccumulator:
         self._session_sound = True
         self._session_wanted = False
         self._next_sequence = 0
+        self._acknowledged_epoch = 0
 
     def fail_all(self, error: TidelogError) -> list[Effect]:
         """Give everything up, for an error that concerns the whole stream. The errors of batches that may have been
@@ -283,20 +311,23 @@ class PartitionAccumulator:
     def tick(self, now: float) -> list[Effect]:
         """Carry out everything that is due."""
         effects: list[Effect] = []
+        patience = self._settings.confirm_timeout
         for batch in self.pending_batches:
             if now >= batch.deadline:
-                effects += self._fail(
-                    batch, too_late(batch, self.name, self._settings.delivery_timeout, is_down=self._link.is_down)
-                )
+                effects += self._fail(batch, too_late(batch, self.name, self._settings.delivery_timeout, self.link))
+                continue
+            since = self.link.refuses_since(batch)
+            if patience is not None and since is not None and now >= since + patience:
+                effects += self._fail(batch, too_late(batch, self.name, patience, self.link))
         effects += self._renew_session()
         sent = self._oldest_sent
         if sent is not None and now >= sent.sent_at + _resend_after(sent, self._settings):
             for batch in self._window:
                 if batch.state is BatchState.SENT:
                     batch.doubt()
-        if self._link.probe_is_due(now, waiting=sent is not None):
+        if self.link.probe_is_due(now, waiting=sent is not None):
             effects.append(Probe())
-        if self._link.refresh_is_due(now):
+        if self.link.refresh_is_due(now):
             effects.append(RefreshMetadata())
         return effects
 
@@ -306,11 +337,13 @@ class PartitionAccumulator:
             return None
         if self._needs_session:
             return 0.0
-        due = [batch.deadline for batch in self._window]
         oldest_waiting = self.gathering.oldest
-        if oldest_waiting is not None:
-            due.append(oldest_waiting.deadline)
-        link = self._link
+        ageing = [*self._window, *([] if oldest_waiting is None else [oldest_waiting])]
+        due = [batch.deadline for batch in ageing]
+        if self._settings.confirm_timeout is not None:
+            since = [moment for batch in ageing if (moment := self.link.refuses_since(batch)) is not None]
+            due += [moment + self._settings.confirm_timeout for moment in since]
+        link = self.link
         if link.is_down:
             return min(*due, link.probe_at, link.refresh_at)
         sent = self._oldest_sent
@@ -339,7 +372,7 @@ class PartitionAccumulator:
             if earlier.state is BatchState.SENT:
                 earlier.doubt()
         batch.state = BatchState.RESEND
-        self._link.hold(now + self._settings.backoff)
+        self.link.hold(now + self._settings.backoff)
         return []
 
     def _out_of_order(self, batch: PendingBatch, error: TidelogError, now: float) -> list[Effect]:
@@ -359,7 +392,7 @@ class PartitionAccumulator:
     def _forgotten(self, batch: PendingBatch, error: TidelogError, now: float) -> list[Effect]:
         remembered = (error.detail(REMEMBERED_MS) or 0) / 1000
         if not batch.uncertain or remembered > now - batch.created_at + _CLOCKS_APART:
-            self._link.back_off(now, None)  # the leader may not know the next session either
+            self.link.back_off(now, None)  # the leader may not know the next session either
             return self._begin_anew()
         unknown = DeliveryTimeout(
             Code.OUTCOME_UNKNOWN,
@@ -404,8 +437,13 @@ class PartitionAccumulator:
         self._session_wanted = True
         return [WantSession()]
 
-    def _saw_epoch(self, leader_epoch: int) -> None:
-        self.leader_epoch = max(self.leader_epoch, leader_epoch)
+
+def _is_credible(batch: PendingBatch, base_offset: int, leader_epoch: int) -> bool:
+    """Whether a leader can have said it: only one of the LeaderEpoch that the request named stores the batch, and an
+    earlier attempt may have named an earlier one."""
+    if batch.sent_epoch and leader_epoch > batch.sent_epoch:
+        return False
+    return 0 <= base_offset < (1 << 63) - len(batch)
 
 
 def _as_told(error: TidelogError, batch: PendingBatch) -> TidelogError:
@@ -435,20 +473,41 @@ def _epoch_of(error: TidelogError) -> int:
     return error.detail(LEADER_EPOCH) or 0
 
 
-def too_late(batch: PendingBatch, name: str, seconds: float, *, is_down: bool) -> TidelogError:
+def delay(core: PartitionAccumulator, now: float) -> tuple[float, str] | None:
+    """For how many seconds something has waited because the leader refuses it or is not there, and why, in a sentence.
+    None: nothing waits for that."""
+    link = core.link
+    if link.troubled_since is None or core.is_idle:
+        return None
+    if link.refusal is not None:
+        why = link.refusal.message
+    elif link.is_down:
+        why = f"partition {core.name} has no leader"
+    else:
+        why = f"the leader of {core.name} could not confirm records in time, and is asked again"
+    return now - max(link.troubled_since, core.pending_batches[0].created_at), why
+
+
+def too_late(batch: PendingBatch, name: str, seconds: float, link: LeaderLink) -> TidelogError:
     """The error of a batch for partition `name` that was not acknowledged within `seconds`."""
+    refusal = link.refusal
     if batch.may_be_written:
+        at_present = "" if refusal is None else f"; at present the leader refuses them: {refusal.message}"
         return DeliveryTimeout(
             Code.OUTCOME_UNKNOWN,
             f"{len(batch)} records for {name} were not acknowledged within {seconds:g} s: they may or may not "
-            "have been written; read the stream to find out before sending them again",
+            f"have been written; read the stream to find out before sending them again{at_present}",
             [OUTCOME.of("unknown")],
         )
     why = batch.last_error
+    if why is None and batch.attempts == 0:
+        why = refusal  # of the batch before it, which it must follow
     if why is not None and why.code not in (Code.OUT_OF_ORDER_SEQUENCE, Code.UNKNOWN_PRODUCER_ID):
-        message = f"{why.message} (given up after {seconds:g} s, nothing written)"
-        return typed(TidelogError(why.code, message, why.details).with_details(OUTCOME.of("not_written")))
-    if is_down:
+        count = "1 record was" if len(batch) == 1 else f"{len(batch)} records were"
+        message = f"{why.message}; given up after {seconds:g} s, and {count} not written"
+        told = typed(TidelogError(why.code, message, why.details).with_details(OUTCOME.of("not_written")))
+        return told if type(told) is not TidelogError else DeliveryTimeout(told.code, told.message, told.details)
+    if link.is_down:
         reason = f"the partition has no leader for {seconds:g} s"
     elif why is not None and batch.session is None:
         reason = f"for {seconds:g} s the leader took each new id of this producer for one that it has forgotten"

@@ -17,8 +17,10 @@ class AccumulatorSettings:
     max_in_flight: int = 5
     """Leaders remember the last five batches of a producer; a larger window could not be told from repetitions."""
     delivery_timeout: float = 30.0
-    ends_unconfirmed: bool = False
-    """A leader's CONFIRM_TIMEOUT ends a batch: its producer has said how long to wait. Else it is sent again."""
+    confirm_timeout: float | None = None
+    """How long the producer has said that a publish waits: a leader's CONFIRM_TIMEOUT ends a batch, and so do refusals
+    that pass (a quota, too few replicas) once they have lasted so long. None: the batch is sent again until
+    `delivery_timeout`."""
     probe_after: float = 0.1
     probe_every: float = 0.1
     resend_after: float = 2.0

@@ -8,16 +8,21 @@ a refusal that comes after such a request says so with the detail `repeated`, so
 One cluster answers. Before its first request a client asks for the cluster's id, and names it in every request from
 then on, so that another cluster in the same namespace does not carry it out; answers of another cluster are dropped. A
 client that got answers to its first question from two clusters cannot know which one is meant, and raises WrongCluster.
+
+What NATS does not let this login ask is not asked again: the call fails as soon as NATS says so.
 """
 
 from __future__ import annotations
 
 import asyncio
+from collections.abc import Mapping
 from typing import Any, ParamSpec, TypeVar
 
 from google.protobuf.message import DecodeError
 
 from tidelog.client.errors import NoServer, typed
+from tidelog.client.identity import described_self
+from wire.audit import CLIENT_HEADER
 from wire.error_details import REPEATED
 from wire.errors import CLUSTER_HEADER, Code, TidelogError
 from wire.metadata_pb2 import ClusterClaim
@@ -25,6 +30,7 @@ from wire.operation import Operation
 from wire.operations import CLUSTER_ID
 from wire.subjects import Subjects
 from wire.transport import NO_RESPONDERS, Message, Transport
+from wire.violation import Violation
 
 _P = ParamSpec("_P")
 _Answer = TypeVar("_Answer")
@@ -55,6 +61,14 @@ class Api:
         self._ambiguous = False
         """One of them answered the first question, too."""
         self._identifying = asyncio.Lock()
+        self._asked: dict[asyncio.Future[Message], str] = {}
+        """Answers that are waited for, with the subjects of their requests."""
+        transport.violations.hear(self._on_violation)
+
+    @property
+    def cluster_id(self) -> str:
+        """Of the cluster that this client began with; empty before the first answer."""
+        return self._cluster or ""
 
     async def call(self, operation: Operation[_P, Any, _Answer], *args: _P.args, **kwargs: _P.kwargs) -> _Answer:
         """The answer to an operation; the arguments are those of its request. Raises typed errors; NoServer when no
@@ -64,16 +78,18 @@ class Api:
         first_questions: list[str] = []
         try:
             request = operation.encode_request(*args, **kwargs)
+            subject = self._subjects.api(operation.name, operation.stream_asked(*args, **kwargs))
         except TidelogError as error:
             raise typed(error) from None
         try:
             async with self._identifying:
                 if self._cluster is None:
                     first = CLUSTER_ID.encode_request()
-                    await self._repeat(CLUSTER_ID, first, deadline, limit, operation.name, first_questions)
+                    question = self._subjects.api(CLUSTER_ID.name)
+                    await self._repeat(CLUSTER_ID, question, first, deadline, limit, operation.name, first_questions)
                     await asyncio.sleep(_SECOND_CLUSTER_WAIT)
             self._check_ambiguous()
-            answer = await self._repeat(operation, request, deadline, limit, operation.name)
+            answer = await self._repeat(operation, subject, request, deadline, limit, operation.name)
             self._check_ambiguous()
         finally:
             for inbox in first_questions:
@@ -83,6 +99,7 @@ class Api:
     async def _repeat(
         self,
         operation: Operation[..., Any, _Answer],
+        subject: str,
         payload: bytes,
         deadline: float,
         limit: float,
@@ -92,20 +109,21 @@ class Api:
         """`called`: the caller's operation, for sentences. `inboxes`: gets the ones that stay open for more answers,
         which the caller closes."""
         loop = asyncio.get_running_loop()
-        subject = self._subjects.api(operation.name)
+        headers = {CLIENT_HEADER: described_self()} if operation.writes else {}
         repeated = False
         refusal: TidelogError | None = None
         nobody_listens = False
         while (left := deadline - loop.time()) > 0:
             try:
-                message = await self._ask(subject, payload, min(left, _ATTEMPT_TIMEOUT), inboxes)
+                message = await self._ask(subject, payload, headers, min(left, _ATTEMPT_TIMEOUT), inboxes)
             except TimeoutError:
                 if self._transport.is_connected:
-                    repeated, nobody_listens = True, False
+                    # An attempt that the deadline cut short does not tell whether anybody listens.
+                    repeated, nobody_listens = True, nobody_listens and left < _ATTEMPT_TIMEOUT
                 await asyncio.sleep(min(_RETRY_EVERY, left))
                 continue
-            except TidelogError as too_large:
-                raise typed(too_large) from None
+            except TidelogError as not_sent:  # too large for NATS, or not permitted
+                raise typed(_with_repeated(not_sent, repeated)) from None
             if message.status == NO_RESPONDERS:
                 nobody_listens = True
                 await asyncio.sleep(min(_RETRY_EVERY, left))
@@ -121,9 +139,17 @@ class Api:
         brokers = await self._connected_brokers() if nobody_listens and self._transport.is_connected else []
         raise self._nobody(called, limit, nobody_listens, brokers, refusal, repeated)
 
-    async def _ask(self, subject: str, payload: bytes, timeout: float, inboxes: list[str] | None) -> Message:
+    async def _ask(
+        self,
+        subject: str,
+        payload: bytes,
+        headers: Mapping[str, str],
+        timeout: float,
+        inboxes: list[str] | None,
+    ) -> Message:
         """One request; the first answer that is not of another cluster. Raises TimeoutError, also when there is no
-        connection. `inboxes`: as in `_repeat`."""
+        connection; TidelogError when NATS does not carry it. `inboxes`: as in `_repeat`."""
+        self._transport.violations.check_answers_arrive()
         cluster = self._cluster
         answer: asyncio.Future[Message] = asyncio.get_running_loop().create_future()
         inbox = self._transport.new_inbox()
@@ -139,17 +165,26 @@ class Api:
                 answer.set_result(message)
 
         self._transport.on_inbox(inbox, on_answer)
+        self._asked[answer] = subject
         try:
-            headers = None if cluster is None else {CLUSTER_HEADER: cluster}
+            if cluster is not None:
+                headers = {**headers, CLUSTER_HEADER: cluster}
             if not self._transport.publish(subject, [payload], reply=inbox, headers=headers):
                 raise TimeoutError(f"the request to {subject!r} was not sent")
             async with asyncio.timeout(timeout):
                 return await answer
         finally:
+            del self._asked[answer]
             if inboxes is None:
                 self._transport.on_inbox(inbox, None)
             else:
                 inboxes.append(inbox)
+
+    def _on_violation(self, violation: Violation) -> None:
+        """NATS says so. The calls that wait for an answer there fail."""
+        for answer, subject in self._asked.items():
+            if violation.ends(subject) and not answer.done():
+                answer.set_exception(violation.error())
 
     def _check_ambiguous(self) -> None:
         """Raises WrongCluster. The next call begins anew: one of the clusters may have been stopped."""
@@ -177,7 +212,7 @@ class Api:
 
         self._transport.on_inbox(inbox, on_claim)
         try:
-            self._transport.publish(self._subjects.cluster(), [ClusterClaim().SerializeToString()], reply=inbox)
+            self._transport.publish(self._subjects.presence(), [b""], reply=inbox)
             await asyncio.sleep(_PRESENCE_WAIT)
         finally:
             self._transport.on_inbox(inbox, None)

@@ -6,9 +6,15 @@ import operator
 from collections.abc import Iterable, Mapping, Sequence
 from math import inf
 from numbers import Real
+from pathlib import Path
+from types import NoneType
 
 from tidelog.client.errors import BadRequest
+from wire.echo import echo
 from wire.errors import Code
+
+_MOST_BITS = 1024
+"""Of a whole number that a sentence can show."""
 
 
 def bad(message: str) -> BadRequest:
@@ -17,17 +23,19 @@ def bad(message: str) -> BadRequest:
 
 def shown(value: object) -> str:
     """A wrong value and its type, for a sentence."""
-    return f"{value!r:.80} ({type(value).__name__})"
+    return f"{echo(value):.80} ({type(value).__name__})"
 
 
 def whole(value: object) -> int | None:
-    """Any integer type, numpy's too; None for anything else, and for True and False."""
+    """Any integer type, numpy's too; None for anything else, for True and False, and for numbers that Python does not
+    spell."""
     if isinstance(value, bool):
         return None
     try:
-        return operator.index(value)  # type: ignore[arg-type]  # an object without __index__ raises
+        number = operator.index(value)  # type: ignore[arg-type]  # an object without __index__ raises
     except TypeError:
         return None
+    return number if number.bit_length() <= _MOST_BITS else None
 
 
 def check_text(name: str, value: object, example: str) -> None:
@@ -44,7 +52,7 @@ def check_number(name: str, value: object, low: float, high: float) -> None:
     except OverflowError:
         number = inf
     if not low <= number <= high:
-        raise bad(f"{name}={value} is outside {low} to {high}")
+        raise bad(f"{name}={echo(value)} is outside {low} to {high}")
 
 
 def check_whole(name: str, value: object, low: int, high: int) -> None:
@@ -73,3 +81,16 @@ def check_texts(name: str, value: object, example: str) -> None:
     """Several of them, in a list or the like; one text is not taken for a list of letters."""
     if isinstance(value, (str, bytes)) or not isinstance(value, Iterable):
         raise bad(f"{name}={shown(value)} is not a list of texts; give one such as {example}")
+
+
+def check_optional_texts(**given: object) -> None:
+    """Raises BadRequest, which does not show the values: they may be secrets."""
+    for name, value in given.items():
+        if not isinstance(value, (str, NoneType)):
+            raise bad(f"{name} is {type(value).__name__}, not text; give a text, or leave it out")
+
+
+def check_optional_paths(**given: object) -> None:
+    for name, value in given.items():
+        if not isinstance(value, (str, Path, NoneType)):
+            raise bad(f"{name}={shown(value)} is no file name; give the path of a file, or leave it out")

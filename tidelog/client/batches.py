@@ -53,6 +53,7 @@ class PendingBatch:
         "headers",
         "keys",
         "last_error",
+        "newest_epoch",
         "place",
         "sent_at",
         "sent_epoch",
@@ -84,6 +85,8 @@ class PendingBatch:
         self.attempts = 0
         self.sent_at = 0.0
         self.sent_epoch = 0
+        self.newest_epoch = 0
+        """Of all attempts in its session."""
         self.sent_first = False
         """All batches before it were resolved when its newest attempt was sent."""
         self.uncertain = False
@@ -149,6 +152,7 @@ class PendingBatch:
         self.base_sequence = -1
         self.encoded = None
         self.uncertain = False
+        self.newest_epoch = 0
 
     def __len__(self) -> int:
         return len(self.values)

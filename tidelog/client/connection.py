@@ -16,9 +16,17 @@ from typing import Literal, Protocol, Self, runtime_checkable
 from tidelog.client.accumulator_settings import AccumulatorSettings
 from tidelog.client.admin import Admin
 from tidelog.client.api import Api
-from tidelog.client.arguments import bad, check_number, check_text, check_whole, shown
+from tidelog.client.arguments import (
+    bad,
+    check_number,
+    check_optional_paths,
+    check_optional_texts,
+    check_text,
+    check_whole,
+    shown,
+)
 from tidelog.client.consumer import ANSWER_OVERHEAD, Consumer, OnGap, PartitionReader, ReadFrom
-from tidelog.client.errors import BadConfig, Closed, NoServer, WrongIncarnation, typed
+from tidelog.client.errors import Closed, NoServer, WrongIncarnation, typed
 from tidelog.client.fetcher import FetchSettings, PartitionFetcher
 from tidelog.client.metadata import MetadataCache, StreamMetadata, stream_name
 from tidelog.client.positions import Anchor, AtOffset, AtTime, Moment, Position, Start, Stop, timestamp_ns
@@ -27,11 +35,10 @@ from wire import operations as op
 from wire.batch import RecordBatch
 from wire.durability import Durability
 from wire.errors import Code, TidelogError
-from wire.subjects import DEFAULT_NAMESPACE, Subjects
+from wire.subjects import DEFAULT_INBOX_PREFIX, DEFAULT_NAMESPACE, Subjects, check_inbox_prefix
 from wire.transport import Transport
 from wire.types import Acks
 
-DEFAULT_SERVER = "nats://127.0.0.1:4222"
 _START_RETRY = 0.1
 _MAX_TIME = 86_400
 _MAX_OFFSET = (1 << 63) - 1
@@ -43,55 +50,92 @@ class ClosableTransport(Transport, Protocol):
 
 
 async def connect(
-    servers: str | Sequence[str] = DEFAULT_SERVER,
+    servers: str | Sequence[str] | None = None,
     *,
     namespace: str = DEFAULT_NAMESPACE,
     name: str | None = None,
     user: str | None = None,
     password: str | None = None,
+    password_file: str | Path | None = None,
     token: str | None = None,
+    token_file: str | Path | None = None,
+    nkey: str | Path | None = None,
     creds: str | Path | None = None,
-    tls: SSLContext | None = None,
+    ca: str | Path | None = None,
+    cert: str | Path | None = None,
+    key: str | Path | None = None,
+    tls: SSLContext | bool = False,
+    tls_first: bool = False,
+    tls_hostname: str | None = None,
+    context: str | None = None,
+    inbox_prefix: str | None = None,
     connect_timeout: float = 2.0,
     api_timeout: float = 5.0,
     start_wait: float = 0.0,
 ) -> Client:
-    """Connect to NATS: a URL, several separated by commas, or a list. Times are in seconds.
+    """Connect to NATS: a URL, several separated by commas, or a list; None: $TIDELOG_SERVER, or 127.0.0.1:4222. Times
+    are in seconds.
 
     `connect_timeout` is for one attempt, `api_timeout` for a request to the controller with all its repetitions,
     `start_wait` for a server that does not listen yet because it is only starting.
 
-    `namespace` is the cluster's. Raises NoServer, which names the URL, when no NATS server answers; whether a Tidelog
-    cluster is behind it shows with the first call.
+    The login is one of `user` and `password`, `token`, `nkey` (file of a seed), `creds` (file); `ca`, `cert` and `key`
+    are PEM files. `tls`: the server must offer TLS; or a context in place of those files. `tls_first`: TLS before its
+    first line. `context`: one of the `nats` CLI, by name. What is not given is taken from the environment
+    (TIDELOG_NATS_USER, …), the file that $TIDELOG_NATS_LOGIN names, or a context; files are read again when a
+    connection is made anew (see docs/security.md).
+
+    `inbox_prefix`: answers come to subjects below it; None: $TIDELOG_INBOX_PREFIX, that of the context, or `_INBOX`.
+    Give each user its own, `_INBOX.alice`, and permission for that one alone, so that nobody reads the answers of
+    others.
+
+    `namespace` is the cluster's. Raises NoServer, which names the URL, when no NATS server answers, or it refuses;
+    BadConfig for a login that cannot be one; NotPermitted when NATS does not let it subscribe to its inboxes. Whether a
+    Tidelog cluster is behind NATS shows with the first call.
     """
     # The one adapter between the client and NATS; imported when there is something to connect to.
     from tidelog.runtime.allocator import learn_from_a_large_buffer
+    from tidelog.runtime.login_sources import LoginSources, shown_urls, urls
     from tidelog.runtime.nats import NatsConnection
     from tidelog.runtime.nats_errors import NatsNotListening, NatsUnavailable
+    from tidelog.runtime.private_files import warn_of_open
+    from tidelog.runtime.threads import in_thread
 
     learn_from_a_large_buffer()
-    listed = _listed(servers)
+    given = {"user": user, "password": password, "token": token, "tls_hostname": tls_hostname}
+    check_optional_texts(name=name, context=context, **given)
+    files = {"password_file": password_file, "token_file": token_file, "nkey": nkey, "creds": creds}
+    check_optional_paths(**(files := files | {"ca": ca, "cert": cert, "key": key}))
+    if not isinstance(tls, (SSLContext, bool)):
+        raise bad(f"tls={shown(tls)} is no ssl.SSLContext; give one, as ssl.create_default_context() makes it, or True")
+    given_tls = {"tls_first": tls_first is True, "tls" if isinstance(tls, bool) else "tls_context": tls}
     subjects = _subjects(namespace)
-    _check_login(name=name, user=user, password=password, token=token)
-    if not isinstance(creds, (str, Path, NoneType)):
-        raise bad(f"creds={shown(creds)} is no file name; give the path of a file with a JWT and key")
-    if not isinstance(tls, (SSLContext, NoneType)):
-        raise bad(f"tls={shown(tls)} is no ssl.SSLContext; give one, as ssl.create_default_context() makes it")
     check_number("connect_timeout", connect_timeout, 0.001, _MAX_TIME)
     check_number("api_timeout", api_timeout, 0.001, _MAX_TIME)
     check_number("start_wait", start_wait, 0, _MAX_TIME)
+    try:
+        sources = LoginSources(
+            environment=os.environ,
+            server_variable="TIDELOG_SERVER",
+            servers=None if servers is None else urls(servers, "servers"),
+            options={**given, **files, **given_tls},
+            context=context,
+        )
+        found = await in_thread(sources.find)
+    except TidelogError as error:
+        raise typed(error) from None
+    inboxes = inbox_prefix or os.environ.get("TIDELOG_INBOX_PREFIX") or found.inbox_prefix or DEFAULT_INBOX_PREFIX
+    _check_inbox_prefix(inboxes, namespace)
+    await in_thread(lambda: warn_of_open(found.secret_files))
     label = name or f"tidelog-client@{socket.gethostname()}:{os.getpid()}"
     deadline = time.monotonic() + start_wait
     while True:
         try:
             transport = await NatsConnection.connect(
-                listed,
+                found.servers,
                 name=label,
-                user=user,
-                password=password,
-                token=token,
-                creds=creds,
-                tls=tls,
+                login=sources.login,
+                inbox_prefix=inboxes,
                 connect_timeout=connect_timeout,
             )
         except NatsUnavailable as error:
@@ -99,8 +143,12 @@ async def connect(
                 raise NoServer(Code.UNAVAILABLE, str(error)) from error
             await asyncio.sleep(_START_RETRY)
             continue
-        server = _without_secrets(listed)
-        return Client(transport, subjects, server=server, name=label, api_timeout=api_timeout)
+        try:
+            transport.violations.check_answers_arrive()
+        except TidelogError as error:
+            await transport.close()
+            raise typed(error) from None
+        return Client(transport, subjects, server=shown_urls(found.servers), name=label, api_timeout=api_timeout)
 
 
 class Client:
@@ -191,9 +239,10 @@ class Client:
         self._check_open()
         await self._admin.delete_stream(name)
 
-    async def streams(self) -> list[op.StreamSummary]:
+    async def streams(self, *, internal: bool = False) -> list[op.StreamSummary]:
+        """`internal`: with Tidelog's own."""
         self._check_open()
-        return (await self._api.call(op.STREAM_LIST))["streams"]
+        return (await self._api.call(op.STREAM_LIST, internal=internal))["streams"]
 
     async def describe(self, name: str) -> op.StreamDescription:
         """Leaders, ISRs and offsets of a stream's partitions. Raises UnknownStream."""
@@ -275,12 +324,13 @@ class Client:
         "none" = written to the connection. `durability`: a level of this producer's own in place of the stream's:
         "durable", "accepted", "replica_durable:N", "replica_accepted:N", "majority_durable", "local_durable" (see
         docs/operations.md). `confirm_timeout`: seconds that the leader waits for the level; then the record fails with
-        DeliveryTimeout, and may have been written. None: the stream's time, after which it is sent again, without a
-        duplicate, until `delivery_timeout_ms` is over. `batch_bytes` is bounded by the payload that NATS takes in one
-        message. `linger_ms` waits for more records before an incomplete batch is sent. `max_in_flight`: batches per
-        partition, 1 to 5. `buffer_bytes` of unacknowledged records: above it `send` waits and `send_nowait` raises
-        BufferFull. After `delivery_timeout_ms` a record fails with DeliveryTimeout. `compression` of batches; None: the
-        stream's setting.
+        DeliveryTimeout, and may have been written. A leader that refuses records for so long (a quota, too few
+        replicas) ends them as well, with its refusal, and they have not been written. None: the stream's time, after
+        which it is sent again, without a duplicate, until `delivery_timeout_ms` is over. `batch_bytes` is bounded by
+        the payload that NATS takes in one message. `linger_ms` waits for more records before an incomplete batch is
+        sent. `max_in_flight`: batches per partition, 1 to 5. `buffer_bytes` of unacknowledged records: above it `send`
+        waits and `send_nowait` raises BufferFull. After `delivery_timeout_ms` a record fails with DeliveryTimeout, or
+        with what its leader refuses it for. `compression` of batches; None: the stream's setting.
         """
         self._check_open()
         level = _acks(acks)
@@ -305,7 +355,7 @@ class Client:
                 linger=linger_ms / 1000,
                 max_in_flight=max_in_flight,
                 delivery_timeout=delivery_timeout_ms / 1000,
-                ends_unconfirmed=confirm_timeout is not None,
+                confirm_timeout=confirm_timeout,
             ),
             buffer_bytes=buffer_bytes,
             compression=compression,
@@ -442,6 +492,7 @@ class Client:
             start,
             stop,
             settings,
+            cluster_id=layout.cluster_id,
             stream_incarnation=layout.incarnation,
             partition_incarnation=known.incarnation,
             leader_epoch=known.leader_epoch,
@@ -487,29 +538,16 @@ def _is_same_life(
     )
 
 
-def _listed(servers: str | Sequence[str]) -> list[str]:
-    given: object = servers.split(",") if isinstance(servers, str) else servers
-    if not isinstance(given, (list, tuple)) or not all(isinstance(url, str) for url in given):
-        raise BadConfig(
-            Code.BAD_CONFIG,
-            f"servers is {type(servers).__name__}, no URL and no list of URLs; give one such as {DEFAULT_SERVER!r}",
-        )
-    listed = [url.strip() for url in given if url.strip()]
-    if not listed:
-        raise BadConfig(Code.BAD_CONFIG, f"servers={servers!r} names no server; give a URL such as {DEFAULT_SERVER!r}")
-    return listed
-
-
-def _check_login(**given: object) -> None:
-    """Raises BadRequest, which does not show the values: they may be secrets."""
-    for name, value in given.items():
-        if not isinstance(value, (str, NoneType)):
-            raise bad(f"{name} is {type(value).__name__}, not text; give a text, or leave it out")
-
-
 def _subjects(namespace: str) -> Subjects:
     try:
         return Subjects(namespace)
+    except TidelogError as error:
+        raise typed(error) from None
+
+
+def _check_inbox_prefix(prefix: str, namespace: str) -> None:
+    try:
+        check_inbox_prefix(prefix, namespace)
     except TidelogError as error:
         raise typed(error) from None
 
@@ -535,7 +573,3 @@ def _durability(text: str, acks: Acks) -> Durability:
             " ask for durability='local_durable'",
         )
     return asked
-
-
-def _without_secrets(urls: Sequence[str]) -> str:
-    return ", ".join(url.rsplit("@", 1)[-1] if "@" in url else url for url in urls)

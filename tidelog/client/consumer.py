@@ -17,7 +17,7 @@ from enum import Enum
 from types import TracebackType
 from typing import Self
 
-from tidelog.client.errors import Closed, NoServer, OffsetOutOfRange
+from tidelog.client.errors import Closed, NoServer, OffsetOutOfRange, typed
 from tidelog.client.fetcher import Ask, Deliver, FetchSettings, Outcome, PartitionFetcher, Raise, Skip
 from tidelog.client.metadata import MetadataCache, StreamMetadata
 from tidelog.client.positions import Anchor, AtOffset, Position, Start, Stop, start_positions, stop_positions
@@ -149,6 +149,8 @@ class PartitionReader:
             if not self._transport.is_connected:
                 return self.fetcher.on_disconnected()
             return self.fetcher.on_timeout()
+        except TidelogError as not_permitted:
+            return Raise(typed(not_permitted))
         if message.status == NO_RESPONDERS:
             return self.fetcher.on_no_responders()
         error = TidelogError.from_headers(message.headers)
@@ -278,6 +280,7 @@ class Consumer:
                 position,
                 stops.get(partition),
                 settings,
+                cluster_id=layout.cluster_id,
                 stream_incarnation=layout.incarnation,
                 partition_incarnation=known.incarnation,
                 leader_epoch=known.leader_epoch,
@@ -401,6 +404,11 @@ class Consumer:
                 self._wake.set()
         except TidelogError as error:
             self._fail(error)
+        except asyncio.CancelledError:
+            raise
+        except BaseException as error:
+            self._fail(error)  # otherwise the iteration would end as if the stop were reached, with records missing
+            raise
         finally:
             self._running -= 1
             self._wake.set()
@@ -419,11 +427,14 @@ class Consumer:
         if layout is None:
             return
         for partition, reader in self._readers.items():
-            followers = reader.fetcher.followers
-            if followers is not None and partition in layout.partitions:
-                followers.know(layout.partitions[partition].in_sync_followers)
+            known = layout.partitions.get(partition)
+            if known is None:
+                continue
+            reader.fetcher.on_metadata(known.leader_epoch)
+            if reader.fetcher.followers is not None:
+                reader.fetcher.followers.know(known.in_sync_followers)
 
-    def _fail(self, error: TidelogError) -> None:
+    def _fail(self, error: BaseException) -> None:
         self._failure = self._failure or error
         self._wake.set()
         if self._running == 0:  # positions are still being looked up

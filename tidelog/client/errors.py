@@ -58,6 +58,10 @@ class RecordTooLarge(TidelogError):
     """A record above the stream's `max_record_bytes` or above the payload that the NATS server takes in one message."""
 
 
+class LimitReached(TidelogError):
+    """A limit that keeps what one client sends from costing others too much; the detail `limit` names it."""
+
+
 class MessageTooLarge(TidelogError):
     """A request or an answer is larger than the NATS server takes in one message: its max_payload is too low."""
 
@@ -79,7 +83,8 @@ class NoSpace(TidelogError):
 
 
 class DeliveryTimeout(TidelogError):
-    """No answer within the delivery timeout. `outcome_unknown` says whether the records may have been written."""
+    """Not acknowledged within the delivery timeout, or the producer's confirm_timeout. `outcome_unknown` says whether
+    the records may have been written; the code is that of what kept them waiting, such as BACKPRESSURE for a quota."""
 
     @property
     def outcome_unknown(self) -> bool:
@@ -122,12 +127,22 @@ class BufferFull(TidelogError):
     """The producer's buffer has no room for another record."""
 
 
+class NotPermitted(TidelogError):
+    """NATS does not let this login publish to a subject, or subscribe to its inboxes."""
+
+
 class NoServer(TidelogError):
     """No answer: no NATS server at that address, or no Tidelog broker behind it."""
 
 
 class Closed(TidelogError):
     """The client, producer or consumer was closed."""
+
+
+def may_be_written(error: TidelogError) -> bool:
+    """Whether records that failed with this error of a producer may be in the stream all the same."""
+    told = error.detail(OUTCOME)
+    return error.code.unknown_outcome if told is None else told != "not_written"
 
 
 _CLASSES: Mapping[Code, type[TidelogError]] = {
@@ -144,6 +159,7 @@ _CLASSES: Mapping[Code, type[TidelogError]] = {
     Code.OFFSET_AHEAD: OffsetOutOfRange,
     Code.LOG_TRUNCATED: LogTruncated,
     Code.RECORD_TOO_LARGE: RecordTooLarge,
+    Code.LIMIT_REACHED: LimitReached,
     Code.MESSAGE_TOO_LARGE: MessageTooLarge,
     Code.NOT_ENOUGH_REPLICAS: NotEnoughReplicas,
     Code.LEADER_NOT_MOVED: LeaderNotMoved,
@@ -159,6 +175,7 @@ _CLASSES: Mapping[Code, type[TidelogError]] = {
     Code.PAUSED: Paused,
     Code.CORRUPT_BATCH: CorruptBatch,
     Code.CORRUPT_ENVELOPE: CorruptEnvelope,
+    Code.NOT_PERMITTED: NotPermitted,
     Code.UNAVAILABLE: NoServer,
 }
 

@@ -110,6 +110,7 @@ class PartitionFetcher:
         stop: Position | None,
         settings: FetchSettings,
         *,
+        cluster_id: str = "",
         stream_incarnation: int = 0,
         partition_incarnation: int = 0,
         leader_epoch: int = 0,
@@ -127,6 +128,7 @@ class PartitionFetcher:
         self._start = start
         self._stop_wanted: Anchor | AtTime | None = None if stop is None or isinstance(stop, AtOffset) else stop
         self._settings = settings
+        self._cluster_id = cluster_id
         self._stream_incarnation = stream_incarnation
         self._partition_incarnation = partition_incarnation
         self._last_record_epoch = 0
@@ -153,6 +155,7 @@ class PartitionFetcher:
         self._asked_at = clock_ns
         self._source = None
         request = FetchRequest(
+            cluster_id=self._cluster_id,
             stream_incarnation=self._stream_incarnation,
             partition_incarnation=self._partition_incarnation,
             leader_epoch=self.leader_epoch,
@@ -185,7 +188,7 @@ class PartitionFetcher:
         try:
             leader_epoch, _ = decode_header(body)
             if leader_epoch < self.leader_epoch:
-                return self._leave_source() or Wait(self._back_off())
+                return self._leave_source() or Wait(self._back_off(), refresh=True)
             self.leader_epoch = leader_epoch
             if self._asked != "records":
                 return self._looked_up(headers or {})
@@ -228,6 +231,13 @@ class PartitionFetcher:
         if not error.retriable:
             return Raise(typed(error))
         return Wait(max(self._back_off(), error.retry_after or 0.0), error.code.refresh_metadata)
+
+    def on_metadata(self, leader_epoch: int) -> None:
+        """Of the partition, as the controller says it just now. No replica answers a request that names a later
+        LeaderEpoch than there is: after such a silence the controller's word outranks what answers have said, for
+        somebody may have invented one."""
+        if self._lost:
+            self.leader_epoch = leader_epoch
 
     def on_no_responders(self) -> Outcome:
         """The partition has no leader at the moment, or the follower is not there."""

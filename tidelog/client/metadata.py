@@ -36,6 +36,8 @@ class PartitionMetadata:
 @dataclass(frozen=True, slots=True, kw_only=True)
 class StreamMetadata:
     name: StreamName
+    cluster_id: str
+    """Of the cluster that the client began with; empty where its brokers do not tell."""
     subject: str
     incarnation: Incarnation
     partitioning_version: int
@@ -46,9 +48,10 @@ class StreamMetadata:
     """By number, ascending."""
 
     @classmethod
-    def of(cls, routes: StreamRoutes) -> StreamMetadata:
+    def of(cls, routes: StreamRoutes, cluster_id: str) -> StreamMetadata:
         return cls(
             name=StreamName(routes["name"]),
+            cluster_id=cluster_id,
             subject=routes["subject"],
             incarnation=Incarnation(routes["incarnation"]),
             partitioning_version=routes["partitioning_version"],
@@ -129,7 +132,7 @@ class MetadataCache:
             if not error.retriable:
                 self._known.pop(name, None)
             raise
-        found = self._known[name] = StreamMetadata.of(routes)
+        found = self._known[name] = StreamMetadata.of(routes, self._api.cluster_id)
         return found
 
 

@@ -22,8 +22,9 @@ from tidelog.client.accumulator import (
     RefreshMetadata,
     WantSession,
 )
-from tidelog.client.batches import PendingBatch, ProducerSession
+from tidelog.client.batches import BatchState, PendingBatch, ProducerSession
 from tidelog.client.encoding import encode_batch
+from tidelog.client.errors import typed
 from tidelog.client.upkeep import Upkeep
 from wire.append import encode_append
 from wire.batch import Compression
@@ -32,6 +33,7 @@ from wire.replication import decode_header
 from wire.tidelog_pb2 import AppendRequest, AppendResponse, FetchRequest
 from wire.transport import NO_RESPONDERS, Message, Transport
 from wire.types import LeaderEpoch, Offset
+from wire.violation import Violation
 
 PUBLISH_RETRY = 0.002
 """Seconds until a publish is tried again that the full buffer of the connection refused."""
@@ -66,7 +68,7 @@ class Pipe:
         request: AppendRequest,
         *,
         append_subject: str,
-        fetch_subject: str,
+        leader_subject: str,
     ) -> None:
         self.partition = partition
         self.core = core
@@ -78,13 +80,15 @@ class Pipe:
         self._transport = transport
         self._loop = asyncio.get_running_loop()
         self._append_subject = append_subject
-        self._fetch_subject = fetch_subject
+        self._leader_subject = leader_subject
         self._acknowledged = request.acks != AppendRequest.NONE
         self._inboxes: dict[PendingBatch, list[str]] = {}
         self._probe_inbox: str | None = None
         self._timer: asyncio.TimerHandle | None = None
+        transport.violations.hear(self._on_violation, publishes_to=append_subject)
 
     def close(self) -> None:
+        self._transport.violations.stop_hearing(self._on_violation)
         if self._timer is not None:
             self._timer.cancel()
         self._drop_probe()
@@ -107,7 +111,7 @@ class Pipe:
             while (batch := self.core.next_send(self._loop.time())) is not None:
                 try:
                     is_sent = self._publish(batch)
-                except TidelogError as error:  # NATS carries less than when the batch was filled
+                except TidelogError as error:  # NATS carries less than when the batch was filled, or no answer
                     self._carry_out(self.core.on_error(batch, batch.attempts, error, self._loop.time()))
                     continue
                 if not is_sent:
@@ -168,6 +172,7 @@ class Pipe:
         parts = encode_append(self._request, batch.encoded)
         if not self._acknowledged:
             return self._transport.publish(self._append_subject, parts)
+        self._transport.violations.check_answers_arrive()
         inbox = self._transport.new_inbox()
         self._transport.on_inbox(inbox, partial(self._on_answer, batch, batch.attempts))
         self._inboxes.setdefault(batch, []).append(inbox)
@@ -192,8 +197,25 @@ class Pipe:
             return
         self.run(self.core.on_acknowledged(batch, response.base_offset, response.leader_epoch))
 
+    def _on_violation(self, violation: Violation) -> None:
+        """NATS has refused something, and does not say which message. Where several batches are out, of this
+        producer or of others of this client, those before it may have been written, for permissions change."""
+        is_append = violation.ends(self._append_subject)
+        if not is_append and not violation.ends(self._leader_subject):
+            return
+        error = typed(violation.error())
+        if not self._acknowledged:
+            self._upkeep.end(error)  # the records are gone, and nobody waits for them
+            return
+        sent = [batch for batch in self.core.pending_batches if batch.state is BatchState.SENT]
+        is_shared = self._transport.violations.is_shared(self._append_subject)
+        if is_append and len(sent) == 1 and not is_shared and not violation.is_inbox:
+            self.run(self.core.on_error(sent[0], sent[0].attempts, error, self._loop.time()))
+        else:
+            self.run(self.core.fail_all(error))
+
     def _probe(self) -> None:
-        """A look-up of the log's start: the cheapest thing that only a leader answers, with its LeaderEpoch.
+        """The cheapest thing that only a leader answers, with its LeaderEpoch.
 
         All share an inbox: on a link that takes longer than the time between two of them, the answer to the newest one
         would never come in time.
@@ -203,11 +225,12 @@ class Pipe:
             self._transport.on_inbox(self._probe_inbox, self._on_probe_answer)
         inbox = self._probe_inbox
         request = FetchRequest(
+            cluster_id=self._request.cluster_id,
             stream_incarnation=self._request.stream_incarnation,
             partition_incarnation=self._request.partition_incarnation,
             earliest=True,
         )
-        self._transport.publish(self._fetch_subject, [request.SerializeToString()], reply=inbox)
+        self._transport.publish(self._leader_subject, [request.SerializeToString()], reply=inbox)
 
     def _on_probe_answer(self, message: Message) -> None:
         if message.status == NO_RESPONDERS:

@@ -33,6 +33,7 @@ _EPOCH = datetime(1970, 1, 1, tzinfo=UTC)
 _FRACTION = re.compile(r"[.,](\d{1,9})")
 _MAX_OFFSET = (1 << 63) - 1
 _INT64 = 1 << 63
+_MOST_DIGITS = 40
 _PLAUSIBLE_NS = 10**16
 """Nearer to 1970 than this, some four months, a whole number is hardly ns: seconds, ms and µs of this age are."""
 
@@ -113,7 +114,7 @@ def position_from_text(text: str) -> Anchor | AtOffset | AtTime:
     if text in {anchor.value for anchor in Anchor}:
         return Anchor(text)
     if text.isascii() and text.isdigit():
-        return AtOffset(_offset(int(text)))
+        return AtOffset(_offset(_from_digits(text)))
     try:
         return AtTime(timestamp_from_text(text))
     except ValueError:
@@ -199,7 +200,9 @@ def _partition(given: object) -> int:
 
 def _partition_of(given: object) -> int | None:
     """A number, or its digits, as JSON has it for a key."""
-    return int(given) if isinstance(given, str) and given.isascii() and given.isdigit() else whole(given)
+    if isinstance(given, str) and given.isascii() and given.isdigit():
+        return _from_digits(given)
+    return whole(given)
 
 
 def _one(value: str | int | datetime | AtTime, what: str) -> Position:
@@ -219,6 +222,11 @@ def _offset(value: int) -> int:
     if not 0 <= value <= _MAX_OFFSET:
         raise bad(f"offset {value} is outside 0 to {_MAX_OFFSET}")
     return value
+
+
+def _from_digits(text: str) -> int:
+    """A number of more digits than any offset has is above all of them, however it ends."""
+    return int((text.lstrip("0") or "0")[:_MOST_DIGITS])
 
 
 def _list(numbers: list[int]) -> str:

@@ -14,12 +14,12 @@ Bounded by `buffer_bytes` of records that are not acknowledged: at the bound `se
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from types import TracebackType
 from typing import Self, cast
 
-from tidelog.client.accumulator import Acknowledged, Failed, PartitionAccumulator
+from tidelog.client.accumulator import Acknowledged, Failed, PartitionAccumulator, delay
 from tidelog.client.accumulator_settings import AccumulatorSettings
 from tidelog.client.api import Api
 from tidelog.client.arguments import bad, shown, whole
@@ -46,6 +46,7 @@ from wire.append import ask_durability
 from wire.batch import Compression, GivenHeaders
 from wire.durability import Durability
 from wire.errors import Code, TidelogError
+from wire.internal_streams import is_internal
 from wire.record_limit import RecordLimit
 from wire.subjects import Subjects
 from wire.tidelog_pb2 import AppendRequest
@@ -88,7 +89,7 @@ class Producer:
         self._settings = settings
         self._buffer = SendBuffer(buffer_bytes, timeout=settings.delivery_timeout, stream=stream)
         self._receipts = Receipts()
-        self._upkeep = Upkeep(api, metadata, stream, self._give_up)
+        self._upkeep = Upkeep(api, metadata, stream, self._give_up, lambda layout: _tell_epochs(self._pipes, layout))
         self._compression = _COMPRESSION[compression]
         self._durability = durability
         self._confirm_timeout_ms = confirm_timeout_ms
@@ -128,7 +129,7 @@ class Producer:
     async def start(self) -> None:
         """Learn the stream's partitions and get a producer id. `send` does it when it has not been done.
 
-        Raises UnknownStream, NoServer.
+        Raises UnknownStream, NoServer; BadRequest for a stream of Tidelog's own.
         """
         self._check_usable()
         if self._starting is None:
@@ -140,8 +141,14 @@ class Producer:
             raise
         except asyncio.CancelledError:
             if self._closed and not cast("asyncio.Task[None]", asyncio.current_task()).cancelling():
-                raise self._closed_error() from None
+                raise _closed(self.stream) from None
             raise
+
+    def delay(self) -> tuple[float, str] | None:
+        """For how many seconds records have waited because a leader refuses them for the time being (a quota, too few
+        replicas) or is not there, and why, in a sentence; the longest wait of all partitions. None: none waits."""
+        now = self._loop.time()
+        return max((waits for pipe in self._pipes.values() if (waits := delay(pipe.core, now))), default=None)
 
     @property
     def compression(self) -> Compression:
@@ -152,6 +159,8 @@ class Producer:
 
     async def _start(self) -> None:
         layout = await self._metadata.refresh(self.stream)
+        if is_internal(self.stream, layout.subject, self._subjects):
+            raise bad(f"stream {self.stream!r} is Tidelog's own, and takes records from brokers only")
         room = self._transport.max_payload - MESSAGE_OVERHEAD - BATCH_OVERHEAD
         batch_bytes = min(self._settings.batch_bytes, room, MAX_BATCH_BYTES)
         self._record_limit = RecordLimit(room - RECORD_OVERHEAD, layout.config.max_record_bytes)
@@ -168,6 +177,7 @@ class Producer:
             if session is not None:
                 core.on_session(session)
             request = AppendRequest(
+                cluster_id=layout.cluster_id,
                 stream_incarnation=layout.incarnation,
                 partition_incarnation=known.incarnation,
                 partitioning_version=layout.partitioning_version,
@@ -184,7 +194,7 @@ class Producer:
                 core,
                 request,
                 append_subject=self._subjects.append(self.stream, partition),
-                fetch_subject=self._subjects.fetch(self.stream, partition),
+                leader_subject=self._subjects.leader(self.stream, partition),
             )
         self._layout = self._upkeep.layout = layout
         self._partitioner = Partitioner(tuple(layout.partitions), start=self._spread)
@@ -289,22 +299,36 @@ class Producer:
         """
         if self._partitioner is None:
             await self.start()
+        outcomes = await self.outcomes(values, keys=keys, partition=partition)
+        for _, outcome in outcomes:
+            if isinstance(outcome, TidelogError):
+                raise outcome
+        return [outcome for _, outcome in outcomes if isinstance(outcome, BatchReceipt)]
+
+    async def outcomes(
+        self,
+        values: Sequence[bytes | None],
+        *,
+        keys: Sequence[bytes | None] | None = None,
+        partition: int | None = None,
+    ) -> list[tuple[Sequence[int], BatchReceipt | TidelogError]]:
+        """As `send_many`, of a producer that is started; what became of the records at these positions of the list,
+        whether others failed or not. Raises what keeps records from being given at all, such as RecordTooLarge."""
         self._check_usable()
         check_lists(values, keys)
         if self._is_compacted and values and (keys is None or None in keys):
             raise _no_key(self.stream)
+        positions: list[Sequence[int]] = []
         futures: list[asyncio.Future[BatchReceipt]] = []
         try:
             for run in self._runs(values, keys, partition):
                 if not self._buffer.has_room(run.size):
                     await self._buffer.wait_for_room(run.size)
                 futures.append(self._append_run(run))
+                positions.append(run.indices)
         finally:
             results = await asyncio.gather(*futures, return_exceptions=True)
-        for result in results:
-            if isinstance(result, BaseException):
-                raise result
-        return [result for result in results if isinstance(result, BatchReceipt)]
+        return [(at, _outcome(result)) for at, result in zip(positions, results, strict=True)]
 
     async def flush(self) -> None:
         """Send lingering records and wait until everything given before is acknowledged or has failed.
@@ -332,7 +356,7 @@ class Producer:
                 pipe.pump()
             await self._until(lambda: all(pipe.core.is_idle for pipe in self._pipes.values()))
         finally:
-            self._give_up(self._closed_error())
+            self._give_up(_closed(self.stream))
             self._release()
 
     def abort(self, error: TidelogError) -> None:
@@ -353,7 +377,7 @@ class Producer:
         self._upkeep.cancel()
         if self._starting is not None:
             self._starting.cancel()
-        self._buffer.fail_waiting(self._closed_error())
+        self._buffer.fail_waiting(_closed(self.stream))
         self._on_closed(self)
 
     # Taking records
@@ -379,7 +403,7 @@ class Producer:
         if partition is None:
             partition = partitioner.sticky if key is None else partitioner.for_key(key)
         elif type(partition) is not int or partition not in self._pipes:
-            self._check_partition(partition)
+            _check_partition(partition, self.stream, self._pipes)
         pipe = self._pipes[partition]
         future: asyncio.Future[Receipt] = self._loop.create_future()
         self._buffer.used += size
@@ -409,7 +433,7 @@ class Producer:
         partitioner = self._partitioner
         assert partitioner is not None
         if partition is not None:
-            self._check_partition(partition)
+            _check_partition(partition, self.stream, self._pipes)
         rooms = Rooms(lambda target, size: self._pipes[target].core.gathering.room_for(size), self._check_size)
         if keys is None:
             return unkeyed_runs(values, lambda: partitioner.sticky if partition is None else partition, rooms)
@@ -475,25 +499,41 @@ class Producer:
 
     def _check_usable(self) -> None:
         if self._closed:
-            raise self._closed_error()
+            raise _closed(self.stream)
         if self._fatal is not None:
             raise self._fatal
-
-    def _closed_error(self) -> TidelogError:
-        return Closed(Code.BAD_REQUEST, f"this producer for {self.stream!r} is closed; make a new one")
 
     def _check_size(self, size: int) -> None:
         """`size` of a record as `size_of` counts it. Raises RecordTooLarge."""
         if size > self._max_size:
             raise typed(self._record_limit.too_large("a record", size - RECORD_OVERHEAD))
 
-    def _check_partition(self, partition: int) -> None:
-        number = whole(partition)
-        if number is None:
-            raise bad(f"partition={shown(partition)} is not a whole number; leave it out, or give one of the stream's")
-        if number not in self._pipes:
-            known = ", ".join(map(str, self._pipes))
-            raise bad(f"there is no partition {partition!r} in {self.stream!r}; it has {known}")
+
+def _closed(stream: StreamName) -> TidelogError:
+    return Closed(Code.BAD_REQUEST, f"this producer for {stream!r} is closed; make a new one")
+
+
+def _check_partition(partition: int, stream: StreamName, pipes: Mapping[int, Pipe]) -> None:
+    number = whole(partition)
+    if number is None:
+        raise bad(f"partition={shown(partition)} is not a whole number; leave it out, or give one of the stream's")
+    if number not in pipes:
+        known = ", ".join(map(str, pipes))
+        raise bad(f"there is no partition {partition!r} in {stream!r}; it has {known}")
+
+
+def _outcome(result: BatchReceipt | BaseException) -> BatchReceipt | TidelogError:
+    """Raises what is no failure of the records, such as CancelledError."""
+    if isinstance(result, BatchReceipt | TidelogError):
+        return result
+    raise result
+
+
+def _tell_epochs(pipes: Mapping[int, Pipe], layout: StreamMetadata) -> None:
+    for partition, pipe in pipes.items():
+        known = layout.partitions.get(partition)
+        if known is not None:
+            pipe.run(pipe.core.on_metadata(known.leader_epoch))
 
 
 def _no_key(stream: StreamName) -> BadRequest:

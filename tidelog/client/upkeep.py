@@ -12,6 +12,7 @@ from tidelog.client.metadata import MetadataCache, StreamMetadata
 from wire import operations as op
 from wire.errors import Code, TidelogError
 from wire.types import StreamName
+from wire.violation import named
 
 
 class SessionTaker(Protocol):
@@ -22,15 +23,21 @@ class SessionTaker(Protocol):
 
 
 class Upkeep:
-    """`give_up`: called with an error that ends the producer."""
+    """`give_up`: called with an error that ends the producer. `on_layout`: with the stream as it is now."""
 
     def __init__(
-        self, api: Api, metadata: MetadataCache, stream: StreamName, give_up: Callable[[TidelogError], None]
+        self,
+        api: Api,
+        metadata: MetadataCache,
+        stream: StreamName,
+        give_up: Callable[[TidelogError], None],
+        on_layout: Callable[[StreamMetadata], None],
     ) -> None:
         self._api = api
         self._metadata = metadata
         self._stream = stream
         self._give_up = give_up
+        self._on_layout = on_layout
         self._tasks: set[asyncio.Task[None]] = set()
         self._refresh_task: asyncio.Task[None] | None = None
         self.layout: StreamMetadata | None = None
@@ -39,13 +46,20 @@ class Upkeep:
         """Sessions are fetched for partitions that have unresolved batches only."""
 
     async def new_session(self) -> ProducerSession:
-        answer = await self._api.call(op.PRODUCER_INIT)
+        try:
+            answer = await self._api.call(op.PRODUCER_INIT)
+        except TidelogError as error:
+            raise named(error, self._stream) from None
         producer_id, epoch = answer["producer_id"], answer["producer_epoch"]
         if not (0 <= producer_id < 1 << 63 and 0 <= epoch < 1 << 31):
             raise TidelogError(
                 Code.INTERNAL, f"the answer to {op.PRODUCER_INIT.name} gives out id {producer_id}, epoch {epoch}"
             )
         return ProducerSession(producer_id, epoch)
+
+    def end(self, error: TidelogError) -> None:
+        """The producer cannot go on."""
+        self._give_up(error)
 
     def renew_session(self, taker: SessionTaker) -> None:
         """Get a session and give it to `taker`."""
@@ -76,6 +90,10 @@ class Upkeep:
         error = await self._metadata.why_over(self._stream, self.layout)
         if error is not None:
             self._give_up(error)
+            return
+        layout = self._metadata.last_seen(self._stream)
+        if layout is not None:
+            self._on_layout(layout)
 
     def _spawn(self, coroutine: Coroutine[Any, Any, None]) -> asyncio.Task[None]:
         task = asyncio.create_task(coroutine)

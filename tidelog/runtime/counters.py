@@ -18,6 +18,8 @@ class Counters:
     """Publishes that returned False: not connected, or the outgoing buffer above its limit."""
     handler_errors: int = 0
     """Exceptions that handlers raised; each is logged."""
+    dropped_headers: int = 0
+    """Messages that were dropped because of the size of their headers."""
     server_errors: int = 0
     """-ERR lines, for example a missing permission; each is logged."""
     losses: int = 0

@@ -1,18 +1,25 @@
-"""Delivery of messages to handlers: inboxes, and guards around handlers that raise."""
+"""Delivery of messages to handlers: inboxes, and guards around handlers that raise.
+
+Headers are decoded before a handler is called, and anybody may send them: a million lines would take seconds, in which
+the event loop does nothing else. So a message with more than MAX_HEADER_BYTES of headers is dropped here, and counted.
+(Plain publishes to streams are not looked into: their headers are stored as they came.)
+"""
 
 from __future__ import annotations
 
 import logging
 import re
-from collections.abc import Callable
 
 from nats.nuid import NUID
 
 from tidelog.runtime.counters import Counters
 from tidelog.runtime.header_block import decode_headers
-from wire.transport import Message, MessageHandler
+from wire.transport import Message, MessageHandler, RawHandler
 
 _log = logging.getLogger(__name__)
+
+MAX_HEADER_BYTES = 16 << 10
+"""Of the headers of a message to a handler. Those of Tidelog's own messages have some hundred bytes."""
 
 _SUBJECT = re.compile(r"[^\x00-\x20\x7f]+")
 
@@ -25,19 +32,40 @@ class Guard:
         self._what = what
         self._counters = counters
 
+    def lets_pass(self, headers: bytes) -> bool:
+        """Whether the headers of a message may be decoded; it is counted if not."""
+        if len(headers) <= MAX_HEADER_BYTES:
+            return True
+        self._counters.dropped_headers += 1
+        return False
+
     def met(self, error: Exception) -> None:
         self._counters.handler_errors += 1
         _log.error("a handler of %s raised; the connection goes on", self._what, exc_info=error)
 
 
-def guarded(handler: MessageHandler, guard: Guard) -> Callable[[bytes, bytes | None, bytes | None, bytes], None]:
+def guarded(handler: RawHandler, guard: Guard) -> RawHandler:
     """A handler of single messages behind a guard: the parser's sinks must not raise."""
 
     def deliver(subject: bytes, reply: bytes | None, headers: bytes | None, payload: bytes) -> None:
+        if headers is not None and not guard.lets_pass(headers):
+            return
         try:
-            handler(_message(subject, reply, headers, payload))
+            handler(subject, reply, headers, payload)
         except Exception as error:  # noqa: BLE001 - as every guard
             guard.met(error)
+
+    return deliver
+
+
+def decoding(handler: MessageHandler) -> RawHandler:
+    """Gives `handler` each message decoded. Bytes of the subject that are not UTF-8 become U+FFFD: below a wildcard
+    strangers may send them, and an exception with its traceback in the log would cost more than a refusal."""
+
+    def deliver(subject: bytes, reply: bytes | None, headers: bytes | None, payload: bytes) -> None:
+        fields, status = (None, None) if headers is None else decode_headers(headers)
+        address = None if reply is None else _address(reply)
+        handler(Message(subject.decode(errors="replace"), payload, address, fields, status))
 
     return deliver
 
@@ -48,7 +76,7 @@ class Inboxes:
     def __init__(self, prefix: str, counters: Counters) -> None:
         self._base = f"{prefix}.{NUID().next().decode()}."
         self._count = 0
-        self._handlers: dict[str, MessageHandler] = {}
+        self._handlers: dict[bytes, RawHandler] = {}
         self._guard = Guard("answers", counters)
 
     @property
@@ -60,20 +88,20 @@ class Inboxes:
         self._count += 1
         return f"{self._base}{self._count:x}"
 
-    def on(self, inbox: str, handler: MessageHandler | None) -> None:
+    def on(self, inbox: str, handler: RawHandler | None) -> None:
         """Set the inbox's handler; None removes it. Raises ValueError for an inbox of another connection."""
         if not inbox.startswith(self._base):
             raise ValueError(f"{inbox!r} is not an inbox of this connection; take one from new_inbox()")
         if handler is None:
-            self._handlers.pop(inbox, None)
+            self._handlers.pop(inbox.encode(), None)
         else:
-            self._handlers[inbox] = handler
+            self._handlers[inbox.encode()] = handler
 
     def deliver(self, subject: bytes, reply: bytes | None, headers: bytes | None, payload: bytes) -> None:
-        handler = self._handlers.get(subject.decode())
-        if handler is not None:
+        handler = self._handlers.get(subject)
+        if handler is not None and (headers is None or self._guard.lets_pass(headers)):
             try:
-                handler(_message(subject, reply, headers, payload))
+                handler(subject, reply, headers, payload)
             except Exception as error:  # noqa: BLE001 - as every guard
                 self._guard.met(error)
 
@@ -83,11 +111,6 @@ def checked_subject(subject: str) -> str:
     if not _SUBJECT.fullmatch(subject):
         raise ValueError(f"{subject!r} cannot be a NATS subject: it is empty or holds blanks or control characters")
     return subject
-
-
-def _message(subject: bytes, reply: bytes | None, headers: bytes | None, payload: bytes) -> Message:
-    fields, status = (None, None) if headers is None else decode_headers(headers)
-    return Message(subject.decode(), payload, None if reply is None else _address(reply), fields, status)
 
 
 def _address(reply: bytes) -> str | None:

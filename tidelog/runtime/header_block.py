@@ -6,6 +6,7 @@ import re
 from collections.abc import Mapping
 
 _FIRST_LINE = b"NATS/1.0"
+_NO_STATUS = _FIRST_LINE + b"\r\n"
 _NAME = re.compile(r"[!#$%&'*+\-.^_`|~0-9A-Za-z]+")  # a token of RFC 9110
 _STATUS = re.compile(rb"[0-9]{3}")
 _LINE_BREAK = re.compile(r"[\r\n]")
@@ -26,12 +27,18 @@ def encode_headers(headers: Mapping[str, str]) -> bytes:
 def decode_headers(block: bytes) -> tuple[dict[str, str] | None, int | None]:
     """(headers or None, status or None). Of a name that comes twice the last value counts; bytes that are not UTF-8
     become U+FFFD; any other line is passed over."""
-    first, *lines = block.split(b"\r\n")
-    code = first[len(_FIRST_LINE) :].split(maxsplit=1)
-    status = int(code[0]) if code and _STATUS.fullmatch(code[0]) else None
+    _, *lines = block.split(b"\r\n")
     headers: dict[str, str] = {}
     for line in lines:
         name, colon, value = line.partition(b":")
         if colon:
             headers[name.strip().decode("utf-8", "replace")] = value.strip().decode("utf-8", "replace")
-    return headers or None, status
+    return headers or None, status_of(block)
+
+
+def status_of(block: bytes) -> int | None:
+    """The status in the first line of a block; None: it has none."""
+    if block.startswith(_NO_STATUS):
+        return None
+    code = block.partition(b"\r\n")[0][len(_FIRST_LINE) :].split(maxsplit=1)
+    return int(code[0]) if code and _STATUS.fullmatch(code[0]) else None

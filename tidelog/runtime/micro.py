@@ -4,6 +4,10 @@ The answers to `$SRV.PING`, `$SRV.INFO` and `$SRV.STATS` have the form that nats
 endpoint into a queue group, so that NATS picks one instance per request; here every instance gets every request, and an
 endpoint that answers None stays silent (only the one that is in charge answers). A refusal travels in three forms:
 NATS's service headers, `Tidelog-Error…` headers, and `{"error": {…}}`.
+
+A request costs its sender nothing. So requests wait in a queue for each endpoint (`request_queue`), requests that ask
+the same share one answer, and all of them together get a bounded share of the loop's time (`pace`). A request that
+finds its queue full is refused with BACKPRESSURE; refusals leave together, once in a turn of the loop.
 """
 
 from __future__ import annotations
@@ -12,25 +16,38 @@ import asyncio
 import json
 import logging
 import re
-import time
-from collections.abc import Awaitable, Callable, Mapping
+from collections.abc import Awaitable, Callable, Hashable, Mapping, Sequence
+from contextlib import suppress
+from dataclasses import dataclass
 from datetime import UTC, datetime
+from functools import partial
+from time import thread_time
 from typing import Any, TypeAlias
 
 from nats.micro.service import EndpointInfo, EndpointStats, ServiceInfo, ServicePing, ServiceStats
 from nats.nuid import NUID
 
+from tidelog.runtime.header_block import encode_headers
+from tidelog.runtime.pace import Pace
+from tidelog.runtime.request_queue import MAX_WAITING, MAX_WAITING_ALIKE, Asked, RequestQueue
+from wire.error_details import LIMIT, RETRY_AFTER_MS
 from wire.errors import Code, TidelogError
-from wire.transport import Message, MessageHandler, Subscription, Transport, answer_too_large
+from wire.transport import Message, MessageHandler, Subscription, Transport, answer_too_large, too_large
 
 _log = logging.getLogger(__name__)
 
 Answer: TypeAlias = tuple[bytes, Mapping[str, str] | None] | None
 """(body, headers), or None for no answer at all."""
-Endpoint: TypeAlias = Callable[[Message], Awaitable[Answer]]
 
-MAX_IN_FLIGHT = 1024
-"""Requests of one service that are worked on at once; a further one is refused with error 503."""
+
+MAX_IN_WORK = 1024
+"""Requests of one endpoint that are in work at once, where each has an answer of its own."""
+MAX_QUESTIONS_IN_WORK = 4
+"""Questions of one endpoint that are in work at once, where requests share answers."""
+MAX_BURST_BYTES = 256 << 10
+"""Of one answer to many; before the next piece others have their turn."""
+RETRY_AFTER_S = 0.1
+"""Told to whoever is refused."""
 
 MAX_ERROR_CHARACTERS = 1000
 """Longest text of an endpoint's error in an answer."""
@@ -41,11 +58,35 @@ ERROR_HEADER = "Nats-Service-Error"
 _NOT_IN_NAMES = re.compile(r"[^A-Za-z0-9_-]+")
 
 
+_FULL = TidelogError(
+    Code.BACKPRESSURE,
+    f"{MAX_WAITING} requests, or {MAX_WAITING_ALIKE} that ask the same, wait here already; ask again later",
+    [LIMIT.of("api_requests"), RETRY_AFTER_MS.of(int(1000 * RETRY_AFTER_S))],
+)
+
+
+@dataclass(frozen=True, slots=True)
+class Endpoint:
+    serve: Callable[[Message], Awaitable[Answer]]
+    question: Callable[[Message], Hashable] | None = None
+    """Requests for which it is equal get the same answer: those that wait share one call of `serve`. None: each request
+    has a call of its own."""
+
+
 class Service:
-    """One instance of a service. `start` subscribes, `stop` ends it."""
+    """One instance of a service. `start` subscribes, `stop` ends it. `on_refused`: a request found its queue full.
+    `work_time`: see `Pace`. `headers`: of every refusal that is made here; endpoints give those of their answers."""
 
     def __init__(
-        self, transport: Transport, name: str, version: str, description: str, endpoints: Mapping[str, Endpoint]
+        self,
+        transport: Transport,
+        name: str,
+        version: str,
+        description: str,
+        endpoints: Mapping[str, Endpoint],
+        on_refused: Callable[[], None] = lambda: None,
+        work_time: Callable[[], float] = thread_time,
+        headers: Callable[[], Mapping[str, str]] = dict,
     ) -> None:
         self.id = NUID().next().decode()
         self.name = name
@@ -55,18 +96,22 @@ class Service:
         self._transport = transport
         self._started = datetime.now(UTC)
         self._subscriptions: list[Subscription] = []
-        self._tasks: set[asyncio.Task[None]] = set()
+        self._on_refused = on_refused
+        self._headers = headers
+        self._pace = Pace(asyncio.get_running_loop().time, work_time)
+        self._queues: list[RequestQueue] = []
+        self._refused: list[bytes] = []
+        """Reply subjects of requests that found their queue full in this turn of the loop."""
         self._stats = {
             subject: EndpointStats(_endpoint_name(subject), subject, "", 0, 0, 0, 0) for subject in self._endpoints
         }
 
     async def start(self) -> None:
-        handlers: dict[str, MessageHandler] = {
-            subject: self._request_handler(subject, endpoint) for subject, endpoint in self._endpoints.items()
-        }
+        handlers = {subject: self._endpoint_handler(subject, endpoint) for subject, endpoint in self._endpoints.items()}
         for verb, describe in (("PING", self._ping), ("INFO", self._info), ("STATS", self._statistics)):
+            handler = self._verb_handler(describe)
             for scope in ("", f".{self.name}", f".{self.name}.{self.id}"):
-                handlers[f"$SRV.{verb}{scope}"] = self._verb_handler(describe)
+                handlers[f"$SRV.{verb}{scope}"] = handler
         self._subscriptions += await asyncio.gather(
             *(self._transport.subscribe(subject, handler) for subject, handler in handlers.items())
         )
@@ -75,67 +120,102 @@ class Service:
         """Take no more requests; cancel the ones in work."""
         subscriptions, self._subscriptions = self._subscriptions, []
         await asyncio.gather(*(subscription.unsubscribe() for subscription in subscriptions))
-        for task in self._tasks:
-            task.cancel()
-        await asyncio.gather(*self._tasks, return_exceptions=True)
+        await asyncio.gather(*(queue.close() for queue in self._queues))
 
     # ---- requests
 
-    def _request_handler(self, subject: str, endpoint: Endpoint) -> MessageHandler:
+    def _endpoint_handler(self, subject: str, endpoint: Endpoint) -> MessageHandler:
+        work = partial(self._carry_out, subject, endpoint)
+        if endpoint.question is None:
+            return self._queued(lambda _: object(), work, at_once=MAX_IN_WORK)
+        return self._queued(endpoint.question, work, at_once=MAX_QUESTIONS_IN_WORK)
+
+    def _queued(
+        self, question: Callable[[Message], Hashable], work: Callable[[Asked], Awaitable[None]], *, at_once: int
+    ) -> MessageHandler:
+        queue = RequestQueue(self._pace, question, work, at_once=at_once)
+        self._queues.append(queue)
+
         def on_request(message: Message) -> None:
-            if len(self._tasks) >= MAX_IN_FLIGHT:
-                sentence = f"{MAX_IN_FLIGHT} requests are in work here already; ask again later"
-                self._refuse(message, 503, TidelogError(Code.BACKPRESSURE, sentence))
-                return
-            task = asyncio.get_running_loop().create_task(self._work(subject, endpoint, message))
-            self._tasks.add(task)
-            task.add_done_callback(self._tasks.discard)
+            if not queue.add(message):
+                self._refuse_soon(message)
 
         return on_request
 
-    async def _work(self, subject: str, endpoint: Endpoint, message: Message) -> None:
+    async def _carry_out(self, subject: str, endpoint: Endpoint, asked: Asked) -> None:
         stats = self._stats[subject]
-        began = time.perf_counter_ns()
-        stats.num_requests += 1
+        began = self._pace.time()
+        stats.num_requests += asked.requests
         try:
-            answer = await endpoint(message)
-            if answer is not None and message.reply is not None:
-                self._answer(message, message.reply, answer[0], answer[1], stats)
+            answer = await endpoint.serve(asked.first)
+            if answer is not None:
+                await self._answer(asked, *answer, stats)
         except Exception as error:  # noqa: BLE001 - logged, and answered as an error
             _log.exception("the service endpoint %s raised", subject)
-            stats.num_errors += 1
+            stats.num_errors += asked.requests
             stats.last_error = repr(error)[:MAX_ERROR_CHARACTERS]
-            self._refuse(message, 500, TidelogError(Code.INTERNAL, f"{subject}: {stats.last_error}"))
+            self._refuse(asked.replies, 500, TidelogError(Code.INTERNAL, f"{subject}: {stats.last_error}"))
         finally:
-            stats.processing_time += time.perf_counter_ns() - began
+            stats.processing_time += int(1e9 * (self._pace.time() - began))
             stats.average_processing_time = stats.processing_time // stats.num_requests
 
-    def _answer(
-        self, message: Message, inbox: str, body: bytes, headers: Mapping[str, str] | None, stats: EndpointStats
-    ) -> None:
-        try:
-            self._transport.publish(inbox, (body,), headers=headers)
-        except TidelogError as error:
-            refusal = answer_too_large(error, f"the answer to {message.subject}")
+    async def _answer(self, asked: Asked, body: bytes, headers: Mapping[str, str] | None, stats: EndpointStats) -> None:
+        size = len(body) + (len(encode_headers(headers)) if headers else 0)
+        if size > self._transport.max_payload:
+            refusal = answer_too_large(
+                too_large(asked.first.subject, size, self._transport.max_payload),
+                f"the answer to {asked.first.subject}",
+            )
             _log.error("%s", refusal.message)
-            stats.num_errors += 1
+            stats.num_errors += asked.requests
             stats.last_error = refusal.message
-            self._refuse(message, 500, refusal)
+            self._refuse(asked.replies, 500, refusal)
+            return
+        await self._send(asked.replies, body, size, headers)
 
-    def _refuse(self, message: Message, code: int, error: TidelogError) -> None:
+    async def _send(self, replies: Sequence[bytes], body: bytes, size: int, headers: Mapping[str, str] | None) -> None:
+        at_once = max(1, MAX_BURST_BYTES // max(1, size))
+        for first in range(0, len(replies), at_once):
+            burst = replies[first : first + at_once]
+            if first:
+                async with self._pace.turn():
+                    self._send_now(burst, body, headers)
+            else:
+                self._send_now(burst, body, headers)
+            self._pace.sent(size * len(burst))
+
+    def _send_now(self, replies: Sequence[bytes], body: bytes, headers: Mapping[str, str] | None) -> None:
+        if headers:
+            self._transport.publish_to_each(replies, body, headers)
+            return
+        for reply in replies:
+            with suppress(ValueError):  # too long for NATS, as those that `publish_to_each` leaves out
+                self._transport.publish(reply.decode(), (body,))
+
+    def _refuse(self, replies: Sequence[bytes], code: int, error: TidelogError) -> None:
+        headers = {ERROR_CODE_HEADER: str(code), ERROR_HEADER: " ".join(error.message.split())}
+        body = json.dumps({"error": error.to_json()}).encode()
+        self._transport.publish_to_each(replies, body, {**headers, **error.to_headers(), **self._headers()})
+
+    def _refuse_soon(self, message: Message) -> None:
+        self._on_refused()
         if message.reply is not None:
-            headers = {ERROR_CODE_HEADER: str(code), ERROR_HEADER: " ".join(error.message.split())}
-            body = json.dumps({"error": error.to_json()}).encode()
-            self._transport.publish(message.reply, (body,), headers={**headers, **error.to_headers()})
+            if not self._refused:
+                asyncio.get_running_loop().call_soon(self._refuse_all)
+            self._refused.append(message.reply.encode())
+
+    def _refuse_all(self) -> None:
+        replies, self._refused = self._refused, []
+        self._refuse(replies, 503, _FULL)
 
     # ---- discovery
 
     def _verb_handler(self, describe: Callable[[], dict[str, Any]]) -> MessageHandler:
-        def on_verb(message: Message) -> None:
-            if message.reply is not None:
-                self._transport.publish(message.reply, (json.dumps(describe()).encode(),))
+        async def answer(asked: Asked) -> None:
+            body = json.dumps(describe()).encode()
+            await self._send(asked.replies, body, len(body), None)
 
-        return on_verb
+        return self._queued(lambda _: None, answer, at_once=1)
 
     def _ping(self) -> dict[str, Any]:
         return ServicePing(self.id, self.name, self._version).to_dict()

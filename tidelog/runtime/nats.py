@@ -12,6 +12,9 @@ States of a connection:
                   turn, for ever; when one answers and has all subscriptions: connected, handlers called with True.
     closed        by `close` or `drain`, for good.
 
+A NATS server tells what a login may not do beside everything else, as `-ERR` (`wire.violation`): what waits for an
+answer there fails at once, and `violations` tells it.
+
 Bounded: the outgoing buffer (`outgoing_limit`) and the read buffer (see `parser`); inbox handlers and requests are as
 many as their owners have open.
 """
@@ -22,31 +25,31 @@ import asyncio
 import contextlib
 import logging
 import math
-import ssl
 import time
 from collections.abc import Callable, Mapping, Sequence
-from pathlib import Path
 from typing import Any
 
 from nats import errors
 
 from tidelog.runtime.counters import Counters
-from tidelog.runtime.delivery import Guard, Inboxes, checked_subject, guarded
+from tidelog.runtime.delivery import Guard, Inboxes, checked_subject, decoding, guarded
 from tidelog.runtime.header_block import encode_headers
+from tidelog.runtime.login import NO_LOGIN, LiveLogin, NatsLogin, is_tls_url, split_url
 from tidelog.runtime.nats_errors import (
     ConnectionClosed,
     LossReason,
-    NatsRefused,
     check_url,
-    is_refusal,
+    says_more,
     unavailable,
     without_secrets,
 )
-from tidelog.runtime.nats_py import ChunkedClient
+from tidelog.runtime.nats_py import ChunkedClient, Ended
 from tidelog.runtime.outgoing import Outgoing, size_of
+from tidelog.runtime.server_errors import ServerErrors
 from tidelog.runtime.subscriptions import Subscription, Subscriptions
 from tidelog.runtime.waiting import PendingAnswers
-from wire.transport import Buffer, BulkHandler, GuardedBulk, Message, MessageHandler, too_large
+from wire.transport import Buffer, BulkHandler, GuardedBulk, Message, MessageHandler, RawHandler, too_large
+from wire.violation import Violations
 
 _log = logging.getLogger(__name__)
 
@@ -64,7 +67,10 @@ _BLOCK_BYTES = 256 << 10
 
 
 class NatsConnection:
-    """One connection to NATS that reconnects for ever. Make it with `connect`; all calls belong to its event loop."""
+    """One connection to NATS that reconnects for ever. Make it with `connect`; all calls belong to its event loop.
+
+    It has more than thirty methods because it is the whole of `wire.transport.Transport`, and its parts are elsewhere.
+    """
 
     def __init__(self, *, outgoing_limit: int, inbox_prefix: str) -> None:
         self._connection_handlers: list[Callable[[bool], None]] = []
@@ -77,14 +83,26 @@ class NatsConnection:
         mark = min(WRITABLE_BELOW, outgoing_limit // 4)
         self._client = ChunkedClient(
             on_down=self._went_down,
-            on_server_error=lambda text: self._loss.on_server_error(text),  # noqa: PLW0108 - `_loss` is made below
+            on_server_error=lambda text: self._errors.take(text),  # noqa: PLW0108 - `_errors` is made below
             write_marks=(4 * mark, mark),
         )
         self.counters = Counters(self._client.parser.counters)
-        self._loss = LossReason(self.counters)
+        self._loss = LossReason()
         self._outgoing = Outgoing(self._client, self._up, self.counters, outgoing_limit)
         self._inboxes = Inboxes(inbox_prefix, self.counters)
-        self._subscriptions = Subscriptions(self._client, self._outgoing, self._up, self.flush, self._check_open)
+        client = self._client
+        self._errors = ServerErrors(
+            self.counters,
+            self._loss,
+            lambda: client.login.name(client.login_in_url()),
+            self._inboxes.subject,
+        )
+        self.violations: Violations = self._errors.violations
+        """What NATS does not let this login do. Whether it has inboxes is known when `connect` returns."""
+        self.violations.hear(self._answers.fail_not_permitted)
+        self._subscriptions = Subscriptions(
+            self._client, self._outgoing, self._up, self.flush, self._check_open, self.violations
+        )
 
     @classmethod
     async def connect(
@@ -92,38 +110,33 @@ class NatsConnection:
         urls: str | Sequence[str] = "nats://127.0.0.1:4222",
         *,
         name: str | None = None,
-        user: str | None = None,
-        password: str | None = None,
-        token: str | None = None,
-        creds: str | Path | None = None,
-        tls: ssl.SSLContext | None = None,
-        tls_hostname: str | None = None,
+        login: NatsLogin | Callable[[], NatsLogin] = NO_LOGIN,
         reconnect_wait: float = 0.05,
         ping_interval: float = 2.0,
         connect_timeout: float = 2.0,
         inbox_prefix: str = "_INBOX",
         outgoing_limit: int = OUTGOING_LIMIT,
     ) -> NatsConnection:
-        """Connect to the first of `urls` that answers (one URL, several with commas, or a list).
+        """Connect to the first of `urls` that answers (one URL, several with commas, or a list): the servers of one
+        cluster, of which others that they tell of are tried when the connection is lost.
 
-        Times are in seconds; two pings without an answer are a loss. `creds` is a file with a user's JWT and key.
-        Raises NatsUnavailable.
+        `login`, or what it returns, is read before each attempt, with its files; without an identity in it, that of the
+        server's own URL counts, else that of the first URL that has one. Times are in seconds; two pings without an
+        answer are a loss. Raises NatsUnavailable; NatsRefused, at the first refusal, for a login.
         """
         listed = urls.split(",") if isinstance(urls, str) else list(urls)
-        addresses = [url.strip() for url in listed if url.strip()]
+        given = [split_url(url.strip()) for url in listed if url.strip()]
+        addresses = [url for url, _ in given]
         shown = ", ".join(without_secrets(url) for url in addresses)
         for url in addresses:
             check_url(url)
+        live = LiveLogin(login, tls_by_url=any(is_tls_url(url) for url in addresses))
+        await live.read()
         connection = cls(outgoing_limit=outgoing_limit, inbox_prefix=inbox_prefix)
+        connection._client.use(live, given)
         options: dict[str, Any] = {
             "servers": addresses,
             "name": name,
-            "user": user,
-            "password": password,
-            "token": token,
-            "user_credentials": None if creds is None else str(creds),
-            "tls": tls,
-            "tls_hostname": tls_hostname,
             "reconnect_time_wait": reconnect_wait,
             "ping_interval": ping_interval,
             "connect_timeout": connect_timeout,
@@ -143,12 +156,22 @@ class NatsConnection:
             await connection._answers.get(answered, connect_timeout)
             if client.link_transport is None:
                 raise ConnectionResetError("the connection was lost at once")
-        except ImportError as error:
-            raise NatsRefused(f"credentials need the package {error.name!r}: install it with pip") from error
+        except Ended as ended:
+            await connection.close()
+            raise unavailable(
+                shown, ended.why, auth_required=True, tls_first=live.tls_first, login=live.told(client.login_in_url())
+            ) from ended.why
         except (OSError, errors.Error, TimeoutError) as error:
             await connection.close()
             auth_required = bool(client.info.get("auth_required"))
-            raise unavailable(shown, connection._connect_error or error, auth_required=auth_required) from error
+            told = connection._connect_error or error
+            raise unavailable(
+                shown,
+                told,
+                auth_required=auth_required,
+                tls_first=live.tls_first,
+                login=live.told(client.login_in_url()),
+            ) from error
         except asyncio.CancelledError:
             await connection.close()
             raise
@@ -186,6 +209,11 @@ class NatsConnection:
     def outgoing_bytes(self) -> int:
         """Bytes that wait to be sent."""
         return self._outgoing.waiting_bytes
+
+    @property
+    def dropped_headers(self) -> int:
+        """Messages that were dropped because of the size of their headers."""
+        return self.counters.dropped_headers
 
     @property
     def loss_reason(self) -> str:
@@ -282,8 +310,10 @@ class NatsConnection:
         headers: Mapping[str, str] | None = None,
     ) -> Message:
         """One request, first answer. A 503 comes back as a Message with `status == NO_RESPONDERS`.
-        Raises TimeoutError, also when the connection is lost meanwhile or there is none; and as `publish`."""
-        answer: asyncio.Future[Message] = self._answers.new(f"an answer on {subject!r}")
+        Raises TimeoutError, also when the connection is lost meanwhile or there is none; TidelogError(NOT_PERMITTED)
+        when NATS does not let this login ask there or have the answer; and as `publish`."""
+        self.violations.check_answers_arrive()
+        answer: asyncio.Future[Message] = self._answers.new_asked(subject)
         inbox = self.new_inbox()
         self.on_inbox(inbox, lambda message: None if answer.done() else answer.set_result(message))
         try:
@@ -299,12 +329,19 @@ class NatsConnection:
         return self._inboxes.new()
 
     def on_inbox(self, inbox: str, handler: MessageHandler | None) -> None:
+        self._inboxes.on(inbox, None if handler is None else decoding(handler))
+
+    def on_raw_inbox(self, inbox: str, handler: RawHandler) -> None:
         self._inboxes.on(inbox, handler)
 
     # ---- subscriptions
 
     async def subscribe(self, subject: str, handler: MessageHandler) -> Subscription:
         """Returns when the server knows the subscription; waits for that through losses of the connection."""
+        return await self.subscribe_raw(subject, decoding(handler))
+
+    async def subscribe_raw(self, subject: str, handler: RawHandler) -> Subscription:
+        """As `subscribe`; nothing of the messages is decoded."""
         guard = Guard(f"messages on {subject!r}", self.counters)
         return await self._subscriptions.add(subject, guarded(handler, guard))
 
@@ -312,6 +349,10 @@ class NatsConnection:
         """As `subscribe`, for messages by the thousand. All messages of `subject` go to `handler`, without subjects."""
         guard = Guard(f"messages on {subject!r}", self.counters)
         return await self._subscriptions.add(subject, GuardedBulk(handler, guard.met))
+
+    async def may_subscribe(self, subject: str) -> bool:
+        """Whether NATS lets this login subscribe there; True without an answer of the server."""
+        return await self._subscriptions.may(subject)
 
     # ---- the end
 
@@ -328,6 +369,7 @@ class NatsConnection:
         if self._closed:
             return
         self._closed = True
+        self._subscriptions.close()
         self._outgoing.end_turn()
         self._answers.fail_all("the connection to NATS was closed")
         self._connected_since = math.inf
@@ -361,6 +403,7 @@ class NatsConnection:
         self._tell(True)
 
     def _went_down(self, error: Exception) -> None:
+        self.violations.forget_all()
         if not self._up.is_set():
             return  # lost while connecting
         self._loss.on_loss(error, self._client.info)
@@ -381,6 +424,6 @@ class NatsConnection:
                 Guard("connection changes", self.counters).met(error)
 
     async def _error(self, error: Exception) -> None:
-        if self._connect_error is None or not is_refusal(self._connect_error):
+        if self._connect_error is None or says_more(error, self._connect_error):
             self._connect_error = error
         _log.debug("NATS connection: %r", error)

@@ -17,8 +17,6 @@ from urllib.parse import urlsplit
 
 from nats import errors
 
-from tidelog.runtime.counters import Counters
-
 _log = logging.getLogger(__name__)
 
 LAST_ERROR_AGE = 1.0
@@ -41,20 +39,28 @@ class ConnectionClosed(ConnectionError):
     """The connection was closed by `close` or `drain`."""
 
 
-def unavailable(shown: str, error: Exception, *, auth_required: bool) -> NatsUnavailable:
+def unavailable(shown: str, error: Exception, *, auth_required: bool, tls_first: bool, login: str) -> NatsUnavailable:
     """The error for a connection that could not be made; its one sentence names the URL, the reason and the remedy.
 
-    `shown`: the URLs without secrets. `auth_required`: the server's INFO asked for a login.
+    `shown`: the URLs without secrets. `auth_required`: the server's INFO asked for a login. `tls_first`:
+    TLS was begun before it. `login`: who connects, and where that is written.
     """
+    if isinstance(error, NatsRefused):
+        return error
     text = str(error) or type(error).__name__
     # A server that refuses closes at once, and the reset may overtake its -ERR.
     cut_off = isinstance(error, ConnectionResetError) and auth_required
     if is_refusal(error) or cut_off:
+        whose = f", {login}" if login else ""
         return NatsRefused(
-            f"the NATS server at {shown} refuses these credentials ({text}): give the right user, token or creds"
+            f"the NATS server at {shown} refuses these credentials{whose} ({text}): give the right user and password,"
+            " token, NKey or creds"
         )
     if isinstance(error, ssl.SSLError):
         return NatsRefused(f"no TLS connection to the NATS server at {shown} ({text}): give the right certificates")
+    if isinstance(error, TimeoutError):
+        expected = "it may not begin with TLS, as tls_first says" if tls_first else "it may begin with TLS: tls_first"
+        text = f"it did not answer in time; {expected}"
     kind = NatsNotListening if isinstance(error, ConnectionRefusedError) else NatsUnavailable
     return kind(
         f"no NATS server answers at {shown} ({text}): start one (`tidelog up` brings its own) or give another URL"
@@ -83,7 +89,7 @@ def check_url(url: str) -> None:
 def without_secrets(url: str) -> str:
     """The URL without user, password and token."""
     scheme, _, rest = (url if "://" in url else f"nats://{url}").partition("://")
-    return f"{scheme}://{rest.split('/', 1)[0].rsplit('@', 1)[-1]}"
+    return f"{scheme}://{rest.rsplit('@', 1)[-1].split('/', 1)[0]}"
 
 
 def is_refusal(error: Exception) -> bool:
@@ -92,11 +98,19 @@ def is_refusal(error: Exception) -> bool:
     return "authorization" in text or "authentication" in text
 
 
+def says_more(error: Exception, other: Exception) -> bool:
+    """Of two errors of attempts to connect; the later one, `error`, unless the other is nearer to a remedy."""
+
+    def rank(each: Exception) -> int:
+        return 2 if is_refusal(each) else 1 if isinstance(each, (NatsRefused, ssl.SSLError)) else 0
+
+    return rank(error) >= rank(other)
+
+
 class LossReason:
     """Why a connection was lost the last time, as far as that is known."""
 
-    def __init__(self, counters: Counters) -> None:
-        self._counters = counters
+    def __init__(self) -> None:
         self._error: Exception | None = None
         self._server_id = ""
         """Id of the server that the connection was lost to."""
@@ -108,7 +122,6 @@ class LossReason:
 
     def on_server_error(self, text: str) -> None:
         """The server sent -ERR."""
-        self._counters.server_errors += 1
         _log.warning("NATS server says: %s", text)
         self._server_error, self._server_error_at = text, time.monotonic()
 

@@ -1,7 +1,18 @@
 """Everything that reaches inside nats-py, in one place.
 
-nats-py keeps these tasks: the server pool, TLS, credentials, CONNECT, reconnecting, the timer of pings. Replaced
-is the way bytes come in. nats-py reads 32 KiB at a time from a stream, copies them into its parser and puts every
+nats-py keeps these tasks: trying one server after the other, the TLS handshake, CONNECT, the timer of pings. Replaced
+are the way bytes come in, and who is connected to with what:
+
+    login        nats-py knows none. `_connect_command` puts it in, as `LiveLogin` has read it before this attempt.
+    TLS          `_process_info` sees the server's first line before anything is sent. Where TLS is wanted and not
+                 offered the attempt ends there; where it is offered and not required it is used.
+    pool         servers that others tell of come into it when the first connection is made, not before: nats-py would
+                 go on for ever, for each refusal brings them anew. Those that are told of no longer leave it, for their
+                 address may be anyone's.
+    refusals     a refused login ends the first connection. Later it is tried again, more and more slowly, and as soon
+                 as the login has changed.
+
+nats-py reads 32 KiB at a time from a stream, copies them into its parser and puts every
 message into a queue with a task behind it; here the socket reads into the buffer of a `ChunkParser`, and sinks are
 called from the read callback itself.
 
@@ -26,16 +37,19 @@ import json
 import logging
 import ssl
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
+from ipaddress import ip_address
 from typing import Any, cast
-from urllib.parse import ParseResult
+from urllib.parse import ParseResult, urlparse
 
 from nats import errors
-from nats.aio.client import DEFAULT_BUFFER_SIZE, Client, Srv
+from nats.aio.client import CONNECT_OP, DEFAULT_BUFFER_SIZE, Client, Srv
 from nats.aio.subscription import Subscription
 from nats.aio.transport import TcpTransport
 
+from tidelog.runtime.login import LiveLogin, NatsLogin
+from tidelog.runtime.nats_errors import NatsRefused, is_refusal
 from tidelog.runtime.parser import ChunkParser, ProtocolError
 
 _log = logging.getLogger(__name__)
@@ -44,7 +58,38 @@ BEHIND = 256 << 10
 """A connection with a newest read of so many bytes has a backlog, as a rule: its reads are a loop's turn apart."""
 GIVING_WAY = 64 << 10
 """Bytes that are read at most while another connection, which goes first, has a backlog."""
+FIRST_PAUSE = 0.25
+"""Seconds before the next attempt after a refused login of a connection that was there before; doubled each time."""
+LONGEST_PAUSE = 10.0
+_LOOK = 0.25  # seconds between looks whether the login has changed meanwhile
 _RETRY_AFTER_BUG = 1.0  # seconds before nats-py's reconnect loop is started again after it ended with an exception
+
+
+Address = tuple[str | None, int | None]
+"""Host and port."""
+
+
+def address_of(uri: ParseResult) -> Address:
+    return uri.hostname, uri.port
+
+
+def _told_uri(text: object) -> ParseResult | None:
+    """Of HOST:PORT, as servers tell it; None: it is something else."""
+    try:
+        host, port = address_of(urlparse(f"nats://{text}"))
+    except ValueError:
+        return None
+    if not host or port is None:
+        return None
+    return urlparse(f"nats://[{host}]:{port}" if ":" in host else f"nats://{host}:{port}")
+
+
+def _is_ip(host: str | None) -> bool:
+    try:
+        ip_address(host or "")
+    except ValueError:
+        return False
+    return True
 
 
 def _abort(transport: asyncio.WriteTransport) -> None:
@@ -56,8 +101,17 @@ def _ignore(_: bool) -> None:
     pass
 
 
+class Ended(Exception):
+    """Ends nats-py's first connection: each further attempt meets the same."""
+
+    def __init__(self, why: Exception) -> None:
+        super().__init__(str(why))
+        self.why = why
+
+
 class _TcpTransport(TcpTransport):
-    """nats-py's, except that a failed TLS handshake leaves nothing to wait for.
+    """nats-py's, except that a failed TLS handshake leaves nothing to wait for, and that a server which ends a TLS
+    connection leaves no warning of asyncio.
 
     asyncio takes the stream's protocol object off the socket for the handshake. When that fails asyncio does not tell
     the object of the end, and nats-py's `wait_closed` waits for it for ever.
@@ -76,6 +130,11 @@ class _TcpTransport(TcpTransport):
                 _abort(self._io_writer.transport)
             self._io_writer = self._io_reader = None
             raise
+        # None: the server has ended the connection already, as it does when it refuses the client's certificate.
+        protocol = None if self._io_writer is None else self._io_writer.transport.get_protocol()
+        if protocol is not None:
+            # nats-py does not tell its protocol object of TLS, and asyncio would warn of how that answers at the end.
+            protocol._over_ssl = True  # type: ignore[attr-defined]
 
 
 class Link(asyncio.BufferedProtocol):
@@ -156,6 +215,12 @@ class ChunkedClient(Client):
         write_marks: tuple[int, int],
     ) -> None:
         super().__init__()
+        self.login = LiveLogin(NatsLogin(), tls_by_url=False)
+        self._url_logins: dict[Address, NatsLogin | None] = {}
+        """For each server, the login of its URL; of one that another told of: that of the other."""
+        self._was_connected = False
+        self._refusals = 0
+        """Refused logins since the connection was there."""
         self.parser = ChunkParser(self._control_line)
         self.on_writable: Callable[[bool], None] = _ignore
         """The outgoing buffer fell below its low mark (True), or rose above its high mark."""
@@ -173,6 +238,14 @@ class ChunkedClient(Client):
         """The client with messages that go first."""
 
     # ---- for the connection
+
+    def use(self, login: LiveLogin, urls: Sequence[tuple[str, NatsLogin | None]]) -> None:
+        """Before `connect`. `urls`: without logins, each with the login that was in it."""
+        self.login = login
+        default = next((in_url for _, in_url in urls if in_url is not None), None)
+        self._url_logins = {
+            address_of(self._parse_server_uri(url)): default if in_url is None else in_url for url, in_url in urls
+        }
 
     def gives_way(self) -> bool:
         """Another client has a backlog. Asked before each read; answered once for each of the other's."""
@@ -197,9 +270,17 @@ class ChunkedClient(Client):
         """The INFO that the server sent when the connection was made."""
         return dict(self._server_info)
 
+    def login_in_url(self) -> NatsLogin | None:
+        """Of the present server."""
+        server = self._current_server
+        return None if server is None else self._url_logins.get(address_of(server.uri))
+
     def retry_for_ever(self) -> None:
-        """From now on no server is ever dropped from the pool."""
+        """The first connection is made. From now on servers that others tell of are tried, too, and none is dropped
+        for not answering."""
         self.options["max_reconnect_attempts"] = -1
+        self._was_connected = True
+        self._learn(self._server_info)
 
     def ping(self, answered: asyncio.Future[bool]) -> None:
         """PING; the future gets True at its PONG, unless it is done by then. Only while there is a connection."""
@@ -213,12 +294,15 @@ class ChunkedClient(Client):
         self._subs[self._sid] = Subscription(self, id=self._sid, subject=subject)
         return self._sid
 
-    def remove_subscription(self, sid: int) -> None:
-        self._subs.pop(sid, None)
+    def remove_subscription(self, sid: int) -> str:
+        """Its subject; empty: there is none with this id."""
+        removed = self._subs.pop(sid, None)
         self.parser.remove(sid)
+        return "" if removed is None else str(removed.subject)
 
-    def subscription_ids(self) -> list[int]:
-        return list(self._subs)
+    def subscribed(self) -> list[tuple[int, str]]:
+        """Ids and subjects."""
+        return [(sid, subscription.subject) for sid, subscription in self._subs.items()]
 
     async def shut(self) -> None:
         """nats-py's `close`, also where `connect` failed before it had begun."""
@@ -324,9 +408,120 @@ class ChunkedClient(Client):
             # process.
             raise asyncio.CancelledError
         self.abort()  # an attempt that failed after the socket was open left it open
+        if self._was_connected:
+            await self._pause()
         s.last_attempt = time.monotonic()
         transport = self._transport = _TcpTransport()
         await transport.connect(s.uri, DEFAULT_BUFFER_SIZE, self.options["connect_timeout"])
+
+    async def _pause(self) -> None:
+        """After a refused login, and until the login has changed or the pause is over. Reads the login."""
+        pause = min(FIRST_PAUSE * 2 ** (self._refusals - 1), LONGEST_PAUSE) if self._refusals else 0.0
+        end = time.monotonic() + pause
+        while not await self.login.read_again():
+            left = end - time.monotonic()
+            if left <= 0:
+                return
+            await asyncio.sleep(min(left, _LOOK))
+
+    async def _process_connect_init(self) -> None:
+        self.options["tls_handshake_first"] = self.login.tls_first
+        if self.login.tls_hostname is not None:
+            self.options["tls_hostname"] = self.login.tls_hostname
+        else:
+            self.options.pop("tls_hostname", None)
+        try:
+            await super()._process_connect_init()
+        except (OSError, errors.Error) as error:
+            if not self._was_connected:
+                if is_refusal(error):
+                    raise Ended(error) from error
+            else:
+                self._tell_refusal(error)
+            raise
+        if self.is_connected:
+            self._refusals = 0
+
+    def _tell_refusal(self, error: Exception) -> None:
+        """Of a connection that was there before, if it is one."""
+        is_tls = isinstance(error, (NatsRefused, ssl.SSLError))
+        # A server that refuses closes at once, and the reset may overtake its -ERR.
+        is_cut_off = isinstance(error, ConnectionError) and bool(self._server_info.get("auth_required"))
+        if is_tls or is_refusal(error) or is_cut_off:
+            self._refusals += 1
+            _log.warning(
+                "the NATS server at %s refuses %s (%s); trying again, every %g s in the end, and as soon as the login"
+                " has changed",
+                self._current_name(), "TLS" if is_tls else "the login",
+                (str(error) or type(error).__name__) + ("" if is_tls else f"; {self.login.told(self.login_in_url())}"),
+                LONGEST_PAUSE,
+            )  # fmt: skip
+
+    def _current_name(self) -> str:
+        server = self._current_server
+        return "an unknown address" if server is None else f"{server.uri.hostname}:{server.uri.port}"
+
+    @property
+    def ssl_context(self) -> ssl.SSLContext:
+        return self.login.tls
+
+    def _connect_command(self) -> bytes:
+        server = self._current_server
+        assert server is not None
+        fields = json.loads(super()._connect_command().removeprefix(CONNECT_OP))
+        fields |= self.login.fields(self._server_info.get("nonce", ""), self._url_logins.get(address_of(server.uri)))
+        return b"%b %b\r\n" % (CONNECT_OP, json.dumps(fields, sort_keys=True).encode())
+
+    async def _process_info(self, info: dict[str, Any], initial_connection: bool = False) -> None:
+        """nats-py: the server's first line has come and nothing was sent, or it has told something new."""
+        if initial_connection and self.login.needs_tls:
+            if not (info.get("tls_required") or info.get("tls_available")):
+                raise NatsRefused(
+                    f"the NATS server at {self._current_name()} offers no TLS, and nothing was sent to it: give it"
+                    " certificates, or connect without TLS (a nats:// URL, and no file for TLS)"
+                )
+            info["tls_required"] = True  # for nats-py, which keeps this very object, and uses what is required only
+        if (
+            initial_connection
+            and info.get("tls_required")
+            and info.get("tls_verify")
+            and not self.login.has_certificate
+        ):
+            # The server would close in the middle of the handshake, without a word.
+            raise NatsRefused(
+                f"the NATS server at {self._current_name()} wants a certificate of the client: give cert and key"
+            )
+        if self._was_connected:
+            self._learn(info)
+
+    def _learn(self, info: Mapping[str, Any]) -> None:
+        """The servers that the cluster consists of, as one of them tells it."""
+        told, current = info.get("connect_urls"), self._current_server
+        if not told or current is None:
+            return
+        login = self._url_logins.get(address_of(current.uri))
+        uris = {address_of(uri): uri for uri in map(_told_uri, told) if uri is not None}
+        kept = [
+            server
+            for server in self._server_pool
+            if not server.discovered or server is current or address_of(server.uri) in uris
+        ]
+        known = {address_of(server.uri) for server in kept}
+        for address, uri in uris.items():
+            if address in known:
+                continue
+            server = Srv(uri)
+            server.discovered = True
+            if _is_ip(uri.hostname) and not _is_ip(current.uri.hostname):
+                # Certificates are for the names that users give; nats-server tells addresses.
+                server.tls_name = current.uri.hostname
+            elif _is_ip(uri.hostname):
+                server.tls_name = current.tls_name
+            kept.append(server)
+        self._server_pool[:] = kept
+        self._url_logins = {
+            address: self._url_logins.get(address, login) for address in (address_of(server.uri) for server in kept)
+        }
 
     async def _attempt_reconnect(self) -> None:
         self._reconnecting = asyncio.current_task()

@@ -4,7 +4,7 @@ One persistent buffer takes the socket's bytes (`get_buffer`, then `received`). 
 handed to the sink of its subscription id:
 
     bulk sink    `wire.transport.BulkHandler`: uniform runs where many messages have one shape, lists otherwise
-    direct sink  one call per message (subject, reply, header block, payload)
+    direct sink  `wire.transport.RawHandler`: one call per message
     control      one call per INFO, PING, PONG, +OK or -ERR line
 
 Each sink gets its messages in order of arrival. Direct sinks and control lines are a fence as well: everything before
@@ -22,7 +22,9 @@ A chunk is cut in three ways, the quickest that is exact:
     known line   Header lines seen before are looked up whole (`_lines`), with the CRLF before them, guessing that the
                  next line is as long as the one that last came after a line like this. A guess never looks beyond the
                  part that was received: stale bytes of earlier chunks lie there.
-    any line     Regular expressions.
+    any line     Regular expressions. Small messages behind one for a direct sink are taken one after the other, and
+                 their lines split at the blanks, as long as they are for direct sinks and just as nats-server writes
+                 them: this is what a flood of forged messages to brokers costs.
 
 Invariants:
     start <= end; buffer[start:end] is received and not yet consumed
@@ -37,15 +39,11 @@ from __future__ import annotations
 import re
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import TypeAlias
 
 import numpy as np
 import numpy.typing as npt
 
-from wire.transport import BulkHandler, UniformRun
-
-DirectHandler: TypeAlias = Callable[[bytes, bytes | None, bytes | None, bytes], None]
-"""(subject, reply, header block, payload) of one message."""
+from wire.transport import BulkHandler, RawHandler, UniformRun
 
 BUFFER_SIZE = 1 << 20
 """Reads of up to this many bytes; larger only while a larger message arrives."""
@@ -65,13 +63,16 @@ MIN_RUN = 8
 _FIRST_WINDOW = 64
 _MIXED_BURST = 256  # messages taken one by one before a uniform run is tried again
 _SLICE_DIRECTLY = 16 << 10  # payloads from this size on are not worth a second copy of the chunk
+_SMALL = {b"%d" % size: size for size in range(2048)}  # bytes of a small message, as they stand in its line
 _CRLF = b"\r\n"
 _CRLF_WORD = int.from_bytes(_CRLF, "little")
 _BLANK = 0x20
 
+# As NATS takes subjects and replies: anybody can have it send one with \r, \v or another control character.
+_NAME = rb"([^ \t\n]+)[ \t]+"
 # Two patterns: a single one with everything optional would take the header length of an HMSG for a reply subject.
-_MSG = re.compile(rb"MSG[ \t]+([^\s]+)[ \t]+(\d{1,19})[ \t]+(?:([^\s]+)[ \t]+)?(\d{1,9})[ \t]*\r\n")
-_HMSG = re.compile(rb"HMSG[ \t]+([^\s]+)[ \t]+(\d{1,19})[ \t]+(?:([^\s]+)[ \t]+)?(\d{1,9})[ \t]+(\d{1,9})[ \t]*\r\n")
+_MSG = re.compile(rb"MSG[ \t]+" + _NAME + rb"(\d{1,19})[ \t]+(?:" + _NAME + rb")?(\d{1,9})[ \t]*\r\n")
+_HMSG = re.compile(rb"HMSG[ \t]+" + _NAME + rb"(\d{1,19})[ \t]+(?:" + _NAME + rb")?(\d{1,9})[ \t]+(\d{1,9})[ \t]*\r\n")
 _CONTROL = re.compile(rb"(?:PING|PONG|\+OK)[ \t]*\r\n|(?:INFO|-ERR)(?:[ \t][^\r\n]*)?\r\n")
 
 
@@ -135,7 +136,7 @@ class ChunkParser:
         self.counters = ReadCounters()
         self._on_control = on_control
         self._bulk: dict[int, _Collected] = {}
-        self._direct: dict[int, DirectHandler] = {}
+        self._direct: dict[bytes, RawHandler] = {}  # by the subscription id as it stands in a line
         self._lines: dict[bytes, _KnownLine] = {}  # by CRLF and the whole line
         self._line_length = 16  # of the last header line: the next one is likely as long
         self._base_size = max(buffer_size, 2 * MIN_READ)
@@ -151,12 +152,12 @@ class ChunkParser:
     def add_bulk(self, sid: int, handler: BulkHandler) -> None:
         self._bulk[sid] = _Collected(handler)
 
-    def add_direct(self, sid: int, handler: DirectHandler) -> None:
-        self._direct[sid] = handler
+    def add_direct(self, sid: int, handler: RawHandler) -> None:
+        self._direct[b"%d" % sid] = handler
 
     def remove(self, sid: int) -> None:
         """Messages of this subscription are counted and dropped from now on."""
-        self._direct.pop(sid, None)
+        self._direct.pop(b"%d" % sid, None)
         sink = self._bulk.pop(sid, None)
         if sink is not None:
             self._lines.clear()
@@ -370,14 +371,54 @@ class ChunkParser:
             self._collect(sink, body_at, header_size, total, reply)
             return stride
         self.counters.messages += 1
-        direct = self._direct.get(sid)
+        direct = self._direct.get(sid_text)
         if direct is None:
             self.counters.unclaimed_messages += 1
             return stride
         self._hand_over()
         headers = bytes(self._view[body_at : body_at + header_size]) if header_size else None
         direct(subject, reply, headers, bytes(self._view[body_at + header_size : body_at + total]))
-        return stride
+        return self._take_direct(position + stride) - position
+
+    def _take_direct(self, position: int) -> int:
+        """Deliver the small messages to direct sinks that lie one behind the other from `position` on. Returns where
+        that ends: at a message that is not complete, large, or for another sink, and at whatever is unusual."""
+        buffer, view, end, sinks = self._buffer, self._view, self._end, self._direct
+        headers: bytes | None
+        while position < end:
+            found = buffer.find(_CRLF, position, end)
+            words = view[position:found].tobytes().split(b" ") if found >= 0 else []
+            count = len(words)
+            if count < 4:
+                break
+            body_at = payload_at = found + 2
+            size = _SMALL.get(words[-1])
+            direct = sinks.get(words[2])
+            if size is None or direct is None:
+                break
+            if words[0] == b"HMSG":
+                header_size = _SMALL.get(words[-2])
+                count -= 1
+                if header_size is None or header_size > size or count < 4:
+                    break
+                payload_at += header_size
+            elif words[0] != b"MSG":
+                break
+            reply = None if count == 4 else words[3]
+            body_end = body_at + size
+            if (
+                count > 5
+                or not words[1]
+                or reply == b""
+                or body_end + 2 > end
+                or not buffer.startswith(_CRLF, body_end)
+            ):
+                break
+            self.counters.messages += 1
+            headers = view[body_at:payload_at].tobytes() if payload_at > body_at else None
+            direct(words[1], reply, headers, view[payload_at:body_end].tobytes())
+            position = body_end + 2
+        return position
 
     def _collect(self, sink: _Collected, body_at: int, header_size: int, total: int, reply: bytes | None) -> None:
         payloads = sink.payloads

@@ -3,22 +3,28 @@
 `subscribe` returns when the server knows the subscription: it sends SUB and waits for a PONG, and begins again when the
 connection is lost meanwhile. All that ask in one turn of the loop share one PING, since brokers subscribe to thousands
 of subjects.
+
+One that NATS does not permit is there like another, and receives nothing (`wire.violation`). It is asked for again
+every RETRY_S, with the id that the server has forgotten, so that it works soon after the permission was given.
 """
 
 from __future__ import annotations
 
 import asyncio
 import contextlib
+import logging
 from collections.abc import Awaitable, Callable
-from typing import TypeAlias
 
 from tidelog.runtime.delivery import checked_subject
 from tidelog.runtime.nats_py import ChunkedClient
 from tidelog.runtime.outgoing import Outgoing
-from wire.transport import GuardedBulk
+from wire.transport import GuardedBulk, RawHandler
+from wire.violation import Act, Violation, Violations
 
-Direct: TypeAlias = Callable[[bytes, bytes | None, bytes | None, bytes], None]
-"""(subject, reply, headers, payload) of one message, as they stood on the wire."""
+_log = logging.getLogger(__name__)
+
+RETRY_S = 5.0
+"""Seconds between questions for the subscriptions that NATS has refused."""
 
 
 class Subscriptions:
@@ -31,16 +37,20 @@ class Subscriptions:
         is_up: asyncio.Event,
         flush: Callable[[], Awaitable[None]],
         check_open: Callable[[], None],
+        violations: Violations,
     ) -> None:
         self._client = client
         self._outgoing = outgoing
         self._is_up = is_up
         self._flush = flush
         self._check_open = check_open
+        self._violations = violations
+        self._retrying: asyncio.Task[None] | None = None
+        violations.hear(self._on_violation)
         self._next_flush: asyncio.Task[None] | None = None
         """A flush that has not begun: it covers all that is written until it does."""
 
-    async def add(self, subject: str, sink: GuardedBulk | Direct) -> Subscription:
+    async def add(self, subject: str, sink: GuardedBulk | RawHandler) -> Subscription:
         self._check_open()
         sid = self._client.add_subscription(checked_subject(subject))
         if isinstance(sink, GuardedBulk):
@@ -66,8 +76,58 @@ class Subscriptions:
                 transport.write(f"UNSUB {sid}\r\n".encode())
             raise
 
+    async def may(self, subject: str) -> bool:
+        """Whether NATS permits a subscription to `subject`; True without an answer. It is given up in the same write,
+        before the server passes on anything else."""
+        transport = self._client.link_transport
+        if transport is None or not self._is_up.is_set():
+            return True
+        sid = self._client.add_subscription(checked_subject(subject))
+        self._client.remove_subscription(sid)  # no reconnect makes it
+        self._violations.begin_trial(subject)
+        try:
+            self._outgoing.end_turn()
+            transport.write(f"SUB {subject} {sid}\r\nUNSUB {sid}\r\n".encode())
+            with contextlib.suppress(TimeoutError):
+                await self._flush_together()
+        finally:
+            is_permitted = self._violations.end_trial(subject)
+        return is_permitted
+
+    def close(self) -> None:
+        if self._retrying is not None:
+            self._retrying.cancel()
+
+    def _on_violation(self, violation: Violation) -> None:
+        if violation.act is Act.SUBSCRIBE and (self._retrying is None or self._retrying.done()):
+            self._retrying = asyncio.get_running_loop().create_task(self._retry())
+
+    async def _retry(self) -> None:
+        """Asks for the refused ones again, until none is left."""
+        refused = self._violations.subscriptions
+        while refused:
+            await asyncio.sleep(RETRY_S)
+            transport = self._client.link_transport
+            if transport is None or not self._is_up.is_set():
+                continue  # a reconnect asks for all of them
+            again = [(sid, subject) for sid, subject in self._client.subscribed() if subject in refused]
+            question = self._violations.asks_again()
+            self._outgoing.end_turn()
+            transport.write("".join(f"SUB {subject} {sid}\r\n" for sid, subject in again).encode())
+            try:
+                await self._flush_together()
+            except TimeoutError:
+                continue
+            asked = {subject for _, subject in again}
+            for subject in self._violations.answered(question):
+                if subject in asked:  # else nobody wants it any more
+                    _log.info("NATS lets this login subscribe to %r now", subject)
+
     async def remove(self, sid: int) -> None:
-        self._client.remove_subscription(sid)
+        subject = self._client.remove_subscription(sid)
+        refused = self._violations.subscriptions
+        if subject in refused and all(subject != other for _, other in self._client.subscribed()):
+            self._violations.forget(subject)
         transport = self._client.link_transport
         if transport is not None and self._is_up.is_set():
             self._outgoing.end_turn()
@@ -80,7 +140,7 @@ class Subscriptions:
         transport = self._client.link_transport
         if transport is not None:
             self._outgoing.end_turn()
-            for sid in self._client.subscription_ids():
+            for sid, _ in self._client.subscribed():
                 transport.write(f"UNSUB {sid}\r\n".encode())
 
     async def _flush_together(self) -> None:

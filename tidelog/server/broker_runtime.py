@@ -15,7 +15,9 @@ import logging
 from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import Executor
 from dataclasses import dataclass, field
+from functools import partial
 from random import Random
+from time import thread_time
 
 from dataplane.broker.broker import Broker, open_replicas
 from dataplane.broker.context import BrokerContext
@@ -31,8 +33,18 @@ from metadata.runtime.ports import RaftFactory
 from metadata.runtime.registration import Registration
 from metadata.runtime.service import MetadataService
 from metadata.settings import MetadataSettings
+from tidelog.server.answering import AnsweringTransport
 from tidelog.server.api import Api
+from tidelog.server.audit import AuditTrail
+from tidelog.server.audit_stream import AuditStream
+from tidelog.server.internal_append import InternalAppender
+from tidelog.server.peers.link import PeerLink
+from tidelog.server.peers.refusals import Refusals
+from tidelog.server.permissions import PermissionWatch
+from wire.cluster_secrets import ClusterSecrets
 from wire.errors import Code, TidelogError
+from wire.internal_streams import AUDIT
+from wire.reply_subjects import ReplySubjects
 from wire.reports import BrokerReport, StreamReport
 from wire.subjects import Subjects
 from wire.transport import Transport
@@ -61,13 +73,16 @@ class BrokerDependencies:
     """Open, and this process's own."""
     ingest: Transport
     control: Transport
+    secrets: ClusterSecrets
     make_raft: RaftFactory
     raft_address: str
     """Empty: an observer."""
     syncer: Syncer
     executor: Executor
-    checkpoints: Executor
+    checkpoints: Syncer
     """CHECKPOINTS_AT_ONCE threads."""
+    decoders: Executor
+    """One thread."""
     readers: Executor
     housekeeping: Executor
     """One thread."""
@@ -81,6 +96,10 @@ class BrokerDependencies:
     labels: Mapping[str, str] = field(default_factory=dict)
     """Read anew for each probe answer."""
     keyring: Keyring = field(default_factory=Keyring)
+    work_time: Callable[[], float] = thread_time
+    """Seconds that the loop's thread has run."""
+    keeps_audit_stream: bool = True
+    """Audit records go into the internal stream, too, not only into the log."""
 
 
 class BrokerRuntime:
@@ -97,12 +116,21 @@ class BrokerRuntime:
         self.on_fatal = on_fatal
         self._data_dir = needs.data_dir
         self._registered = False
+        self._replies = ReplySubjects(needs.subjects, self._stream_subjects, lambda: self.metadata.stream_changes)
+        self._ingest = ingest = AnsweringTransport(needs.ingest, needs.subjects, self._replies)
+        self._control = control = AnsweringTransport(needs.control, needs.subjects, self._replies)
+        self._permissions = PermissionWatch(
+            needs.broker, needs.subjects.namespace, (needs.ingest, needs.control), needs.loop.time
+        )
+        self._secrets = needs.secrets
+        self._refusals = Refusals(needs.broker, needs.loop.time)
+        self._peers = peers = PeerLink(control, needs.secrets, needs.life_id, self._refusals)
         self.metadata = MetadataService(
             broker_id=needs.broker,
             life_id=needs.life_id,
             port=self,
             make_raft=needs.make_raft,
-            transport=needs.control,
+            transport=peers,
             subjects=needs.subjects,
             settings=needs.metadata_settings,
             rng=needs.rng,
@@ -112,14 +140,17 @@ class BrokerRuntime:
         self._context = BrokerContext(
             broker=needs.broker,
             incarnation=Incarnation(0),
-            ingest=needs.ingest,
-            control=needs.control,
+            ingest=ingest,
+            control=control,
+            peers=peers,
+            replies=self._replies,
             subjects=needs.subjects,
             settings=needs.replica_settings,
             metadata=self.metadata,
             syncer=needs.syncer,
             executor=needs.executor,
             checkpoints=needs.checkpoints,
+            decoders=needs.decoders,
             readers=needs.readers,
             housekeeping=needs.housekeeping,
             storage=needs.storage_settings,
@@ -129,7 +160,16 @@ class BrokerRuntime:
             keyring=needs.keyring,
         )
         self.broker = Broker(self._context, self._data_dir, replicas)
-        self._api = Api(self.metadata, needs.control, needs.subjects)
+        appender = InternalAppender(self.metadata, peers, needs.subjects, needs.time_ns)
+        self._audit_stream = AuditStream(partial(appender.append, AUDIT, 0), needs.loop.time)
+        audit = AuditTrail(
+            needs.broker,
+            life_id=needs.life_id,
+            epoch=lambda: self.metadata.controller_epoch,
+            time_ns=needs.time_ns,
+            on_record=self._audit_stream.on_record if needs.keeps_audit_stream else lambda _: None,
+        )
+        self._api = Api(self.metadata, control, needs.subjects, audit, needs.work_time)
 
     @classmethod
     async def open(cls, needs: BrokerDependencies, on_fatal: Callable[[TidelogError], None]) -> BrokerRuntime:
@@ -164,6 +204,9 @@ class BrokerRuntime:
         """0 until this life is registered."""
         return self._context.incarnation
 
+    def _stream_subjects(self) -> list[str]:
+        return [stream.subject for stream in self.metadata.state.streams.values()]
+
     async def start(self) -> None:
         """Raises RaftError when the metadata group's journal cannot be used."""
         await self.broker.start()
@@ -186,6 +229,7 @@ class BrokerRuntime:
             self.on_fatal(TidelogError(Code.BAD_CONFIG, str(e)))
             return
         self._registered = True
+        self._context.cluster_id = cluster_id
         self.broker.on_registered(incarnation)
 
     def on_partitions(self, changes: Sequence[PartitionView | PartitionGone]) -> None:
@@ -195,7 +239,20 @@ class BrokerRuntime:
         return self.broker.stream_status(stream, story_of)
 
     def broker_report(self) -> BrokerReport:
-        return self.broker.status()
+        report = self.broker.status()
+        own = {
+            "refused_replies": self._replies.refused,
+            "dropped_headers": self._ingest.dropped_headers + self._control.dropped_headers,
+            "dropped_audit_records": self._audit_stream.queue.dropped,
+        }
+        return {
+            **report,
+            "counters": {**report.get("counters", {}), **own},
+            "refused_messages": self._refusals.counts(),
+            "not_permitted": self._permissions.status(),
+            "secrets": self._secrets.fingerprints,
+            "tasks": len(asyncio.all_tasks()),
+        }
 
     def room(self) -> Room:
         return self._context.space.room
@@ -215,6 +272,8 @@ class BrokerRuntime:
         """False: the disk hangs, and threads wait for it. Then nothing more is asked of the disk; the Raft journal is
         left as it is as well."""
         is_closed = True
+        await self._api.close()  # an act from now on would have no record in the stream
+        await self._audit_stream.close()
         try:
             is_closed = await self.broker.close()
             if is_closed and self._registered and not self.broker.status()["failed"]:

@@ -4,13 +4,22 @@
     nats = "nats://127.0.0.1:4222"          # or a list
     raft_address = "127.0.0.1:7001"         # this voter; leave it out for an observer
     raft_peers = { b2 = "127.0.0.1:7002", b3 = "127.0.0.1:7003" }
-    raft_secret_file = "raft-secret"        # needed when Raft listens beyond loopback
+    raft_secret_file = "raft-secret"        # what brokers prove to each other: needed beyond loopback; two lines while
+                                            # one secret takes the place of the other; reread when it changes
+    raft_ca = "ca.pem"                      # these three: TLS between the brokers' Raft nodes
+    raft_cert = "b1.pem"
+    raft_key = "b1.key"
     data_dir = "/var/lib/tidelog"
     boot_id_file = "/run/boot-id"           # where the system has no boot id of its own: see docs/operations.md
     namespace = "tidelog"
     log_level = "info"
     master_key_file = "master-keys"         # for streams with encryption: dataplane.encryption.master_keys; SIGHUP
                                             # makes a running broker read it again
+
+    [login]                                 # who connects to NATS and how: tidelog.runtime.login_sources
+    user = "broker"
+    password_file = "nats-password"
+    ca = "ca.pem"
 
     [replica]                               # any of dataplane.replica.settings.ReplicaSettings
     replica_max_lag_time = 5.0
@@ -20,34 +29,44 @@
     housekeeping_interval = 5.0
 
 Environment: TIDELOG_ID, TIDELOG_NATS, TIDELOG_RAFT_ADDRESS, TIDELOG_RAFT_PEERS ("b2=host:port,b3=host:port"),
-TIDELOG_RAFT_SECRET, TIDELOG_RAFT_SECRET_FILE, TIDELOG_DATA_DIR, TIDELOG_BOOT_ID_FILE, TIDELOG_NAMESPACE,
-TIDELOG_LOG_LEVEL, TIDELOG_MASTER_KEY_FILE, or TIDELOG_MASTER_KEY with the key itself.
+TIDELOG_RAFT_SECRET, TIDELOG_RAFT_SECRET_FILE, TIDELOG_RAFT_CA, TIDELOG_RAFT_CERT, TIDELOG_RAFT_KEY, TIDELOG_DATA_DIR,
+TIDELOG_BOOT_ID_FILE, TIDELOG_NAMESPACE, TIDELOG_LOG_LEVEL, TIDELOG_MASTER_KEY_FILE, or TIDELOG_MASTER_KEY with the key
+itself; TIDELOG_NATS_USER and the others of the login.
 """
 
 from __future__ import annotations
 
 import tomllib
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, fields
 from pathlib import Path
+from secrets import token_bytes
 from typing import Any, TypeVar
+from urllib.parse import urlsplit
 
 from dataplane.broker.settings import StorageSettings
 from dataplane.encryption.master_keys import ENVIRONMENT_VARIABLE, MasterKeys, keys_from_file, keys_from_text
 from dataplane.log.files import LINUX_BOOT_ID
 from dataplane.replica.settings import ReplicaSettings
+from metadata.raft import RaftCertificates
 from metadata.settings import MetadataSettings
+from tidelog.runtime.login import NO_LOGIN, NatsLogin
+from tidelog.runtime.login_sources import LoginSources, urls
+from tidelog.runtime.loopback import is_loopback
+from tidelog.server.secret_file import SecretFile
+from wire.cluster_secrets import ClusterSecret, ClusterSecrets, parse_secrets, public_secrets
 from wire.errors import Code, TidelogError
 from wire.subjects import DEFAULT_NAMESPACE, check_broker_id, check_namespace
 from wire.types import BrokerId
 
-DEFAULT_NATS = "nats://127.0.0.1:4222"
 VOTER_COUNTS = (1, 3, 5)
 LOG_LEVELS = ("debug", "info", "warning", "error")
 _KEYS = (
     "id", "nats", "raft_address", "raft_peers", "raft_secret", "raft_secret_file", "data_dir", "boot_id_file",
-    "namespace", "log_level", "master_key_file",
+    "namespace", "log_level", "master_key_file", "raft_ca", "raft_cert", "raft_key",
 )  # fmt: skip
+_SECRET_FILES = ("raft_secret_file", "master_key_file", "raft_key")
+_RAFT_TLS = ("raft_ca", "raft_cert", "raft_key")
 _Settings = TypeVar("_Settings", ReplicaSettings, MetadataSettings, StorageSettings)
 _SECTIONS = ("replica", "metadata", "storage")
 
@@ -57,12 +76,21 @@ class ServerConfig:
     broker: BrokerId
     nats: tuple[str, ...]
     data_dir: Path
+    login: Callable[[], NatsLogin] = lambda: NO_LOGIN
+    """The login to `nats`, read anew from where it is written at each call. Raises NatsRefused."""
+    secret_files: tuple[Path, ...] = ()
+    """Files that nobody but their owner should read."""
     raft_address: str | None = None
     """`host:port` of this voter; None = an observer, or, without peers, a standalone broker on a port of its own
     choice."""
     raft_peers: Mapping[BrokerId, str] = field(default_factory=dict)
     """The other voters."""
-    raft_secret: bytes | None = None
+    secrets: ClusterSecrets = field(default_factory=public_secrets, repr=False)
+    """What brokers prove to each other."""
+    raft_secret_file: Path | None = None
+    """Where `secrets` are from; None: the environment, or nowhere."""
+    raft_certificates: RaftCertificates | None = None
+    """Of TLS between the brokers' Raft nodes; None: without TLS."""
     boot_id_file: Path = LINUX_BOOT_ID
     """Its content differs after every start of the operating system."""
     namespace: str = DEFAULT_NAMESPACE
@@ -76,33 +104,49 @@ class ServerConfig:
 
 
 def load(flags: Mapping[str, Any], environment: Mapping[str, str], file: Path | None) -> ServerConfig:
-    """Merge the three sources. Raises TidelogError(BAD_CONFIG) that names the setting, its value, and the values that
+    """Merge the three sources. `flags`: the settings by name, and `login` with those of tidelog.runtime.login_sources
+    and `context`. Raises TidelogError(BAD_CONFIG) that names the setting, its value, and the values that
     are allowed."""
     values: dict[str, Any] = {}
     sections: dict[str, Any] = {}
     if file is not None:
         document = _read(file)
         sections = {name: document.pop(name, {}) for name in _SECTIONS}
+        document.pop("login", None)  # LoginSources reads it
         for name, section in sections.items():
             if not isinstance(section, dict):
                 raise _bad(f"{file}: {name} = {section!r} is not a table; write [{name}] and its settings below")
         unknown = sorted(set(document) - set(_KEYS))
         if unknown:
-            known = ", ".join([*_KEYS, *(f"[{section}]" for section in _SECTIONS)])
+            known = ", ".join([*_KEYS, *(f"[{section}]" for section in (*_SECTIONS, "login"))])
             raise _bad(f"{file}: unknown setting {unknown[0]!r}; known: {known}")
         values.update(document)
-        for key in ("raft_secret_file", "data_dir", "boot_id_file", "master_key_file"):
+        for key in ("raft_secret_file", "data_dir", "boot_id_file", "master_key_file", *_RAFT_TLS):
             if key in values:
                 values[key] = str(file.parent / str(values[key]))
     for key in _KEYS:
         text = environment.get(f"TIDELOG_{key.upper()}")
         if text:
             values[key] = text
-    values.update({key: value for key, value in flags.items() if value not in (None, (), "")})
-    return _build(values, sections, environment.get(ENVIRONMENT_VARIABLE, ""))
+    values.update({key: value for key, value in flags.items() if key in _KEYS and value not in (None, (), "")})
+    sources = LoginSources(
+        environment=environment,
+        server_variable="TIDELOG_NATS",
+        servers=urls(flags["nats"], "--nats") if flags.get("nats") else None,
+        options=flags.get("login") or {},
+        context=flags.get("context"),
+        files=() if file is None else (file,),
+    )
+    return _build(values, sections, environment.get(ENVIRONMENT_VARIABLE, ""), sources, file)
 
 
-def _build(values: Mapping[str, Any], sections: Mapping[str, Any], master_key: str) -> ServerConfig:
+def _build(
+    values: Mapping[str, Any],
+    sections: Mapping[str, Any],
+    master_key: str,
+    sources: LoginSources,
+    file: Path | None,
+) -> ServerConfig:
     for key, how in (("id", "--id or TIDELOG_ID"), ("data_dir", "--data-dir or TIDELOG_DATA_DIR")):
         if not values.get(key):
             raise _bad(f"no {key} is set; give {how}, or {key} = … in the file of --config")
@@ -119,20 +163,26 @@ def _build(values: Mapping[str, Any], sections: Mapping[str, Any], master_key: s
     level = str(values.get("log_level", "info")).lower()
     if level not in LOG_LEVELS:
         raise _bad(f"log_level={level!r} is none of {', '.join(LOG_LEVELS)}")
+    named = None if values.get("raft_secret") else values.get("raft_secret_file")
     master_key_file = Path(str(values["master_key_file"])) if values.get("master_key_file") else None
     if master_key and master_key_file is not None:
         raise _bad(
             f"both {ENVIRONMENT_VARIABLE} and the master key file {master_key_file} are given; put that key into the"
             " file, or leave the file out"
         )
-    return ServerConfig(
+    found = sources.find()
+    config = ServerConfig(
         broker=broker,
-        nats=_servers(values.get("nats") or DEFAULT_NATS),
+        nats=found.servers,
+        login=sources.login,
+        secret_files=(*found.secret_files, *_secret_files(values, file)),
         data_dir=Path(str(values["data_dir"])),
         boot_id_file=Path(str(values.get("boot_id_file") or LINUX_BOOT_ID)),
         raft_address=str(address) if address is not None else None,
         raft_peers=peers,
-        raft_secret=_secret(values),
+        secrets=_secrets(values, is_alone=address is None and not peers),
+        raft_secret_file=Path(str(named)) if named else None,
+        raft_certificates=_raft_certificates(values),
         namespace=namespace,
         log_level=level,
         master_keys=(
@@ -147,6 +197,8 @@ def _build(values: Mapping[str, Any], sections: Mapping[str, Any], master_key: s
         metadata=_section(MetadataSettings, "metadata", sections.get("metadata", {})),
         storage=_section(StorageSettings, "storage", sections.get("storage", {})),
     )
+    _check_reach(config)
+    return config
 
 
 def _read(file: Path) -> dict[str, Any]:
@@ -158,11 +210,10 @@ def _read(file: Path) -> dict[str, Any]:
         raise _bad(f"the configuration file {file} is not TOML: {e}") from e
 
 
-def _servers(value: Any) -> tuple[str, ...]:
-    urls = value.split(",") if isinstance(value, str) else value
-    if not isinstance(urls, (list, tuple)) or not all(isinstance(url, str) and url.strip() for url in urls):
-        raise _bad(f"nats={value!r} is no URL and no list of URLs; give one such as {DEFAULT_NATS}")
-    return tuple(url.strip() for url in urls)
+def _secret_files(values: Mapping[str, Any], file: Path | None) -> list[Path]:
+    """The files of this broker's own secrets."""
+    named = [Path(str(values[key])) for key in _SECRET_FILES if values.get(key)]
+    return [*named, file] if file is not None and values.get("raft_secret") else named
 
 
 def _peers(value: Any) -> dict[BrokerId, str]:
@@ -189,19 +240,40 @@ def _check_address(what: str, address: str) -> None:
         raise _bad(f"{what} {address!r} is not of the form HOST:PORT")
 
 
-def _secret(values: Mapping[str, Any]) -> bytes | None:
+def _secrets(values: Mapping[str, Any], *, is_alone: bool) -> ClusterSecrets:
+    """`is_alone`: no other broker can join this one, which makes a secret for its own life."""
     if values.get("raft_secret"):
-        return str(values["raft_secret"]).encode()
+        return ClusterSecrets(parse_secrets(str(values["raft_secret"]).encode(), "raft_secret (TIDELOG_RAFT_SECRET)"))
     file = values.get("raft_secret_file")
-    if not file:
-        return None
-    try:
-        secret = Path(str(file)).read_bytes().strip()
-    except OSError as e:
-        raise _bad(f"raft_secret_file {file} cannot be read: {e.strerror}") from e
-    if not secret:
-        raise _bad(f"raft_secret_file {file} is empty; put a long random text into it, the same on every broker")
-    return secret
+    if file:
+        return ClusterSecrets(SecretFile.read(Path(str(file))).secrets)
+    return ClusterSecrets([ClusterSecret(token_bytes(32))], are_shared=False) if is_alone else public_secrets()
+
+
+def _check_reach(config: ServerConfig) -> None:
+    """Without a secret brokers believe everybody, so nobody else may reach them. Raft addresses are checked when they
+    are bound."""
+    if not config.secrets.are_public:
+        return
+    for url in config.nats:
+        host = urlsplit(url if "//" in url else f"//{url}").hostname or ""
+        if not is_loopback(host):
+            raise _bad(
+                f"the NATS server {host!r} can be reached from other machines, and no raft_secret_file is configured:"
+                " anybody there could speak for a broker; give every broker the same secret"
+            )
+
+
+def _raft_certificates(values: Mapping[str, Any]) -> RaftCertificates | None:
+    ca, cert, key = (Path(str(values[name])) if values.get(name) else None for name in _RAFT_TLS)
+    if ca is not None and cert is not None:
+        return RaftCertificates(ca=ca, cert=cert, key=key)
+    if ca is not None or cert is not None or key is not None:
+        missing = "raft_ca" if ca is None else "raft_cert"
+        raise _bad(
+            f"TLS between brokers needs raft_ca, raft_cert and raft_key, and there is no {missing}; give it, too"
+        )
+    return None
 
 
 def _section(kind: type[_Settings], name: str, values: Mapping[str, Any]) -> _Settings:

@@ -24,11 +24,12 @@ import subprocess
 import sys
 import time
 import tomllib
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 from pathlib import Path
 from typing import IO, Any, Self
 
+from tidelog.runtime.login_sources import PREFIX
 from tidelog.runtime.loopback import free_addresses
 from tidelog.runtime.orphans import ends_with_us
 from tidelog.runtime.server import MAX_PAYLOAD, EmbeddedNatsServer, NatsPortTaken, NatsServerFailed
@@ -61,10 +62,14 @@ class DevCluster:
         server_command: Sequence[str] | None = None,
         master_key_file: Path | None = None,
         max_payload: int = MAX_PAYLOAD,
+        nats_config: str = "",
+        settings_of: Mapping[str, Mapping[str, Any]] | None = None,
     ) -> None:
         """`port` 0: any free one. `settings`: sections of the brokers' configuration (`replica`, `metadata`).
         `server_command`: arguments of this Python that run one broker, in place of `-m tidelog.cli server`.
-        `master_key_file`: of all brokers. `max_payload`: of nats-server, bytes."""
+        `master_key_file`: of all brokers. `max_payload`: of nats-server, bytes. `nats_config`: further configuration of
+        nats-server. `settings_of`: by broker id, what its configuration has besides: values at the top (`raft_ca`), and
+        mappings as sections (`login`)."""
         if not 1 <= nodes <= MAX_NODES:
             raise TidelogError(Code.BAD_CONFIG, f"{nodes} nodes asked for; a development cluster has 1 to {MAX_NODES}")
         self.data_dir = data_dir.absolute()
@@ -74,6 +79,8 @@ class DevCluster:
         self._master_key_file = master_key_file.absolute() if master_key_file is not None else None
         self._port = port
         self._max_payload = max_payload
+        self._nats_config = nats_config
+        self._settings_of = settings_of or {}
         self._lock: IO[str] | None = None
         self._nats: EmbeddedNatsServer | None = None
         self._processes: dict[str, subprocess.Popen[bytes]] = {}
@@ -254,6 +261,8 @@ class DevCluster:
                 stdout=log,
                 stderr=log,
                 start_new_session=True,
+                # Its nats-server is its own: a login that it asks for is in the broker's configuration.
+                env={name: value for name, value in os.environ.items() if not name.startswith(PREFIX)},
                 preexec_fn=ends_with_us(),  # noqa: PLW1509 - see there
             )
 
@@ -268,7 +277,10 @@ class DevCluster:
 
     def _start_nats(self) -> None:
         self._nats = EmbeddedNatsServer(
-            port=self._port, store_dir=self.data_dir / "nats", max_payload=self._max_payload
+            port=self._port,
+            store_dir=self.data_dir / "nats",
+            max_payload=self._max_payload,
+            config=self._nats_config,
         )
         try:
             self._nats.start()
@@ -298,8 +310,11 @@ class DevCluster:
                 f'data_dir = "{broker}"',
                 *([f"master_key_file = {json.dumps(str(self._master_key_file))}"] if self._master_key_file else []),
             ]
-            for section, values in self._settings.items():
-                lines += [f"[{section}]", *(f"{key} = {json.dumps(value)}" for key, value in values.items())]
+            own = self._settings_of.get(broker, {})
+            sections = {key: value for key, value in own.items() if isinstance(value, Mapping)}
+            lines += _assignments({key: value for key, value in own.items() if key not in sections})
+            for section, values in {**self._settings, **sections}.items():
+                lines += [f"[{section}]", *_assignments(values)]
             self.config_file(broker).write_text("\n".join(lines) + "\n")
 
     def _known_address(self, broker: str) -> str | None:
@@ -401,6 +416,11 @@ class NatsKeeper:
             ) from error
         self._start_at = now + self._pause
         self._say(f"nats-server does not start, trying again in {self._pause:g} s: {error}")
+
+
+def _assignments(values: Mapping[str, Any]) -> list[str]:
+    """Lines of TOML, for texts, numbers and truth values."""
+    return [f"{key} = {json.dumps(value)}" for key, value in values.items()]
 
 
 def _nodes(count: int) -> str:

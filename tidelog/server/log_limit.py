@@ -1,26 +1,50 @@
 """A flood of bad input must not become a flood of log lines: counters count everything, the log shows the first ones.
 
-Lines are alike when they have the same format string. Of such lines, MAX_LINES pass in each second; the next one that
-passes says how many were left out. Errors always pass.
+Lines are alike when they have the same format string. Of such lines, MAX_LINES and MAX_BYTES pass in each second, of
+all lines MAX_BYTES_OF_ALL; the next line of a kind that passes says how many were left out. Lines with the attribute
+ALWAYS always pass.
+
+Texts that are arguments of a line may be what a stranger sent: their control characters are escaped, so that none of
+them begins a line of its own, and they are cut after MAX_ARGUMENT characters.
 """
 
 from __future__ import annotations
 
 import logging
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
+
+from wire.echo import one_line
 
 MAX_LINES = 50
 """Alike, per second."""
+MAX_BYTES = 32 << 10
+"""Of lines that are alike, per second; a traceback counts as TRACEBACK_BYTES."""
+MAX_BYTES_OF_ALL = 256 << 10
+"""Per second."""
+TRACEBACK_BYTES = 2 << 10
+MAX_ARGUMENT = 2000
+"""Characters of a text that is an argument of a line."""
+ALWAYS = "tidelog_always"
+"""Given as `extra={ALWAYS: True}`."""
 MAX_KINDS = 1000
 """Kinds of lines that are told apart; above it counting begins anew."""
 
 
 @dataclass(slots=True)
-class _Kind:
+class _Second:
     began: float
-    passed: int = 0
+    lines: int = 0
+    size: int = 0
+
+    def begin_anew(self, now: float) -> None:
+        if now - self.began >= 1.0:
+            self.began, self.lines, self.size = now, 0, 0
+
+
+@dataclass(slots=True)
+class _Kind(_Second):
     left_out: int = 0
 
 
@@ -30,22 +54,40 @@ class LogLimit(logging.Filter):
     def __init__(self, monotonic: Callable[[], float] = time.monotonic) -> None:
         super().__init__()
         self._monotonic = monotonic
+        self._all = _Second(monotonic())
         self._kinds: dict[tuple[str, str], _Kind] = {}
 
     def filter(self, record: logging.LogRecord) -> bool:
-        if record.levelno >= logging.ERROR:
+        if isinstance(record.args, tuple):
+            record.args = tuple(_harmless(argument) for argument in record.args)
+        elif isinstance(record.args, Mapping):
+            record.args = {name: _harmless(argument) for name, argument in record.args.items()}
+        if getattr(record, ALWAYS, False):
             return True
         now = self._monotonic()
         if len(self._kinds) >= MAX_KINDS:
             self._kinds.clear()
         kind = self._kinds.setdefault((record.name, str(record.msg)), _Kind(now))
-        if now - kind.began >= 1.0:
-            kind.began, kind.passed = now, 0
-        if kind.passed >= MAX_LINES:
+        kind.begin_anew(now)
+        self._all.begin_anew(now)
+        if kind.lines >= MAX_LINES or kind.size >= MAX_BYTES or self._all.size >= MAX_BYTES_OF_ALL:
             kind.left_out += 1
             return False
-        kind.passed += 1
+        message = record.getMessage()
+        size = len(message) + (TRACEBACK_BYTES if record.exc_info else 0)
+        kind.lines += 1
+        kind.size += size
+        self._all.size += size
         if kind.left_out:
-            record.msg, record.args = f"{record.getMessage()} ({kind.left_out} lines like this were left out)", ()
+            record.msg, record.args = f"{message} ({kind.left_out} lines like this were left out)", ()
             kind.left_out = 0
         return True
+
+
+def _harmless(argument: object) -> object:
+    """The same, where it is nothing that a stranger can have written."""
+    if isinstance(argument, (str, BaseException)):
+        text = str(argument)
+        shown = one_line(text, MAX_ARGUMENT)
+        return argument if shown == text else shown
+    return argument

@@ -24,7 +24,7 @@ import uuid
 from collections.abc import Awaitable, Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from functools import partial
-from typing import Any
+from typing import Any, NamedTuple
 
 from google.protobuf.message import DecodeError
 
@@ -36,20 +36,26 @@ from dataplane.log.errors import DataDirError
 from dataplane.log.files import REAL_FILES, RealFiles
 from dataplane.log.group_commit import SyncScheduler
 from dataplane.log.reserve import Reserve
-from metadata.master_keys import MASTER_KEYS_LABEL
+from metadata.master_keys import MASTER_KEYS_LABEL, warn_of_missing_keys
 from metadata.raft import RaftConfig, RaftError, RaftNode, RaftStatus, StateMachine
 from metadata.raft.node import end_process
 from tidelog.runtime.allocator import collect_only_what_comes, keep_freed_memory
 from tidelog.runtime.loopback import free_addresses
 from tidelog.runtime.nats import NatsConnection
 from tidelog.runtime.nats_errors import NatsRefused, NatsUnavailable
+from tidelog.runtime.private_files import PRIVATE_UMASK, warn_of_open
 from tidelog.server.broker_runtime import BrokerDependencies, BrokerRuntime
 from tidelog.server.config import ServerConfig
 from tidelog.server.log_limit import LogLimit
 from tidelog.server.open_files import raise_limit
+from tidelog.server.peers.link import PeerLink
+from tidelog.server.peers.refusals import MAX_SHOWN, Refusals
+from tidelog.server.secret_file import SecretWatch
 from wire import metadata_pb2 as pb
 from wire.errors import Code, TidelogError
+from wire.peers import REFUSAL_GRACE
 from wire.subjects import Subjects
+from wire.transport import Message
 from wire.types import BrokerId
 
 _log = logging.getLogger(__name__)
@@ -80,6 +86,8 @@ def run(config: ServerConfig) -> int:
     )
     for handler in logging.getLogger().handlers:
         handler.addFilter(LogLimit())
+    os.umask(PRIVATE_UMASK)
+    warn_of_open((config.data_dir, *config.secret_files))
     keep_freed_memory()
     return asyncio.run(_run(config))
 
@@ -90,7 +98,7 @@ async def _run(config: ServerConfig) -> int:
     for number in (signal.SIGINT, signal.SIGTERM):
         loop.add_signal_handler(number, stop.set)
     node = Node(config)
-    loop.add_signal_handler(signal.SIGHUP, node.read_master_keys)
+    loop.add_signal_handler(signal.SIGHUP, node.read_secrets)
     starting: asyncio.Future[None] = loop.create_task(node.start())
     stopping: asyncio.Future[bool] = loop.create_task(stop.wait())
     try:
@@ -110,16 +118,48 @@ async def _run(config: ServerConfig) -> int:
     return 0
 
 
+class FoundCluster(NamedTuple):
+    cluster_id: str
+    """Empty: no broker answered."""
+    is_proved: bool
+    """A broker that holds a secret of this cluster has said so, and not anybody."""
+
+
 async def _ask_for_cluster(
-    broker: BrokerId, data_dir: DataDir, control: NatsConnection, subjects: Subjects, life_id: str
-) -> str:
-    """To which cluster the first of the other brokers belongs that answers; empty when none does."""
+    broker: BrokerId, data_dir: DataDir, peers: PeerLink, subjects: Subjects, life_id: str
+) -> FoundCluster:
+    """To which cluster the first of the other brokers belongs that answers and can prove what it is; else what somebody
+    says."""
+    loop = asyncio.get_running_loop()
+    found: asyncio.Future[FoundCluster] = loop.create_future()
+    said: list[FoundCluster] = []
+
+    def end() -> None:
+        if not found.done():
+            found.set_result(said[0] if said else FoundCluster("", False))
+
+    def on_claim(message: Message, is_proved: bool) -> None:
+        if message.status is not None:
+            loop.call_later(REFUSAL_GRACE, end)
+            return
+        with contextlib.suppress(DecodeError):
+            said.insert(
+                0 if is_proved else len(said),
+                FoundCluster(pb.ClusterClaim.FromString(message.data).cluster_id, is_proved),
+            )
+            if is_proved:
+                end()
+
     claim = pb.ClusterClaim(broker=broker, life_id=life_id, cluster_id=data_dir.cluster_id or "")
+    inbox = peers.new_inbox()
+    peers.on_claim_inbox(inbox, on_claim)
+    timer = loop.call_later(CLUSTER_CHECK_TIMEOUT, end)
     try:
-        answer = await control.request(subjects.cluster(), claim.SerializeToString(), timeout=CLUSTER_CHECK_TIMEOUT)
-        return pb.ClusterClaim.FromString(answer.data).cluster_id if answer.status is None else ""
-    except (TimeoutError, DecodeError):
-        return ""
+        peers.publish_claim(subjects.cluster(), claim.SerializeToString(), reply=inbox)
+        return await found
+    finally:
+        timer.cancel()
+        peers.on_claim_inbox(inbox, None)
 
 
 async def _all_return(calls: Sequence[Callable[[], None]], patience: float) -> bool:
@@ -152,12 +192,19 @@ class Node:
         self._tell_master_keys()
         self._stack = contextlib.AsyncExitStack()
         self._raft_address = config.raft_address
+        self._secret_watch: SecretWatch | None = None
         self._disk_hangs = False
         """Found while the logs were closed."""
 
     async def start(self) -> None:
         """Returns when this broker serves. Raises TidelogError with one sentence that names the obstacle."""
         config, stack = self.config, self._stack
+        if config.secrets.are_public:
+            _log.warning(
+                "%s has no raft_secret_file: brokers do not authenticate one another, and every process of this machine"
+                " can speak for one",
+                config.broker,
+            )
         loop = asyncio.get_running_loop()
         try:
             files = RealFiles(config.boot_id_file)
@@ -165,6 +212,9 @@ class Node:
         except DataDirError as e:
             raise TidelogError(Code.BAD_CONFIG, str(e)) from e
         stack.callback(data_dir.close)
+        if config.raft_secret_file is not None:
+            self._secret_watch = SecretWatch(config.raft_secret_file, config.secrets, config.broker, loop)
+            stack.callback(self._secret_watch.close)
         ready = config.data_dir / "ready"
         ready.unlink(missing_ok=True)
         stack.callback(ready.unlink, missing_ok=True)
@@ -181,17 +231,21 @@ class Node:
             raise TidelogError(Code.UNAVAILABLE, str(e)) from e
 
         executor = ThreadPoolExecutor(LOG_THREADS, "log")
-        checkpoints = ThreadPoolExecutor(CHECKPOINTS_AT_ONCE, "checkpoint")
         readers = ThreadPoolExecutor(READ_THREADS, "read")
+        decoders = ThreadPoolExecutor(1, "decode")
         housekeeping = ThreadPoolExecutor(1, "housekeeping")
         syncer = SyncScheduler(
             post=loop.call_soon_threadsafe, threads=SYNC_THREADS, quick_below=config.storage.quick_sync_below
         )
-        threads = [executor.shutdown, checkpoints.shutdown, readers.shutdown, housekeeping.shutdown, syncer.close]
+        checkpoints = SyncScheduler(post=loop.call_soon_threadsafe, threads=CHECKPOINTS_AT_ONCE, name="checkpoint")
+        pools = (executor, decoders, readers, housekeeping)
+        threads = [*(pool.shutdown for pool in pools), checkpoints.close, syncer.close]
         stack.push_async_callback(self._end_threads, threads, [ingest, control])
         subjects = Subjects(config.namespace)
         life_id = uuid.uuid4().hex
-        check_cluster = partial(self._check_cluster, data_dir, control, subjects, life_id)
+        # Not the link of the runtime: each signs under a key of its own.
+        asking = PeerLink(control, config.secrets, f"{life_id} at its start", Refusals(config.broker, time.monotonic))
+        check_cluster = partial(self._check_cluster, data_dir, asking, subjects, life_id)
         await check_cluster()
 
         dependencies = BrokerDependencies(
@@ -200,11 +254,13 @@ class Node:
             data_dir=data_dir,
             ingest=ingest,
             control=control,
+            secrets=config.secrets,
             make_raft=partial(self._make_raft, data_dir.cluster_id or "", data_dir.files.boot_id()),
             raft_address=self._raft_address or "",
             syncer=syncer,
             executor=executor,
             checkpoints=checkpoints,
+            decoders=decoders,
             readers=readers,
             housekeeping=housekeeping,
             loop=loop,
@@ -240,28 +296,37 @@ class Node:
                     f"{config.broker} could not found a cluster within {REGISTRATION_TIMEOUT:.0f} s: {obstacle}",
                 )
             others = ", ".join(config.raft_peers.values())
-            found = await _ask_for_cluster(config.broker, data_dir, control, subjects, life_id)
+            found = await _ask_for_cluster(config.broker, data_dir, asking, subjects, life_id)
+            remedy = runtime.metadata.unverified_words() or "start the other voters"
             raise TidelogError(
                 Code.UNAVAILABLE,
                 f"{config.broker} could not register within {REGISTRATION_TIMEOUT:.0f} s: no Raft majority of"
-                f" {self._raft_address or 'an observer'} and {others or 'no other broker'}; start the other voters"
-                + (f" (cluster {found} lives in namespace {config.namespace!r})" if found else ""),
+                f" {self._raft_address or 'an observer'} and {others or 'no other broker'}; {remedy}"
+                + (
+                    f" (cluster {found.cluster_id[:MAX_SHOWN]!r} lives in namespace {config.namespace!r})"
+                    if found.cluster_id
+                    else ""
+                ),
             )
         try:
             ready.write_text(f"{os.getpid()}\n")
         except OSError as e:  # processes that wait for the start read it; nothing here depends on it
             _log.warning("%s cannot be written: %s", ready, e)
+        warn_of_missing_keys(config.broker, self._keyring.ids, runtime.metadata.state)
         collect_only_what_comes()
         _log.info("%s serves: incarnation %d, data in %s", config.broker, runtime.incarnation, config.data_dir)
 
     async def _connect(self, purpose: str) -> NatsConnection:
         """Waits for a NATS server, as a connection that is lost later does. Raises NatsRefused for a login, certificate
-        or URL that stays wrong."""
+        or URL that stays wrong; TidelogError for a login without the broker's inboxes."""
         name = f"tidelog {self.config.broker} {purpose}"
+        inboxes = Subjects(self.config.namespace).broker_inbox(self.config.broker)
         next_log = 0.0
         while True:
             try:
-                return await NatsConnection.connect(self.config.nats, name=name)
+                connection = await NatsConnection.connect(
+                    self.config.nats, name=name, login=self.config.login, inbox_prefix=inboxes
+                )
             except NatsRefused:
                 raise
             except NatsUnavailable as e:
@@ -270,6 +335,16 @@ class Node:
                     next_log = now + NATS_WAIT_LOG_INTERVAL
                     _log.warning("%s waits for NATS: %s", self.config.broker, e)
                 await asyncio.sleep(NATS_RETRY)
+                continue
+            if (refused := connection.violations.of_inboxes) is not None:
+                await connection.close()
+                broker = self.config.broker
+                raise TidelogError(
+                    Code.NOT_PERMITTED,
+                    f"{refused.sentence}, where the answers to {broker} come: give it the login whose permissions"
+                    f" `tidelog security nats-config --role broker --broker {broker} --subject SUBJECT` prints",
+                )
+            return connection
 
     async def _check_cluster_for_ever(self, check_cluster: Callable[[], Awaitable[None]]) -> None:
         try:
@@ -279,19 +354,21 @@ class Node:
         except TidelogError as e:
             self._on_fatal(e)
 
-    async def _check_cluster(
-        self, data_dir: DataDir, control: NatsConnection, subjects: Subjects, life_id: str
-    ) -> None:
+    async def _check_cluster(self, data_dir: DataDir, peers: PeerLink, subjects: Subjects, life_id: str) -> None:
         """Before this folder's Raft journal meets voters of another cluster: the logs of two groups can look alike.
         While no other broker runs, that is not known."""
         if data_dir.cluster_id is None:
             return
-        found = await _ask_for_cluster(self.config.broker, data_dir, control, subjects, life_id)
-        if found:
-            try:
-                data_dir.check_cluster(found)
-            except DataDirError as e:
+        found = await _ask_for_cluster(self.config.broker, data_dir, peers, subjects, life_id)
+        if not found.cluster_id:
+            return
+        try:
+            data_dir.check_cluster(found.cluster_id)
+        except DataDirError as e:
+            if found.is_proved or not self.config.secrets.are_shared:  # nobody could prove it to a secret of its own
                 raise TidelogError(Code.BAD_CONFIG, str(e)) from e
+            # Its voters have another secret, so that Raft keeps the two apart; or it is a lie.
+            _log.warning("somebody without a secret of this cluster says: %s", str(e)[:500])
 
     def _on_fatal(self, error: TidelogError) -> None:
         if not self.fatal.done():
@@ -309,7 +386,8 @@ class Node:
             address=self._raft_address,
             peers=tuple(self.config.raft_peers.values()),
             directory=self.config.data_dir / "raft",
-            secret=self.config.raft_secret,
+            secrets=self.config.secrets,
+            certificates=self.config.raft_certificates,
             group=cluster_id,
             boot_id=boot_id,
         )
@@ -327,6 +405,13 @@ class Node:
         if not file.exists():
             file.write_text(free_addresses(1)[0])
         return file.read_text().strip()
+
+    def read_secrets(self) -> None:
+        """Read the files with the master keys and the cluster's secrets again."""
+        if self._secret_watch is not None:
+            self._secret_watch.look()
+        if self.config.master_key_file is not None or self._secret_watch is None:
+            self.read_master_keys()
 
     def read_master_keys(self) -> None:
         """Read the file again, while the broker runs: its keys replace the earlier ones. A file that cannot be used

@@ -59,7 +59,7 @@ from wire.batch.builder import BatchBuilder, Joined
 from wire.batch.columns import Column
 from wire.batch.compacting import CompactableBatch, emptied
 from wire.batch.control import ControlRecord, ControlType, control_batch, decode_control
-from wire.batch.encoded import EncodedBatch
+from wire.batch.encoded import EncodedBatch, ReceivedBatch
 from wire.batch.header import (
     HEADER_SIZE,
     MAGIC,
@@ -90,6 +90,7 @@ __all__ = [
     "EncodedBatch",
     "GivenHeaders",
     "Joined",
+    "ReceivedBatch",
     "RecordBatch",
     "control_batch",
     "decode_control",

@@ -32,6 +32,9 @@ LITTLE_I32: Final = np.dtype("<i4")
 LITTLE_I64: Final = np.dtype("<i8")
 
 ZSTD_LEVEL: Final = 3
+MAX_EXPANSION: Final = 256
+"""No writer makes a body that becomes more than so many times larger when it is decompressed, and leaders take no such
+body from a client: a few bytes must not cost whoever reads them millions. LZ4 cannot do more than 255."""
 
 _COMPRESSED = struct.Struct("<II")
 _WORTH_NUMPY = 32
@@ -220,11 +223,24 @@ def sections_of(body: memoryview, header: BatchHeader, max_body_bytes: int) -> m
         raise CorruptData(f"{header} is encrypted: only a broker that has the master key can read it")
     if header.attributes & ~(COMPRESSION_MASK | CONTROL_BIT):
         raise CorruptData(f"{header}: unknown attributes {header.attributes:#x}")
-    compression = header.compression
-    if compression is Compression.NONE:
+    size, packed = _packed(body, header, max_body_bytes)
+    if header.compression is Compression.NONE:
+        return body
+    return memoryview(_decompressed(packed, size, header.compression, header))
+
+
+def expanded_size(body: memoryview, header: BatchHeader, max_body_bytes: int) -> int:
+    """Bytes of the body without compression, as it says; more are never made of it. Raises CorruptData where they are
+    more than `max_body_bytes`."""
+    return _packed(body, header, max_body_bytes)[0]
+
+
+def _packed(body: memoryview, header: BatchHeader, max_body_bytes: int) -> tuple[int, memoryview]:
+    """(bytes when decompressed, the compressed bytes)."""
+    if header.compression is Compression.NONE:
         if len(body) > max_body_bytes:
             raise CorruptData(f"{header}: body of {len(body)} bytes, the limit is {max_body_bytes}")
-        return body
+        return len(body), body
     if len(body) < _COMPRESSED.size:
         raise CorruptData(f"{header}: compressed body of {len(body)} bytes")
     size, packed_size = _COMPRESSED.unpack_from(body)
@@ -233,7 +249,7 @@ def sections_of(body: memoryview, header: BatchHeader, max_body_bytes: int) -> m
         raise CorruptData(f"{header}: {packed_size} compressed bytes in a body of {len(body)}")
     if size > max_body_bytes:
         raise CorruptData(f"{header}: body of {size} bytes when decompressed, the limit is {max_body_bytes}")
-    return memoryview(_decompressed(body[_COMPRESSED.size : end], size, compression, header))
+    return size, body[_COMPRESSED.size : end]
 
 
 def _decompressed(packed: memoryview, size: int, compression: Compression, header: BatchHeader) -> bytes:
@@ -257,12 +273,16 @@ def _decompressed(packed: memoryview, size: int, compression: Compression, heade
 def compress(
     parts: list[Buffer], compression: Compression, *, zstd_level: int = ZSTD_LEVEL
 ) -> tuple[list[Buffer], Compression]:
-    """The body in compressed form; uncompressed, and Compression.NONE, if that is not larger."""
+    """The body in compressed form; uncompressed, and Compression.NONE, if that is not larger. A body that zstd would
+    shrink more than MAX_EXPANSION allows is compressed by LZ4."""
     sections = b"".join(parts)
+    packed = b""
+    if compression is Compression.ZSTD:
+        packed = zstandard.ZstdCompressor(level=zstd_level).compress(sections)
+        if len(sections) > MAX_EXPANSION * len(packed):
+            compression = Compression.LZ4
     if compression is Compression.LZ4:
         packed = cast(bytes, lz4.block.compress(sections, store_size=False))
-    else:
-        packed = zstandard.ZstdCompressor(level=zstd_level).compress(sections)
     if _COMPRESSED.size + len(packed) >= len(sections):
         return [sections] if sections else [], Compression.NONE
     return [_COMPRESSED.pack(len(sections), len(packed)), *padded(packed)], compression

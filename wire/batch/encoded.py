@@ -2,19 +2,39 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Final
 
 from crc32c import crc32c
 
-from wire.batch.columns import Column, parse_columns, sections_of
-from wire.batch.header import MAX_BODY_BYTES, BatchHeader, body_of, encode_header, parse_header, verify_body
-from wire.batch.record_headers import decode_headers
-from wire.errors import CorruptData
+from wire.batch.columns import MAX_EXPANSION, Column, expanded_size, parse_columns, sections_of
+from wire.batch.header import (
+    MAX_BODY_BYTES,
+    BatchHeader,
+    Compression,
+    body_of,
+    encode_header,
+    parse_header,
+    verify_body,
+)
+from wire.batch.record_headers import check_headers
+from wire.errors import CorruptData, limit_reached
 from wire.record_limit import RecordLimit
 from wire.types import LeaderEpoch, Offset
 
 if TYPE_CHECKING:
     from wire.transport import Buffer
+
+FREE_BYTES: Final = 64 << 10
+"""A client's body may always have so many bytes when it is decompressed, and MAX_EXPANSION times its own."""
+MAX_RECORDS_PER_BYTE: Final = 64
+"""Records of a client's batch for each byte of its body: as many as MAX_EXPANSION leaves for records that have a value.
+"""
+FREE_RECORDS: Final = 64 << 10
+"""It may always have so many."""
+HEAVY_BYTES: Final = 256 << 10
+"""A compressed batch that becomes larger is not decoded on an event loop: it takes most of a millisecond."""
+HEAVY_HEADER_BYTES: Final = 16 << 10
+"""The same for batches whose records have headers."""
 
 
 class EncodedBatch:
@@ -51,12 +71,22 @@ class EncodedBatch:
     def from_bytes(
         cls, buf: Buffer, *, max_body_bytes: int = MAX_BODY_BYTES, record_limit: RecordLimit | None = None
     ) -> EncodedBatch:
-        """A client's batch as it was received: exactly one, with everything checked that a reader relies on.
+        """A client's batch as it was received; see `ReceivedBatch`."""
+        return ReceivedBatch(buf, max_body_bytes=max_body_bytes).decode(record_limit)
 
-        The stamp in it is ignored. `max_body_bytes` bounds the body before and after decompression; `record_limit`
-        each record. The parts are views of `buf`, which must not change any more.
-        Raises CorruptData; TidelogError(RECORD_TOO_LARGE) names the largest record.
-        """
+
+class ReceivedBatch:
+    """A client's batch as it was received, exactly one, with a right header and checksums: what it says of itself
+    bounds what decoding it takes.
+
+    `header` has the stamp of the client, which is ignored. The buffer must not change any more.
+    """
+
+    __slots__ = ("_body", "_max_body_bytes", "header", "is_heavy")
+
+    def __init__(self, buf: Buffer, *, max_body_bytes: int = MAX_BODY_BYTES) -> None:
+        """`max_body_bytes` bounds the body before and after decompression. Raises CorruptData;
+        TidelogError(LIMIT_REACHED) for a body that says too much in too few bytes."""
         header = parse_header(buf)
         if header.size != len(buf):
             raise CorruptData(f"a message of {len(buf)} bytes holds a batch of {header.size} and something else")
@@ -66,16 +96,45 @@ class EncodedBatch:
             raise CorruptData("a client may not write encrypted batches: the leader encrypts what the stream asks for")
         if header.columns & (Column.OFFSET_DELTA | Column.HOLES) or header.offset_span:
             raise CorruptData("a client's batch may not have holes between its offsets")
-        body = body_of(buf, 0, header)
+        self._body = body_of(buf, 0, header)
+        self._max_body_bytes = max_body_bytes
+        self.header = header
         verify_body(buf, 0, header)
-        columns = parse_columns(sections_of(body, header, max_body_bytes), header)
+        size = expanded_size(self._body, header, max_body_bytes)
+        self._check_density(size)
+        self.is_heavy = (size > HEAVY_BYTES and header.compression is not Compression.NONE) or (
+            size > HEAVY_HEADER_BYTES and bool(header.columns & Column.HEADERS)
+        )
+        """Decoding it may take longer than an event loop should stand."""
+
+    def _check_density(self, size: int) -> None:
+        header, length = self.header, len(self._body)
+        most_bytes = max(FREE_BYTES, MAX_EXPANSION * length)
+        if size > most_bytes:
+            raise limit_reached(
+                "batch_expansion",
+                f"a batch of {header.size} bytes has {size} when decompressed, the limit is {most_bytes};"
+                " send it plain",
+            )
+        most_records = max(FREE_RECORDS, MAX_RECORDS_PER_BYTE * length)
+        if header.record_count > most_records:
+            raise limit_reached(
+                "batch_records",
+                f"a batch of {header.size} bytes holds {header.record_count} records, the limit is {most_records}; send"
+                " fewer in one batch",
+            )
+
+    def decode(self, record_limit: RecordLimit | None = None) -> EncodedBatch:
+        """Check everything that a reader relies on; `record_limit` bounds each record. The parts are views of the
+        buffer. Raises CorruptData; TidelogError(RECORD_TOO_LARGE) names the largest record;
+        TidelogError(LIMIT_REACHED) for one with too many headers."""
+        header, body = self.header, self._body
+        columns = parse_columns(sections_of(body, header, self._max_body_bytes), header)
         if columns.headers is not None:
-            for element in columns.headers.to_list(0, header.record_count):
-                if element:
-                    decode_headers(element)
+            check_headers(columns.headers)
         if record_limit is not None:
             columns.check_record_sizes(header.record_count, record_limit)
-        return cls(_stamped(header, Offset(0), LeaderEpoch(0)), [body])
+        return EncodedBatch(_stamped(header, Offset(0), LeaderEpoch(0)), [body])
 
 
 def _stamped(header: BatchHeader, base_offset: Offset, leader_epoch: LeaderEpoch, append_time: int = 0) -> BatchHeader:

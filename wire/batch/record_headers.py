@@ -7,15 +7,27 @@ a name does come several times it is a `RepeatedHeaders`, which knows them all, 
 from __future__ import annotations
 
 import struct
-from collections.abc import Iterable, Mapping, Sequence
-from typing import Final, TypeAlias
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from typing import TYPE_CHECKING, Final, TypeAlias
 
-from wire.errors import Code, CorruptData, TidelogError
+import numpy as np
+
+from wire.errors import Code, CorruptData, TidelogError, limit_reached
+
+if TYPE_CHECKING:
+    from numpy.typing import NDArray
+
+    from wire.batch.columns import BytesColumn
 
 _HEADER_KEY_SIZE = struct.Struct("<H")
 _HEADER_VALUE_SIZE = struct.Struct("<I")
 _BINARY_HEADERS: Final = b"\x01"
 _NATS_HEADERS: Final = b"NATS/1.0"
+
+MAX_RECORD_HEADERS: Final = 4096
+"""Binary headers of a record in a client's batch."""
+_WORTH_NUMPY: Final = 8
+"""Records from which on numpy checks the next header of all of them sooner than Python does one by one."""
 
 
 GivenHeaders: TypeAlias = Mapping[str, bytes | Sequence[bytes]]
@@ -82,11 +94,11 @@ def _bad(text: str) -> TidelogError:
     return TidelogError(Code.BAD_REQUEST, text)
 
 
-def decode_headers(element: bytes) -> dict[str, bytes]:
+def decode_headers(element: bytes, *, most: int | None = None) -> dict[str, bytes]:
     """The headers in a HEADERS element; a `RepeatedHeaders` where a name has several values.
 
     A raw NATS block comes from a publisher: lines in it that are no header are passed over. Binary headers were
-    encoded by Tidelog: anything else raises CorruptData.
+    encoded by Tidelog: anything else raises CorruptData, and more than `most` of them TidelogError(LIMIT_REACHED).
     """
     if not element:
         return {}
@@ -107,12 +119,85 @@ def decode_headers(element: bytes) -> dict[str, bytes]:
         return field
 
     while at < len(element):
+        if len(items) == most:
+            raise limit_reached("record_headers", f"a record has more than {most} headers, the limit; send fewer")
         try:
             key = take(_HEADER_KEY_SIZE.unpack(take(_HEADER_KEY_SIZE.size))[0]).decode()
         except UnicodeDecodeError as error:
             raise CorruptData(f"record header key is no UTF-8: {error}") from error
         items.append((key, take(_HEADER_VALUE_SIZE.unpack(take(_HEADER_VALUE_SIZE.size))[0])))
     return _headers_of(items)
+
+
+def check_headers(column: BytesColumn) -> None:
+    """Check the elements of a HEADERS column. Raises CorruptData where `decode_headers` would, and
+    TidelogError(LIMIT_REACHED) for a record with more than MAX_RECORD_HEADERS. A NATS block is not looked into: it
+    decodes whatever it is.
+
+    The first header of all records is looked at, then the second of all that have one, and so on: a few thousand bytes
+    can hold a million headers when they are decompressed.
+    """
+    data = column.data
+
+    def check_one(record: int) -> None:
+        decode_headers(bytes(data[column.offsets[record] : column.offsets[record + 1]]), most=MAX_RECORD_HEADERS)
+
+    records = np.flatnonzero(column.offsets[:-1] < column.offsets[1:])
+    at, end = column.offsets[records].astype(np.int64), column.offsets[records + 1].astype(np.int64)
+    if not len(at):
+        return
+    octets = np.ndarray((len(data),), np.uint8, data)
+    # Numbers that begin at each byte.
+    u16 = np.ndarray((max(0, len(data) - 1),), "<u2", data, 0, (1,))
+    u32 = np.ndarray((max(0, len(data) - 3),), "<u4", data, 0, (1,))
+    u64 = np.ndarray((max(0, len(data) - 7),), "<u8", data, 0, (1,))
+
+    is_binary = octets[at] == _BINARY_HEADERS[0]
+    others = ~is_binary
+    for record in records[others & (end - at < len(_NATS_HEADERS))][:1]:
+        check_one(int(record))
+    others &= end - at >= len(_NATS_HEADERS)
+    for record in records[others][u64[at[others]] != int.from_bytes(_NATS_HEADERS, "little")][:1]:
+        check_one(int(record))
+
+    edges = np.zeros(len(data) + 1, np.int8)
+    """1 where a key begins, -1 where it ends."""
+    at += 1
+    going = is_binary & (at < end)
+    for _ in range(MAX_RECORD_HEADERS):
+        if np.count_nonzero(going) < _WORTH_NUMPY:
+            break
+        records, at, end = records[going], at[going], end[going]
+        key = at + _HEADER_KEY_SIZE.size
+        _all_inside(key, end, records, check_one)
+        after_key = key + u16[at]
+        at = after_key + _HEADER_VALUE_SIZE.size
+        _all_inside(at, end, records, check_one)
+        at += u32[after_key]
+        _all_inside(at, end, records, check_one)
+        edges[key] += 1
+        edges[after_key] -= 1
+        going = at < end
+    for record in records[going]:  # few, or the first one has too many
+        check_one(int(record))
+
+    # Keys are text one by one when they are together, and none begins in the middle of a character.
+    keys = octets[np.cumsum(edges[:-1], dtype=np.int8).view(np.bool_)]
+    if bool((octets[edges[:-1] > 0] & 0xC0 == 0x80).any()):
+        raise CorruptData("a record header key is no UTF-8: it begins inside a character")
+    try:
+        keys.tobytes().decode()
+    except UnicodeDecodeError as error:
+        raise CorruptData(f"a record header key is no UTF-8: {error.reason}") from error
+
+
+def _all_inside(
+    at: NDArray[np.int64], end: NDArray[np.int64], records: NDArray[np.int64], check_one: Callable[[int], None]
+) -> None:
+    """Where a field goes beyond the end of its element, `check_one` raises what is wrong with the first such record."""
+    outside = at > end
+    if bool(outside.any()):
+        check_one(int(records[outside][0]))
 
 
 def _decode_nats_headers(block: bytes) -> dict[str, bytes]:

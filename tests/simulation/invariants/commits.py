@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from tests.simulation.invariants.base import Invariant, Move, Scene
-from tests.simulation.invariants.history import batches_of, is_left_of
+from tests.simulation.invariants.history import batches_of, is_left_of, may_be_compacted
 from wire.batch import iter_batches
 
 if TYPE_CHECKING:
@@ -110,7 +110,16 @@ class CommittedIsHeldByIsr(Invariant):
             if base not in committed or (committed[base] != data and not is_left_of(data, committed[base])):
                 self.broken(f"{what} holds something else at {base}")
             if is_durable and not self._is_on_disk(other, log, base, data):
+                if may_be_compacted(held) and self._is_left_on_disk(other, held, base, data):
+                    continue  # the whole batch is in memory still
                 self.broken(f"{what} says that it synced offset {base}, and it is not on its disk")
+
+    def _is_left_on_disk(self, broker: SimBroker, held: Replica, base: int, data: bytes) -> bool:
+        """Compaction has left a part of the batch, or nothing."""
+        assert held._log is not None
+        end = next(header.end_offset for _, header in iter_batches(data))
+        left = dict(batches_of(held, base, end, from_disk=True)).get(base)
+        return is_left_of(left, data) and (left is None or self._is_on_disk(broker, held._log, base, left))
 
     def _is_on_disk(self, broker: SimBroker, log: PartitionLog, base: int, data: bytes) -> bool:
         segment = next(segment for segment in reversed(log.segments) if segment.base_offset <= base)

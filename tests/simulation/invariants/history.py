@@ -139,9 +139,13 @@ class CommittedHistory:
             self.world.broken(
                 invariant, f"{replica.key} on {broker.id} has epochs {found}, the log says {epochs.entries} ({why})"
             )
+        if log.log_start_offset > 0 and log.directory in broker.disk.harmed_snapshots:
+            return  # producers that wrote before the log start only may be unknown: their next batch is refused
         truth = ProducerTable((*known, *own), limits=log.config.producers).known
         held = log.producers.known
-        if may_be_compacted(replica) and held.producers.keys() == truth.producers.keys():
+        if may_be_compacted(replica) and end >= history.end:
+            truth = held._replace(producers=truth.producers)
+        elif may_be_compacted(replica) and held.producers.keys() == truth.producers.keys():
             sessions = {session.producer_id: session for session in self.sessions(replica.key)}
             kept = {
                 number: as_kept(held.producers[number], producer, sessions.get(number))
@@ -169,10 +173,9 @@ def as_kept(held: Producer, truth: Producer, session: Session | None) -> Produce
     """`truth` with the batches and the time that `held` has, where the difference does no harm. `session`: None where
     the producer does not live any more.
 
-    Compaction leaves no more than is remembered; a cut of uncommitted batches makes older ones count again, which the
-    log may lack by then, each of them or some. A batch that is lacking had five later ones of its producer where it was
-    compacted away, and the producer had its answer before it sent the last of them: it does not send it again. A log
-    that lacks batches takes the time from the others."""
+    For copies that do not hold all that is committed: they lack batches that have five later ones of their producer
+    below the HW, which the copy may not have yet. The producer had the answer before it sent the last of them: it does
+    not send the batch again. A log that lacks batches takes the time from the others."""
     truth = truth._replace(written=held.written)
     if session is not None and session.next_sequence == truth.next_sequence:
         return truth  # nothing was sent behind these batches that could have been cut

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from math import inf
 from typing import TYPE_CHECKING
 
 from metadata.references import key_of
@@ -36,13 +37,23 @@ class CompareAndSet(Invariant):
                 self.broken(f"{key_of(item.partition)}: {item} took effect on {old}")
 
 
+DECISION_ON_ITS_WAY_S = 0.05
+"""Seconds from a decision to its commit, where Raft is not late."""
+
+
 class ElectionsHaveCause(Invariant):
-    """To leaders: one that lives falls by the word of most of its ISR, in its own LeaderEpoch, or by its own word that
-    its disk hangs."""
+    """To leaders: one that lives falls by the word of most of its ISR as it was decided on, in its own LeaderEpoch, or
+    by its own word that its disk hangs."""
 
     def __init__(self, scene: Scene) -> None:
         super().__init__(scene)
         self._reports: dict[tuple[PartitionKey, LeaderEpoch], set[str]] = {}
+        self._replaced: dict[PartitionKey, tuple[float, int]] = {}
+        """When the ISR last changed, and how many it had before."""
+
+    def on_partition(self, key: PartitionKey, old: Partition | None, new: Partition) -> None:
+        if old is not None and old.isr != new.isr:
+            self._replaced[key] = self.raft.world.now, len(old.isr)
 
     def on_report(self, report: LeaderReport) -> None:
         self._reports.setdefault((report.key, report.leader_epoch), set()).add(report.replica)
@@ -74,7 +85,9 @@ class ElectionsHaveCause(Invariant):
         is_there = is_there and self.scene.has_begun(leader)
         if not is_there or self.raft.is_behind(leader.raft_address):
             return  # the controller's own probes say so
-        if 2 * len(witnesses) <= len(old.isr) - 1:
+        replaced_at, size_before = self._replaced.get(key, (-inf, 0))
+        is_on_its_way = replaced_at >= self.raft.world.now - DECISION_ON_ITS_WAY_S
+        if 2 * len(witnesses) <= (min(size_before, len(old.isr)) if is_on_its_way else len(old.isr)) - 1:
             self.broken(
                 f"{key}: {old.leader} lost LeaderEpoch {old.leader_epoch} by the word of"
                 f" {', '.join(sorted(witnesses)) or 'nobody'}; its ISR is {','.join(old.isr)}"

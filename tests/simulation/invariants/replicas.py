@@ -64,7 +64,7 @@ class CoresAreValid(Invariant):
 
 class SyncedStays(Invariant):
     """To leaders: records that a replica of a `durable` stream reported as synced are there when its log is opened
-    again."""
+    again. From the moment at which it says that it is damaged nobody counts on them."""
 
     def __init__(self, scene: Scene) -> None:
         super().__init__(scene)
@@ -72,15 +72,17 @@ class SyncedStays(Invariant):
 
     def on_open(self, broker: SimBroker, replica: Replica, end: int) -> None:
         promised = self._synced.get((broker.id, replica.key), 0)
-        # A replica that says that it is damaged may end before.
         if end < promised and replica.failure is None:
             self.broken(f"{replica.key} on {broker.id} opens with LEO {end}, up to {promised} was said to be synced")
+
+    def on_failure(self, broker: SimBroker, replica: Replica) -> None:
+        self._synced[broker.id, replica.key] = 0
 
     def on_log(self, broker: SimBroker, replica: Replica, log: PartitionLog, end: int) -> None:
         place = broker.id, replica.key
         if isinstance(replica.role, FollowerDriver) and isinstance(replica.role.core.state, Truncating):
             self._synced[place] = 0  # how far it is being cut is not to be seen from outside
-        elif _is_durable(replica):
+        elif _is_durable(replica) and replica.failure is None:
             promised = self._synced.get(place, 0)
             if promised != (now := max(min(promised, end), log.durable_end)):
                 self._synced[place] = now

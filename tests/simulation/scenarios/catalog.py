@@ -38,6 +38,7 @@ SCENARIOS: dict[str, Scenario] = {
         disks.hung_leader,
         removed_records.below_the_log_start,
         removed_records.copy_under_two_leaders,
+        removed_records.compacted_below_a_tail_that_is_cut,
     )
 }
 
@@ -69,6 +70,16 @@ REQUIRED_PLANS: dict[str, dict[str, Any]] = {
         "housekeeping_interval": 0.05,
         "fetch_max_bytes": 256,
         "latency": 0.002,
+    },
+    "compacted below a tail that is cut": {
+        "brokers": 5,
+        "streams": 1,
+        "partitions": 1,
+        "min_isr": 2,
+        "segment_bytes": 4096,
+        "keys": 5,
+        "min_dirty_ratio": 0.01,
+        "housekeeping_interval": 0.05,
     },
 }
 """Values that the plan of a run must have for the scenario to work."""

@@ -65,3 +65,29 @@ def copy_under_two_leaders(run: ScenarioRun) -> Steps:
     yield Until(lambda: away in run.isr, 8.0)
     run.start(first)
     back()
+
+
+def compacted_below_a_tail_that_is_cut(run: ScenarioRun) -> Steps:
+    """A leader compacts while its followers have none of its last batches. Another leads, and the old leader's log is
+    cut, while producers send nothing new: it is known by the batches that compaction has kept."""
+    rng = run.rng
+    first = yield from run.in_sync()
+    release = run.hold_compaction(first)
+    run.flood(1.0)
+    yield 0.6 + rng.random() * 0.4
+    mends = [run.cut(name) for name in run.others(first)]
+    end = run.end(first)
+    yield Until(lambda: run.end(first) >= end + 10)
+    yield 0.05 + rng.random() * 0.1
+    clean = run.compaction_point(first).clean_end
+    release()
+    yield Until(lambda: run.compaction_point(first).clean_end > clean, 1.0)
+    back = run.cut_off_clients()
+    mends.append(run.cut(first))
+    for mend in mends[:-1]:
+        mend()
+    yield Until(lambda: run.leader not in (None, first), 6.0)
+    mends[-1]()
+    yield Until(lambda: first in run.isr, 6.0)
+    yield 0.2
+    back()

@@ -23,6 +23,7 @@ from metadata.runtime.service import MetadataService
 from metadata.settings import MetadataSettings
 from tests.fake_nats import FakeTransport, Hub
 from tidelog.server.api import Api
+from tidelog.server.audit import AuditTrail
 from wire import metadata_pb2 as pb
 from wire.errors import TidelogError
 from wire.operation import ALWAYS_POSSIBLE
@@ -164,7 +165,12 @@ class Broker:
             ),
         )
         self.totals = BrokerReport()
-        self.serve: Callable[[bool], Awaitable[None]] = Api(self.service, self.transport, SUBJECTS).on_controller
+        self.serve: Callable[[bool], Awaitable[None]] = Api(
+            self.service,
+            self.transport,
+            SUBJECTS,
+            AuditTrail(self.id, life_id=self.id, epoch=lambda: self.service.controller_epoch, time_ns=lambda: 0),
+        ).on_controller
 
     def on_registered(self, cluster_id: str, incarnation: Incarnation) -> None:
         self.recorded.append((cluster_id, incarnation))
@@ -243,9 +249,10 @@ class World:
         return broker
 
     async def api(self, endpoint: str, **body: Any) -> Any:
+        subject = SUBJECTS.api(endpoint, body.get(OPERATIONS[endpoint].stream))
         async with asyncio.timeout(5):
             while True:
-                answer = await self.client.request(SUBJECTS.api(endpoint), json.dumps(body).encode(), timeout=5)
+                answer = await self.client.request(subject, json.dumps(body).encode(), timeout=5)
                 if answer.status != NO_RESPONDERS:
                     operation, error = OPERATIONS[endpoint], TidelogError.from_headers(answer.headers)
                     if error is not None:

@@ -3,7 +3,7 @@ states that apply the same bytes are the same bytes, and a restored snapshot is 
 
 from __future__ import annotations
 
-from hypothesis import HealthCheck, settings
+from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, rule
 
@@ -232,6 +232,4 @@ class ClusterStateMachine(RuleBasedStateMachine):
 
 
 TestClusterState = ClusterStateMachine.TestCase
-TestClusterState.settings = settings(
-    max_examples=60, stateful_step_count=40, deadline=None, suppress_health_check=[HealthCheck.too_slow]
-)
+TestClusterState.settings = settings(max_examples=60, stateful_step_count=40)

@@ -33,6 +33,7 @@ from metadata.settings import MetadataSettings
 from metadata.state import ClusterState
 from tests.unit.metadata.cluster import Cluster
 from wire import metadata_pb2 as pb
+from wire.error_details import LIMIT
 from wire.errors import Code, TidelogError
 from wire.types import BrokerId, Generation, LeaderEpoch, LeaderMove, LeaderReport, PartitionKey, Room, StreamName
 
@@ -220,7 +221,11 @@ def test_a_lost_raft_connection_to_a_broker_that_answers_means_nothing(controlle
 
 
 def test_one_report_of_a_leader_without_responders_elects_at_once(controller: Controller) -> None:
+    """Where its Raft connection has closed, too."""
     controller.behaviour["b"] = "refuses"
+    controller.report("c")
+    assert controller.kinds == []
+    controller.perform(controller.core.on_peer_lost(BrokerId("b"), controller.now))
     controller.report("c")
     assert controller.kinds == ["elect_leaders"]
     assert controller.cluster.shown(0) == "a | a c |  | @2"
@@ -357,6 +362,7 @@ def test_elections_of_any_number_of_partitions_fit_into_raft_commands(controller
         controller.cluster.create(f"{name}-{part}", ["b a c"] * 3000)
     controller.hold_proposals = True
     controller.behaviour["b"] = "refuses"
+    controller.core.on_peer_lost(BrokerId("b"), controller.now)
     controller.perform(
         controller.core.on_reports(
             [
@@ -623,3 +629,17 @@ def test_a_broker_that_is_not_the_controller_moves_no_leadership(controller: Con
     controller.perform(controller.core.on_raft(False, True, controller.now))
     conditions(controller, a=Room.AMPLE, c=Room.AMPLE, b=Room.FULL)
     assert controller.moves == []
+
+
+def test_streams_and_partitions_of_a_cluster_are_bounded(controller: Controller) -> None:
+    for stream in list(controller.cluster.state.streams):
+        controller.cluster.apply(controller.core.requests.delete_stream(stream))
+    controller.core.requests._settings = replace(SETTINGS, max_streams=2, max_partitions=5)
+    steps = (("s", 4, None), ("t", 2, "max_partitions"), ("t", 1, None), ("u", 1, "max_streams"))
+    for name, partitions, limit in steps:
+        if limit is None:
+            controller.cluster.apply(create(controller, name=name, subject=name, partitions=partitions))
+            continue
+        with pytest.raises(TidelogError, match=rf"and {limit} is \d; delete streams, or raise {limit}") as refused:
+            create(controller, name=name, subject=name, partitions=partitions)
+        assert (refused.value.code, refused.value.detail(LIMIT)) == (Code.LIMIT_REACHED, limit)

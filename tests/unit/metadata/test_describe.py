@@ -4,11 +4,14 @@ from __future__ import annotations
 
 import pytest
 
-from metadata.describe import cluster_form, loss_form, reports_of_leaders
+from metadata.describe import cluster_form, list_form, loss_form, reports_of_leaders
 from tests.unit.metadata.cluster import Cluster
 from wire.operations import Loss
 from wire.reports import ReplicaReport, ReportedProgress
+from wire.subjects import Subjects
 from wire.types import BrokerId
+
+SUBJECTS = Subjects()
 
 
 def loss(cluster: Cluster, chosen: str, **held: ReplicaReport) -> Loss:
@@ -87,10 +90,31 @@ def test_only_the_report_of_a_serving_leader_counts(
 
 
 def test_the_cluster_status_names_partitions_in_trouble_and_the_brokers_that_they_wait_for() -> None:
-    form = cluster_form(three().state, {}, {})
+    form = cluster_form(three().state, SUBJECTS, {}, {})
     assert (form["offline_partitions"], form["under_replicated"]) == (1, 1)
     assert form["offline"] == [{"partition": "s/0", "waits_for": ["a", "b"]}]
     assert form["under_replicated_partitions"] == ["s/0"]
+
+
+@pytest.mark.parametrize(
+    ("subject", "users", "internal"), [("tidelog.__audit", (1, 1), (1, 2)), ("__audit", (2, 3), (0, 0))]
+)
+def test_tidelogs_own_streams_are_counted_apart_and_listed_when_asked_for(
+    subject: str, users: tuple[int, int], internal: tuple[int, int]
+) -> None:
+    cluster = Cluster("a")
+    cluster.create("__x", ["a"])
+    cluster.create("__audit", ["a", "a"], subject=subject)
+    form = cluster_form(cluster.state, SUBJECTS, {}, {})
+    assert (form["streams"], form["partitions"]) == users
+    assert (form["internal_streams"], form["internal_partitions"]) == internal
+    broker = form["brokers"][0]
+    assert (broker["leaders"], broker["replicas"]) == (users[1], users[1])
+    assert (broker["internal_leaders"], broker["internal_replicas"]) == (internal[1], internal[1])
+    listed = [stream["name"] for stream in list_form(cluster.state, SUBJECTS)["streams"]]
+    assert listed == ["__audit", "__x"][2 - users[0] :]
+    everything = list_form(cluster.state, SUBJECTS, internal=True)["streams"]
+    assert [stream["name"] for stream in everything] == ["__audit", "__x"]
 
 
 def test_an_offline_partition_does_not_wait_for_an_unsound_replica() -> None:
@@ -98,12 +122,12 @@ def test_an_offline_partition_does_not_wait_for_an_unsound_replica() -> None:
     cluster.create(assignments=["a b"])
     cluster.die("b")
     cluster.register("a", unsound=[cluster.key()])
-    assert cluster_form(cluster.state, {}, {})["offline"] == [{"partition": "s/0", "waits_for": []}]
+    assert cluster_form(cluster.state, SUBJECTS, {}, {})["offline"] == [{"partition": "s/0", "waits_for": []}]
 
 
 def test_the_cluster_status_names_no_more_than_a_page_holds() -> None:
     cluster = Cluster("a", "b")
     cluster.create(assignments=["a b"] * 150)
     cluster.die("a", "b")
-    form = cluster_form(cluster.state, {}, {})
+    form = cluster_form(cluster.state, SUBJECTS, {}, {})
     assert (form["offline_partitions"], len(form["offline"])) == (150, 100)

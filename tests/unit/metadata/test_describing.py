@@ -2,13 +2,17 @@
 
 from __future__ import annotations
 
+import asyncio
 import contextlib
 from typing import Any
 
 import pytest
 
+from metadata.runtime.admin import Admin
+from metadata.runtime.namespace import MAX_PRESENCE_ANSWERS
 from tests.unit.metadata.brokers import CREATE, SUBJECTS, running, until
-from wire.errors import Code, TidelogError
+from wire.errors import CLUSTER_HEADER, Code, TidelogError
+from wire.transport import Message
 from wire.types import (
     BrokerId,
 )
@@ -58,10 +62,72 @@ async def test_a_description_that_no_message_has_room_for_is_an_error_to_the_req
     async with running("a") as world:
         await world.api("stream.create", name="s", partitions=8, replication_factor=1)
         world.brokers["a"].transport.max_payload = 2000
-        with pytest.raises(TidelogError, match=r"the answer to tidelog\.api\.stream\.describe takes") as caught:
+        with pytest.raises(TidelogError, match=r"the answer to tidelog\.api\.stream\.describe\.s takes") as caught:
             await world.api("stream.describe", name="s")
         assert caught.value.code is Code.MESSAGE_TOO_LARGE
         assert "raise max_payload" in caught.value.message
+
+
+async def test_many_that_ask_the_same_are_answered_by_few_rounds(monkeypatch: pytest.MonkeyPatch) -> None:
+    """However they spell it."""
+    async with running("a", "b", "c") as world:
+        await world.api("stream.create", **CREATE)
+        expected = await world.api("stream.describe", name="s")
+        rounds = 0
+        describe = Admin._describe
+
+        async def counted(admin: Admin, name: str) -> Any:
+            nonlocal rounds
+            rounds += 1
+            return await describe(admin, name)
+
+        monkeypatch.setattr(Admin, "_describe", counted)
+        world.hub.seen.clear()
+        forms = await asyncio.gather(*(world.api("stream.describe", name="s", also=n) for n in range(300)))
+        assert forms == [expected] * 300
+        assert rounds <= 2, "the first of them, and all that came while it was answered"
+        asked = [subject for subject in world.hub.seen if subject.startswith(SUBJECTS.broker_status(BrokerId("")))]
+        assert len(asked) == 3 * rounds
+
+
+async def test_each_producer_has_an_id_of_its_own_however_many_ask_at_a_time() -> None:
+    async with running("a") as world:
+        identities = await asyncio.gather(*(world.api("producer.init") for _ in range(300)))
+        assert len({identity["producer_id"] for identity in identities}) == 300
+
+
+async def test_requests_of_different_content_share_no_answer() -> None:
+    async with running("a") as world:
+        await world.api("stream.create", name="s", replication_factor=1)
+        answers = await asyncio.gather(
+            *(world.api("stream.describe", name=name) for name in ("s", "t", "s", "t")), return_exceptions=True
+        )
+        assert [isinstance(answer, TidelogError) for answer in answers] == [False, True, False, True]
+        subject = SUBJECTS.api("cluster.id")
+        right, wrong = await asyncio.gather(
+            *(
+                world.client.request(subject, b"", timeout=5, headers={CLUSTER_HEADER: cluster})
+                for cluster in (world.brokers["a"].service.cluster_id, "another")
+            )
+        )
+        assert TidelogError.from_headers(right.headers) is None
+        refusal = TidelogError.from_headers(wrong.headers)
+        assert refusal is not None
+        assert refusal.code is Code.WRONG_CLUSTER
+
+
+async def test_so_many_questions_which_brokers_are_connected_are_answered_in_a_second() -> None:
+    async with running("a") as world:
+        namespace = world.brokers["a"].service.namespace
+        sent = world.brokers["a"].transport.sent
+        namespace._context.monotonic = lambda: 100.0
+        before = len(sent)
+        for number in range(MAX_PRESENCE_ANSWERS + 7):
+            namespace.on_presence(Message("presence", b"", f"_INBOX.{number}"), False)
+        assert (len(sent) - before, namespace.dropped_presence) == (MAX_PRESENCE_ANSWERS, 7)
+        namespace._context.monotonic = lambda: 101.0
+        namespace.on_presence(Message("presence", b"", "_INBOX.later"), False)
+        assert sent[-1][0] == "_INBOX.later"
 
 
 async def test_the_cluster_status_counts_and_carries_labels() -> None:
@@ -81,19 +147,27 @@ async def test_the_cluster_status_counts_the_dropped_messages_of_each_broker() -
         for subject in (SUBJECTS.probe(BrokerId("b")), SUBJECTS.broker_status(BrokerId("b"))):
             with contextlib.suppress(TimeoutError):
                 await world.client.request(subject, b"\xff", timeout=0.05)
-        await world.client.request(SUBJECTS.api("stream.create"), b"{", timeout=5)
+        await world.client.request(SUBJECTS.api("stream.create", "s"), b"{", timeout=5)
         world.hub.lose = lambda subject: subject == SUBJECTS.broker_status(BrokerId("c"))
         a, b, c = (await world.api("cluster.status"))["brokers"]
         assert a["counters"] == {
+            "dropped_probes_of_unknown_epoch": 0,
+            "dropped_raft_introductions": 0,
             "dropped_metadata_messages": 0,
             "dropped_of_other_clusters": 0,
+            "dropped_presence_questions": 0,
             "refused_api_requests": 1,
+            "dropped_api_requests": 0,
         }
         assert b["counters"] == {
             "dropped_too_large": 3,
+            "dropped_probes_of_unknown_epoch": 0,
+            "dropped_raft_introductions": 0,
             "dropped_metadata_messages": 2,
             "dropped_of_other_clusters": 0,
+            "dropped_presence_questions": 0,
             "refused_api_requests": 0,
+            "dropped_api_requests": 0,
         }
         assert b["failed"] == ["s/0"]
         assert (c["alive"], c["counters"], c["failed"]) == (True, None, None), "it did not answer"

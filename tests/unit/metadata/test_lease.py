@@ -24,9 +24,9 @@ class Broker:
         self.generation = GENERATION
         self.now = 1000.0
 
-    def probe(self, number: int, answered: int = 0, *, epoch: int = 3, generation: int = GENERATION) -> None:
+    def probe(self, number: int, answered: int = 0, *, epoch: int = 3, generation: int = GENERATION) -> bool:
         probe = pb.Probe(controller="c", office=epoch, number=number, answered=answered, generation=generation)
-        self.lease.on_probe(probe, controller_epoch=self.epoch, generation=self.generation, now=self.now)
+        return self.lease.on_probe(probe, controller_epoch=self.epoch, generation=self.generation, now=self.now)
 
     def is_valid(self) -> bool:
         return self.lease.is_valid(self.now)
@@ -61,15 +61,26 @@ def test_probes_that_lay_unread_while_the_process_stood_still_do_not_extend_the_
 
 
 def test_only_the_present_controller_extends_the_lease(broker: Broker) -> None:
-    broker.probe(1, epoch=2)
+    assert broker.probe(1, epoch=2), "a deposed one is known"
     broker.probe(2, 1, epoch=2)
-    assert not broker.is_valid(), "a deposed one"
-    broker.probe(3, epoch=4)
-    broker.probe(4, epoch=3)
-    broker.probe(5, 4, epoch=3)
-    assert not broker.is_valid(), "a later controller epoch was heard of, though not applied here yet"
-    broker.probe(6, 3, epoch=4)
+    assert not broker.is_valid()
+    broker.probe(3)
+    broker.epoch = 4
+    broker.probe(4, 3, epoch=3)
+    assert not broker.is_valid(), "it has been deposed since it sent the first probe"
+    broker.probe(5, epoch=4)
+    broker.probe(6, 5, epoch=4)
     assert broker.is_valid()
+
+
+def test_a_controller_epoch_that_is_not_applied_is_ignored(broker: Broker) -> None:
+    """Anybody can invent one; no probe of the real controller would be newer, and the lease would end for good."""
+    broker.probe(1)
+    assert not broker.probe(1 << 63, epoch=1 << 63)
+    broker.probe(2, answered=1)
+    assert broker.is_valid()
+    assert broker.lease.age_of(3, 2, broker.now) == 0.0
+    assert broker.lease.age_of(1 << 63, 1 << 63, broker.now) == inf
 
 
 @pytest.mark.parametrize("later", ["the probe", "the one that tells of its answer"])
@@ -99,6 +110,7 @@ def test_a_request_is_as_old_as_the_answer_that_it_names_at_most(broker: Broker)
     assert broker.lease.age_of(3, 2, broker.now) == pytest.approx(3.0)
     assert broker.lease.age_of(3, 0, broker.now) == inf, "it names no answer"
     assert broker.lease.age_of(2, 2, broker.now) == inf, "of a deposed controller"
+    broker.epoch = 4
     broker.probe(3, epoch=4)
     assert broker.lease.age_of(3, 2, broker.now) == inf
 

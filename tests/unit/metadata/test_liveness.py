@@ -13,7 +13,7 @@ from metadata.settings import MetadataSettings
 from tests.unit.metadata.cluster import Cluster
 from wire.types import BrokerId, Generation, Incarnation
 
-Behaviour = Literal["answers", "vouches", "refuses", "silent"]
+Behaviour = Literal["answers", "vouches", "refuses", "silent", "refused and answers"]
 SETTINGS = MetadataSettings()
 A, B, C = BrokerId("a"), BrokerId("b"), BrokerId("c")
 
@@ -42,6 +42,10 @@ class Probes:
                         self.liveness.on_answer(order.broker, order.number, generation, self.now, vouches=vouches)
                     case "refuses":
                         self.liveness.on_no_responders(order.broker, order.number, self.now)
+                    case "refused and answers":
+                        self.liveness.on_no_responders(order.broker, order.number, self.now)
+                        assert self.liveness.verdict(self.now) == Verdict()
+                        self.liveness.on_answer(order.broker, order.number, Generation(self.generation), self.now)
                     case "silent":
                         pass
             verdict = self.liveness.verdict(self.now)
@@ -59,14 +63,70 @@ def test_brokers_that_answer_live() -> None:
     assert 95 <= probes.sent.count("b") <= 105
 
 
-def test_two_refusals_ten_milliseconds_apart_are_death() -> None:
+def test_two_refusals_ten_milliseconds_apart_and_a_closed_raft_connection_are_death() -> None:
+    probes = Probes("a", "b", "c")
+    probes.run(5)
+    probes.behaviour["b"] = "refuses"
+    probes.liveness.on_peer_lost(B, probes.now)
+    began = probes.now
+    assert probes.run(1) == probes.dead(B)
+    assert probes.now - began == pytest.approx(0.01, abs=0.005)
+
+
+def test_refusals_alone_are_death_after_the_probe_timeout() -> None:
+    """Anybody who sees a probe can refuse it; only a broker that stands still lets that stand."""
     probes = Probes("a", "b", "c")
     probes.run(5)
     probes.behaviour["b"] = "refuses"
     probes.liveness.suspect(B, probes.now)
     began = probes.now
     assert probes.run(1) == probes.dead(B)
-    assert probes.now - began == pytest.approx(0.01, abs=0.005)
+    assert probes.now - began >= SETTINGS.probe_timeout_s - SETTINGS.heartbeat_interval_s
+
+
+@pytest.mark.parametrize("raft", ["closed", "never open"])
+def test_a_broker_whose_probes_somebody_else_refuses_lives(raft: str) -> None:
+    """Each is refused at once, and answered by the broker a little later."""
+    probes = Probes("a", "b", "c")
+    probes.run(5)
+    if raft == "closed":
+        probes.liveness.on_peer_lost(B, probes.now)
+        probes.run(0.2)
+    probes.behaviour["b"] = "refused and answers"
+    assert probes.run(5) == Verdict()
+    assert not probes.liveness.is_gone(B, probes.now)
+
+
+@pytest.mark.parametrize("asked", ["before", "after"])
+def test_a_controller_that_stood_still_believes_no_refusal_before_it_has_read_the_answers(asked: str) -> None:
+    """For longer than the probe timeout, and somebody refuses the probe that it sent before that, or the next one."""
+    probes = Probes("a", "b", "c")
+    probes.run(5)
+    orders = []
+    if asked == "before":
+        probes.now += SETTINGS.heartbeat_interval_s
+        orders = probes.liveness.tick(probes.now, probes.brokers, Generation(10))
+    probes.now += SETTINGS.probe_timeout_s + 0.05
+    if asked == "after":
+        orders = probes.liveness.tick(probes.now, probes.brokers, Generation(10))
+    numbers = {order.broker: order.number for order in orders}
+    probes.liveness.on_answer(A, numbers[A], Generation(10), probes.now)
+    probes.liveness.on_no_responders(B, numbers[B], probes.now)
+    assert not probes.liveness.is_gone(B, probes.now)
+    probes.liveness.on_answer(B, numbers[B], Generation(10), probes.now)
+    assert probes.run(1) == Verdict()
+
+
+def test_a_raft_connection_that_is_back_proves_nothing() -> None:
+    probes = Probes("a", "b", "c")
+    probes.run(5)
+    probes.liveness.on_peer_lost(B, probes.now)
+    probes.liveness.on_raft_peers([B])
+    probes.liveness.on_raft_peers([])
+    probes.behaviour["b"] = "refuses"
+    probes.run(0.05)
+    assert probes.liveness.is_refused(B)
+    assert not probes.liveness.is_gone(B, probes.now)
 
 
 @pytest.mark.parametrize("first", [True, False], ids=["first connection", "reconnected"])
@@ -77,6 +137,7 @@ def test_a_young_connection_is_believed_where_another_broker_vouches(first: bool
         probes.liveness.on_connection(False, 0.0)
     probes.liveness.on_connection(True, 0.0)
     probes.behaviour |= {"b": "refuses", "c": witness}
+    probes.liveness.on_peer_lost(B, 0.0)
     assert probes.run(2) == probes.dead(B)
     soon = first and witness == "vouches"
     assert probes.now == pytest.approx(0.01 if soon else SETTINGS.liveness_grace_s, abs=0.12 if not soon else 0.005)
@@ -116,7 +177,7 @@ def test_a_suspect_is_asked_again_soon_while_nothing_comes_back() -> None:
     probes.run(5)
     probes.now += 0.05
     probes.behaviour["b"] = "silent"
-    probes.liveness.suspect(B, probes.now)
+    probes.liveness.on_peer_lost(B, probes.now)
     probes.run(0.001)
     probes.behaviour["b"] = "refuses"
     began = probes.now

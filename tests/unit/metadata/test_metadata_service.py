@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from typing import Any
 
 import pytest
@@ -22,6 +23,7 @@ from tests.unit.metadata.brokers import (
 )
 from wire import metadata_pb2 as pb
 from wire.errors import Code, TidelogError
+from wire.operations import OPERATIONS
 from wire.types import (
     BrokerId,
     LeaderReport,
@@ -40,10 +42,25 @@ async def test_producer_ids_differ() -> None:
 )
 async def test_a_request_that_cannot_be_read_is_refused(body: bytes) -> None:
     async with running("a") as world:
-        answer = await world.client.request(SUBJECTS.api("stream.create"), body, timeout=5)
+        answer = await world.client.request(SUBJECTS.api("stream.create", "x"), body, timeout=5)
         error = TidelogError.from_headers(answer.headers)
         assert error is not None
         assert error.code is Code.BAD_REQUEST
+
+
+async def test_a_request_is_about_the_stream_that_its_subject_names() -> None:
+    """NATS' permissions are for subjects: the body must not lead to another stream."""
+    async with running("a") as world:
+        await world.api("stream.create", **(CREATE | {"replication_factor": 1}))
+        for name, operation in OPERATIONS.items():
+            if operation.stream:
+                body = json.dumps({operation.stream: "s", "partition": 0, "broker": "a"}).encode()
+                answer = await world.client.request(SUBJECTS.api(name, "other"), body, timeout=5)
+                error = TidelogError.from_headers(answer.headers)
+                assert error is not None
+                assert error.code is Code.BAD_REQUEST
+                assert f"stream 's' and was sent to 'tidelog.api.{name}.other'" in error.message
+        assert [stream["name"] for stream in (await world.api("stream.list"))["streams"]] == ["s"]
 
 
 async def test_altered_settings_reach_every_replica_and_no_leader_epoch_ends() -> None:

@@ -1,5 +1,7 @@
 from __future__ import annotations
 
+from typing import Any
+
 import pytest
 
 from metadata.settings import MetadataSettings
@@ -21,7 +23,7 @@ def test_the_defaults_fit_together() -> None:
         {"probe_confirm_delay_s": 0.5},
     ],
 )
-def test_times_that_contradict_each_other_are_refused_by_name(wrong: dict[str, float]) -> None:
+def test_times_that_contradict_each_other_are_refused_by_name(wrong: dict[str, Any]) -> None:
     with pytest.raises(TidelogError) as refused:
         MetadataSettings(**wrong)
     assert any(name in refused.value.message for name in wrong)

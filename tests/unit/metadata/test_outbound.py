@@ -32,7 +32,7 @@ def requests_of(cluster: Cluster, wire: FakeTransport, incarnation: Incarnation)
             settings=MetadataSettings(),
             monotonic=lambda: 0.0,
             tasks=Tasks(BrokerId("a")),
-            messages=Messages(BrokerId("a"), wire),
+            messages=Messages(BrokerId("a"), wire, lambda: 0.0),
             incarnation=incarnation,
         )
     )

@@ -1,8 +1,11 @@
 from __future__ import annotations
 
+import inspect
+
 import pytest
 
-from spark_connector.options import KNOWN_OPTIONS, AtTimestamp, Edge, SourceOptions
+import tidelog
+from spark_connector.options import KNOWN_OPTIONS, LOGIN_OPTIONS, AtTimestamp, Edge, SourceOptions
 from wire.errors import Code, TidelogError
 
 GIVEN = {"servers": "nats://127.0.0.1:4222", "subscribe": "flights"}
@@ -100,3 +103,21 @@ def test_options_of_one_kind_of_query_are_refused_by_the_other() -> None:
         parse(maxOffsetsPerTrigger="5").for_batch()
     with pytest.raises(TidelogError, match="startingOffsets=latest"):
         parse(startingOffsets="latest").for_batch()
+
+
+def test_the_options_of_the_login_are_those_of_the_client_and_are_not_shown() -> None:
+    options = SourceOptions.parse(
+        GIVEN | {"nats.USER": "u", "nats.password": "secret-word", "nats.tls_first": "true", "nats.tls": "false"}
+    )
+    assert options.login == {"user": "u", "password": "secret-word", "tls_first": True}
+    assert "secret-word" not in repr(options)
+    assert set(LOGIN_OPTIONS) <= set(inspect.signature(tidelog.connect).parameters)
+
+
+def test_a_context_names_the_servers_and_urls_with_a_login_are_not_shown() -> None:
+    options = SourceOptions.parse({"subscribe": "flights", "context": "prod"})
+    assert (options.servers, options.login) == (None, {"context": "prod"})
+    for servers in ("u:secret-word@host:4222", "nats://u:secret-word@host:4222,"):
+        with pytest.raises(TidelogError, match="servers") as caught:
+            SourceOptions.parse(GIVEN | {"servers": servers})
+        assert "secret-word" not in caught.value.message

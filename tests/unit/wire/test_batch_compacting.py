@@ -91,7 +91,6 @@ def identity(header: BatchHeader) -> tuple[object, ...]:
     )  # fmt: skip
 
 
-@settings(deadline=None)
 @given(records, st.data(), st.sampled_from(Compression))
 def test_kept_records_are_unchanged_and_compacting_twice_is_as_once(
     content: Content, data: st.DataObject, how: Compression
@@ -122,7 +121,7 @@ def test_kept_records_are_unchanged_and_compacting_twice_is_as_once(
     assert arrow.column("value").to_pylist() == [row[2] for row in rows(once)]
 
 
-@settings(deadline=None, max_examples=300)
+@settings(max_examples=300)
 @given(
     st.lists(st.tuples(small, st.none() | small, st.none(), st.none() | st.integers(0, 3)), min_size=2, max_size=40),
     st.data(),
@@ -181,7 +180,6 @@ def test_a_batch_that_an_older_version_made_larger_can_be_made_to_fit() -> None:
     assert not opened(placed(left)).has_offset_deltas
 
 
-@settings(deadline=None)
 @given(records)
 def test_keys_and_tombstones(content: Content) -> None:
     batch = opened(encoded(content))

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import struct
+import time
 import tracemalloc
 
 import lz4.block
@@ -20,12 +21,15 @@ from wire.batch import (
     BatchBuilder,
     Compression,
     EncodedBatch,
+    ReceivedBatch,
     RecordBatch,
     control_batch,
     decode_control,
+    decode_headers,
     encode_headers,
     parse_header,
 )
+from wire.error_details import LIMIT
 from wire.errors import Code, CorruptData, TidelogError
 from wire.record_limit import RecordLimit
 from wire.types import LeaderEpoch, Offset
@@ -64,8 +68,12 @@ def i32(*numbers: int) -> bytes:
 
 def refuse(batch: bytes, match: str) -> None:
     """Neither a leader takes it nor a reader decodes it."""
-    with pytest.raises(CorruptData, match=match):
+    with pytest.raises((CorruptData, TidelogError)) as refused:
         EncodedBatch.from_bytes(batch)
+    if isinstance(refused.value, TidelogError):
+        assert refused.value.code is Code.LIMIT_REACHED
+    else:
+        refused.match(match)
     with pytest.raises(CorruptData, match=match):
         RecordBatch.decode(batch)
 
@@ -295,6 +303,101 @@ def test_a_bomb_is_refused_before_it_takes_memory(codec: int) -> None:
         assert tracemalloc.get_traced_memory()[1] < 1 << 20
     finally:
         tracemalloc.stop()
+
+
+def test_few_bytes_do_not_become_many() -> None:
+    """A reader would take the work of what they say, and whoever sends them none."""
+    size = 1 << 20
+    packed = zstandard.ZstdCompressor().compress(i32(*[0] * (size // 4)))
+    with pytest.raises(TidelogError, match=r"has 1048576 when decompressed, the limit is 65536") as refused:
+        EncodedBatch.from_bytes(forge(compressed(packed, size), columns=1, attributes=2, record_count=size // 4 - 1))
+    assert refused.value.code is Code.LIMIT_REACHED
+    assert refused.value.detail(LIMIT) == "batch_expansion"
+    with pytest.raises(TidelogError, match=r"holds 1048576 records, the limit is 65536") as refused:
+        EncodedBatch.from_bytes(forge(b"", record_count=MAX_RECORDS))
+    assert refused.value.detail(LIMIT) == "batch_records"
+    assert EncodedBatch.from_bytes(forge(b"", record_count=1 << 16)).record_count == 1 << 16
+
+
+@pytest.mark.parametrize("compression", [Compression.LZ4, Compression.ZSTD])
+@pytest.mark.parametrize("values", [[bytes(1 << 20)], [b""] * 300_000, [b"x" * 100] * 10_000])
+def test_whatever_the_builder_makes_is_dense_enough(values: list[bytes], compression: Compression) -> None:
+    builder = BatchBuilder()
+    builder.add_values(values)
+    batch = b"".join(builder.build(1, compression=compression).stamp(Offset(0), LeaderEpoch(0))[0])
+    assert EncodedBatch.from_bytes(batch).record_count == len(values)
+    assert RecordBatch.decode(batch).values == values
+
+
+def test_heavy_batches_are_known_before_they_are_decoded() -> None:
+    def heavy(values: list[bytes], compression: Compression, headers: bytes = b"") -> bool:
+        builder = BatchBuilder()
+        for value in values:
+            builder.add_record(value, headers=headers)
+        batch = b"".join(builder.build(1, compression=compression).stamp(Offset(0), LeaderEpoch(0))[0])
+        return ReceivedBatch(batch).is_heavy
+
+    assert heavy([bytes(1000)] * 1000, Compression.ZSTD)
+    assert not heavy([bytes(1000)] * 1000, Compression.NONE), "its columns are only looked at as a whole"
+    assert not heavy([bytes(1000)] * 100, Compression.ZSTD)
+    assert heavy([b""] * 5000, Compression.NONE, encode_headers({"a": b""})), "headers are looked at one by one"
+
+
+def batch_of(elements: list[bytes], compression: Compression = Compression.NONE) -> bytes:
+    builder = BatchBuilder()
+    for element in elements:
+        builder.add_record(b"", headers=element)
+    return b"".join(builder.build(1, compression=compression).stamp(Offset(0), LeaderEpoch(0))[0])
+
+
+@pytest.mark.parametrize("records", [1, 20])
+def test_a_record_has_only_so_many_headers(records: int) -> None:
+    """A message of 25 KB would hold the one thread that decodes for a second."""
+    plain, item = [b""] * records, bytes(6)
+    batch = batch_of([*plain, *[b"\x01" + item * 900_000] * 1, *plain], Compression.LZ4)
+    assert len(batch) < 30_000
+    began = time.thread_time()
+    with pytest.raises(TidelogError, match="more than 4096 headers") as refused:
+        EncodedBatch.from_bytes(batch)
+    assert time.thread_time() - began < 0.3
+    assert (refused.value.code, refused.value.detail(LIMIT)) == (Code.LIMIT_REACHED, "record_headers")
+    for many in (1, records):
+        EncodedBatch.from_bytes(batch_of([b"\x01" + item * 4096] * many))
+        with pytest.raises(TidelogError, match="more than 4096 headers"):
+            EncodedBatch.from_bytes(batch_of([*[b"\x01" + item * 4096] * many, b"\x01" + item * 4097]))
+
+
+def test_many_records_with_headers_are_checked_together() -> None:
+    batch = batch_of([b"\x01" + bytes(6) * 4000] * 300, Compression.LZ4)
+    began = time.thread_time()
+    EncodedBatch.from_bytes(batch)
+    assert time.thread_time() - began < 0.5, "1.2 s and more one by one"
+
+
+ELEMENTS = st.one_of(
+    st.just(b""),
+    st.just(b"NATS/1.0\r\nA: 1\r\n\r\n"),
+    st.binary(max_size=12),
+    st.binary(max_size=12).map(lambda raw: b"\x01" + raw),
+    st.dictionaries(st.text(max_size=3), st.binary(max_size=3), max_size=4).map(encode_headers),
+    st.tuples(st.binary(max_size=3), st.binary(max_size=2)).map(
+        lambda pair: b"\x01" + struct.pack("<H", len(pair[0])) + pair[0] + struct.pack("<I", len(pair[1])) + pair[1]
+    ),
+)
+
+
+@given(st.lists(ELEMENTS, min_size=1, max_size=8), st.sampled_from([1, 10]))
+def test_headers_are_taken_when_all_of_them_decode(elements: list[bytes], times: int) -> None:
+    """However many records there are, and so however they are checked."""
+    batch = batch_of(elements * times)
+    try:
+        for element in elements:
+            decode_headers(element)
+    except CorruptData:
+        with pytest.raises(CorruptData):
+            EncodedBatch.from_bytes(batch)
+    else:
+        EncodedBatch.from_bytes(batch)
 
 
 def test_the_limit_holds_without_compression_too() -> None:

@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from wire.batch import (
@@ -95,7 +95,6 @@ def test_records_come_out_as_they_went_in(
     assert encode(received, base_offset) == encoded
 
 
-@settings(deadline=None)  # the first of them imports pyarrow
 @given(records=RECORDS, cut=st.integers(0, 10))
 def test_arrow_has_the_same_records(records: list[Record], cut: int) -> None:
     part = RecordBatch.decode(encode(build(records))).slice(Offset(cut), Offset(30))

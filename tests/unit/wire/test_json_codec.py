@@ -37,6 +37,24 @@ def test_decoding_gives_the_sent_value() -> None:
     assert decode(Ask, encode(ask), "it") == ask
 
 
+def test_nesting_and_numbers_are_bounded() -> None:
+    for data in (
+        b"[" * 900 + b"]" * 900,
+        b'{"a":' * 900 + b"1" + b"}" * 900,
+        b'{"name": ' + b"[" * 60 + b"]" * 60 + b"}",
+    ):
+        with pytest.raises(ValueError, match="it is nested more than 32 deep"):
+            decode(Ask, data, "it")
+    with pytest.raises(ValueError, match="it is not JSON"):
+        decode(Ask, b"[" * 100_000, "it")
+    with pytest.raises(ValueError, match="it is not JSON"):
+        decode(Ask, b'{"name": "a", "count": ' + b"9" * 5000 + b"}", "it")
+    with pytest.raises(ValueError, match=r"it's count is 9{200}…, beyond 64 bits"):
+        decode(Ask, b'{"name": "a", "count": ' + b"9" * 1000 + b"}", "it")
+    with pytest.raises(ValueError, match="it's count is a number of thousands of digits, beyond 64 bits"):
+        checked(Ask, {"name": "a", "count": 10**5000}, "it")
+
+
 def test_fields_of_a_newer_peer_are_tolerated() -> None:
     assert decode(Ask, b'{"name": "a", "colour": "red"}', "it") == Ask(BrokerId("a"))
     assert checked(Leaf, {"number": 1, "colour": "red"}, "it") == {"number": 1, "colour": "red"}

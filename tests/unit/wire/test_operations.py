@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import fields
+from dataclasses import fields, replace
 from typing import Any
 
 import pytest
@@ -11,7 +11,7 @@ from metadata.runtime.admin import Admin
 from wire import json_codec
 from wire.errors import Code, TidelogError
 from wire.operation import Operation, handlers_of
-from wire.operations import METADATA, OPERATIONS, STREAM_CREATE, STREAM_LIST
+from wire.operations import METADATA, OPERATIONS, PRODUCER_INIT, STREAM_CREATE, STREAM_LIST
 
 EACH = pytest.mark.parametrize("operation", OPERATIONS.values(), ids=OPERATIONS)
 
@@ -39,11 +39,25 @@ def test_a_request_that_cannot_be_read_is_refused_with_its_field_and_value() -> 
     for data, sentence in (
         (b'{"name": 3}', "the request's name is 3, not a text"),
         (b'{"name": "s", "config": {"min_isr": 2}}', "the request's config.min_isr is 2, not a text"),
-        (b"x" * (1 << 20) + b"x", "a request of 1048577 bytes is above 1048576"),
+        (b"x" * (256 << 10) + b"x", "a request of 262145 bytes is above 262144"),
     ):
         with pytest.raises(TidelogError) as refused:
             STREAM_CREATE.decode_request(data)
         assert (refused.value.code, refused.value.message) == (Code.BAD_REQUEST, sentence)
+
+
+@EACH
+def test_requests_that_share_answers_can_be_told_apart(operation: Operation[..., Any, Any]) -> None:
+    """By equality, and in a short time."""
+    assert operation.is_shared == (not operation.writes and operation is not PRODUCER_INIT)
+    limit = 4096 if operation.is_shared else 256 << 10
+    if operation.is_shared:
+        values: dict[Any, Any] = {"str": "a", "int": 3, "bool": True}
+        request = operation.request_kind(**{entry.name: values[entry.type] for entry in fields(operation.request_kind)})
+        assert len({request, replace(request)}) == 1
+    with pytest.raises(TidelogError, match=f"a request of {limit + 1} bytes is above {limit}") as refused:
+        operation.decode_request(b" " * (limit + 1))
+    assert refused.value.code is Code.BAD_REQUEST
 
 
 def test_an_answer_carries_a_refusal_in_its_body_or_in_its_headers() -> None:

@@ -10,11 +10,13 @@ from wire.errors import Code, TidelogError
 from wire.subjects import (
     Subjects,
     check_broker_id,
+    check_inbox_prefix,
     check_namespace,
     check_stream_name,
     check_subject,
     ingest_subject,
     overlaps,
+    reaches,
 )
 from wire.types import BrokerId, StreamName
 
@@ -26,6 +28,7 @@ def test_subjects_of_a_cluster() -> None:
     assert subjects.offset(stream, 2) == "ns.flights.2.offset"
     assert subjects.append(stream, 2) == "ns.flights.2.append"
     assert subjects.fetch(stream, 2) == "ns.flights.2.fetch"
+    assert subjects.leader(stream, 2) == "ns.flights.2.leader"
     assert subjects.fetch_from(stream, 2, BrokerId("b1")) == "ns.flights.2.fetch.b1"
     assert subjects.notify(broker) == "ns.notify.b1"
     assert subjects.alter_isr() == "ns.metadata.alter_isr"
@@ -34,7 +37,8 @@ def test_subjects_of_a_cluster() -> None:
     assert subjects.probe(broker) == "ns.metadata.probe.b1"
     assert subjects.broker_status(broker) == "ns.metadata.status.b1"
     assert subjects.drain(broker) == "ns.metadata.drain.b1"
-    assert subjects.api("stream.create") == "ns.api.stream.create"
+    assert subjects.api("stream.list") == "ns.api.stream.list"
+    assert subjects.api("stream.create", "orders") == "ns.api.stream.create.orders"
     assert Subjects().namespace == "tidelog"
 
 
@@ -138,6 +142,50 @@ def test_reserved_stream_names(name: str) -> None:
     assert check_broker_id(name) == name
 
 
+@pytest.mark.parametrize("prefix", ["_INBOX", "_INBOX.alice", "_INBOX_bob", "apps.bob.inbox", "tidelogs.x"])
+def test_inbox_prefixes(prefix: str) -> None:
+    assert check_inbox_prefix(prefix) == prefix
+
+
+@pytest.mark.parametrize(
+    "prefix",
+    ["", "_INBOX.", "_INBOX..a", "_INBOX.*", "a.>", "$JS.x", "tidelog", "tidelog.inbox.b1", "a b", "a\nb", "x" * 256],
+)
+def test_prefixes_where_no_client_has_its_inbox(prefix: str) -> None:
+    with pytest.raises(TidelogError, match=r"_INBOX\.alice") as caught:
+        check_inbox_prefix(prefix)
+    assert caught.value.code is Code.BAD_SUBJECT
+
+
 def test_a_namespace_is_not_the_inbox() -> None:
     with pytest.raises(TidelogError, match="answers"):
         Subjects("_INBOX")
+
+
+@pytest.mark.parametrize(
+    ("pattern", "reached"),
+    [
+        ("app.events", True),
+        ("app.events.1", True),
+        ("app.events.17", True),
+        ("app.events.*", True),
+        ("app.events.>", True),
+        ("app.*", True),
+        ("app.>", True),
+        ("*.events", True),
+        (">", True),
+        ("*.*.3", True),
+        ("app", False),
+        ("app.event", False),
+        ("app.events.0", False),
+        ("app.events.x", False),
+        ("app.events.1.2", False),
+        ("app.events.1.>", False),
+        ("app.events.*.*", False),
+        ("*", False),
+        ("apps.>", False),
+        ("", False),
+    ],
+)
+def test_subscriptions_that_get_messages_to_a_stream(pattern: str, reached: bool) -> None:
+    assert reaches("app.events", pattern) is reached

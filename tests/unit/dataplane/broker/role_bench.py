@@ -22,6 +22,7 @@ from dataplane.replica.story import Story
 from tests.fake_nats import FakeTransport
 from tests.simulation.disk import SimDisk
 from tests.views import A, partition_view
+from wire.reply_subjects import ReplySubjects
 from wire.subjects import Subjects
 from wire.types import (
     Incarnation,
@@ -32,7 +33,7 @@ from wire.types import (
 )
 
 if TYPE_CHECKING:
-    from dataplane.log.group_commit import Done, Syncable
+    from dataplane.log.group_commit import Done, QuickSyncable, Syncable
 
 EPOCH = LeaderEpoch(2)
 HOME = Path("/data/s")
@@ -103,7 +104,7 @@ class Syncer:
     asked: list[Done] = field(default_factory=list)
     """Of threads."""
 
-    def at_once(self, log: Syncable) -> Offset | None:
+    def at_once(self, log: QuickSyncable) -> Offset | None:
         return log.sync_small(1 << 20) if self.is_quick else None
 
     def request(self, log: Syncable, done: Done) -> None:
@@ -129,12 +130,15 @@ class Bench:
             incarnation=Incarnation(7),
             ingest=self.ingest,
             control=self.control,
+            peers=self.control,
             subjects=Subjects("tidelog"),
+            replies=ReplySubjects(Subjects("tidelog"), list, int),
             settings=ReplicaSettings(),
             metadata=cast(Any, metadata),
             syncer=self.syncer,
             executor=cast(Any, None),
             checkpoints=cast(Any, None),
+            decoders=cast(Any, None),
             readers=cast(Any, None),
             housekeeping=cast(Any, None),
             space=cast(Any, space),

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+from dataclasses import replace
 from types import SimpleNamespace
 from typing import Any, cast
 
@@ -10,16 +11,32 @@ import pytest
 
 from dataplane.broker.context import Counters
 from dataplane.broker.gaps import KEPT, PublishGaps
+from tests.views import KEY, A, partition_view
+from wire.subjects import Subjects
+from wire.types import PartitionView, StreamName
 
 
 class Bench:
     def __init__(self) -> None:
         self.now = 1000
-        self.led = 3
+        self.led = self.streams(flights=3)
         self.counters = Counters()
         self.ingest = SimpleNamespace(loss_reason="")
-        context = SimpleNamespace(time_ns=lambda: self.now, counters=self.counters, ingest=self.ingest)
+        context = SimpleNamespace(
+            time_ns=lambda: self.now, counters=self.counters, ingest=self.ingest, subjects=Subjects()
+        )
         self.gaps = PublishGaps(cast(Any, context), lambda: self.led)
+
+    @staticmethod
+    def streams(namespace: str = "", /, **partitions: int) -> list[PartitionView]:
+        return [
+            replace(
+                partition_view(A, key=replace(KEY, stream=StreamName(name), partition=number)),
+                subject=f"{namespace}{name}",
+            )
+            for name, count in partitions.items()
+            for number in range(count)
+        ]
 
 
 def test_a_loss_is_told_from_its_beginning_and_with_its_reason_when_it_is_over(
@@ -31,7 +48,7 @@ def test_a_loss_is_told_from_its_beginning_and_with_its_reason_when_it_is_over(
     assert bench.gaps.status() == [
         {"began_ns": 1000, "ended_ns": None, "partitions": 3, "reason": "the connection was lost"}
     ]
-    bench.now, bench.led, bench.ingest.loss_reason = 5000, 1, "a slow consumer"
+    bench.now, bench.led, bench.ingest.loss_reason = 5000, bench.streams(flights=1), "a slow consumer"
     with caplog.at_level(logging.WARNING):
         bench.gaps.on_connection(True)
     assert bench.gaps.status() == [{"began_ns": 1000, "ended_ns": 5000, "partitions": 3, "reason": "a slow consumer"}]
@@ -41,10 +58,21 @@ def test_a_loss_is_told_from_its_beginning_and_with_its_reason_when_it_is_over(
 
 def test_where_nothing_is_led_nothing_can_be_lost() -> None:
     bench = Bench()
-    bench.led = 0
+    bench.led = []
     bench.gaps.on_connection(False)
     bench.gaps.on_connection(True)
     assert (bench.gaps.status(), bench.counters.publish_gaps) == ([], 0)
+
+
+def test_partitions_of_internal_streams_do_not_count_for_clients_publish_nothing_to_them() -> None:
+    bench = Bench()
+    bench.led = bench.streams("tidelog.", __audit=1)
+    bench.gaps.on_connection(False)
+    bench.gaps.on_connection(True)
+    assert (bench.gaps.status(), bench.counters.publish_gaps) == ([], 0)
+    bench.led = [*bench.streams("tidelog.", __audit=1), *bench.streams(__audit=3, flights=2)]
+    bench.gaps.on_connection(False)
+    assert [gap["partitions"] for gap in bench.gaps.status()] == [5], "a user's stream of that name does"
 
 
 def test_each_loss_is_a_gap_of_its_own_and_one_that_lasts_is_one() -> None:

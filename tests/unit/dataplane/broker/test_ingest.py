@@ -6,15 +6,24 @@ from dataclasses import dataclass, field
 
 from dataplane.broker.acks import each_reply
 from dataplane.broker.ingest import Ingest
+from dataplane.replica.quota import Quota
 from wire.batch import Compression, RecordBatch
 from wire.envelope import MAGIC, encode_publish
 from wire.errors import Code, TidelogError
 from wire.record_limit import RecordLimit
+from wire.stream_config import StreamConfig
 from wire.tidelog_pb2 import AckPolicy, Message
 from wire.transport import UniformRun
-from wire.types import LeaderEpoch, Offset
+from wire.types import Incarnation, LeaderEpoch, Offset, PartitionKey, StreamName
 
 LIMIT = 1000
+
+
+def quota(*, producer_byte_rate: int = 0, producer_record_rate: int = 0) -> Quota:
+    """At a clock that stands still: what comes in the first second."""
+    key = PartitionKey(StreamName("s"), Incarnation(1), 0, Incarnation(1))
+    config = StreamConfig(producer_byte_rate=producer_byte_rate, producer_record_rate=producer_record_rate)
+    return Quota(key, config, 0.0)
 
 
 @dataclass
@@ -27,6 +36,7 @@ class Partition:
     """Of what the refusal is: of acknowledged publishes, of others."""
     wants: bool = True
     compression: Compression = Compression.NONE
+    quota: Quota = field(default_factory=quota)
     batches: list[RecordBatch] = field(default_factory=list)
     replies: list[tuple[int, list[bytes | None]]] = field(default_factory=list)
     envelopes: list[tuple[int, Message, int]] = field(default_factory=list)
@@ -42,7 +52,10 @@ class Partition:
             on_refused=lambda replies, error, count: self.refused.append((each_reply(replies), error.code, count)),
             on_corrupt=lambda reason, _: self.corrupt.append(reason),
             on_envelope_refused=lambda _message, error: self.refused_envelopes.append(error.code),
+            is_inbox=lambda inbox: not inbox.startswith("tidelog."),
             time_ns=lambda: 5,
+            quota=self.quota,
+            now=lambda: 0.0,
         )
         self.ingest.configure(max_batch_bytes=self.max_batch, record_limit=RecordLimit(LIMIT), with_replies=True)
 
@@ -186,6 +199,15 @@ def test_an_envelope_brings_key_headers_timestamp_and_its_own_acknowledgement() 
     assert [(index, m.ackInbox) for index, m, _ in partition.envelopes] == [(1, "inbox")]
 
 
+def test_an_envelope_is_stored_and_not_acknowledged_where_brokers_do_not_answer() -> None:
+    partition = Partition()
+    envelope = Message(value=b"v", ackInbox="tidelog.victim.0.append", ackPolicy=AckPolicy.ALL)
+    partition.ingest.on_messages([encode_publish(envelope)], [None], [None])
+    partition.ingest.chunk_done()
+    assert partition.values == [b"v"]
+    assert [m.ackInbox for _, m, _ in partition.envelopes] == [""]
+
+
 def test_envelopes_are_found_in_uniform_runs_too() -> None:
     partition = Partition()
     whole = encode_publish(Message(value=b"v"))
@@ -294,3 +316,61 @@ def test_plain_publishes_are_compressed_as_the_stream_says() -> None:
         Compression.NONE,
     ]
     assert partition.values == [b"again and again and again"] * 300
+
+
+def mixed(partition: Partition, count: int, answered: bool = True) -> None:
+    payloads = [b"m" * (10 + i % 3) for i in range(count)]
+    replies = [b"m.%02d" % i if answered else None for i in range(count)]
+    partition.ingest.on_messages(payloads, list(replies), [None] * count)
+
+
+def test_of_a_run_above_the_quota_the_first_records_are_taken_and_the_rest_are_refused() -> None:
+    partition = Partition(quota=quota(producer_record_rate=30))
+    partition.uniform([b"%02d" % i for i in range(50)], [b"r%02d" % i for i in range(50)])
+    partition.ingest.chunk_done()
+    assert partition.values == [b"%02d" % i for i in range(30)]
+    assert partition.replies == [(0, [b"r%02d" % i for i in range(30)])]
+    assert partition.refused == [([b"r%02d" % i for i in range(30, 50)], Code.BACKPRESSURE, 20)]
+
+
+def test_the_last_record_of_a_second_may_exceed_the_quota_of_bytes() -> None:
+    partition = Partition(quota=quota(producer_byte_rate=5 * 100 + 1))
+    partition.uniform([b"x" * 84] * 12)
+    partition.ingest.chunk_done()
+    assert len(partition.values) == 6
+    assert partition.refused == [([None] * 6, Code.BACKPRESSURE, 6)]
+
+
+def test_messages_of_mixed_sizes_are_cut_at_the_quota_too() -> None:
+    for rates, taken in (({"producer_record_rate": 7}, 7), ({"producer_byte_rate": 26 + 27 + 28}, 3)):
+        partition = Partition(quota=quota(**rates))
+        mixed(partition, 20)
+        partition.ingest.chunk_done()
+        assert [len(value or b"") for value in partition.values] == [10 + i % 3 for i in range(taken)]
+        assert partition.replies == [(0, [b"m.%02d" % i for i in range(taken)])]
+        ((replies, code, count),) = partition.refused
+        assert (replies, code, count) == (
+            [b"m.%02d" % i for i in range(taken, 20)],
+            Code.BACKPRESSURE,
+            20 - taken,
+        )
+
+
+def test_a_quota_counts_runs_messages_and_envelopes_together() -> None:
+    limit = quota(producer_record_rate=40)
+    partition = Partition(quota=limit)
+    partition.uniform([b"x"] * 10)
+    mixed(partition, 10, answered=False)
+    partition.ingest.on_messages([encode_publish(Message(value=b"v"))] * 2 + [b"a"], [None] * 3, [None] * 3)
+    partition.uniform([b"x"] * 20)
+    partition.ingest.chunk_done()
+    assert len(partition.values) == 40
+    assert [count for _, _, count in partition.refused] == [3]
+
+
+def test_without_a_quota_nothing_is_counted() -> None:
+    partition = Partition()
+    assert not partition.quota.is_set
+    partition.uniform([b"x"] * 10_000)
+    partition.ingest.chunk_done()
+    assert (len(partition.values), partition.refused) == (10_000, [])

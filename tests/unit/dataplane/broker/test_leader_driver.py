@@ -6,6 +6,7 @@ import asyncio
 from collections.abc import AsyncIterator
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
+from threading import Event
 from typing import Any
 
 import pytest
@@ -16,7 +17,7 @@ from dataplane.log.partition_log import LogConfig
 from tests.unit.dataplane.broker.role_bench import EPOCH, HOME, Bench, view
 from tests.views import KEY, A, B
 from wire.append import encode_append
-from wire.batch import BatchBuilder
+from wire.batch import BatchBuilder, Compression
 from wire.durability import DURABLE, Durability
 from wire.envelope import MAGIC, decode_ack, encode_publish
 from wire.errors import Code, TidelogError
@@ -266,6 +267,27 @@ def publish_in_all_ways(bench: Bench, role: LeaderDriver, leader_epoch: int) -> 
     bench.ingest.subscribed[subject](Message(subject, b"".join(request), "append"))
 
 
+@pytest.mark.parametrize("reply", ["append", None])
+async def test_of_appends_above_the_quota_records_are_dropped_where_nobody_is_told(
+    bench: Bench, reply: str | None
+) -> None:
+    led = view(A)
+    role = await driver(bench, replace(led, config=replace(led.config, producer_record_rate=3)))
+    await role.start()
+    subject = bench.context.subjects.append(role.view.key.stream, role.view.key.partition)
+    for _ in range(3):
+        builder = BatchBuilder()
+        for _ in range(5):
+            builder.add_record(b"x")
+        batch = builder.build(1).stamp(Offset(0), LeaderEpoch(0))[0]
+        request = b"".join(encode_append(AppendRequest(acks=AppendRequest.NONE), batch))
+        bench.ingest.subscribed[subject](Message(subject, request, reply))
+    counters = bench.context.counters
+    assert bench.log.log_end_offset == 5
+    assert (counters.dropped_over_quota, counters.appends_over_quota) == ((0, 2) if reply else (10, 0))
+    await role.end("over")
+
+
 @pytest.mark.parametrize("leader_epoch", [0, EPOCH])
 async def test_a_leader_that_may_be_deposed_never_says_that_nothing_was_stored(bench: Bench, leader_epoch: int) -> None:
     """A bare request and an envelope reach a successor as well, an `.append` if it does not name its LeaderEpoch."""
@@ -330,3 +352,69 @@ async def test_at_the_end_of_leadership_bare_publishes_have_an_unknown_outcome_i
         told = {(to, code) for to, code, _ in refusals(bench)}
         everybody = {(to, "OUTCOME_UNKNOWN") for to in ("bare", "envelope", "append")}
         assert told == (everybody if has_lease else {("append", "OUTCOME_UNKNOWN")})
+
+
+async def test_requests_of_another_clusters_clients_are_left_to_its_leader(bench: Bench) -> None:
+    """Both clusters are in one namespace; stream and incarnations are the same by chance."""
+    bench.context.cluster_id = "ours"
+    role = await driver(bench, view(A))
+    await role.start()
+    key, subjects = role.view.key, bench.context.subjects
+    builder = BatchBuilder()
+    builder.add_record(b"v")
+    batch = builder.build(1).stamp(Offset(0), LeaderEpoch(0))[0]
+    for cluster, answers in (("theirs", 0), ("ours", 3), ("", 6)):
+        fetch = FetchRequest(cluster_id=cluster, earliest=True).SerializeToString()
+        append = b"".join(encode_append(AppendRequest(cluster_id=cluster, acks=AppendRequest.LEADER), batch))
+        bench.ingest.subscribed[subjects.fetch(key.stream, key.partition)](Message("", fetch, "inbox.f"))
+        bench.ingest.subscribed[subjects.leader(key.stream, key.partition)](Message("", fetch, "inbox.l"))
+        bench.ingest.subscribed[subjects.append(key.stream, key.partition)](Message("", append, "inbox.a"))
+        await turn()
+        told = [subject for subject, _, _ in (*bench.control.sent, *bench.ingest.sent) if subject.startswith("inbox.")]
+        assert len(told) == answers, cluster
+    assert bench.context.counters.requests_of_other_clusters == 3
+    assert bench.log.log_end_offset == 2
+    await role.end("over")
+
+
+async def test_whoever_asks_for_the_leader_gets_no_records(bench: Bench) -> None:
+    role = await lead(bench)
+    publish(bench, b"secret", b"reply.1")
+    await turn()
+    assert role.high_watermark == 1
+    key, subjects = role.view.key, bench.context.subjects
+    for asked in (
+        FetchRequest(earliest=True),
+        FetchRequest(offset=0, max_bytes=1 << 20),
+        FetchRequest(earliest=True, max_bytes=1 << 20, max_wait_ms=100),
+        FetchRequest(timestamp=0, max_bytes=1 << 20),
+    ):
+        bench.ingest.subscribed[subjects.leader(key.stream, key.partition)](
+            Message("", asked.SerializeToString(), "inbox.l")
+        )
+    told = [data for subject, data, _ in (*bench.control.sent, *bench.ingest.sent) if subject == "inbox.l"]
+    assert told == [encode_header(role.leader_epoch, Offset(1))] * 4
+    await role.end("over")
+
+
+async def test_a_batch_that_waits_for_the_decoding_thread_keeps_no_role_from_its_end(bench: Bench) -> None:
+    role = await lead(bench)
+    builder = BatchBuilder()
+    builder.add_values([bytes(1000)] * 1000)
+    heavy = builder.build(1, compression=Compression.ZSTD).stamp(Offset(0), LeaderEpoch(0))[0]
+    request = encode_append(AppendRequest(leader_epoch=EPOCH, acks=AppendRequest.LEADER), heavy)
+    subject = bench.context.subjects.append(KEY.stream, KEY.partition)
+    busy = Event()
+    with ThreadPoolExecutor(1) as decoders:
+        bench.context.decoders = decoders
+        decoders.submit(busy.wait, 10)
+        try:
+            bench.ingest.subscribed[subject](Message(subject, b"".join(map(bytes, request)), "inbox"))
+            await turn()
+            await asyncio.wait_for(role.end("over"), 5)
+            assert not busy.is_set()
+        finally:
+            busy.set()
+    await turn()
+    assert refusals(bench) == [("inbox", "NOT_LEADER", None)]
+    assert bench.log.log_end_offset == 0

@@ -9,6 +9,7 @@ from __future__ import annotations
 import errno
 from copy import deepcopy
 from pathlib import Path
+from random import Random
 from typing import TYPE_CHECKING, TypeVar
 
 import pytest
@@ -17,6 +18,7 @@ from dataplane.log.errors import LogDamaged, NoSpace
 from dataplane.log.files import REAL_FILES
 from dataplane.log.partition_log import LogConfig, PartitionLog
 from dataplane.log.pool import LogPool
+from dataplane.log.segment import segment_name
 from tests.simulation.disk import AMPLE, SimDisk
 from wire.types import LeaderEpoch, Offset
 
@@ -116,6 +118,54 @@ def test_a_disk_that_is_full_at_any_byte_costs_nothing(batches: Batches, config:
         log.close()
         assert workload.state(opened(workload.disk, config)) == expected, f"after a disk of {capacity} bytes"
     assert met > 40
+
+
+def broken_off(batches: Batches, lacking: int) -> tuple[SimDisk, PartitionLog]:
+    """A log whose last segment met the end of the disk in a write of two batches. The next one went into a new segment,
+    and all was synced."""
+    disk = SimDisk()
+    log = opened(disk, PLAIN)
+    batches.append(log, 2)
+    log.sync()
+    large = [batches.one(Offset(2)), batches.one(Offset(3))]
+    disk.capacity = disk.used + sum(batch.header.size for batch in large) - lacking
+    with pytest.raises(NoSpace):
+        log.append([part for batch in large for part in batch.parts], [batch.header for batch in large])
+    disk.capacity = AMPLE
+    assert log.roll()
+    batches.append(log, 4)
+    assert log.sync() == 6
+    return disk, log
+
+
+@pytest.mark.parametrize("lacking", [1, 60, 150])
+def test_the_rest_of_a_write_that_broke_off_does_not_come_back_with_the_power(batches: Batches, lacking: int) -> None:
+    """It would lie in front of records that are durable, and the next open would cut these with it (seed 2379)."""
+    disk, log = broken_off(batches, lacking)
+    expected = batches.stored(log)
+    for seed in range(20):
+        after = deepcopy(disk)
+        after.lose_power("random", Random(seed))
+        again = opened(after, PLAIN)
+        assert again.log_end_offset == 6
+        assert batches.stored(again) == expected
+
+
+def test_a_full_segment_ends_where_the_next_one_begins(batches: Batches) -> None:
+    """Whatever an older version left behind its end."""
+    disk, log = broken_off(batches, 60)
+    expected = batches.stored(log)
+    disk.kill_process()
+    first = HOME / segment_name(0)
+    sound = len(disk.synced(first))
+    handle = disk.open(first, write=True)
+    disk.write(handle, [b"the beginning of a batch"], sound)
+    disk.close(handle)
+    disk.remove(first.with_suffix(".index"))
+    again = opened(disk, PLAIN)
+    assert batches.stored(again) == expected
+    again.sync()
+    assert len(disk.synced(first)) == sound
 
 
 def test_a_log_that_closes_on_a_full_disk_lets_go_of_its_files(batches: Batches) -> None:

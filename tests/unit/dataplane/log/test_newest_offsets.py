@@ -2,7 +2,7 @@ from __future__ import annotations
 
 import numpy as np
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from dataplane.log.newest_offsets import NONE, NewestOffsets
@@ -13,7 +13,6 @@ def hashes(*keys: int) -> np.ndarray:
     return np.array([(key % 100, key) for key in keys], np.uint64).reshape(-1, 2)
 
 
-@settings(deadline=None)
 @given(st.lists(st.lists(st.integers(0, 400), max_size=30), max_size=8))
 def test_it_is_a_map_to_the_last_offset(blocks: list[list[int]]) -> None:
     newest, model, offset = NewestOffsets(0), dict[int, int](), 0

@@ -215,7 +215,7 @@ class Histories:
             assert kept.offset <= self.log.log_end_offset
 
 
-@settings(max_examples=80, deadline=None)
+@settings(max_examples=80)
 @given(seed=st.integers(0, 1 << 32), interval=st.sampled_from([1, 2, 3, 10]), steps=st.integers(1, 50))
 def test_after_any_cut_the_producers_agree_with_the_batches_that_are_left(seed: int, interval: int, steps: int) -> None:
     with patch.object(recent_states, "STATE_INTERVAL", interval):

@@ -21,6 +21,7 @@ from dataplane.replica.follower_states import Fetching, Idle
 from dataplane.replica.settings import ReplicaSettings
 from tests.unit.dataplane.replica.cores import EPOCH, SETTINGS, agrees, answer, ends, follower, refused
 from tests.views import A
+from wire.error_details import LIMIT
 from wire.errors import Code, TidelogError
 from wire.types import LeaderEpoch, Offset, PartitionEpoch
 
@@ -273,3 +274,31 @@ def test_waiting_consumers_are_sent_elsewhere_at_the_end_of_the_role() -> None:
 def test_an_idle_follower_must_not_be_stale_between_two_fetches() -> None:
     with pytest.raises(ValueError, match=r"follower_read_max_age \(2.4 s\)"):
         ReplicaSettings(follower_read_max_age=2.4)
+
+
+# ---------------------------------------------------------------- bounds
+
+
+def test_a_client_waits_in_a_bounded_number_of_places() -> None:
+    settings = replace(SETTINGS, max_waiting_fetches=5, max_waiting_fetches_per_client=2)
+    core = serving(settings=settings)
+
+    def ask(client: str, *, wait: float = 1.0) -> list[FollowerEffect]:
+        return core.on_consumer_fetch(replace(consumer(8, wait=wait), client=client, token=client), 0.5)
+
+    assert ask("greedy") == ask("greedy") == []
+    error = refusal(ask("greedy"))
+    assert (error.code, error.detail(LIMIT)) == (Code.BACKPRESSURE, "max_waiting_fetches_per_client")
+    for other in ("a", "b", "c"):
+        assert ask(other) == []
+    assert refusal(ask("d")).detail(LIMIT) == "max_waiting_fetches"
+    assert len(core.tick(1.6)) >= 5, "their time is up"
+    assert ask("greedy", wait=1e9) == [], "the places are free again"
+
+
+def test_no_consumer_waits_for_ever() -> None:
+    settings = replace(SETTINGS, max_fetch_wait=1.0)
+    core = serving(settings=settings)
+    assert core.on_consumer_fetch(consumer(8, wait=4_294_967.0), 0.5) == []
+    assert [e for e in core.tick(1.4) if isinstance(e, ServeConsumer)] == []
+    assert [e.token for e in core.tick(1.6) if isinstance(e, ServeConsumer)] == ["at 8"]

@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import math
+
+from dataplane.replica.ack_levels import AckLevel, WaitingAcks
 from dataplane.replica.pending import PendingAcks
 from wire.types import Offset
 
@@ -32,3 +35,16 @@ def test_a_publish_that_times_out_is_told_the_offset_of_its_last_record() -> Non
     (late,) = pending.expire(5.0)
     assert late.error is not None
     assert late.error.message.startswith("records up to offset 25 were not committed within the confirm timeout")
+
+
+def test_a_publish_that_is_through_hides_no_later_deadline() -> None:
+    waiting = WaitingAcks()
+    level = AckLevel(is_local=False, is_synced=True)
+    waiting.add(level, Offset(10), 5.0, "through")
+    waiting.add(level, Offset(20), 7.0, "late")
+    assert waiting.next_deadline() == 5.0
+    assert [done.token for done in waiting.on_everywhere(Offset(10), 2, is_synced=True)] == ["through"]
+    assert waiting.expire(5.0) == []
+    assert waiting.next_deadline() == 7.0
+    assert [done.token for done in waiting.expire(7.0)] == ["late"]
+    assert waiting.next_deadline() == math.inf

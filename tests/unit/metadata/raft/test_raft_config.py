@@ -8,12 +8,13 @@ from typing import Any
 import pytest
 
 from metadata.raft import RaftConfig, RaftConfigurationError
+from wire.cluster_secrets import public_secrets
 
 VALID: dict[str, Any] = {
     "address": "127.0.0.1:7001",
     "peers": ("127.0.0.1:7002", "127.0.0.1:7003"),
     "directory": Path("raft"),
-    "secret": None,
+    "secrets": public_secrets(),
 }
 
 
@@ -30,7 +31,6 @@ def test_the_valid_one_is_valid() -> None:
         ({"peers": ("127.0.0.1:7002", "127.0.0.1:7002")}, "name one voter twice"),
         ({"peers": ("127.0.0.1:7001",)}, "own address 127.0.0.1:7001"),
         ({"address": None, "peers": ()}, "An observer needs"),
-        ({"secret": b"short"}, "has 5 bytes"),
         ({"heartbeat_s": 0.2}, "3 x heartbeat_s"),
         ({"connection_timeout_s": 0.5}, "connection_timeout_s 0.5 is below"),
         ({"compaction_min_entries": 1}, "keeps at least 2 entries"),

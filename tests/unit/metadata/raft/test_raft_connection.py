@@ -14,8 +14,9 @@ import pytest
 from metadata.raft.connection import ACCEPT_PAUSE_S, CONNECTED, DISCONNECTED, FramedConnection, FrameServer
 from metadata.raft.framing import FrameSession
 from metadata.raft.poller import EpollPoller
+from wire.cluster_secrets import ClusterSecret, ClusterSecrets
 
-SECRET = b"0123456789abcdef"
+SECRET = ClusterSecrets([ClusterSecret(b"0123456789abcdef")])
 
 
 @dataclass
@@ -25,6 +26,8 @@ class Ends:
     poller: EpollPoller = field(default_factory=EpollPoller)
     accepted: list[FramedConnection] = field(default_factory=list)
     received: list[object] = field(default_factory=list)
+    unverified: list[str] = field(default_factory=list)
+    """Which ends have met a first frame that does not verify."""
     now: float = 0.0
 
     def __post_init__(self) -> None:
@@ -36,15 +39,26 @@ class Ends:
     def clock(self) -> float:
         return self.now
 
-    def _accept(self, accepted: socket.socket) -> None:
+    def _accept(self, accepted: socket.socket, _host: str) -> None:
         connection = FramedConnection(
-            self.poller, secret=SECRET, acceptor_address="self", monotonic=self.clock, accepted=accepted
+            self.poller,
+            secrets=SECRET,
+            acceptor_address="self",
+            monotonic=self.clock,
+            accepted=accepted,
+            on_unverified=lambda: self.unverified.append("acceptor"),
         )
         connection.setOnMessageReceivedCallback(self.received.append)
         self.accepted.append(connection)
 
-    def connect(self, secret: bytes = SECRET) -> FramedConnection:
-        connection = FramedConnection(self.poller, secret=secret, acceptor_address="self", monotonic=self.clock)
+    def connect(self, secret: ClusterSecrets = SECRET) -> FramedConnection:
+        connection = FramedConnection(
+            self.poller,
+            secrets=secret,
+            acceptor_address="self",
+            monotonic=self.clock,
+            on_unverified=lambda: self.unverified.append("initiator"),
+        )
         assert connection.connect("127.0.0.1", self.port)
         return connection
 
@@ -97,13 +111,14 @@ def test_the_last_message_of_a_dying_peer_is_still_read(ends: Ends) -> None:
 
 
 def test_another_secret_is_never_connected(ends: Ends) -> None:
-    connection = ends.connect(b"another secret!!")
+    connection = ends.connect(ClusterSecrets([ClusterSecret(b"another secret!!")]))
     lost: list[bool] = []
     connection.setOnDisconnectedCallback(lambda: lost.append(connection.established))
     ends.until(lambda: lost)
     assert lost == [False]
     ends.until(lambda: ends.accepted[0].state == DISCONNECTED)
     assert ends.received == []
+    assert sorted(ends.unverified) == ["acceptor", "initiator"], "both know why"
 
 
 @pytest.mark.parametrize("junk", [b"GET / HTTP/1.0\r\n\r\n" * 4, struct.pack("<I", 1 << 31) * 100])
@@ -129,7 +144,7 @@ def test_a_connection_that_ended_can_be_made_again(ends: Ends) -> None:
 
 def test_a_refused_connection_ends_disconnected(ends: Ends) -> None:
     ends.server.unbind()
-    connection = FramedConnection(ends.poller, secret=SECRET, acceptor_address="self", monotonic=ends.clock)
+    connection = FramedConnection(ends.poller, secrets=SECRET, acceptor_address="self", monotonic=ends.clock)
     lost: list[bool] = []
     connection.setOnDisconnectedCallback(lambda: lost.append(True))
     if connection.connect("127.0.0.1", ends.port):
@@ -227,7 +242,7 @@ def test_an_acceptor_sends_nothing_before_the_hello(ends: Ends) -> None:
         stranger.settimeout(0)
         with pytest.raises(BlockingIOError):
             stranger.recv(1)
-        session = FrameSession(secret=SECRET, nonce=b"n" * 16, initiator=True, acceptor_address="self")
+        session = FrameSession(secrets=SECRET, nonce=b"n" * 16, initiator=True, acceptor_address="self")
         stranger.sendall(session.hello())
         ends.poller.poll(1)
         stranger.settimeout(5)

@@ -28,6 +28,7 @@ from metadata.raft.engine import BATCH_BYTES, REGULAR, ApplyFailure, RaftEngine
 from metadata.raft.set_aside import set_aside
 from metadata.raft.transport import well_formed
 from tests.unit.metadata.raft.recorder import ProcessEnded, Recorder, end
+from wire.cluster_secrets import public_secrets
 
 SELF, PEER, OTHER = "127.0.0.1:7001", "127.0.0.1:7002", "127.0.0.1:7003"
 Message = dict[str, Any]
@@ -63,7 +64,7 @@ class Bench:
         directory.mkdir(exist_ok=True)
         self.machine = Recorder()
         self.lost_peers: list[str] = []
-        config = RaftConfig(address=SELF, peers=(PEER, OTHER), directory=directory, secret=None)
+        config = RaftConfig(address=SELF, peers=(PEER, OTHER), directory=directory, secrets=public_secrets())
         self.engine = RaftEngine(
             config,
             self.machine,

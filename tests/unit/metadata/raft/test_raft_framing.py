@@ -4,22 +4,29 @@ from __future__ import annotations
 
 import pickle
 import struct
+from typing import Any
 
 import msgpack
 import pytest
 
 from metadata.raft.framing import MAX_FIRST_FRAME_BYTES, MAX_FRAME_BYTES, WELCOME, FrameError, FrameSession
+from wire.cluster_secrets import ClusterSecret, ClusterSecrets
 
-SECRET = b"0123456789abcdef"
+SECRET = ClusterSecrets([ClusterSecret(b"0123456789abcdef")])
 ADDRESS = "127.0.0.1:7001"
 
 
 def session(
-    *, initiator: bool, secret: bytes = SECRET, nonce: bytes | None = None, address: str = ADDRESS, group: str = ""
+    *,
+    initiator: bool,
+    secrets: ClusterSecrets = SECRET,
+    nonce: bytes | None = None,
+    address: str = ADDRESS,
+    group: str = "",
 ) -> FrameSession:
     fill = b"i" if initiator else b"a"
     return FrameSession(
-        secret=secret, nonce=nonce or fill * 16, initiator=initiator, acceptor_address=address, group=group
+        secrets=secrets, nonce=nonce or fill * 16, initiator=initiator, acceptor_address=address, group=group
     )
 
 
@@ -84,10 +91,12 @@ def test_a_recorded_connection_cannot_be_replayed(pair: tuple[FrameSession, Fram
 
 
 @pytest.mark.parametrize(
-    "other", [{"secret": b"another secret!!"}, {"address": "127.0.0.1:7002"}], ids=["secret", "redirected"]
+    "other",
+    [{"secrets": ClusterSecrets([ClusterSecret(b"another secret!!")])}, {"address": "127.0.0.1:7002"}],
+    ids=["secret", "redirected"],
 )
-def test_another_secret_or_voter_does_not_verify(other: dict[str, str | bytes]) -> None:
-    initiator, acceptor = session(initiator=True), session(initiator=False, **other)  # type: ignore[arg-type]
+def test_another_secret_or_voter_does_not_verify(other: dict[str, Any]) -> None:
+    initiator, acceptor = session(initiator=True), session(initiator=False, **other)
     initiator.feed(acceptor.feed(initiator.hello()))
     with pytest.raises(FrameError, match="does not verify"):
         initiator.next_message()

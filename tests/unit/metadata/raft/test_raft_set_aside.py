@@ -10,11 +10,12 @@ from metadata.raft.journal import Journal
 from metadata.raft.set_aside import MAX_KEPT, open_or_set_aside, set_aside
 from metadata.raft.types import RaftConfig, RaftDamage, RaftStorageError
 from tests.unit.metadata.raft.recorder import end
+from wire.cluster_secrets import public_secrets
 
 
 def config(directory: Path, *peers: str) -> RaftConfig:
     directory.mkdir(exist_ok=True)
-    return RaftConfig(address="127.0.0.1:7001", peers=peers, directory=directory, secret=None)
+    return RaftConfig(address="127.0.0.1:7001", peers=peers, directory=directory, secrets=public_secrets())
 
 
 def open_journal(directory: Path) -> Journal:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import errno
 import os
+import pty
 import subprocess
 import sys
 from collections.abc import Iterator
@@ -13,7 +14,7 @@ import click
 import pytest
 from click.testing import CliRunner
 
-from tidelog.cli import _COMMANDS, main, session
+from tidelog.cli import _COMMANDS, main, session, stream
 from wire.stream_config import SETTINGS
 
 NOWHERE = "nats://127.0.0.1:1"
@@ -37,7 +38,7 @@ GROUPS = {command[0] for command in every_command() if len(command) == 2}
 OF_A_CLUSTER = [
     command
     for command in every_command()
-    if command[0] not in ("up", "server", "log") and (len(command) == 2 or command[0] not in GROUPS)
+    if command[0] not in ("up", "server", "log", "security") and (len(command) == 2 or command[0] not in GROUPS)
 ]
 
 
@@ -81,7 +82,13 @@ def test_help_loads_neither_a_client_nor_a_broker() -> None:
 
 @pytest.mark.parametrize(
     "command",
-    [["stream", "list"], ["stream", "delete", "s"], ["publish", "s", "v"], ["subscribe", "s"], ["cluster", "status"]],
+    [
+        ["stream", "list"],
+        ["stream", "delete", "s", "--yes"],
+        ["publish", "s", "v"],
+        ["subscribe", "s"],
+        ["cluster", "status"],
+    ],
 )
 @pytest.mark.parametrize("extra", [[], ["--json"]])
 def test_no_nats_server_is_one_sentence_on_stderr(command: list[str], extra: list[str]) -> None:
@@ -105,7 +112,16 @@ def test_output_that_cannot_be_written_is_one_sentence(monkeypatch: pytest.Monke
     assert len(err.splitlines()) == 1
 
 
-def test_a_reader_of_the_output_that_has_gone_is_no_error_message(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_reader_of_the_output_that_has_gone_is_no_error() -> None:
+    reading, writing = os.pipe()
+    os.close(reading)
+    arguments = [sys.executable, "-m", "tidelog.cli", "security", "nats-config", "--role", "admin"]
+    with os.fdopen(writing, "wb") as out:
+        done = subprocess.run(arguments, stdout=out, stderr=subprocess.PIPE, timeout=60, check=False)
+    assert (done.returncode, done.stderr) == (0, b"")
+
+
+def test_another_pipe_that_broke_is_a_failure(monkeypatch: pytest.MonkeyPatch) -> None:
     async def connected(*_: object) -> None:
         raise BrokenPipeError(errno.EPIPE, os.strerror(errno.EPIPE))
 
@@ -136,6 +152,43 @@ def test_a_wrong_command_line_ends_with_status_2(arguments: list[str], text: str
     status, _, err = invoke(*arguments)
     assert status == 2
     assert text in err
+
+
+DESTRUCTIVE = [
+    (["stream", "delete", "s"], "deletes stream s with all its records"),
+    (["partition", "elect-unclean", "s", "0", "b", "--accept-loss"], "gives up records of s/0"),
+]
+
+
+@pytest.mark.parametrize(("arguments", "act"), DESTRUCTIVE)
+def test_what_destroys_records_needs_yes_where_no_terminal_is_there_to_ask_on(arguments: list[str], act: str) -> None:
+    status, out, err = invoke(*arguments, "--server", NOWHERE)
+    assert (status, out) == (2, "")
+    assert act in err
+    assert "--yes" in err
+    status, _, err = invoke(*arguments, "--server", NOWHERE, "--yes")
+    assert (status, NOWHERE in err) == (1, True)
+
+
+@pytest.mark.parametrize(("arguments", "act"), DESTRUCTIVE)
+@pytest.mark.parametrize(("typed", "goes_on"), [("s", True), ("y", False), ("", False)])
+def test_what_destroys_records_asks_on_a_terminal(arguments: list[str], act: str, typed: str, goes_on: bool) -> None:
+    ours, theirs = pty.openpty()
+    with subprocess.Popen(
+        [sys.executable, "-m", "tidelog.cli", *arguments, "--server", NOWHERE],
+        stdin=theirs,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+    ) as process:
+        os.write(ours, f"{typed}\n".encode())
+        out, err = process.communicate(timeout=60)
+    os.close(ours)
+    os.close(theirs)
+    assert (process.returncode, out) == (1, "")
+    assert act in err
+    assert (NOWHERE in err) == goes_on
+    assert ("nothing was changed" in err) != goes_on
 
 
 @pytest.mark.parametrize("command", [("stream", "create"), ("stream", "alter"), ("cluster", "alter")])
@@ -198,6 +251,8 @@ def test_a_broker_is_shown_with_the_partitions_that_cannot_do_without_it(capsys:
     out = capsys.readouterr().out
     assert "broker b1  alive, observer, leads 1 of 5 partitions\n" in out
     assert "without b1 acknowledged publishes to s/0, s/2 are refused" in out
+    _show(found | {"internal_leaders": 1, "internal_replicas": 2})
+    assert "leads 1 of 5 partitions, and 1 of 2 internal ones\n" in capsys.readouterr().out
     found["alive"] = False
     _show(found)
     assert "without b1" not in capsys.readouterr().out
@@ -211,3 +266,26 @@ def test_a_table_in_a_pipe_breaks_no_name(capsys: pytest.CaptureFixture[str]) ->
     _show_list(streams)
     (line,) = [line for line in capsys.readouterr().out.splitlines() if name in line]
     assert subject in line
+
+
+def test_a_partition_without_committed_records_says_so(capsys: pytest.CaptureFixture[str]) -> None:
+    """The API tells the offset of the last one, and -1 where there is none."""
+    partition = {
+        "partition": 0,
+        "leader": "b1",
+        "leader_epoch": 1,
+        "replicas": ["b1"],
+        "isr": ["b1"],
+        "high_watermark": -1,
+        "log_start_offset": 0,
+        "log_end_offset": 0,
+        "replicas_progress": {},
+    }
+    stream._show_description({"name": "s", "subject": "s", "config": {}, "partitions": [partition]})  # type: ignore[typeddict-item]
+    assert "nothing" in capsys.readouterr().out
+
+
+def test_a_failure_shows_no_control_characters_of_a_stranger(capsys: pytest.CaptureFixture[str]) -> None:
+    """Where NATS lets everybody answer in place of a broker."""
+    session.Failure("only b\x1b[2J\x1b]0;mine\x07 is connected").show()
+    assert capsys.readouterr().err == "tidelog: only b\\x1b[2J\\x1b]0;mine\\x07 is connected\n"

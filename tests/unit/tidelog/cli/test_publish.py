@@ -15,6 +15,7 @@ from tests.unit.tidelog.client.fake_broker import make
 from tidelog.cli import publish
 from tidelog.cli.publish import _publish_file
 from tidelog.cli.session import Failure
+from wire.error_details import RETRY_AFTER_MS
 from wire.errors import Code, TidelogError
 
 READONLY = TidelogError(Code.READONLY, "the stream takes no records")
@@ -54,9 +55,9 @@ async def test_records_are_counted(
 @pytest.mark.parametrize(
     ("data", "form", "said"),
     [
-        (b"a\nb\nc\n", "lines", "takes no records; of lines 1 to 2 some may be in the stream"),
-        (b'{"value": "a"}\n{"value": "b"}\n', "jsonl", "takes no records; of lines 1 to 2 some may be in the stream"),
-        (b"a\n", "lines", "takes no records; line 1 may be in the stream"),
+        (b"a\nb\nc\n", "lines", "takes no records; lines 1 to 2 were not written"),
+        (b'{"value": "a"}\n{"value": "b"}\n', "jsonl", "takes no records; lines 1 to 2 were not written"),
+        (b"a\n", "lines", "takes no records; line 1 was not written"),
         (b'{"value": 5}\n', "jsonl", 'line 1 cannot be published: "value" is 5, which is no text'),
     ],
 )
@@ -88,9 +89,54 @@ async def test_a_file_that_fails_midway(monkeypatch: pytest.MonkeyPatch, refusal
         with pytest.raises(Failure) as failed:
             await _publish_file(producer, BytesIO(), "lines", None, None, acknowledged=True, as_json=False)
     assert failed.value.message == (
-        "the stream takes no records; lines 1 to 2 are acknowledged; of lines 3 to 4 some may be in the stream"
+        "the stream takes no records; lines 1 to 2 are acknowledged; lines 3 to 4 were not written"
     )
     assert broker.logs["s", 0].values() == [b"a", b"b"]
+
+
+@pytest.mark.parametrize("form", ["lines", "jsonl"])
+async def test_a_quota_is_told_while_it_delays_and_at_the_end_with_what_is_written(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], form: str
+) -> None:
+    """The first chunk is taken; of the second each batch is refused."""
+    monkeypatch.setattr(publish, "CHUNK_RECORDS", 2)
+    monkeypatch.setattr(publish, "SILENCE", 0.1)
+    _, broker, client = make()
+    broker.create("s", 1)
+    refusal = TidelogError(
+        Code.BACKPRESSURE, "s/0 takes 1 byte a second; raise producer_byte_rate", [RETRY_AFTER_MS.of(900_000)]
+    )
+
+    async def chunks(_file: object) -> AsyncIterator[tuple[list[bytes], int]]:
+        for values in ([b'{"value": "a"}'] * 2, [b'{"value": "c"}'] * 2):
+            yield values, 30
+            broker.refusals = [refusal] * 100
+
+    monkeypatch.setattr(publish, "_chunks", chunks)
+    began = asyncio.get_running_loop().time()
+    async with client.producer("s", confirm_timeout=0.5) as producer:
+        with pytest.raises(Failure) as failed:
+            async with publish._delays_told(producer):
+                await _publish_file(producer, BytesIO(), form, None, None, acknowledged=True, as_json=False)
+    assert asyncio.get_running_loop().time() - began < 5
+    assert failed.value.message == (
+        f"{refusal.message}; given up after 0.5 s, and 2 records were not written; lines 1 to 2 are acknowledged; lines"
+        " 3 to 4 were not written"
+    )
+    assert capsys.readouterr().err == f"waiting: {refusal.message}\n"
+
+
+async def test_lines_that_may_be_in_the_stream_are_told_from_those_that_are_not() -> None:
+    _, broker, client = make()
+    broker.create("s", 1)
+    broker.refusals = [TidelogError(Code.OUTCOME_UNKNOWN, "not known"), READONLY]
+    data = b"a\nbbbbb\ncc\ndd\n"
+    async with client.producer("s", batch_bytes=180, max_in_flight=1) as producer:
+        with pytest.raises(Failure) as failed:
+            await _publish_file(producer, BytesIO(data * 4), "lines", None, None, acknowledged=True, as_json=False)
+    assert failed.value.message.endswith(
+        "refused: the stream takes no records; lines 7 to 16 are acknowledged; lines 1 to 6 may be in the stream"
+    )
 
 
 @pytest.mark.parametrize(

@@ -21,7 +21,7 @@ from tidelog.client.connection import Client
 from wire.append import decode_append
 from wire.batch import BatchBuilder, BatchHeader, EncodedBatch, RecordBatch
 from wire.errors import CLUSTER_HEADER, Code, TidelogError
-from wire.operations import StreamDescription
+from wire.operations import OPERATIONS, StreamDescription
 from wire.replication import encode_header
 from wire.subjects import Subjects
 from wire.tidelog_pb2 import AppendRequest, AppendResponse, FetchRequest
@@ -29,6 +29,11 @@ from wire.transport import Message
 from wire.types import BrokerId, LeaderEpoch, Offset, StreamName
 
 CLUSTER = "c1"
+
+
+def api_subject(name: str) -> str:
+    """On which a controller listens for that operation."""
+    return Subjects().api(name, "*" if OPERATIONS[name].stream else None)
 
 
 @dataclass
@@ -86,7 +91,7 @@ class FakeBroker:
             "cluster.id": lambda _: {"cluster_id": CLUSTER},
         }
         for name in self._api:
-            self.transport.listen(self.subjects.api(name), partial(self._on_api, name))
+            self.transport.listen(api_subject(name), partial(self._on_api, name))
 
     def create(self, name: str, partitions: int = 1, **config: str) -> None:
         self.streams[name] = {
@@ -103,7 +108,7 @@ class FakeBroker:
                     "incarnation": 20 + p,
                     "leader": "b1",
                     "isr": ["b1", *self.followers],
-                    "leader_epoch": 1,
+                    "leader_epoch": self.leader_epoch,
                     "epoch": 1,
                     "state": "active",
                 }
@@ -136,7 +141,9 @@ class FakeBroker:
             append = self.subjects.append(StreamName(name), partition)
             fetch = self.subjects.fetch(StreamName(name), partition)
             self.transport.listen(append, partial(self._on_append, key) if self.alive else None)
-            self.transport.listen(fetch, partial(self._on_fetch, key) if self.alive else None)
+            leader = self.subjects.leader(StreamName(name), partition)
+            for subject in (fetch, leader):
+                self.transport.listen(subject, partial(self._on_fetch, key) if self.alive else None)
             for follower in self.followers:
                 subject = self.subjects.fetch_from(StreamName(name), partition, BrokerId(follower))
                 self.transport.listen(subject, partial(self._on_follower_fetch, follower, key))

@@ -19,7 +19,12 @@ from tidelog.client.accumulator import (
 )
 from tidelog.client.accumulator_settings import AccumulatorSettings
 from tidelog.client.batches import BatchState, PendingBatch, ProducerSession
-from tidelog.client.errors import DeliveryTimeout, NotEnoughReplicas, OutOfOrderSequence, RecordTooLarge
+from tidelog.client.errors import (
+    DeliveryTimeout,
+    NotEnoughReplicas,
+    OutOfOrderSequence,
+    RecordTooLarge,
+)
 from wire.errors import Code, TidelogError
 from wire.types import Acks
 
@@ -243,8 +248,34 @@ class TestLeaderGone:
         acc.on_error(a, 1, refused(Code.FENCED_LEADER_EPOCH, leader_epoch="5"), 0.0)
         sent(acc, 0.0)
         acc.on_no_responders(a, 2, 0.0)
-        acc.on_probe_answer(4)
+        assert acc.on_probe_answer(4) == [RefreshMetadata()]
         assert sent(acc, 1.0) == []
+        acc.on_metadata(5)
+        assert acc.leader_epoch == 5
+
+    def test_an_invented_leader_epoch_silences_the_leader_until_the_metadata_tell(self) -> None:
+        acc = core()
+        fill(acc, 1)
+        (a,) = sent(acc, 0.0)
+        acc.on_error(a, 1, refused(Code.FENCED_LEADER_EPOCH, leader_epoch=str((1 << 63) - 1)), 0.0)
+        assert sent(acc, 0.0) == [a]
+        acc.on_metadata(1)
+        assert acc.leader_epoch == (1 << 63) - 1, "it was asked for before, and may be older than the leader"
+        assert acc.on_probe_answer(1) == [RefreshMetadata()]
+        acc.on_metadata(1)
+        assert sent(acc, 0.5) == [a]
+        assert a.sent_epoch == 1
+
+    @pytest.mark.parametrize(
+        ("base_offset", "leader_epoch"), [(-1, 1), (-(1 << 63), 1), ((1 << 63) - 2, 1), (7, 2), (7, (1 << 64) - 1)]
+    )
+    def test_an_acknowledgement_that_no_leader_gives_is_left_alone(self, base_offset: int, leader_epoch: int) -> None:
+        acc = core()
+        fill(acc, 1, records=2)
+        (a,) = sent(acc, 0.0)
+        assert acc.on_acknowledged(a, base_offset, leader_epoch) == []
+        assert acc.leader_epoch == 1
+        assert acc.on_acknowledged(a, 7, 1) == [Acknowledged(a, 7)], "the leader's own comes later"
 
     def test_an_answer_that_never_comes_from_a_live_leader_is_asked_for_again(self) -> None:
         acc = core()
@@ -322,7 +353,7 @@ class TestEndings:
         assert error.outcome_unknown
 
     def test_a_confirm_timeout_of_the_producers_own_ends_the_batch(self) -> None:
-        acc = core(ends_unconfirmed=True)
+        acc = core(confirm_timeout=0.1)
         fill(acc, 1)
         (a,) = sent(acc)
         error = failure(acc.on_error(a, 1, refused(Code.CONFIRM_TIMEOUT), 0.1))

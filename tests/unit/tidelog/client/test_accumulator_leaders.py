@@ -11,12 +11,12 @@ from random import Random
 import pytest
 
 from dataplane.replica.producers import Duplicate, Fresh, ProducerTable
-from tests.unit.tidelog.client.test_accumulator import core, refused
+from tests.unit.tidelog.client.test_accumulator import core, fill, refused, sent
 from tidelog.client.accumulator import Acknowledged, Effect, Failed, Probe, RefreshMetadata, WantSession
-from tidelog.client.batches import PendingBatch, ProducerSession
+from tidelog.client.batches import BatchState, PendingBatch, ProducerSession
 from wire.batch import BatchHeader
 from wire.errors import Code, TidelogError
-from wire.types import LeaderEpoch, Offset
+from wire.types import Acks, LeaderEpoch, Offset
 
 
 @dataclass
@@ -173,11 +173,11 @@ class World:
             return
         self.committed = leader.log[: len(self.committed) + count]
         left = []
-        for sent, offset in leader.awaited:
+        for waiting, offset in leader.awaited:
             if offset < len(self.committed):
-                self.answers.append(Answer(sent, offset, leader.epoch))
+                self.answers.append(Answer(waiting, offset, leader.epoch))
             else:
-                left.append((sent, offset))
+                left.append((waiting, offset))
         leader.awaited = left
 
     def lose_leader(self, *, dies: bool, says: bool) -> None:
@@ -296,3 +296,56 @@ def run(world: World, random: Random) -> None:
     in_order = [value for value in written if value in {*world.acknowledged}]
     assert in_order == sorted(in_order), "acknowledged records keep their order"
     assert {*world.acknowledged} | world.not_written | world.unknown == {*range(world.given)}
+
+
+@pytest.mark.parametrize("acks", [Acks.ALL, Acks.LEADER])
+@pytest.mark.parametrize("code", [Code.OUT_OF_ORDER_SEQUENCE, Code.UNKNOWN_PRODUCER_ID])
+def test_a_deposed_leader_does_not_know_what_its_successor_has_stored(code: Code, acks: Acks) -> None:
+    """Its controller is deposed, too, and sends the producer back to it (seed 885)."""
+    acc = core(acks)
+    fill(acc, 1)
+    acc.on_probe_answer(4)
+    (a,) = sent(acc)
+    a.doubt()
+    assert acc.on_probe_answer(3) == [RefreshMetadata()]
+    acc.on_metadata(3)
+    assert sent(acc, 1.0) == [a]
+    assert a.sent_epoch == 3
+    assert acc.on_error(a, 2, refused(code, remembered_ms="900000"), 1.0) == [RefreshMetadata()]
+    assert a.session == ProducerSession(7, 0)
+    assert sent(acc, 1.0) == [], "a deposed leader is not flooded"
+    acc.on_probe_answer(4)
+    assert sent(acc, 2.0) == [a]
+    assert acc.on_acknowledged(a, 62, 4) == [Acknowledged(a, 62)]
+
+
+def test_a_deposed_leader_lacks_what_its_successor_has_acknowledged() -> None:
+    acc = core()
+    fill(acc, 2)
+    acc.on_probe_answer(4)
+    first = acc.next_send(0.0)
+    assert first is not None
+    acc.on_acknowledged(first, 7, 4)
+    acc.on_probe_answer(3)
+    acc.on_metadata(3)
+    (second,) = sent(acc, 1.0)
+    assert acc.on_error(second, 1, refused(Code.OUT_OF_ORDER_SEQUENCE), 1.0) == [RefreshMetadata()]
+    assert second.state is BatchState.RESEND
+
+
+@pytest.mark.parametrize("late", [False, True], ids=["answered by its successor", "and later by itself"])
+def test_the_leader_that_an_attempt_named_may_have_stored_what_its_successor_refuses(late: bool) -> None:
+    """Its tail may be committed after all, and the producer be forgotten until then (seed 2679)."""
+    acc = core()
+    fill(acc, 1)
+    (a,) = sent(acc)
+    acc.on_error(a, 1, refused(Code.FENCED_LEADER_EPOCH, leader_epoch="2"), 0.0)
+    assert sent(acc, 0.0) == [a]
+    if late:
+        a.uncertain = False
+        acc.on_error(a, 1, refused(Code.OUTCOME_UNKNOWN), 0.0)
+    acc.on_error(a, 2, refused(Code.NOT_ENOUGH_REPLICAS), 0.0)
+    assert sent(acc, 5.0) == [a]
+    (failed, *_) = acc.on_error(a, 3, refused(Code.UNKNOWN_PRODUCER_ID, remembered_ms="1000"), 9.0)
+    assert isinstance(failed, Failed)
+    assert failed.error.code is Code.OUTCOME_UNKNOWN

@@ -50,7 +50,7 @@ FOREIGN = -1
 
 
 @pytest.mark.parametrize("forgets", [False, True])
-@settings(max_examples=150, deadline=None)
+@settings(max_examples=150)
 @given(st.data())
 def test_whatever_is_lost_or_refused_each_record_is_written_once_and_in_order(
     forgets: bool, data: st.DataObject

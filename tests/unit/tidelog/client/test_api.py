@@ -10,7 +10,7 @@ import pytest
 
 import tidelog
 from tests.fake_nats import FakeTransport
-from tests.unit.tidelog.client.fake_broker import Cluster, blank, make
+from tests.unit.tidelog.client.fake_broker import Cluster, api_subject, blank, make
 from tidelog.client.connection import connect
 from tidelog.client.errors import (
     BadConfig,
@@ -57,7 +57,7 @@ def answer(transport: FakeTransport, name: str, *answers: dict[str, Any] | None)
             assert message.reply is not None
             transport.publish(message.reply, [json.dumps(given).encode()])
 
-    transport.listen(f"tidelog.api.{name}", handle)
+    transport.listen(api_subject(name), handle)
     return seen
 
 
@@ -68,7 +68,7 @@ def refusal(code: Code, text: str = "refused") -> dict[str, Any]:
 async def test_no_nats_server_names_the_url_and_the_remedy() -> None:
     with pytest.raises(NoServer, match=r"nats://127\.0\.0\.1:1 .*tidelog up"):
         await connect("nats://127.0.0.1:1", connect_timeout=0.5)
-    with pytest.raises(BadConfig, match="names no server"):
+    with pytest.raises(BadConfig, match="is no URL and no list of URLs"):
         await connect(" , ")
     with pytest.raises(BadName, match="namespace"):
         await connect("nats://127.0.0.1:1", namespace="a.b")
@@ -89,11 +89,21 @@ async def test_brokers_without_a_controller_are_named(cluster: Cluster) -> None:
         for name in ("b3", "b1"):
             transport.publish(message.reply, [ClusterClaim(broker=name, cluster_id="c").SerializeToString()])
 
-    transport.listen(broker.subjects.cluster(), claim)
+    transport.listen(broker.subjects.presence(), claim)
     for name in ("cluster.id", "cluster.status"):
-        transport.listen(f"tidelog.api.{name}", None)
+        transport.listen(api_subject(name), None)
     with pytest.raises(NoServer, match=r"has no controller: only b1, b3 are connected, and a majority of the voters"):
         await client.cluster_status()
+
+
+async def test_a_last_attempt_that_the_deadline_cuts_short_does_not_hide_that_nobody_listens(cluster: Cluster) -> None:
+    transport, _, client = cluster
+    transport.listen(api_subject("cluster.id"), None)
+    swallowed: list[Message] = []
+    asyncio.get_running_loop().call_later(0.35, transport.listen, api_subject("cluster.id"), swallowed.append)
+    with pytest.raises(NoServer, match="no broker is connected"):
+        await client.cluster_status()
+    assert swallowed, "the last attempt was answered"
 
 
 async def test_a_lost_connection_says_so(cluster: Cluster) -> None:
@@ -137,7 +147,7 @@ def two_clusters(transport: FakeTransport, name: str, *clusters: str) -> list[st
                 form, headers = {"error": error.to_json()}, {**error.to_headers(), **headers}
             transport.publish(message.reply, [json.dumps(form).encode()], headers=headers)
 
-    transport.listen(f"tidelog.api.{name}", handle)
+    transport.listen(api_subject(name), handle)
     return asked
 
 

@@ -52,14 +52,14 @@ WHOLE_NUMBERS = [*NUMBERS, 1.5]
 @pytest.mark.parametrize(
     ("name", "values", "said"),
     [
-        ("servers", [4222, None, b"nats://127.0.0.1:1", [4222], "", []], "give .*nats://127.0.0.1:4222"),
+        ("servers", [4222, b"nats://127.0.0.1:1", [4222], "", []], "give .*nats://127.0.0.1:4222"),
         ("namespace", TEXTS, "namespace"),
         ("name", [5, b"x"], "name is"),
         ("user", [5, b"x"], "user is"),
         ("password", [5, b"x"], "password is"),
         ("token", [5, b"x"], "token is"),
         ("creds", [5, b"x"], "give the path"),
-        ("tls", [True, "x"], "SSLContext"),
+        ("tls", [None, "x"], "SSLContext"),
         ("connect_timeout", NUMBERS, "connect_timeout="),
         ("api_timeout", NUMBERS, "api_timeout="),
         ("start_wait", NUMBERS, "start_wait="),

@@ -19,6 +19,7 @@ from tidelog.client.errors import (
     UnknownStream,
     WrongIncarnation,
 )
+from tidelog.client.fetcher import Outcome, PartitionFetcher
 from tidelog.client.positions import AtTime
 from wire.errors import Code, TidelogError
 
@@ -183,6 +184,28 @@ async def test_corrupt_batches_are_never_handed_out(cluster: Cluster) -> None:
     broker.corrupt = True
     with pytest.raises(CorruptBatch, match="s/0 at offset 0"):
         await numbers(client.consume("s"))
+
+
+class Interruption(BaseException):
+    """As pytest's, when a test takes too long: no Exception."""
+
+
+@pytest.mark.parametrize("fault", [RuntimeError, Interruption])
+async def test_a_fault_of_the_client_is_raised_and_does_not_look_like_the_end(
+    cluster: Cluster, monkeypatch: pytest.MonkeyPatch, fault: type[BaseException]
+) -> None:
+    _, _, client = cluster
+    whole = PartitionFetcher._read
+
+    def read(fetcher: PartitionFetcher, body: bytes) -> Outcome:
+        if fetcher.position == 50:
+            raise fault("in the middle")
+        return whole(fetcher, body)
+
+    monkeypatch.setattr(PartitionFetcher, "_read", read)
+    with pytest.raises(fault, match="in the middle"):
+        await numbers(client.consume("s", start=50, stop="latest"))
+    assert not client._consumers
 
 
 async def test_leaving_early_stops_the_fetching(cluster: Cluster) -> None:

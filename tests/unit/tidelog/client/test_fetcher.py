@@ -120,6 +120,18 @@ class TestRecords:
         assert isinstance(f.on_answer(answer(batch(0, 3), epoch=4), None), Wait)
         assert f.position == 0
 
+    def test_an_invented_leader_epoch_is_forgotten_when_nobody_answers_and_the_metadata_tell(self) -> None:
+        f = fetcher(AtOffset(0))
+        f.next_request(NOW)
+        f.on_answer(answer(batch(0, 3), epoch=1 << 62), None)
+        f.on_metadata(1)
+        assert f.next_request(NOW).request.leader_epoch == 1 << 62, "it may be newer than the metadata"
+        outcomes = [f.on_timeout() for _ in range(4)]
+        assert isinstance(outcomes[-1], Wait)
+        assert outcomes[-1].refresh
+        f.on_metadata(1)
+        assert f.next_request(NOW).request.leader_epoch == 1
+
     @pytest.mark.parametrize("at", [20, 60, 130])
     def test_bytes_that_do_not_match_their_checksum_are_never_handed_out(self, at: int) -> None:
         f = fetcher(AtOffset(0))

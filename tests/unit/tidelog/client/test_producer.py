@@ -457,7 +457,7 @@ async def test_too_few_replicas_until_the_timeout_is_that_error(cluster: Cluster
     _, broker, client = cluster
     broker.refusals = [TidelogError(Code.NOT_ENOUGH_REPLICAS, "s/0 has 1 of 2")] * 1000
     async with client.producer("s", delivery_timeout_ms=100) as producer:
-        with pytest.raises(NotEnoughReplicas, match="nothing written"):
+        with pytest.raises(NotEnoughReplicas, match="1 record was not written"):
             await producer.send(b"a")
     broker.refusals = []
 

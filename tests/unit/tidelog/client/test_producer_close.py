@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 
 from tests.fake_nats import FakeTransport
-from tests.unit.tidelog.client.fake_broker import Cluster
+from tests.unit.tidelog.client.fake_broker import Cluster, api_subject
 from tidelog.client.connection import Client
 from tidelog.client.errors import (
     Closed,
@@ -43,7 +43,7 @@ async def unretrieved() -> AsyncIterator[list[str]]:
 
 async def nobody_answers(transport: FakeTransport, client: Client, work: Coroutine[Any, Any, object]) -> None:
     """`work` asks for metadata that never comes; the client is closed meanwhile."""
-    transport.listen("tidelog.api.metadata", lambda _: None)
+    transport.listen(api_subject("metadata"), lambda _: None)
     asking = asyncio.create_task(work)
     await asyncio.sleep(0.01)
     await client.close()
@@ -61,9 +61,9 @@ async def test_closing_the_client_while_a_producer_asks_for_metadata_leaves_no_e
 
     async def refresh() -> None:
         producer = client.producer("s")
-        transport.listen("tidelog.api.metadata", partial(broker._on_api, "metadata"))
+        transport.listen(api_subject("metadata"), partial(broker._on_api, "metadata"))
         await producer.start()
-        transport.listen("tidelog.api.metadata", lambda _: None)
+        transport.listen(api_subject("metadata"), lambda _: None)
         producer._upkeep.check_layout()
 
     await nobody_answers(transport, client, refresh())
@@ -93,7 +93,7 @@ async def test_a_caller_that_gives_up_on_metadata_leaves_no_exception(cluster: C
 async def test_metadata_that_one_gives_up_on_still_comes_for_another(cluster: Cluster) -> None:
     transport, broker, client = cluster
     waiting: list[Message] = []
-    transport.listen("tidelog.api.metadata", waiting.append)
+    transport.listen(api_subject("metadata"), waiting.append)
     first = asyncio.create_task(client.metadata("s"))
     second = asyncio.create_task(client.metadata("s"))
     await asyncio.sleep(0.01)
@@ -105,7 +105,7 @@ async def test_metadata_that_one_gives_up_on_still_comes_for_another(cluster: Cl
 
 async def test_a_start_that_is_overtaken_by_the_end_of_the_client_says_closed(cluster: Cluster) -> None:
     transport, _, client = cluster
-    transport.listen("tidelog.api.metadata", lambda _: None)
+    transport.listen(api_subject("metadata"), lambda _: None)
     starting = asyncio.create_task(client.producer("s").start())
     await asyncio.sleep(0.01)
     await client.close()

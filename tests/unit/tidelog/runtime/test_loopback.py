@@ -8,6 +8,12 @@ from pathlib import Path
 import pytest
 
 from tidelog.runtime import loopback
+from wire.errors import Code, TidelogError
+
+
+@pytest.fixture(autouse=True)
+def no_range_is_given(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.delenv(loopback.PORTS_VARIABLE, raising=False)
 
 
 def test_ports_are_different_and_can_be_listened_on() -> None:
@@ -33,3 +39,20 @@ def test_a_range_that_is_not_told_or_leaves_no_room_is_presumed(
         told.write_text(text)
     monkeypatch.setattr(loopback, "_EPHEMERAL_RANGE", told)
     assert all(port < 32_768 for port in loopback.free_ports(10))
+
+
+def test_ports_are_of_the_range_that_is_given(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv(loopback.PORTS_VARIABLE, "9100-9109")
+    first = loopback.free_ports(1)[0]
+    assert 9_100 <= first <= 9_109
+    monkeypatch.setenv(loopback.PORTS_VARIABLE, f"{first}-{first}")
+    with socket.create_server((loopback.HOST, first)), pytest.raises(TidelogError, match=r"no port of .* give a wider"):
+        loopback.free_ports(1)
+
+
+@pytest.mark.parametrize("text", ["9100", "9100-", "-9109", "9109-9100", "0-10", "9100-65536", "a-b", "9100-9109-9110"])
+def test_a_range_that_is_none_is_refused(monkeypatch: pytest.MonkeyPatch, text: str) -> None:
+    monkeypatch.setenv(loopback.PORTS_VARIABLE, text)
+    with pytest.raises(TidelogError, match=f"TIDELOG_LOOPBACK_PORTS is '{text}'; give FIRST-LAST") as refused:
+        loopback.free_ports(1)
+    assert refused.value.code is Code.BAD_CONFIG

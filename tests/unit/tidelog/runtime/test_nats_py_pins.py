@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import asyncio
 import inspect
+import json
 from collections.abc import Callable
 from importlib.metadata import version
 from typing import Any
@@ -48,6 +49,8 @@ def test_the_version_is_the_one_that_was_read() -> None:
         ("_sid", int),
         ("_server_info", dict),
         ("options", dict),
+        ("_server_pool", list),
+        ("_current_server", type(None)),
         ("_transport", type(None)),
         ("_flush_queue", type(None)),
     ],
@@ -64,6 +67,7 @@ def test_a_new_client_has_the_fields_that_we_use(name: str, kind: type) -> None:
         ("_process_op_err", ["self", "e"]),
         ("_connect_to_server", ["self", "s"]),
         ("_process_info", ["self", "info", "initial_connection"]),
+        ("_process_connect_init", ["self"]),
     ],
 )
 def test_the_coroutines_that_we_replace_or_call_have_this_shape(name: str, parameters: list[str]) -> None:
@@ -160,6 +164,65 @@ async def test_the_first_connect_gives_up_after_each_server_was_tried() -> None:
     assert sorted(map(str, tried)) == ["a", "a", "b", "b"], (
         "max_reconnect_attempts=1 tries each server twice, then ends"
     )
+
+
+def test_tls_and_connect_come_after_process_info_and_use_what_it_leaves() -> None:
+    assert_in_order(
+        source(Client._process_connect_init),
+        'if "tls_hostname" in self.options:',
+        'handshake_first = self.options["tls_handshake_first"]',
+        "self._server_info = srv_info",
+        "await self._process_info(srv_info, initial_connection=True)",
+        'and self._server_info["tls_required"]',
+        "if not handshake_first:",
+        "self.ssl_context,",
+        "connect_cmd = self._connect_command()",
+        "self._transport.write(connect_cmd)",
+        because="_process_info sees the very INFO that decides on TLS, before anything is sent",
+    )
+    before = source(Client._process_connect_init).split("await self._process_info")[0]
+    assert "write" not in before, "nothing is sent before _process_info"
+    assert isinstance(Client.ssl_context, property), "ssl_context is asked for at each handshake"
+
+
+async def test_connect_holds_no_login_when_nats_py_knows_none() -> None:
+    client = Client()
+    client.options.update(verbose=False, pedantic=False, name=None, no_echo=False, user=None, password=None, token=None)
+    client._current_server = Srv(client._parse_server_uri("nats://a:1"))
+    client._auth_configured = True
+    line = client._connect_command()
+    assert line.startswith(nats_client.CONNECT_OP + b" {")
+    assert line.endswith(b"}\r\n")
+    fields = json.loads(line.removeprefix(nats_client.CONNECT_OP))
+    assert not {"user", "pass", "auth_token", "jwt", "nkey", "sig"} & set(fields)
+
+
+def test_servers_come_into_the_pool_at_the_start_and_by_process_info_alone() -> None:
+    adding = {
+        name
+        for name, method in inspect.getmembers(Client, inspect.isfunction)
+        if "_server_pool.append" in source(method) or "_server_pool =" in source(method)
+    }
+    assert adding == {"_setup_server_pool", "_select_next_server", "_process_info", "set_server_pool"}
+    server = Srv(Client._parse_server_uri("nats://a"))
+    assert (server.uri.hostname, server.uri.port) == ("a", 4222), "a URL without a port has 4222"
+    assert (server.discovered, server.tls_name) == (False, None), "a Srv says whether it was told of, and its name"
+    assert "hostname = self._current_server.tls_name" in source(Client._process_connect_init)
+
+
+async def test_the_first_connect_ends_with_an_exception_of_another_kind() -> None:
+    class Other(Exception):
+        pass
+
+    class Ending(Client):
+        async def _connect_to_server(self, s: Srv) -> None:
+            pass
+
+        async def _process_connect_init(self) -> None:
+            raise Other
+
+    with pytest.raises(Other):
+        await Ending().connect(["nats://a:1", "nats://b:2"], error_cb=quiet)
 
 
 async def quiet(_: Exception) -> None:

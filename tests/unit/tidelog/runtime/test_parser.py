@@ -22,6 +22,7 @@ from tidelog.runtime.parser import (
     ChunkParser,
     ProtocolError,
 )
+from wire.transport import RawHandler
 
 Event: TypeAlias = tuple[object, ...]
 HEADERS = b"NATS/1.0\r\nA: b\r\n\r\n"
@@ -43,7 +44,7 @@ class Harness:
     def _bulk(self, sid: int) -> BulkSink:
         return BulkSink(lambda delivery: self.events.append((sid, *delivery)))
 
-    def _direct(self, sid: int) -> parser_module.DirectHandler:
+    def _direct(self, sid: int) -> RawHandler:
         def direct(subject: bytes, reply: bytes | None, headers: bytes | None, payload: bytes) -> None:
             self.events.append((sid, payload, reply, headers, subject))
 
@@ -151,7 +152,7 @@ def traffic(draw: st.DrawFn) -> Sent:
     return sent
 
 
-@settings(max_examples=150, deadline=None)
+@settings(max_examples=150)
 @given(sent=traffic(), places=st.lists(st.integers(0, 20_000), max_size=12))
 def test_everything_comes_out_in_order_however_it_is_cut(sent: Sent, places: list[int]) -> None:
     harness = Harness()
@@ -159,7 +160,7 @@ def test_everything_comes_out_in_order_however_it_is_cut(sent: Sent, places: lis
     assert as_promised(harness.events) == as_promised(sent.expected)
 
 
-@settings(max_examples=25, deadline=None)
+@settings(max_examples=25)
 @given(sent=traffic(), step=st.sampled_from((1, 2, 3, 17)))
 def test_everything_comes_out_when_it_trickles_in(sent: Sent, step: int) -> None:
     data = bytes(sent.data[:6000])
@@ -185,6 +186,67 @@ def test_every_single_cut_of_a_short_exchange() -> None:
         harness = Harness()
         harness.feed(data[:place], data[place:])
         assert harness.events == sent.expected, place
+
+
+@pytest.mark.parametrize(
+    "unusual",
+    [
+        b"MSG foo 3  2\r\nhi\r\n",
+        b"MSG  foo 3 2\r\nhi\r\n",
+        b"MSG foo 3 2 \r\nhi\r\n",
+        b"MSG foo\t3 2\r\nhi\r\n",
+        b"MSG foo 3 002\r\nhi\r\n",
+        b"HMSG foo 3 00 2\r\nhi\r\n",
+        b"MSG foo 1 2\r\nhi\r\n",
+        b"MSG foo 3 %d\r\n%b\r\n" % (20_000, b"x" * 20_000),
+        b"PING\r\n",
+    ],
+)
+def test_what_is_unusual_among_messages_to_direct_sinks(unusual: bytes) -> None:
+    usual = b"MSG foo 3 2\r\nho\r\n"
+    alone, among = Harness(), Harness()
+    alone.feed(unusual)
+    among.feed(usual * 3 + unusual + usual * 3)
+    heard = (3, b"ho", None, None, b"foo")
+    assert among.events == [heard] * 3 + alone.events + [heard] * 3
+    assert len(alone.events) == 1
+
+
+def test_a_direct_sink_that_is_removed_by_a_message_gets_no_further_one() -> None:
+    harness = Harness()
+    heard: list[bytes] = []
+
+    def once(subject: bytes, reply: bytes | None, headers: bytes | None, payload: bytes) -> None:
+        heard.append(payload)
+        if payload == b"2":
+            harness.parser.remove(3)
+
+    harness.parser.add_direct(3, once)
+    harness.feed(b"".join(b"MSG foo 3 1\r\n%d\r\n" % number for number in range(1, 6)))
+    assert heard == [b"1", b"2"]
+    assert harness.parser.counters.unclaimed_messages == 3
+    assert harness.parser.counters.messages == 5
+
+
+@pytest.mark.parametrize("wrong", [b"MSG foo 3 2\r\nho??", b"HMSG foo 3 3 2\r\nho\r\n", b"MSG foo three 2\r\nho\r\n"])
+def test_a_breach_among_messages_to_direct_sinks(wrong: bytes) -> None:
+    harness = Harness()
+    with pytest.raises(ProtocolError):
+        harness.feed(b"MSG foo 3 2\r\nho\r\n" * 3 + wrong)
+    assert len(harness.events) == 3
+
+
+@pytest.mark.parametrize("character", [b"\r", b"\x0b", b"\x0c", b"\x00", b"\x1f", b"\x85", b"\xff"])
+@pytest.mark.parametrize("sid", [1, 3])
+def test_a_subject_and_a_reply_of_any_characters_that_nats_takes(character: bytes, sid: int) -> None:
+    """A stranger's message with one of them would else cut the connection."""
+    sent = Sent()
+    for _ in range(3):
+        sent.message(sid, b"hi", subject=b"foo" + character, reply=b"re" + character + b"ply")
+        sent.message(sid, b"hi", subject=b"foo" + character, headers=HEADERS)
+    harness = Harness()
+    harness.feed(bytes(sent.data))
+    assert harness.events == sent.expected
 
 
 def test_equal_messages_are_taken_as_uniform_runs() -> None:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import logging
 
-from tidelog.server.log_limit import MAX_LINES, LogLimit
+from tidelog.server.log_limit import ALWAYS, MAX_ARGUMENT, MAX_BYTES, MAX_BYTES_OF_ALL, MAX_LINES, LogLimit
 
 
 class Clock:
@@ -34,8 +34,58 @@ def test_the_first_lines_of_a_kind_pass_and_the_omitted_ones_are_counted() -> No
         log.warning("dropped %d", number)
     log.warning("another kind, %s", "100%")
     log.error("dropped %d", -1)
-    assert shown.lines == [*(f"dropped {n}" for n in range(MAX_LINES)), "another kind, 100%", "dropped -1"]
+    assert shown.lines == [*(f"dropped {n}" for n in range(MAX_LINES)), "another kind, 100%"]
     clock.now += 1.0
     log.warning("dropped %d", 70)
     log.warning("dropped %d", 71)
-    assert shown.lines[-2:] == ["dropped 70 (20 lines like this were left out)", "dropped 71"]
+    assert shown.lines[-2:] == ["dropped 70 (21 lines like this were left out)", "dropped 71"]
+
+
+def test_bytes_are_bounded_too() -> None:
+    clock = Clock()
+    shown = Shown(clock)
+    log = logging.getLogger("test_log_limit_bytes")
+    log.propagate = False
+    log.addHandler(shown)
+    for _ in range(MAX_LINES):
+        log.error("refused %s", "x" * 1500)
+    assert MAX_BYTES <= sum(map(len, shown.lines)) < MAX_BYTES + 2000
+    log.error("another kind")
+    assert shown.lines[-1] == "another kind"
+    for kind in range(100):
+        for _ in range(MAX_LINES):
+            log.error("kind " + str(kind) + " %s", "x" * 1500)  # noqa: G003 - kinds are told apart by it
+    assert sum(map(len, shown.lines)) < MAX_BYTES_OF_ALL + 2000
+    clock.now += 1.0
+    log.error("refused %s", "y")
+    assert shown.lines[-1].startswith("refused y (")
+
+
+def test_no_argument_begins_a_line_of_its_own() -> None:
+    shown = Shown(Clock())
+    log = logging.getLogger("test_log_limit_lines")
+    log.propagate = False
+    log.addHandler(shown)
+    log.warning("heard %s and %s", "b1\n12:00:00 ERROR all is lost", ValueError("a\x1b[31mb\u2028c"))
+    log.warning("heard %(who)s", {"who": "b1\r\nb2"})
+    log.warning("heard %s", "x" * 100_000)
+    log.warning("the story of a partition:\n%s", Story())
+    assert shown.lines[0] == r"heard b1\n12:00:00 ERROR all is lost and a\x1b[31mb\u2028c"
+    assert shown.lines[1] == r"heard b1\r\nb2"
+    assert shown.lines[2] == f"heard {'x' * MAX_ARGUMENT}…"
+    assert shown.lines[3].count("\n") == 2, "what is no text keeps its lines"
+
+
+class Story:
+    def __str__(self) -> str:
+        return "one\ntwo"
+
+
+def test_lines_that_must_not_be_left_out_are_not() -> None:
+    shown = Shown(Clock())
+    log = logging.getLogger("test_log_limit_always")
+    log.propagate = False
+    log.addHandler(shown)
+    for number in range(3 * MAX_LINES):
+        log.warning("done %d", number, extra={ALWAYS: True})
+    assert len(shown.lines) == 3 * MAX_LINES

@@ -8,6 +8,7 @@ from typing import Any
 import pytest
 
 from dataplane.log.files import LINUX_BOOT_ID
+from metadata.raft import RaftCertificates
 from tidelog.server.config import ServerConfig, load
 from wire.errors import Code, TidelogError
 
@@ -67,7 +68,23 @@ def test_settings_of_both_planes_come_from_their_sections(tmp_path: Path) -> Non
 def test_the_secret_comes_from_its_file(tmp_path: Path) -> None:
     (tmp_path / "secret").write_text("0123456789abcdef\n")
     file = write(tmp_path, 'id = "b1"\ndata_dir = "d"\nraft_secret_file = "secret"\n')
-    assert config({}, file=file).raft_secret == b"0123456789abcdef"
+    assert config({}, file=file).secrets.first.text == b"0123456789abcdef"
+
+
+def test_the_login_and_the_certificates_of_raft_are_the_files(tmp_path: Path) -> None:
+    (tmp_path / "password").write_text("secret-word\n")
+    file = write(
+        tmp_path,
+        'id = "b1"\ndata_dir = "d"\nraft_ca = "ca"\nraft_cert = "cert"\nraft_key = "key"\n'
+        '[login]\nuser = "u"\npassword_file = "password"\n',
+    )
+    found = config({}, file=file)
+    assert (found.login().user, found.login().password) == ("u", "secret-word")
+    assert set(found.secret_files) == {tmp_path / "password", tmp_path / "key"}
+    assert found.raft_certificates == RaftCertificates(ca=tmp_path / "ca", cert=tmp_path / "cert", key=tmp_path / "key")
+    (tmp_path / "password").write_text("rotated")
+    assert found.login().password == "rotated"
+    assert "secret-word" not in repr(found)
 
 
 @pytest.mark.parametrize(
@@ -89,6 +106,8 @@ def test_the_secret_comes_from_its_file(tmp_path: Path) -> None:
         (MINIMAL, "nats = 3", ["nats=3", "nats://"]),
         (MINIMAL, "nats = ['']", ["nats=['']", "nats://"]),
         (MINIMAL, "this is not toml", ["not TOML"]),
+        (MINIMAL, 'raft_ca = "ca.pem"', ["raft_ca, raft_cert and raft_key", "no raft_cert"]),
+        (MINIMAL, "[login]\nuser = 'u'", ["the user 'u' is given without a password"]),
         (MINIMAL, 'raft_secret_file = "missing"', ["missing", "cannot be read"]),
     ],
 )

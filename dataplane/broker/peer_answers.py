@@ -1,0 +1,30 @@
+"""Answers to other brokers that are not replication: refusals, and acknowledgements of what a broker appends."""
+
+from __future__ import annotations
+
+import logging
+
+from dataplane.broker.acks import AppendReply
+from wire.errors import TidelogError
+from wire.peers import PeerTransport
+from wire.transport import Buffer
+from wire.types import PartitionKey
+
+_log = logging.getLogger(__name__)
+
+
+class PeerAnswers:
+    def __init__(self, peers: PeerTransport, key: PartitionKey) -> None:
+        self._peers = peers
+        self._key = key
+
+    def append(self, token: AppendReply) -> None:
+        self._peers.publish(token.inbox, [token.response.SerializeToString()])
+
+    def error(self, inbox: str | None, error: TidelogError, body: Buffer = b"") -> None:
+        """The answer is lost when there is no connection, or when NATS does not carry it: it asks again."""
+        if inbox:
+            try:
+                self._peers.publish(inbox, [body], headers=error.to_headers())
+            except TidelogError as e:
+                _log.warning("partition %s: a refusal cannot be sent: %s", self._key, e)

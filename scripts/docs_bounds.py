@@ -1,0 +1,324 @@
+"""Bounds on what a stranger can send, for the table in docs/security.md; limits are those of the code."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from dataplane.broker.decoding import MAX_QUEUED_BATCHES, MAX_QUEUED_BYTES, MAX_QUEUED_BYTES_OF_ALL
+from dataplane.broker.ingest import MAX_ENVELOPE_HEADERS
+from dataplane.broker.reading import MAX_COLD_READS
+from dataplane.broker.serving_turn import ANSWER_COST
+from dataplane.broker.serving_turn import MAX_BYTES as MAX_SERVED
+from dataplane.replica.settings import ReplicaSettings
+from metadata.model import MAX_PARTITIONS
+from metadata.raft.framing import MAX_FIRST_FRAME_BYTES
+from metadata.raft.introductions import MAX_INTRODUCTIONS
+from metadata.raft.transport import INTRODUCTION_TIMEOUTS, MAX_OBSERVERS
+from metadata.raft.types import CONNECTION_TIMEOUT_S
+from metadata.runtime.messages import MAX_MESSAGE_BYTES
+from metadata.runtime.namespace import MAX_CLUSTERS, MAX_PRESENCE_ANSWERS
+from metadata.runtime.services import MAX_ANSWER_BYTES, MAX_ANSWERS, MAX_ENDPOINTS, WAIT_S
+from metadata.runtime.services import MAX_BYTES_OF_ALL as MAX_BYTES_OF_SERVICES
+from metadata.settings import MetadataSettings
+from tidelog.runtime.delivery import MAX_HEADER_BYTES
+from tidelog.runtime.micro import MAX_QUESTIONS_IN_WORK
+from tidelog.runtime.pace import ANSWER_BYTES_PER_S, REST
+from tidelog.runtime.request_queue import MAX_WAITING, MAX_WAITING_ALIKE, MAX_WAITING_BYTES
+from tidelog.server.log_limit import MAX_ARGUMENT, MAX_BYTES, MAX_BYTES_OF_ALL, MAX_LINES
+from wire.batch.columns import MAX_EXPANSION
+from wire.batch.encoded import FREE_BYTES, FREE_RECORDS, HEAVY_BYTES, HEAVY_HEADER_BYTES, MAX_RECORDS_PER_BYTE
+from wire.batch.header import MAX_RECORDS
+from wire.batch.record_headers import MAX_RECORD_HEADERS
+from wire.echo import MOST_ECHOED
+from wire.json_codec import MAX_BITS, MAX_DEPTH
+from wire.operation import MAX_READING_REQUEST_BYTES, MAX_REQUEST_BYTES
+from wire.reply_subjects import MAX_VERDICTS
+from wire.stream_config import MAX_CONFIRM_TIMEOUT_MS
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Bound:
+    on: str
+    """What is bounded."""
+    limit: str
+    where: str
+    """The module that keeps it."""
+    answer: str = "nothing"
+    """What the sender hears: the code of an error, where there is one."""
+    counter: str = ""
+    """Of a broker in `cluster status --json`; empty: none."""
+
+
+_replica, _metadata = ReplicaSettings(), MetadataSettings()
+
+BOUNDS = (
+    Bound(
+        on="controller epoch of a probe",
+        limit="the one that is applied at the broker; a later one is ignored for the lease",
+        where="metadata/lease.py",
+        answer="the usual answer",
+        counter="dropped_probes_of_unknown_epoch",
+    ),
+    Bound(
+        on="time for which a drain stops the sequencing of a partition",
+        limit=f"`drain_timeout_s` ({_metadata.drain_timeout_s:g} s), whatever the request says, and as long again when"
+        " it is done",
+        where="metadata/runtime/answers.py",
+        answer="LEADER_NOT_MOVED",
+    ),
+    Bound(
+        on="bytes of a message between brokers and controllers",
+        limit=str(MAX_MESSAGE_BYTES),
+        where="metadata/runtime/messages.py",
+        counter="dropped_metadata_messages",
+    ),
+    Bound(
+        on="headers of a message, other than a plain publish to a stream",
+        limit=f"{MAX_HEADER_BYTES} bytes",
+        where="tidelog/runtime/delivery.py",
+        counter="dropped_headers",
+    ),
+    Bound(
+        on="reply subjects",
+        limit=f"those that can be [inboxes](#inboxes); verdicts on {MAX_VERDICTS} prefixes are kept",
+        where="wire/reply_subjects.py",
+        counter="refused_replies",
+    ),
+    Bound(
+        on="services that are asked for before a stream is created",
+        limit=f"{MAX_ANSWERS} answers of {MAX_ANSWER_BYTES} bytes, {MAX_BYTES_OF_SERVICES} bytes of all, within"
+        f" {WAIT_S:g} s; {MAX_ENDPOINTS} endpoints; streams that are created at a time share a question",
+        where="metadata/runtime/services.py",
+    ),
+    Bound(
+        on="questions to other brokers, for `cluster.status` and descriptions",
+        limit="one that is under way and one that waits, of each broker, kind and stream; requests share them",
+        where="metadata/runtime/rounds.py",
+        answer="the usual answer",
+    ),
+    Bound(
+        on="questions which brokers are connected, `<ns>.api.presence`",
+        limit=f"{MAX_PRESENCE_ANSWERS} are answered in a second, by each broker",
+        where="metadata/runtime/namespace.py",
+        counter="dropped_presence_questions",
+    ),
+    Bound(
+        on="other clusters that are told of",
+        limit=f"{MAX_CLUSTERS} at a time, each logged once in a minute",
+        where="metadata/runtime/namespace.py",
+        counter="dropped_of_other_clusters",
+    ),
+    Bound(
+        on="time of an introduction on the Raft port",
+        limit=f"{INTRODUCTION_TIMEOUTS * CONNECTION_TIMEOUT_S:g} s from the accepted connection to its first"
+        " frame that verifies; no byte puts it off",
+        where="metadata/raft/introductions.py",
+        answer="the connection ends",
+        counter="dropped_raft_introductions",
+    ),
+    Bound(
+        on="introductions on the Raft port at a time",
+        limit=f"{MAX_INTRODUCTIONS}; a newcomer takes the oldest place of the address that holds most",
+        where="metadata/raft/introductions.py",
+        answer="the connection ends",
+        counter="dropped_raft_introductions",
+    ),
+    Bound(
+        on="bytes of a frame on the Raft port before the sender has proved that it knows the secret",
+        limit=str(MAX_FIRST_FRAME_BYTES),
+        where="metadata/raft/framing.py",
+        answer="the connection ends",
+    ),
+    Bound(
+        on="observers of one voter",
+        limit=str(MAX_OBSERVERS),
+        where="metadata/raft/transport.py",
+        answer="the connection ends",
+    ),
+    Bound(
+        on="bytes of a request to the API",
+        limit=f"{MAX_REQUEST_BYTES}; {MAX_READING_REQUEST_BYTES} of one that reads",
+        where="wire/operation.py",
+        answer="BAD_REQUEST",
+        counter="refused_api_requests",
+    ),
+    Bound(
+        on="streams of a cluster, `max_streams`",
+        limit=str(_metadata.max_streams),
+        where="metadata/requests.py",
+        answer="LIMIT_REACHED",
+        counter="refused_api_requests",
+    ),
+    Bound(
+        on="partitions of a cluster, `max_partitions`",
+        limit=f"{_metadata.max_partitions}, and {MAX_PARTITIONS} of a stream (BAD_CONFIG)",
+        where="metadata/requests.py",
+        answer="LIMIT_REACHED",
+        counter="refused_api_requests",
+    ),
+    Bound(
+        on="requests to the API, and questions of `$SRV.PING`, `$SRV.INFO` and `$SRV.STATS`, that wait, `api_requests`",
+        limit=f"{MAX_WAITING} of each operation, and {MAX_WAITING_BYTES} bytes; those that read and ask the same,"
+        f" {MAX_WAITING_ALIKE} at most, wait for one answer, and {MAX_QUESTIONS_IN_WORK} different ones of an"
+        " operation are in work",
+        where="tidelog/runtime/request_queue.py",
+        answer="BACKPRESSURE",
+        counter="dropped_api_requests",
+    ),
+    Bound(
+        on="time of the event loop for requests to the API",
+        limit=f"everything else has its turn for at least {REST:g} times as long;"
+        f" {ANSWER_BYTES_PER_S} bytes of answers a second",
+        where="tidelog/runtime/pace.py",
+        answer="the usual answer, later",
+    ),
+    Bound(
+        on="bytes of a record",
+        limit="`max_record_bytes` of the stream, and what NATS carries in a message",
+        where="wire/record_limit.py",
+        answer="RECORD_TOO_LARGE",
+        counter="dropped_too_large",
+    ),
+    Bound(
+        on="decompressed bytes of a batch",
+        limit="what NATS carries in a message",
+        where="wire/batch/columns.py",
+        answer="CORRUPT_BATCH",
+        counter="dropped_corrupt_batch",
+    ),
+    Bound(
+        on="decompressed bytes of a batch for each byte of it, `batch_expansion`",
+        limit=f"{MAX_EXPANSION}, but {FREE_BYTES} bytes are always allowed",
+        where="wire/batch/encoded.py",
+        answer="LIMIT_REACHED",
+        counter="dropped_too_dense",
+    ),
+    Bound(
+        on="records of a batch for each byte of it, `batch_records`",
+        limit=f"{MAX_RECORDS_PER_BYTE}, but {FREE_RECORDS} are always allowed, and never more than {MAX_RECORDS}",
+        where="wire/batch/encoded.py",
+        answer="LIMIT_REACHED",
+        counter="dropped_too_dense",
+    ),
+    Bound(
+        on="time that a batch is decoded on the event loop",
+        limit=f"batches of more than {HEAVY_BYTES} bytes when decompressed, or {HEAVY_HEADER_BYTES} and headers, are"
+        " decoded by one thread of the broker; what comes behind them keeps its order",
+        where="dataplane/broker/decoding.py",
+        answer="no error",
+    ),
+    Bound(
+        on="headers of a record of a batch, `record_headers`",
+        limit=f"{MAX_RECORD_HEADERS}; lines of a NATS header block are not counted",
+        where="wire/batch/record_headers.py",
+        answer="LIMIT_REACHED",
+        counter="dropped_too_dense",
+    ),
+    Bound(
+        on="batches of a partition that wait to be decoded, `decode_queue`",
+        limit=f"{MAX_QUEUED_BATCHES}, and {MAX_QUEUED_BYTES} bytes; {MAX_QUEUED_BYTES_OF_ALL} bytes of all partitions"
+        " of a broker",
+        where="dataplane/broker/decoding.py",
+        answer="BACKPRESSURE",
+        counter="dropped_decode_queue",
+    ),
+    Bound(
+        on="headers of an envelope, `envelope_headers`",
+        limit=str(MAX_ENVELOPE_HEADERS),
+        where="dataplane/broker/ingest.py",
+        answer="LIMIT_REACHED, at its ack inbox",
+        counter="dropped_too_dense",
+    ),
+    Bound(
+        on="bytes that are appended and not committed",
+        limit="`max_uncommitted_bytes` of a partition, `max_uncommitted_bytes_of_all` of a broker",
+        where="dataplane/replica/admission.py",
+        answer="BACKPRESSURE",
+        counter="dropped_refused",
+    ),
+    Bound(
+        on="bytes and records a second of a partition",
+        limit="`producer_byte_rate` and `producer_record_rate` of the stream, see [Quotas](#quotas)",
+        where="dataplane/replica/quota.py",
+        answer="BACKPRESSURE",
+        counter="dropped_over_quota",
+    ),
+    Bound(
+        on="time that an acknowledged publish waits",
+        limit=f"`confirm_timeout_ms` of the request, {MAX_CONFIRM_TIMEOUT_MS // 1000} s at most",
+        where="dataplane/broker/appending.py",
+        answer="CONFIRM_TIMEOUT",
+    ),
+    Bound(
+        on="time that a consumer waits for records",
+        limit=f"`max_wait_ms` of the request, `max_fetch_wait` ({_replica.max_fetch_wait:g} s) at most",
+        where="dataplane/replica/consumers.py",
+        answer="an answer without records",
+    ),
+    Bound(
+        on="consumers that wait for records of a partition, `max_waiting_fetches`",
+        limit=str(_replica.max_waiting_fetches),
+        where="dataplane/replica/consumers.py",
+        answer="BACKPRESSURE",
+        counter="dropped_waiting_fetches",
+    ),
+    Bound(
+        on="those of one client, known by its inboxes, `max_waiting_fetches_per_client`",
+        limit=str(_replica.max_waiting_fetches_per_client),
+        where="dataplane/replica/consumers.py",
+        answer="BACKPRESSURE",
+        counter="dropped_waiting_fetches",
+    ),
+    Bound(
+        on="bytes that consumers are sent from memory before anything else has its turn, `hot_reads`",
+        limit=f"{MAX_SERVED} of all partitions of a broker, each answer counted with {ANSWER_COST} more",
+        where="dataplane/broker/serving_turn.py",
+        answer="BACKPRESSURE",
+        counter="dropped_hot_reads",
+    ),
+    Bound(
+        on="consumers of a partition that wait for the disk, `cold_reads`",
+        limit=str(MAX_COLD_READS),
+        where="dataplane/broker/reading.py",
+        answer="BACKPRESSURE",
+        counter="dropped_cold_reads",
+    ),
+    Bound(
+        on="positions in a follower's request",
+        limit="an offset above the LEO is refused and changes nothing, a durable offset counts up to the offset",
+        where="dataplane/replica/leader.py",
+        answer="OFFSET_AHEAD",
+    ),
+    Bound(
+        on="producers that a partition remembers",
+        limit="`max_producers_per_partition`; the one that has been silent for longest is forgotten",
+        where="dataplane/replica/producers.py",
+        answer="UNKNOWN_PRODUCER_ID, the one that was forgotten",
+    ),
+    Bound(
+        on="depth and numbers of JSON",
+        limit=f"{MAX_DEPTH} objects and lists inside one another; {MAX_BITS} bits",
+        where="wire/json_codec.py",
+        answer="BAD_REQUEST",
+        counter="refused_api_requests",
+    ),
+    Bound(
+        on="values that errors and the log repeat",
+        limit=f"quoted, and cut after {MOST_ECHOED} characters; no argument of a log line has control characters, or"
+        f" more than {MAX_ARGUMENT} characters; a failed command shows no control characters",
+        where="wire/echo.py",
+        answer="its value, so far",
+    ),
+    Bound(
+        on="lines of the log",
+        limit=f"{MAX_LINES} lines and {MAX_BYTES} bytes of a kind in a second, {MAX_BYTES_OF_ALL} bytes of all; the"
+        " next line says how many were left out",
+        where="tidelog/server/log_limit.py",
+    ),
+    Bound(
+        on="LeaderEpoch and offset of an answer to a client",
+        limit="an acknowledgement of a later LeaderEpoch than the request named, or of an offset outside 63 bits, is"
+        " left alone; where no leader knows a LeaderEpoch that an answer told, the metadata's counts",
+        where="tidelog/client/accumulator.py",
+    ),
+)

@@ -1,0 +1,433 @@
+"""Bounds on what a stranger can send: attacks by a plain NATS client, or a plain socket, on brokers as `tidelog up`
+starts them, under acknowledged load. NATS lets everyone publish everywhere.
+
+After each attack no acknowledged record is lost, all replicas hold the same bytes, no partition is offline, and the
+bound that held has counted under its own name. docs/security.md has the table of bounds.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import json
+import time
+from collections import Counter
+from collections.abc import AsyncIterator, Iterator
+from dataclasses import dataclass
+from itertools import pairwise
+from typing import Any
+
+import nats
+import pytest
+import zstandard
+from crc32c import crc32c
+from nats.aio.client import Client as NatsClient
+from nats.aio.msg import Msg
+
+import tidelog
+from tests.integration.dev_cluster import assert_logs_without, dev_cluster
+from tests.integration.waiting import LIMIT, until
+from tests.integration.workload import Ledger, acked_load, assert_nothing_lost, wait_in_sync
+from tests.peers import peer_link, secrets_of
+from tidelog.client.connection import Client
+from tidelog.runtime.nats import NatsConnection
+from tidelog.server.devcluster import DevCluster
+from tidelog.server.log_limit import MAX_BYTES
+from wire import metadata_pb2 as pb
+from wire.append import encode_append
+from wire.batch import BatchBuilder, BatchHeader, Compression, encode_headers
+from wire.batch.columns import Column
+from wire.batch.header import encode_header
+from wire.errors import CLUSTER_HEADER
+from wire.tidelog_pb2 import AppendRequest, FetchRequest
+from wire.types import LeaderEpoch, Offset
+
+MAX_STALL_S = 1.0
+LEASE = 5.0
+"""Seconds that a leader acts without a controller's probe, by default."""
+
+
+@pytest.fixture(scope="module")
+def cluster(tmp_path_factory: pytest.TempPathFactory) -> Iterator[DevCluster]:
+    with dev_cluster(tmp_path_factory.mktemp("hostile") / "cluster") as running:
+        yield running
+
+
+@dataclass(frozen=True, slots=True)
+class Target:
+    """A stream under acknowledged load, and the stranger's connection."""
+
+    stream: str
+    cluster: DevCluster
+    client: Client
+    stranger: NatsClient
+    ledger: Ledger
+    before: Counter[str]
+
+    async def counted(self, name: str) -> int:
+        """How far a counter went up since the attack began, of all brokers."""
+        return (await counters(self.client))[name] - self.before[name]
+
+    async def goes_on(self, seconds: float = 0.0) -> None:
+        """Until a record that is sent `seconds` from now is acknowledged."""
+        moment = time.monotonic() + seconds
+        await until(lambda: self.ledger.is_acked_after(moment), "an acknowledgement", LIMIT + seconds)
+
+
+@contextlib.asynccontextmanager
+async def under_load(cluster: DevCluster, stream: str) -> AsyncIterator[Target]:
+    url = cluster.nats_url
+    async with await tidelog.connect(url) as client:
+        await client.create_stream(stream, replication_factor=3)
+        await wait_in_sync(url, stream)
+        stranger = await nats.connect(url)
+        try:
+            async with acked_load(url, stream) as ledger:
+                target = Target(stream, cluster, client, stranger, ledger, await counters(client))
+                await target.goes_on()
+                yield target
+                await target.goes_on()
+        finally:
+            await stranger.close()
+        await assert_nothing_lost(url, ledger, cluster.data_dirs)
+        times = ledger.ack_times[0]
+        print(f"longest time without an acknowledgement: {max(b - a for a, b in pairwise(times)):.3f} s")
+        status = await client.cluster_status()
+        assert status["offline_partitions"] == 0
+        await client.delete_stream(stream)
+    ended = {broker: how for broker in cluster.broker_ids if (how := cluster.exit_status(broker)) is not None}
+    assert not ended, "brokers have died"
+
+
+async def counters(client: Client) -> Counter[str]:
+    """Summed over the brokers."""
+    total: Counter[str] = Counter()
+    for broker in (await client.cluster_status())["brokers"]:
+        total.update(broker["counters"] or {})
+    return total
+
+
+# ---- the controller's messages ------------------------------------------------------------------------------------
+
+
+async def test_a_probe_of_a_controller_epoch_that_is_not_applied(cluster: DevCluster) -> None:
+    """The lease goes on, even if a broker sends the probe. Without a lease a leader acknowledges nothing to publishers
+    that name no LeaderEpoch."""
+    async with under_load(cluster, "leases") as target:
+        status = await target.client.cluster_status()
+        as_broker = await NatsConnection.connect(cluster.nats_url, inbox_prefix="tidelog.inbox.stranger")
+        link = peer_link(as_broker, secrets_of(cluster))
+        for broker in status["brokers"]:
+            probe = pb.Probe(
+                controller="b1",
+                office=1 << 63,
+                number=1,
+                cluster_id=status["cluster_id"],
+                incarnation=broker["incarnation"],
+            )
+            subject = f"tidelog.metadata.probe.{broker['id']}"
+            assert (await link.request(subject, probe.SerializeToString(), timeout=LIMIT)).status is None
+        await as_broker.close()
+        await target.goes_on(LEASE + 1)
+        assert await target.counted("dropped_probes_of_unknown_epoch") == len(cluster.broker_ids)
+
+
+# ---- batches --------------------------------------------------------------------------------------------------------
+
+
+def dense_batch() -> bytes:
+    """An append of 2^20 empty records in some 300 bytes."""
+    count = 1 << 20
+    sections = bytes(4 * (count + 1) + 4)
+    packed = zstandard.ZstdCompressor(level=3).compress(sections)
+    body = len(sections).to_bytes(4, "little") + len(packed).to_bytes(4, "little") + packed
+    body += bytes(-len(body) % 8)
+    header = BatchHeader(
+        Offset(0), LeaderEpoch(0), len(body), int(Compression.ZSTD), int(Column.VALUE), crc32c(body), count, 0,
+        1, 1, -1, -1, -1,
+    )  # fmt: skip
+    return b"".join(map(bytes, encode_append(AppendRequest(acks=AppendRequest.NONE), [encode_header(header), body])))
+
+
+async def test_batches_of_more_records_than_bytes(cluster: DevCluster) -> None:
+    async with under_load(cluster, "dense") as target:
+        batch = dense_batch()
+        assert len(batch) < 400
+        controller = (await target.client.cluster_status())["controller"]
+        for _ in range(3000):
+            await target.stranger.publish("tidelog.dense.0.append", batch)
+        await target.stranger.flush()
+        await target.goes_on(1.0)
+        assert (await target.client.cluster_status())["controller"] == controller
+        await until(lambda: _all_counted(target, 3000, "dropped_too_dense"), "a count of each")
+
+
+def batch_of_headers() -> bytes:
+    """An append of 8 MiB of headers, of which the very last does not decode."""
+    builder = BatchBuilder()
+    headers = encode_headers({"": b""})
+    item = headers[1:]
+    element = headers[:1] + item * 100_000
+    for _ in range(7):
+        builder.add_record(b"", headers=element)
+    builder.add_record(b"", headers=headers[:1] + b"cut")
+    parts = builder.build(1).stamp(Offset(0), LeaderEpoch(0))[0]
+    return b"".join(map(bytes, encode_append(AppendRequest(acks=AppendRequest.NONE), parts)))
+
+
+async def test_batches_whose_headers_take_long(cluster: DevCluster) -> None:
+    async with under_load(cluster, "headers") as target:
+        batch = batch_of_headers()
+        for _ in range(12):
+            await target.stranger.publish("tidelog.headers.0.append", batch)
+        await target.stranger.flush()
+        await until(
+            lambda: _all_counted(target, 12, "dropped_corrupt_batch", "dropped_decode_queue"), "a count of each"
+        )
+
+
+async def _all_counted(target: Target, count: int, *names: str) -> bool:
+    now = await counters(target.client)
+    return sum(now[name] - target.before[name] for name in names) >= count
+
+
+# ---- headers --------------------------------------------------------------------------------------------------------
+
+
+async def test_messages_whose_headers_take_long(cluster: DevCluster) -> None:
+    """8 MiB of header lines, of which decoding takes seconds: as a request that a consumer may make, to subjects of
+    brokers, and to the controller."""
+    lines = b"".join(b"%x:\r\n" % number for number in range(1_000_000))
+    block = b"NATS/1.0\r\n" + lines + b"\r\n"
+    subjects = ["tidelog.lines.0.fetch", "$SRV.PING", "tidelog.metadata.cluster"]
+    subjects += [f"tidelog.{kind}.{broker}" for kind in ("notify", "metadata.probe") for broker in cluster.broker_ids]
+    async with under_load(cluster, "lines") as target:
+        for subject in subjects:
+            parts = b"HPUB %b _INBOX.stranger %d %d\r\n" % (subject.encode(), len(block), len(block)), block, b"\r\n"
+            await target.stranger._send_command(b"".join(parts))
+            await target.stranger.flush()
+        # Each is heard by one broker, the leader, the controller or the one that it names; claims by all.
+        heard = len(subjects) - 1 + len(cluster.broker_ids)
+        await until(lambda: _all_counted(target, heard, "dropped_headers"), "a count of each")
+        await target.goes_on(1.0)
+        times = target.ledger.ack_times[0]
+        assert max(after - before for before, after in pairwise(times)) < MAX_STALL_S
+
+
+async def test_subjects_and_replies_of_control_characters(cluster: DevCluster) -> None:
+    """NATS passes nearly all of them on, a carriage return too. No broker loses its connection for one."""
+    async with under_load(cluster, "controls") as target:
+        for code in (*range(9), *range(11, 32), 0x7F, 0x85, 0xFF):
+            record = b"control:%d:" % code
+            target.ledger.sent.add(record)
+            lines = [b"PUB controls re%cply %d\r\n%b\r\n" % (code, len(record), record)]
+            named = b"controls.a%cb", b"tidelog.api.metadata.a%cb", b"tidelog.controls.0.fetch.b%c1"
+            lines += [b"PUB %b 1\r\nx\r\n" % (subject % code) for subject in named]
+            asked = b"tidelog.controls.0.fetch", b"tidelog.controls.0.replicate", b"$SRV.PING"
+            lines += [b"PUB %b re%cply 1\r\nx\r\n" % (subject, code) for subject in asked]
+            await target.stranger._send_command(b"".join(lines))
+        await target.stranger.flush()
+        await target.goes_on(1.0)
+        times = target.ledger.ack_times[0]
+        assert max(after - before for before, after in pairwise(times)) < MAX_STALL_S
+    assert_logs_without(cluster, "line of the NATS protocol")
+
+
+# ---- consumers ------------------------------------------------------------------------------------------------------
+
+
+async def test_many_fetches_at_once(cluster: DevCluster) -> None:
+    """Five thousand requests of one client for a large record in memory: some 300 KB that ask for gigabytes."""
+    async with under_load(cluster, "gulps") as target:
+        async with target.client.producer(target.stream) as producer:
+            value = b"fill:0:" + bytes(500_000)
+            target.ledger.sent.add(value)
+            receipt = await producer.send(value)
+            target.ledger.acknowledge(value, receipt.partition, receipt.offset)
+        request = FetchRequest(offset=receipt.offset, max_bytes=1 << 30).SerializeToString()
+        for number in range(5_000):
+            await target.stranger.publish("tidelog.gulps.0.fetch", request, reply=f"_INBOX.gulps.{number}")
+        await target.stranger.flush()
+        await target.goes_on(1.0)
+        assert await target.counted("dropped_hot_reads") > 0
+        (partition,) = (await target.client.describe(target.stream))["partitions"]
+        assert partition["leader_epoch"] == 1
+        assert all(broker["alive"] for broker in (await target.client.cluster_status())["brokers"])
+
+
+async def test_long_polls_for_ever(cluster: DevCluster) -> None:
+    """One client takes its share of the places, and gives them back in time."""
+    async with under_load(cluster, "polls") as target:
+        request = FetchRequest(offset=1 << 60, max_bytes=1, max_wait_ms=(1 << 32) - 1).SerializeToString()
+        inbox = target.stranger.new_inbox()
+        refused: list[str] = []
+
+        async def on_answer(message: object) -> None:
+            headers = getattr(message, "headers", None) or {}
+            refused.append(headers.get("Tidelog-Limit", ""))
+
+        await target.stranger.subscribe(f"{inbox}.*", cb=on_answer)
+        for number in range(10_001):
+            await target.stranger.publish("tidelog.polls.0.fetch", request, reply=f"{inbox}.{number}")
+        await target.stranger.flush()
+        await until(lambda: len(refused) >= 9_001, "refusals")
+        assert set(refused) == {"max_waiting_fetches_per_client"}
+        assert await target.counted("dropped_waiting_fetches") >= 9_001
+        # Another client waits for its records as ever.
+        async with target.client.consume(target.stream, start="new") as consumer:
+            await anext(aiter(consumer))
+
+
+# ---- the API --------------------------------------------------------------------------------------------------------
+
+
+async def test_many_connections_that_ask_the_same(cluster: DevCluster) -> None:
+    """Each is answered, and what brokers ask one another for it is not as much."""
+    connections, each = 20, 25
+    async with under_load(cluster, "asked") as target:
+        before = await target.client.cluster_status()
+        expected = await target.client.describe("asked")
+        questions = 0
+
+        async def on_question(_: object) -> None:
+            nonlocal questions
+            questions += 1
+
+        await target.stranger.subscribe("tidelog.metadata.status.*", cb=on_question)
+        await target.stranger.flush()
+
+        async def ask() -> list[tuple[Any, Any]]:
+            """Pairs of answers: the status of the cluster, and the description of the stream."""
+            connection = await nats.connect(cluster.nats_url)
+            asked = ("tidelog.api.cluster.status", b""), ("tidelog.api.stream.describe.asked", b'{"name": "asked"}')
+            try:
+                answers = await asyncio.gather(
+                    *(connection.request(*question, timeout=LIMIT) for question in asked for _ in range(each))
+                )
+            finally:
+                await connection.close()
+            forms = [json.loads(answer.data) for answer in answers]
+            return list(zip(forms[:each], forms[each:], strict=True))
+
+        for pairs in await asyncio.gather(*(ask() for _ in range(connections))):
+            for status, described in pairs:
+                assert (status["cluster_id"], status["office"]) == (before["cluster_id"], before["office"])
+                assert {broker["id"] for broker in status["brokers"]} == {*cluster.broker_ids}
+                assert (described["name"], described["config"]) == ("asked", expected["config"])
+                assert [partition["replicas"] for partition in described["partitions"]] == [
+                    partition["replicas"] for partition in expected["partitions"]
+                ]
+        await target.stranger.flush()
+        requests = 2 * connections * each
+        print(f"{questions} questions between brokers for {requests} requests")
+        assert questions < requests / 4, "three for each request, if none shared an answer"
+        assert (await target.client.cluster_status())["office"] == before["office"]
+
+
+async def test_more_requests_than_may_wait(cluster: DevCluster) -> None:
+    """Of streams that do not exist, so that no two of them share an answer: each is refused, for one reason or for the
+    other, and the controller stays in office."""
+    count = 5_000
+    async with under_load(cluster, "unknown") as target:
+        status = await target.client.cluster_status()
+        office = status["office"]
+        codes: Counter[str] = Counter()
+        clusters: Counter[str] = Counter()
+
+        async def on_answer(message: Msg) -> None:
+            headers = message.headers or {}
+            codes[headers.get("Tidelog-Error", "")] += 1
+            clusters[headers.get(CLUSTER_HEADER, "")] += 1
+
+        inbox = target.stranger.new_inbox()
+        await target.stranger.subscribe(f"{inbox}.*", cb=on_answer)
+        for number in range(count):
+            name = f"u{number}"
+            subject, body = f"tidelog.api.stream.describe.{name}", json.dumps({"name": name}).encode()
+            await target.stranger.publish(subject, body, reply=f"{inbox}.{number}")
+        await target.stranger.flush()
+        await until(lambda: codes.total() == count, "an answer to each")
+        print(codes)
+        assert {*codes} <= {"UNKNOWN_STREAM", "BACKPRESSURE"}
+        assert {*clusters} == {status["cluster_id"]}, "a client of another cluster would take it for its own's answer"
+        assert await target.counted("dropped_api_requests") == codes["BACKPRESSURE"]
+        assert (await target.client.cluster_status())["office"] == office
+
+
+async def _past_backpressure(stranger: NatsClient, subject: str, body: bytes) -> Msg:
+    """The answer to a request that is repeated while earlier ones fill the queue."""
+
+    async def ask() -> Msg | None:
+        answer = await stranger.request(subject, body, timeout=LIMIT)
+        return None if (answer.headers or {}).get("Tidelog-Error") == "BACKPRESSURE" else answer
+
+    return await until(ask, "an answer")
+
+
+# ---- logs -----------------------------------------------------------------------------------------------------------
+
+
+async def test_texts_that_would_fill_or_forge_the_log(cluster: DevCluster) -> None:
+    """A name with line breaks begins no line; a flood of refusals is a few lines."""
+    async with under_load(cluster, "logs") as target:
+        sizes = {broker: cluster.log_file(broker).stat().st_size for broker in cluster.broker_ids}
+        forged = "b1\n12:00:00.000 ERROR forged: all is lost"
+        claim = pb.ClusterClaim(broker=forged, life_id="x", cluster_id="of another\ncluster")
+        await target.stranger.publish("tidelog.metadata.cluster", claim.SerializeToString())
+        deep = b'{"name": ' + b"[" * 900 + b"]" * 900 + b"}"
+        huge = json.dumps({"name": forged * 1000, "config": {forged * 1000: forged * 1000}}).encode()
+        for body in (deep, huge):
+            answer = await _past_backpressure(target.stranger, "tidelog.api.stream.create.orders", body)
+            assert json.loads(answer.data)["error"]["code"] in ("BAD_REQUEST", "BAD_NAME")
+            assert len(answer.data) < 1000
+            for _ in range(2000):
+                await target.stranger.publish("tidelog.api.stream.create.orders", body)
+        await target.stranger.flush()
+        await target.goes_on(1.0)
+        for broker in cluster.broker_ids:
+            with cluster.log_file(broker).open(errors="replace") as log:
+                log.seek(sizes[broker])
+                lines = log.read().splitlines()
+            assert not [line for line in lines if line.startswith("12:00:00.000 ERROR forged")]
+            assert sum(map(len, lines)) < 20 * MAX_BYTES, "a second or so of each kind"
+
+
+# ---- Raft's port -----------------------------------------------------------------------------------------------------
+
+
+async def test_sockets_that_drip_on_the_raft_port(cluster: DevCluster) -> None:
+    """A restarted broker registers among them."""
+    async with under_load(cluster, "drips") as target:
+        brokers = json.loads((cluster.data_dir / "cluster.json").read_text())["brokers"]
+        ports = [int(broker["raft"].rpartition(":")[2]) for broker in brokers]
+        stop = asyncio.Event()
+        dripping = [asyncio.create_task(_drip(port, stop)) for port in ports for _ in range(40)]
+        await asyncio.sleep(1.0)
+        # Of two voters the one with the greater address connects to the other.
+        victim = max(brokers, key=lambda broker: str(broker["raft"]))["id"]
+        cluster.kill(victim)
+        began = time.monotonic()
+        cluster.start_broker(victim)
+        await until(lambda: cluster.is_ready(victim), "the broker")
+        print(f"registered after {time.monotonic() - began:.1f} s")
+        stop.set()
+        await asyncio.gather(*dripping)
+        assert await target.counted("dropped_raft_introductions") > 0
+
+
+async def _drip(port: int, stop: asyncio.Event) -> None:
+    """A byte now and then, on one connection after the other."""
+    while not stop.is_set():
+        with contextlib.suppress(OSError):
+            _, writer = await asyncio.open_connection("127.0.0.1", port)
+            try:
+                for byte in b"TLRAFT01" + bytes(200):
+                    writer.write(bytes([byte]))
+                    await writer.drain()
+                    with contextlib.suppress(TimeoutError):
+                        await asyncio.wait_for(stop.wait(), 0.5)
+                    if stop.is_set():
+                        break
+            finally:
+                writer.close()
+        await asyncio.sleep(0.01)

@@ -1,0 +1,32 @@
+"""Tests that speak as a broker of a cluster."""
+
+from __future__ import annotations
+
+import time
+import uuid
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+
+from tidelog.runtime.nats import NatsConnection
+from tidelog.server.devcluster import DevCluster
+from tidelog.server.peers.link import PeerLink
+from tidelog.server.peers.refusals import Refusals
+from tidelog.server.secret_file import SecretFile
+from wire.cluster_secrets import ClusterSecrets, public_secrets
+from wire.transport import Transport
+
+
+def peer_link(transport: Transport, secrets: ClusterSecrets | None = None) -> PeerLink:
+    """`secrets`: without them the public one."""
+    return PeerLink(transport, secrets or public_secrets(), uuid.uuid4().hex, Refusals("a test", time.monotonic))
+
+
+@asynccontextmanager
+async def as_broker(cluster: DevCluster) -> AsyncIterator[PeerLink]:
+    connection = await NatsConnection.connect(cluster.nats_url, inbox_prefix="tidelog.inbox.stranger")
+    yield peer_link(connection, secrets_of(cluster))
+    await connection.close()
+
+
+def secrets_of(cluster: DevCluster) -> ClusterSecrets:
+    return ClusterSecrets(SecretFile.read(cluster.data_dir / "raft-secret").secrets)

@@ -1,0 +1,160 @@
+"""`tidelog audit`: the administrative acts that the brokers have recorded."""
+
+from __future__ import annotations
+
+import json
+import sys
+from typing import TYPE_CHECKING, Any
+
+import click
+
+from tidelog.cli.session import cluster_options, console, run
+from wire.internal_streams import AUDIT, is_internal
+from wire.subjects import Subjects
+
+if TYPE_CHECKING:
+    from collections.abc import AsyncIterator
+
+    from tidelog.client.connection import Client
+
+_COLUMNS = ("time", "act", "stream", "outcome", "client", "request")
+_REMEMBERED = 10_000
+"""Ids of records that were shown: one that was written twice is shown once."""
+
+
+def _check_since(_ctx: click.Context, _parameter: click.Parameter, given: str | None) -> str | None:
+    from tidelog.client.positions import timestamp_from_text
+
+    if given is None:
+        return None
+    try:
+        if given.isdigit():
+            raise ValueError(given)
+        timestamp_from_text(given)
+    except ValueError:
+        raise click.BadParameter(
+            f"{given!r} is no date or time in ISO-8601, such as 2026-11-22 or 2026-11-22T08:00Z"
+        ) from None
+    return given
+
+
+def _check_stream(_ctx: click.Context, _parameter: click.Parameter, given: str | None) -> str | None:
+    from wire.errors import TidelogError
+    from wire.subjects import check_stream_name
+
+    try:
+        return None if given is None else check_stream_name(given)
+    except TidelogError as error:
+        raise click.BadParameter(error.message) from None
+
+
+@click.command()
+@click.option(
+    "--since",
+    metavar="TIMESTAMP",
+    callback=_check_since,
+    help="Only acts from then on; ISO-8601, as 2026-11-22T08:00Z.  [default: all that are kept]",
+)
+@click.option("--stream", callback=_check_stream, help="Only acts on this stream.")
+@click.option("--follow", is_flag=True, help="Go on with acts as they come.")
+@cluster_options
+def audit(
+    since: str | None, stream: str | None, follow: bool, server: str | None, namespace: str, as_json: bool
+) -> None:
+    """Show who changed what: each request that was to change something, and its outcome.
+
+    With --json a line for each act, as docs/security.md describes it; reads are not recorded. An act appears some
+    milliseconds after it was answered. The client is what NATS says of it where NATS says anything, else what the
+    client says of itself, with a question mark.
+
+    \b
+    Example, who deleted a stream in the last days:
+      tidelog audit --since 2026-11-20 --stream flights
+    """
+
+    async def work(client: Client) -> None:
+        rows = []
+        seen = shown = 0
+        async for record in _records(client, Subjects(namespace), since or "earliest", follow=follow):
+            seen += 1
+            if stream is not None and record.get("stream") != stream:
+                continue
+            shown += 1
+            if as_json:
+                click.echo(json.dumps(record))
+                sys.stdout.flush()
+            elif follow:
+                click.echo("  ".join(_row(record)))
+            else:
+                rows.append(_row(record))
+        if seen and not shown:
+            since_then = f" since {since}" if since else ""
+            click.echo(f"no act on a stream {stream!r} is among the {seen} that are recorded{since_then}", err=True)
+        elif not as_json and not follow:
+            _show(rows)
+
+    run(server, namespace, work)
+
+
+async def _records(client: Client, subjects: Subjects, since: str, *, follow: bool) -> AsyncIterator[dict[str, Any]]:
+    """Each once. None where there has been no act since the cluster was founded: the stream does not exist."""
+    from tidelog.client.errors import UnknownStream
+
+    shown: dict[str, None] = {}
+    try:
+        subject = (await client.metadata(AUDIT.name)).subject
+        if not is_internal(AUDIT.name, subject, subjects):
+            raise click.ClickException(
+                f"stream {AUDIT.name}, on subject {subject!r}, is a user's, made under an earlier version of Tidelog:"
+                " acts are in the brokers' logs only until it is deleted"
+            )
+        async with client.consume(
+            AUDIT.name, start=since, stop=None if follow else "latest", on_gap="skip"
+        ) as consumer:
+            async for found in consumer:
+                record = json.loads(found.value or b"{}")
+                if record.get("id") in shown:
+                    continue
+                shown[record.get("id")] = None
+                if len(shown) > _REMEMBERED:
+                    del shown[next(iter(shown))]
+                yield record
+    except UnknownStream:
+        click.echo("no act is recorded yet: the first one makes the record", err=True)
+
+
+def _row(record: dict[str, Any]) -> list[str]:
+    """Texts of strangers, without control characters."""
+    request = {key: value for key, value in (record.get("request") or {}).items() if value not in (None, {}, [])}
+    outcome = record.get("outcome", "?")
+    return [
+        _plain(record.get("time", "?")),
+        _plain(record.get("operation", "?")),
+        _plain(record.get("stream") or "-"),
+        _plain(outcome if record.get("code") is None else f"{outcome}: {record['code']}"),
+        _client(record),
+        json.dumps(request),
+    ]
+
+
+def _client(record: dict[str, Any]) -> str:
+    nats = record.get("nats")
+    if nats:
+        user = nats.get("user")
+        host = f" from {nats['host']}" if nats.get("host") else ""
+        return _plain(f"{nats.get('account', '?')}{f'/{user}' if user else ''}{host}")
+    return _plain(f"{record['claimed']}?") if record.get("claimed") else "?"
+
+
+def _plain(value: object) -> str:
+    return "".join(character if character.isprintable() else "?" for character in str(value))
+
+
+def _show(rows: list[list[str]]) -> None:
+    from rich.markup import escape
+    from rich.table import Table
+
+    table = Table(*_COLUMNS)
+    for row in rows:
+        table.add_row(*map(escape, row))
+    console().print(table)

@@ -1,0 +1,152 @@
+"""A connection that answers only where `wire.reply_subjects` allows it: the broker's handlers see no other reply.
+
+A request of one message whose reply is refused is dropped: all that such a request can be is a mistake or an attack.
+A message to a stream's subject is a record whatever its reply says, because publishers of other systems put their own
+there (a JetStream consumer that delivers to a stream's subject names `$JS.ACK.…`). It is stored as one without a reply:
+not acknowledged, and dropped where plain publishes are.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+
+from dataplane.broker.acks import each_reply, reply_column
+from metadata.runtime.services import QUESTION
+from wire.reply_subjects import ReplySubjects
+from wire.subjects import Subjects
+from wire.transport import (
+    Buffer,
+    BulkHandler,
+    Message,
+    MessageHandler,
+    RawHandler,
+    Subscription,
+    Transport,
+    UniformRun,
+)
+from wire.violation import Violations
+
+
+class AnsweringTransport:
+    """A `Transport` on another one."""
+
+    def __init__(self, transport: Transport, subjects: Subjects, replies: ReplySubjects) -> None:
+        self._transport = transport
+        self._subjects = subjects
+        self._replies = replies
+
+    @property
+    def is_connected(self) -> bool:
+        return self._transport.is_connected
+
+    @property
+    def connected_since(self) -> float:
+        return self._transport.connected_since
+
+    @property
+    def server_id(self) -> str:
+        return self._transport.server_id
+
+    @property
+    def loss_reason(self) -> str:
+        return self._transport.loss_reason
+
+    @property
+    def dropped_headers(self) -> int:
+        return self._transport.dropped_headers
+
+    @property
+    def violations(self) -> Violations:
+        return self._transport.violations
+
+    @property
+    def max_payload(self) -> int:
+        return self._transport.max_payload
+
+    def publish(
+        self,
+        subject: str,
+        parts: Sequence[Buffer],
+        *,
+        reply: str | None = None,
+        headers: Mapping[str, str] | None = None,
+    ) -> bool:
+        return self._transport.publish(subject, parts, reply=reply, headers=headers)
+
+    def publish_raw(self, lines: Sequence[Buffer]) -> bool:
+        return self._transport.publish_raw(lines)
+
+    def publish_to_each(self, subjects: Sequence[bytes], payload: Buffer, headers: Mapping[str, str]) -> int:
+        return self._transport.publish_to_each(subjects, payload, headers)
+
+    async def request(
+        self, subject: str, payload: Buffer, *, timeout: float, headers: Mapping[str, str] | None = None
+    ) -> Message:
+        return await self._transport.request(subject, payload, timeout=timeout, headers=headers)
+
+    async def subscribe(self, subject: str, handler: MessageHandler) -> Subscription:
+        if self._subjects.is_between_brokers(subject):
+            is_inbox = self._is_brokers
+        elif subject == QUESTION:
+            is_inbox = self._replies.is_clients_not_brokers
+        else:
+            is_inbox = self._replies.is_clients
+        return await self._transport.subscribe(subject, _answerable(handler, is_inbox))
+
+    async def subscribe_raw(self, subject: str, handler: RawHandler) -> Subscription:
+        """For messages between brokers."""
+        is_inbox = self._replies.is_brokers
+
+        def on_raw(subject: bytes, reply: bytes | None, headers: bytes | None, payload: bytes) -> None:
+            if reply is None or is_inbox(reply):
+                handler(subject, reply, headers, payload)
+
+        return await self._transport.subscribe_raw(subject, on_raw)
+
+    async def subscribe_bulk(self, subject: str, handler: BulkHandler) -> Subscription:
+        return await self._transport.subscribe_bulk(subject, _AnswerableBulk(handler, self._replies))
+
+    async def may_subscribe(self, subject: str) -> bool:
+        return await self._transport.may_subscribe(subject)
+
+    def new_inbox(self) -> str:
+        return self._transport.new_inbox()
+
+    def on_inbox(self, inbox: str, handler: MessageHandler | None) -> None:
+        self._transport.on_inbox(inbox, handler)
+
+    def on_raw_inbox(self, inbox: str, handler: RawHandler) -> None:
+        self._transport.on_raw_inbox(inbox, handler)
+
+    def on_connection_change(self, handler: Callable[[bool], None]) -> None:
+        self._transport.on_connection_change(handler)
+
+    def _is_brokers(self, reply: str) -> bool:
+        return self._replies.is_brokers(reply.encode())
+
+
+def _answerable(handler: MessageHandler, is_inbox: Callable[[str], bool]) -> MessageHandler:
+    def on_message(message: Message) -> None:
+        if message.reply is None or is_inbox(message.reply):
+            handler(message)
+
+    return on_message
+
+
+class _AnswerableBulk(BulkHandler):
+    def __init__(self, handler: BulkHandler, replies: ReplySubjects) -> None:
+        self._handler = handler
+        self._replies = replies
+
+    def on_uniform(self, run: UniformRun) -> None:
+        if run.reply is None or self._replies.allows_run(run):
+            self._handler.on_uniform(run)
+            return
+        replies = each_reply(reply_column(run.block, run.count, *run.reply, run.stride))
+        self._handler.on_messages(list(run.payloads()), self._replies.checked(replies), [None] * run.count)
+
+    def on_messages(self, payloads: list[bytes], replies: list[bytes | None], headers: list[bytes | None]) -> None:
+        self._handler.on_messages(payloads, self._replies.checked(replies), headers)
+
+    def chunk_done(self) -> None:
+        self._handler.chunk_done()

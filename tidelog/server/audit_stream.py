@@ -1,0 +1,217 @@
+"""Writes audit records into the internal stream `__audit`, some time after the act: no act waits for its record.
+
+Records wait in a queue of MAX_QUEUED records and MAX_QUEUED_BYTES. When it is full, records of refused acts give way to
+one of an act that may have changed something, and anything else that comes is dropped; refused acts take REFUSED_PER_S
+places a second at most. What is dropped is counted, and its line in the log is there all the same.
+
+    queue ──take──> one batch ──append──> written
+      ^                 │ refused as too large: half as many at the next attempt; a single record is dropped (ERROR)
+      └───put back──────┘ any other failure: again after a pause
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import json
+import logging
+from collections import deque
+from collections.abc import Awaitable, Callable, Sequence
+from dataclasses import dataclass
+from typing import Final
+
+from wire.audit import REFUSED, AuditRecord
+from wire.errors import Code, TidelogError
+
+_log = logging.getLogger(__name__)
+
+MAX_QUEUED: Final = 1000
+MAX_QUEUED_BYTES: Final = 8 << 20
+"""JSON of the records that wait, those of a batch on its way included."""
+MAX_AT_ONCE: Final = 100
+"""Records of one batch."""
+MAX_BATCH_BYTES: Final = 128 << 10
+"""JSON of the records of one batch; a larger record goes alone."""
+REFUSED_PER_S = 10
+"""Of refused acts; as many come at once after a pause."""
+FIRST_PAUSE_S = 0.5
+LONGEST_PAUSE_S = 10.0
+"""Between two attempts."""
+LAST_ATTEMPT_S = 1.0
+"""For what is queued when the broker ends."""
+
+_TOO_LARGE: Final = frozenset({Code.MESSAGE_TOO_LARGE, Code.RECORD_TOO_LARGE, Code.CORRUPT_BATCH})
+"""Of NATS; of the leader, for a record and for the body of a batch. The same batch would be refused for ever."""
+
+
+@dataclass(frozen=True, slots=True)
+class QueuedRecord:
+    id: str
+    operation: str
+    is_refused: bool
+    value: bytes
+    """The record, as JSON."""
+
+
+class AuditQueue:
+    """Pure. `dropped`: records that were left out or given up; `overflowed`: those of them that found it full."""
+
+    def __init__(self) -> None:
+        self.dropped = 0
+        self.overflowed = 0
+        self._records: deque[QueuedRecord] = deque()
+        self._taken: list[QueuedRecord] = []
+        self._bytes = 0
+        """Of those that wait and those that are taken."""
+        self._places = float(REFUSED_PER_S)
+        self._filled_at = 0.0
+
+    def __len__(self) -> int:
+        """Those that wait and those that are taken."""
+        return len(self._records) + len(self._taken)
+
+    def put(self, record: AuditRecord, now: float) -> bool:
+        """False: it was dropped. `now`: monotonic seconds."""
+        is_refused = record["outcome"] == REFUSED
+        if is_refused:
+            elapsed, self._filled_at = max(0.0, now - self._filled_at), now
+            self._places = min(REFUSED_PER_S, self._places + elapsed * REFUSED_PER_S)
+            if self._places < 1.0:
+                self.dropped += 1
+                return False
+        queued = QueuedRecord(record["id"], record["operation"], is_refused, json.dumps(record).encode())
+        if not self._make_room(len(queued.value), evict=not is_refused):
+            self._overflow()
+            return False
+        self._places -= is_refused
+        self._records.append(queued)
+        self._bytes += len(queued.value)
+        return True
+
+    def _make_room(self, size: int, *, evict: bool) -> bool:
+        """Whether a record of `size` bytes has room. `evict`: records of refused acts give way."""
+        while len(self) >= MAX_QUEUED or self._bytes + size > MAX_QUEUED_BYTES:
+            refused = next((old for old in self._records if old.is_refused), None) if evict else None
+            if refused is None:
+                return False
+            self._records.remove(refused)
+            self._bytes -= len(refused.value)
+            self._overflow()
+        return True
+
+    def _overflow(self) -> None:
+        self.dropped += 1
+        self.overflowed += 1
+
+    def take(self, most: int) -> list[QueuedRecord]:
+        """The oldest ones, at most `most` and MAX_BATCH_BYTES, but at least one; they keep their room until they are
+        `put_back` or `finished`."""
+        size = 0
+        while self._records and len(self._taken) < most:
+            size += len(self._records[0].value)
+            if self._taken and size > MAX_BATCH_BYTES:
+                break
+            self._taken.append(self._records.popleft())
+        return list(self._taken)
+
+    def put_back(self) -> None:
+        """What was taken is in front again."""
+        self._records.extendleft(reversed(self._taken))
+        self._taken.clear()
+
+    def finished(self) -> None:
+        """What was taken is written, or given up."""
+        self._bytes -= sum(len(record.value) for record in self._taken)
+        self._taken.clear()
+
+
+class AuditStream:
+    """See the module. `append` writes records as a batch, and raises TidelogError or TimeoutError when it cannot tell
+    that they are written; STREAM_EXISTS: a user's stream has the name. `monotonic`: seconds."""
+
+    def __init__(self, append: Callable[[Sequence[bytes]], Awaitable[None]], monotonic: Callable[[], float]) -> None:
+        self.queue = AuditQueue()
+        self._append = append
+        self._monotonic = monotonic
+        self._at_once = MAX_AT_ONCE
+        self._came = asyncio.Event()
+        self._task: asyncio.Task[None] | None = None
+        self._has_told_overflow = False
+        self._has_told_name = False
+        """Since a batch was written the last time, as the one above."""
+
+    def on_record(self, record: AuditRecord) -> None:
+        overflowed = self.queue.overflowed
+        if self.queue.put(record, self._monotonic()):
+            self._came.set()
+            if self._task is None:
+                self._task = asyncio.get_running_loop().create_task(self._write_for_ever())
+        if self.queue.overflowed > overflowed and not self._has_told_overflow:
+            self._has_told_overflow = True
+            _log.warning(
+                "%d audit records wait to be written, and no more have room: until they are written others are in the"
+                " log only, and counted in dropped_audit_records",
+                len(self.queue),
+            )
+
+    async def _write_for_ever(self) -> None:
+        pause = FIRST_PAUSE_S
+        while True:
+            await self._came.wait()
+            self._came.clear()
+            while self.queue:
+                try:
+                    await self._write_some()
+                    pause = FIRST_PAUSE_S
+                except Exception as error:  # noqa: BLE001 - without this task nothing is written any more, unseen
+                    self._tell(error)
+                    await asyncio.sleep(pause)
+                    pause = min(2 * pause, LONGEST_PAUSE_S)
+
+    def _tell(self, error: Exception) -> None:
+        waiting = len(self.queue)
+        if not isinstance(error, (TidelogError, TimeoutError)):
+            _log.error("%d audit records wait because of a bug", waiting, exc_info=error)
+        elif not isinstance(error, TidelogError) or error.code is not Code.STREAM_EXISTS:
+            _log.info("%d audit records wait: %s", waiting, error)
+        elif not self._has_told_name:
+            self._has_told_name = True
+            _log.warning("administrative acts are recorded in the log only: %s", error)
+
+    async def _write_some(self) -> None:
+        records = self.queue.take(self._at_once)
+        try:
+            await self._append([record.value for record in records])
+        except BaseException as error:
+            if not isinstance(error, TidelogError) or error.code not in _TOO_LARGE:
+                self.queue.put_back()
+                raise
+            if len(records) > 1:
+                self._at_once = len(records) // 2
+                self.queue.put_back()
+                return
+            _log.error(
+                "audit record %s of a %s, %d bytes of JSON, is in the log only: %s",
+                records[0].id, records[0].operation, len(records[0].value), error,
+            )  # fmt: skip
+            self.queue.dropped += 1
+        else:
+            self._at_once = min(MAX_AT_ONCE, 2 * self._at_once)
+            self._has_told_overflow = self._has_told_name = False
+        self.queue.finished()
+
+    async def close(self) -> None:
+        """What is queued is tried once more; what is left then is counted, and in the log only."""
+        if self._task is not None:
+            self._task.cancel()
+            with contextlib.suppress(asyncio.CancelledError):
+                await self._task
+        try:
+            async with asyncio.timeout(LAST_ATTEMPT_S):
+                while self.queue:
+                    await self._write_some()
+        except Exception as error:  # noqa: BLE001 - the broker's end must not fail for it
+            self._tell(error)
+        if left := len(self.queue):
+            self.queue.dropped += left
+            _log.warning("%d audit records are in the log only: the broker ends before they could be written", left)

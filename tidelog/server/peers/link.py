@@ -1,0 +1,246 @@
+"""`wire.peers.PeerTransport`: a NATS connection whose messages prove that a broker of the cluster has sent them.
+
+    publish    payload | trailer ──> NATS ──> verified? ─yes─> payload, to the handler
+                                                 └─no──> dropped, counted (`refusals`), never answered
+
+Anybody may send here as much as NATS carries, so a message is decoded only after it was verified: what is refused costs
+the event loop a microsecond or two (docs/security.md has the figures).
+
+A 503 has no trailer. It is passed on as the first message of an inbox only: NATS sends it in place of an answer, so one
+that comes later is forged.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable, Mapping, Sequence
+from functools import partial
+from typing import cast
+
+from tidelog.runtime.header_block import decode_headers, status_of
+from tidelog.server.peers.refusals import Refusals
+from tidelog.server.peers.tags import CLAIM, PEER, TRAILER_BYTES, Fault, Signer, Verifier, covered
+from wire.cluster_secrets import ClusterSecrets
+from wire.peers import REFUSAL_GRACE, ClaimHandler
+from wire.transport import NO_RESPONDERS, Buffer, Message, MessageHandler, Subscription, Transport
+
+TAG_HEADER = "Tidelog-Peer"
+"""In hex, the trailer of a message that others read, too."""
+ANSWER = "answer"
+"""Kind of the messages to inboxes."""
+LATE_REFUSAL = "late 503"
+"""A 503 that comes after something else: it is not from NATS."""
+STATUS = "status"
+"""A status message that no request brings about."""
+
+
+class PeerLink:
+    """See the module. `life_id`: no other life of any broker has the same."""
+
+    def __init__(self, transport: Transport, secrets: ClusterSecrets, life_id: str, refusals: Refusals) -> None:
+        self.refusals = refusals
+        self._transport = transport
+        self._signer = Signer(secrets, life_id)
+        self._verifier = Verifier(secrets)
+        self._waiting: set[asyncio.Future[Message]] = set()
+        transport.on_connection_change(self._on_connection)
+
+    # ---- the connection
+
+    @property
+    def is_connected(self) -> bool:
+        return self._transport.is_connected
+
+    @property
+    def connected_since(self) -> float:
+        return self._transport.connected_since
+
+    @property
+    def server_id(self) -> str:
+        return self._transport.server_id
+
+    def on_connection_change(self, handler: Callable[[bool], None]) -> None:
+        self._transport.on_connection_change(handler)
+
+    def _on_connection(self, connected: bool) -> None:
+        if not connected:
+            for answer in self._waiting:
+                if not answer.done():
+                    answer.set_exception(TimeoutError("the connection to NATS was lost"))
+
+    # ---- sending
+
+    def publish(
+        self,
+        subject: str,
+        parts: Sequence[Buffer],
+        *,
+        reply: str | None = None,
+        headers: Mapping[str, str] | None = None,
+    ) -> bool:
+        trailer = self._signer.trailer(PEER, subject, reply, headers, parts)
+        return self._transport.publish(subject, (*parts, trailer), reply=reply, headers=headers)
+
+    def publish_claim(self, subject: str, payload: Buffer, *, reply: str | None = None) -> bool:
+        trailer = self._signer.trailer(CLAIM, subject, reply, None, (payload,))
+        return self._transport.publish(subject, (payload,), reply=reply, headers={TAG_HEADER: trailer.hex()})
+
+    async def request(
+        self,
+        subject: str,
+        payload: Buffer,
+        *,
+        timeout: float,
+        on_refused: Callable[[], None] | None = None,
+    ) -> Message:
+        loop = asyncio.get_running_loop()
+        answer: asyncio.Future[Message] = loop.create_future()
+        timers = [loop.call_later(timeout, _time_out, answer, subject)]
+
+        def on_answer(message: Message) -> None:
+            if message.status is None:
+                _settle(answer, message)
+            elif on_refused is None:
+                timers.append(loop.call_later(REFUSAL_GRACE, _settle, answer, message))
+            elif not answer.done():
+                on_refused()
+
+        inbox = self.new_inbox()
+        self.on_inbox(inbox, on_answer)
+        self._waiting.add(answer)
+        try:
+            if not self.publish(subject, (payload,), reply=inbox):
+                raise TimeoutError(f"the request to {subject!r} was not sent: there is no connection to NATS")
+            return await answer
+        finally:
+            self._waiting.discard(answer)
+            self.on_inbox(inbox, None)
+            for timer in timers:
+                timer.cancel()
+
+    # ---- receiving
+
+    async def subscribe(self, subject: str, handler: MessageHandler) -> Subscription:
+        kind = kind_of(subject)
+
+        def on_raw(subject: bytes, reply: bytes | None, headers: bytes | None, payload: bytes) -> None:
+            if headers is not None and status_of(headers) is not None:
+                self.refusals.count(kind, STATUS, subject)
+                return
+            opened = self._open(kind, subject, reply, headers, payload)
+            if opened is not None:
+                handler(opened)
+
+        return await self._transport.subscribe_raw(subject, on_raw)
+
+    async def may_subscribe(self, subject: str) -> bool:
+        return await self._transport.may_subscribe(subject)
+
+    async def subscribe_claims(self, subject: str, handler: ClaimHandler) -> Subscription:
+        return await self._transport.subscribe(subject, partial(self._on_claim, handler))
+
+    def new_inbox(self) -> str:
+        return self._transport.new_inbox()
+
+    def on_inbox(self, inbox: str, handler: MessageHandler | None, *, as_view: bool = False) -> None:
+        if handler is None:
+            self._transport.on_inbox(inbox, None)
+        else:
+            self._transport.on_raw_inbox(inbox, _Inbox(self, handler, as_view))
+
+    def on_claim_inbox(self, inbox: str, handler: ClaimHandler | None) -> None:
+        self._transport.on_inbox(inbox, None if handler is None else partial(self._on_claim, handler))
+
+    def _on_claim(self, handler: ClaimHandler, message: Message) -> None:
+        handler(message, message.status is None and self._is_proved(message))
+
+    def _is_proved(self, message: Message) -> bool:
+        try:
+            trailer = bytes.fromhex((message.headers or {}).get(TAG_HEADER, ""))
+        except ValueError:
+            return False
+        sender = self._verifier.claimed_sender(trailer)
+        if isinstance(sender, Fault):
+            return False
+        reply = None if message.reply is None else message.reply.encode()
+        covers = covered(CLAIM, message.subject.encode(), reply, None)
+        return self._verifier.fault(sender, covers, message.data, trailer) is None
+
+    def _open(
+        self,
+        kind: str,
+        subject: bytes,
+        reply: bytes | None,
+        headers: bytes | None,
+        data: bytes,
+        *,
+        as_view: bool = False,
+    ) -> Message | None:
+        """The message without its trailer; None: it is refused. `headers` have no status."""
+        end = len(data) - TRAILER_BYTES
+        if end < 0:
+            self.refusals.count(kind, Fault.SHORT.value, subject)
+            return None
+        trailer = data[end:]
+        sender = self._verifier.claimed_sender(trailer)
+        if isinstance(sender, Fault):
+            self.refusals.count(kind, sender.value, subject)
+            return None
+        fields = None if headers is None else decode_headers(headers)[0]
+        payload = memoryview(data)[:end] if as_view else data[:end]
+        fault = self._verifier.fault(sender, covered(PEER, subject, reply, fields), payload, trailer)
+        if fault is not None:
+            self.refusals.count(kind, fault.value, subject)
+            return None
+        return Message(subject.decode(), cast("bytes", payload), None if reply is None else reply.decode(), fields)
+
+
+def kind_of(subject: str) -> str:
+    """What the messages on a subject of brokers are about, for the counts."""
+    tokens = subject.split(".")
+    match tokens[1:]:
+        case ["metadata", about] | ["metadata", about, _]:
+            return about
+        case ["notify", _]:
+            return "notify"
+        case _:
+            return tokens[-1]
+
+
+class _Inbox:
+    """A handler of one inbox."""
+
+    __slots__ = ("_as_view", "_handler", "_has_come", "_link")
+
+    def __init__(self, link: PeerLink, handler: MessageHandler, as_view: bool) -> None:
+        self._link = link
+        self._handler = handler
+        self._as_view = as_view
+        self._has_come = False
+        """A verified answer, or a 503."""
+
+    def __call__(self, subject: bytes, reply: bytes | None, headers: bytes | None, payload: bytes) -> None:
+        status = None if headers is None else status_of(headers)
+        if status is not None:
+            if status != NO_RESPONDERS or payload or reply:
+                self._link.refusals.count(ANSWER, STATUS, subject)
+            elif self._has_come:
+                self._link.refusals.count(ANSWER, LATE_REFUSAL, subject)
+            else:
+                self._has_come = True
+                self._handler(Message(subject.decode(), b"", status=status))
+            return
+        opened = self._link._open(ANSWER, subject, reply, headers, payload, as_view=self._as_view)
+        if opened is not None:
+            self._has_come = True
+            self._handler(opened)
+
+
+def _settle(answer: asyncio.Future[Message], message: Message) -> None:
+    if not answer.done():
+        answer.set_result(message)
+
+
+def _time_out(answer: asyncio.Future[Message], subject: str) -> None:
+    if not answer.done():
+        answer.set_exception(TimeoutError(f"no answer on {subject!r}"))

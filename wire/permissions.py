@@ -1,0 +1,281 @@
+"""What each role needs of NATS: the subjects that it publishes to and subscribes to, and nothing more.
+
+Declared here once. The matrix in docs/security.md, the configuration that `tidelog security nats-config` prints, and
+the tests that try each subject against a real nats-server are made from it.
+
+A client's role is what its user may do with the streams that it is given for: NATS enforces it on the subjects, and the
+API takes no request whose subject names another stream than its body (`tidelog.server.api`). Its answers come below an
+inbox prefix of its own. With `account` set, the user is in another account than the brokers, which export what it
+needs as services: NATS then answers through subjects of its own, `_R_.…`, in the brokers' account.
+"""
+
+from __future__ import annotations
+
+import enum
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass
+from typing import Any, Final
+
+from wire import operations as op
+from wire.errors import Code, TidelogError
+from wire.internal_streams import AUDIT
+from wire.operation import Operation
+from wire.subjects import (
+    DEFAULT_INBOX_PREFIX,
+    Subjects,
+    check_broker_id,
+    check_captured,
+    check_inbox_prefix,
+    check_stream_name,
+)
+from wire.types import BrokerId, StreamName
+
+ANY_BROKER: Final = BrokerId("*")
+ANY_STREAM: Final = StreamName("*")
+ANY_PARTITION: Final = "*"
+SERVICE_REPLIES: Final = "_R_.>"
+"""Where a service of one account answers requests from another account."""
+
+
+class Role(enum.Enum):
+    BROKER = "broker"
+    ADMIN = "admin"
+    PRODUCER = "producer"
+    CONSUMER = "consumer"
+    SPARK = "spark"
+    MONITORING = "monitoring"
+
+
+OF_STREAMS: Final = frozenset({Role.PRODUCER, Role.CONSUMER, Role.SPARK})
+"""Roles that are given for streams by name."""
+
+
+@dataclass(frozen=True, slots=True)
+class Grant:
+    """NATS' wildcards: `*` for one token, `>` for all that follow."""
+
+    subject: str
+    purpose: str
+    asks_many: bool = False
+    """Several brokers, or services, answer one request."""
+
+
+@dataclass(frozen=True, slots=True)
+class Permissions:
+    publish: tuple[Grant, ...]
+    subscribe: tuple[Grant, ...]
+
+    def __or__(self, other: Permissions) -> Permissions:
+        return Permissions(_once(self.publish + other.publish), _once(self.subscribe + other.subscribe))
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Scope:
+    """Whom permissions are for. Checked by `permissions_of`."""
+
+    namespace: str = "tidelog"
+    streams: tuple[str, ...] = ()
+    """Names; empty: all, for roles that may have all."""
+    subjects: tuple[str, ...] = ()
+    """Plain subjects of these streams, on which they are published to without Tidelog's client. Of a broker: what
+    streams may capture, with wildcards."""
+    inbox_prefix: str = DEFAULT_INBOX_PREFIX
+    """Of a client: its own. Of a broker: below which clients have theirs."""
+    broker: str = ANY_BROKER
+    """The broker whose user it is; "*": all brokers share one."""
+    across_accounts: bool = False
+    """Some clients are in other accounts than the brokers."""
+
+
+def permissions_of(role: Role, scope: Scope) -> Permissions:
+    """Raises TidelogError for a scope that the role cannot have."""
+    subjects = Subjects(scope.namespace)
+    streams = [check_stream_name(stream) for stream in scope.streams]
+    check_inbox_prefix(scope.inbox_prefix, scope.namespace)
+    if role is Role.BROKER:
+        return _broker(subjects, scope)
+    if role in OF_STREAMS and not streams:
+        raise TidelogError(Code.BAD_CONFIG, f"a {role.value} is given permission for streams; name them with --stream")
+    granted = {
+        Role.ADMIN: _admin,
+        Role.PRODUCER: _producer,
+        Role.CONSUMER: _consumer,
+        Role.SPARK: _consumer,
+        Role.MONITORING: _monitoring,
+    }[role](subjects, streams, scope)
+    inbox = Grant(f"{scope.inbox_prefix}.>", "its inboxes")
+    return Permissions(_once(granted), (inbox,))
+
+
+# ---- clients -------------------------------------------------------------------------------------------------------
+
+
+def _every_client(subjects: Subjects) -> Iterator[Grant]:
+    yield Grant(subjects.api(op.CLUSTER_ID.name), "which cluster it is")
+    yield Grant(subjects.presence(), "which brokers are connected, when no controller answers", asks_many=True)
+
+
+def _operations(
+    subjects: Subjects, wanted: Iterable[Operation[..., Any, Any]], streams: list[StreamName]
+) -> Iterator[Grant]:
+    for operation in wanted:
+        for stream in (streams or [ANY_STREAM]) if operation.stream else [None]:
+            yield Grant(subjects.api(operation.name, stream), operation.help)
+
+
+def _admin(subjects: Subjects, streams: list[StreamName], _: Scope) -> Iterator[Grant]:
+    yield Grant(subjects.presence(), "which brokers are connected, when no controller answers", asks_many=True)
+    wanted = [each for each in op.OPERATIONS.values() if each is not op.PRODUCER_INIT]
+    if streams:  # what concerns the whole cluster it may see, and not change
+        wanted = [each for each in wanted if each.stream or not each.writes]
+    yield from _operations(subjects, wanted, streams)
+    if not streams:
+        yield Grant(subjects.fetch(StreamName(AUDIT.name), ANY_PARTITION), "the audit trail, from the leader")
+        yield Grant(subjects.fetch_from(StreamName(AUDIT.name), ANY_PARTITION, ANY_BROKER), "the same, from a replica")
+
+
+def _producer(subjects: Subjects, streams: list[StreamName], scope: Scope) -> Iterator[Grant]:
+    yield from _every_client(subjects)
+    yield from _operations(subjects, [op.METADATA, op.PRODUCER_INIT], streams)
+    for stream in streams:
+        yield Grant(subjects.append(stream, ANY_PARTITION), "its batches")
+        yield Grant(subjects.leader(stream, ANY_PARTITION), "whether the leader is there; no records")
+    for subject in map(subjects.check_subject, scope.subjects):
+        yield Grant(subject, "plain publishes to partition 0")
+        yield Grant(f"{subject}.*", "plain publishes to the other partitions")
+
+
+def _consumer(subjects: Subjects, streams: list[StreamName], _: Scope) -> Iterator[Grant]:
+    yield from _every_client(subjects)
+    yield from _operations(subjects, [op.METADATA], streams)
+    for stream in streams:
+        yield Grant(subjects.fetch(stream, ANY_PARTITION), "records and positions, from the leader")
+        yield Grant(subjects.fetch_from(stream, ANY_PARTITION, ANY_BROKER), "records, from a replica")
+
+
+def _monitoring(subjects: Subjects, streams: list[StreamName], _: Scope) -> Iterator[Grant]:
+    yield Grant(subjects.presence(), "which brokers are connected, when no controller answers", asks_many=True)
+    reads = [each for each in op.OPERATIONS.values() if not each.writes and each is not op.PRODUCER_INIT]
+    yield from _operations(subjects, reads, streams)
+    for verb in ("PING", "INFO", "STATS"):
+        for named in ("", ".tidelog", ".tidelog.*"):
+            yield Grant(f"$SRV.{verb}{named}", "`nats micro`", asks_many=True)
+
+
+# ---- brokers -------------------------------------------------------------------------------------------------------
+
+
+def _broker(subjects: Subjects, scope: Scope) -> Permissions:
+    if not scope.subjects:
+        raise TidelogError(
+            Code.BAD_CONFIG,
+            "a broker needs permission for the subjects that streams capture; name them with --subject, such as"
+            " orders, 'app.>', or '>' for all",
+        )
+    broker = BrokerId(scope.broker)
+    if broker != ANY_BROKER:
+        check_broker_id(broker)
+    ns = subjects.namespace
+    from_followers = [
+        Grant(subjects.replicate(ANY_STREAM, ANY_PARTITION), "followers ask the leader for records"),
+        Grant(subjects.offset(ANY_STREAM, ANY_PARTITION), "followers reconcile with the leader"),
+        Grant(subjects.checkpoint(ANY_STREAM, ANY_PARTITION), "followers ask the leader for derived state"),
+    ]
+    from_writers = [Grant(subjects.write(ANY_STREAM, ANY_PARTITION), "brokers append to Tidelog's own streams")]
+    to_controller = [
+        Grant(subjects.cluster(), "to which cluster brokers belong"),
+        Grant(subjects.alter_isr(), "leaders ask the controller for ISR changes"),
+        Grant(subjects.report_leader(), "followers report leaders that are silent"),
+        Grant(subjects.withdraw(), "replicas withdraw"),
+    ]
+
+    def told_to(to: BrokerId) -> list[Grant]:
+        return [
+            Grant(subjects.notify(to), "leaders wake a follower"),
+            Grant(subjects.probe(to), "the controller asks whether a broker lives"),
+            Grant(subjects.drain(to), "the controller asks a leader to hand over"),
+            Grant(subjects.broker_status(to), "the controller asks a broker for its status"),
+        ]
+
+    publish = [
+        *from_followers,
+        *from_writers,
+        *to_controller,
+        *told_to(ANY_BROKER),
+        Grant(f"{ns}.inbox.>", "answers to brokers"),
+        Grant(f"{scope.inbox_prefix}.>", "answers to clients"),
+        Grant("$SRV.INFO", "which services listen where, before a stream is created"),
+    ]
+    if scope.across_accounts:
+        publish.append(Grant(SERVICE_REPLIES, "answers to clients in other accounts"))
+    subscribe = [
+        Grant(f"{subjects.broker_inbox(broker)}.>", "its inboxes"),
+        *from_followers,
+        *from_writers,
+        *to_controller,
+        *told_to(broker),
+        Grant(subjects.append(ANY_STREAM, ANY_PARTITION), "batches of producers"),
+        Grant(subjects.fetch(ANY_STREAM, ANY_PARTITION), "consumers"),
+        Grant(subjects.fetch_from(ANY_STREAM, ANY_PARTITION, broker), "consumers that read from this replica"),
+        Grant(subjects.leader(ANY_STREAM, ANY_PARTITION), "producers ask whether the leader is there"),
+        Grant(f"{ns}.api.>", "the API"),
+        *(Grant(f"$SRV.*{named}", "`nats micro`") for named in ("", ".tidelog", ".tidelog.*")),
+    ]
+    for subject in scope.subjects:
+        check_captured(subject, ns)
+        subscribe.append(Grant(subject, "plain publishes to streams"))
+        if not subject.endswith(">"):
+            subscribe.append(Grant(f"{subject}.*", "the same, to partitions above 0"))
+    return Permissions(_once(publish), _once(subscribe))
+
+
+# ---- as nats-server is configured ----------------------------------------------------------------------------------
+
+
+def user_block(granted: Permissions, *, user: str = "", nkey: str = "") -> str:
+    """An entry of `users` in nats-server's configuration, for a user with a password from its environment, or an
+    NKey: then `user` is a comment."""
+    label = f"  # {user}" if user else ""
+    lines = (
+        [f"  nkey: {_quoted(nkey)}{label}"]
+        if nkey
+        else [f"  user: {_quoted(user)}", f"  password: ${variable_of(user)}"]
+    )
+    lines.append("  permissions: {")
+    for verb, grants in (("publish", granted.publish), ("subscribe", granted.subscribe)):
+        lines += [f"    {verb}: {{", "      allow: ["]
+        lines += [f"        {_quoted(grant.subject)}  # {grant.purpose}" for grant in grants]
+        lines += ["      ]", "    }"]
+    return "\n".join(["{", *lines, "  }", "}", ""])
+
+
+def variable_of(user: str) -> str:
+    """The environment variable from which nats-server takes the user's password."""
+    return "".join(letter if letter.isascii() and letter.isalnum() else "_" for letter in user).upper() + "_PASSWORD"
+
+
+def exports_block(granted: Permissions) -> str:
+    """`exports` of the brokers' account, for clients in other accounts with these permissions."""
+    lines = [
+        f"  {{service: {_quoted(grant.subject)}{', response_type: stream' if grant.asks_many else ''}}}"
+        for grant in granted.publish
+    ]
+    return "\n".join(["exports: [", *lines, "]", ""])
+
+
+def imports_block(granted: Permissions, *, brokers: str) -> str:
+    """`imports` of a client's account; `brokers`: the account of the brokers. With `share`, NATS tells them the
+    client's user: it stands in the audit trail."""
+    lines = [
+        f"  {{service: {{account: {_quoted(brokers)}, subject: {_quoted(grant.subject)}}}, share: true}}"
+        for grant in granted.publish
+    ]
+    return "\n".join(["imports: [", *lines, "]", ""])
+
+
+def _once(grants: Iterable[Grant]) -> tuple[Grant, ...]:
+    return tuple({grant.subject: grant for grant in grants}.values())
+
+
+def _quoted(text: str) -> str:
+    return '"' + text.replace("\\", "\\\\").replace('"', '\\"') + '"'
