@@ -125,11 +125,13 @@ class Appending:
     def _assign_epochs(self, headers: Sequence[BatchHeader]) -> None:
         state = self._state
         latest = state.epochs.latest
+        end = state.log_end_offset
         for header in headers:
             if header.leader_epoch != latest:
                 with state.replacing:
-                    state.epochs.assign(header.leader_epoch, header.base_offset)
+                    state.epochs.assign(header.leader_epoch, header.base_offset, end)
                 latest = header.leader_epoch
+            end = header.end_offset
 
     def _published(self, segment: Segment, headers: Sequence[BatchHeader]) -> None:
         state = self._state

@@ -95,19 +95,21 @@ class LeaderEpochCache:
     def latest(self) -> LeaderEpoch | None:
         return self._entries[-1].epoch if self._entries else None
 
-    def assign(self, epoch: LeaderEpoch, start: Offset) -> bool:
+    def assign(self, epoch: LeaderEpoch, start: Offset, log_end_offset: Offset | None = None) -> bool:
         """`epoch` wrote, or is about to write, the record at `start`. True if that changed the entries.
 
-        Entries that begin at or after `start` go first: no record stands behind them any more. An epoch that began
-        earlier stays as it is. Raises InvariantViolation, and changes nothing, for an epoch below the one in force at
-        `start`: a log never goes back in epochs.
+        `log_end_offset` is where the log ends before that record: at `start`, unless compaction left a gap between the
+        two. Entries that begin there or later go first: no record stands behind them. An epoch that began earlier stays
+        as it is. Raises InvariantViolation, and changes nothing, for an epoch below the one in force at `start`: a log
+        never goes back in epochs.
         """
+        end = start if log_end_offset is None else log_end_offset
         entries = self._entries
         if entries:
             last = entries[-1]
             if epoch == last.epoch and start > last.start:  # nearly always: the next batch of the same leader
                 return False
-            entries = tuple(entry for entry in entries if entry.start < start)
+            entries = tuple(entry for entry in entries if entry.start < end)
         if entries and epoch < entries[-1].epoch:
             raise InvariantViolation(f"leader epoch {epoch} cannot begin at offset {start}, after {entries[-1]}")
         if not entries or epoch > entries[-1].epoch:

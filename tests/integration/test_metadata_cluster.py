@@ -62,11 +62,13 @@ class MetadataCluster:
         await process.wait()
 
     async def api(self, endpoint: str, **body: Any) -> Any:
-        subject = SUBJECTS.api(endpoint, body.get(OPERATIONS[endpoint].stream))
+        operation = OPERATIONS[endpoint]
+        subject = SUBJECTS.api(endpoint, body.get(operation.stream))
+        timeout = 5 if operation.writes else 0.2  # one that is carried out while it is repeated is refused
         async with asyncio.timeout(15):
             while True:
                 try:
-                    answer = await self.client.request(subject, json.dumps(body).encode(), timeout=0.2)
+                    answer = await self.client.request(subject, json.dumps(body).encode(), timeout=timeout)
                 except TimeoutError:
                     await asyncio.sleep(0.002)  # without a connection it is raised at once
                     continue

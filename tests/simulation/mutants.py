@@ -396,7 +396,7 @@ MUTANTS: tuple[Mutant, ...] = (
     _mutant(
         "the leader-epoch file is not truncated with the log",
         (LeaderEpochCache.truncate_from, "self._entries = kept", "pass"),
-        (LeaderEpochCache.assign, "entries = tuple(entry for entry in entries if entry.start < start)", "pass"),
+        (LeaderEpochCache.assign, "entries = tuple(entry for entry in entries if entry.start < end)", "pass"),
     ),
     _mutant(
         "the lease never ends",
@@ -551,6 +551,13 @@ MUTANTS: tuple[Mutant, ...] = (
 )
 
 TOLD: tuple[tuple[Mutant, str], ...] = (
+    (
+        _mutant(
+            "an epoch without a record stays where the next record begins above the log's end",
+            (LeaderEpochCache.assign, "if entry.start < end)", "if entry.start < start)"),
+        ),
+        "replication/leader_epoch_without_a_record",
+    ),
     (
         _mutant(
             "a replica of the ISR asks again at once when it is refused",

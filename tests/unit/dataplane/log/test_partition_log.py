@@ -369,6 +369,21 @@ class TestSyncing:
         log.assign_epoch(LeaderEpoch(7), Offset(3))
         assert opened(tmp_path).epochs.entries == log.epochs.entries
 
+    @pytest.mark.parametrize(("epoch", "entries"), [(1, [(1, 0)]), (8, [(1, 0), (8, 20)])])
+    def test_an_epoch_without_a_record_goes_when_a_batch_begins_above_the_end(
+        self, tmp_path: Path, batches: Batches, epoch: int, entries: list[tuple[int, int]]
+    ) -> None:
+        """Compaction left a gap in the log that this one copies."""
+        log = opened(tmp_path)
+        batches.fill(log, 3)
+        log.assign_epoch(LeaderEpoch(7), Offset(3))
+        above = batches.one(20, epoch=epoch)
+        log.append(above.parts, [above.header])
+        assert [*log.epochs.entries] == entries
+        assert opened(tmp_path).epochs.entries == log.epochs.entries
+        log.sync()
+        assert opened(tmp_path).epochs.entries == log.epochs.entries
+
     def test_a_failed_fsync_is_final(self, tmp_path: Path, batches: Batches) -> None:
         class Failing(RealFiles):
             syncs = 0

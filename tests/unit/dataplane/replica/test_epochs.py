@@ -49,6 +49,15 @@ def test_an_older_epoch_may_write_where_a_newer_one_began_without_writing() -> N
     assert epochs.entries == entries((4, 0))
 
 
+def test_an_epoch_that_began_at_the_logs_end_goes_when_the_next_record_begins_above_it() -> None:
+    epochs = cache((4, 0), (5, 100))
+    assert epochs.assign(LeaderEpoch(4), Offset(109), Offset(100))
+    assert epochs.entries == entries((4, 0))
+    epochs = cache((4, 0), (5, 100))
+    assert epochs.assign(LeaderEpoch(6), Offset(109), Offset(100))
+    assert epochs.entries == entries((4, 0), (6, 109))
+
+
 def test_assigning_removes_epochs_that_begin_at_or_after_it() -> None:
     epochs = cache((1, 0), (3, 40), (4, 90))
     assert assign(epochs, 5, 40)
