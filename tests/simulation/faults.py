@@ -299,11 +299,7 @@ def _late_applies(fault: Fault, cluster: Cluster) -> bool:
         return False
     member.slowness = (50.0, 500.0, 2000.0)[fault.number - 1]
     cluster.raft.snapshot_share = 0.5
-
-    def over() -> None:
-        member.slowness = 1.0
-
-    cluster.lift(fault.lasts, over)
+    cluster.lift(fault.lasts, member.keep_up)
     return True
 
 

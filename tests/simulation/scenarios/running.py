@@ -246,7 +246,7 @@ class ScenarioRun:
 
         def over() -> None:
             if member is not None:
-                member.slowness = 1.0
+                member.keep_up()
 
         if member is not None:
             member.slowness = slowness
