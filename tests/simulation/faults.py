@@ -299,7 +299,11 @@ def _late_applies(fault: Fault, cluster: Cluster) -> bool:
         return False
     member.slowness = (50.0, 500.0, 2000.0)[fault.number - 1]
     cluster.raft.snapshot_share = 0.5
-    cluster.lift(fault.lasts, member.keep_up)
+
+    def over() -> None:
+        member.slowness = 1.0
+
+    cluster.lift(fault.lasts, over)
     return True
 
 

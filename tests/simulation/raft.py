@@ -122,7 +122,7 @@ class RaftGroup:
         self.term += 1
         self.world.say(f"Raft: {address} leads term {self.term}")
         self.nodes[address].hears_at = self.world.now
-        self.announce(self.nodes[address])
+        self._announce(self.nodes[address])
         for node in self.nodes.values():
             if self.reaches(node.address):
                 self.world.after(self.rng.random() * 0.005, lambda node=node: node.hear(self.term, address))
@@ -166,7 +166,7 @@ class RaftGroup:
                 if self.leader is not None and self.reaches(self.leader):
                     node.hear(self.term, self.leader)
                 node.tell()
-                self.announce(node)
+                self._announce(node)
 
     # ---- commands
 
@@ -221,10 +221,10 @@ class RaftGroup:
         committed(outcome)
         for member in self.nodes.values():
             if self.reaches(member.address):
-                self.announce(member)
+                self._announce(member)
         return index
 
-    def announce(self, member: RaftMember) -> None:
+    def _announce(self, member: RaftMember) -> None:
         """It hears, some time later, of all that is committed now."""
         index = len(self.log)
         slowness = 1.0 if member.address == self.leader else member.slowness  # the leader applies first
@@ -386,12 +386,6 @@ class RaftMember:
             self._known.clear()
         self._tell()
         self._on_peer_lost(address)
-
-    def keep_up(self) -> None:
-        """It applies as fast as the others from now on, also what it was to hear late."""
-        self.slowness = 1.0
-        self.hears_at = self.group.world.now
-        self.group.announce(self)
 
     def apply_to(self, index: int) -> None:
         group = self.group

@@ -246,7 +246,7 @@ class ScenarioRun:
 
         def over() -> None:
             if member is not None:
-                member.keep_up()
+                member.slowness = 1.0
 
         if member is not None:
             member.slowness = slowness
