@@ -70,6 +70,9 @@ class RaftGroup:
             return True
         return node.applied < len(self.log) and self._committed_at[node.applied] < self.world.now - 0.1
 
+    def has_applied_all(self, address: str) -> bool:
+        return address in self.nodes and self.nodes[address].applied == len(self.log)
+
     def committed_at(self, index: int) -> float:
         return self._committed_at[index]
 
