@@ -324,6 +324,7 @@ class LeaderEpochOffsetResponse(_message.Message):
     LEADER_EPOCH_FIELD_NUMBER: _builtins.int
     CURRENT_LEADER_EPOCH_FIELD_NUMBER: _builtins.int
     LOG_START_OFFSET_FIELD_NUMBER: _builtins.int
+    PARTITION_EPOCH_FIELD_NUMBER: _builtins.int
     endOffset: _builtins.int
     """exclusive end of `leader_epoch` in the leader's log"""
     leader_epoch: _builtins.int
@@ -332,6 +333,8 @@ class LeaderEpochOffsetResponse(_message.Message):
     """LeaderEpoch of the broker that answers"""
     log_start_offset: _builtins.int
     """the leader's log start; the follower does not use it"""
+    partition_epoch: _builtins.int
+    """of the leader's metadata; 0: not told"""
     def __init__(
         self,
         *,
@@ -339,10 +342,11 @@ class LeaderEpochOffsetResponse(_message.Message):
         leader_epoch: _builtins.int = ...,
         current_leader_epoch: _builtins.int = ...,
         log_start_offset: _builtins.int = ...,
+        partition_epoch: _builtins.int = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["current_leader_epoch", b"current_leader_epoch", "endOffset", b"endOffset", "leader_epoch", b"leader_epoch", "log_start_offset", b"log_start_offset"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["current_leader_epoch", b"current_leader_epoch", "endOffset", b"endOffset", "leader_epoch", b"leader_epoch", "log_start_offset", b"log_start_offset", "partition_epoch", b"partition_epoch"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 

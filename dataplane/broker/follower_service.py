@@ -78,6 +78,7 @@ class FollowerService:
             leader_epoch=epoch,
             current_leader_epoch=self._role.leader_epoch,
             log_start_offset=self._core.log_start_offset,
+            partition_epoch=self._core.view.epoch,
         )
         if message.reply:
             self._context.peers.publish(message.reply, [response.SerializeToString()])

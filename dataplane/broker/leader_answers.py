@@ -16,7 +16,7 @@ from wire.errors import Code, CorruptData, TidelogError
 from wire.replication import HEADER_SIZE, decode_header, sync_wanted
 from wire.tidelog_pb2 import LeaderEpochOffsetResponse
 from wire.transport import Message
-from wire.types import LeaderEpoch, Offset
+from wire.types import LeaderEpoch, Offset, PartitionEpoch
 
 
 class Batches(NamedTuple):
@@ -88,5 +88,6 @@ def decode_offset_answer(number: int, message: Message, asked_in: LeaderEpoch) -
         leader_epoch=epoch,
         epoch=LeaderEpoch(response.leader_epoch),
         end=Offset(response.endOffset),
+        partition_epoch=PartitionEpoch(response.partition_epoch),
         error=error,
     )

@@ -18,7 +18,7 @@ from dataclasses import dataclass
 from typing import Final, TypeAlias
 
 from wire.errors import TidelogError
-from wire.types import LeaderEpoch, Offset
+from wire.types import LeaderEpoch, Offset, PartitionEpoch
 
 
 @dataclass(slots=True, kw_only=True)
@@ -38,12 +38,14 @@ class FetchAnswer:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class OffsetAnswer:
-    """An answer to a LeaderEpochOffsetRequest. `epoch` 0: the leader has no epoch at or below the asked one."""
+    """An answer to a LeaderEpochOffsetRequest. `epoch` 0: the leader has no epoch at or below the asked one.
+    `partition_epoch`: that of the leader's metadata; 0: not told."""
 
     number: int
     leader_epoch: LeaderEpoch
     epoch: LeaderEpoch = LeaderEpoch(0)
     end: Offset = Offset(0)
+    partition_epoch: PartitionEpoch = PartitionEpoch(0)
     error: TidelogError | None = None
 
 

@@ -4,6 +4,8 @@ Invariants
 * Before the first fetch of a LeaderEpoch the log is reconciled with the leader over `.offset`, by leader epochs alone
   (KIP-101, KIP-279). The log is never cut to the HW, and never without an answer: if the leader is silent, ask again.
 * The log is cut once, when the walk over the epochs has ended.
+* Whether this replica is relied on is decided by metadata as new as the leader's. In an older view it may still stand in
+  the ISR, or be eligible, while others have committed records in place of its own.
 """
 
 from __future__ import annotations
@@ -39,6 +41,11 @@ class CutTo:
 @dataclass(frozen=True, slots=True)
 class BeginAnew:
     """No record that is left here could follow: begin where the leader's log begins."""
+
+
+@dataclass(frozen=True, slots=True)
+class AwaitView:
+    """It depends on metadata that the leader has and this broker has not: ask again in a while."""
 
 
 Reconciled: TypeAlias = CutTo | BeginAnew
@@ -90,39 +97,54 @@ class Reconciler:
         ):
             return []
         if answer.error is not None or answer.leader_epoch > replica.leader_epoch:
-            # Metadata will tell us of the newer epoch. Until then we ask again: nothing is fetched unreconciled.
-            replica.enter(Reconciling(state.asked, state.cut, state.number, now + self._settings.offset_retry), now)
-            return []
+            return self._wait_for_metadata(state, now)
         self._contact.on_good_answer(now)
         step = self._judge(state, answer)
+        if isinstance(step, AwaitView):
+            replica.story.tell(f"waits for metadata of partition epoch {answer.partition_epoch}", now)
+            return self._wait_for_metadata(state, now)
         return self._ask(step.epoch, step.cut, now) if isinstance(step, AskNext) else step
 
-    def _judge(self, state: Reconciling, answer: OffsetAnswer) -> AskNext | Reconciled:
+    def _wait_for_metadata(self, state: Reconciling, now: float) -> list[FollowerEffect]:
+        """Until it has come we ask again: nothing is fetched unreconciled."""
+        again_at = now + self._settings.offset_retry
+        self._replica.enter(Reconciling(state.asked, state.cut, state.number, again_at), now)
+        return []
+
+    def _judge(self, state: Reconciling, answer: OffsetAnswer) -> AskNext | AwaitView | Reconciled:
         if not answer.epoch:
-            return self._nothing_so_old(state.cut, answer.end)
+            return self._nothing_so_old(state.cut, answer)
         mine = self._epochs.end_offset_for(answer.epoch, self._replica.log_end_offset)
         if mine is None:
-            return self._cut_to(Offset(0))  # nothing in common
+            return self._cut_to(Offset(0), answer)  # nothing in common
         cut = min(state.cut, answer.end, mine.end)
         if mine.epoch != answer.epoch:
             return AskNext(mine.epoch, cut)
-        return self._cut_to(cut)
+        return self._cut_to(cut, answer)
 
-    def _cut_to(self, cut: Offset) -> Reconciled:
+    def _cut_to(self, cut: Offset, answer: OffsetAnswer) -> AwaitView | Reconciled:
         """Below the log start the leader's records are not the ones that were here, so the leader epochs and the
         producers that are known of them are wrong, and no record that is left could follow."""
-        if cut < self._replica.log_start_offset and not self._replica.is_relied_on:
-            return BeginAnew()
-        return CutTo(cut)
+        replica = self._replica
+        if cut >= replica.log_start_offset:
+            return CutTo(cut)
+        if self._metadata_is_older(answer):
+            return AwaitView()
+        return CutTo(cut) if replica.is_relied_on else BeginAnew()
 
-    def _nothing_so_old(self, cut: Offset, leaders_start: Offset) -> Reconciled:
+    def _nothing_so_old(self, cut: Offset, answer: OffsetAnswer) -> AwaitView | Reconciled:
         """All that the leader holds is of newer epochs than all that is here: from its log start on nothing is in
         common, and its earlier records below are not known any more. A member of the ISR (or an eligible replica) need
         not ask: all committed records lie below, and it keeps them, for it answers for them. Any other replica may hold
         records there that were never committed, and begins anew where the leader's log begins."""
-        replica = self._replica
+        replica, leaders_start = self._replica, answer.end
+        if self._metadata_is_older(answer):
+            return AwaitView()
         if replica.is_relied_on:
-            return self._cut_to(min(cut, max(leaders_start, replica.log_start_offset)))
+            return self._cut_to(min(cut, max(leaders_start, replica.log_start_offset)), answer)
         if leaders_start <= replica.log_start_offset:
-            return self._cut_to(Offset(0))
+            return self._cut_to(Offset(0), answer)
         return BeginAnew()
+
+    def _metadata_is_older(self, answer: OffsetAnswer) -> bool:
+        return answer.partition_epoch > self._replica.view.epoch

@@ -585,8 +585,8 @@ TOLD: tuple[tuple[Mutant, str], ...] = (
             "a log that diverges from the leader's below its own log start is only emptied",
             (
                 Reconciler._cut_to,
-                "if cut < self._replica.log_start_offset and not self._replica.is_relied_on:",
-                "if False:",
+                "return CutTo(cut) if replica.is_relied_on else BeginAnew()",
+                "return CutTo(cut)",
             ),
         ),
         "replication/empty_log_that_knows_its_last_epoch",
@@ -599,6 +599,13 @@ TOLD: tuple[tuple[Mutant, str], ...] = (
                 "min(cut, max(leaders_start, replica.log_start_offset))",
                 "replica.log_start_offset",
             ),
+        ),
+        "replication/retention_left_no_epoch_in_common",
+    ),
+    (
+        _mutant(
+            "a replica believes old metadata that the others rely on it",
+            (Reconciler._metadata_is_older, "answer.partition_epoch > self._replica.view.epoch", "False"),
         ),
         "replication/retention_left_no_epoch_in_common",
     ),
