@@ -4,8 +4,8 @@ Invariants
 * Before the first fetch of a LeaderEpoch the log is reconciled with the leader over `.offset`, by leader epochs alone
   (KIP-101, KIP-279). The log is never cut to the HW, and never without an answer: if the leader is silent, ask again.
 * The log is cut once, when the walk over the epochs has ended.
-* Whether this replica is relied on is decided by metadata as new as the leader's. In an older view it may still stand in
-  the ISR, or be eligible, while others have committed records in place of its own.
+* Whether this replica is relied on is decided by metadata as new as the leader's. In an older view it may still be in
+  the ISR, or eligible, while others have committed records in place of its own.
 """
 
 from __future__ import annotations
