@@ -13,6 +13,8 @@ from __future__ import annotations
 import os
 import select
 import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
 from importlib import import_module
 from typing import Any
 
@@ -34,14 +36,25 @@ _COMMANDS = (
 """In the order of the help. Each is an attribute of the module `tidelog.cli` has of that name."""
 
 
+@contextmanager
+def _until_output_is_gone() -> Iterator[None]:
+    try:
+        yield
+    except BrokenPipeError:
+        if not _output_is_gone():
+            raise
+        raise click.exceptions.Exit(0) from None
+
+
 class _LazyGroup(click.Group):
+    def make_context(self, *args: Any, **extra: Any) -> click.Context:
+        """`--help` prints here."""
+        with _until_output_is_gone():
+            return super().make_context(*args, **extra)
+
     def invoke(self, ctx: click.Context) -> Any:
-        try:
+        with _until_output_is_gone():
             return super().invoke(ctx)
-        except BrokenPipeError:
-            if not _output_is_gone():
-                raise
-            ctx.exit(0)
 
     def list_commands(self, ctx: click.Context) -> list[str]:  # noqa: ARG002 - click's signature
         return list(_COMMANDS)

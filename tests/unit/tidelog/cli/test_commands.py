@@ -112,10 +112,11 @@ def test_output_that_cannot_be_written_is_one_sentence(monkeypatch: pytest.Monke
     assert len(err.splitlines()) == 1
 
 
-def test_a_reader_of_the_output_that_has_gone_is_no_error() -> None:
+@pytest.mark.parametrize("command", [("security", "nats-config", "--role", "admin"), ("stream", "--help"), ("--help",)])
+def test_a_reader_of_the_output_that_has_gone_is_no_error(command: tuple[str, ...]) -> None:
     reading, writing = os.pipe()
     os.close(reading)
-    arguments = [sys.executable, "-m", "tidelog.cli", "security", "nats-config", "--role", "admin"]
+    arguments = [sys.executable, "-m", "tidelog.cli", *command]
     with os.fdopen(writing, "wb") as out:
         done = subprocess.run(arguments, stdout=out, stderr=subprocess.PIPE, timeout=60, check=False)
     assert (done.returncode, done.stderr) == (0, b"")
