@@ -16,7 +16,7 @@ from metadata.raft.introductions import MAX_INTRODUCTIONS
 from metadata.raft.transport import INTRODUCTION_TIMEOUTS, MAX_OBSERVERS
 from metadata.raft.types import CONNECTION_TIMEOUT_S
 from metadata.runtime.messages import MAX_MESSAGE_BYTES
-from metadata.runtime.namespace import MAX_CLUSTERS, MAX_PRESENCE_ANSWERS
+from metadata.runtime.namespace import MAX_CLAIM_BYTES, MAX_CLAIMS, MAX_CLUSTERS, MAX_PRESENCE_ANSWERS
 from metadata.runtime.services import MAX_ANSWER_BYTES, MAX_ANSWERS, MAX_ENDPOINTS, WAIT_S
 from metadata.runtime.services import MAX_BYTES_OF_ALL as MAX_BYTES_OF_SERVICES
 from metadata.settings import MetadataSettings
@@ -25,6 +25,7 @@ from tidelog.runtime.micro import MAX_QUESTIONS_IN_WORK
 from tidelog.runtime.pace import ANSWER_BYTES_PER_S, REST
 from tidelog.runtime.request_queue import MAX_WAITING, MAX_WAITING_ALIKE, MAX_WAITING_BYTES
 from tidelog.server.log_limit import MAX_ARGUMENT, MAX_BYTES, MAX_BYTES_OF_ALL, MAX_LINES
+from tidelog.server.peers.tags import UNHEARD_PER_S
 from wire.batch.columns import MAX_EXPANSION
 from wire.batch.encoded import FREE_BYTES, FREE_RECORDS, HEAVY_BYTES, HEAVY_HEADER_BYTES, MAX_RECORDS_PER_BYTE
 from wire.batch.header import MAX_RECORDS
@@ -101,6 +102,24 @@ BOUNDS = (
         limit=f"{MAX_PRESENCE_ANSWERS} are answered in a second, by each broker",
         where="metadata/runtime/namespace.py",
         counter="dropped_presence_questions",
+    ),
+    Bound(
+        on="claims without a reply, `<ns>.metadata.cluster`",
+        limit=f"{MAX_CLAIMS} are looked into in a second, by each broker that founds no cluster",
+        where="metadata/runtime/namespace.py",
+        counter="dropped_claims",
+    ),
+    Bound(
+        on="bytes of a claim",
+        limit=str(MAX_CLAIM_BYTES),
+        where="metadata/runtime/namespace.py",
+        counter="dropped_metadata_messages",
+    ),
+    Bound(
+        on="messages between brokers that name a life that was not heard before",
+        limit=f"the keys of {UNHEARD_PER_S} are derived in a second",
+        where="tidelog/server/peers/tags.py",
+        counter="refused_messages",
     ),
     Bound(
         on="other clusters that are told of",

@@ -144,7 +144,7 @@ class ControllerRequests:
                 error = TidelogError(
                     Code.BAD_REQUEST, 'a status request is {"stream": NAME}, or {} for the broker as a whole'
                 )
-                context.messages.drop(message, error)
+                context.messages.drop(message.subject, message.data, error)
                 form = Refusal(error=error.to_json())
         context.messages.answer(message.reply, json.dumps(form).encode(), "the status")
 
@@ -156,6 +156,7 @@ class ControllerRequests:
             "dropped_raft_introductions": 0 if raft is None else raft.dropped_introductions,
             "dropped_metadata_messages": self._context.messages.dropped,
             "dropped_of_other_clusters": self._namespace.dropped,
+            "dropped_claims": self._namespace.dropped_claims,
             "dropped_presence_questions": self._namespace.dropped_presence,
             "refused_api_requests": self._context.refused_requests,
             "dropped_api_requests": self._context.unqueued_requests,

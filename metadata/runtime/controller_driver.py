@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from math import inf
 
 from metadata.effects import (
@@ -25,7 +25,7 @@ from metadata.raft.types import RaftError, RaftRole, RaftStatus
 from metadata.runtime.admin import Admin
 from metadata.runtime.context import MetadataContext
 from metadata.runtime.moves import LeaderMoves
-from metadata.runtime.namespace import Namespace
+from metadata.runtime.namespace import MAX_CLAIM_BYTES, Namespace
 from metadata.runtime.ports import RaftPort
 from metadata.runtime.proposals import Proposals
 from metadata.runtime.subscriptions import ControllerSubscriptions
@@ -60,6 +60,7 @@ class ControllerDriver:
         """Labels in the newest answers to probes."""
         self._timer: asyncio.TimerHandle | None = None
         self._claims_inbox = context.transport.new_inbox()
+        self._claims_subject = context.subjects.cluster()
         self.namespace = Namespace(context, known_cluster_id, self.run)
         self.moves = LeaderMoves(context, proposals.commit)
         self.admin = Admin(
@@ -74,7 +75,7 @@ class ControllerDriver:
 
     def start(self) -> None:
         context = self._context
-        context.transport.on_claim_inbox(self._claims_inbox, self.on_claim)
+        context.transport.on_claim_inbox(self._claims_inbox, self._on_answer)
         context.transport.on_connection_change(self._on_connection)
         connected = context.transport.is_connected
         since = context.transport.connected_since if connected else context.monotonic()
@@ -106,10 +107,20 @@ class ControllerDriver:
             if known.raft_address == address:
                 self.run(context.core.on_peer_lost(broker, context.monotonic()))
 
-    def on_claim(self, message: Message, is_proved: bool) -> None:
-        claim = None if message.status is not None else self._context.messages.decode(pb.ClusterClaim, message)
+    def on_claim(self, data: bytes, reply: str | None, is_proved: Callable[[], bool]) -> None:
+        """A message on the subject of claims, where anybody may send. See `RawClaimHandler`."""
+        if self.namespace.may_skip(reply):
+            return
+        self._take_claim(data, reply, is_proved)
+
+    def _take_claim(self, data: bytes, reply: str | None, is_proved: Callable[[], bool]) -> None:
+        claim = self._context.messages.decode_data(pb.ClusterClaim, self._claims_subject, data, MAX_CLAIM_BYTES)
         if claim is not None and not self._context.closed:
-            self.namespace.on_claim(claim, message.reply, is_proved=is_proved)
+            self.namespace.on_claim(claim, reply, is_proved)
+
+    def _on_answer(self, message: Message, is_proved: bool) -> None:
+        if message.status is None:
+            self._take_claim(message.data, message.reply, lambda: is_proved)
 
     def _on_connection(self, connected: bool) -> None:
         if not self._context.closed:

@@ -40,24 +40,29 @@ class Messages:
 
     def decode(self, kind: type[_Message], message: Message) -> _Message | None:
         """None when the message is too large or does not decode: it is counted and logged."""
+        return self.decode_data(kind, message.subject, message.data, MAX_MESSAGE_BYTES)
+
+    def decode_data(self, kind: type[_Message], subject: str, data: bytes, most: int) -> _Message | None:
+        """As `decode`, of the bytes that came on a subject; `most` of them are allowed."""
+        if len(data) > most:
+            self.drop(subject, data, f"the limit is {most} bytes")
+            return None
         try:
-            if len(message.data) > MAX_MESSAGE_BYTES:
-                raise DecodeError(f"the limit is {MAX_MESSAGE_BYTES} bytes")
-            return kind.FromString(message.data)
+            return kind.FromString(data)
         except DecodeError as error:
-            self.drop(message, error)
+            self.drop(subject, data, error)
             return None
 
-    def drop(self, message: Message, error: Exception) -> None:
+    def drop(self, subject: str, data: bytes, error: object) -> None:
         self.dropped += 1
         now = self._monotonic()
-        logged = self._logged.get(message.subject)
+        logged = self._logged.get(subject)
         if logged is not None and now - logged < LOG_INTERVAL_S:
             return
         if len(self._logged) >= MAX_LOGGED:
             self._logged.clear()
-        self._logged[message.subject] = now
-        _log.warning("dropped a message of %d bytes on %s: %s", len(message.data), message.subject, error)
+        self._logged[subject] = now
+        _log.warning("dropped a message of %d bytes on %s: %s", len(data), subject, error)
 
     def answer(self, inbox: str, data: bytes, what: str) -> None:
         """Publish an answer. If it is larger than a message may be, the error is published in its place."""

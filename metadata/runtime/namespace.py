@@ -30,6 +30,10 @@ REMEMBERED_S = 60.0
 often."""
 MAX_CLUSTERS = 16
 """Others that are told of at a time; claims under ever new ids fill neither memory nor the log."""
+MAX_CLAIM_BYTES = 4096
+"""A broker's own claim has a name and three ids, some hundred bytes."""
+MAX_CLAIMS = 10_000
+"""Without a reply, in a second, at a broker that founds no cluster. Each controller in the namespace sends one."""
 MAX_PRESENCE_ANSWERS = 500
 """In a second. More clients than that do not lose their controller at a time; their errors name no brokers then."""
 LOGGED_QUESTIONS = 50
@@ -53,10 +57,17 @@ class Namespace:
         self._run = run
         self._announced_at = -inf
         self._others: dict[str, _Heard] = {}
+        self._full_until = -inf
+        """Before that none of `_others` is forgotten, and there are MAX_CLUSTERS of them."""
         self.dropped = 0
         """Messages of other clusters."""
         self.dropped_presence = 0
         """Questions which brokers are connected, beyond MAX_PRESENCE_ANSWERS."""
+        self.dropped_claims = 0
+        """Claims beyond MAX_CLAIMS."""
+        self._claims_second = -inf
+        """Begin of the second in which claims without a reply are counted."""
+        self._claims = 0
         self._presence_second = -inf
         """Begin of the second in which answers are counted."""
         self._presence_answers = 0
@@ -97,18 +108,37 @@ class Namespace:
             self._announced_at = now
             self._context.transport.publish_claim(self._context.subjects.cluster(), self._claim().SerializeToString())
 
-    def on_claim(self, claim: pb.ClusterClaim, reply: str | None, *, is_proved: bool) -> None:
-        """Another broker, or this one, has said to which cluster it belongs, or asks with it. `is_proved`: it holds a
+    def may_skip(self, reply: str | None) -> bool:
+        """Whether a message on the subject of claims is not looked into, because too many come; it is counted.
+
+        A claim without a reply asks nothing, and a broker that founds no cluster only tells operators of it. So nothing
+        else is skipped: each question is answered, and a founder hears every other founder and every cluster."""
+        if reply is not None or self._context.core.founding is not None:
+            return False
+        now = self._context.monotonic()
+        if now >= self._claims_second + 1.0:
+            self._claims_second, self._claims = now, 0
+        self._claims += 1
+        if self._claims <= MAX_CLAIMS:
+            return False
+        self.dropped_claims += 1
+        return True
+
+    def on_claim(self, claim: pb.ClusterClaim, reply: str | None, is_proved: Callable[[], bool]) -> None:
+        """Another broker, or this one, has said to which cluster it belongs, or asks with it. `is_proved()`: it holds a
         secret of this cluster. Anybody else may say what he likes here: it makes a founder wait or stop, and a log say
-        so, and nothing more. That this broker's own question came back is proved, or it did not."""
+        so, and nothing more. That this broker's own question came back is proved, or it did not.
+
+        A broker that founds no cluster asks for no proof, and does not wake its core: a claim changes nothing there."""
+        founds = self._context.core.founding is not None
         now = self._context.monotonic()
         if claim.life_id == self._context.life_id:
-            if is_proved:
+            if founds and is_proved():
                 self._run(self._context.core.on_own_question(now))
             return
         if self.cluster_id and claim.cluster_id:
             self.is_ours(claim.cluster_id, claim.broker)
-        if claim.cluster_id != self.cluster_id or not claim.cluster_id:
+        if founds and (claim.cluster_id != self.cluster_id or not claim.cluster_id):
             self._run(
                 self._context.core.on_claim(
                     Claim(
@@ -165,8 +195,11 @@ class Namespace:
         now = self._context.monotonic()
         heard = self._others.get(cluster_id)
         if heard is None:
+            if now < self._full_until:
+                return
             self._others = {known: other for known, other in self._others.items() if now - other.at <= REMEMBERED_S}
             if len(self._others) >= MAX_CLUSTERS:
+                self._full_until = min(other.at for other in self._others.values()) + REMEMBERED_S
                 return
             heard = self._others[cluster_id] = _Heard(one_line(broker), now, -inf)
         heard.broker, heard.at = one_line(broker), now

@@ -11,7 +11,8 @@ from typing import Any
 import pytest
 
 from metadata.effects import Effect
-from metadata.runtime.namespace import MAX_CLUSTERS
+from metadata.runtime import namespace
+from metadata.runtime.namespace import MAX_CLAIM_BYTES, MAX_CLUSTERS
 from metadata.settings import MetadataSettings
 from tests.unit.metadata.brokers import CREATE, SETTINGS, SUBJECTS, Group, World, meet, running, until
 from wire import metadata_pb2 as pb
@@ -179,3 +180,60 @@ async def test_a_founder_that_gives_way_says_to_which_broker(caplog: pytest.LogC
     await until(is_told)
     assert "broker z is about to found a cluster in this namespace, too, and goes first" in caplog.text
     await broker.service.close()
+
+
+async def test_of_many_claims_without_a_reply_the_rest_is_not_looked_into(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Each question is answered all the same: a second cluster could be founded beside this one else."""
+    monkeypatch.setattr(namespace, "MAX_CLAIMS", 3)
+    async with running("a", "b") as world:
+        driver = world.brokers["a"].service._controller
+        context = driver._context
+        now = context.monotonic()
+        context.monotonic = lambda: now + 1000.0
+        before, sent = driver.namespace.dropped, len(world.brokers["a"].transport.sent)
+        claim = pb.ClusterClaim(broker="x", life_id="x", cluster_id="other").SerializeToString()
+        for _ in range(10):
+            driver.on_claim(claim, None, unasked)
+        assert (driver.namespace.dropped - before, driver.namespace.dropped_claims) == (3, 7)
+        for number in range(10):
+            driver.on_claim(claim, f"inbox.{number}", unasked)
+        assert driver.namespace.dropped - before == 13
+        answers = world.brokers["a"].transport.sent[sent:]
+        assert [subject for subject, *_ in answers] == [f"inbox.{number}" for number in range(10)]
+        context.monotonic = lambda: now + 1001.0
+        driver.on_claim(claim, None, unasked)
+        assert driver.namespace.dropped - before == 14, "a second later"
+
+
+async def test_a_founder_looks_into_each_claim(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(namespace, "MAX_CLAIMS", 0)
+    world = World()
+    broker = await world.start("a", settings=replace(SETTINGS, founding_wait_s=1000.0))
+    try:
+        driver = broker.service._controller
+        await until(lambda: driver._context.core.founding is not None)
+        driver.on_claim(pb.ClusterClaim(broker="x", life_id="x").SerializeToString(), None, unasked)
+        own = pb.ClusterClaim(broker="a", life_id=driver._context.life_id).SerializeToString()
+        asked: list[bool] = []
+        driver.on_claim(own, None, lambda: bool(asked.append(True)))  # type: ignore[func-returns-value]
+        assert asked, "whether it is its own question"
+        living = pb.ClusterClaim(broker="x", life_id="x", cluster_id="other").SerializeToString()
+        driver.on_claim(living, None, unasked)
+        await until(lambda: broker.fatal)
+        assert "other" in broker.fatal[0].message
+    finally:
+        await broker.service.close()
+
+
+async def test_a_claim_that_is_too_long_is_not_decoded() -> None:
+    async with running("a") as world:
+        driver = world.brokers["a"].service._controller
+        dropped, heard = driver._context.messages.dropped, driver.namespace.dropped
+        for size in (MAX_CLAIM_BYTES // 2, MAX_CLAIM_BYTES):
+            claim = pb.ClusterClaim(broker="x" * size, life_id="x", cluster_id="other")
+            driver.on_claim(claim.SerializeToString(), None, unasked)
+        assert (driver._context.messages.dropped - dropped, driver.namespace.dropped - heard) == (1, 1)
+
+
+def unasked() -> bool:
+    raise AssertionError("a proof costs more than the claim of a stranger may")

@@ -21,7 +21,7 @@ from tidelog.runtime.header_block import decode_headers, status_of
 from tidelog.server.peers.refusals import Refusals
 from tidelog.server.peers.tags import CLAIM, PEER, TRAILER_BYTES, Fault, Signer, Verifier, covered
 from wire.cluster_secrets import ClusterSecrets
-from wire.peers import REFUSAL_GRACE, ClaimHandler
+from wire.peers import REFUSAL_GRACE, ClaimHandler, RawClaimHandler
 from wire.transport import NO_RESPONDERS, Buffer, Message, MessageHandler, Subscription, Transport
 
 TAG_HEADER = "Tidelog-Peer"
@@ -41,7 +41,7 @@ class PeerLink:
         self.refusals = refusals
         self._transport = transport
         self._signer = Signer(secrets, life_id)
-        self._verifier = Verifier(secrets)
+        self._verifier = Verifier(secrets, refusals.monotonic)
         self._waiting: set[asyncio.Future[Message]] = set()
         transport.on_connection_change(self._on_connection)
 
@@ -139,6 +139,14 @@ class PeerLink:
     async def subscribe_claims(self, subject: str, handler: ClaimHandler) -> Subscription:
         return await self._transport.subscribe(subject, partial(self._on_claim, handler))
 
+    async def subscribe_raw_claims(self, subject: str, handler: RawClaimHandler) -> Subscription:
+        def on_raw(subject: bytes, reply: bytes | None, headers: bytes | None, payload: bytes) -> None:
+            if headers is None or status_of(headers) is None:
+                is_proved = partial(self._is_raw_proved, subject, reply, headers, payload)
+                handler(payload, None if reply is None else reply.decode(errors="replace"), is_proved)
+
+        return await self._transport.subscribe_raw(subject, on_raw)
+
     def new_inbox(self) -> str:
         return self._transport.new_inbox()
 
@@ -155,16 +163,23 @@ class PeerLink:
         handler(message, message.status is None and self._is_proved(message))
 
     def _is_proved(self, message: Message) -> bool:
+        reply = None if message.reply is None else message.reply.encode()
+        return self._is_claim_proved(message.subject.encode(), reply, message.headers, message.data)
+
+    def _is_raw_proved(self, subject: bytes, reply: bytes | None, headers: bytes | None, payload: bytes) -> bool:
+        return self._is_claim_proved(subject, reply, None if headers is None else decode_headers(headers)[0], payload)
+
+    def _is_claim_proved(
+        self, subject: bytes, reply: bytes | None, fields: Mapping[str, str] | None, payload: bytes
+    ) -> bool:
         try:
-            trailer = bytes.fromhex((message.headers or {}).get(TAG_HEADER, ""))
+            trailer = bytes.fromhex((fields or {}).get(TAG_HEADER, ""))
         except ValueError:
             return False
-        sender = self._verifier.claimed_sender(trailer)
+        sender = self._verifier.claimed_sender(CLAIM, trailer)
         if isinstance(sender, Fault):
             return False
-        reply = None if message.reply is None else message.reply.encode()
-        covers = covered(CLAIM, message.subject.encode(), reply, None)
-        return self._verifier.fault(sender, covers, message.data, trailer) is None
+        return self._verifier.fault(sender, covered(CLAIM, subject, reply, None), payload, trailer) is None
 
     def _open(
         self,
@@ -182,7 +197,7 @@ class PeerLink:
             self.refusals.count(kind, Fault.SHORT.value, subject)
             return None
         trailer = data[end:]
-        sender = self._verifier.claimed_sender(trailer)
+        sender = self._verifier.claimed_sender(PEER, trailer)
         if isinstance(sender, Fault):
             self.refusals.count(kind, sender.value, subject)
             return None

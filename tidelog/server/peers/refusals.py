@@ -20,7 +20,7 @@ class Refusals:
 
     def __init__(self, owner: str, monotonic: Callable[[], float]) -> None:
         self._owner = owner
-        self._monotonic = monotonic
+        self.monotonic = monotonic
         self._counts: dict[str, dict[str, int]] = {}
         self._logged: dict[str, tuple[float, int]] = {}
         """By kind: when, and how many there were then."""
@@ -31,7 +31,7 @@ class Refusals:
         if faults is None:
             faults = self._counts[kind] = {}
         faults[fault] = faults.get(fault, 0) + 1
-        now = self._monotonic()
+        now = self.monotonic()
         at, before = self._logged.get(kind, _NEVER)
         if now - at >= LOG_INTERVAL_S:
             total = sum(faults.values())

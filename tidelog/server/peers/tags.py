@@ -29,6 +29,11 @@ then takes 37 us to make and 24 us to check, a BLAKE2b 11 us; of 64 KiB in a row
 Invariants:
 
 * The number of a message is noted after its tag was verified: a forged message changes nothing here.
+* Keys of lives that were not heard yet are derived for at most UNHEARD_PER_S messages a second, and for as many more
+  after a silence: a stranger may name another life in each message, and deriving costs more than all else about it.
+  Lives that were heard have no limit, and claims have none. In a flood a new life's first messages may be refused for
+  that, as NATS may lose any message; its sender asks again. Tokens come all the time, so each message has a chance of
+  UNHEARD_PER_S to the forged messages of a second, and one that is verified is enough.
 * At most MAX_SENDERS lives are remembered. For one more the life that was heard the longest ago is forgotten; its
   messages would be taken once more (docs/protocol.md says why that harms nothing).
 """
@@ -37,7 +42,7 @@ from __future__ import annotations
 
 import hashlib
 import hmac
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from enum import Enum
 from functools import cached_property
 from typing import Final
@@ -46,6 +51,7 @@ from cryptography.exceptions import InvalidTag
 from cryptography.hazmat.primitives.ciphers import Cipher, algorithms, modes
 from cryptography.hazmat.primitives.ciphers.aead import AESGCM
 
+from dataplane.replica.quota import TokenBucket
 from tidelog.server.peers.replay import ReplayWindow
 from wire.cluster_secrets import FINGERPRINT_BYTES, ClusterSecret, ClusterSecrets
 from wire.transport import Buffer
@@ -55,6 +61,8 @@ LIFE_BYTES: Final = 16
 TAG_BYTES: Final = 16
 TRAILER_BYTES: Final = LIFE_BYTES + FINGERPRINT_BYTES + 8 + TAG_BYTES + 1
 MAX_SENDERS: Final = 1024
+UNHEARD_PER_S: Final = 20_000
+"""Messages of lives that were not heard yet whose keys are derived: less than a tenth of the processor's time."""
 PEER: Final = b"peer"
 CLAIM: Final = b"claim"
 
@@ -78,6 +86,8 @@ class Fault(Enum):
     """Its sender has a secret that this broker does not have."""
     TAG = "tag"
     """It was made or altered by somebody without the secret, or meant for another subject or inbox."""
+    UNHEARD = "unheard"
+    """Its sender was not heard before, and too many messages name such senders at a time."""
     REPLAYED = "replayed"
     """It has come before, or is too old to tell."""
 
@@ -183,15 +193,18 @@ class Signer:
 class Verifier:
     """Judges the messages that come to one life of a broker."""
 
-    def __init__(self, secrets: ClusterSecrets) -> None:
+    def __init__(self, secrets: ClusterSecrets, monotonic: Callable[[], float]) -> None:
         self._secrets = secrets
+        self._monotonic = monotonic
+        self._unheard = TokenBucket(UNHEARD_PER_S, monotonic())
         self._senders: dict[bytes, Sender] = {}
         """By name; those that were heard and are accepted."""
         self._verified = 0
         secrets.on_change(self._forget_refused)
 
-    def claimed_sender(self, trailer: bytes) -> Sender | Fault:
-        """Whom the trailer names. Anybody can write that: nothing is verified yet, and nothing remembered."""
+    def claimed_sender(self, kind: bytes, trailer: bytes) -> Sender | Fault:
+        """Whom the trailer of a message of this kind names. Anybody can write that: nothing is verified yet, and
+        nothing remembered."""
         if trailer[-1:] != VERSION:
             return Fault.VERSION
         if len(trailer) != TRAILER_BYTES:
@@ -202,9 +215,17 @@ class Verifier:
             fingerprint = name[LIFE_BYTES:]
             for secret in self._secrets.accepted:
                 if secret.fingerprint == fingerprint:
-                    return Sender(secret, name)
+                    return Sender(secret, name) if kind is CLAIM or self._takes_unheard() else Fault.UNHEARD
             return Fault.SECRET
         return sender
+
+    def _takes_unheard(self) -> bool:
+        unheard = self._unheard
+        unheard.fill(self._monotonic())
+        if unheard.level < 1:
+            return False
+        unheard.level -= 1
+        return True
 
     def fault(self, sender: Sender, covers: bytes, payload: Buffer, trailer: bytes) -> Fault | None:
         """None: a broker of this cluster has sent this message, to this subject, and it has not come before. `sender`:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import hashlib
 import logging
+from collections.abc import Callable
 from dataclasses import dataclass, field
 from itertools import count
 from random import Random
@@ -22,7 +23,7 @@ from tidelog.server.peers import replay, tags
 from tidelog.server.peers.link import TAG_HEADER, PeerLink, kind_of
 from tidelog.server.peers.refusals import LOG_INTERVAL_S, Refusals
 from tidelog.server.peers.replay import WINDOW, ReplayWindow
-from tidelog.server.peers.tags import CLAIM, PEER, TRAILER_BYTES, Signer
+from tidelog.server.peers.tags import CLAIM, PEER, TRAILER_BYTES, UNHEARD_PER_S, Signer
 from wire.cluster_secrets import ClusterSecret, ClusterSecrets, parse_secrets, public_secrets
 from wire.errors import TidelogError
 from wire.subjects import Subjects
@@ -300,6 +301,57 @@ async def test_claims_are_for_everybody_and_say_who_sent_them() -> None:
     await settle()
     assert heard == [(b"mine", True), *[(b"mine", False)] * 5, (b"another cluster's", False)]
     assert b.refusals.counts() == {}, "strangers may speak here"
+
+
+async def test_claims_are_proved_when_they_are_asked_for(monkeypatch: pytest.MonkeyPatch) -> None:
+    hub, a, b = await pair()
+    heard: list[tuple[bytes, str | None, Callable[[], bool]]] = []
+    await b.link.subscribe_raw_claims("claims", lambda *claim: heard.append(claim))
+    a.link.publish_claim("claims", b"mine", reply="inbox.1")
+    await settle()
+    headers = a.transport.sent[-1][2]
+    with monkeypatch.context() as patch:
+        patch.setattr("tidelog.server.peers.link.decode_headers", None)
+        patch.setattr("tidelog.server.peers.link.Message", None)
+        for block in (headers, {TAG_HEADER: "xyz"}, None):
+            FakeTransport(hub).publish("claims", [b"mine"], reply="inbox.1", headers=block)
+        await settle()
+        b.transport.raw["claims"](b"claims", b"\xff", None, b"")
+        b.transport.raw["claims"](b"claims", None, b"NATS/1.0 503\r\n\r\n", b"")
+    assert [(payload, reply) for payload, reply, _ in heard] == [(b"mine", "inbox.1")] * 4 + [(b"", "\ufffd")]
+    assert [is_proved() for *_, is_proved in heard] == [True, False, False, False, False], "the second is a copy"
+
+
+async def test_keys_of_lives_that_were_not_heard_are_derived_so_often() -> None:
+    hub, a, b = await pair()
+    a.link.publish(SUBJECT, [b"1"])
+    await settle()
+    first, to_b = a.transport.sent[0][1], b.transport.raw[SUBJECT]
+
+    def flood(times: int) -> None:
+        for number in range(times):
+            life = number.to_bytes(16, "big")
+            to_b(SUBJECT.encode(), None, None, first[:-TRAILER_BYTES] + life + first[16 - TRAILER_BYTES :])
+
+    flood(UNHEARD_PER_S + 5)  # a's own message was one
+    assert b.refusals.counts()["replicate"] == {"tag": UNHEARD_PER_S - 1, "unheard": 6}
+    late = Broker(hub, "late")
+    for broker, text in ((a, b"2"), (late, b"lost")):
+        broker.link.publish(SUBJECT, [text])
+    await settle()
+    assert [message.data for message in b.heard] == [b"1", b"2"], "a was heard before"
+    proved: list[bool] = []
+    await b.link.subscribe_claims("claims", lambda _, is_proved: proved.append(is_proved))
+    late.link.publish_claim("claims", b"mine")
+    await settle()
+    assert proved == [True], "claims have no limit"
+    FakeTransport(hub).publish(SUBJECT, [first])
+    b.link._verifier._senders.pop(next(reversed(b.link._verifier._senders)))  # as if late's claim had not come
+    b.now += 1.5 / UNHEARD_PER_S
+    late.link.publish(SUBJECT, [b"3"])
+    late.link.publish(SUBJECT, [b"4"])
+    await settle()
+    assert [message.data for message in b.heard][2:] == [b"3", b"4"], "one that is verified is enough"
 
 
 async def test_a_claim_is_no_message_between_brokers() -> None:
