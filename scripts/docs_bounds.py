@@ -25,7 +25,8 @@ from tidelog.runtime.micro import MAX_QUESTIONS_IN_WORK
 from tidelog.runtime.pace import ANSWER_BYTES_PER_S, REST
 from tidelog.runtime.request_queue import MAX_WAITING, MAX_WAITING_ALIKE, MAX_WAITING_BYTES
 from tidelog.server.log_limit import MAX_ARGUMENT, MAX_BYTES, MAX_BYTES_OF_ALL, MAX_LINES
-from tidelog.server.peers.tags import UNHEARD_PER_S
+from tidelog.server.peers.replay import WINDOW
+from tidelog.server.peers.tags import MAX_SENDERS, UNHEARD_PER_S
 from wire.batch.columns import MAX_EXPANSION
 from wire.batch.encoded import FREE_BYTES, FREE_RECORDS, HEAVY_BYTES, HEAVY_HEADER_BYTES, MAX_RECORDS_PER_BYTE
 from wire.batch.header import MAX_RECORDS
@@ -126,6 +127,13 @@ BOUNDS = (
         limit=f"{MAX_CLUSTERS} at a time, each logged once in a minute",
         where="metadata/runtime/namespace.py",
         counter="dropped_of_other_clusters",
+    ),
+    Bound(
+        on="lives of brokers whose messages are told from copies",
+        limit=f"{MAX_SENDERS}, of each the last {WINDOW} numbers; the lives that brokers have registered last are"
+        " forgotten after all others",
+        where="tidelog/server/peers/tags.py",
+        answer="nothing",
     ),
     Bound(
         on="time of an introduction on the Raft port",

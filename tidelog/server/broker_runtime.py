@@ -124,7 +124,7 @@ class BrokerRuntime:
         )
         self._secrets = needs.secrets
         self._refusals = Refusals(needs.broker, needs.loop.time)
-        self._peers = peers = PeerLink(control, needs.secrets, needs.life_id, self._refusals)
+        self._peers = peers = PeerLink(control, needs.secrets, needs.life_id, self._refusals, self._current_lives)
         self.metadata = MetadataService(
             broker_id=needs.broker,
             life_id=needs.life_id,
@@ -203,6 +203,9 @@ class BrokerRuntime:
     def incarnation(self) -> Incarnation:
         """0 until this life is registered."""
         return self._context.incarnation
+
+    def _current_lives(self) -> list[str]:
+        return [known.life_id for known in self.metadata.state.brokers.values()]
 
     def _stream_subjects(self) -> list[str]:
         return [stream.subject for stream in self.metadata.state.streams.values()]

@@ -13,7 +13,7 @@ that comes later is forged.
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from functools import partial
 from typing import cast
 
@@ -35,13 +35,20 @@ STATUS = "status"
 
 
 class PeerLink:
-    """See the module. `life_id`: no other life of any broker has the same."""
+    """See the module. `life_id`: no other life of any broker has the same. `current_lives`: see Verifier."""
 
-    def __init__(self, transport: Transport, secrets: ClusterSecrets, life_id: str, refusals: Refusals) -> None:
+    def __init__(
+        self,
+        transport: Transport,
+        secrets: ClusterSecrets,
+        life_id: str,
+        refusals: Refusals,
+        current_lives: Callable[[], Iterable[str]] = tuple,
+    ) -> None:
         self.refusals = refusals
         self._transport = transport
         self._signer = Signer(secrets, life_id)
-        self._verifier = Verifier(secrets, refusals.monotonic)
+        self._verifier = Verifier(secrets, refusals.monotonic, current_lives)
         self._waiting: set[asyncio.Future[Message]] = set()
         transport.on_connection_change(self._on_connection)
 

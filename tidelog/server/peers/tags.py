@@ -34,17 +34,19 @@ Invariants:
   Lives that were heard have no limit, and claims have none. In a flood a new life's first messages may be refused for
   that, as NATS may lose any message; its sender asks again. Tokens come all the time, so each message has a chance of
   UNHEARD_PER_S to the forged messages of a second, and one that is verified is enough.
-* At most MAX_SENDERS lives are remembered. For one more the life that was heard the longest ago is forgotten; its
-  messages would be taken once more (docs/protocol.md says why that harms nothing).
+* At most MAX_SENDERS lives are remembered. For one more a life is forgotten: of those that are not the current life of
+  a broker of the cluster, the one that was heard the longest ago. Its messages would be taken once more
+  (docs/protocol.md says why that harms nothing). So neither a broker that restarts for ever nor copies of messages from
+  many lives that are over can have a message of a living broker taken twice.
 """
 
 from __future__ import annotations
 
 import hashlib
 import hmac
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from enum import Enum
-from functools import cached_property
+from functools import cached_property, lru_cache
 from typing import Final
 
 from cryptography.exceptions import InvalidTag
@@ -153,10 +155,8 @@ class Sender(_Key):
     def __init__(self, secret: ClusterSecret, name: bytes) -> None:
         super().__init__(secret, name[:LIFE_BYTES])
         self.name = name
-        self.window: ReplayWindow
+        self.window: ReplayWindow | None = None
         """Made when the first message was verified."""
-        self.heard = 0
-        """Number of the last message of this sender among all that were verified here; 0: there was none."""
 
 
 class Signer:
@@ -164,7 +164,7 @@ class Signer:
 
     def __init__(self, secrets: ClusterSecrets, life_id: str) -> None:
         self._secrets = secrets
-        self._life = hashlib.sha256(life_id.encode()).digest()[:LIFE_BYTES]
+        self._life = _life(life_id)
         self._number = 0
         self._use_first()
         secrets.on_change(self._use_first)
@@ -191,15 +191,18 @@ class Signer:
 
 
 class Verifier:
-    """Judges the messages that come to one life of a broker."""
+    """Judges the messages that come to one life of a broker. `current_lives`: ids of the lives that brokers of the
+    cluster have registered last."""
 
-    def __init__(self, secrets: ClusterSecrets, monotonic: Callable[[], float]) -> None:
+    def __init__(
+        self, secrets: ClusterSecrets, monotonic: Callable[[], float], current_lives: Callable[[], Iterable[str]]
+    ) -> None:
         self._secrets = secrets
         self._monotonic = monotonic
         self._unheard = TokenBucket(UNHEARD_PER_S, monotonic())
+        self._current_lives = current_lives
         self._senders: dict[bytes, Sender] = {}
-        """By name; those that were heard and are accepted."""
-        self._verified = 0
+        """By name; those that were heard and are accepted. The one that was heard the longest ago comes first."""
         secrets.on_change(self._forget_refused)
 
     def claimed_sender(self, kind: bytes, trailer: bytes) -> Sender | Fault:
@@ -233,21 +236,30 @@ class Verifier:
         digits = trailer[_SENDER_END:_NUMBER_END]
         if not sender.verifies(digits, trailer[_NUMBER_END:-1], covers, payload):
             return Fault.TAG
-        if not sender.heard:
-            self._remember(sender)
-        self._verified += 1
-        sender.heard = self._verified
-        return None if sender.window.take(int.from_bytes(digits, "big")) else Fault.REPLAYED
+        window = sender.window
+        if window is None:
+            window = sender.window = self._remember(sender)
+        else:
+            self._senders[sender.name] = self._senders.pop(sender.name)
+        return None if window.take(int.from_bytes(digits, "big")) else Fault.REPLAYED
 
-    def _remember(self, sender: Sender) -> None:
+    def _remember(self, sender: Sender) -> ReplayWindow:
         if len(self._senders) >= MAX_SENDERS:
-            del self._senders[min(self._senders, key=lambda known: self._senders[known].heard)]
-        sender.window = ReplayWindow()
+            current = {*map(_life, self._current_lives())}
+            over = (name for name in self._senders if name[:LIFE_BYTES] not in current)
+            del self._senders[next(over, None) or next(iter(self._senders))]
         self._senders[sender.name] = sender
+        return ReplayWindow()
 
     def _forget_refused(self) -> None:
         accepted = self._secrets.accepted
         self._senders = {name: sender for name, sender in self._senders.items() if sender.secret in accepted}
+
+
+@lru_cache(MAX_SENDERS)
+def _life(life_id: str) -> bytes:
+    """As in trailers."""
+    return hashlib.sha256(life_id.encode()).digest()[:LIFE_BYTES]
 
 
 def covered(kind: bytes, subject: bytes, reply: bytes | None, headers: Mapping[str, str] | None) -> bytes:

@@ -42,12 +42,15 @@ class Broker:
     name: str
     secrets: ClusterSecrets = field(default_factory=lambda: ClusterSecrets([OLD]))
     heard: list[Message] = field(default_factory=list)
+    current_lives: list[str] = field(default_factory=list)
 
     def __post_init__(self) -> None:
         self.now = 0.0
         self.transport = FakeTransport(self.hub)
         self.refusals = Refusals(self.name, lambda: self.now)
-        self.link = PeerLink(self.transport, self.secrets, f"life of {self.name}", self.refusals)
+        self.link = PeerLink(
+            self.transport, self.secrets, f"life of {self.name}", self.refusals, lambda: self.current_lives
+        )
 
     async def listens(self, subject: str = SUBJECT) -> Broker:
         await self.link.subscribe(subject, self.heard.append)
@@ -380,6 +383,43 @@ async def test_the_life_that_was_heard_the_longest_ago_is_forgotten(monkeypatch:
         FakeTransport(hub).publish(SUBJECT, [data])
     await settle()
     assert b.refusals.counts() == {"replicate": {"replayed": 1}}, "the first other life was forgotten, a was not"
+
+
+@pytest.mark.parametrize("kind", ["messages", "claims"])
+async def test_lives_that_are_over_do_not_push_out_a_current_one(kind: str) -> None:
+    """More of them than are remembered speak, and then all of what they said comes once more, from a stranger."""
+    hub, a, b = await pair()
+    b.current_lives = ["life of a", "life of b"]
+    a.link.publish(SUBJECT, [b"a"])
+    await b.link.subscribe_claims("claims", lambda *_: None)
+    over = [Broker(hub, f"over {number}") for number in range(tags.MAX_SENDERS + 1)]
+    for broker in over:
+        if kind == "claims":
+            broker.link.publish_claim("claims", b"x")
+        else:
+            broker.link.publish(SUBJECT, [b"x"])
+    await settle()
+    stranger = FakeTransport(hub)
+    for broker in over:
+        ((subject, data, headers),) = broker.transport.sent
+        stranger.publish(subject, [data], headers=headers)
+    stranger.publish(SUBJECT, [a.transport.sent[0][1]])
+    await settle()
+    assert [message.data for message in b.heard].count(b"a") == 1
+    assert b.refusals.counts()["replicate"]["replayed"] == 1
+    assert len(b.link._verifier._senders) == tags.MAX_SENDERS
+
+
+async def test_where_all_lives_are_current_ones_the_bound_holds(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(tags, "MAX_SENDERS", 2)
+    hub, _, b = await pair()
+    others = [Broker(hub, f"other {number}") for number in range(3)]
+    b.current_lives = [f"life of {other.name}" for other in others]
+    for other in others:
+        other.link.publish(SUBJECT, [b"x"])
+    await settle()
+    assert len(b.heard) == 3
+    assert len(b.link._verifier._senders) == 2
 
 
 def test_the_layout_is_the_documents() -> None:
