@@ -256,7 +256,7 @@ class Reading:
 
     @property
     def source(self) -> str | None:
-        reader = self.consumer._readers.get(0)
+        reader = self.consumer._reading.readers.get(0)
         return reader.fetcher._source if reader is not None else None
 
     async def _read(self) -> None:

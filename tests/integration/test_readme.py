@@ -1,4 +1,4 @@
-"""The code blocks of the README, run as they stand; only ports and folders are replaced."""
+"""The code blocks of the README and of docs/python.md, run as they stand; only ports and folders are replaced."""
 
 from __future__ import annotations
 
@@ -15,9 +15,11 @@ import pytest
 
 from spark_connector.java import NoJavaError, ensure_java
 from tests.integration.command_line import COMMAND
+from tidelog.server.devcluster import DevCluster
 
 ROOT = Path(__file__).parents[2]
 README = ROOT / "README.md"
+PYTHON = ROOT / "docs" / "python.md"
 URL = "nats://127.0.0.1:4222"
 FOLDER = "/tmp/tide"
 LIMIT = 120.0
@@ -36,6 +38,14 @@ def block(heading: str) -> str:
     found = re.compile(r"```\w+\n(.*?)```", re.DOTALL).search(text, text.index(f"**{heading}"))
     assert found is not None
     return found[1]
+
+
+def blocks(page: Path) -> dict[str, str]:
+    """The Python block of each section, by heading."""
+    found = re.findall(
+        r"^## ([^\n]+)\n((?:(?!^## ).)*?)```python\n(.*?)```", page.read_text(), re.DOTALL | re.MULTILINE
+    )
+    return {heading: source for heading, _, source in found}
 
 
 def run_file(folder: Path, name: str, source: str, limit: float = LIMIT, **environment: str) -> str:
@@ -108,3 +118,19 @@ def test_the_first_blocks_work_when_they_are_pasted(free_port: int, tmp_path: Pa
         shell.wait(LIMIT)
         shell.stdout.close()
     assert shell.returncode == 0
+
+
+def test_the_python_page(cluster: DevCluster, tmp_path: Path) -> None:
+    said = {
+        heading: run_file(tmp_path, f"task_{number}", source.replace(URL, cluster.nats_url)).splitlines()
+        for number, (heading, source) in enumerate(blocks(PYTHON).items())
+    }
+    assert "readings" in said["Connect, and make a stream"][0]
+    assert re.fullmatch(r"committed at \d:0", said["Publish"][0])
+    assert said["Publish much"][0].startswith("1000 in ")
+    assert said["Consume"][0].endswith("b'21.5' {'unit': b'celsius'}")
+    assert said["Consume"][1] == "1101 values in batches"
+    assert said["Take records as you need them"] == ["paused: True others: True", "again: True behind: True"]
+    again = "Go on where the last run stopped"
+    assert said[again] == ["did 1101"]
+    assert run_file(tmp_path, "again", blocks(PYTHON)[again].replace(URL, cluster.nats_url)) == "did 0\n"

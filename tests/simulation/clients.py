@@ -311,7 +311,8 @@ class Workload:
     @staticmethod
     def _is_of(user: Producer | Consumer, incarnation: int) -> bool:
         """A deposed controller may have told it of the stream that was deleted."""
-        return user._layout is not None and user._layout.incarnation == incarnation
+        layout = user._layout if isinstance(user, Producer) else user._reading._layout
+        return layout is not None and layout.incarnation == incarnation
 
     def _goes_on(self, incarnation: int) -> bool:
         return not self.stopped and incarnation == self.incarnation

@@ -25,12 +25,14 @@ from tidelog.client.arguments import (
     check_whole,
     shown,
 )
-from tidelog.client.consumer import ANSWER_OVERHEAD, Consumer, OnGap, PartitionReader, ReadFrom
+from tidelog.client.consumer import Consumer
 from tidelog.client.errors import Closed, NoServer, WrongIncarnation, typed
 from tidelog.client.fetcher import FetchSettings, PartitionFetcher
 from tidelog.client.metadata import MetadataCache, StreamMetadata, stream_name
+from tidelog.client.partition_reader import PartitionReader
 from tidelog.client.positions import Anchor, AtOffset, AtTime, Moment, Position, Start, Stop, timestamp_ns
 from tidelog.client.producer import Producer
+from tidelog.client.stream_reading import ANSWER_OVERHEAD, OnGap, ReadFrom
 from wire import operations as op
 from wire.batch import RecordBatch
 from wire.durability import Durability

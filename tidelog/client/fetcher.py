@@ -125,6 +125,8 @@ class PartitionFetcher:
         self.stop: int | None = stop.offset if isinstance(stop, AtOffset) else None
         """Exclusive; None while it is being looked up or when there is none."""
         self.leader_epoch = leader_epoch
+        self.committed_end = 0
+        """Exclusive end of the committed log, as answers have told it."""
         self._start = start
         self._stop_wanted: Anchor | AtTime | None = None if stop is None or isinstance(stop, AtOffset) else stop
         self._settings = settings
@@ -186,10 +188,11 @@ class PartitionFetcher:
     def on_answer(self, body: bytes, headers: Mapping[str, str] | None) -> Outcome:
         """An answer, not one that carries an error."""
         try:
-            leader_epoch, _ = decode_header(body)
+            leader_epoch, high_watermark = decode_header(body)
             if leader_epoch < self.leader_epoch:
                 return self._leave_source() or Wait(self._back_off(), refresh=True)
             self.leader_epoch = leader_epoch
+            self.committed_end = max(self.committed_end, high_watermark)
             if self._asked != "records":
                 return self._looked_up(headers or {})
             outcome = self._read(body)

@@ -1,0 +1,163 @@
+"""Answers of a consumer's partitions that are fetched and not handed out yet, and the positions that this makes.
+
+Answers are handed out in order of arrival: each partition keeps its order, and none waits for another. Those of a
+paused partition are passed over until it is resumed. Pure; records leave one by one or as whole batches, in any
+mixture.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Callable, Iterable, Iterator
+from dataclasses import dataclass
+
+from tidelog.client.records import Batch, Record
+from wire.batch import RecordBatch
+from wire.types import Offset
+
+
+@dataclass(frozen=True, slots=True)
+class Answer:
+    """Result of one step of reading a partition."""
+
+    batches: tuple[RecordBatch, ...]
+    """Empty when the position moved past offsets that hold no record to hand out."""
+    end: int
+    """The next offset to hand out after these batches."""
+
+
+class Head:
+    """The answer that is being handed out. Its first batch may have been handed out in part."""
+
+    __slots__ = ("_batches", "_begun", "_records", "end", "partition", "stream")
+
+    def __init__(self, stream: str, partition: int, answer: Answer) -> None:
+        self.stream = stream
+        self.partition = partition
+        self.end = answer.end
+        self._batches = deque(answer.batches)
+        self._records: Iterator[Record] | None = None
+        self._begun = False
+
+    def begin(self) -> bool:
+        """True the first time."""
+        begins, self._begun = not self._begun, True
+        return begins
+
+    @property
+    def is_begun(self) -> bool:
+        return self._begun
+
+    def has_more(self, last: Record | None) -> bool:
+        """Whether a record is left; `last`: the newest that was handed out singly, if it is of this answer's."""
+        if len(self._batches) != 1 or last is None:
+            return bool(self._batches)
+        return last.offset < int(self._batches[0].offsets[-1])
+
+    def records(self) -> Iterator[Record]:
+        """Of the first batch, those that are left: one iterator, which goes on where it was left."""
+        if self._records is None:
+            self._records = Batch(self.stream, self.partition, self._batches[0]).records()
+        return self._records
+
+    def handed_out(self, record: Record) -> None:
+        """`record` was the newest of the iterator's."""
+        if record.offset >= int(self._batches[0].offsets[-1]):
+            self._batches.popleft()
+            self._records = None
+
+    def take_batch(self, position: int) -> Batch:
+        """What is left of the first batch, from `position` on."""
+        columns = self._batches.popleft()
+        if self._records is not None:
+            columns = columns.slice(Offset(position), Offset(int(columns.offsets[-1]) + 1))
+            self._records = None
+        return Batch(self.stream, self.partition, columns)
+
+
+class FetchedAhead:
+    """See the module. `on_begun` is called with a partition when one of its answers begins to be handed out, or is
+    dropped: there is room for another."""
+
+    def __init__(self, stream: str, on_begun: Callable[[int], object]) -> None:
+        self._stream = stream
+        self._on_begun = on_begun
+        self._ready: deque[Head] = deque()
+        self._head: Head | None = None
+        self._positions: dict[int, int] = {}
+        """Without what `last` says of its partition."""
+        self.paused: frozenset[int] = frozenset()
+        self.last: Record | None = None
+        """The newest record that was handed out singly since `head`."""
+        self.is_changed = False
+        """Since `head`, partitions were paused, resumed, or read from elsewhere: ask for the head again."""
+
+    @property
+    def positions(self) -> dict[int, int]:
+        positions = dict(self._positions)
+        if self.last is not None:
+            positions[self.last.partition] = self.last.offset + 1
+        return positions
+
+    @property
+    def is_empty(self) -> bool:
+        """No record is left, also of paused partitions."""
+        return not any(answer.has_more(self.last if answer is self._head else None) for answer in self._ready)
+
+    def begin(self, partition: int, position: int) -> None:
+        """The partition is read from `position` on. What was fetched elsewhere in it is dropped."""
+        self._settle()
+        for answer in [answer for answer in self._ready if answer.partition == partition]:
+            self._ready.remove(answer)
+            if not answer.is_begun:
+                self._on_begun(partition)
+        self._positions[partition] = position
+        self.is_changed = True
+
+    def add(self, partition: int, answer: Answer) -> None:
+        self._ready.append(Head(self._stream, partition, answer))
+
+    def pause(self, partitions: Iterable[int]) -> None:
+        self.paused |= frozenset(partitions)
+        self.is_changed = True
+
+    def resume(self, partitions: Iterable[int]) -> None:
+        self.paused -= frozenset(partitions)
+        self.is_changed = True
+
+    def clear(self) -> None:
+        self._settle()
+        self._ready.clear()
+
+    def head(self) -> Head | None:
+        """The answer to hand out from, with a batch left; None: there is none. Whoever asks has handed out what was
+        taken before."""
+        self._settle()
+        self.is_changed = False
+        for _ in range(len(self._ready)):
+            answer = next((ready for ready in self._ready if ready.partition not in self.paused), None)
+            if answer is None:
+                return None
+            if answer.begin():
+                self._on_begun(answer.partition)
+            if answer.has_more(None):
+                self._head = answer
+                return answer
+            self._positions[answer.partition] = answer.end
+            self._ready.remove(answer)
+        return None
+
+    def take_batch(self) -> Batch | None:
+        """What is left of the next batch; it counts as handed out."""
+        head = self.head()
+        if head is None:
+            return None
+        batch = head.take_batch(self._positions[head.partition])
+        self._positions[batch.partition] = int(batch.offsets[-1]) + 1
+        return batch
+
+    def _settle(self) -> None:
+        last, self.last = self.last, None
+        if last is not None and self._head is not None:
+            self._positions[last.partition] = last.offset + 1
+            self._head.handed_out(last)

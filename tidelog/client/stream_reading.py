@@ -1,0 +1,256 @@
+"""What a consumer reads: one task per partition looks its position up, and then fetches ahead of the caller."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Iterable, Mapping
+from dataclasses import replace
+from enum import Enum
+
+from tidelog.client.errors import Closed, OffsetOutOfRange
+from tidelog.client.fetched_ahead import FetchedAhead
+from tidelog.client.fetcher import FetchSettings, PartitionFetcher
+from tidelog.client.metadata import MetadataCache, StreamMetadata
+from tidelog.client.partition_reader import PartitionReader
+from tidelog.client.positions import Anchor, AtOffset, Position, Start, Stop, start_positions, stop_positions
+from tidelog.client.sources import FollowerSources
+from wire.error_details import END
+from wire.errors import Code, TidelogError
+from wire.subjects import Subjects
+from wire.transport import Transport
+from wire.types import StreamName
+
+AHEAD = 2
+"""Answers of one partition that may wait to be taken."""
+ANSWER_OVERHEAD = 1024
+"""Bytes of a message that an answer needs besides its batches."""
+MIN_ANSWER_BYTES = 16 << 10
+
+
+class ReadFrom(Enum):
+    """Where records come from; positions are always the leader's to tell."""
+
+    LEADER = "leader"
+    FOLLOWER = "follower"
+    """In-sync followers, the leader while none serves."""
+
+
+class OnGap(Enum):
+    """Reaction of a consumer when its next record was removed (by retention) before it was read."""
+
+    RAISE = "raise"
+    """OffsetOutOfRange."""
+    SKIP = "skip"
+    """It goes on where the log begins now, says so in its log, and counts the missed records."""
+
+
+class StreamReading:
+    """Answers go into `ahead`, and `progress` is set when there is something new to see."""
+
+    def __init__(
+        self,
+        transport: Transport,
+        subjects: Subjects,
+        metadata: MetadataCache,
+        stream: StreamName,
+        *,
+        prefetch_bytes: int,
+        settings: FetchSettings,
+        read_from: ReadFrom,
+        on_gap: OnGap | None,
+        spread: int,
+    ) -> None:
+        """As those of `Consumer`."""
+        self._transport = transport
+        self._subjects = subjects
+        self._metadata = metadata
+        self._stream = stream
+        self._prefetch_bytes = prefetch_bytes
+        self._settings = settings
+        self._read_from = read_from
+        self._on_gap = on_gap
+        self._spread = spread
+        self.ahead = FetchedAhead(stream, lambda partition: self._room[partition].release())
+        self.progress = asyncio.Event()
+        self.readers: dict[int, PartitionReader] = {}
+        self.failures: dict[int | None, BaseException] = {}
+        """Why a partition cannot be read on; None: the whole stream."""
+        self._layout: StreamMetadata | None = None
+        self._stops: Mapping[int, Position] = {}
+        self._tasks: dict[int, asyncio.Task[None]] = {}
+        """By partition; first they look its position up, then they fetch."""
+        self._refresh_task: asyncio.Task[None] | None = None
+        self._room: dict[int, asyncio.Semaphore] = {}
+        self._fetching = 0
+        """Partitions that have not reached their stop."""
+        self._seeking = asyncio.Lock()
+        self._is_closed = False
+
+    @property
+    def is_over(self) -> bool:
+        """Every partition was fetched to its stop, or cannot be read on."""
+        return not self._fetching
+
+    def check_open(self) -> None:
+        """Raises Closed."""
+        if self._is_closed:
+            raise Closed(Code.BAD_REQUEST, f"this consumer of {self._stream!r} is closed; make a new one")
+
+    def raise_failure(self) -> None:
+        for failure in self.failures.values():
+            raise failure from None
+
+    async def begin(self, start: Start, stop: Stop, partitions: Iterable[int] | None) -> None:
+        """Returns once the positions are known and fetching has begun. Raises as `Consumer.start`."""
+        layout = self._layout = await self._metadata.refresh(self._stream)
+        starts = start_positions(start, partitions, layout.partitions)
+        self._stops = stops = stop_positions(stop, starts)
+        room = self._transport.max_payload - ANSWER_OVERHEAD
+        share = max(self._prefetch_bytes // (AHEAD * len(starts)), MIN_ANSWER_BYTES)
+        self._settings = replace(self._settings, max_bytes=min(self._settings.max_bytes, share, room))
+        for partition, position in starts.items():
+            self.readers[partition] = self._reader(layout, partition, position, stops.get(partition))
+        self._tasks = {partition: asyncio.create_task(reader.resolve()) for partition, reader in self.readers.items()}
+        try:
+            await asyncio.gather(*self._tasks.values())
+        except asyncio.CancelledError:
+            self.raise_failure()
+            raise
+        self._check_within(starts, stops, is_for_each=isinstance(start, Mapping))
+        for partition, reader in self.readers.items():
+            self._fetch_from(partition, reader)
+
+    def _reader(
+        self, layout: StreamMetadata, partition: int, start: Position, stop: Position | None
+    ) -> PartitionReader:
+        known = layout.partitions[partition]
+        followers = None
+        if self._read_from is ReadFrom.FOLLOWER:
+            followers = FollowerSources(known.in_sync_followers, self._spread + partition)
+        fetcher = PartitionFetcher(
+            f"{self._stream}/{partition}",
+            start,
+            stop,
+            self._settings,
+            cluster_id=layout.cluster_id,
+            stream_incarnation=layout.incarnation,
+            partition_incarnation=known.incarnation,
+            leader_epoch=known.leader_epoch,
+            followers=followers,
+            skips_gaps=self._skips_gaps(start),
+        )
+        return PartitionReader(fetcher, self._transport, self._subjects, self._stream, partition, self._refresh)
+
+    def _fetch_from(self, partition: int, reader: PartitionReader) -> None:
+        """`reader` is resolved."""
+        assert reader.fetcher.position is not None
+        self.readers[partition] = reader
+        self.ahead.begin(partition, reader.fetcher.position)
+        self._room[partition] = asyncio.Semaphore(AHEAD)
+        self._fetching += 1
+        self._tasks[partition] = asyncio.create_task(self._fetch(partition, reader))
+
+    def _skips_gaps(self, start: Position) -> bool:
+        if self._on_gap is None:
+            return not isinstance(start, AtOffset)
+        return self._on_gap is OnGap.SKIP
+
+    def _check_within(
+        self, starts: Mapping[int, Position], stops: Mapping[int, Position], *, is_for_each: bool
+    ) -> None:
+        """An offset above everything committed is a slip where reading ends there. (Without a stop it waits.)
+
+        One offset for all partitions may be too much for some; an offset given for each partition may not.
+        """
+        refusal: OffsetOutOfRange | None = None
+        for partition, reader in self.readers.items():
+            start, end = starts[partition], reader.fetcher.stop
+            if stops.get(partition) is not Anchor.LATEST or end is None or not isinstance(start, AtOffset):
+                return
+            if start.offset <= end:
+                if is_for_each:
+                    continue
+                return
+            refusal = refusal or OffsetOutOfRange(
+                Code.OFFSET_AHEAD,
+                f"offset {start.offset} of {reader.fetcher.name} is above the end of the committed log, {end}: "
+                f"start at {end} or below, or leave the stop out to wait for it",
+                [END.of(end)],
+            )
+        if refusal is not None:
+            raise refusal
+
+    async def seek(self, partition: int, position: Start) -> None:
+        """See `Consumer.seek`."""
+        (start,) = start_positions(position, (partition,), self.readers).values()
+        async with self._seeking:
+            layout = await self._metadata.get(self._stream)
+            old = self.readers[partition]
+            stop = self._stops.get(partition) if old.fetcher.stop is None else AtOffset(old.fetcher.stop)
+            reader = self._reader(layout, partition, start, stop)
+            await reader.resolve()
+            reader.missed = old.missed
+            self._tasks[partition].cancel()
+            await asyncio.wait((self._tasks[partition],))
+            self.check_open()
+            self.failures.pop(partition, None)
+            self._fetch_from(partition, reader)
+
+    async def aclose(self) -> None:
+        self._is_closed = True
+        tasks = [*self._tasks.values(), *([self._refresh_task] if self._refresh_task is not None else [])]
+        for task in tasks:
+            task.cancel()
+        await asyncio.gather(*tasks, return_exceptions=True)
+        self.ahead.clear()
+        self.progress.set()
+
+    async def _fetch(self, partition: int, reader: PartitionReader) -> None:
+        try:
+            while True:
+                await self._room[partition].acquire()
+                answer = await reader.read()
+                if answer is None:
+                    break
+                self.ahead.add(partition, answer)
+                self.progress.set()
+        except TidelogError as error:
+            self._fail(error, partition)
+        except asyncio.CancelledError:
+            raise
+        except BaseException as error:
+            self._fail(
+                error, partition
+            )  # otherwise the iteration would end as if the stop were reached, with records missing
+            raise
+        finally:
+            self._fetching -= 1
+            self.progress.set()
+
+    def _refresh(self) -> None:
+        if self._refresh_task is None or self._refresh_task.done():
+            self._refresh_task = asyncio.create_task(self._check_layout())
+
+    async def _check_layout(self) -> None:
+        """Whether the stream that is being read still exists, and which replicas are in sync."""
+        error = await self._metadata.why_over(self._stream, self._layout)
+        if error is not None:
+            self._fail(error)
+            return
+        layout = self._metadata.last_seen(self._stream)
+        if layout is None:
+            return
+        for partition, reader in self.readers.items():
+            known = layout.partitions.get(partition)
+            if known is None:
+                continue
+            reader.fetcher.on_metadata(known.leader_epoch)
+            if reader.fetcher.followers is not None:
+                reader.fetcher.followers.know(known.in_sync_followers)
+
+    def _fail(self, error: BaseException, partition: int | None = None) -> None:
+        self.failures.setdefault(partition, error)
+        self.progress.set()
+        if self._fetching == 0:  # positions are still being looked up
+            for task in self._tasks.values():
+                task.cancel()
