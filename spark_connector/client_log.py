@@ -9,12 +9,12 @@ more.
 from __future__ import annotations
 
 import asyncio
-import threading
-from collections.abc import AsyncGenerator, Coroutine, Iterator, Mapping
-from typing import Any, TypeVar, cast
+from collections.abc import AsyncGenerator, Iterator, Mapping
+from typing import Any, cast
 
 import tidelog
 from spark_connector.log_port import OffsetRange, PartitionExtent, StreamExtent
+from tidelog.client.loop_thread import LoopThread
 from tidelog.client.positions import AtTime
 from wire.batch import RecordBatch
 from wire.errors import Code, TidelogError
@@ -24,8 +24,6 @@ CHUNK_BYTES = 4 << 20
 STALL_SECONDS = 60.0
 """A task that has got nothing for so long fails, for Spark to try it elsewhere or to say so."""
 
-_T = TypeVar("_T")
-
 
 class ClientLog:
     """Connects when it is made. Its methods are for one thread at a time."""
@@ -33,15 +31,14 @@ class ClientLog:
     def __init__(
         self, servers: tuple[str, ...] | None, namespace: str, inbox_prefix: str | None, login: Mapping[str, Any]
     ) -> None:
-        self._loop = asyncio.new_event_loop()
-        self._thread = threading.Thread(target=self._loop.run_forever, name="tidelog-spark", daemon=True)
-        self._thread.start()
+        self._thread = LoopThread("tidelog-spark")
+        self._run = self._thread.run
         try:
             self._client = self._run(
                 tidelog.connect(servers, namespace=namespace, name="tidelog-spark", inbox_prefix=inbox_prefix, **login)
             )
         except BaseException:
-            self._stop_loop()
+            self._thread.stop()
             raise
 
     def extent(self, stream: StreamName) -> StreamExtent:
@@ -78,7 +75,7 @@ class ClientLog:
         try:
             self._run(self._client.close())
         finally:
-            self._stop_loop()
+            self._thread.stop()
 
     async def _extent(self, stream: StreamName) -> StreamExtent:
         # Together, because the client then asks the controller once for all three.
@@ -95,14 +92,6 @@ class ClientLog:
                 for partition, about in layout.partitions.items()
             },
         )
-
-    def _run(self, work: Coroutine[Any, Any, _T]) -> _T:
-        return asyncio.run_coroutine_threadsafe(work, self._loop).result()
-
-    def _stop_loop(self) -> None:
-        self._loop.call_soon_threadsafe(self._loop.stop)
-        self._thread.join()
-        self._loop.close()
 
 
 _Chunk = list[RecordBatch]

@@ -9,7 +9,7 @@ from typing import Any
 
 from tidelog.server.devcluster import DevCluster
 
-COMMAND = (sys.executable, "-m", "tidelog.cli")
+COMMAND = (sys.executable, "-m", "tidelog")
 
 
 def tidelog_command(*arguments: str, stdin: str = "", timeout: float = 30.0) -> subprocess.CompletedProcess[str]:

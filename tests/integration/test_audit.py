@@ -190,7 +190,7 @@ async def test_the_trail_is_followed(own: DevCluster) -> None:
 
         async def follow() -> None:
             process = await asyncio.create_subprocess_exec(
-                sys.executable, "-m", "tidelog.cli", "audit", "--follow", "--json", "--stream", "four",
+                sys.executable, "-m", "tidelog", "audit", "--follow", "--json", "--stream", "four",
                 "--server", own.nats_url, stdout=asyncio.subprocess.PIPE,
             )  # fmt: skip
             assert process.stdout is not None

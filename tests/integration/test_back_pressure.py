@@ -211,7 +211,7 @@ def lone_broker(directory: Path, nats: EmbeddedNatsServer) -> Iterator[subproces
     arguments = ["--id", "b1", "--nats", nats.url, "--data-dir", str(directory / "b1")]
     with (directory / "b1.log").open("wb") as log:
         process = subprocess.Popen(
-            [sys.executable, "-m", "tidelog.cli", "server", *arguments],
+            [sys.executable, "-m", "tidelog", "server", *arguments],
             stdout=log,
             stderr=log,
             preexec_fn=ends_with_us(),  # noqa: PLW1509 - see there

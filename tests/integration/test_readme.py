@@ -133,4 +133,6 @@ def test_the_python_page(cluster: DevCluster, tmp_path: Path) -> None:
     assert said["Take records as you need them"] == ["paused: True others: True", "again: True behind: True"]
     again = "Go on where the last run stopped"
     assert said[again] == ["did 1101"]
-    assert run_file(tmp_path, "again", blocks(PYTHON)[again].replace(URL, cluster.nats_url)) == "did 0\n"
+    assert said["Without asyncio"][0].startswith("offset ")
+    assert any(line.endswith(" b'19.0'") for line in said["Without asyncio"])
+    assert run_file(tmp_path, "again", blocks(PYTHON)[again].replace(URL, cluster.nats_url)) == "did 1\n"

@@ -66,7 +66,7 @@ class DevCluster:
         settings_of: Mapping[str, Mapping[str, Any]] | None = None,
     ) -> None:
         """`port` 0: any free one. `settings`: sections of the brokers' configuration (`replica`, `metadata`).
-        `server_command`: arguments of this Python that run one broker, in place of `-m tidelog.cli server`.
+        `server_command`: arguments of this Python that run one broker, in place of `-m tidelog server`.
         `master_key_file`: of all brokers. `max_payload`: of nats-server, bytes. `nats_config`: further configuration of
         nats-server. `settings_of`: by broker id, what its configuration has besides: values at the top (`raft_ca`), and
         mappings as sections (`login`)."""
@@ -75,7 +75,7 @@ class DevCluster:
         self.data_dir = data_dir.absolute()
         self.broker_ids = [f"b{i}" for i in range(1, nodes + 1)]
         self._settings = settings or {}
-        self._server_command = [*(server_command or ("-m", "tidelog.cli", "server"))]
+        self._server_command = [*(server_command or ("-m", "tidelog", "server"))]
         self._master_key_file = master_key_file.absolute() if master_key_file is not None else None
         self._port = port
         self._max_payload = max_payload

@@ -116,7 +116,7 @@ def test_output_that_cannot_be_written_is_one_sentence(monkeypatch: pytest.Monke
 def test_a_reader_of_the_output_that_has_gone_is_no_error(command: tuple[str, ...]) -> None:
     reading, writing = os.pipe()
     os.close(reading)
-    arguments = [sys.executable, "-m", "tidelog.cli", *command]
+    arguments = [sys.executable, "-m", "tidelog", *command]
     with os.fdopen(writing, "wb") as out:
         done = subprocess.run(arguments, stdout=out, stderr=subprocess.PIPE, timeout=60, check=False)
     assert (done.returncode, done.stderr) == (0, b"")
@@ -176,7 +176,7 @@ def test_what_destroys_records_needs_yes_where_no_terminal_is_there_to_ask_on(ar
 def test_what_destroys_records_asks_on_a_terminal(arguments: list[str], act: str, typed: str, goes_on: bool) -> None:
     ours, theirs = pty.openpty()
     with subprocess.Popen(
-        [sys.executable, "-m", "tidelog.cli", *arguments, "--server", NOWHERE],
+        [sys.executable, "-m", "tidelog", *arguments, "--server", NOWHERE],
         stdin=theirs,
         stdout=subprocess.PIPE,
         stderr=subprocess.PIPE,

@@ -1,4 +1,4 @@
-"""`python -m tidelog.cli` is the command `tidelog`."""
+"""`python -m tidelog` is the command `tidelog`."""
 
 from __future__ import annotations
 

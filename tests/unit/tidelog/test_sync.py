@@ -1,0 +1,161 @@
+"""The blocking client against a broker in memory, which runs on the client's own loop."""
+
+from __future__ import annotations
+
+import asyncio
+import inspect
+import threading
+from collections.abc import Iterator
+from dataclasses import dataclass
+
+import pytest
+
+import tidelog
+from tests.unit.tidelog.client.fake_broker import FakeBroker, make
+from tidelog import sync
+from tidelog.client.loop_thread import LoopThread
+
+LATER = {
+    sync.Client: {"fetch_batches"},
+    sync.Consumer: {"aclose"},
+    sync.Producer: {"abort", "compression", "delay", "leave_partition", "on_connection_change", "outcomes", "settle",
+                    "stop_gathering"},
+}  # fmt: skip
+"""Names of the asyncio classes that are not there: inner ones, and `close`, which has one name here."""
+
+
+@dataclass
+class World:
+    client: sync.Client
+    broker: FakeBroker
+    thread: LoopThread
+
+
+@pytest.fixture
+def world() -> Iterator[World]:
+    thread = LoopThread("test")
+    _, broker, inner = thread.call(make)
+
+    def fill() -> None:
+        broker.create("s")
+        broker.create("three", partitions=3)
+        for partition in range(3):
+            for base in range(0, 30, 10):
+                broker.seed("three", partition, [b"%d" % offset for offset in range(base, base + 10)])
+
+    thread.call(fill)
+    client = sync.Client(inner, thread)
+    yield World(client, broker, thread)
+    client.close()
+
+
+@pytest.mark.parametrize("kind", [sync.Client, sync.Consumer, sync.Producer], ids=lambda kind: str(kind.__name__))
+def test_every_public_name_is_there_with_its_arguments(kind: type) -> None:
+    same = getattr(tidelog, kind.__name__)
+    wanted = {name for name in vars(same) if not name.startswith("_")} - LATER[kind]
+    assert wanted <= set(vars(kind))
+    for name in wanted:
+        one, other = vars(same)[name], vars(kind)[name]
+        if inspect.isfunction(one):
+            assert inspect.signature(one).parameters == inspect.signature(other).parameters, name
+            assert other.__doc__ == one.__doc__ or name in {"batches", "close"}
+
+
+def test_publish_and_read(world: World) -> None:
+    with world.client.producer("s") as producer:
+        assert [producer.send(b"%d" % number).offset for number in range(3)] == [0, 1, 2]
+        waiting = [producer.send_nowait(b"%d" % number, key=b"k") for number in range(3, 6)]
+        producer.flush()
+        assert [receipt.result(timeout=5).offset for receipt in waiting] == [3, 4, 5]
+        assert sum(receipt.record_count for receipt in producer.send_many([b"6", b"7"])) == 2
+    assert [record.value for record in world.client.consume("s", stop="latest")] == [b"%d" % n for n in range(8)]
+    (batch,) = world.client.consume("s", start=6, stop="latest").batches()
+    assert batch.values == [b"6", b"7"]
+    assert world.client.offsets("s", "latest") == {0: 8}
+
+
+def test_positions_are_behind_what_the_caller_has(world: World) -> None:
+    with world.client.consume("three", stop="latest") as consumer:
+        seen: dict[int, int] = {}
+        for record in consumer:
+            seen[record.partition] = record.offset + 1
+            assert consumer.positions == {0: 0, 1: 0, 2: 0} | seen
+        assert seen == dict.fromkeys(range(3), 30)
+    assert not list(world.client.consume("three", start=consumer.positions, stop="latest"))
+
+
+def test_an_iteration_obeys_pause_and_seek(world: World) -> None:
+    with world.client.consume("three", stop="latest") as consumer:
+        seen = []
+        for record in consumer:
+            seen.append((record.partition, record.offset))
+            if len(seen) == 1:
+                consumer.pause(record.partition)
+            if len(seen) == 61:
+                consumer.seek(seen[0][0], 25)
+                consumer.resume()
+    held = seen[0][0]
+    assert held not in {partition for partition, _ in seen[1:61]}
+    assert seen[61:] == [(held, offset) for offset in range(25, 30)]
+
+
+def test_one_and_many(world: World) -> None:
+    with world.client.consume("three", stop="latest", partitions=[1]) as consumer:
+        first = consumer.getone(timeout=5)
+        assert first is not None
+        assert first.offset == 0
+        assert [record.offset for record in consumer.getmany(3)] == [1, 2, 3]
+        assert consumer.position(1) == 4
+        assert consumer.lag == {1: 26}
+        consumer.pause()
+        assert consumer.getone(timeout=0.02) is None
+        assert not consumer.is_at_end
+
+
+def test_errors_are_those_of_the_client(world: World) -> None:
+    with pytest.raises(tidelog.UnknownStream):
+        list(world.client.consume("nothing"))
+    with pytest.raises(tidelog.BadRequest, match="acks"):
+        world.client.producer("s", acks="some")  # type: ignore[arg-type]
+    producer = world.client.producer("s", buffer_bytes=200)
+    producer.start()
+    world.broker.swallow = 1
+    producer.send_nowait(b"x" * 100)
+    with pytest.raises(tidelog.BufferFull):
+        producer.send_nowait(b"x" * 100)
+    world.client.close()
+    for late in (world.client.streams, producer.flush, lambda: world.client.producer("s")):
+        with pytest.raises(tidelog.Closed):
+            late()
+    world.client.close()
+
+
+def test_it_works_where_a_loop_runs(world: World) -> None:
+    """As in a notebook."""
+
+    async def cell() -> int:
+        return len(list(world.client.consume("three", stop="latest")))
+
+    assert asyncio.run(cell()) == 90
+
+
+def test_several_threads_publish(world: World) -> None:
+    with world.client.producer("s") as producer:
+        threads = [threading.Thread(target=lambda: [producer.send(b"x") for _ in range(20)]) for _ in range(4)]
+        for thread in threads:
+            thread.start()
+        for thread in threads:
+            thread.join()
+    assert world.client.offsets("s", "latest") == {0: 80}
+
+
+def test_a_call_from_its_own_thread_does_not_wait_for_itself(world: World) -> None:
+    with pytest.raises(tidelog.Closed, match="waits for itself"):
+        world.thread.call(world.client.streams)
+
+
+def test_nobody_there_leaves_no_thread() -> None:
+    before = threading.active_count()
+    with pytest.raises(tidelog.NoServer):
+        sync.connect("nats://127.0.0.1:1", connect_timeout=0.5)
+    assert threading.active_count() == before

@@ -1,0 +1,254 @@
+"""The client without asyncio, for scripts, the REPL, notebooks and threads.
+
+    with tidelog.sync.connect("nats://127.0.0.1:4222") as client:
+        client.create_stream("flights", subject="flights", partitions=3)
+        with client.producer("flights") as producer:
+            receipt = producer.send(b"value", key=b"AA")
+        for record in client.consume("flights", start="earliest", stop="latest"):
+            print(record.partition, record.offset, record.value)
+
+Names, arguments and errors are those of the package `tidelog`; each call blocks until it is done. One thread with an
+event loop does the work of a client. A client and its producers may be used by several threads; a consumer is for one
+thread at a time.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import concurrent.futures
+from collections.abc import AsyncIterator, Callable, Coroutine, Iterator, Mapping
+from contextlib import suppress
+from functools import wraps
+from types import TracebackType
+from typing import Any, Concatenate, ParamSpec, Protocol, Self, TypeVar
+
+from tidelog.client import connection, consumer, producer
+from tidelog.client.errors import Closed
+from tidelog.client.loop_thread import LoopThread
+from tidelog.client.records import Batch, Record
+
+_Inner = TypeVar("_Inner")
+_P = ParamSpec("_P")
+_R = TypeVar("_R")
+_S = TypeVar("_S")
+
+
+class _Blocking(Protocol[_Inner]):
+    _inner: _Inner
+    _thread: LoopThread
+
+
+def _blocking(
+    method: Callable[Concatenate[_Inner, _P], Coroutine[Any, Any, _R]],
+) -> Callable[Concatenate[_Blocking[_Inner], _P], _R]:
+    """The method of the same name, which returns when it is done."""
+
+    @wraps(method)
+    def call(self: _Blocking[_Inner], /, *args: _P.args, **kwargs: _P.kwargs) -> _R:
+        return self._thread.run(method(self._inner, *args, **kwargs))
+
+    return call
+
+
+def _made(
+    method: Callable[Concatenate[_Inner, _P], _R], made: Callable[[_R, LoopThread], _S]
+) -> Callable[Concatenate[_Blocking[_Inner], _P], _S]:
+    """The method of the same name, which does not wait; it returns what `made` makes of the result, on the loop."""
+
+    @wraps(method)
+    def call(self: _Blocking[_Inner], /, *args: _P.args, **kwargs: _P.kwargs) -> _S:
+        thread = self._thread
+        return thread.call(lambda: made(method(self._inner, *args, **kwargs), thread))
+
+    return call
+
+
+def _as_it_is(result: _R, _: LoopThread) -> _R:
+    return result
+
+
+def _passed_on(future: asyncio.Future[_R], _: LoopThread) -> concurrent.futures.Future[_R]:
+    """For callers in other threads."""
+    result: concurrent.futures.Future[_R] = concurrent.futures.Future()
+
+    def pass_on(done: asyncio.Future[_R]) -> None:
+        if not result.set_running_or_notify_cancel():
+            return
+        error = concurrent.futures.CancelledError() if done.cancelled() else done.exception()
+        if error is None:
+            result.set_result(done.result())
+        else:
+            result.set_exception(error)
+
+    future.add_done_callback(pass_on)
+    return result
+
+
+class Producer:
+    """See `tidelog.Producer`. Make it with `Client.producer`."""
+
+    def __init__(self, inner: producer.Producer, thread: LoopThread) -> None:
+        self._inner = inner
+        self._thread = thread
+
+    def __enter__(self) -> Self:
+        self.start()
+        return self
+
+    def __exit__(
+        self, exc_type: type[BaseException] | None, exc: BaseException | None, traceback: TracebackType | None
+    ) -> None:
+        self.close()
+
+    start = _blocking(producer.Producer.start)
+    send = _blocking(producer.Producer.send)
+    send_many = _blocking(producer.Producer.send_many)
+    flush = _blocking(producer.Producer.flush)
+    close = _blocking(producer.Producer.close)
+
+    send_nowait = _made(producer.Producer.send_nowait, _passed_on)
+
+
+class Consumer:
+    """See `tidelog.Consumer`. Make it with `Client.consume`."""
+
+    def __init__(self, inner: consumer.Consumer, thread: LoopThread) -> None:
+        self._inner = inner
+        self._thread = thread
+
+    def __enter__(self) -> Self:
+        self.start()
+        return self
+
+    def __exit__(
+        self, exc_type: type[BaseException] | None, exc: BaseException | None, traceback: TracebackType | None
+    ) -> None:
+        self.close()
+
+    def __iter__(self) -> Iterator[Record]:
+        """Closes the consumer at its end, as the iteration over `tidelog.Consumer` does."""
+        inner, ahead = self._inner, self._inner._ahead
+        self._thread.call(inner._begin_iteration)
+        try:
+            self.start()
+            while (head := self._thread.run(inner._head())) is not None:
+                for record in head.records():
+                    ahead.last = record
+                    yield record
+                    if ahead.is_changed:
+                        break
+        finally:
+            self.close()
+
+    def batches(self) -> Iterator[Batch]:
+        """Batches of columns instead of single records."""
+        batches = self._inner.batches()
+        try:
+            while (batch := self._thread.run(_next(batches))) is not None:
+                yield batch
+        finally:
+            self.close()
+
+    start = _blocking(consumer.Consumer.start)
+    getone = _blocking(consumer.Consumer.getone)
+    getmany = _blocking(consumer.Consumer.getmany)
+    seek = _blocking(consumer.Consumer.seek)
+    pause = _made(consumer.Consumer.pause, _as_it_is)
+    resume = _made(consumer.Consumer.resume, _as_it_is)
+    position = _made(consumer.Consumer.position, _as_it_is)
+
+    def close(self) -> None:
+        """Stop fetching. Safe to call twice, and after the client was closed."""
+        with suppress(Closed):
+            self._thread.run(self._inner.aclose())
+
+    @property
+    def stream(self) -> str:
+        return self._inner.stream
+
+    @property
+    def positions(self) -> Mapping[int, int]:
+        """See `tidelog.Consumer`, as for all of these."""
+        return self._inner.positions
+
+    @property
+    def lag(self) -> Mapping[int, int]:
+        return self._inner.lag
+
+    @property
+    def paused(self) -> frozenset[int]:
+        return self._inner.paused
+
+    @property
+    def is_at_end(self) -> bool:
+        return self._inner.is_at_end
+
+    @property
+    def missed(self) -> Mapping[int, int]:
+        return self._inner.missed
+
+
+async def _next(batches: AsyncIterator[Batch]) -> Batch | None:
+    return await anext(batches, None)
+
+
+class Client:
+    """See `tidelog.Client`. Make it with `connect`; use it with `with`, or `close()` it."""
+
+    def __init__(self, inner: connection.Client, thread: LoopThread) -> None:
+        self._inner = inner
+        self._thread = thread
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self, exc_type: type[BaseException] | None, exc: BaseException | None, traceback: TracebackType | None
+    ) -> None:
+        self.close()
+
+    def close(self) -> None:
+        """As that of `tidelog.Client`, and end the thread. Safe to call twice."""
+        try:
+            with suppress(Closed):
+                self._thread.run(self._inner.close())
+        finally:
+            self._thread.stop()
+
+    @property
+    def is_connected(self) -> bool:
+        """To NATS, at this moment. A lost connection comes back by itself."""
+        return self._inner.is_connected
+
+    create_stream = _blocking(connection.Client.create_stream)
+    alter_stream = _blocking(connection.Client.alter_stream)
+    delete_stream = _blocking(connection.Client.delete_stream)
+    streams = _blocking(connection.Client.streams)
+    describe = _blocking(connection.Client.describe)
+    move_leader = _blocking(connection.Client.move_leader)
+    elect_unclean = _blocking(connection.Client.elect_unclean)
+    partition_story = _blocking(connection.Client.partition_story)
+    cluster_status = _blocking(connection.Client.cluster_status)
+    describe_broker = _blocking(connection.Client.describe_broker)
+    alter_cluster = _blocking(connection.Client.alter_cluster)
+    metadata = _blocking(connection.Client.metadata)
+    offsets = _blocking(connection.Client.offsets)
+
+    producer = _made(connection.Client.producer, Producer)
+    consume = _made(connection.Client.consume, Consumer)
+
+
+def _connecting(connect: Callable[_P, Coroutine[Any, Any, connection.Client]]) -> Callable[_P, Client]:
+    @wraps(connect)
+    def call(*args: _P.args, **kwargs: _P.kwargs) -> Client:
+        thread = LoopThread("tidelog-client")
+        try:
+            return Client(thread.run(connect(*args, **kwargs)), thread)
+        except BaseException:
+            thread.stop()
+            raise
+
+    return call
+
+
+connect = _connecting(connection.connect)
