@@ -239,7 +239,12 @@ class Replica:
                     self._make_role(kind, view, context)
                     if self.life.step is effect:
                         self._stepping = context.loop.create_task(self._take(effect, context))
-                case OpenLog() | PrepareLog() | EndRole() | Repair() | WaitToRetry():
+                case EndRole(reason):
+                    # At once: the lease is proved for those who have heard that they are deposed.
+                    if role is not None:
+                        role.begin_to_end(reason)
+                    self._stepping = context.loop.create_task(self._take(effect, context))
+                case OpenLog() | PrepareLog() | Repair() | WaitToRetry():
                     self._stepping = context.loop.create_task(self._take(effect, context))
                 case TellRole(view) if role is not None:
                     role.on_view(view)

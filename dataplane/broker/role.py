@@ -99,17 +99,18 @@ class Role(ABC):
 
     async def end(self, reason: str) -> None:
         """Returns when everything is released and all work is done, whichever caller began the end."""
-        await asyncio.shield(self._end_soon(reason))
+        await asyncio.shield(self.begin_to_end(reason))
 
-    def _end_soon(self, reason: str) -> asyncio.Task[None]:
+    def begin_to_end(self, reason: str) -> asyncio.Task[None]:
+        """The role acts no more from here on, though others have not heard of it yet; `end` waits for the rest."""
         if self._ending is None:
+            self.ended = True
+            self.timer.stop()
+            self._syncs.stop()
             self._ending = self.context.loop.create_task(self._end(reason))
         return self._ending
 
     async def _end(self, reason: str) -> None:
-        self.ended = True
-        self.timer.stop()
-        self._syncs.stop()
         try:
             await self._let_go(reason)
         except Exception:  # noqa: BLE001 - it is logged, and the broker goes on
@@ -200,5 +201,5 @@ class Role(ABC):
         """It has failed: it ends by itself."""
         if self.failed is None:
             self.failed = reason
-            self._end_soon(reason)
+            self.begin_to_end(reason)
             self._on_failure(reason)

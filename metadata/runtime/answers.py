@@ -28,7 +28,8 @@ MAX_CONNECTED_S = 3600.0
 
 
 class ControllerRequests:
-    """`labels`: read anew for each answer to a probe. `raft_status`: None before the Raft node has started."""
+    """`labels`: read anew for each answer to a probe. `raft_status`: None before the Raft node has started.
+    `deliver_applied`: tell the roles of this broker what is applied, if they have not heard of it yet."""
 
     def __init__(
         self,
@@ -36,11 +37,13 @@ class ControllerRequests:
         namespace: Namespace,
         labels: Mapping[str, str],
         raft_status: Callable[[], RaftStatus | None],
+        deliver_applied: Callable[[], None],
     ) -> None:
         self._context = context
         self._namespace = namespace
         self._labels = labels
         self._raft_status = raft_status
+        self._deliver_applied = deliver_applied
         self._lease = Lease(context.settings)
         self._probes_of_unknown_epoch = 0
 
@@ -66,6 +69,8 @@ class ControllerRequests:
         if not self._namespace.is_ours(probe.cluster_id, probe.controller):
             # That controller takes the first answer, which must be the one of its own broker of this name.
             return
+        # A generation proves the lease once it is applied, and a leader that it deposes must not believe in that lease.
+        self._deliver_applied()
         state, now = context.state, context.monotonic()
         # A probe that was meant for another life of this broker may be a copy.
         if probe.incarnation == context.incarnation and not self._lease.on_probe(

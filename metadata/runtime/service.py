@@ -116,7 +116,9 @@ class MetadataService:
         self._outbound = OutboundRequests(context)
         self._registrar = Registrar(context, proposals, registration, self._outbound.withdrawing)
         self._views = ViewDelivery(context)
-        self._requests = ControllerRequests(context, self.namespace, registration.labels, self._raft_status)
+        self._requests = ControllerRequests(
+            context, self.namespace, registration.labels, self._raft_status, self._deliver_applied
+        )
         self._registered = asyncio.Event()
         self._changed = Changes()
         self.stream_changes = 0
@@ -261,9 +263,11 @@ class MetadataService:
         self.stream_changes += changes.streams
         if not self._flush_scheduled:
             self._flush_scheduled = True
-            asyncio.get_running_loop().call_soon(self._on_applied)
+            asyncio.get_running_loop().call_soon(self._deliver_applied)
 
-    def _on_applied(self) -> None:
+    def _deliver_applied(self) -> None:
+        if not self._flush_scheduled:
+            return
         changes, self._changed = self._changed, Changes()
         self._flush_scheduled = False
         context = self._context

@@ -333,7 +333,7 @@ MUTANTS: tuple[Mutant, ...] = (
     _mutant(
         "a broker acts before its own registration is applied",
         (Broker.on_partitions, "if not self.context.incarnation:", "if False:"),
-        (MetadataService._on_applied, "if context.incarnation is not None:", "if True:"),
+        (MetadataService._deliver_applied, "if context.incarnation is not None:", "if True:"),
     ),
     _mutant(
         "any live replica may lead (unclean election)",

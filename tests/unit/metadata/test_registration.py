@@ -149,6 +149,22 @@ async def test_a_broker_that_is_probed_has_a_lease_until_it_is_not_probed_any_mo
         assert not service.lease_valid(now() + SETTINGS.leader_lease_s)
 
 
+async def test_a_probe_that_proves_the_lease_finds_roles_that_have_heard_of_all_that_is_applied() -> None:
+    """Applied and told to the roles in one turn of the loop each: a probe may come between."""
+    async with running("a", "b", "c") as world:
+        await world.api("stream.create", **CREATE)
+        broker, state = world.brokers["b"], world.brokers["a"].service.state
+        led = [key for key, view in broker.views.items() if view.leader == "b"]
+        assert led
+        life = pb.BrokerLife(broker="b", incarnation=state.brokers[broker.id].incarnation)
+        dead = pb.BrokersDead(office=state.controller_epoch, brokers=[life])
+        world.group.commit(pb.Command(brokers_dead=dead).SerializeToString(), world.group.members[0])
+        assert all(broker.views[key].leader == "b" for key in led)
+        probe = pb.Probe(controller="a", office=state.controller_epoch, number=1 << 20, cluster_id=state.cluster_id)
+        broker.service._requests._on_probe(Message(SUBJECTS.probe(broker.id), probe.SerializeToString(), "inbox"))
+        assert all(broker.views[key].leader != "b" for key in led)
+
+
 async def test_answers_of_a_process_that_is_not_registered_do_not_keep_the_life_before_it_alive() -> None:
     async with running("a", "b", "c") as world:
         known = world.brokers["a"].service.state.brokers

@@ -11,6 +11,8 @@ from typing import Any
 import pytest
 
 from dataplane.broker import replica as replica_module
+from dataplane.broker.follower_driver import FollowerDriver
+from dataplane.broker.leader_driver import LeaderDriver
 from dataplane.broker.replica import Replica
 from dataplane.log.partition_log import LogConfig
 from dataplane.replica.life import BeginRole, Failed
@@ -98,6 +100,23 @@ async def test_a_role_that_is_not_wanted_before_it_has_started_subscribes_to_not
     assert replica.role is not None
     assert replica.role.leader_epoch == 9
     assert not bench.control.subscribed
+    await replica.close(bench.context, "the test is over")
+
+
+async def test_a_leader_that_is_deposed_acts_no_more_from_the_moment_in_which_it_hears_that(
+    executor: ThreadPoolExecutor,
+) -> None:
+    bench = Bench(asyncio.get_running_loop())
+    replica = opened(bench, executor)
+    replica.on_view(partition_view(A, B, leader=A), bench.context)
+    await settled(replica)
+    role = replica.role
+    assert isinstance(role, LeaderDriver)
+    assert not role.is_over()
+    replica.on_view(partition_view(A, B, leader=B, epoch=9, leader_epoch=9), bench.context)
+    assert role.is_over()
+    await settled(replica)
+    assert isinstance(replica.role, FollowerDriver)
     await replica.close(bench.context, "the test is over")
 
 
