@@ -221,6 +221,7 @@ class Client:
         return self._inner.is_connected
 
     create_stream = _blocking(connection.Client.create_stream)
+    ensure_stream = _blocking(connection.Client.ensure_stream)
     alter_stream = _blocking(connection.Client.alter_stream)
     delete_stream = _blocking(connection.Client.delete_stream)
     streams = _blocking(connection.Client.streams)

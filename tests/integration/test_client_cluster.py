@@ -94,6 +94,32 @@ async def until_refused(producer: tidelog.Producer) -> None:
     await until(is_refused, "the refusal of a record above the new limit")
 
 
+async def test_a_stream_that_is_there_is_left_as_it_is(cluster: DevCluster) -> None:
+    config: dict[str, str | int | bool] = {"min_isr": 1, "retention_max_age_ms": "3600000"}
+    async with await tidelog.connect(cluster.nats_url) as client:
+        first, second = await asyncio.gather(
+            *(client.ensure_stream("kept", partitions=2, config=config) for _ in range(2))
+        )
+        assert first["incarnation"] == second["incarnation"]
+        async with client.producer("kept") as producer:
+            await producer.send(b"stays")
+        assert (await client.ensure_stream("kept", partitions=2))["incarnation"] == first["incarnation"]
+        assert sum((await client.offsets("kept", "latest")).values()) == 1
+        with pytest.raises(
+            tidelog.StreamExists, match=r"exists with min_isr=1, not 2; subject=kept, not k; partitions=2"
+        ):
+            await client.ensure_stream("kept", subject="k", config={"min_isr": 2})
+    create = ("stream", "create", "kept", "--partitions", "2", "--if-not-exists")
+    assert command(cluster, *create)[:2] == (
+        0,
+        "there is stream kept: subject kept, 2 partitions, replication factor 3\n",
+    )
+    status, _, err = command(cluster, *create, "--config", "compact=true", "--replication-factor", "1")
+    assert status == 1
+    assert "exists with" in err
+    assert "replication_factor=3, not 1" in err
+
+
 async def test_settings_change_while_the_stream_is_used(cluster: DevCluster) -> None:
     await make(cluster.nats_url, "alters", 2)
     async with await tidelog.connect(cluster.nats_url) as client:

@@ -29,6 +29,9 @@ def stream() -> None:
     type=click.IntRange(min=1, max=MAX_REPLICAS),
     help=f"Replicas of each partition.  [default: {DEFAULT_REPLICAS}, or all brokers of a smaller cluster]",
 )
+@click.option(
+    "--if-not-exists", is_flag=True, help="Leave a stream that is there as it is, if it is what these options say."
+)
 @config_option
 @cluster_options
 def create(
@@ -36,6 +39,7 @@ def create(
     subject: str | None,
     partitions: int,
     replication_factor: int | None,
+    if_not_exists: bool,
     settings: tuple[str, ...],
     server: str | None,
     namespace: str,
@@ -48,14 +52,16 @@ def create(
     config = config_of(settings)
 
     async def work(client: Client) -> None:
-        made = await client.create_stream(
+        create = client.ensure_stream if if_not_exists else client.create_stream
+        made = await create(
             name, subject=subject, partitions=partitions, replication_factor=replication_factor, config=config
         )
         if as_json:
             print_json(made)
         else:
+            done = "there is" if if_not_exists else "created"
             click.echo(
-                f"created stream {name}: subject {subject or name}, {counted(partitions, 'partition')}, "
+                f"{done} stream {name}: subject {subject or name}, {counted(partitions, 'partition')}, "
                 f"replication factor {made['replication_factor']}"
             )
 

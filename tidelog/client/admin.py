@@ -7,7 +7,7 @@ from collections.abc import Iterable, Mapping
 
 from tidelog.client.api import Api
 from tidelog.client.arguments import check_mapping, check_texts
-from tidelog.client.errors import BadConfig, typed
+from tidelog.client.errors import BadConfig, StreamExists, typed
 from tidelog.client.metadata import MetadataCache, stream_name
 from wire import operations as op
 from wire.error_details import REPEATED
@@ -55,6 +55,50 @@ class Admin:
             found = await self._api.call(op.STREAM_DESCRIBE, stream)
             if found["subject"] != wanted or len(found["partitions"]) != partitions:
                 raise
+            return found
+
+    async def ensure_stream(
+        self,
+        name: str,
+        *,
+        subject: str | None,
+        partitions: int,
+        replication_factor: int | None,
+        config: Mapping[str, str | int | bool],
+    ) -> op.StreamDescription:
+        try:
+            return await self.create_stream(
+                name,
+                subject=subject,
+                partitions=partitions,
+                replication_factor=replication_factor,
+                config=config,
+            )
+        except TidelogError as error:
+            if error.code is not Code.STREAM_EXISTS:
+                raise
+            stream = stream_name(name)
+            found = await self._api.call(op.STREAM_DESCRIBE, stream)
+            asked = StreamConfig.from_strings(_config_texts(config)).to_strings()
+            wanted = {key: asked[key] for key in config}
+            wanted["subject"] = stream if subject is None else subject
+            wanted["partitions"] = str(partitions)
+            if replication_factor is not None:
+                wanted["replication_factor"] = str(replication_factor)
+            there = {
+                **found["config"],
+                "subject": found["subject"],
+                "partitions": str(len(found["partitions"])),
+                "replication_factor": str(found["replication_factor"]),
+            }
+            others = [f"{key}={there[key]}, not {value}" for key, value in wanted.items() if there[key] != value]
+            if others:
+                raise StreamExists(
+                    Code.STREAM_EXISTS,
+                    f"stream {stream} exists with {'; '.join(others)}; ask for what is there, or change its settings "
+                    "(`stream alter`); subject, partitions and replication factor are fixed",
+                    error.details,
+                ) from None
             return found
 
     async def alter_stream(

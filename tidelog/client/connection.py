@@ -224,6 +224,30 @@ class Client:
             config={} if config is None else config,
         )
 
+    async def ensure_stream(
+        self,
+        name: str,
+        *,
+        subject: str | None = None,
+        partitions: int = 1,
+        replication_factor: int | None = None,
+        config: Mapping[str, str | int | bool] | None = None,
+    ) -> op.StreamDescription:
+        """As `create_stream`; a stream of that name that is there already is left as it is, if its subject, its
+        partitions, and the replication factor and settings that are given are the same. Returns the answer of
+        `describe`.
+
+        Raises StreamExists, which tells what differs, and otherwise as `create_stream`.
+        """
+        self._check_open()
+        return await self._admin.ensure_stream(
+            name,
+            subject=subject,
+            partitions=partitions,
+            replication_factor=replication_factor,
+            config={} if config is None else config,
+        )
+
     async def alter_stream(
         self, name: str, *, config: Mapping[str, str | int | bool] | None = None, unset: Iterable[str] = ()
     ) -> op.StreamDescription:
@@ -507,8 +531,6 @@ class Client:
             partition,
             lambda: self._metadata.forget(layout.name),
         )
-
-    # Inside
 
     def _on_connection_change(self, connected: bool) -> None:
         for producer in tuple(self._producers):
