@@ -127,7 +127,9 @@ class ControllerCore:
             self._leads = True
             effects += self._start_epoch(now)
         elif regained and self._phase is Phase.ACTIVE:
-            self._liveness.restart(now, self._connected_at)
+            # Another may have been elected meanwhile, without a word of it here. Only a commit proves that this node
+            # leads the group, and probes of a deposed controller would renew the leases of deposed leaders.
+            effects += [*self._stand_by(), *self._start_epoch(now)]
         return effects + self._decide(now)
 
     def on_connection(self, connected: bool, now: float) -> list[Effect]:

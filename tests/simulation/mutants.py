@@ -546,7 +546,7 @@ MUTANTS: tuple[Mutant, ...] = (
     ),
     _mutant(
         "a broker takes a message as often as it comes",
-        (Verifier.fault, "return None if sender.window.take(", "return None if True or sender.window.take("),
+        (Verifier.fault, "return None if window.take(", "return None if True or window.take("),
     ),
 )
 
@@ -601,6 +601,13 @@ TOLD: tuple[tuple[Mutant, str], ...] = (
             ),
         ),
         "replication/retention_left_no_epoch_in_common",
+    ),
+    (
+        _mutant(
+            "a controller that hears a majority again goes on in its controller epoch",
+            (ControllerCore.on_raft, "effects += [*self._stand_by(), *self._start_epoch(now)]", "pass"),
+        ),
+        "metadata/without_a_raft_majority_it_does_not_probe",
     ),
     (
         _mutant(

@@ -198,7 +198,7 @@ def test_without_a_raft_majority_it_does_not_probe(controller: Controller) -> No
     assert controller.kinds == []
     controller.perform(controller.core.on_raft(True, True, controller.now))
     controller.run(1)
-    assert controller.kinds == ["brokers_dead"]
+    assert controller.kinds == ["take_office", "brokers_dead"]
 
 
 # ---- failed leaders ------------------------------------------------------------------------------------------------
