@@ -6,7 +6,7 @@ at distances of `founding_wait_s / QUESTIONS`:
     searching ──QUESTIONS questions came back, and no other founder was heard meanwhile──> decided ──> TakeOffice
       ^ │ └──a broker of another cluster answers──> taken: this broker stops
       └─┘ another founder with a smaller candidate, or one that has decided; a lost connection; a step that comes late;
-          a TakeOffice whose outcome is not known: the count begins anew
+          a flood; a TakeOffice whose outcome is not known: the count begins anew
 
 Founders that ask at the same moment hear each other, because each listens before it asks: the one with the smaller
 candidate id goes on, unless the other has decided. One whose TakeOffice has no known outcome asks again, and still says
@@ -15,7 +15,8 @@ that it has decided: that TakeOffice may be committed later.
 Silence proves something only while this founder listens. NATS brings each question to its own founder too: a question
 that came back was carried, and its answers with it. A founder whose process stood still notices that by its next step,
 which comes late; it has not heard the founders of that time, and asks all its questions again. While a process stands
-still for less than that no other founder gets through its questions.
+still for less than that no other founder gets through its questions. Where strangers send so much that brokers are
+busy with it, a cluster that lives may answer late: while that lasts, silence proves nothing either.
 
 Pure: the caller asks, and passes claims and the time.
 """
@@ -62,6 +63,8 @@ class Founding:
         """Questions in all."""
         self._out = 0
         """Questions that have been asked since the last one came back."""
+        self._is_flooded = False
+        """The count began anew because of a flood, the last time."""
         self._rival: Claim | None = None
         """The last claim of another founder that goes first."""
         self._came_back = 0
@@ -81,6 +84,12 @@ class Founding:
         if self._out:
             self._out = 0
             self._came_back += 1
+
+    def on_flood(self) -> None:
+        """Strangers send more than a founder is told on a quiet day."""
+        if not self.is_over:
+            self._begin_anew()
+            self._is_flooded = True
 
     def on_claim(self, claim: Claim) -> None:
         """Another broker has asked or answered."""
@@ -116,6 +125,8 @@ class Founding:
                 f"its questions on {subject} do not come back to it; allow its NATS login to publish to this subject"
                 " and to subscribe to it"
             )
+        if self._is_flooded:
+            return f"so much is sent on {subject} that a cluster which lives may answer too late; keep strangers off it"
         if self._rival is not None:
             return f"broker {self._rival.broker} is about to found a cluster in this namespace, too, and goes first"
         return "its process stands still between its questions, or its NATS connection is lost again and again"
@@ -123,3 +134,4 @@ class Founding:
     def _begin_anew(self) -> None:
         self._out = 0
         self._came_back = 0
+        self._is_flooded = False

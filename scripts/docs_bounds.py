@@ -16,7 +16,15 @@ from metadata.raft.introductions import MAX_INTRODUCTIONS
 from metadata.raft.transport import INTRODUCTION_TIMEOUTS, MAX_OBSERVERS
 from metadata.raft.types import CONNECTION_TIMEOUT_S
 from metadata.runtime.messages import MAX_MESSAGE_BYTES
-from metadata.runtime.namespace import MAX_CLAIM_BYTES, MAX_CLAIMS, MAX_CLUSTERS, MAX_PRESENCE_ANSWERS
+from metadata.runtime.namespace import (
+    FLOOD,
+    MAX_CLAIM_BYTES,
+    MAX_CLAIMS,
+    MAX_CLUSTERS,
+    MAX_PRESENCE_ANSWERS,
+    MAX_QUESTIONS,
+    SHARED_ANSWER_S,
+)
 from metadata.runtime.services import MAX_ANSWER_BYTES, MAX_ANSWERS, MAX_ENDPOINTS, WAIT_S
 from metadata.runtime.services import MAX_BYTES_OF_ALL as MAX_BYTES_OF_SERVICES
 from metadata.settings import MetadataSettings
@@ -109,6 +117,18 @@ BOUNDS = (
         limit=f"{MAX_CLAIMS} are looked into in a second, by each broker that founds no cluster",
         where="metadata/runtime/namespace.py",
         counter="dropped_claims",
+    ),
+    Bound(
+        on="questions of founders, `<ns>.metadata.cluster`",
+        limit=f"{MAX_QUESTIONS} are answered one by one in a second, by each broker that founds no cluster",
+        where="metadata/runtime/namespace.py",
+        answer=f"one for all others on that subject, within {SHARED_ANSWER_S * 1000:g} ms",
+        counter="dropped_claims",
+    ),
+    Bound(
+        on="claims and questions that a founder hears",
+        limit=f"beyond {FLOOD} in a second it founds no cluster, and says so in its log",
+        where="metadata/runtime/namespace.py",
     ),
     Bound(
         on="bytes of a claim",

@@ -14,7 +14,7 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import Any, NamedTuple
 
 from tidelog.runtime.header_block import encode_headers
-from wire.peers import ClaimHandler, RawClaimHandler
+from wire.peers import AnswerHandler, ClaimHandler
 from wire.transport import (
     NO_RESPONDERS,
     Buffer,
@@ -218,12 +218,9 @@ class FakeTransport:
         return self.publish(subject, [payload], reply=reply)
 
     async def subscribe_claims(self, subject: str, handler: ClaimHandler) -> Subscription:
-        return await self.subscribe(subject, lambda message: handler(message, True))
-
-    async def subscribe_raw_claims(self, subject: str, handler: RawClaimHandler) -> Subscription:
         return await self.subscribe(subject, lambda message: handler(message.data, message.reply, lambda: True))
 
-    def on_claim_inbox(self, inbox: str, handler: ClaimHandler | None) -> None:
+    def on_claim_inbox(self, inbox: str, handler: AnswerHandler | None) -> None:
         self.on_inbox(inbox, None if handler is None else lambda message: handler(message, True))
 
     async def may_subscribe(self, subject: str) -> bool:

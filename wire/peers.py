@@ -12,10 +12,10 @@ from typing import Protocol, TypeAlias
 
 from wire.transport import Buffer, Message, MessageHandler, Subscription
 
-ClaimHandler: TypeAlias = Callable[[Message, bool], None]
+AnswerHandler: TypeAlias = Callable[[Message, bool], None]
 """(message, whether a broker of this cluster has sent it). A 503 comes as it is, and is not proved."""
 
-RawClaimHandler: TypeAlias = Callable[[bytes, str | None, Callable[[], bool]], None]
+ClaimHandler: TypeAlias = Callable[[bytes, str | None, Callable[[], bool]], None]
 """(payload, reply, `is_proved`). `is_proved()` says whether a broker of this cluster has sent the message. It costs
 several times as much as a refusal, so a handler asks it only about a message of which it matters."""
 
@@ -75,14 +75,11 @@ class PeerTransport(Protocol):
         """A message for everybody: its proof is in a NATS header."""
         ...
 
-    async def subscribe_claims(self, subject: str, handler: ClaimHandler) -> Subscription: ...
-
-    async def subscribe_raw_claims(self, subject: str, handler: RawClaimHandler) -> Subscription:
-        """For claims that brokers send each other: the reply is an inbox of a broker, or missing. Nothing of a message
-        is decoded before `handler` has it. Status messages do not come to it."""
+    async def subscribe_claims(self, subject: str, handler: ClaimHandler) -> Subscription:
+        """Nothing of a message is decoded before `handler` has it. Status messages do not come to it."""
         ...
 
-    def on_claim_inbox(self, inbox: str, handler: ClaimHandler | None) -> None: ...
+    def on_claim_inbox(self, inbox: str, handler: AnswerHandler | None) -> None: ...
 
 
 REFUSAL_GRACE = 0.2

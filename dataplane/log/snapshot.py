@@ -14,6 +14,7 @@ A row of sections, each with a name and a version of its own. Little-endian:
     leader-epochs 1     for each epoch that began below the offset: u64 epoch, i64 start
     producers 1         see `dataplane.replica.producers`: the first piece
     producer-times 1    the second piece; a version that does not know it carries it on, and then it is not used
+    producers-partial 1     empty; it is there where the producers are not all of them (`KnownProducers.is_partial`)
 
 A section that this version does not know, by its name or by its version, is kept as it is: it is shipped on to
 followers, and goes into later snapshots with the offset at which it holds, so that a version that knows it can go on
@@ -40,6 +41,7 @@ SNAPSHOT_SUFFIX = ".snapshot"
 LEADER_EPOCHS = "leader-epochs"
 PRODUCERS = "producers"
 PRODUCER_TIMES = "producer-times"
+PRODUCERS_PARTIAL = "producers-partial"
 
 _MAGIC = b"tlgstate"
 _FILE_VERSION = 1
@@ -85,6 +87,7 @@ def encode_snapshot(snapshot: Snapshot) -> bytes:
         Section(LEADER_EPOCHS, _SECTION_VERSION, offset, epochs),
         Section(PRODUCERS, _SECTION_VERSION, offset, encode_producers(snapshot.producers)),
         Section(PRODUCER_TIMES, _SECTION_VERSION, offset, encode_times(snapshot.producers)),
+        *([Section(PRODUCERS_PARTIAL, _SECTION_VERSION, offset, b"")] if snapshot.producers.is_partial else ()),
         *snapshot.carried,
     )
     body = b"".join(map(_encode_section, sections))
@@ -145,6 +148,7 @@ def _understood(offset: Offset, sections: list[Section]) -> Snapshot:
     epochs: tuple[EpochEntry, ...] | None = None
     producers: bytes | None = None
     times: bytes | None = None
+    is_partial = False
     carried = []
     for section in sections:
         kind = section[:3]
@@ -154,11 +158,13 @@ def _understood(offset: Offset, sections: list[Section]) -> Snapshot:
             producers = section.payload
         elif kind == (PRODUCER_TIMES, _SECTION_VERSION, offset):
             times = section.payload
+        elif kind[:2] == (PRODUCERS_PARTIAL, _SECTION_VERSION):  # it holds at every later offset, too
+            is_partial = True
         elif kind[:2] != (PRODUCER_TIMES, _SECTION_VERSION):
             carried.append(section)
     known = NOBODY if producers is None else decode_producers(producers, times)
     is_whole = epochs is not None and producers is not None
-    return Snapshot(offset, epochs or (), known, tuple(carried), is_whole)
+    return Snapshot(offset, epochs or (), known._replace(is_partial=is_partial), tuple(carried), is_whole)
 
 
 def _decode_epochs(payload: bytes, offset: Offset) -> tuple[EpochEntry, ...]:

@@ -15,6 +15,10 @@ out in ascending order, so a producer with a higher id is new, and one with a lo
 (UNKNOWN_PRODUCER_ID). Its client goes on under a new id. The refusal says for how long back every producer is
 remembered: batches that its client sent for the first time since then are not in the log.
 
+The table of a log that begins above 0 can be partial: the state at the log start was lost, so the producers that wrote
+before it and not since are unknown. A batch of an unknown producer that is not its first one is then refused in the
+same way, since the batches before it may lie below the log start.
+
 The table at an offset can be copied at little cost (`known`: its values are never changed, only replaced),
 encoded, and taken up again, by this replica or another one. Encoded, little-endian, in two pieces; earlier versions
 know the first one alone:
@@ -108,6 +112,8 @@ class KnownProducers(NamedTuple):
     """The time of the log when the last forgotten producer wrote last."""
     time: int = 0
     """The newest time of an append, in ns since 1970; 0: no batch says."""
+    is_partial: bool = False
+    """Producers that wrote before the log start and not since are not among them, because the state there was lost."""
 
 
 NOBODY = KnownProducers({})
@@ -128,6 +134,7 @@ class ProducerTable:
         self._forgotten = NO_PRODUCER
         self._forgotten_at = 0
         self._time = 0
+        self._is_partial = False
         self.rebuild(headers)
 
     def rebuild(self, headers: Iterable[BatchHeader]) -> None:
@@ -137,12 +144,12 @@ class ProducerTable:
     @property
     def known(self) -> KnownProducers:
         """All of it, now: a copy that later batches do not change."""
-        return KnownProducers(dict(self._producers), self._forgotten, self._forgotten_at, self._time)
+        return KnownProducers(dict(self._producers), self._forgotten, self._forgotten_at, self._time, self._is_partial)
 
     def restore(self, known: KnownProducers, headers: Iterable[BatchHeader] = ()) -> None:
         """Forget all, take up the table at some offset, and learn from the batches behind it."""
         self._producers = OrderedDict(known.producers)
-        _, self._forgotten, self._forgotten_at, self._time = known
+        _, self._forgotten, self._forgotten_at, self._time, self._is_partial = known
         for header in headers:
             self.record(header)
 
@@ -171,7 +178,7 @@ class ProducerTable:
         if producer_id == NO_PRODUCER:
             return Fresh()
         known = self._producers.get(producer_id)
-        if known is None and producer_id <= self._forgotten:
+        if known is None and (producer_id <= self._forgotten or (self._is_partial and base_sequence)):
             return Rejected(_unknown(producer_id, (self._time - self._forgotten_at) // _NS_PER_MS))
         if known is None or epoch > known.epoch:
             if base_sequence == 0:
@@ -291,8 +298,9 @@ def _decode_producers(payload: bytes) -> dict[int, Producer]:
 def _unknown(producer_id: int, remembered_ms: int) -> TidelogError:
     return TidelogError(
         Code.UNKNOWN_PRODUCER_ID,
-        f"producer {producer_id} is not known here, and producers with higher ids have been forgotten, for they were"
-        f" silent for longer than producer_id_expiration_ms or too many others wrote since; go on under a new id",
+        f"producer {producer_id} is not known here and may have been forgotten: it was silent for longer than"
+        f" producer_id_expiration_ms, too many others wrote since, or the state at the log start was lost;"
+        f" go on under a new id",
         [REMEMBERED_MS.of(remembered_ms)],
     )
 

@@ -83,6 +83,7 @@ class ControllerDriver:
         self._subscriptions.start()
 
     def stop(self) -> None:
+        self.namespace.close()
         if self._timer is not None:
             self._timer.cancel()
 
@@ -108,7 +109,7 @@ class ControllerDriver:
                 self.run(context.core.on_peer_lost(broker, context.monotonic()))
 
     def on_claim(self, data: bytes, reply: str | None, is_proved: Callable[[], bool]) -> None:
-        """A message on the subject of claims, where anybody may send. See `RawClaimHandler`."""
+        """A message on the subject of claims, where anybody may send. See `ClaimHandler`."""
         if self.namespace.may_skip(reply):
             return
         self._take_claim(data, reply, is_proved)

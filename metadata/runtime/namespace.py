@@ -9,18 +9,18 @@ founded. Neither stops by itself, for both may hold data.
 
 from __future__ import annotations
 
+import asyncio
 import logging
 from collections.abc import Callable
 from dataclasses import dataclass
 from math import inf
 
 from metadata.effects import Effect
-from metadata.founding import Claim
+from metadata.founding import Claim, Founding
 from metadata.runtime.context import MetadataContext
 from wire import metadata_pb2 as pb
 from wire.echo import one_line
 from wire.operations import OtherCluster
-from wire.transport import Message
 
 _log = logging.getLogger(__name__)
 
@@ -34,6 +34,15 @@ MAX_CLAIM_BYTES = 4096
 """A broker's own claim has a name and three ids, some hundred bytes."""
 MAX_CLAIMS = 10_000
 """Without a reply, in a second, at a broker that founds no cluster. Each controller in the namespace sends one."""
+MAX_QUESTIONS = 200
+"""In a second, at a broker that founds no cluster, that are answered one by one. A founder asks ten in a second."""
+SHARED_ANSWER_S = 0.05
+"""The questions beyond MAX_QUESTIONS get one answer together, so long after the first of them: founders hear it on the
+subject of claims, where they listen before they ask. It is less than the distance of a founder's questions, so all but
+the last are answered before it decides."""
+FLOOD = 1000
+"""Claims and questions in a second: a founder that hears more does not rely on silence. Of each other founder and each
+broker it hears some twenty at most."""
 MAX_PRESENCE_ANSWERS = 500
 """In a second. More clients than that do not lose their controller at a time; their errors name no brokers then."""
 LOGGED_QUESTIONS = 50
@@ -46,6 +55,21 @@ class _Heard:
     at: float
     logged_at: float
     logged_level: int = logging.NOTSET
+
+
+class _PerSecond:
+    """Counts what comes in a second."""
+
+    def __init__(self) -> None:
+        self._began = -inf
+        self._taken = 0
+
+    def take(self, now: float, limit: int) -> bool:
+        """Whether one more is within the limit."""
+        if now >= self._began + 1.0:
+            self._began, self._taken = now, 0
+        self._taken += 1
+        return self._taken <= limit
 
 
 class Namespace:
@@ -64,13 +88,13 @@ class Namespace:
         self.dropped_presence = 0
         """Questions which brokers are connected, beyond MAX_PRESENCE_ANSWERS."""
         self.dropped_claims = 0
-        """Claims beyond MAX_CLAIMS."""
-        self._claims_second = -inf
-        """Begin of the second in which claims without a reply are counted."""
-        self._claims = 0
-        self._presence_second = -inf
-        """Begin of the second in which answers are counted."""
-        self._presence_answers = 0
+        """Claims beyond MAX_CLAIMS, and questions beyond MAX_QUESTIONS."""
+        self._claims = _PerSecond()
+        self._questions = _PerSecond()
+        self._presence = _PerSecond()
+        self._at_founder = _PerSecond()
+        self._shared_answer: asyncio.TimerHandle | None = None
+        """Set while questions wait for it."""
 
     @property
     def cluster_id(self) -> str:
@@ -111,18 +135,36 @@ class Namespace:
     def may_skip(self, reply: str | None) -> bool:
         """Whether a message on the subject of claims is not looked into, because too many come; it is counted.
 
-        A claim without a reply asks nothing, and a broker that founds no cluster only tells operators of it. So nothing
-        else is skipped: each question is answered, and a founder hears every other founder and every cluster."""
-        if reply is not None or self._context.core.founding is not None:
+        A claim is news for operators to a broker that founds no cluster, and nothing else. A question is answered all
+        the same, with others. A founder looks into each message: it hears every other founder and every cluster."""
+        founding = self._context.core.founding
+        if founding is not None:
+            self._count_at(founding)
             return False
         now = self._context.monotonic()
-        if now >= self._claims_second + 1.0:
-            self._claims_second, self._claims = now, 0
-        self._claims += 1
-        if self._claims <= MAX_CLAIMS:
-            return False
+        if reply is None:
+            if self._claims.take(now, MAX_CLAIMS):
+                return False
+        else:
+            if self._questions.take(now, MAX_QUESTIONS):
+                return False
+            if self._shared_answer is None:
+                self._shared_answer = asyncio.get_running_loop().call_later(SHARED_ANSWER_S, self._answer_together)
         self.dropped_claims += 1
         return True
+
+    def _count_at(self, founding: Founding) -> None:
+        if not self._at_founder.take(self._context.monotonic(), FLOOD):
+            founding.on_flood()
+
+    def _answer_together(self) -> None:
+        self._shared_answer = None
+        if self.cluster_id:
+            self._context.transport.publish_claim(self._context.subjects.cluster(), self._claim().SerializeToString())
+
+    def close(self) -> None:
+        if self._shared_answer is not None:
+            self._shared_answer.cancel()
 
     def on_claim(self, claim: pb.ClusterClaim, reply: str | None, is_proved: Callable[[], bool]) -> None:
         """Another broker, or this one, has said to which cluster it belongs, or asks with it. `is_proved()`: it holds a
@@ -133,7 +175,7 @@ class Namespace:
         founds = self._context.core.founding is not None
         now = self._context.monotonic()
         if claim.life_id == self._context.life_id:
-            if founds and is_proved():
+            if founds and reply is not None and is_proved():
                 self._run(self._context.core.on_own_question(now))
             return
         if self.cluster_id and claim.cluster_id:
@@ -155,18 +197,17 @@ class Namespace:
             if own.cluster_id or own.candidate:
                 self._context.transport.publish_claim(reply, own.SerializeToString())
 
-    def on_presence(self, message: Message, _is_proved: bool) -> None:
+    def on_presence(self, _: bytes, reply: str | None, __: Callable[[], bool]) -> None:
         """A client that finds no controller asks which brokers are connected."""
-        if message.reply is not None:
-            now = self._context.monotonic()
-            if now >= self._presence_second + 1.0:
-                self._presence_second, self._presence_answers = now, 0
-            if self._presence_answers >= MAX_PRESENCE_ANSWERS:
+        founding = self._context.core.founding
+        if founding is not None:
+            self._count_at(founding)
+        if reply is not None:
+            if not self._presence.take(self._context.monotonic(), MAX_PRESENCE_ANSWERS):
                 self.dropped_presence += 1
                 return
-            self._presence_answers += 1
             claim = pb.ClusterClaim(broker=self._context.broker_id, cluster_id=self.cluster_id)
-            self._context.transport.publish_claim(message.reply, claim.SerializeToString())
+            self._context.transport.publish_claim(reply, claim.SerializeToString())
 
     def others(self) -> list[OtherCluster]:
         """Clusters that were heard lately, as JSON."""

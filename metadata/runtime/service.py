@@ -133,7 +133,7 @@ class MetadataService:
         context = self._context
         self._subscriptions += await self._requests.subscribe()
         cluster = context.subjects.cluster()
-        self._subscriptions.append(await context.transport.subscribe_raw_claims(cluster, self._controller.on_claim))
+        self._subscriptions.append(await context.transport.subscribe_claims(cluster, self._controller.on_claim))
         presence = context.subjects.presence()
         self._subscriptions.append(await context.transport.subscribe_claims(presence, self.namespace.on_presence))
         self._controller.start()

@@ -364,6 +364,44 @@ async def _past_backpressure(stranger: NatsClient, subject: str, body: bytes) ->
     return await until(ask, "an answer")
 
 
+async def test_questions_of_founders_are_answered_together(cluster: DevCluster) -> None:
+    """Each broker hears them all; it looks into 200 a second, and says to which cluster it belongs for the others. How
+    long acknowledgements wait depends on the machine, and docs/security.md has figures."""
+    many = 50_000
+    async with under_load(cluster, "questions") as target:
+        heard: list[str] = []
+        cluster_id = (await target.client.cluster_status())["cluster_id"]
+        led = (await target.client.describe("questions"))["partitions"][0]
+
+        async def on_claim(message: Msg) -> None:
+            claim = pb.ClusterClaim.FromString(message.data)
+            if claim.cluster_id == cluster_id and not message.reply:
+                heard.append(claim.broker)
+
+        listener = await nats.connect(cluster.nats_url, pending_size=1 << 30)
+        await listener.subscribe("tidelog.metadata.cluster", cb=on_claim, pending_msgs_limit=-1, pending_bytes_limit=-1)
+        await listener.flush()
+        block = bytearray()
+        for number in range(many):
+            question = pb.ClusterClaim(broker=f"z{number}", life_id=f"z{number}").SerializeToString()
+            block += b"PUB tidelog.metadata.cluster tidelog.inbox.z.z.%d %d\r\n%b\r\n" % (
+                number,
+                len(question),
+                question,
+            )
+        await target.stranger._send_command(bytes(block))
+        await target.stranger.flush(60)
+        await until(lambda: {*heard} == {*cluster.broker_ids}, "an answer of each broker on the subject of claims")
+
+        async def is_counted() -> bool:
+            return await target.counted("dropped_claims") > 3 * many // 2
+
+        await until(is_counted, "the count of most of them")
+        await listener.close()
+        now = (await target.client.describe("questions"))["partitions"][0]
+        assert (now["leader"], now["leader_epoch"]) == (led["leader"], led["leader_epoch"])
+
+
 # ---- logs -----------------------------------------------------------------------------------------------------------
 
 

@@ -16,6 +16,7 @@
 
     founder a [candidate=m]                instead of `cluster`: a's group has no cluster yet
     claim b cluster=X | candidate=X [decided]      b's claim: its cluster, or the one that it founds
+    flood                                  strangers send more on the subject of claims than a founder relies on
 
 With the controller's core, whose probes are answered as told:
 
@@ -103,6 +104,7 @@ class MetadataScript:
             "cluster": self._begin,
             "founder": self._begin,
             "claim": self._claim,
+            "flood": self._flood,
             "create": self._create,
             "delete": self._delete,
             "settings": self._settings,
@@ -171,6 +173,10 @@ class MetadataScript:
         )
         self._behaviour = dict.fromkeys(command.words, "answers")
         self._perform(self._core.on_connection(True, float(command.options.get("connected", "0"))))
+
+    def _flood(self, _: Command) -> None:
+        assert self.core.founding is not None
+        self.core.founding.on_flood()
 
     def _claim(self, command: Command) -> None:
         command.check_options("cluster", "candidate")

@@ -25,6 +25,7 @@ from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager
 from dataclasses import replace
 from functools import partial
+from pathlib import Path
 from unittest import mock
 
 from dataplane.broker import checkpoints, timer
@@ -35,7 +36,7 @@ from dataplane.encryption.bodies import BatchCipher
 from dataplane.encryption.keyring import Keyring
 from dataplane.log.compaction import CompactionPass
 from dataplane.log.partition_log import LogConfig, PartitionLog
-from dataplane.log.snapshot import Snapshot
+from dataplane.log.snapshot import SNAPSHOT_SUFFIX, Snapshot
 from dataplane.replica.effects import (
     CompleteProduce,
     FollowerEffect,
@@ -442,6 +443,13 @@ class ReplicaSet:
         broker = self.brokers[name]
         if broker.running:
             broker.runs(broker.life.replica.on_log_start)
+
+    def lose_snapshots(self, name: str) -> None:
+        """The files of its derived state are gone; it does not run."""
+        disk = self.brokers[name].disk
+        for path, _ in disk.files_below(Path("/")):
+            if path.suffix == SNAPSHOT_SUFFIX:
+                disk.remove(path)
 
     def limit_pieces(self, size: int) -> None:
         """Pieces of derived state are no larger, because NATS carries no larger messages."""

@@ -31,6 +31,7 @@
     hangs b | answers b                    it knows that its disk hangs (see `hold`) | answers again
     retain a OFFSET [pieces=BYTES]         a's records below it go; pieces of derived state are no
                                            larger from now on
+    lose-snapshots b                       of a broker that does not run: the files of its derived state
     compact a END [tombstones]             a pass up to there: of each letter the last record stays, a capital is the
                                            tombstone of its letter; with `tombstones`, those of the pass before go
     consume a offset=N [wait=S] [last=EPOCH] [as=TOKEN] | latest a
@@ -108,6 +109,7 @@ class ReplicationScript:
             "answers": lambda command: self.world.set_hanging(command.words[0], False),
             "room": lambda command: self.world.set_full(command.words[0], False),
             "retain": self._retain,
+            "lose-snapshots": lambda command: self.world.lose_snapshots(command.words[0]),
             "compact": self._compact,
             "consume": self._consume,
             "latest": self._latest,

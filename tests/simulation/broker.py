@@ -177,11 +177,11 @@ class SimBroker:
         inboxes = self.subjects.broker_inbox(self.id)
         ingest = SimConnection(self.nats, process, f"{self.id}-{self.lives}-ingest", inboxes)
         control = SimConnection(self.nats, process, f"{self.id}-{self.lives}-control", inboxes)
-        self._connections = [ingest, control]
+        public = SimConnection(self.nats, process, f"{self.id}-{self.lives}-public", inboxes)
+        self._connections = [ingest, control, public]
         for connection in self._connections:
             connection.slowness = self.link_slowness
-        await ingest.connected()
-        await control.connected()
+            await connection.connected()
         threads: Any = None
         dependencies = BrokerDependencies(
             keeps_audit_stream=False,
@@ -190,6 +190,7 @@ class SimBroker:
             data_dir=data_dir,
             ingest=ingest,
             control=control,
+            public=public,
             secrets=public_secrets(),
             make_raft=self._make_raft,
             raft_address=self.raft_address,

@@ -17,7 +17,7 @@ from dataplane.broker.leader_driver import LeaderDriver
 from dataplane.broker.replica import Replica
 from dataplane.broker.requests import Requests
 from dataplane.broker.sync_requests import SyncRequests
-from dataplane.log import retention, snapshot
+from dataplane.log import derived_state, retention, snapshot
 from dataplane.log.appending import Appending as LogAppending
 from dataplane.log.checkpoints import CompactionPoint
 from dataplane.log.compaction import CompactionPass
@@ -225,7 +225,7 @@ MUTANTS: tuple[Mutant, ...] = (
     ),
     _mutant(
         "a forgotten producer is taken for a producer that never wrote",
-        (ProducerTable.check, "known is None and producer_id <= self._forgotten", "False"),
+        (ProducerTable.check, "producer_id <= self._forgotten or", "False or"),
     ),
     _mutant(
         "the set of forgotten producers is lost when a log is opened",
@@ -604,6 +604,20 @@ TOLD: tuple[tuple[Mutant, str], ...] = (
     ),
     (
         _mutant(
+            "a log without the state at its start knows all its producers",
+            (derived_state._without_past, "is_partial=start > 0", "is_partial=False"),
+        ),
+        "replication/log_start_without_its_snapshot",
+    ),
+    (
+        _mutant(
+            "a snapshot does not say that its producers are partial",
+            (snapshot.encode_snapshot, "if snapshot.producers.is_partial", "if False"),
+        ),
+        "replication/log_start_without_its_snapshot",
+    ),
+    (
+        _mutant(
             "a controller that hears a majority again goes on in its controller epoch",
             (ControllerCore.on_raft, "effects += [*self._stand_by(), *self._start_epoch(now)]", "pass"),
         ),
@@ -657,6 +671,13 @@ TOLD: tuple[tuple[Mutant, str], ...] = (
             (Founding.on_own_question, "if self._out:", "if True:"),
         ),
         "metadata/a_founder_whose_questions_come_late",
+    ),
+    (
+        _mutant(
+            "a founder relies on silence in a flood",
+            (Founding.on_flood, "if not self.is_over:", "if False:"),
+        ),
+        "metadata/a_founder_in_a_flood",
     ),
     (
         _mutant(

@@ -441,6 +441,8 @@ class Cluster:
                 return f"{broker.id} does not run ({broker.fatal})"
             if not truth.is_alive(broker.id):
                 return f"{broker.id} is not registered"
+            if broker.broker.context.space.is_full:
+                return f"{broker.id} has not found yet that its disk has room"
             if not self.raft.has_applied_all(broker.raft_address):
                 return f"{broker.id} has not applied all that the metadata group has committed"
             for path in broker.disk.flipped_below(self.data):

@@ -226,6 +226,10 @@ class NatsConnection:
         self._client.precedes = other._client
         self._outgoing.reading = other._outgoing.reading
 
+    def always_give_way(self) -> None:
+        """In each turn of the loop little is read here, so that a flood delays the other connections by little."""
+        self._client.always_gives_way = True
+
     def on_connection_change(self, handler: Callable[[bool], None]) -> None:
         self._connection_handlers.append(handler)
 

@@ -57,7 +57,7 @@ _log = logging.getLogger(__name__)
 BEHIND = 256 << 10
 """A connection with a newest read of so many bytes has a backlog, as a rule: its reads are a loop's turn apart."""
 GIVING_WAY = 64 << 10
-"""Bytes that are read at most while another connection, which goes first, has a backlog."""
+"""Bytes that are read at most in a turn while another connection, which goes first, has a backlog."""
 FIRST_PAUSE = 0.25
 """Seconds before the next attempt after a refused login of a connection that was there before; doubled each time."""
 LONGEST_PAUSE = 10.0
@@ -236,6 +236,8 @@ class ChunkedClient(Client):
         """The newest read found so much that there is more, as a rule."""
         self.precedes: ChunkedClient | None = None
         """The client with messages that go first."""
+        self.always_gives_way = False
+        """Little is read in each turn, so that a flood here delays the other connections of the loop by little."""
 
     # ---- for the connection
 
@@ -249,6 +251,8 @@ class ChunkedClient(Client):
 
     def gives_way(self) -> bool:
         """Another client has a backlog. Asked before each read; answered once for each of the other's."""
+        if self.always_gives_way:
+            return True
         first = self.precedes
         if first is None or not first.is_behind:
             return False

@@ -73,6 +73,9 @@ class BrokerDependencies:
     """Open, and this process's own."""
     ingest: Transport
     control: Transport
+    public: Transport
+    """For the subjects on which anybody may speak to brokers, the API and claims: a flood there waits in a queue of its
+    own."""
     secrets: ClusterSecrets
     make_raft: RaftFactory
     raft_address: str
@@ -119,12 +122,15 @@ class BrokerRuntime:
         self._replies = ReplySubjects(needs.subjects, self._stream_subjects, lambda: self.metadata.stream_changes)
         self._ingest = ingest = AnsweringTransport(needs.ingest, needs.subjects, self._replies)
         self._control = control = AnsweringTransport(needs.control, needs.subjects, self._replies)
+        self._public = public = AnsweringTransport(needs.public, needs.subjects, self._replies)
         self._permissions = PermissionWatch(
-            needs.broker, needs.subjects.namespace, (needs.ingest, needs.control), needs.loop.time
+            needs.broker, needs.subjects.namespace, (needs.ingest, needs.control, needs.public), needs.loop.time
         )
         self._secrets = needs.secrets
         self._refusals = Refusals(needs.broker, needs.loop.time)
-        self._peers = peers = PeerLink(control, needs.secrets, needs.life_id, self._refusals, self._current_lives)
+        self._peers = peers = PeerLink(
+            control, needs.secrets, needs.life_id, self._refusals, self._current_lives, claims=public
+        )
         self.metadata = MetadataService(
             broker_id=needs.broker,
             life_id=needs.life_id,
@@ -169,7 +175,7 @@ class BrokerRuntime:
             time_ns=needs.time_ns,
             on_record=self._audit_stream.on_record if needs.keeps_audit_stream else lambda _: None,
         )
-        self._api = Api(self.metadata, control, needs.subjects, audit, needs.work_time)
+        self._api = Api(self.metadata, public, needs.subjects, audit, needs.work_time)
 
     @classmethod
     async def open(cls, needs: BrokerDependencies, on_fatal: Callable[[TidelogError], None]) -> BrokerRuntime:
@@ -245,7 +251,9 @@ class BrokerRuntime:
         report = self.broker.status()
         own = {
             "refused_replies": self._replies.refused,
-            "dropped_headers": self._ingest.dropped_headers + self._control.dropped_headers,
+            "dropped_headers": sum(
+                connection.dropped_headers for connection in (self._ingest, self._control, self._public)
+            ),
             "dropped_audit_records": self._audit_stream.queue.dropped,
         }
         return {

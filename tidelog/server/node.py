@@ -55,7 +55,7 @@ from wire import metadata_pb2 as pb
 from wire.errors import Code, TidelogError
 from wire.peers import REFUSAL_GRACE
 from wire.subjects import Subjects
-from wire.transport import Message
+from wire.transport import Message, Subscription
 from wire.types import BrokerId
 
 _log = logging.getLogger(__name__)
@@ -129,37 +129,49 @@ async def _ask_for_cluster(
     broker: BrokerId, data_dir: DataDir, peers: PeerLink, subjects: Subjects, life_id: str
 ) -> FoundCluster:
     """To which cluster the first of the other brokers belongs that answers and can prove what it is; else what somebody
-    says."""
+    says. Brokers that are asked too much answer on the subject of the question."""
     loop = asyncio.get_running_loop()
-    found: asyncio.Future[FoundCluster] = loop.create_future()
-    said: list[FoundCluster] = []
+    answered = asyncio.Event()
+    said = FoundCluster("", False)
 
-    def end() -> None:
-        if not found.done():
-            found.set_result(said[0] if said else FoundCluster("", False))
-
-    def on_claim(message: Message, is_proved: bool) -> None:
-        if message.status is not None:
-            loop.call_later(REFUSAL_GRACE, end)
-            return
+    def take(payload: bytes, is_proved: Callable[[], bool]) -> None:
+        nonlocal said
         with contextlib.suppress(DecodeError):
-            said.insert(
-                0 if is_proved else len(said),
-                FoundCluster(pb.ClusterClaim.FromString(message.data).cluster_id, is_proved),
-            )
-            if is_proved:
-                end()
+            claim = pb.ClusterClaim.FromString(payload)
+            if claim.life_id != life_id and (claim.cluster_id or claim.candidate):
+                proved = is_proved()
+                if proved or not said.cluster_id:
+                    said = FoundCluster(claim.cluster_id, proved)
+                if proved:
+                    answered.set()
 
-    claim = pb.ClusterClaim(broker=broker, life_id=life_id, cluster_id=data_dir.cluster_id or "")
+    def on_answer(message: Message, is_proved: bool) -> None:
+        if message.status is not None:
+            loop.call_later(REFUSAL_GRACE, answered.set)
+        else:
+            take(message.data, lambda: is_proved)
+
+    def on_claim(payload: bytes, reply: str | None, is_proved: Callable[[], bool]) -> None:
+        if reply is None and not answered.is_set():
+            take(payload, is_proved)
+
+    question = pb.ClusterClaim(broker=broker, life_id=life_id, cluster_id=data_dir.cluster_id or "")
     inbox = peers.new_inbox()
-    peers.on_claim_inbox(inbox, on_claim)
-    timer = loop.call_later(CLUSTER_CHECK_TIMEOUT, end)
+    peers.on_claim_inbox(inbox, on_answer)
+    shared: Subscription | None = None
     try:
-        peers.publish_claim(subjects.cluster(), claim.SerializeToString(), reply=inbox)
-        return await found
+        async with asyncio.timeout(CLUSTER_CHECK_TIMEOUT):  # without NATS, to subscribe would take for ever
+            peers.publish_claim(subjects.cluster(), question.SerializeToString(), reply=inbox)
+            # After the question: a subscription of this broker would keep NATS from saying that nobody else has one.
+            shared = await peers.subscribe_claims(subjects.cluster(), on_claim)
+            await answered.wait()
+    except TimeoutError:
+        pass
     finally:
-        timer.cancel()
         peers.on_claim_inbox(inbox, None)
+        if shared is not None:
+            await shared.unsubscribe()
+    return said
 
 
 async def _all_return(calls: Sequence[Callable[[], None]], patience: float) -> bool:
@@ -227,6 +239,9 @@ class Node:
             control = await self._connect("control")
             stack.push_async_callback(control.close)
             ingest.give_way_to(control)
+            public = await self._connect("public")
+            stack.push_async_callback(public.close)
+            public.always_give_way()
         except NatsRefused as e:
             raise TidelogError(Code.UNAVAILABLE, str(e)) from e
 
@@ -240,7 +255,7 @@ class Node:
         checkpoints = SyncScheduler(post=loop.call_soon_threadsafe, threads=CHECKPOINTS_AT_ONCE, name="checkpoint")
         pools = (executor, decoders, readers, housekeeping)
         threads = [*(pool.shutdown for pool in pools), checkpoints.close, syncer.close]
-        stack.push_async_callback(self._end_threads, threads, [ingest, control])
+        stack.push_async_callback(self._end_threads, threads, [ingest, control, public])
         subjects = Subjects(config.namespace)
         life_id = uuid.uuid4().hex
         # Not the link of the runtime: each signs under a key of its own.
@@ -254,6 +269,7 @@ class Node:
             data_dir=data_dir,
             ingest=ingest,
             control=control,
+            public=public,
             secrets=config.secrets,
             make_raft=partial(self._make_raft, data_dir.cluster_id or "", data_dir.files.boot_id()),
             raft_address=self._raft_address or "",

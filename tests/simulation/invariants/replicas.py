@@ -111,6 +111,8 @@ class IsrMembersHoldCommitted(Invariant):
             if replica is None or replica._log is None:
                 self._joined_blind[member, broker.lives, key] = end
                 continue
+            if not self.scene.has_begun(broker):
+                continue  # An earlier life entered. What this one still has is judged when it registers.
             if replica.log_end_offset < end:
                 self.broken(
                     f"{key}: {member} entered the ISR {','.join(new.isr)} with LEO {replica.log_end_offset},"

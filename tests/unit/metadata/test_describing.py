@@ -12,7 +12,6 @@ from metadata.runtime.admin import Admin
 from metadata.runtime.namespace import MAX_PRESENCE_ANSWERS
 from tests.unit.metadata.brokers import CREATE, SUBJECTS, running, until
 from wire.errors import CLUSTER_HEADER, Code, TidelogError
-from wire.transport import Message
 from wire.types import (
     BrokerId,
 )
@@ -123,10 +122,10 @@ async def test_so_many_questions_which_brokers_are_connected_are_answered_in_a_s
         namespace._context.monotonic = lambda: 100.0
         before = len(sent)
         for number in range(MAX_PRESENCE_ANSWERS + 7):
-            namespace.on_presence(Message("presence", b"", f"_INBOX.{number}"), False)
+            namespace.on_presence(b"", f"_INBOX.{number}", lambda: False)
         assert (len(sent) - before, namespace.dropped_presence) == (MAX_PRESENCE_ANSWERS, 7)
         namespace._context.monotonic = lambda: 101.0
-        namespace.on_presence(Message("presence", b"", "_INBOX.later"), False)
+        namespace.on_presence(b"", "_INBOX.later", lambda: False)
         assert sent[-1][0] == "_INBOX.later"
 
 

@@ -182,14 +182,17 @@ async def test_a_founder_that_gives_way_says_to_which_broker(caplog: pytest.LogC
     await broker.service.close()
 
 
-async def test_of_many_claims_without_a_reply_the_rest_is_not_looked_into(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Each question is answered all the same: a second cluster could be founded beside this one else."""
+async def test_of_many_claims_the_rest_is_not_looked_into(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The rest of the questions is answered all the same, together: a second cluster could be founded beside this one
+    else."""
     monkeypatch.setattr(namespace, "MAX_CLAIMS", 3)
+    monkeypatch.setattr(namespace, "MAX_QUESTIONS", 4)
     async with running("a", "b") as world:
         driver = world.brokers["a"].service._controller
         context = driver._context
         now = context.monotonic()
         context.monotonic = lambda: now + 1000.0
+        monkeypatch.setattr(driver.namespace, "announce", lambda: None)
         before, sent = driver.namespace.dropped, len(world.brokers["a"].transport.sent)
         claim = pb.ClusterClaim(broker="x", life_id="x", cluster_id="other").SerializeToString()
         for _ in range(10):
@@ -197,12 +200,61 @@ async def test_of_many_claims_without_a_reply_the_rest_is_not_looked_into(monkey
         assert (driver.namespace.dropped - before, driver.namespace.dropped_claims) == (3, 7)
         for number in range(10):
             driver.on_claim(claim, f"inbox.{number}", unasked)
-        assert driver.namespace.dropped - before == 13
-        answers = world.brokers["a"].transport.sent[sent:]
-        assert [subject for subject, *_ in answers] == [f"inbox.{number}" for number in range(10)]
+        assert (driver.namespace.dropped - before, driver.namespace.dropped_claims) == (7, 13)
+
+        def answers() -> list[str]:
+            told = [subject for subject, *_ in world.brokers["a"].transport.sent[sent:]]
+            return [subject for subject in told if subject.startswith("inbox.") or subject == SUBJECTS.cluster()]
+
+        one_by_one = [f"inbox.{number}" for number in range(4)]
+        assert answers() == one_by_one
+        await until(lambda: len(answers()) > 4)
+        assert answers() == [*one_by_one, SUBJECTS.cluster()], "one answer for all others"
+        driver.on_claim(claim, "inbox.10", unasked)
+        await until(lambda: answers() == [*one_by_one, SUBJECTS.cluster(), SUBJECTS.cluster()])
         context.monotonic = lambda: now + 1001.0
         driver.on_claim(claim, None, unasked)
-        assert driver.namespace.dropped - before == 14, "a second later"
+        driver.on_claim(claim, "inbox.11", unasked)
+        assert driver.namespace.dropped - before == 9, "a second later"
+        assert answers()[-1] == "inbox.11"
+
+
+async def test_a_founder_hears_a_cluster_that_is_asked_too_much(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(namespace, "MAX_QUESTIONS", 0)
+    patient = replace(SETTINGS, founding_wait_s=0.5)
+    async with running("b") as world:
+        stranger = World()
+        stranger.hub = world.hub
+        broker = await stranger.start("z", settings=patient)
+        try:
+            await until(lambda: broker.fatal)
+            assert world.brokers["b"].service.cluster_id in broker.fatal[0].message
+        finally:
+            await broker.service.close()
+
+
+async def test_a_founder_in_a_flood_waits_and_says_so(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(namespace, "FLOOD", 20)
+    world = World()
+    flooding = asyncio.create_task(_flood(world))
+    broker = await world.start("a", settings=replace(SETTINGS, founding_wait_s=0.2))
+    try:
+        await until(lambda: "so much is sent" in broker.service.namespace.founding_obstacle)
+        await asyncio.sleep(1.0)
+        assert broker.service.cluster_id == ""
+        flooding.cancel()
+        await until(lambda: broker.service.cluster_id)
+    finally:
+        flooding.cancel()
+        await broker.service.close()
+
+
+async def _flood(world: World) -> None:
+    claim = pb.ClusterClaim(broker="x", life_id="x").SerializeToString()
+    while True:
+        for _ in range(10):
+            world.client.publish(SUBJECTS.cluster(), [claim])
+        await asyncio.sleep(0.01)
 
 
 async def test_a_founder_looks_into_each_claim(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -216,6 +268,8 @@ async def test_a_founder_looks_into_each_claim(monkeypatch: pytest.MonkeyPatch) 
         own = pb.ClusterClaim(broker="a", life_id=driver._context.life_id).SerializeToString()
         asked: list[bool] = []
         driver.on_claim(own, None, lambda: bool(asked.append(True)))  # type: ignore[func-returns-value]
+        assert not asked, "it is no question"
+        driver.on_claim(own, "inbox", lambda: bool(asked.append(True)))  # type: ignore[func-returns-value]
         assert asked, "whether it is its own question"
         living = pb.ClusterClaim(broker="x", life_id="x", cluster_id="other").SerializeToString()
         driver.on_claim(living, None, unasked)

@@ -21,7 +21,7 @@ from tidelog.runtime.header_block import decode_headers, status_of
 from tidelog.server.peers.refusals import Refusals
 from tidelog.server.peers.tags import CLAIM, PEER, TRAILER_BYTES, Fault, Signer, Verifier, covered
 from wire.cluster_secrets import ClusterSecrets
-from wire.peers import REFUSAL_GRACE, ClaimHandler, RawClaimHandler
+from wire.peers import REFUSAL_GRACE, AnswerHandler, ClaimHandler
 from wire.transport import NO_RESPONDERS, Buffer, Message, MessageHandler, Subscription, Transport
 
 TAG_HEADER = "Tidelog-Peer"
@@ -44,9 +44,12 @@ class PeerLink:
         life_id: str,
         refusals: Refusals,
         current_lives: Callable[[], Iterable[str]] = tuple,
+        *,
+        claims: Transport | None = None,
     ) -> None:
         self.refusals = refusals
         self._transport = transport
+        self._claims = transport if claims is None else claims
         self._signer = Signer(secrets, life_id)
         self._verifier = Verifier(secrets, refusals.monotonic, current_lives)
         self._waiting: set[asyncio.Future[Message]] = set()
@@ -144,15 +147,12 @@ class PeerLink:
         return await self._transport.may_subscribe(subject)
 
     async def subscribe_claims(self, subject: str, handler: ClaimHandler) -> Subscription:
-        return await self._transport.subscribe(subject, partial(self._on_claim, handler))
-
-    async def subscribe_raw_claims(self, subject: str, handler: RawClaimHandler) -> Subscription:
         def on_raw(subject: bytes, reply: bytes | None, headers: bytes | None, payload: bytes) -> None:
             if headers is None or status_of(headers) is None:
                 is_proved = partial(self._is_raw_proved, subject, reply, headers, payload)
                 handler(payload, None if reply is None else reply.decode(errors="replace"), is_proved)
 
-        return await self._transport.subscribe_raw(subject, on_raw)
+        return await self._claims.subscribe_raw(subject, on_raw)
 
     def new_inbox(self) -> str:
         return self._transport.new_inbox()
@@ -163,10 +163,10 @@ class PeerLink:
         else:
             self._transport.on_raw_inbox(inbox, _Inbox(self, handler, as_view))
 
-    def on_claim_inbox(self, inbox: str, handler: ClaimHandler | None) -> None:
+    def on_claim_inbox(self, inbox: str, handler: AnswerHandler | None) -> None:
         self._transport.on_inbox(inbox, None if handler is None else partial(self._on_claim, handler))
 
-    def _on_claim(self, handler: ClaimHandler, message: Message) -> None:
+    def _on_claim(self, handler: AnswerHandler, message: Message) -> None:
         handler(message, message.status is None and self._is_proved(message))
 
     def _is_proved(self, message: Message) -> bool:

@@ -187,6 +187,31 @@ class TestOpening:
             path.unlink()
         assert written.reopen() == 0
 
+    def test_without_the_one_at_a_log_start_above_0_the_producers_are_partial_from_then_on(
+        self, written: Written
+    ) -> None:
+        written.append(40)
+        log = written.log
+        assert not log.producers.known.is_partial
+        log.remove_before(Offset(bases(log)[2]))
+        start = log.log_start_offset
+        assert start > 0
+        log.close()
+        for path in log.directory.glob("*.snapshot"):
+            path.unlink()
+        log, _ = PartitionLog.open(log.directory, CONFIG)
+        assert log.producers.known.is_partial
+        log.close()
+        shown = {path.name: decode_snapshot(path.read_bytes()) for path in log.directory.glob("*.snapshot")}
+        assert shown
+        assert all(snapshot.producers.is_partial and not snapshot.carried for snapshot in shown.values())
+        log, report = PartitionLog.open(log.directory, CONFIG)
+        assert report.replayed_from > start, "the newest snapshot is used"
+        assert log.producers.known.is_partial
+        sent = decode_snapshot(log.snapshot_at(start))
+        assert sent.producers.is_partial, "a follower that begins here is told"
+        log.close()
+
     def test_leader_epochs_whose_file_is_lost_come_from_the_snapshot_and_the_batches_behind(
         self, written: Written
     ) -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from dataplane.replica.producers import (
     MAX_PRODUCERS,
+    NOBODY,
     Duplicate,
     Fresh,
     ProducerLimits,
@@ -158,3 +159,16 @@ def test_after_a_truncation_no_producer_of_the_remaining_batches_is_forgotten() 
     table.rebuild(headers[:2])
     assert table.check(1, 0, 1, 1) == Fresh()
     assert table.known.forgotten == NO_PRODUCER
+
+
+def test_a_partial_table_refuses_later_batches_of_unknown_producers_as_forgotten_and_takes_first_ones() -> None:
+    table = ProducerTable(limits=SMALL)
+    table.restore(NOBODY._replace(is_partial=True), [written(5, 0, 100)])
+    assert code_of(table, 4, 3) is Code.UNKNOWN_PRODUCER_ID
+    assert code_of(table, 9, 3) is Code.UNKNOWN_PRODUCER_ID
+    assert code_of(table, 9, 0) is None, "a producer can begin"
+    assert code_of(table, 5, 3) is Code.OUT_OF_ORDER_SEQUENCE, "it is known, and batches of it are missing"
+    table.record(written(6, 0, 103))
+    verdict = table.check(4, 0, 3, 1)
+    assert isinstance(verdict, Rejected)
+    assert verdict.error.details == {"remembered_ms": "3000"}, "since the first batch that is there"

@@ -13,6 +13,7 @@ import os
 import pickle
 import shutil
 from collections.abc import Iterator
+from math import inf
 from pathlib import Path
 from random import Random
 from typing import Any, NoReturn
@@ -119,6 +120,8 @@ class Bench:
         """Run for leader, be granted everything, and have the first entry committed."""
         self.engine._SyncObj__raftElectionDeadline = 0.0
         self.engine.tick()
+        assert self.engine._pre_vote is not None
+        self.engine._pre_vote.ends_at = inf  # however long this machine stands still meanwhile
         self.receive(self.peer, {"type": "pre_vote_granted", "term": self.engine.term})
         self.engine.tick()
         self.receive(self.peer, {"type": "response_vote", "term": self.engine.term})

@@ -63,6 +63,14 @@ def test_little_is_read_once_for_each_large_read_of_the_preceding_connection(pai
     assert len(second.get_buffer(-1)) == whole
 
 
+def test_one_that_always_gives_way_reads_little_in_each_turn() -> None:
+    made, link = client()
+    made.always_gives_way = True
+    for _ in range(3):
+        assert len(link.get_buffer(-1)) == GIVING_WAY
+        read(link, GIVING_WAY - GIVING_WAY % 5)
+
+
 def test_the_preceding_connection_does_not_give_way(pair: tuple[Link, Link]) -> None:
     first, second = pair
     whole = len(first.get_buffer(-1))

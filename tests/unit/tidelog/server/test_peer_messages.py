@@ -291,7 +291,7 @@ async def test_a_lost_connection_ends_requests() -> None:
 async def test_claims_are_for_everybody_and_say_who_sent_them() -> None:
     hub, a, b = await pair()
     heard: list[tuple[bytes, bool]] = []
-    await b.link.subscribe_claims("claims", lambda message, proved: heard.append((message.data, proved)))
+    await b.link.subscribe_claims("claims", lambda data, _, is_proved: heard.append((data, is_proved())))
     a.link.publish_claim("claims", b"mine", reply="inbox.1")
     await settle()
     _, data, headers = a.transport.sent[-1]
@@ -306,10 +306,21 @@ async def test_claims_are_for_everybody_and_say_who_sent_them() -> None:
     assert b.refusals.counts() == {}, "strangers may speak here"
 
 
+async def test_claims_come_by_a_connection_of_their_own() -> None:
+    hub = Hub()
+    public, control = FakeTransport(hub), FakeTransport(hub)
+    link = PeerLink(control, ClusterSecrets([OLD]), "a life", Refusals("b", lambda: 0.0), claims=public)
+    await link.subscribe(SUBJECT, lambda _: None)
+    await link.subscribe_claims("presence", lambda *_: None)
+    await link.subscribe_claims("claims", lambda *_: None)
+    assert set(control.subscribed) == {SUBJECT}
+    assert set(public.subscribed) == {"presence", "claims"}
+
+
 async def test_claims_are_proved_when_they_are_asked_for(monkeypatch: pytest.MonkeyPatch) -> None:
     hub, a, b = await pair()
     heard: list[tuple[bytes, str | None, Callable[[], bool]]] = []
-    await b.link.subscribe_raw_claims("claims", lambda *claim: heard.append(claim))
+    await b.link.subscribe_claims("claims", lambda *claim: heard.append(claim))
     a.link.publish_claim("claims", b"mine", reply="inbox.1")
     await settle()
     headers = a.transport.sent[-1][2]
@@ -344,7 +355,7 @@ async def test_keys_of_lives_that_were_not_heard_are_derived_so_often() -> None:
     await settle()
     assert [message.data for message in b.heard] == [b"1", b"2"], "a was heard before"
     proved: list[bool] = []
-    await b.link.subscribe_claims("claims", lambda _, is_proved: proved.append(is_proved))
+    await b.link.subscribe_claims("claims", lambda *claim: proved.append(claim[2]()))
     late.link.publish_claim("claims", b"mine")
     await settle()
     assert proved == [True], "claims have no limit"
@@ -391,7 +402,7 @@ async def test_lives_that_are_over_do_not_push_out_a_current_one(kind: str) -> N
     hub, a, b = await pair()
     b.current_lives = ["life of a", "life of b"]
     a.link.publish(SUBJECT, [b"a"])
-    await b.link.subscribe_claims("claims", lambda *_: None)
+    await b.link.subscribe_claims("claims", lambda *claim: claim[2]() and None)
     over = [Broker(hub, f"over {number}") for number in range(tags.MAX_SENDERS + 1)]
     for broker in over:
         if kind == "claims":
