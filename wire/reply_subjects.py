@@ -69,15 +69,15 @@ class ReplySubjects:
         self.refused += not allowed
         return allowed
 
-    def is_clients(self, reply: str) -> bool:
+    def is_clients(self, reply: bytes) -> bool:
         """Whether a client's request is answered there; it is counted if not."""
-        allowed = self._may_be_clients(reply.encode())
+        allowed = self._may_be_clients(reply)
         self.refused += not allowed
         return allowed
 
-    def is_clients_not_brokers(self, reply: str) -> bool:
+    def is_clients_not_brokers(self, reply: bytes) -> bool:
         """As `is_clients`, of a question that brokers ask, too: they get no answer, and that is not counted."""
-        return not reply.encode().startswith(self._brokers) and self.is_clients(reply)
+        return not reply.startswith(self._brokers) and self.is_clients(reply)
 
     def _may_be_clients(self, reply: bytes) -> bool:
         if _PLAIN.fullmatch(reply) is None:

@@ -54,7 +54,7 @@ class Ingest(BulkHandler):
         on_refused: Callable[[Replies, TidelogError, int], None],
         on_corrupt: Callable[[str, bytes | None], None],
         on_envelope_refused: Callable[[Message, TidelogError], None],
-        is_inbox: Callable[[str], bool],
+        is_inbox: Callable[[bytes], bool],
         time_ns: Callable[[], int],
         quota: Quota,
         now: Callable[[], float],
@@ -227,7 +227,7 @@ class Ingest(BulkHandler):
         except CorruptData as e:
             self._on_corrupt(str(e), reply)
             return
-        if message.ackInbox and not self._is_inbox(message.ackInbox):
+        if message.ackInbox and not self._is_inbox(message.ackInbox.encode()):
             message.ackInbox = ""
         key = message.key if message.HasField("key") else None
         value = message.value if message.HasField("value") else None

@@ -85,17 +85,16 @@ class AnsweringTransport:
         return await self._transport.request(subject, payload, timeout=timeout, headers=headers)
 
     async def subscribe(self, subject: str, handler: MessageHandler) -> Subscription:
-        if self._subjects.is_between_brokers(subject):
-            is_inbox = self._is_brokers
-        elif subject == QUESTION:
-            is_inbox = self._replies.is_clients_not_brokers
-        else:
-            is_inbox = self._replies.is_clients
-        return await self._transport.subscribe(subject, _answerable(handler, is_inbox))
+        is_inbox = self._inboxes_of(subject)
+
+        def on_message(message: Message) -> None:
+            if message.reply is None or is_inbox(message.reply.encode()):
+                handler(message)
+
+        return await self._transport.subscribe(subject, on_message)
 
     async def subscribe_raw(self, subject: str, handler: RawHandler) -> Subscription:
-        """For messages between brokers."""
-        is_inbox = self._replies.is_brokers
+        is_inbox = self._inboxes_of(subject)
 
         def on_raw(subject: bytes, reply: bytes | None, headers: bytes | None, payload: bytes) -> None:
             if reply is None or is_inbox(reply):
@@ -121,16 +120,13 @@ class AnsweringTransport:
     def on_connection_change(self, handler: Callable[[bool], None]) -> None:
         self._transport.on_connection_change(handler)
 
-    def _is_brokers(self, reply: str) -> bool:
-        return self._replies.is_brokers(reply.encode())
-
-
-def _answerable(handler: MessageHandler, is_inbox: Callable[[str], bool]) -> MessageHandler:
-    def on_message(message: Message) -> None:
-        if message.reply is None or is_inbox(message.reply):
-            handler(message)
-
-    return on_message
+    def _inboxes_of(self, subject: str) -> Callable[[bytes], bool]:
+        """Whether a reply can be an inbox of those who send to `subject`."""
+        if self._subjects.is_between_brokers(subject):
+            return self._replies.is_brokers
+        if subject == QUESTION:
+            return self._replies.is_clients_not_brokers
+        return self._replies.is_clients
 
 
 class _AnswerableBulk(BulkHandler):

@@ -52,7 +52,7 @@ class Partition:
             on_refused=lambda replies, error, count: self.refused.append((each_reply(replies), error.code, count)),
             on_corrupt=lambda reason, _: self.corrupt.append(reason),
             on_envelope_refused=lambda _message, error: self.refused_envelopes.append(error.code),
-            is_inbox=lambda inbox: not inbox.startswith("tidelog."),
+            is_inbox=lambda inbox: not inbox.startswith(b"tidelog."),
             time_ns=lambda: 5,
             quota=self.quota,
             now=lambda: 0.0,
