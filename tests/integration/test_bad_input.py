@@ -143,7 +143,7 @@ def test_flags_that_cannot_be(cluster: DevCluster) -> None:
     assert_usage_error(
         run(cluster, *create, "--replication-factor", "0"), "--replication-factor", "0 is not in the range"
     )
-    assert_usage_error(run(cluster, "publish", STREAM), "VALUE, or --file")
+    assert_usage_error(run(cluster, "publish", STREAM, "v", "--header", "=x"), "'=x' is no NAME=VALUE")
 
 
 async def test_refusals_have_types(client: Client) -> None:

@@ -4,13 +4,15 @@ from __future__ import annotations
 
 import asyncio
 import json
+import signal
+import subprocess
 from typing import Any
 
 import nats
 import pytest
 
 import tidelog
-from tests.integration.command_line import command
+from tests.integration.command_line import command, start_tidelog
 from tests.integration.waiting import until
 from tests.integration.workload import wait_in_sync
 from tidelog.server.devcluster import DevCluster
@@ -58,7 +60,7 @@ async def test_the_command_line_from_create_to_delete(cluster: DevCluster) -> No
     lines = [json.dumps({"key": f"k{i % 5}", "value": str(i), "headers": {"n": str(i)}}) for i in range(200)]
     file = "\n".join(lines)
     assert printed(cluster, "publish", "cli", "--file", "-", "--format", "jsonl", stdin=file)["records"] == 200
-    assert printed(cluster, "publish", "cli", "--file", "-", stdin="one\r\ntwo\n\nfour")["records"] == 4
+    assert printed(cluster, "publish", "cli", stdin="one\r\ntwo\n\nfour")["records"] == 4
     status, out, _ = command(cluster, "subscribe", "cli", "--stop", "latest", "--json")
     assert status == 0
     records = [json.loads(line) for line in out.splitlines()]
@@ -79,6 +81,35 @@ async def test_the_command_line_from_create_to_delete(cluster: DevCluster) -> No
     assert "cli" in command(cluster, "stream", "describe", "cli")[1]
     assert printed(cluster, "cluster", "status")["streams"] >= 1
     assert printed(cluster, "stream", "delete", "cli", "--yes") == {"deleted": "cli"}
+
+
+async def test_a_publisher_on_a_pipe_that_is_interrupted_says_what_it_has_published(
+    cluster: DevCluster,
+) -> None:
+    await make(cluster.nats_url, "piped", 1)
+    publisher = start_tidelog(
+        *("publish", "piped", "--header", "from=pipe", "--server", cluster.nats_url),
+        stdin=subprocess.PIPE,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+    )
+    with publisher:
+        assert publisher.stdin is not None
+        publisher.stdin.write("one\ntwo\nhalf a line")
+        publisher.stdin.flush()
+        async with (
+            await tidelog.connect(cluster.nats_url) as client,
+            client.consume("piped", start="earliest") as records,
+        ):
+            taken = [await records.getone(30) for _ in range(2)]
+        publisher.send_signal(signal.SIGINT)
+        out, err = await asyncio.to_thread(publisher.communicate)
+    assert [record and (record.value, dict(record.headers)) for record in taken] == [
+        (b"one", {"from": b"pipe"}),
+        (b"two", {"from": b"pipe"}),
+    ]
+    assert (publisher.returncode, out) == (130, "")
+    assert err.startswith("interrupted: published 2 records, ")
 
 
 async def until_refused(producer: tidelog.Producer) -> None:

@@ -230,9 +230,12 @@ async def assert_nothing_lost(url: str, ledger: Ledger, data_dirs: dict[str, Pat
 
 
 async def wait_in_sync(url: str, stream: str, *, timeout: float = 30.0) -> dict[str, Any]:
-    """Until every replica of every partition is in the ISR and at the leader's end, all of it committed."""
+    """Until every replica of every partition is in the ISR and at the leader's end, all of it committed.
+
+    There may be no controller at first, because brokers were just started.
+    """
     deadline = time.monotonic() + timeout
-    async with await tidelog.connect(url) as client:
+    async with await tidelog.connect(url, api_timeout=timeout) as client:
         while True:
             description: dict[str, Any] = dict(await client.describe(stream))
             behind = [p for p in description["partitions"] if not _is_in_sync(p)]

@@ -5,8 +5,10 @@ from __future__ import annotations
 import sys
 import time
 from collections import Counter
-from collections.abc import AsyncIterator, Sequence
+from collections.abc import AsyncIterator, Mapping, Sequence
 from contextlib import asynccontextmanager, nullcontext
+from dataclasses import dataclass, field
+from functools import partial
 from typing import TYPE_CHECKING, Any, BinaryIO, Literal, cast
 
 import click
@@ -18,6 +20,7 @@ if TYPE_CHECKING:
     import asyncio
 
     from tidelog.client.connection import Client
+    from tidelog.client.positions import AtTime
     from tidelog.client.producer import Producer
     from tidelog.client.records import BatchReceipt, Receipt
     from wire.errors import TidelogError
@@ -36,10 +39,37 @@ PAUSE = 0.01
 """Seconds. Lines of a pipe that pauses for so long are sent, whether they fill a chunk or not."""
 
 
+@dataclass(frozen=True)
+class _Given:
+    """What the command line says of every record."""
+
+    key: bytes | None = None
+    headers: dict[str, list[bytes]] = field(default_factory=dict)
+    partition: int | None = None
+
+
+def _parsed_headers(_: click.Context, __: click.Parameter, given: tuple[str, ...]) -> dict[str, list[bytes]]:
+    headers: dict[str, list[bytes]] = {}
+    for each in given:
+        name, equals, value = each.partition("=")
+        if not equals or not name:
+            raise click.BadParameter(f"{each!r} is no NAME=VALUE")
+        headers.setdefault(name, []).append(_bytes(value))
+    return headers
+
+
 @click.command()
 @click.argument("stream")
 @click.argument("value", required=False)
 @click.option("--key", help="Key of every record that brings none of its own; equal keys share a partition.")
+@click.option(
+    "--header",
+    "headers",
+    multiple=True,
+    metavar="NAME=VALUE",
+    callback=_parsed_headers,
+    help="Header of every record that brings none of that name; also several times, with one name or others.",
+)
 @click.option(
     "--acks",
     type=click.Choice(["none", "leader", "all"]),
@@ -60,7 +90,7 @@ PAUSE = 0.01
     help="How long the leader waits for the level, in place of the stream's time; and how long it is asked again while"
     " it refuses the records (a quota, too few replicas), in place of 30 s.",
 )
-@click.option("--file", "file", type=click.File("rb"), help="Publish the lines of a file; - is stdin.")
+@click.option("--file", "file", type=click.File("rb"), help="Publish the lines of a file; - is standard input.")
 @click.option(
     "--format",
     "form",
@@ -80,6 +110,7 @@ def publish(
     stream: str,
     value: str | None,
     key: str | None,
+    headers: dict[str, list[bytes]],
     acks: str,
     durability: str | None,
     confirm_timeout: float | None,
@@ -91,7 +122,7 @@ def publish(
     namespace: str,
     as_json: bool,
 ) -> None:
-    """Append VALUE, or the lines of a file, to STREAM.
+    """Append VALUE, or the lines of a file or of standard input (no VALUE, or -), to STREAM.
 
     `--format jsonl` takes the output of `tidelog subscribe --json`: a JSON object on each line. "value" is text, null
     (deletes the key in a compacted stream), or an object or list, which is stored as compact JSON; "key" is text, and
@@ -100,16 +131,20 @@ def publish(
     \b
     Examples:
       tidelog publish flights hello --key AA
-      tidelog publish flights --file lines.txt
-      tail -f app.log | tidelog publish flights --file -
+      tidelog publish flights --file lines.txt --header source=lines.txt
+      tail -f app.log | tidelog publish flights
+
+    Lines of a pipe are published as they come. Ctrl-C says how many were.
     """
-    if value is None and file is None:
-        raise click.UsageError("give VALUE, or --file FILE; --file - publishes the lines of standard input")
     if value is not None and file is not None:
         raise click.UsageError("give VALUE or --file, not both")
+    if value in (None, "-") and file is None:
+        file = sys.stdin.buffer
+        if file.isatty():
+            click.echo("reading lines from the terminal; Ctrl-D ends them", err=True)
     level = cast("Literal['all', 'leader', 'none']", acks)
     codec = cast("Literal['none', 'lz4', 'zstd'] | None", compression)
-    key_bytes = None if key is None else _bytes(key)
+    given = _Given(None if key is None else _bytes(key), headers, partition)
 
     async def work(client: Client) -> None:
         async with client.producer(
@@ -117,11 +152,11 @@ def publish(
         ) as producer:
             async with _delays_told(producer):
                 if file is not None:
-                    await _publish_file(
-                        producer, file, form, key_bytes, partition, acknowledged=acks != "none", as_json=as_json
-                    )
+                    await _publish_file(producer, file, form, given, acknowledged=acks != "none", as_json=as_json)
                     return
-                receipt = await producer.send(_bytes(value or ""), key=key_bytes, partition=partition)
+                receipt = await producer.send(
+                    _bytes(value or ""), key=given.key, headers=given.headers, partition=partition
+                )
             offset = None if receipt.offset < 0 else receipt.offset
             if as_json:
                 print_json({"stream": stream, "partition": receipt.partition, "offset": offset})
@@ -155,63 +190,86 @@ async def _delays_told(producer: Producer) -> AsyncIterator[None]:
 
 
 async def _publish_file(
-    producer: Producer,
-    file: BinaryIO,
-    form: str,
-    key: bytes | None,
-    partition: int | None,
-    *,
-    acknowledged: bool,
-    as_json: bool,
+    producer: Producer, file: BinaryIO, form: str, given: _Given, *, acknowledged: bool, as_json: bool
 ) -> None:
     """`acknowledged`: the receipts are the brokers'."""
-    from tidelog.client.errors import BadRequest
-    from wire.errors import TidelogError
+    import asyncio
 
     await producer.start()
-    began = time.monotonic()
-    per_partition: Counter[int] = Counter()
-    size = line_number = 0
-    state = "acknowledged" if acknowledged else "sent"
+    published = _Published("acknowledged" if acknowledged else "sent")
     with _progress(file) as progress:
-        async for chunk, chunk_size in _chunks(file):
-            try:
-                if form == "lines":
-                    values = [line.removesuffix(b"\r") for line in chunk]
-                    keys = None if key is None else [key] * len(values)
-                    outcomes: _Outcomes = list(await producer.outcomes(values, keys=keys, partition=partition))
-                else:
-                    outcomes = await _publish_json(producer, chunk, line_number, key, partition, state)
-            except TidelogError as error:
-                if isinstance(error, BadRequest) and not line_number:
-                    raise  # a wrong argument: nothing was sent
-                fail(_not_given(error, line_number, chunk, state))
-            if failure := next((one for _, one in outcomes if isinstance(one, TidelogError)), None):
-                fail(_given_up(failure, line_number, outcomes, state))
-            for indices, receipt in outcomes:
-                if not isinstance(receipt, TidelogError):
-                    per_partition[receipt.partition] += len(indices)
-            line_number += len(chunk)
-            size += chunk_size
-            if progress is not None:
-                progress.advance(progress.task_ids[0], chunk_size)
-    seconds = time.monotonic() - began
-    records = per_partition.total()
-    if as_json:
-        print_json(
-            {
-                "stream": producer.stream,
+        try:
+            async for chunk, size in _chunks(file):
+                await published.publish(producer, chunk, form, given)
+                published.bytes += size
+                if progress is not None:
+                    progress.advance(progress.task_ids[0], size)
+        except asyncio.CancelledError:  # Ctrl-C
+            published.tell(producer.stream, as_json=as_json, interrupted=True)
+            raise
+    published.tell(producer.stream, as_json=as_json)
+
+
+class _Published:
+    """Counts what has become of the lines of a file. `state`: of records with a receipt."""
+
+    def __init__(self, state: str) -> None:
+        self.state = state
+        self.lines = 0
+        """Of which the outcome is known, and good."""
+        self.bytes = 0
+        """Of those lines."""
+        self._began = time.monotonic()
+        self._per_partition: Counter[int] = Counter()
+        self._under_way = 0
+        """Lines that are being published."""
+
+    async def publish(self, producer: Producer, chunk: list[bytes], form: str, given: _Given) -> None:
+        from tidelog.client.errors import BadRequest
+        from wire.errors import TidelogError
+
+        self._under_way = len(chunk)
+        try:
+            if form == "jsonl":
+                outcomes = await _publish_json(producer, chunk, self.lines, given, self.state)
+            else:
+                values = [line.removesuffix(b"\r") for line in chunk]
+                outcomes = await _publish_lines(producer, values, given)
+        except TidelogError as error:
+            if isinstance(error, BadRequest) and not self.lines:
+                raise  # a wrong argument: nothing was sent
+            fail(_not_given(error, self.lines, chunk, self.state))
+        if failure := next((one for _, one in outcomes if isinstance(one, TidelogError)), None):
+            fail(_given_up(failure, self.lines, outcomes, self.state))
+        for indices, receipt in outcomes:
+            if not isinstance(receipt, TidelogError):
+                self._per_partition[receipt.partition] += len(indices)
+        self.lines += len(chunk)
+        self._under_way = 0
+
+    def tell(self, stream: str, *, as_json: bool, interrupted: bool = False) -> None:
+        seconds = time.monotonic() - self._began
+        records = self._per_partition.total()
+        if as_json:
+            outcome: dict[str, object] = {
+                "stream": stream,
                 "records": records,
-                "bytes": size,
+                "bytes": self.bytes,
                 "seconds": round(seconds, 3),
-                "partitions": {str(p): n for p, n in sorted(per_partition.items())},
+                "partitions": {str(p): n for p, n in sorted(self._per_partition.items())},
             }
+            print_json({**outcome, "interrupted": True, "in_doubt": self._under_way} if interrupted else outcome)
+            return
+        done = "published" if self.state == "acknowledged" else "sent, without acknowledgements,"
+        told = (
+            f"{done} {counted(records, 'record')}, {counted(self.bytes, 'byte')}, to {stream} in {seconds:.1f} s"
+            f" ({records / max(seconds, 0.001):,.0f} records/s)"
         )
-    else:
-        done = "published" if acknowledged else "sent, without acknowledgements,"
-        click.echo(
-            f"{done} {counted(records, 'record')}, {counted(size, 'byte')}, to {producer.stream} in {seconds:.1f} s"
-        )
+        if interrupted:
+            told = f"interrupted: {told}"
+            if self._under_way:
+                told += f"; of {counted(self._under_way, 'line')} after them some may be in the stream"
+        click.echo(told, err=interrupted)
 
 
 def _given_up(error: TidelogError, before: int, outcomes: _Outcomes, state: str) -> str:
@@ -271,41 +329,86 @@ def _not_given(error: TidelogError, before: int, chunk: list[bytes], state: str)
     return "; ".join(parts)
 
 
-async def _publish_json(
-    producer: Producer, chunk: list[bytes], first_line: int, key: bytes | None, partition: int | None, state: str
-) -> _Outcomes:
-    import asyncio
+async def _publish_lines(producer: Producer, values: list[bytes], given: _Given) -> _Outcomes:
+    if not given.headers:
+        keys = None if given.key is None else [given.key] * len(values)
+        return list(await producer.outcomes(values, keys=keys, partition=given.partition))
+    one_by_one = _OneByOne(producer, given)
+    try:
+        for at, value in enumerate(values):
+            await one_by_one.send(at, value, given.key, given.headers)
+    finally:
+        outcomes = await one_by_one.outcomes()
+    return outcomes
 
+
+async def _publish_json(
+    producer: Producer, chunk: list[bytes], first_line: int, given: _Given, state: str
+) -> _Outcomes:
     from tidelog.cli.records_json import from_json
     from tidelog.client.errors import BadRequest, RecordTooLarge
     from wire.errors import TidelogError
 
-    places: list[int] = []
-    futures: list[asyncio.Future[Receipt]] = []
-    for number, line in enumerate(chunk, first_line + 1):
+    one_by_one = _OneByOne(producer, given)
+    for at, line in enumerate(chunk):
         if not line.strip():
             continue
         try:
             parsed = from_json(line)
-            future = producer.send_nowait(
-                parsed.value,
-                key=key if parsed.key is None else parsed.key,
-                headers=parsed.headers,
-                partition=partition,
-                timestamp=parsed.timestamp,
-            )
+            key = given.key if parsed.key is None else parsed.key
+            headers = {**given.headers, **parsed.headers}
+            await one_by_one.send(at, parsed.value, key, headers, parsed.timestamp)
         except (ValueError, BadRequest, RecordTooLarge) as error:
-            await asyncio.gather(*futures)
+            for _, outcome in await one_by_one.outcomes():
+                if isinstance(outcome, TidelogError):
+                    raise outcome from None
+            number = first_line + 1 + at
             before = f"; the lines before it are {state}" if number > 1 else ""
             fail(f"line {number} cannot be published: {error}{before}")
-        futures.append(future)
-        places.append(number - first_line - 1)
-    outcomes: _Outcomes = []
-    for place, outcome in zip(places, await asyncio.gather(*futures, return_exceptions=True), strict=True):
-        if isinstance(outcome, BaseException) and not isinstance(outcome, TidelogError):
-            raise outcome
-        outcomes.append((range(place, place + 1), outcome))
-    return outcomes
+    return await one_by_one.outcomes()
+
+
+class _OneByOne:
+    """Records that are given to the producer one by one, each with the place of its line in the chunk."""
+
+    def __init__(self, producer: Producer, given: _Given) -> None:
+        self._producer = producer
+        self._partition = given.partition
+        self._futures: list[tuple[int, asyncio.Future[Receipt]]] = []
+
+    async def send(
+        self,
+        place: int,
+        value: bytes | None,
+        key: bytes | None,
+        headers: Mapping[str, bytes | list[bytes]],
+        timestamp: int | AtTime | None = None,
+    ) -> None:
+        """Waits while the producer's buffer is full. Raises BadRequest, RecordTooLarge."""
+        from tidelog.client.errors import BufferFull
+
+        given = partial(
+            self._producer.send_nowait, value, key=key, headers=headers, partition=self._partition, timestamp=timestamp
+        )
+        try:
+            future = given()
+        except BufferFull:
+            await self.outcomes()
+            future = given()
+        self._futures.append((place, future))
+
+    async def outcomes(self) -> _Outcomes:
+        import asyncio
+
+        from wire.errors import TidelogError
+
+        outcomes: _Outcomes = []
+        results = await asyncio.gather(*(future for _, future in self._futures), return_exceptions=True)
+        for (place, _), result in zip(self._futures, results, strict=True):
+            if isinstance(result, BaseException) and not isinstance(result, TidelogError):
+                raise result
+            outcomes.append((range(place, place + 1), result))
+        return outcomes
 
 
 async def _chunks(file: BinaryIO) -> AsyncIterator[tuple[list[bytes], int]]:

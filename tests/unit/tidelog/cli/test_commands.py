@@ -139,7 +139,7 @@ def test_the_server_comes_from_the_environment_unless_it_is_given() -> None:
     ("arguments", "text"),
     [
         (["frobnicate"], "No such command 'frobnicate'"),
-        (["publish", "s"], "--file - publishes the lines of standard input"),
+        (["publish", "s", "v", "--header", "x"], "'x' is no NAME=VALUE"),
         (["publish", "s", "v", "--file", "-"], "VALUE or --file, not both"),
         (["publish", "s", "v", "--acks", "some"], "'some' is not one of"),
         (["publish", "s", "v", "--confirm-timeout", "0"], "--confirm-timeout"),

@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import asyncio
+import json
 import os
 from collections.abc import AsyncIterator
+from contextlib import suppress
 from io import BytesIO
 from pathlib import Path
 from typing import Literal
@@ -13,7 +15,7 @@ import pytest
 
 from tests.unit.tidelog.client.fake_broker import make
 from tidelog.cli import publish
-from tidelog.cli.publish import _publish_file
+from tidelog.cli.publish import _Given, _publish_file
 from tidelog.cli.session import Failure
 from wire.error_details import RETRY_AFTER_MS
 from wire.errors import Code, TidelogError
@@ -33,7 +35,7 @@ async def published(
     broker.create("s", 1, compact=compact)
     broker.refusals = [READONLY] if refused else []
     async with client.producer("s", acks=acks) as producer:
-        await _publish_file(producer, BytesIO(data), form, None, None, acknowledged=acks == "all", as_json=False)
+        await _publish_file(producer, BytesIO(data), form, _Given(), acknowledged=acks == "all", as_json=False)
 
 
 @pytest.mark.parametrize(
@@ -87,7 +89,7 @@ async def test_a_file_that_fails_midway(monkeypatch: pytest.MonkeyPatch, refusal
     monkeypatch.setattr(publish, "_chunks", chunks)
     async with client.producer("s") as producer:
         with pytest.raises(Failure) as failed:
-            await _publish_file(producer, BytesIO(), "lines", None, None, acknowledged=True, as_json=False)
+            await _publish_file(producer, BytesIO(), "lines", _Given(), acknowledged=True, as_json=False)
     assert failed.value.message == (
         "the stream takes no records; lines 1 to 2 are acknowledged; lines 3 to 4 were not written"
     )
@@ -117,7 +119,7 @@ async def test_a_quota_is_told_while_it_delays_and_at_the_end_with_what_is_writt
     async with client.producer("s", confirm_timeout=0.5) as producer:
         with pytest.raises(Failure) as failed:
             async with publish._delays_told(producer):
-                await _publish_file(producer, BytesIO(), form, None, None, acknowledged=True, as_json=False)
+                await _publish_file(producer, BytesIO(), form, _Given(), acknowledged=True, as_json=False)
     assert asyncio.get_running_loop().time() - began < 5
     assert failed.value.message == (
         f"{refusal.message}; given up after 0.5 s, and 2 records were not written; lines 1 to 2 are acknowledged; lines"
@@ -133,7 +135,7 @@ async def test_lines_that_may_be_in_the_stream_are_told_from_those_that_are_not(
     data = b"a\nbbbbb\ncc\ndd\n"
     async with client.producer("s", batch_bytes=180, max_in_flight=1) as producer:
         with pytest.raises(Failure) as failed:
-            await _publish_file(producer, BytesIO(data * 4), "lines", None, None, acknowledged=True, as_json=False)
+            await _publish_file(producer, BytesIO(data * 4), "lines", _Given(), acknowledged=True, as_json=False)
     assert failed.value.message.endswith(
         "refused: the stream takes no records; lines 7 to 16 are acknowledged; lines 1 to 6 may be in the stream"
     )
@@ -151,7 +153,7 @@ async def test_a_line_that_is_too_large_is_named(data: bytes, form: str, said: s
     broker.create("s", 1, max_record_bytes="100")
     async with client.producer("s") as producer:
         with pytest.raises(Failure) as failed:
-            await _publish_file(producer, BytesIO(data), form, None, None, acknowledged=True, as_json=False)
+            await _publish_file(producer, BytesIO(data), form, _Given(), acknowledged=True, as_json=False)
     assert failed.value.message.startswith("line 2 cannot be published: a record of 101 bytes")
     assert failed.value.message.endswith(said)
 
@@ -161,7 +163,7 @@ async def test_a_file_of_one_line_that_is_too_large_is_not_in_the_stream() -> No
     broker.create("s", 1, max_record_bytes="100")
     async with client.producer("s") as producer:
         with pytest.raises(Failure, match=r"raise max_record_bytes$"):
-            await _publish_file(producer, BytesIO(b"x" * 101), "lines", None, None, acknowledged=True, as_json=False)
+            await _publish_file(producer, BytesIO(b"x" * 101), "lines", _Given(), acknowledged=True, as_json=False)
     assert broker.logs["s", 0].values() == []
 
 
@@ -173,7 +175,7 @@ async def test_lines_of_a_pipe_are_published_while_it_is_open() -> None:
     async with client.producer("s") as producer:
         with os.fdopen(reading, "rb") as file:
             publishing = asyncio.create_task(
-                _publish_file(producer, file, "lines", None, None, acknowledged=True, as_json=False)
+                _publish_file(producer, file, "lines", _Given(), acknowledged=True, as_json=False)
             )
             for number, text in enumerate([b"a\nb\nsome", b"thing\r\n", b"\n"], 1):
                 os.write(writing, text)
@@ -186,7 +188,8 @@ async def test_lines_of_a_pipe_are_published_while_it_is_open() -> None:
     assert broker.logs["s", 0].values()[4:] == [b"the last one"]
 
 
-async def test_a_pipe_without_lines_can_be_left() -> None:
+@pytest.mark.parametrize("as_json", [False, True])
+async def test_a_pipe_that_is_left_tells_what_was_published(capsys: pytest.CaptureFixture[str], as_json: bool) -> None:
     """By Ctrl-C, which cancels the task."""
     _, broker, client = make()
     broker.create("s", 1)
@@ -194,14 +197,69 @@ async def test_a_pipe_without_lines_can_be_left() -> None:
     async with client.producer("s") as producer:
         with os.fdopen(reading, "rb") as file:
             publishing = asyncio.create_task(
-                _publish_file(producer, file, "lines", None, None, acknowledged=True, as_json=False)
+                _publish_file(producer, file, "lines", _Given(), acknowledged=True, as_json=as_json)
             )
-            for _ in range(5):
+            os.write(writing, b"a\nb\n")
+            while len(broker.appends) < 1:  # noqa: ASYNC110 - the broker has no event for it
                 await asyncio.sleep(0)
+            await producer.flush()
+            await asyncio.sleep(0.01)
             publishing.cancel()
             with pytest.raises(asyncio.CancelledError):
                 await publishing
     os.close(writing)
+    out, err = capsys.readouterr()
+    if as_json:
+        found = json.loads(out)
+        assert (found["records"], found["interrupted"], found["in_doubt"]) == (2, True, 0)
+    else:
+        assert err.startswith("interrupted: published 2 records, 4 bytes, to s in ")
+        assert out == ""
+
+
+async def test_lines_that_are_under_way_when_it_is_left_are_in_doubt(capsys: pytest.CaptureFixture[str]) -> None:
+    _, broker, client = make()
+    broker.create("s", 1)
+    refusal = TidelogError(Code.BACKPRESSURE, "later", [RETRY_AFTER_MS.of(900_000)])
+    broker.refusals = [refusal] * 100
+    async with client.producer("s", confirm_timeout=0.5) as producer:
+        publishing = asyncio.create_task(
+            _publish_file(producer, BytesIO(b"a\nb\n"), "lines", _Given(), acknowledged=True, as_json=False)
+        )
+        while producer.delay() is None:  # noqa: ASYNC110 - there is no event for it
+            await asyncio.sleep(0.01)
+        publishing.cancel()
+        with pytest.raises(asyncio.CancelledError):
+            await publishing
+        with suppress(TidelogError):
+            await producer.flush()
+    assert capsys.readouterr().err.endswith("; of 2 lines after them some may be in the stream\n")
+
+
+@pytest.mark.parametrize(
+    ("form", "data"), [("lines", b"a\nb\n"), ("jsonl", b'{"value":"a"}\n{"value":"b","headers":{"own":"2"}}\n')]
+)
+async def test_every_line_gets_the_headers_that_are_given(form: str, data: bytes) -> None:
+    _, broker, client = make()
+    broker.create("s", 1)
+    given = _Given(b"key", {"own": [b"1"], "from": [b"x", b"y"]})
+    async with client.producer("s") as producer:
+        await _publish_file(producer, BytesIO(data), form, given, acknowledged=True, as_json=False)
+    records = [record async for record in client.consume("s", stop="latest")]
+    assert [record.key for record in records] == [b"key", b"key"]
+    assert [record.value for record in records] == [b"a", b"b"]
+    own = [(name, value) for name, value in records[0].header_items]
+    assert own == [("own", b"1"), ("from", b"x"), ("from", b"y")]
+    assert dict(records[1].headers)["own"] == (b"2" if form == "jsonl" else b"1")
+
+
+async def test_lines_with_headers_wait_for_room_in_the_buffer() -> None:
+    _, broker, client = make()
+    broker.create("s", 1)
+    given = _Given(headers={"h": [b"x" * 1000]})
+    async with client.producer("s", buffer_bytes=20_000) as producer:
+        await _publish_file(producer, BytesIO(b"a\n" * 100), "lines", given, acknowledged=True, as_json=False)
+    assert len(broker.logs["s", 0].values()) == 100
 
 
 @pytest.mark.parametrize("records", [1, 3, 10_000])
