@@ -104,6 +104,13 @@ def _parsed_headers(_: click.Context, __: click.Parameter, given: tuple[str, ...
     type=click.Choice(["none", "lz4", "zstd"]),
     help="Compression of sent and stored records; lz4 is fast, zstd dense.  [default: the stream's setting]",
 )
+@click.option(
+    "--partitioner",
+    type=click.Choice(["crc32c", "murmur2"]),
+    default="crc32c",
+    show_default=True,
+    help="The hash that gives a key its partition; murmur2 as in Kafka's Java clients.",
+)
 @click.option("--partition", type=click.IntRange(min=0), help="Publish to this partition, whatever the key.")
 @cluster_options
 def publish(
@@ -117,6 +124,7 @@ def publish(
     file: BinaryIO | None,
     form: str,
     compression: str | None,
+    partitioner: str,
     partition: int | None,
     server: str | None,
     namespace: str,
@@ -148,7 +156,12 @@ def publish(
 
     async def work(client: Client) -> None:
         async with client.producer(
-            stream, acks=level, durability=durability, confirm_timeout=confirm_timeout, compression=codec
+            stream,
+            acks=level,
+            durability=durability,
+            confirm_timeout=confirm_timeout,
+            compression=codec,
+            partitioner=cast("Literal['crc32c', 'murmur2']", partitioner),
         ) as producer:
             async with _delays_told(producer):
                 if file is not None:

@@ -343,6 +343,7 @@ class Client:
         buffer_bytes: int = 64 << 20,
         delivery_timeout_ms: float = 30_000,
         compression: Literal["none", "lz4", "zstd"] | None = None,
+        partitioner: Literal["crc32c", "murmur2"] = "crc32c",
     ) -> Producer:
         """A producer for a stream.
 
@@ -356,7 +357,9 @@ class Client:
         the payload that NATS takes in one message. `linger_ms` waits for more records before an incomplete batch is
         sent. `max_in_flight`: batches per partition, 1 to 5. `buffer_bytes` of unacknowledged records: above it `send`
         waits and `send_nowait` raises BufferFull. After `delivery_timeout_ms` a record fails with DeliveryTimeout, or
-        with what its leader refuses it for. `compression` of batches; None: the stream's setting.
+        with what its leader refuses it for. `compression` of batches; None: the stream's setting. `partitioner`: the
+        hash of a key, modulo the number of partitions, is the partition of its records; "murmur2" is that of Kafka's
+        Java clients (librdkafka's murmur2_random). All producers of a stream should use one, else a key has two homes.
         """
         self._check_open()
         level = _acks(acks)
@@ -387,6 +390,7 @@ class Client:
             compression=compression,
             durability=asked,
             confirm_timeout_ms=0 if confirm_timeout is None else max(1, round(confirm_timeout * 1000)),
+            partitioner=partitioner,
             spread=number,
             on_closed=lambda closed: self._producers.pop(closed, None),
         )

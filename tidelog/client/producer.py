@@ -34,7 +34,7 @@ from tidelog.client.encoding import (
 )
 from tidelog.client.errors import BadRequest, Closed, typed
 from tidelog.client.metadata import MetadataCache, StreamMetadata
-from tidelog.client.partitioner import Partitioner
+from tidelog.client.partitioner import KEY_HASHES, Partitioner
 from tidelog.client.pipe import Pipe
 from tidelog.client.positions import Moment, timestamp_ns
 from tidelog.client.receipts import Receipts
@@ -77,11 +77,14 @@ class Producer:
         compression: str | None,
         durability: Durability | None,
         confirm_timeout_ms: int,
+        partitioner: str,
         spread: int,
         on_closed: Callable[[Producer], object],
     ) -> None:
         if compression not in [*_COMPRESSION]:  # a list: what cannot be hashed is refused as well
             raise bad(f"compression={compression!r} is none of None, 'none', 'lz4' and 'zstd'")
+        if partitioner not in [*KEY_HASHES]:
+            raise bad(f"partitioner={shown(partitioner)} is neither 'crc32c' nor 'murmur2'")
         self.stream = stream
         self._transport = transport
         self._subjects = subjects
@@ -93,6 +96,7 @@ class Producer:
         self._compression = _COMPRESSION[compression]
         self._durability = durability
         self._confirm_timeout_ms = confirm_timeout_ms
+        self._key_hash = KEY_HASHES[partitioner]
         self._spread = spread
         self._on_closed = on_closed
         self._loop = asyncio.get_running_loop()
@@ -197,7 +201,7 @@ class Producer:
                 leader_subject=self._subjects.leader(self.stream, partition),
             )
         self._layout = self._upkeep.layout = layout
-        self._partitioner = Partitioner(tuple(layout.partitions), start=self._spread)
+        self._partitioner = Partitioner(tuple(layout.partitions), key_hash=self._key_hash, start=self._spread)
 
     def _check_level(self, layout: StreamMetadata) -> None:
         """Raises BadRequest: no partition has so many replicas."""

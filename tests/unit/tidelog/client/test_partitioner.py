@@ -4,9 +4,10 @@ from __future__ import annotations
 
 from collections import Counter
 
+import pytest
 from crc32c import crc32c
 
-from tidelog.client.partitioner import Partitioner
+from tidelog.client.partitioner import KEY_HASHES, KeyHash, Partitioner, murmur2
 
 
 def test_a_key_goes_where_any_client_would_put_it() -> None:
@@ -17,8 +18,39 @@ def test_a_key_goes_where_any_client_would_put_it() -> None:
     assert crc32c(b"123456789") == 0xE3069283, "CRC-32C, not another CRC"
 
 
-def test_keys_are_spread() -> None:
-    partitioner = Partitioner(range(4))
+@pytest.mark.parametrize(
+    ("key", "expected"),
+    [
+        # of the unit test of the Java client, UtilsTest.testMurmur2
+        (b"21", -973932308),
+        (b"foobar", -790332482),
+        (b"a-little-bit-long-string", -985981536),
+        (b"a-little-bit-longer-string", -1486304829),
+        (b"lkjh234lh9fiuh90y23oiuhsafujhadof229phr9h19h89h8", -58897971),
+        (b"abc", 479470107),
+        # of librdkafka's, rdmurmur2.c
+        (b"kafka", 0xD067CF64),
+        (b"giberish123456789", 0x8F552B0C),
+        (b"1234", 0x9FC97B14),
+        (b"234", 0xE7C009CA),
+        (b"34", 0x873930DA),
+        (b"4", 0x5A4B5CA1),
+        (b"PreAmbleWillBeRemoved,ThePrePartThatIs", 0x78424F1C),
+        (b"reAmbleWillBeRemoved,ThePrePartThatIs", 0x4A62B377),
+        (b"eAmbleWillBeRemoved,ThePrePartThatIs", 0xE0E4E09E),
+        (b"AmbleWillBeRemoved,ThePrePartThatIs", 0x62B8B43F),
+        (b"", 0x106E08D9),
+    ],
+)
+def test_murmur2_puts_a_key_where_clients_of_kafka_do(key: bytes, expected: int) -> None:
+    assert murmur2(key) == expected & 0x7FFFFFFF
+    partitioner = Partitioner(range(7), key_hash=murmur2)
+    assert partitioner.for_key(key) == (expected & 0x7FFFFFFF) % 7
+
+
+@pytest.mark.parametrize("key_hash", KEY_HASHES.values(), ids=KEY_HASHES.keys())
+def test_keys_are_spread(key_hash: KeyHash) -> None:
+    partitioner = Partitioner(range(4), key_hash=key_hash)
     counts = Counter(partitioner.for_key(b"%d" % i) for i in range(8000))
     assert min(counts.values()) > 1700
 

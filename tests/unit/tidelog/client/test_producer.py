@@ -26,6 +26,7 @@ from tidelog.client.errors import (
     UnknownStream,
     WrongIncarnation,
 )
+from tidelog.client.partitioner import murmur2
 from tidelog.client.positions import AtTime
 from tidelog.client.records import Receipt
 from wire.batch import Compression, RecordBatch, parse_header
@@ -108,6 +109,19 @@ async def test_key_value_headers_and_tombstones_arrive(cluster: Cluster) -> None
         (b"k", None, {}),
         (None, b"", {}),
     ]
+
+
+async def test_a_producer_puts_keys_where_clients_of_kafka_do(cluster: Cluster) -> None:
+    _, broker, client = cluster
+    broker.create("six", 6)
+    keys = [b"%d" % number for number in range(50)]
+    async with client.producer("six", partitioner="murmur2") as producer:
+        receipts = [await producer.send(b"one", key=key) for key in keys]
+        await producer.send_many(keys, keys=keys)
+    expected = [murmur2(key) % 6 for key in keys]
+    assert [receipt.partition for receipt in receipts] == expected
+    found = {record.value: record.partition async for record in client.consume("six", stop="latest")}
+    assert [found[key] for key in keys] == expected
 
 
 async def test_records_of_every_kind_share_a_batch_and_get_their_own_receipts(cluster: Cluster) -> None:
