@@ -18,8 +18,8 @@ from typing import TYPE_CHECKING, Any
 from tidelog.shadowing import check_not_hidden, warn_if_hidden
 
 if TYPE_CHECKING:
+    from tidelog.client.connecting import connect as connect
     from tidelog.client.connection import Client as Client
-    from tidelog.client.connection import connect as connect
     from tidelog.client.consumer import Consumer as Consumer
     from tidelog.client.errors import BadConfig as BadConfig
     from tidelog.client.errors import BadName as BadName
@@ -83,7 +83,7 @@ _HOMES = {
     "Receipt": "tidelog.client.records",
     "Record": "tidelog.client.records",
     "TidelogError": "wire.errors",
-    "connect": "tidelog.client.connection",
+    "connect": "tidelog.client.connecting",
 }
 
 

@@ -22,7 +22,7 @@ from functools import wraps
 from types import TracebackType
 from typing import Any, Concatenate, ParamSpec, Protocol, Self, TypeVar
 
-from tidelog.client import connection, consumer, producer
+from tidelog.client import connecting, connection, consumer, producer
 from tidelog.client.errors import Closed
 from tidelog.client.loop_thread import LoopThread
 from tidelog.client.records import Batch, Record
@@ -252,4 +252,4 @@ def _connecting(connect: Callable[_P, Coroutine[Any, Any, connection.Client]]) -
     return call
 
 
-connect = _connecting(connection.connect)
+connect = _connecting(connecting.connect)

@@ -116,7 +116,7 @@ async def _connected(
 ) -> None:
     import asyncio
 
-    from tidelog.client.connection import connect
+    from tidelog.client.connecting import connect
     from tidelog.client.errors import NoServer
     from tidelog.runtime.nats_errors import NatsNotListening
 

@@ -5,7 +5,8 @@ Layers, from pure to driven:
 - `accumulator` (with `batches` and `leader_link`), `partitioner`, `runs`, `encoding`, `fetcher`, `positions`: what to
   send and ask, and the meaning of answers; no I/O, time is an argument.
 - `api`, `metadata`: requests to the controller, with retries, and the cached answers.
-- `producer` (with `pipe`, `send_buffer`, `receipts`, `upkeep`), `consumer`, `connection`: asyncio around the above.
+- `producer` (with `pipe`, `send_buffer`, `receipts`, `upkeep`), `consumer`, `connection` (with `connecting`): asyncio
+  around the above.
 
 Nothing is imported here: `import tidelog` and `tidelog --help` must stay quick.
 """

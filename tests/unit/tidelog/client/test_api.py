@@ -11,7 +11,7 @@ import pytest
 import tidelog
 from tests.fake_nats import FakeTransport
 from tests.unit.tidelog.client.fake_broker import Cluster, api_subject, blank, make
-from tidelog.client.connection import connect
+from tidelog.client.connecting import connect
 from tidelog.client.errors import (
     BadConfig,
     BadName,

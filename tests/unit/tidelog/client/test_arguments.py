@@ -14,7 +14,8 @@ import pytest
 
 import tidelog
 from tests.unit.tidelog.client.fake_broker import make
-from tidelog.client.connection import Client, connect
+from tidelog.client.connecting import connect
+from tidelog.client.connection import Client
 from tidelog.client.positions import AtTime
 from wire.errors import TidelogError
 
@@ -144,7 +145,7 @@ async def test_the_name_of_a_stream(client: Client, call: str) -> None:
         ("producer", {"stream": "s", "linger_ms": 10**400}, "is outside 0 to 60000"),
         ("producer", {"stream": "s", "durability": 2}, "durability=2 (int) is not text; give a text such as 'durable'"),
         ("producer", {"stream": "s", "compression": ["lz4"]}, "compression=['lz4'] is none of"),
-        ("producer", {"stream": "s", "partitioner": "murmur3"}, "partitioner='murmur3' is neither 'crc32c' nor"),
+        ("producer", {"stream": "s", "partitioner": "murmur3"}, "partitioner='murmur3' (str) is neither 'crc32c' nor"),
     ],
 )
 async def test_other_arguments(client: Client, call: str, given: dict[str, Any], said: str) -> None:
