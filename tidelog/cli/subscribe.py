@@ -49,6 +49,12 @@ _POSITION = "[{words}|OFFSET|TIMESTAMP]"
     help="When records were removed (retention) before they were read: end with an error, or go on where the log "
     "begins now.  [default: raise with --start OFFSET, else skip]",
 )
+@click.option(
+    "--on-out-of-range",
+    type=click.Choice(["earliest", "latest", "fail"]),
+    help="Where to start in place of a --start OFFSET that is outside of the committed log; fail: end with an error."
+    "  [default: below it as --on-gap says, above it wait for the log to grow]",
+)
 @click.option("--limit", type=click.IntRange(min=1), help="End after so many records.")
 @cluster_options
 def subscribe(
@@ -58,6 +64,7 @@ def subscribe(
     partitions: tuple[int, ...],
     read_from: Literal["leader", "follower"],
     on_gap: Literal["raise", "skip"] | None,
+    on_out_of_range: Literal["earliest", "latest", "fail"] | None,
     limit: int | None,
     server: str | None,
     namespace: str,
@@ -79,7 +86,13 @@ def subscribe(
         left = limit
         out = sys.stdout.buffer
         async with client.consume(
-            stream, start=start, stop=stop, partitions=partitions or None, read_from=read_from, on_gap=on_gap
+            stream,
+            start=start,
+            stop=stop,
+            partitions=partitions or None,
+            read_from=read_from,
+            on_gap=on_gap,
+            on_out_of_range=on_out_of_range,
         ) as consumer:
             async for batch in consumer.batches():
                 for record in batch.records():

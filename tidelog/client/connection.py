@@ -21,11 +21,12 @@ from tidelog.client.arguments import (
 from tidelog.client.consumer import Consumer
 from tidelog.client.errors import Closed, WrongIncarnation
 from tidelog.client.fetcher import FetchSettings, PartitionFetcher
+from tidelog.client.home_loop import HomeLoop
 from tidelog.client.metadata import MetadataCache, StreamMetadata, stream_name
 from tidelog.client.partition_reader import PartitionReader
 from tidelog.client.positions import Anchor, AtOffset, AtTime, Moment, Position, Start, Stop, timestamp_ns
 from tidelog.client.producer import Producer
-from tidelog.client.stream_reading import ANSWER_OVERHEAD, OnGap, ReadFrom
+from tidelog.client.stream_reading import ANSWER_OVERHEAD, OnGap, OnOutOfRange, ReadFrom
 from wire import operations as op
 from wire.batch import RecordBatch
 from wire.durability import Durability
@@ -61,6 +62,7 @@ class Client:
         self._latest: dict[tuple[int, int], int] = {}
         """(stream incarnation, partition) -> the largest "latest" answered so far, which never goes back."""
         self._closed = False
+        self._home = HomeLoop("this client")
         transport.on_connection_change(self._on_connection_change)
 
     async def __aenter__(self) -> Self:
@@ -75,6 +77,7 @@ class Client:
         """Close the connection. Open producers give up their unacknowledged records: close them first."""
         if self._closed:
             return
+        self._home.check()
         self._closed = True
         gone = Closed(Code.UNAVAILABLE, "the client was closed before this was acknowledged; close the producer first")
         for producer in tuple(self._producers):
@@ -297,6 +300,7 @@ class Client:
         prefetch_bytes: int = 16 << 20,
         read_from: Literal["leader", "follower"] = "leader",
         on_gap: Literal["raise", "skip"] | None = None,
+        on_out_of_range: Literal["earliest", "latest", "fail"] | None = None,
     ) -> Consumer:
         """A consumer of committed records: `async for record in …`, or `async for batch in ….batches()`.
 
@@ -309,7 +313,9 @@ class Client:
         behind it; while none serves, from the leader. The records are the same. `on_gap`: the reaction when retention
         has removed the next record before it was read. "raise" OffsetOutOfRange, or "skip" the removed records: that is
         told in the log and counted in `Consumer.missed`. None: raise where reading starts at an offset, skip where it
-        starts at a word or a time.
+        starts at a word or a time. `on_out_of_range`: where to start in place of an offset below the start or above the
+        end of the committed log, which the log tells; or "fail" with OffsetOutOfRange. None: below it is a gap, above
+        it waits for the log to grow (but is refused with the stop "latest").
         """
         self._check_open()
         try:
@@ -320,6 +326,10 @@ class Client:
             gap = None if on_gap is None else OnGap(on_gap)
         except ValueError:
             raise bad(f"on_gap={on_gap!r} is none of 'raise' and 'skip'") from None
+        try:
+            reset = None if on_out_of_range is None else OnOutOfRange(on_out_of_range)
+        except ValueError:
+            raise bad(f"on_out_of_range={on_out_of_range!r} is none of 'earliest', 'latest' and 'fail'") from None
         if isinstance(partitions, (str, bytes)) or not isinstance(partitions, (Iterable, NoneType)):
             raise bad(f"partitions={partitions!r} is no list of partitions, such as [0, 2]")
         check_whole("max_bytes", max_bytes, 1, 1 << 30)
@@ -336,6 +346,7 @@ class Client:
             settings=FetchSettings(max_bytes=max_bytes),
             read_from=source,
             on_gap=gap,
+            on_out_of_range=reset,
             spread=next(self._numbers),
             on_closed=lambda closed: self._consumers.pop(closed, None),
         )
@@ -432,6 +443,7 @@ class Client:
     def _check_open(self) -> None:
         if self._closed:
             raise Closed(Code.BAD_REQUEST, "this client is closed; connect again")
+        self._home.check()
 
 
 def _looked_up(which: str | Moment) -> Position:

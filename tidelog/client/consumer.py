@@ -16,7 +16,7 @@ from tidelog.client.fetcher import FetchSettings
 from tidelog.client.metadata import MetadataCache
 from tidelog.client.positions import AtTime, Start, Stop
 from tidelog.client.records import Batch, Record
-from tidelog.client.stream_reading import OnGap, ReadFrom, StreamReading
+from tidelog.client.stream_reading import OnGap, OnOutOfRange, ReadFrom, StreamReading
 from wire.errors import Code
 from wire.subjects import Subjects
 from wire.transport import Transport
@@ -50,11 +50,13 @@ class Consumer:
         settings: FetchSettings,
         read_from: ReadFrom,
         on_gap: OnGap | None,
+        on_out_of_range: OnOutOfRange | None,
         spread: int,
         on_closed: Callable[[Consumer], object],
     ) -> None:
         """`spread` differs from consumer to consumer: they read from different followers. `on_gap`: None = raise in a
-        partition that starts at an offset, which asks for exactly these records; skip anywhere else."""
+        partition that starts at an offset, which asks for exactly these records; skip anywhere else. `on_out_of_range`:
+        None = a start below the log is a gap, one above its end waits."""
         self.stream = stream
         self._start = start
         self._stop = stop
@@ -68,6 +70,7 @@ class Consumer:
             settings=settings,
             read_from=read_from,
             on_gap=on_gap,
+            on_out_of_range=on_out_of_range,
             spread=spread,
         )
         self._ahead = self._reading.ahead

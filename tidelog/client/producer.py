@@ -33,6 +33,7 @@ from tidelog.client.encoding import (
     encoded_headers,
 )
 from tidelog.client.errors import BadRequest, Closed, typed
+from tidelog.client.home_loop import HomeLoop
 from tidelog.client.metadata import MetadataCache, StreamMetadata
 from tidelog.client.partitioner import KEY_HASHES, Partitioner
 from tidelog.client.pipe import Pipe
@@ -99,7 +100,8 @@ class Producer:
         self._key_hash = KEY_HASHES[partitioner]
         self._spread = spread
         self._on_closed = on_closed
-        self._loop = asyncio.get_running_loop()
+        self._home = HomeLoop(f"this producer for {stream!r}")
+        self._loop = self._home.loop
         self._starting: asyncio.Task[None] | None = None
         self._layout: StreamMetadata | None = None
         self._partitioner: Partitioner | None = None
@@ -236,6 +238,7 @@ class Producer:
         stamp = None if timestamp is None else timestamp_ns(timestamp)
         size = checked_size(value, key, encoded)
         if not self._buffer.has_room(size):
+            self._check_usable()
             self._check_size(size)
             await self._buffer.wait_for_room(size)
         try:
@@ -339,6 +342,7 @@ class Producer:
 
         Raises the first failure of a record given to `send_nowait` since the last flush.
         """
+        self._home.check()
         for pipe in self._pipes.values():
             pipe.core.gathering.seal()
             pipe.pump()
@@ -353,6 +357,7 @@ class Producer:
         """Wait until everything given is acknowledged or has failed, then let go. Safe to call twice."""
         if self._closed:
             return
+        self._home.check()
         self._closed = self._upkeep.is_closing = True
         try:
             for pipe in self._pipes.values():
@@ -397,7 +402,7 @@ class Producer:
     ) -> asyncio.Future[Receipt]:
         """`headers`: encoded, so that later changes of the caller's dictionary have no effect."""
         partitioner = self._partitioner
-        if partitioner is None or self._closed or self._fatal is not None:
+        if partitioner is None or self._closed or self._fatal is not None or not self._home.is_here():
             self._check_usable()
             raise bad("the producer is not started; use `async with` or await its start()")
         if size > self._max_size:
@@ -506,6 +511,7 @@ class Producer:
             raise _closed(self.stream)
         if self._fatal is not None:
             raise self._fatal
+        self._home.check()
 
     def _check_size(self, size: int) -> None:
         """`size` of a record as `size_of` counts it. Raises RecordTooLarge."""

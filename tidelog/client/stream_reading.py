@@ -3,22 +3,27 @@
 from __future__ import annotations
 
 import asyncio
+import logging
 from collections.abc import Iterable, Mapping
 from dataclasses import replace
 from enum import Enum
+from typing import cast
 
 from tidelog.client.errors import Closed, OffsetOutOfRange
 from tidelog.client.fetched_ahead import FetchedAhead
 from tidelog.client.fetcher import FetchSettings, PartitionFetcher
+from tidelog.client.home_loop import HomeLoop
 from tidelog.client.metadata import MetadataCache, StreamMetadata
 from tidelog.client.partition_reader import PartitionReader
 from tidelog.client.positions import Anchor, AtOffset, Position, Start, Stop, start_positions, stop_positions
 from tidelog.client.sources import FollowerSources
-from wire.error_details import END
+from wire.error_details import END, LOG_START
 from wire.errors import Code, TidelogError
 from wire.subjects import Subjects
 from wire.transport import Transport
 from wire.types import StreamName
+
+_log = logging.getLogger(__name__)
 
 AHEAD = 2
 """Answers of one partition that may wait to be taken."""
@@ -44,6 +49,17 @@ class OnGap(Enum):
     """It goes on where the log begins now, says so in its log, and counts the missed records."""
 
 
+class OnOutOfRange(Enum):
+    """Reaction of a consumer that is to start at an offset outside of a partition's committed log."""
+
+    EARLIEST = "earliest"
+    """It starts at the oldest record."""
+    LATEST = "latest"
+    """It starts at the end of the committed log."""
+    FAIL = "fail"
+    """OffsetOutOfRange."""
+
+
 class StreamReading:
     """Answers go into `ahead`, and `progress` is set when there is something new to see."""
 
@@ -58,6 +74,7 @@ class StreamReading:
         settings: FetchSettings,
         read_from: ReadFrom,
         on_gap: OnGap | None,
+        on_out_of_range: OnOutOfRange | None,
         spread: int,
     ) -> None:
         """As those of `Consumer`."""
@@ -69,6 +86,7 @@ class StreamReading:
         self._settings = settings
         self._read_from = read_from
         self._on_gap = on_gap
+        self._on_out_of_range = on_out_of_range
         self._spread = spread
         self.ahead = FetchedAhead(stream, lambda partition: self._room[partition].release())
         self.progress = asyncio.Event()
@@ -78,13 +96,16 @@ class StreamReading:
         self._layout: StreamMetadata | None = None
         self._stops: Mapping[int, Position] = {}
         self._tasks: dict[int, asyncio.Task[None]] = {}
-        """By partition; first they look its position up, then they fetch."""
+        """Which fetch, by partition."""
+        self._looking_up: set[asyncio.Task[None]] = set()
+        """Which look positions up."""
         self._refresh_task: asyncio.Task[None] | None = None
         self._room: dict[int, asyncio.Semaphore] = {}
         self._fetching = 0
         """Partitions that have not reached their stop."""
         self._seeking = asyncio.Lock()
         self._is_closed = False
+        self._home = HomeLoop(f"this consumer of {stream!r}")
 
     @property
     def is_over(self) -> bool:
@@ -92,9 +113,10 @@ class StreamReading:
         return not self._fetching
 
     def check_open(self) -> None:
-        """Raises Closed."""
+        """Raises Closed; BadRequest in another event loop."""
         if self._is_closed:
             raise Closed(Code.BAD_REQUEST, f"this consumer of {self._stream!r} is closed; make a new one")
+        self._home.check()
 
     def raise_failure(self) -> None:
         for failure in self.failures.values():
@@ -103,22 +125,63 @@ class StreamReading:
     async def begin(self, start: Start, stop: Stop, partitions: Iterable[int] | None) -> None:
         """Returns once the positions are known and fetching has begun. Raises as `Consumer.start`."""
         layout = self._layout = await self._metadata.refresh(self._stream)
-        starts = start_positions(start, partitions, layout.partitions)
+        starts = await self._within(layout, start_positions(start, partitions, layout.partitions))
         self._stops = stops = stop_positions(stop, starts)
         room = self._transport.max_payload - ANSWER_OVERHEAD
         share = max(self._prefetch_bytes // (AHEAD * len(starts)), MIN_ANSWER_BYTES)
         self._settings = replace(self._settings, max_bytes=min(self._settings.max_bytes, share, room))
         for partition, position in starts.items():
             self.readers[partition] = self._reader(layout, partition, position, stops.get(partition))
-        self._tasks = {partition: asyncio.create_task(reader.resolve()) for partition, reader in self.readers.items()}
-        try:
-            await asyncio.gather(*self._tasks.values())
-        except asyncio.CancelledError:
-            self.raise_failure()
-            raise
+        await self._look_up(self.readers.values())
         self._check_within(starts, stops, is_for_each=isinstance(start, Mapping))
         for partition, reader in self.readers.items():
             self._fetch_from(partition, reader)
+
+    async def _look_up(self, readers: Iterable[PartitionReader]) -> None:
+        """Returns once the starts and stops of `readers` are known."""
+        tasks = {asyncio.create_task(reader.resolve()) for reader in readers}
+        self._looking_up |= tasks
+        try:
+            await asyncio.gather(*tasks)
+        except asyncio.CancelledError:
+            if not cast("asyncio.Task[object]", asyncio.current_task()).cancelling():
+                self.check_open()
+                self.raise_failure()
+            raise
+        finally:
+            self._looking_up -= tasks
+            for task in tasks:
+                task.cancel()
+
+    async def _within(self, layout: StreamMetadata, starts: dict[int, Position]) -> dict[int, Position]:
+        """`starts` with another position for each offset outside of its partition's committed log, if
+        `on_out_of_range` says so. Raises OffsetOutOfRange if it says to fail."""
+        given = {partition: start for partition, start in starts.items() if isinstance(start, AtOffset)}
+        if self._on_out_of_range is None or not given:
+            return starts
+        logs = {partition: self._reader(layout, partition, Anchor.EARLIEST, Anchor.LATEST) for partition in given}
+        await self._look_up(logs.values())
+        instead: dict[int, Position] = {}
+        for partition, start in given.items():
+            log = logs[partition].fetcher
+            first, end = log.position, log.stop
+            assert first is not None
+            assert end is not None
+            if first <= start.offset <= end:
+                continue
+            is_below = start.offset < first
+            there = f"offset {start.offset} is {'below' if is_below else 'above'} the committed log of {log.name},"
+            there += f" {first} to {end}"
+            if self._on_out_of_range is OnOutOfRange.FAIL:
+                raise OffsetOutOfRange(
+                    Code.OFFSET_BEFORE_LOG if is_below else Code.OFFSET_AHEAD,
+                    f"{there}: start in it, or say where else (on_out_of_range)",
+                    [LOG_START.of(first), END.of(end)],
+                )
+            _log.warning("%s: reading starts at its %s", there, self._on_out_of_range.value)
+            is_latest = self._on_out_of_range is OnOutOfRange.LATEST
+            instead[partition] = Anchor.NEW if is_latest else Anchor.EARLIEST
+        return {**starts, **instead}
 
     def _reader(
         self, layout: StreamMetadata, partition: int, start: Position, stop: Position | None
@@ -160,8 +223,11 @@ class StreamReading:
     ) -> None:
         """An offset above everything committed is a slip where reading ends there. (Without a stop it waits.)
 
-        One offset for all partitions may be too much for some; an offset given for each partition may not.
+        One offset for all partitions may be too much for some; an offset given for each partition may not. Where
+        `on_out_of_range` chooses, this was looked at before.
         """
+        if self._on_out_of_range is not None:
+            return
         refusal: OffsetOutOfRange | None = None
         for partition, reader in self.readers.items():
             start, end = starts[partition], reader.fetcher.stop
@@ -182,13 +248,14 @@ class StreamReading:
 
     async def seek(self, partition: int, position: Start) -> None:
         """See `Consumer.seek`."""
-        (start,) = start_positions(position, (partition,), self.readers).values()
+        given = start_positions(position, (partition,), self.readers)
         async with self._seeking:
             layout = await self._metadata.get(self._stream)
+            (start,) = (await self._within(layout, given)).values()
             old = self.readers[partition]
             stop = self._stops.get(partition) if old.fetcher.stop is None else AtOffset(old.fetcher.stop)
             reader = self._reader(layout, partition, start, stop)
-            await reader.resolve()
+            await self._look_up([reader])
             reader.missed = old.missed
             self._tasks[partition].cancel()
             await asyncio.wait((self._tasks[partition],))
@@ -198,7 +265,11 @@ class StreamReading:
 
     async def aclose(self) -> None:
         self._is_closed = True
-        tasks = [*self._tasks.values(), *([self._refresh_task] if self._refresh_task is not None else [])]
+        tasks = [
+            *self._looking_up,
+            *self._tasks.values(),
+            *([self._refresh_task] if self._refresh_task is not None else []),
+        ]
         for task in tasks:
             task.cancel()
         await asyncio.gather(*tasks, return_exceptions=True)
@@ -251,6 +322,5 @@ class StreamReading:
     def _fail(self, error: BaseException, partition: int | None = None) -> None:
         self.failures.setdefault(partition, error)
         self.progress.set()
-        if self._fetching == 0:  # positions are still being looked up
-            for task in self._tasks.values():
-                task.cancel()
+        for task in self._looking_up:
+            task.cancel()
