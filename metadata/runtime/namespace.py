@@ -24,7 +24,9 @@ from wire.operations import OtherCluster
 
 _log = logging.getLogger(__name__)
 
-ANNOUNCE_INTERVAL_S = 1.0
+ANNOUNCE_INTERVAL_S = 0.2
+"""A founder listens for `founding_wait_s`, so it hears a controller whose answers stand behind a flood all the same:
+announcements leave by the connection that no flood reaches."""
 REMEMBERED_S = 60.0
 """A cluster that has not been heard for so long is not told of any more; while it is heard, the log repeats it so
 often."""

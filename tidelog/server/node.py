@@ -129,17 +129,20 @@ async def _ask_for_cluster(
     broker: BrokerId, data_dir: DataDir, peers: PeerLink, subjects: Subjects, life_id: str
 ) -> FoundCluster:
     """To which cluster the first of the other brokers belongs that answers and can prove what it is; else what somebody
-    says. Brokers that are asked too much answer on the subject of the question."""
+    says. Brokers that are asked too much answer on the subject of the question, where anybody can repeat what a broker
+    said long ago: there only proof that this cluster lives counts."""
     loop = asyncio.get_running_loop()
     answered = asyncio.Event()
     said = FoundCluster("", False)
 
-    def take(payload: bytes, is_proved: Callable[[], bool]) -> None:
+    def take(payload: bytes, is_proved: Callable[[], bool], *, is_to_all: bool) -> None:
         nonlocal said
         with contextlib.suppress(DecodeError):
             claim = pb.ClusterClaim.FromString(payload)
             if claim.life_id != life_id and (claim.cluster_id or claim.candidate):
                 proved = is_proved()
+                if is_to_all and (not proved or claim.cluster_id != data_dir.cluster_id):
+                    return
                 if proved or not said.cluster_id:
                     said = FoundCluster(claim.cluster_id, proved)
                 if proved:
@@ -149,11 +152,11 @@ async def _ask_for_cluster(
         if message.status is not None:
             loop.call_later(REFUSAL_GRACE, answered.set)
         else:
-            take(message.data, lambda: is_proved)
+            take(message.data, lambda: is_proved, is_to_all=False)
 
     def on_claim(payload: bytes, reply: str | None, is_proved: Callable[[], bool]) -> None:
         if reply is None and not answered.is_set():
-            take(payload, is_proved)
+            take(payload, is_proved, is_to_all=True)
 
     question = pb.ClusterClaim(broker=broker, life_id=life_id, cluster_id=data_dir.cluster_id or "")
     inbox = peers.new_inbox()

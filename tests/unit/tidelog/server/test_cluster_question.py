@@ -51,6 +51,21 @@ async def test_an_answer_comes_to_the_inbox_or_to_all(to_all: bool) -> None:
     assert await ask(link(hub)) == FoundCluster("ours", True)
 
 
+async def test_an_old_claim_that_comes_again_says_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Of another cluster that had the same secret."""
+    monkeypatch.setattr(node, "CLUSTER_CHECK_TIMEOUT", 0.1)
+    hub = Hub()
+    living, stranger = link(hub), link(hub, [ClusterSecret(b"another secret, of nobody here")])
+
+    def on_question(_: bytes, reply: str | None, __: object) -> None:
+        if reply is not None:
+            living.publish_claim(SUBJECTS.cluster(), claim("the one before"))
+            stranger.publish_claim(SUBJECTS.cluster(), claim("ours"))
+
+    await living.subscribe_claims(SUBJECTS.cluster(), on_question)
+    assert await ask(link(hub)) == FoundCluster("", False)
+
+
 async def test_what_nobody_proves_counts_when_the_time_is_over(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(node, "CLUSTER_CHECK_TIMEOUT", 0.1)
     hub = Hub()
