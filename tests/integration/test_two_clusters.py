@@ -5,12 +5,14 @@ from __future__ import annotations
 
 import json
 import signal
+import socket
 import subprocess
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
+from urllib.parse import urlsplit
 
 import pytest
 
@@ -69,6 +71,24 @@ async def test_no_second_cluster_beside_a_living_one(cluster: DevCluster, tmp_pa
         with standalone(tmp_path / "beside", "b1", cluster.nats_url, "--namespace", "beside") as process:
             wait_until((tmp_path / "beside" / "ready").exists, "it serves in a namespace of its own")
             assert process.poll() is None
+
+
+@pytest.mark.parametrize(
+    ("subject", "reply"), [("tidelog.api.stream.list", " _INBOX.flood"), ("tidelog.metadata.cluster", "")]
+)
+def test_no_second_cluster_beside_one_that_is_flooded(tmp_path: Path, subject: str, reply: str) -> None:
+    """Its only broker works on what came before the questions of the founder for longer than the founder listens."""
+    block = f"PUB {subject}{reply} 20\r\n{'x' * 20}\r\n".encode() * 1000
+    with dev_cluster(tmp_path / "cluster", nodes=1) as cluster:
+        own = cluster_id(cluster.broker_dir("b1"))
+        address = urlsplit(cluster.nats_url)
+        with socket.create_connection((str(address.hostname), int(address.port or 0))) as stranger:
+            stranger.sendall(b'CONNECT {"verbose":false}\r\n')
+            for _ in range(800):
+                stranger.sendall(block)
+            with standalone(tmp_path / "new", "b9", cluster.nats_url) as process:
+                assert process.wait(LIMIT) == 1
+        assert own in (tmp_path / "new").with_suffix(".err").read_text().splitlines()[-1]
 
 
 def test_of_two_founders_at_once_one_founds(tmp_path: Path) -> None:
