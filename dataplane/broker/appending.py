@@ -346,7 +346,8 @@ class Appending:
             last = self._core.log_end_offset - 1
             error = TidelogError(
                 Code.INCORRECT_OFFSET,
-                f"the last offset of {self._role.view.key} is {last}, not {request.expected_last_offset}",
+                f"the next record of {self._role.view.key} gets offset {last + 1}, not the expected"
+                f" {request.expected_last_offset + 1}; read what was written, and decide again",
                 [LAST_OFFSET.of(last)],
             )
             self._refuse_append(request.leader_epoch, inbox, error)

@@ -25,6 +25,7 @@ if TYPE_CHECKING:
     from dataplane.broker.housekeeping import Visit
     from dataplane.broker.settings import StorageSettings
     from dataplane.encryption.keyring import Keyring
+    from dataplane.log.checkpoints import CompactionPoint
     from dataplane.log.partition_log import PartitionLog
 
 _log = logging.getLogger(__name__)
@@ -43,8 +44,9 @@ class _Active:
     log: PartitionLog
     work: CompactionPass
     steps: Generator[int, None, None]
-    clean_end: int
+    point: CompactionPoint
     """When it began."""
+    began_ns: int
     visited_ns: int
     counted: Compacted
 
@@ -145,15 +147,26 @@ class Compaction:
                 max_batch_bytes=self._max_batch_bytes(),
                 cipher=BatchCipher(self._keyring, visit.key),
             )
-            clean_end = visit.log.compaction_point.clean_end
-            active = self._active = _Active(visit.log, work, work.steps(), clean_end, visit.time_ns, Compacted())
+            point = visit.log.compaction_point
+            now = visit.time_ns
+            active = self._active = _Active(visit.log, work, work.steps(), point, now, now, Compacted())
         return active
 
     def _finished(self, active: _Active, visit: Visit) -> Progress:
         self._active = None
         self._ratios.pop(visit.log, None)
-        done, clean_end = active.work.done, visit.log.compaction_point.clean_end
-        if clean_end <= active.clean_end and not done.records:
+        done, point = active.work.done, visit.log.compaction_point
+        clean_end = point.clean_end
+        if active.work.is_overtaken:
+            # As long as it has taken, others come first, and half of the reading at most is in vain.
+            self._not_before[visit.log] = visit.time_ns + min(visit.time_ns - active.began_ns, RETRY_NS)
+            _log.info(
+                "partition %s: its log was cut or begun anew while it was compacted; it is compacted again", visit.key
+            )
+            counted = {"compaction_overtaken": 1, **self._counted(active)}
+            return Progress(counted=counted, then=visit.log.swapping.forget_compacted)
+        goes_on = clean_end > active.point.clean_end or point.settled_end > active.point.settled_end
+        if not goes_on and not done.records:
             self._not_before[visit.log] = visit.time_ns + RETRY_NS
         _log.info(
             "partition %s: compacted to offset %d: %d records removed, %d segments replaced, %d bytes given back",

@@ -102,6 +102,7 @@ class Counters:
     evicted_segments: int = 0
     evicted_bytes: int = 0
     compaction_passes: int = 0
+    compaction_overtaken: int = 0
     compaction_segments: int = 0
     """Replaced by smaller ones."""
     compaction_records: int = 0

@@ -1,4 +1,10 @@
-"""The high watermarks of all logs, written down every second; logs of `accepted` streams are synced with them.
+"""The high watermarks of logs, written down by turns; logs of `accepted` streams are synced every second.
+
+Up to HIGH_WATERMARKS logs that are written to get theirs every second. Of more, those that have waited longest come
+first, and each has its turn within LONGEST_TURN: to write those of 1,000 logs down every second halved the rate of
+acknowledged records. Where the high watermark on disk lags, more of the log is read and written again when it is opened
+after a crash, and after a loss of power damage there looks like a torn write (docs/storage.md). Syncs of `accepted`
+streams do not wait.
 
 A scheduler of its own (`BrokerContext.checkpoints`) writes CHECKPOINTS_AT_ONCE logs at a time, so that a log on a
 hanging disk holds up no other log. A log that is asked for is not asked for again before its outcome is known: one that
@@ -11,9 +17,11 @@ import asyncio
 import logging
 from collections.abc import Mapping
 from functools import partial
+from heapq import nsmallest
+from weakref import WeakKeyDictionary
 
 from dataplane.broker.context import BrokerContext
-from dataplane.broker.replica import Replica
+from dataplane.broker.replica import Owed, Replica
 from dataplane.log.group_commit import Syncable
 from wire.types import Offset, PartitionKey
 
@@ -21,6 +29,10 @@ _log = logging.getLogger(__name__)
 
 INTERVAL = 1.0
 """Seconds."""
+HIGH_WATERMARKS = 20
+"""That are written down in an interval; more where a log would else wait longer than LONGEST_TURN."""
+LONGEST_TURN = 10
+"""Intervals."""
 CHECKPOINTS_AT_ONCE = 4
 """Threads of `BrokerContext.checkpoints`."""
 
@@ -28,11 +40,12 @@ CHECKPOINTS_AT_ONCE = 4
 class _Checkpoint(Syncable):
     """One checkpoint of one log."""
 
-    def __init__(self, replica: Replica) -> None:
+    def __init__(self, replica: Replica, *, syncs_only: bool) -> None:
         self._replica = replica
+        self._syncs_only = syncs_only
 
     def sync(self) -> Offset:
-        return self._replica.keep_checkpoint()
+        return self._replica.keep_checkpoint(syncs_only=self._syncs_only)
 
 
 class HighWatermarkCheckpoints:
@@ -41,6 +54,9 @@ class HighWatermarkCheckpoints:
         self._replicas = replicas
         self._asked: set[Replica] = set()
         """Logs whose checkpoint waits for a thread, or is being written."""
+        self._rounds = 0
+        self._last: WeakKeyDictionary[Replica, int] = WeakKeyDictionary()
+        """In which round a log had its turn."""
         self._looking: asyncio.Task[None] | None = None
 
     def start(self) -> None:
@@ -55,18 +71,29 @@ class HighWatermarkCheckpoints:
     async def _look_for_ever(self) -> None:
         while True:
             await asyncio.sleep(INTERVAL)
-            for replica in [r for r in self._replicas.values() if r not in self._asked and _owes_checkpoint(r)]:
+            self._look()
+
+    def _look(self) -> None:
+        owed = {replica: _owed_by(replica) for replica in self._replicas.values() if replica not in self._asked}
+        waiting = [replica for replica, what in owed.items() if what is not Owed.NOTHING]
+        count = max(HIGH_WATERMARKS, -(-len(waiting) // LONGEST_TURN))
+        turns = {*nsmallest(count, waiting, key=lambda replica: self._last.get(replica, -1))}
+        self._rounds += 1
+        self._last.update(dict.fromkeys(turns, self._rounds))
+        for replica in waiting:
+            if replica in turns or owed[replica] is Owed.SYNC:
                 self._asked.add(replica)
-                self._context.checkpoints.request(_Checkpoint(replica), partial(self._written, replica))
+                checkpoint = _Checkpoint(replica, syncs_only=replica not in turns)
+                self._context.checkpoints.request(checkpoint, partial(self._written, replica))
 
     def _written(self, replica: Replica, outcome: Offset | Exception) -> None:
         self._asked.discard(replica)
         replica.on_checkpoint(outcome, self._context)
 
 
-def _owes_checkpoint(replica: Replica) -> bool:
+def _owed_by(replica: Replica) -> Owed:
     try:
-        return replica.owes_checkpoint
+        return replica.owed
     except Exception:  # noqa: BLE001 - it is logged, and the other logs get their checkpoints
         _log.exception("partition %s: whether it owes a checkpoint is not known; it is asked again", replica.key)
-        return False
+        return Owed.NOTHING

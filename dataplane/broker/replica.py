@@ -10,6 +10,7 @@ import asyncio
 import logging
 import threading
 from dataclasses import replace
+from enum import Enum
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -58,6 +59,16 @@ from wire.types import Offset, PartitionEpoch, PartitionKey, PartitionView, With
 _log = logging.getLogger(__name__)
 
 
+class Owed(Enum):
+    """What a periodic checkpoint is to do."""
+
+    NOTHING = "nothing"
+    HIGH_WATERMARK = "high watermark"
+    """To write it down: it has moved since it was written last."""
+    SYNC = "sync"
+    """To sync an `accepted` stream, too: records of it are not durable."""
+
+
 class Replica:
     """The class has more than thirty methods because it stands between two others: each kind of news from the broker
     and each effect of the life has a method, and the broker asks it about its log, its role and its health alike."""
@@ -83,7 +94,6 @@ class Replica:
         """Reports of the bytes that were cut out of the log, oldest first."""
         self._log: PartitionLog | None = None
         self._high_watermark = Offset(0)
-        self._checkpointed = Offset(-1)
         self._sequence = 0
         self._stepping: asyncio.Task[None] | None = None
         self._recording: asyncio.Task[None] | None = None
@@ -101,7 +111,7 @@ class Replica:
         self._log, report = PartitionLog.open(
             self.directory, self._config, files=self._files, pool=self._pool, page_cache_survived=page_cache_survived
         )
-        self._high_watermark = self._checkpointed = self._log.high_watermark
+        self._high_watermark = self._log.high_watermark
         self._quarantined = Quarantine(self._files, self.directory).reports()
         if report.damaged is not None:
             mark(self._files, self.directory, report.damaged, self.key)
@@ -134,19 +144,26 @@ class Replica:
         return self._log.log_end_offset if self._log is not None else Offset(0)
 
     @property
-    def owes_checkpoint(self) -> bool:
-        """The HW has moved since it was written down, or an `accepted` stream is to be synced."""
+    def owed(self) -> Owed:
         partition_log = self._log
         if partition_log is None or self.life.closing or self.failure is not None:
-            return False
-        return self.high_watermark != self._checkpointed or (_is_accepted(self.view) and partition_log.needs_sync)
+            return Owed.NOTHING
+        if _is_accepted(self.view) and partition_log.needs_sync:
+            return Owed.SYNC
+        durable = min(self.high_watermark, partition_log.durable_end)
+        return Owed.NOTHING if durable == partition_log.checkpointed_high_watermark else Owed.HIGH_WATERMARK
 
-    def keep_checkpoint(self) -> Offset:
-        """Called periodically, in a thread: the HW is written down when it has moved, an `accepted` stream is synced.
-        Returns the HW. Blocking. Raises LogDamaged, NoSpace; `on_checkpoint` is told the outcome, on the loop."""
+    def keep_checkpoint(self, *, syncs_only: bool) -> Offset:
+        """Called periodically, in a thread: an `accepted` stream is synced, and unless `syncs_only` the HW is written
+        down when it has moved. Returns the HW. Blocking. Raises LogDamaged, NoSpace; `on_checkpoint` is told the
+        outcome, on the loop."""
         known = self.high_watermark
-        if self.owes_checkpoint:
-            self.checkpoint(known)
+        partition_log = self._log
+        if self.owed is not Owed.NOTHING and partition_log is not None:
+            if not syncs_only:
+                self.checkpoint(known)
+            elif _is_accepted(self.view):
+                partition_log.sync()
         return known
 
     def on_checkpoint(self, outcome: Offset | Exception, context: BrokerContext) -> None:
@@ -158,10 +175,6 @@ class Replica:
                 self.fail(f"the checkpoint cannot be written: {outcome}", context)
         elif isinstance(outcome, Exception):
             _log.error("partition %s: the checkpoint met a bug", self.key, exc_info=outcome)
-        elif outcome <= self.high_watermark:
-            return
-        # Not written, or the log was cut meanwhile and the checkpoint may be above its HW.
-        self._checkpointed = Offset(-1)
 
     def checkpoint(self, high_watermark: Offset) -> None:
         """Blocking; called in a thread. The checkpoint never vouches for what a loss of power may take: that would look
@@ -172,9 +185,8 @@ class Replica:
         if _is_accepted(self.view) and partition_log.needs_sync:
             partition_log.sync()
         durable = min(high_watermark, partition_log.durable_end)
-        if durable != self._checkpointed:
+        if durable != partition_log.checkpointed_high_watermark:
             partition_log.checkpoint_high_watermark(durable)
-            self._checkpointed = durable
 
     # ------------------------------------------------------------------ events
     def on_view(self, view: PartitionView, context: BrokerContext) -> None:
@@ -383,7 +395,7 @@ class Replica:
             context.executor, partial(repair, partition_log, self.key, mode, time_ns=context.time_ns())
         )
         self._quarantined = [*self._quarantined, report][-MAX_EVENTS:]
-        self._high_watermark = self._checkpointed = partition_log.high_watermark
+        self._high_watermark = partition_log.high_watermark
         context.counters.damage_repaired += 1
 
     # ------------------------------------------------------------------ end

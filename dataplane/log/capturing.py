@@ -63,12 +63,15 @@ class Capturing:
             return encode_snapshot(snapshot)
 
     def is_without_past(self) -> bool:
-        """Whether the log begins above 0, is empty, and has no snapshot of the producers before its start. Blocking; no
+        """Whether the log begins above 0, is empty, and has no snapshot of all producers before its start. Blocking; no
         append may run meanwhile."""
         state = self._state
         start = state.log_start_offset
         with state.derived.lock:
-            return 0 < start == state.log_end_offset and state.derived.newest(start, start) is None
+            if not 0 < start == state.log_end_offset:
+                return False
+            snapshot = state.derived.newest(start, start)
+            return snapshot is None or snapshot.producers.is_partial
 
     def restore_producers(self) -> Offset:
         """From where on headers were read. Raises CorruptData, LogDamaged."""

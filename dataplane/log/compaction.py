@@ -100,7 +100,11 @@ class Compacted:
 
 
 class _Overtaken(Exception):
-    """The log was cut, dropped or closed meanwhile, or the segment removed."""
+    """The log was cut, dropped or closed meanwhile."""
+
+
+class _Removed(Exception):
+    """Retention has removed the segment meanwhile: nothing of it is to be compacted."""
 
 
 class CompactionPass:
@@ -119,6 +123,8 @@ class CompactionPass:
         cipher: BatchCipher,
     ) -> None:
         self.done = Compacted()
+        self.is_overtaken = False
+        """The log was cut, dropped or closed meanwhile: another pass begins anew."""
         self._log = log
         self._rewrite_epoch = log.rewrite_epoch
         self._point = log.compaction_point
@@ -149,10 +155,11 @@ class CompactionPass:
             for segment, segment_end in self._segments:
                 if segment.base_offset >= end:
                     break
-                yield from self._rewrite(segment, segment_end)
+                with suppress(_Removed):
+                    yield from self._rewrite(segment, segment_end)
             self._finish(end)
         except _Overtaken:
-            return
+            self.is_overtaken = True
 
     # ---- the map
 
@@ -163,15 +170,16 @@ class CompactionPass:
         for segment, segment_end in self._segments:
             if segment_end <= clean_end:
                 continue
-            try:
-                for found in batches_of(segment, self._reader(segment), self._cipher):
-                    end = self._map(found)
-                    if end is not None:
-                        return end
-                    yield sum(len(batch.data) for batch in found)
-            except (LogDamaged, CorruptData):
-                self._check_not_overtaken(segment)
-                raise
+            with suppress(_Removed):
+                try:
+                    for found in batches_of(segment, self._reader(segment), self._cipher):
+                        end = self._map(found)
+                        if end is not None:
+                            return end
+                        yield sum(len(batch.data) for batch in found)
+                except (LogDamaged, CorruptData):
+                    self._check_still_there(segment)
+                    raise
             mapped = segment_end
         return mapped
 
@@ -194,11 +202,13 @@ class CompactionPass:
     def _reader(self, segment: Segment) -> Callable[[int, int], bytes]:
         return lambda size, position: self._log.swapping.read_segment(segment, size, position)
 
-    def _check_not_overtaken(self, segment: Segment) -> None:
-        """The bytes make no sense: were they still the log's?"""
+    def _check_still_there(self, segment: Segment) -> None:
+        """The bytes make no sense, or cannot be replaced: are they still the log's? Raises _Overtaken, _Removed."""
         log = self._log
-        if log.rewrite_epoch != self._rewrite_epoch or log.refusal is not None or not log.swapping.holds(segment):
+        if log.rewrite_epoch != self._rewrite_epoch or log.refusal is not None:
             raise _Overtaken
+        if not log.swapping.holds(segment):
+            raise _Removed
 
     # ---- rewriting
 
@@ -229,7 +239,7 @@ class CompactionPass:
         try:
             new = yield from rewriting
         except (LogDamaged, CorruptData):
-            self._check_not_overtaken(segment)
+            self._check_still_there(segment)
             raise
         except OSError as error:
             reason = f"what is left of {segment.path} cannot be written: {error}"
@@ -240,6 +250,7 @@ class CompactionPass:
             self._log.snapshot_at(end)  # what producers wrote in the batches that go is known by nothing else
         if not self._log.swapping.replace_segment(segment, new.path, new.size, new.index, self._rewrite_epoch):
             self._log.files.remove(new.path)
+            self._check_still_there(segment)
             raise _Overtaken
         self.done.segments += 1
         self.done.records += new.removed

@@ -18,6 +18,7 @@ from typing import TYPE_CHECKING
 
 from dataplane.log import installation
 from dataplane.log.checkpoints import NOT_COMPACTED, CompactionPoint, OffsetCheckpoint
+from dataplane.log.derived_state import without_past
 from dataplane.log.errors import NoSpace
 from dataplane.log.files import is_no_space
 from dataplane.log.index import NO_TIMESTAMP
@@ -135,7 +136,7 @@ class Cutting:
         state = self._state
         with state.removing, state.derived.lock:
             own = state.derived.newest(new_start_offset, new_start_offset)
-            self._install(own or Snapshot(new_start_offset), NOT_COMPACTED)
+            self._install(own or without_past(new_start_offset), NOT_COMPACTED)
 
     def install(self, snapshot: Snapshot, copied: CompactionPoint = NOT_COMPACTED) -> None:
         """Removes every record; the log goes on, empty, at the snapshot's offset, with its leader epochs and producers,

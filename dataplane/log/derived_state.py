@@ -227,7 +227,7 @@ class DerivedState:
             base = recent
             self._go_back_to(recent, end)
         else:
-            base = self.newest(start, end) or _without_past(start)
+            base = self.newest(start, end) or without_past(start)
             self.begin_at(base)
         for header in batches(base.offset, end) if base.offset < end else ():
             self.record([header], header.size)
@@ -242,7 +242,7 @@ class DerivedState:
     ) -> Snapshot:
         """The state at `offset`, from the newest snapshot below it and the batches between them; what lies before the
         log's `start` and is in no snapshot is not known any more, but for the epochs. Raises what `batches` raises."""
-        before = self.newest(start, offset) or _without_past(start)
+        before = self.newest(start, offset) or without_past(start)
         table = ProducerTable(limits=self._limits)
         table.restore(before.producers)
         for header in batches(before.offset, offset) if before.offset < offset else ():
@@ -254,7 +254,7 @@ class DerivedState:
         return self._directory / snapshot_name(offset)
 
 
-def _without_past(start: Offset) -> Snapshot:
+def without_past(start: Offset) -> Snapshot:
     """The state at the log start where no snapshot tells it."""
     return Snapshot(start, producers=NOBODY._replace(is_partial=start > 0))
 

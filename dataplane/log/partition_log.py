@@ -260,6 +260,12 @@ class PartitionLog:
         return self._state.high_watermark
 
     @property
+    def checkpointed_high_watermark(self) -> Offset:
+        """That of the checkpoint on disk; -1 where there is none."""
+        checkpoint = self._state.checkpoint
+        return Offset(-1) if checkpoint is None else checkpoint.high_watermark
+
+    @property
     def tail_holds_encrypted(self) -> bool:
         """The batches of `read` may be encrypted."""
         return self._state.tail.holds_encrypted

@@ -22,8 +22,8 @@ segment: damage.
 
 The checkpoint does not cover records that were synced after it was written. Where the page cache has survived (the
 process was killed, the operating system was not) every written byte is there, so the log ends with a whole batch or the
-beginning of one; anything else is damage. After a loss of power a flipped bit in the last second cannot be told from a
-torn write: see `docs/storage.md`.
+beginning of one; anything else is damage. After a loss of power a flipped bit behind the checkpoint cannot be told from
+a torn write: see `docs/storage.md`.
 
 Damage as well: a log without its offset checkpoint (it is written before the first segment) after a loss of power, for
 nothing says how far it reached; and a log that carries the mark of `dataplane.log.damage`.

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import threading
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -13,6 +14,7 @@ from dataplane.broker.housekeeping import Progress, Visit
 from dataplane.broker.settings import StorageSettings
 from dataplane.encryption.keyring import Keyring
 from dataplane.log.checkpoints import TEMPORARY_SUFFIX
+from dataplane.log.compaction import CompactionPass
 from dataplane.log.partition_log import LogConfig, PartitionLog
 from dataplane.log.retention import NS_PER_MS
 from tests.simulation.disk import SimDisk
@@ -213,6 +215,35 @@ def test_tombstones_are_a_reason_when_their_time_has_come(house: House) -> None:
     assert house.round() == []
 
 
+def test_a_pass_that_only_waits_for_tombstones_delays_no_other(house: House) -> None:
+    """It removes nothing, and from now on the time of the tombstones runs."""
+    log = house.log("a", "xyxyxyabcdefghijk")
+    assert house.round() == ["a"]
+    settled_end = log.compaction_point.settled_end
+    house.fill("a", "x-xyxyabcdefghijkabcdefghijk")
+    assert house.round() == ["a"]
+    house.now_ms += 60_000
+    removed = house.counted["compaction_records"]
+    assert house.round() == ["a"]
+    assert log.compaction_point.settled_end > settled_end
+    assert house.counted["compaction_records"] == removed
+    house.fill("a", "xyxyxyabcdefghijkabcdefghijk")
+    assert house.round() == ["a"]
+
+
+def test_a_pass_whose_log_is_cut_meanwhile_begins_anew(house: House, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(compaction, "STEP_BYTES", 1)
+    log = house.log("a", "xyxyxyxyxyxy")
+    for _ in range(4):
+        assert house.step(house.visit("a")).more
+    log.drop_all(Offset(0))
+    while house.job.is_due(house.visit("a")):
+        house.step(house.visit("a"))
+    assert "compaction_passes" not in house.counted
+    house.fill("a", "xyxyxyxyxyxy")
+    assert house.round() == ["a"]
+
+
 def test_no_room_for_a_new_segment_is_no_damage(house: House) -> None:
     log = house.log("a", "xyxyxyxyxyxy")
     capacity, house.disk.capacity = house.disk.capacity, 0
@@ -243,3 +274,45 @@ def test_a_step_ends_when_the_replica_is_being_closed(house: House) -> None:
     house.stop.set()
     assert house.step(house.visit("a")).more
     assert house.logs["a"].compaction_point.clean_end == 0
+
+
+@pytest.mark.parametrize("steps", [1, 3, 6, 9, 12])
+def test_segments_that_retention_removes_meanwhile_are_left_out(
+    house: House, monkeypatch: pytest.MonkeyPatch, steps: int
+) -> None:
+    """Else a log that loses a segment during each pass would never be compacted, and keep others from it."""
+    monkeypatch.setattr(compaction, "STEP_BYTES", 1)
+    made: list[CompactionPass] = []
+
+    def make(*given: Any, **more: Any) -> CompactionPass:
+        made.append(CompactionPass(*given, **more))
+        return made[-1]
+
+    monkeypatch.setattr(compaction, "CompactionPass", make)
+    log = house.log("a", "xyxyxyxyxyxyxyxyxyxy")
+    for _ in range(steps):
+        assert house.step(house.visit("a")).more
+    log.remove_before(Offset(int(log.log_end_offset) // 4))
+    removed = log.log_start_offset
+    assert removed > 0
+    while house.job.is_due(house.visit("a")):
+        house.step(house.visit("a"))
+    assert len(made) == 1
+    assert house.counted["compaction_passes"] == 1
+    assert house.counted["compaction_records"] > 0
+    assert log.compaction_point.clean_end > removed
+
+
+def test_a_pass_that_is_overtaken_waits_as_long_as_it_took(house: House, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(compaction, "STEP_BYTES", 1)
+    log = house.log("a", "xyxyxyxyxyxy")
+    assert house.step(house.visit("a")).more
+    house.now_ms += 30_000
+    log.drop_all(Offset(0))
+    house.fill("a", "xyxyxyxyxyxy")
+    while house.step(house.visit("a")).more:
+        pass
+    assert house.counted["compaction_overtaken"] == 1
+    assert not house.job.is_due(house.visit("a"))
+    house.now_ms += 30_000
+    assert house.job.is_due(house.visit("a"))

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import threading
+from collections.abc import Callable
 from dataclasses import replace
 from types import SimpleNamespace
 from typing import Any, cast
@@ -12,7 +13,8 @@ import pytest
 
 from dataplane.broker import hw_checkpoints
 from dataplane.broker.hw_checkpoints import HighWatermarkCheckpoints
-from dataplane.log.group_commit import SyncScheduler
+from dataplane.broker.replica import Owed
+from dataplane.log.group_commit import Syncable, SyncScheduler
 from tests.views import KEY
 from wire.types import Offset
 
@@ -25,10 +27,11 @@ class FakeReplica:
         self.written = asyncio.Event()
 
     @property
-    def owes_checkpoint(self) -> bool:
-        return True
+    def owed(self) -> Owed:
+        return Owed.HIGH_WATERMARK
 
-    def keep_checkpoint(self) -> Offset:
+    def keep_checkpoint(self, *, syncs_only: bool) -> Offset:
+        assert not syncs_only
         return Offset(5)
 
     def on_checkpoint(self, outcome: Offset | Exception, context: object) -> None:
@@ -40,7 +43,7 @@ class BrokenReplica(FakeReplica):
     asked = 0
 
     @property
-    def owes_checkpoint(self) -> bool:
+    def owed(self) -> Owed:
         self.asked += 1
         raise ValueError("a bug")
 
@@ -74,7 +77,8 @@ class HangingReplica(FakeReplica):
         self.begun = 0
         self.answers = threading.Event()
 
-    def keep_checkpoint(self) -> Offset:
+    def keep_checkpoint(self, *, syncs_only: bool) -> Offset:
+        assert not syncs_only
         self.begun += 1
         assert self.answers.wait(10)
         return Offset(5)
@@ -101,3 +105,52 @@ async def test_a_checkpoint_that_hangs_is_not_asked_for_again_and_keeps_none_fro
         await hanging.written.wait()
     await checkpoints.close()
     scheduler.close()
+
+
+class CountedReplica(FakeReplica):
+    """It is written to all the time."""
+
+    def __init__(self, number: int, owes: Owed) -> None:
+        super().__init__(number)
+        self._owes = owes
+        self.synced = 0
+        self.high_watermarks = 0
+
+    @property
+    def owed(self) -> Owed:
+        return self._owes
+
+    def keep_checkpoint(self, *, syncs_only: bool) -> Offset:
+        self.synced += self._owes is Owed.SYNC
+        self.high_watermarks += not syncs_only
+        return Offset(5)
+
+
+class Scheduler:
+    """Does what it is asked for."""
+
+    def request(self, log: Syncable, done: Callable[[Offset | Exception], None]) -> None:
+        done(log.sync())
+
+
+def test_of_many_logs_some_get_their_turn_each_time_and_syncs_do_not_wait(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(hw_checkpoints, "HIGH_WATERMARKS", 2)
+    logs = [CountedReplica(number, Owed.SYNC if number % 2 else Owed.HIGH_WATERMARK) for number in range(6)]
+    idle = CountedReplica(6, Owed.NOTHING)
+    replicas = {replica.key: replica for replica in (*logs, idle)}
+    checkpoints = HighWatermarkCheckpoints(cast(Any, SimpleNamespace(checkpoints=Scheduler())), cast(Any, replicas))
+    for number in range(6):
+        checkpoints._look()
+        assert [log.synced for log in logs] == [0, number + 1] * 3
+        assert sum(log.high_watermarks for log in logs) == 2 * (number + 1)
+    assert [log.high_watermarks for log in logs] == [2] * 6
+    assert idle.high_watermarks == 0
+
+
+def test_no_log_waits_longer_than_ten_rounds() -> None:
+    logs = [CountedReplica(number, Owed.HIGH_WATERMARK) for number in range(1000)]
+    replicas = {replica.key: replica for replica in logs}
+    checkpoints = HighWatermarkCheckpoints(cast(Any, SimpleNamespace(checkpoints=Scheduler())), cast(Any, replicas))
+    for _ in range(10):
+        checkpoints._look()
+    assert {log.high_watermarks for log in logs} == {1}
