@@ -1,4 +1,4 @@
-"""The code blocks of the README and of docs/python.md, run as they stand; only ports and folders are replaced."""
+"""The code blocks of README, docs/python.md and docs/cli.md, run as they stand; only ports and folders are replaced."""
 
 from __future__ import annotations
 
@@ -20,6 +20,7 @@ from tidelog.server.devcluster import DevCluster
 ROOT = Path(__file__).parents[2]
 README = ROOT / "README.md"
 PYTHON = ROOT / "docs" / "python.md"
+COMMAND_LINE = ROOT / "docs" / "cli.md"
 URL = "nats://127.0.0.1:4222"
 FOLDER = "/tmp/tide"
 LIMIT = 120.0
@@ -40,10 +41,10 @@ def block(heading: str) -> str:
     return found[1]
 
 
-def blocks(page: Path) -> dict[str, str]:
-    """The Python block of each section, by heading."""
+def blocks(page: Path, language: str) -> dict[str, str]:
+    """The first block in `language` of each section, by heading."""
     found = re.findall(
-        r"^## ([^\n]+)\n((?:(?!^## ).)*?)```python\n(.*?)```", page.read_text(), re.DOTALL | re.MULTILINE
+        rf"^## ([^\n]+)\n((?:(?!^## ).)*?)```{language}\n(.*?)```", page.read_text(), re.DOTALL | re.MULTILINE
     )
     return {heading: source for heading, _, source in found}
 
@@ -123,7 +124,7 @@ def test_the_first_blocks_work_when_they_are_pasted(free_port: int, tmp_path: Pa
 def test_the_python_page(cluster: DevCluster, tmp_path: Path) -> None:
     said = {
         heading: run_file(tmp_path, f"task_{number}", source.replace(URL, cluster.nats_url)).splitlines()
-        for number, (heading, source) in enumerate(blocks(PYTHON).items())
+        for number, (heading, source) in enumerate(blocks(PYTHON, "python").items())
     }
     assert "readings" in said["Connect, and make a stream"][0]
     assert re.fullmatch(r"committed at \d:0", said["Publish"][0])
@@ -133,6 +134,38 @@ def test_the_python_page(cluster: DevCluster, tmp_path: Path) -> None:
     assert said["Take records as you need them"] == ["behind: True", "paused: True others: True", "again: True"]
     again = "Go on where the last run stopped"
     assert said[again] == ["did 1101"]
+    assert said["Write only if nothing came in between"] == ["balance 10"]
     assert said["Without asyncio"][0].startswith("offset ")
     assert any(line.endswith(" b'19.0'") for line in said["Without asyncio"])
-    assert run_file(tmp_path, "again", blocks(PYTHON)[again].replace(URL, cluster.nats_url)) == "did 1\n"
+    assert run_file(tmp_path, "again", blocks(PYTHON, "python")[again].replace(URL, cluster.nats_url)) == "did 1\n"
+
+
+def test_the_command_line_page(cluster: DevCluster, tmp_path: Path) -> None:
+    """Each block by itself, in order, in one folder."""
+    tidelog = tmp_path / "bin" / "tidelog"
+    tidelog.parent.mkdir()
+    tidelog.write_text(f'#!/bin/sh\nexec {shlex.join(COMMAND)} "$@"\n')
+    tidelog.chmod(0o755)
+    environment = os.environ | {
+        "PATH": f"{tidelog.parent}:{os.environ['PATH']}", "TIDELOG_SERVER": cluster.nats_url, "PYTHONPATH": str(ROOT),
+    }  # fmt: skip
+    said: dict[str, list[str]] = {}
+    for heading, source in blocks(COMMAND_LINE, "sh").items():
+        done = subprocess.run(
+            ["bash", "-eu", "-o", "pipefail", "-c", source],
+            capture_output=True, text=True, timeout=LIMIT, check=False, cwd=tmp_path, env=environment,
+        )  # fmt: skip
+        assert done.returncode == 0, f"{heading}: {done.stdout}\n{done.stderr}"
+        said[heading] = done.stdout.splitlines()
+    reading = said["Read"]
+    assert reading.count('{"item": "tea"}') == 1, "raw"
+    assert len(reading) == 4 * 5 + 1
+    assert any(line.endswith(' alice  {"item": "tea"}') for line in reading)
+    assert any(line.endswith("  shell a") for line in reading)
+    first, published, second = 5, 1, 1
+    resumed = said["Go on where the last run stopped"]
+    assert len(resumed) == first + published + second
+    assert sorted(resumed[:first]) == ["a", "b", "c", "x", '{"item": "tea"}']
+    assert resumed[first].startswith("published 1 record, ")
+    assert resumed[-1] == "more"
+    assert said["Delete"] == ["deleted stream orders"]

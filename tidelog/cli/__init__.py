@@ -32,6 +32,7 @@ _COMMANDS = (
     "cluster",
     "audit",
     "security",
+    "completion",
 )
 """In the order of the help. Each is an attribute of the module `tidelog.cli` has of that name."""
 
@@ -65,6 +66,14 @@ class _LazyGroup(click.Group):
         command = getattr(import_module(f"tidelog.cli.{cmd_name}"), cmd_name)
         assert isinstance(command, click.Command)
         return command
+
+    def resolve_command(
+        self, ctx: click.Context, args: list[str]
+    ) -> tuple[str | None, click.Command | None, list[str]]:
+        try:
+            return super().resolve_command(ctx, args)
+        except click.exceptions.NoSuchCommand as error:  # click suggests among commands that are loaded
+            raise click.exceptions.NoSuchCommand(error.command_name, possibilities=_COMMANDS, ctx=ctx) from None
 
     def format_commands(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
         with formatter.section("Commands"):

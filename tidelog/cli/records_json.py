@@ -50,6 +50,11 @@ def to_json(record: Record) -> str:
     return json.dumps(out, ensure_ascii=False)
 
 
+def headers_to_json(record: Record) -> str:
+    """An object of text; a byte that is no UTF-8 stands as \\xff."""
+    return json.dumps(_headers(record, lambda value: value.decode(errors="backslashreplace")), ensure_ascii=False)
+
+
 def _headers(record: Record, text_of: Callable[[bytes], str | None]) -> dict[str, Any]:
     values: dict[str, list[str | None]] = {}
     for name, value in record.header_items:

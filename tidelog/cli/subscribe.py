@@ -1,19 +1,24 @@
-"""`tidelog subscribe`: read a stream's committed records, a line each."""
+"""`tidelog subscribe`: print a stream's committed records."""
 
 from __future__ import annotations
 
 import sys
+from itertools import islice
+from pathlib import Path
 from typing import TYPE_CHECKING, Literal
 
 import click
 
+from tidelog.cli.record_formats import RecordFormat, record_format
 from tidelog.cli.session import cluster_options, run
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
-
+    from tidelog.cli.positions_file import PositionsFile
     from tidelog.client.connection import Client
-    from tidelog.client.records import Record
+    from tidelog.client.consumer import Consumer
+
+KEPT_EVERY = 1.0
+"""Seconds between two writes of the file of `--resume`."""
 
 _POSITION = "[{words}|OFFSET|TIMESTAMP]"
 
@@ -56,6 +61,21 @@ _POSITION = "[{words}|OFFSET|TIMESTAMP]"
     "  [default: below it as --on-gap says, above it wait for the log to grow]",
 )
 @click.option("--limit", type=click.IntRange(min=1), help="End after so many records.")
+@click.option(
+    "--format",
+    "form",
+    metavar="text|json|raw|TEMPLATE",
+    help="text: PARTITION:OFFSET, time, key and value, with tabs between them; json: an object, as with --json; raw: "
+    "the value; or a text with {stream}, {partition}, {offset}, {time}, {timestamp} (ns), {key}, {value}, {headers}, "
+    "{header:NAME}, \\t, \\n and \\0, such as '{offset} {value}'.  [default: text]",
+)
+@click.option(
+    "--resume",
+    type=click.Path(path_type=Path, dir_okay=False),
+    metavar="FILE",
+    help="Go on behind what was printed with this FILE before; where it is not there yet, begin at --start. Positions "
+    "are kept in it every second and at the end; after a crash, up to a second is printed again.",
+)
 @cluster_options
 def subscribe(
     stream: str,
@@ -66,48 +86,82 @@ def subscribe(
     on_gap: Literal["raise", "skip"] | None,
     on_out_of_range: Literal["earliest", "latest", "fail"] | None,
     limit: int | None,
+    form: str | None,
+    resume: Path | None,
     server: str | None,
     namespace: str,
     as_json: bool,
 ) -> None:
     """Print the committed records of STREAM.
 
-    A line is PARTITION:OFFSET, time, key and value, with tabs between them; with --json an object. Records of a
+    Each is a line: PARTITION:OFFSET, time, key and value, with tabs between them, or what --format says. Records of a
     partition come in order, partitions as they answer.
+
+    \b
+    What is new since the last time        tidelog subscribe STREAM --stop latest --resume FILE
+    The values of one partition, to a pipe tidelog subscribe STREAM --partition 0 --format raw | ...
     """
+    if as_json and form not in (None, "json"):
+        raise click.UsageError(f"--json and --format {form!r} ask for different things; give one of them")
+    show = record_format("json" if as_json else form or "text")
 
     async def work(client: Client) -> None:
-        from tidelog.cli.records_json import to_json
-        from tidelog.client.positions import timestamp_to_text
+        from tidelog.cli.positions_file import PositionsFile
 
-        def show(record: Record) -> bytes:
-            return to_json(record).encode() if as_json else _line(record, timestamp_to_text)
-
-        left = limit
-        out = sys.stdout.buffer
+        file = None if resume is None else PositionsFile(resume, await client.metadata(stream))
+        kept = None if file is None else file.start(partitions)
         async with client.consume(
             stream,
-            start=start,
+            start=start if kept is None else kept,
             stop=stop,
             partitions=partitions or None,
             read_from=read_from,
             on_gap=on_gap,
             on_out_of_range=on_out_of_range,
         ) as consumer:
-            async for batch in consumer.batches():
-                for record in batch.records():
-                    out.write(show(record) + b"\n")
-                    if left is not None:
-                        left -= 1
-                        if left == 0:
-                            break
-                out.flush()
-                if left == 0:
-                    return
+            if file is None:
+                await _print(consumer, show, limit, {})
+            else:
+                await _print_and_keep(consumer, show, limit, file)
 
     run(server, namespace, work)
 
 
-def _line(record: Record, timestamp_to_text: Callable[[int], str]) -> bytes:
-    place = f"{record.partition}:{record.offset}\t{timestamp_to_text(record.timestamp)}\t"
-    return place.encode() + (record.key or b"") + b"\t" + (record.value or b"")
+async def _print(consumer: Consumer, show: RecordFormat, limit: int | None, printed: dict[int, int]) -> None:
+    """`printed`: up to where, per partition; moves once the records have left this process."""
+    out = sys.stdout.buffer
+    left = sys.maxsize if limit is None else limit
+    async for batch in consumer.batches():
+        count = min(len(batch), left)
+        for record in islice(batch.records(), count):
+            out.write(show(record))
+        out.flush()
+        printed.update(consumer.positions)
+        if count < len(batch):
+            printed[batch.partition] = int(batch.offsets[count])
+        left -= count
+        if not left:
+            return
+
+
+async def _print_and_keep(consumer: Consumer, show: RecordFormat, limit: int | None, file: PositionsFile) -> None:
+    import asyncio
+
+    await consumer.start()
+    printed = {**consumer.positions}
+    file.write(printed)
+
+    async def keep() -> None:
+        while True:
+            await asyncio.sleep(KEPT_EVERY)
+            file.write(printed)
+
+    try:
+        async with asyncio.TaskGroup() as tasks:
+            keeping = tasks.create_task(keep())
+            await _print(consumer, show, limit, printed)
+            keeping.cancel()
+    except BaseExceptionGroup as failed:
+        raise failed.exceptions[0] from None
+    finally:
+        file.write(printed)

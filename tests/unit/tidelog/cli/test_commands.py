@@ -5,9 +5,11 @@ from __future__ import annotations
 import errno
 import os
 import pty
+import shutil
 import subprocess
 import sys
 from collections.abc import Iterator
+from pathlib import Path
 from typing import Any
 
 import click
@@ -38,7 +40,8 @@ GROUPS = {command[0] for command in every_command() if len(command) == 2}
 OF_A_CLUSTER = [
     command
     for command in every_command()
-    if command[0] not in ("up", "server", "log", "security") and (len(command) == 2 or command[0] not in GROUPS)
+    if command[0] not in ("up", "server", "log", "security", "completion")
+    and (len(command) == 2 or command[0] not in GROUPS)
 ]
 
 
@@ -290,3 +293,36 @@ def test_a_failure_shows_no_control_characters_of_a_stranger(capsys: pytest.Capt
     """Where NATS lets everybody answer in place of a broker."""
     session.Failure("only b\x1b[2J\x1b]0;mine\x07 is connected").show()
     assert capsys.readouterr().err == "tidelog: only b\\x1b[2J\\x1b]0;mine\\x07 is connected\n"
+
+
+@pytest.mark.parametrize(
+    ("typed", "meant"),
+    [(["strem", "list"], "stream"), (["stream", "lst"], "list"), (["subscribe", "s", "--jsn"], "--json")],
+)
+def test_what_is_mistyped_is_guessed(typed: list[str], meant: str) -> None:
+    status, _, err = invoke(*typed)
+    assert status == 2
+    assert f"{meant!r}" in err or meant in err.rpartition("Did you mean")[2]
+
+
+@pytest.mark.parametrize("shell", ["bash", "zsh", "fish"])
+def test_completion_prints_the_script_of_a_shell(shell: str) -> None:
+    status, out, err = invoke("completion", shell)
+    assert (status, err) == (0, "")
+    assert f"_TIDELOG_COMPLETE={shell}_complete" in out
+
+
+def test_bash_completes_by_the_script() -> None:
+    """The script is read by a bash, which then completes a line as at its prompt."""
+    bash = shutil.which("bash")
+    if bash is None:
+        pytest.skip("there is no bash")
+    script = (
+        'eval "$(tidelog completion bash)"; COMP_WORDS=(tidelog stream de); COMP_CWORD=2; _tidelog_completion tidelog;'
+        ' echo "${COMPREPLY[@]}"'
+    )
+    environment = os.environ | {"PATH": f"{Path(sys.executable).parent}:{os.environ['PATH']}"}
+    done = subprocess.run(
+        [bash, "--norc", "-c", script], capture_output=True, text=True, timeout=60, env=environment, check=False
+    )
+    assert (done.returncode, done.stdout.split()) == (0, ["delete", "describe"]), done.stderr

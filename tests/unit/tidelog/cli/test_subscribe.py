@@ -1,0 +1,222 @@
+"""`tidelog subscribe` on a broker in memory: what it prints, and where it goes on."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+from pathlib import Path
+from typing import Any
+
+import click
+import pytest
+from click.testing import CliRunner, Result
+
+from tests.unit.tidelog.client.fake_broker import make
+from tidelog.cli import main, session, subscribe
+from tidelog.cli.record_formats import record_format
+from tidelog.client.records import Record
+from wire.batch import decode_headers, encode_headers
+
+HEADERS = decode_headers(encode_headers({"h": [b"1", b"2"], "only": b"\xff"}))
+RECORD = Record("s", 3, 7, 1_700_000_000_123_456_789, b"k", "v\N{LATIN SMALL LETTER E WITH ACUTE}".encode(), HEADERS)
+TIME = "2023-11-14T22:13:20.123456789Z"
+
+
+class World:
+    """A stream with two partitions, on a broker that each command finds anew."""
+
+    def __init__(self) -> None:
+        self.values: dict[int, list[bytes]] = {0: [], 1: []}
+        self.incarnation: int | None = None
+
+    async def connected(self, _server: object, _namespace: object, work: Any, *_: object) -> None:
+        _transport, broker, client = make()
+        broker.create("s", len(self.values))
+        if self.incarnation is not None:
+            broker.streams["s"]["incarnation"] = self.incarnation
+        for partition, values in self.values.items():
+            if values:
+                broker.seed("s", partition, values)
+        async with client:
+            await work(client)
+
+
+@pytest.fixture
+def world(monkeypatch: pytest.MonkeyPatch) -> World:
+    found = World()
+    monkeypatch.setattr(session, "_connected", found.connected)
+    return found
+
+
+def invoke(*arguments: str) -> Result:
+    return CliRunner().invoke(main, ["subscribe", "s", *arguments])
+
+
+def printed(*arguments: str) -> list[str]:
+    result = invoke(*arguments)
+    assert result.exit_code == 0, result.stderr
+    return sorted(result.stdout.splitlines())
+
+
+@pytest.mark.parametrize(
+    ("form", "line"),
+    [
+        ("text", f"3:7\t{TIME}\tk\tvé\n"),
+        ("raw", "vé\n"),
+        ("{partition}:{offset} {value}", "3:7 vé\n"),
+        ("{stream} {time} {timestamp}", f"s {TIME} 1700000000123456789\n"),
+        ("{{{key}}}", "{k}\n"),
+        ("{header:h} {header:none}.", "1,2 .\n"),
+        ("{headers}", '{"h": ["1", "2"], "only": "\\\\xff"}\n'),
+        (r"{key}\t{value}\n", "k\tvé\n"),
+        (r"{key}\0", "k\0"),
+        (r"é\\{key}", "é\\k\n"),
+    ],
+)
+def test_forms(form: str, line: str) -> None:
+    assert record_format(form)(RECORD) == line.encode()
+
+
+def test_a_null_is_empty() -> None:
+    assert record_format("[{key}|{value}]")(RECORD._replace(key=None, value=None)) == b"[|]\n"
+
+
+@pytest.mark.parametrize(
+    ("form", "text"),
+    [
+        ("yaml", "neither text, json, raw nor a template"),
+        ("{nosuch}", "there is no field {nosuch}; there are {stream}"),
+        ("{value!r}", "no field {value!r}"),
+        ("{value:>10}", "no field {value:>10}"),
+        ("{header}", "no field {header}"),
+        ("{value", "written twice"),
+        (r"{value}\x", r"there is no '\\x'"),
+    ],
+)
+def test_a_form_that_cannot_be_is_named(form: str, text: str) -> None:
+    with pytest.raises(click.BadParameter) as refused:
+        record_format(form)
+    assert text in refused.value.message
+
+
+def test_two_forms_at_once_are_refused(world: World) -> None:
+    result = invoke("--json", "--format", "raw")
+    assert result.exit_code == 2
+    assert "--json and --format 'raw'" in result.stderr
+
+
+def test_json_is_a_form(world: World) -> None:
+    world.values[1] = [b"a"]
+    assert printed("--stop", "latest", "--json") == printed("--stop", "latest", "--format", "json")
+    assert json.loads(printed("--stop", "latest", "--json")[0])["value"] == "a"
+
+
+def test_it_goes_on_behind_what_was_printed(world: World, tmp_path: Path) -> None:
+    arguments = ("--stop", "latest", "--format", "{partition}:{value}", "--resume", str(tmp_path / "positions"))
+    world.values = {0: [b"a", b"b"], 1: [b"c"]}
+    assert printed(*arguments) == ["0:a", "0:b", "1:c"]
+    assert printed(*arguments) == []
+    world.values[0].append(b"d")
+    assert printed(*arguments) == ["0:d"]
+    assert list(tmp_path.iterdir()) == [tmp_path / "positions"]
+
+
+def test_a_limit_keeps_the_position_within_a_batch(world: World, tmp_path: Path) -> None:
+    arguments = ("--stop", "latest", "--format", "raw", "--resume", str(tmp_path / "positions"))
+    world.values = {0: [b"a", b"b", b"c"], 1: []}
+    assert printed(*arguments, "--limit", "2") == ["a", "b"]
+    assert printed(*arguments, "--limit", "1") == ["c"]
+    assert printed(*arguments, "--limit", "1") == []
+
+
+def test_where_a_start_of_new_began_is_kept(world: World, tmp_path: Path) -> None:
+    """Else the records that come between two runs would be passed over."""
+    arguments = ("--stop", "latest", "--format", "raw", "--resume", str(tmp_path / "positions"))
+    world.values[0] = [b"old"]
+    assert printed(*arguments, "--start", "new") == []
+    world.values[0].append(b"between")
+    assert printed(*arguments, "--start", "new") == ["between"]
+
+
+def test_each_partition_has_its_own_position(world: World, tmp_path: Path) -> None:
+    arguments = ("--stop", "latest", "--format", "raw", "--resume", str(tmp_path / "positions"))
+    world.values = {0: [b"a"], 1: [b"b"]}
+    assert printed(*arguments) == ["a", "b"]
+    world.values = {0: [b"a", b"c"], 1: [b"b", b"d"]}
+    assert printed(*arguments, "--partition", "1") == ["d"]
+    assert printed(*arguments) == ["c"]
+
+
+def test_another_partition_is_no_reason_to_begin_anew(world: World, tmp_path: Path) -> None:
+    arguments = ("--stop", "latest", "--format", "raw", "--resume", str(tmp_path / "positions"))
+    world.values = {0: [b"a"], 1: [b"b"]}
+    assert printed(*arguments, "--partition", "1") == ["b"]
+    for more in (("--partition", "0"), ()):
+        result = invoke(*arguments, *more)
+        assert result.exit_code == 1
+        assert "holds no position of partition 0; name another file, or read --partition 1" in result.stderr
+
+
+@pytest.mark.parametrize(
+    ("content", "text"),
+    [
+        ("", "holds no positions"),
+        ("[1]", "holds no positions"),
+        ('{"positions": {"0": 1}}', "holds no positions"),
+        ('{"cluster": "c1", "stream": "t", "incarnation": 1, "positions": {"0": 1}}', "is of stream 't', not 's'"),
+        ('{"cluster": "c2", "stream": "s", "incarnation": 1, "positions": {"0": 1}}', "is of cluster 'c2', not 'c1'"),
+    ],
+)
+def test_a_file_of_something_else_is_left_alone(world: World, tmp_path: Path, content: str, text: str) -> None:
+    path = tmp_path / "positions"
+    path.write_text(content)
+    result = invoke("--stop", "latest", "--resume", str(path))
+    assert result.exit_code == 1
+    assert text in result.stderr
+    assert str(path) in result.stderr
+    assert path.read_text() == content
+
+
+def test_the_positions_of_a_deleted_stream_are_not_those_of_its_successor(world: World, tmp_path: Path) -> None:
+    arguments = ("--stop", "latest", "--resume", str(tmp_path / "positions"))
+    world.values[0] = [b"a"]
+    assert printed(*arguments)
+    world.incarnation = 99
+    result = invoke(*arguments)
+    assert result.exit_code == 1
+    assert "was deleted" in result.stderr
+
+
+def test_a_file_that_cannot_be_written_ends_it(world: World, tmp_path: Path) -> None:
+    world.values[0] = [b"a"]
+    result = invoke("--stop", "latest", "--resume", str(tmp_path / "nowhere" / "positions"))
+    assert result.exit_code == 1
+    assert "cannot be written: No such file or directory" in result.stderr
+    assert result.stdout == "", "nothing is printed that would be printed again"
+
+
+async def test_positions_are_kept_while_nothing_comes(
+    monkeypatch: pytest.MonkeyPatch, capsysbinary: pytest.CaptureFixture[bytes]
+) -> None:
+    monkeypatch.setattr(subscribe, "KEPT_EVERY", 0.01)
+    written: list[dict[int, int]] = []
+
+    class File:
+        def write(self, positions: dict[int, int]) -> None:
+            written.append({**positions})
+
+    _, broker, client = make()
+    broker.create("s", 1)
+    broker.seed("s", 0, [b"a", b"b"])
+    async with client.consume("s") as consumer:
+        reading = asyncio.create_task(
+            subscribe._print_and_keep(consumer, record_format("raw"), None, File())  # type: ignore[arg-type]
+        )
+        async with asyncio.timeout(10):
+            while not written or written[-1] != {0: 2}:  # noqa: ASYNC110 - a list is no event
+                await asyncio.sleep(0.01)
+        reading.cancel()
+        with pytest.raises(asyncio.CancelledError):
+            await reading
+    assert written[0] == {0: 0}
+    assert capsysbinary.readouterr().out == b"a\nb\n"

@@ -1,0 +1,90 @@
+"""The file of `tidelog subscribe --resume FILE`: up to where a stream was printed.
+
+    {"cluster": "9f6a…", "stream": "flights", "incarnation": 4, "positions": {"0": 1200, "1": 1187}}
+
+A position is the offset to go on with. The file is replaced as a whole, so that it is never half written.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+from collections.abc import Mapping
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from tidelog.client.errors import BadRequest
+from wire.errors import Code
+
+if TYPE_CHECKING:
+    from tidelog.client.metadata import StreamMetadata
+
+
+class PositionsFile:
+    def __init__(self, path: Path, stream: StreamMetadata) -> None:
+        """Raises BadRequest for a file that holds no positions of that stream, or cannot be read."""
+        self._path = path
+        self._partitions = stream.partitions
+        self._of: dict[str, Any] = {
+            "cluster": stream.cluster_id,
+            "stream": stream.name,
+            "incarnation": stream.incarnation,
+        }
+        self._positions: dict[int, int] = {}
+        """As written."""
+        try:
+            text = path.read_bytes()
+        except FileNotFoundError:
+            return
+        except OSError as error:
+            raise self._bad(f"cannot be read: {error.strerror}") from error
+        self._positions = self._parsed(text)
+
+    def start(self, partitions: tuple[int, ...]) -> dict[int, int] | None:
+        """Where to begin in each of `partitions`, () for all; None where nothing was read yet. Raises BadRequest."""
+        if not self._positions:
+            return None
+        wanted = partitions or tuple(self._partitions)
+        missing = [partition for partition in wanted if partition not in self._positions]
+        if missing:
+            there = " ".join(f"--partition {partition}" for partition in sorted(self._positions))
+            raise self._bad(f"holds no position of partition {missing[0]}; name another file, or read {there}")
+        return {partition: self._positions[partition] for partition in wanted}
+
+    def write(self, positions: Mapping[int, int]) -> None:
+        """Those of other partitions stay. Raises BadRequest where the file cannot be written."""
+        merged = {**self._positions, **positions}
+        if merged == self._positions:
+            return
+        beside = self._path.with_name(f".{self._path.name}.new")
+        try:
+            with beside.open("w", encoding="utf-8") as file:
+                json.dump({**self._of, "positions": merged}, file)
+                file.write("\n")
+                file.flush()
+                os.fsync(file.fileno())
+            beside.replace(self._path)
+        except OSError as error:
+            raise self._bad(f"cannot be written: {error.strerror}") from error
+        self._positions = merged
+
+    def _parsed(self, text: bytes) -> dict[int, int]:
+        try:
+            found = json.loads(text)
+            positions = {int(partition): int(offset) for partition, offset in found["positions"].items()}
+            of = {name: found[name] for name in self._of}
+        except (ValueError, TypeError, KeyError, AttributeError):
+            raise self._bad("holds no positions of `tidelog subscribe --resume`; name another file") from None
+        for name, ours in self._of.items():
+            if of[name] == ours:
+                continue
+            if name == "incarnation":
+                raise self._bad(
+                    f"is of a stream {self._of['stream']} that was deleted; this one was created since. Remove the file"
+                    " to read the new one from its beginning"
+                )
+            raise self._bad(f"is of {name} {of[name]!r}, not {ours!r}; name another file")
+        return positions
+
+    def _bad(self, what: str) -> BadRequest:
+        return BadRequest(Code.BAD_REQUEST, f"--resume {self._path} {what}")

@@ -1,0 +1,129 @@
+"""What `tidelog subscribe --format` prints of a record.
+
+    text       PARTITION:OFFSET, time, key and value, with tabs between them
+    json       an object, see `tidelog.cli.records_json`
+    raw        the value alone
+    template   any text with fields, such as '{partition}:{offset} {key} {value}'
+
+A newline follows each record, unless a template ends with \\n or \\0 itself.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable
+from string import Formatter
+from typing import TYPE_CHECKING, TypeAlias
+
+import click
+
+if TYPE_CHECKING:
+    from tidelog.client.records import Record
+
+RecordFormat: TypeAlias = Callable[["Record"], bytes]
+
+_ESCAPES = {"\\n": "\n", "\\t": "\t", "\\r": "\r", "\\0": "\0", "\\\\": "\\"}
+_ENDS = (b"\n", b"\0")
+
+
+def record_format(text: str) -> RecordFormat:
+    """Raises click.BadParameter."""
+    named = _NAMED.get(text)
+    if named is not None:
+        return named
+    if "{" not in text:
+        raise click.BadParameter(
+            f"{text!r} is neither {', '.join(_NAMED)} nor a template with a field, such as '{{offset}} {{value}}'"
+        )
+    return _template(text)
+
+
+def _line(record: Record) -> bytes:
+    return b"%d:%d\t%s\t%s\t%s\n" % (record.partition, record.offset, _time(record), _key(record), _value(record))
+
+
+def _json_line(record: Record) -> bytes:
+    from tidelog.cli.records_json import to_json
+
+    return to_json(record).encode() + b"\n"
+
+
+def _raw_line(record: Record) -> bytes:
+    return _value(record) + b"\n"
+
+
+_NAMED: dict[str, RecordFormat] = {"text": _line, "json": _json_line, "raw": _raw_line}
+
+
+def _template(text: str) -> RecordFormat:
+    parts: list[bytes | RecordFormat] = []
+    try:
+        for literal, name, detail, conversion in Formatter().parse(text):
+            parts.append(_unescaped(literal).encode())
+            if name is not None:
+                parts.append(_field(name, detail or "", conversion))
+    except ValueError as error:
+        raise click.BadParameter(
+            f"{text!r}: {error}; a brace that is no field is written twice, {{{{ or }}}}"
+        ) from None
+    ends = isinstance(parts[-1], bytes) and parts[-1].endswith(_ENDS)
+    if not ends:
+        parts.append(b"\n")
+
+    def formatted(record: Record) -> bytes:
+        return b"".join([part if isinstance(part, bytes) else part(record) for part in parts])
+
+    return formatted
+
+
+def _unescaped(literal: str) -> str:
+    def meant(escape: re.Match[str]) -> str:
+        if escape[0] not in _ESCAPES:
+            raise click.BadParameter(f"there is no {escape[0]!r}; a template knows {', '.join(_ESCAPES)}")
+        return _ESCAPES[escape[0]]
+
+    return re.sub(r"\\.?", meant, literal, flags=re.DOTALL)
+
+
+def _field(name: str, detail: str, conversion: str | None) -> RecordFormat:
+    if name == "header" and detail and not conversion:
+        return lambda record: b",".join(record.header_values(detail))
+    field = _FIELDS.get(name)
+    if field is None or detail or conversion:
+        known = ", ".join(f"{{{field}}}" for field in _FIELDS)
+        given = name + (f"!{conversion}" if conversion else "") + (f":{detail}" if detail else "")
+        raise click.BadParameter(f"there is no field {{{given}}}; there are {known} and {{header:NAME}}")
+    return field
+
+
+def _time(record: Record) -> bytes:
+    from tidelog.client.positions import timestamp_to_text
+
+    return timestamp_to_text(record.timestamp).encode()
+
+
+def _key(record: Record) -> bytes:
+    return record.key or b""
+
+
+def _value(record: Record) -> bytes:
+    return record.value or b""
+
+
+def _headers(record: Record) -> bytes:
+    from tidelog.cli.records_json import headers_to_json
+
+    return headers_to_json(record).encode()
+
+
+_FIELDS: dict[str, RecordFormat] = {
+    "stream": lambda record: record.stream.encode(),
+    "partition": lambda record: b"%d" % record.partition,
+    "offset": lambda record: b"%d" % record.offset,
+    "time": _time,
+    "timestamp": lambda record: b"%d" % record.timestamp,
+    "key": _key,
+    "value": _value,
+    "headers": _headers,
+}
+"""`time` is ISO-8601, `timestamp` ns since 1970, `headers` a JSON object; a null key or value is empty."""
