@@ -31,6 +31,7 @@ if TYPE_CHECKING:
     from tidelog.client.errors import CorruptBatch as CorruptBatch
     from tidelog.client.errors import CorruptEnvelope as CorruptEnvelope
     from tidelog.client.errors import DeliveryTimeout as DeliveryTimeout
+    from tidelog.client.errors import IncorrectOffset as IncorrectOffset
     from tidelog.client.errors import LeaderNotMoved as LeaderNotMoved
     from tidelog.client.errors import LimitReached as LimitReached
     from tidelog.client.errors import LogTruncated as LogTruncated
@@ -65,10 +66,10 @@ warn_if_hidden("metadata", "dataplane")
 
 _ERRORS = (
     "BadConfig", "BadName", "BadReplicationFactor", "BadRequest", "BadSubject", "BufferFull", "Closed", "CorruptBatch",
-    "CorruptEnvelope", "DeliveryTimeout", "LeaderNotMoved", "LimitReached", "LogTruncated", "MessageTooLarge", "NoKey",
-    "NoServer", "NoSpace", "NotEnoughReplicas", "NotPermitted", "OffsetOutOfRange", "OutOfOrderSequence", "Paused",
-    "ProducerFenced", "ReadOnly", "RecordTooLarge", "StreamExists", "SubjectTaken", "UnknownStream", "WrongCluster",
-    "WrongIncarnation",
+    "CorruptEnvelope", "DeliveryTimeout", "IncorrectOffset", "LeaderNotMoved", "LimitReached", "LogTruncated",
+    "MessageTooLarge", "NoKey", "NoServer", "NoSpace", "NotEnoughReplicas", "NotPermitted", "OffsetOutOfRange",
+    "OutOfOrderSequence", "Paused", "ProducerFenced", "ReadOnly", "RecordTooLarge", "StreamExists", "SubjectTaken",
+    "UnknownStream", "WrongCluster", "WrongIncarnation",
 )  # fmt: skip
 
 _HOMES = {

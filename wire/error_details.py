@@ -59,7 +59,13 @@ DELETIONS_GONE = _flag(
 )
 END = _number("end", "the end of the committed log, exclusive")
 EXPECTED_SEQUENCE = _number("expected_sequence", "the sequence number that comes next for this producer")
-LAST_OFFSET = _number("last_offset", "the last offset of the log; -1, which reads as none, where it is empty")
+LAST_OFFSET = Detail(
+    "last_offset",
+    "the last offset of the log; -1 where it is empty",
+    "whole number, or -1",
+    str,
+    lambda text: -1 if text == "-1" else whole_number(text),
+)
 LEADER = _text("leader", "the broker that leads, as far as the one that answers knows; may be empty")
 LEADER_EPOCH = _number("leader_epoch", "of the broker that answers")
 LIMIT = _text("limit", "the limit that was met, by its name in docs/security.md; of a quota: the setting of the stream")

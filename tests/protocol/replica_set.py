@@ -364,8 +364,9 @@ class ReplicaSet:
         timeout: float | None = None,
         durability: str = "",
         producer: tuple[int, int, int] | None = None,
+        expects: int | None = None,
     ) -> None:
-        """An append request with one batch, a record for each character."""
+        """An append request with one batch, a record for each character; `expects`: the offset of the first."""
         view = self.brokers[name].life.replica.view
         assert view is not None
         request = AppendRequest(
@@ -375,6 +376,8 @@ class ReplicaSet:
         )
         if durability:
             ask_durability(request, Durability.parse(durability))
+        if expects is not None:
+            request.expected_last_offset = expects - 1
         time_ns = self.brokers[name].life.process.time_ns()
         batch, _ = batch_of(values, time_ns, producer).stamp(Offset(0), LeaderEpoch(0))
         data = b"".join(encode_append(request, batch))

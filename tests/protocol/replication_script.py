@@ -7,7 +7,7 @@
     epoch 5                                before `begin`: LeaderEpoch of the first view
     begin                                  the view goes to everybody
     publish a xyz [acks=all|leader|none] [durability=LEVEL] [as=TOKEN] [timeout=S] [lease=no]
-              [producer=ID/EPOCH/SEQUENCE]      an append request
+              [producer=ID/EPOCH/SEQUENCE] [expects=OFFSET]     an append request
     publish a xyz bare [as=TOKEN] [lease=no]    a plain NATS message for each character
     deliver                                everything on its way, and what comes of it, until all is quiet
     deliver a>b …                          what is on these links now
@@ -311,7 +311,7 @@ class ReplicationScript:
     # ---- publishing and consuming ----------------------------------------------------------------------------------
 
     def _publish(self, command: Command) -> None:
-        command.check_options("acks", "durability", "as", "timeout", "lease", "producer")
+        command.check_options("acks", "durability", "as", "timeout", "lease", "producer", "expects")
         name, values, *how = command.words
         self._check_leads(name)
         options, world = command.options, self.world
@@ -331,6 +331,7 @@ class ReplicationScript:
                 timeout=float(options["timeout"]) if "timeout" in options else None,
                 durability=options.get("durability", ""),
                 producer=producer,  # type: ignore[arg-type]
+                expects=int(options["expects"]) if "expects" in options else None,
             )
         if len(self._lines) == before and not broker.has_lease:
             self._lines.append(f"  {name}: silent to {token}")

@@ -21,7 +21,7 @@ from tests.simulation.messaging import Nats, SimConnection
 from tests.simulation.world import Process, World
 from tidelog.client.connection import Client
 from tidelog.client.consumer import Consumer
-from tidelog.client.errors import OutOfOrderSequence
+from tidelog.client.errors import IncorrectOffset, OutOfOrderSequence
 from tidelog.client.producer import Producer
 from tidelog.client.records import Receipt
 from wire.batch import RecordBatch
@@ -36,6 +36,9 @@ from wire.types import PartitionKey
 
 MAX_WAITING = 64
 """Records of one producer without an answer; it waits at that many."""
+
+EXPECTING = 0.1
+"""The share of records with acks=all that are sent with the offset that they expect."""
 
 
 @dataclass(slots=True)
@@ -202,8 +205,11 @@ class Workload:
         if not self.incarnation:
             return False
         min_isr = self.rng.choice([wanted for wanted in (1, 2, 3) if wanted >= lowest_min_isr])
-        self.spawn(lambda: self._alter(min_isr))
+        self.ask_for_min_isr(min_isr)
         return True
+
+    def ask_for_min_isr(self, min_isr: int) -> None:
+        self.spawn(lambda: self._alter(min_isr))
 
     async def _alter(self, min_isr: int) -> None:
         try:
@@ -248,12 +254,16 @@ class Workload:
                 losses: int,
                 incarnation: int,
                 failed: asyncio.Event,
+                place: tuple[int, int | None],
                 future: asyncio.Future[Receipt],
             ) -> None:
                 nonlocal waiting
                 waiting -= 1
                 self.open -= 1
                 error = future.exception()
+                if isinstance(error, IncorrectOffset) and place[1] is not None:
+                    self._was_elsewhere(value, *place, error)
+                    return
                 if error is not None:
                     self.failed += 1
                     self.world.say(f"{value[:12]!r} failed: {error}")
@@ -262,6 +272,8 @@ class Workload:
                     failed.set()
                     return
                 receipt = future.result()
+                if place[1] not in (None, receipt.offset):
+                    self.world.broken("ExpectedOffset", f"{value[:12]!r} is at {receipt.offset}, not {place[1]}")
                 self.acknowledged += 1
                 self.slowest = max(self.slowest, self.world.now - sent_at)
                 if acks != "none":
@@ -283,8 +295,13 @@ class Workload:
                     if self.keys:
                         key = b"%d" % self.rng.randrange(self.keys)
                         value = b"" if self.rng.random() < 0.2 else value
+                    expected = None
+                    if acks == "all" and self.rng.random() < EXPECTING:
+                        expected = self.invariants.acked_end(self.stream, incarnation, partition)
                     try:
-                        future = producer.send_nowait(value or None, key=key, partition=partition)
+                        future = producer.send_nowait(
+                            value or None, key=key, partition=partition, expected_offset=expected
+                        )
                     except TidelogError as error:
                         self.world.say(f"{name} fails: {error}")
                         failed.set()
@@ -293,10 +310,24 @@ class Workload:
                     self.sent += 1
                     self.open += 1
                     future.add_done_callback(
-                        partial(answered, value, self.world.now, self.invariants.losses, incarnation, failed)
+                        partial(
+                            answered,
+                            value,
+                            self.world.now,
+                            self.invariants.losses,
+                            incarnation,
+                            failed,
+                            (partition, expected),
+                        )
                     )
             if failed.is_set() or incarnation != self.incarnation:
                 producer.abort(TidelogError(Code.UNAVAILABLE, "given up"))
+
+    def _was_elsewhere(self, value: bytes, partition: int, expected: int | None, error: IncorrectOffset) -> None:
+        """A record would not have got the offset that it expects."""
+        self.world.say(f"{value[:12]!r} is not at {partition}/{expected}: the next record gets {error.next_offset}")
+        if value:
+            self.invariants.refused(self.stream, partition, value)
 
     def sessions(self, key: PartitionKey) -> Iterator[Session]:
         """Of its producers, with that partition."""

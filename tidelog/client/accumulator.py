@@ -41,6 +41,9 @@ Invariants:
    that has been deposed, too, may say it.)
 8. While refusals repeat, only the first batch of the window is sent: a leader without enough replicas or room is
    asked, not flooded.
+9. A batch that expects an offset is alone in the window: where the next record goes is known only then. Refused with
+   INCORRECT_OFFSET it is in no log, unless an earlier attempt is without an answer, and the next batch takes its
+   sequence: the session stays sound.
 
 An answer can fail to come: the message reached a process that was killed afterwards. So when the oldest batch has
 waited `probe_after` a probe asks the leader for its LeaderEpoch: 503 takes the link down, a newer epoch than the one
@@ -176,7 +179,7 @@ class PartitionAccumulator:
     @property
     def _may_begin(self) -> bool:
         """A batch that was never sent may go out."""
-        if self._window and self.link.is_cautious:
+        if self._window and (self.link.is_cautious or _goes_alone(self._window[-1], self.gathering)):
             return False
         if self._idempotent and self._window and self._begun - self._window[0].place >= REMEMBERED_BATCHES:
             return False  # answers to later ones have come, and the leader is about to forget the first
@@ -237,6 +240,10 @@ class PartitionAccumulator:
                 self.link.back_off(now, error)
                 return [RefreshMetadata()]
             return self._out_of_order(batch, error, now) if is_out_of_order else self._forgotten(batch, error, now)
+        if code is Code.INCORRECT_OFFSET and batch.expected_offset is not None and not batch.uncertain:
+            self._next_sequence = batch.base_sequence
+            self._resolve(batch)
+            return [Failed(batch, typed(error).with_details(OUTCOME.of("not_written")))]
         effects: list[Effect] = [RefreshMetadata()] if code.refresh_metadata else []
         if not code.retriable or (code is Code.CONFIRM_TIMEOUT and self._settings.confirm_timeout is not None):
             return [*effects, *self._fail(batch, typed(_as_told(error, batch))), *self._renew_session()]
@@ -436,6 +443,12 @@ class PartitionAccumulator:
         self._session = None
         self._session_wanted = True
         return [WantSession()]
+
+
+def _goes_alone(newest: PendingBatch, gathering: Gathering) -> bool:
+    """The newest batch of the window, or the one that is to be sent next, expects an offset (rule 9)."""
+    sealed = gathering.sealed
+    return newest.expected_offset is not None or bool(sealed and sealed[0].expected_offset is not None)
 
 
 def _is_credible(batch: PendingBatch, base_offset: int, leader_epoch: int) -> bool:

@@ -50,6 +50,7 @@ class PendingBatch:
         "created_at",
         "deadline",
         "encoded",
+        "expected_offset",
         "headers",
         "keys",
         "last_error",
@@ -67,12 +68,14 @@ class PendingBatch:
         "values",
     )
 
-    def __init__(self, created_at: float, deadline: float) -> None:
+    def __init__(self, created_at: float, deadline: float, expected_offset: int | None = None) -> None:
         self.values: list[bytes | None] = []
         self.keys: list[bytes | None] | None = None
         self.headers: list[bytes | None] | None = None
         self.timestamps: list[int | None] | None = None
         self.claims: list[Claim] = []
+        self.expected_offset = expected_offset
+        """That of its first record, or it is refused; None: any."""
         self.place = 0
         """How many batches of this partition began before it."""
         self.size = 0
@@ -215,6 +218,24 @@ class Gathering:
             batch, sealed = self._batch_for(size, now)
         batch.add(value, key, headers, timestamp, size, future)
         return sealed
+
+    def append_expecting(
+        self,
+        offset: int,
+        value: bytes | None,
+        key: bytes | None,
+        headers: bytes | None,
+        timestamp: int | None,
+        size: int,
+        future: Any,
+        now: float,
+    ) -> None:
+        """Take one record that is to get that offset: it has a batch of its own."""
+        self.seal()
+        batch = PendingBatch(now, now + self._delivery_timeout, offset)
+        batch.add(value, key, headers, timestamp, size, future)
+        batch.state = BatchState.SEALED
+        self.sealed.append(batch)
 
     def append_run(
         self,

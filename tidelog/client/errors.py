@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 
-from wire.error_details import OUTCOME
+from wire.error_details import LAST_OFFSET, OUTCOME
 from wire.errors import Code, TidelogError
 
 
@@ -95,6 +95,17 @@ class OutOfOrderSequence(TidelogError):
     """The leader's log lacks records of this producer that had been acknowledged: they were lost."""
 
 
+class IncorrectOffset(TidelogError):
+    """The record would not have got the offset that its `expected_offset` names: others were written before it, or
+    fewer are there. Nothing was written."""
+
+    @property
+    def next_offset(self) -> int | None:
+        """The offset that a record would have got; None where the leader did not say."""
+        last = self.detail(LAST_OFFSET)
+        return None if last is None else last + 1
+
+
 class ProducerFenced(TidelogError):
     """A newer producer of the same identity has taken over."""
 
@@ -168,6 +179,7 @@ _CLASSES: Mapping[Code, type[TidelogError]] = {
     Code.CONFIRM_TIMEOUT: DeliveryTimeout,
     Code.OUTCOME_UNKNOWN: DeliveryTimeout,
     Code.OUT_OF_ORDER_SEQUENCE: OutOfOrderSequence,
+    Code.INCORRECT_OFFSET: IncorrectOffset,
     Code.PRODUCER_FENCED: ProducerFenced,
     Code.WRONG_CLUSTER: WrongCluster,
     Code.WRONG_INCARNATION: WrongIncarnation,

@@ -169,6 +169,10 @@ class Pipe:
                 batch.timestamp = time.time_ns()
             batch.encoded = encode_batch(batch, self._producer.compression).stamp(Offset(0), LeaderEpoch(0))[0]
         self._request.leader_epoch = self.core.leader_epoch
+        if batch.expected_offset is None:
+            self._request.ClearField("expected_last_offset")
+        else:
+            self._request.expected_last_offset = batch.expected_offset - 1
         parts = encode_append(self._request, batch.encoded)
         if not self._acknowledged:
             return self._transport.publish(self._append_subject, parts)

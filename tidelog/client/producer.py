@@ -22,7 +22,7 @@ from typing import Self, cast
 from tidelog.client.accumulator import Acknowledged, Failed, PartitionAccumulator, delay
 from tidelog.client.accumulator_settings import AccumulatorSettings
 from tidelog.client.api import Api
-from tidelog.client.arguments import bad, shown, whole
+from tidelog.client.arguments import bad, check_whole, shown, whole
 from tidelog.client.batches import BatchState, PendingBatch
 from tidelog.client.encoding import (
     BATCH_OVERHEAD,
@@ -55,6 +55,7 @@ from wire.transport import Transport
 from wire.types import Acks, StreamName
 
 _WIRE_ACKS = {Acks.ALL: AppendRequest.ALL, Acks.LEADER: AppendRequest.LEADER, Acks.NONE: AppendRequest.NONE}
+_MAX_OFFSET = (1 << 63) - 1
 _COMPRESSION = {None: None, "none": Compression.NONE, "lz4": Compression.LZ4, "zstd": Compression.ZSTD}
 
 
@@ -222,6 +223,7 @@ class Producer:
         headers: GivenHeaders | None = None,
         partition: int | None = None,
         timestamp: Moment | None = None,
+        expected_offset: int | None = None,
     ) -> Receipt:
         """Append one record and wait until it is acknowledged.
 
@@ -229,8 +231,14 @@ class Producer:
         whole number (`time.time_ns()`), a datetime with a time zone, or AtTime(ns); default now. A number that lies
         within months of 1970 is taken for seconds, ms or µs and refused; AtTime takes any.
         A value of None is a tombstone for its key. A compacted stream takes records with a key only. Waits for room
-        when the buffer is full. Raises RecordTooLarge, DeliveryTimeout (its `outcome_unknown` says whether the record
-        may have been written), NotEnoughReplicas, …
+        when the buffer is full.
+
+        `expected_offset`: the record is written at that offset of its partition, or not at all (IncorrectOffset). With
+        the position up to which the partition was read this is a compare-and-set: nothing came in between that was not
+        read. Records of the partition that follow wait until this one is acknowledged.
+
+        Raises RecordTooLarge, DeliveryTimeout (its `outcome_unknown` says whether the record may have been written),
+        NotEnoughReplicas, IncorrectOffset, …
         """
         if self._partitioner is None:
             await self.start()
@@ -242,7 +250,7 @@ class Producer:
             self._check_size(size)
             await self._buffer.wait_for_room(size)
         try:
-            future = self._append(value, key, encoded, partition, stamp, size)
+            future = self._append(value, key, encoded, partition, stamp, size, expected_offset)
         except TidelogError:
             self._buffer.release(0)  # the room that this call was given is for the calls that wait behind it
             raise
@@ -260,6 +268,7 @@ class Producer:
         headers: GivenHeaders | None = None,
         partition: int | None = None,
         timestamp: Moment | None = None,
+        expected_offset: int | None = None,
     ) -> asyncio.Future[Receipt]:
         """Append one record, given as to `send`; the future gives the receipt. Raises BufferFull, RecordTooLarge.
 
@@ -273,6 +282,7 @@ class Producer:
             and headers is None
             and partition is None
             and timestamp is None
+            and expected_offset is None
         ):
             size = len(value) + RECORD_OVERHEAD
             filled = batch.size + size
@@ -290,7 +300,7 @@ class Producer:
         size = checked_size(value, key, encoded)
         if self._buffer.used + size > self._buffer.limit:
             raise self._buffer.full()
-        return self._append(value, key, encoded, partition, stamp, size)
+        return self._append(value, key, encoded, partition, stamp, size, expected_offset)
 
     async def send_many(
         self,
@@ -399,6 +409,7 @@ class Producer:
         partition: int | None,
         timestamp: int | None,
         size: int,
+        expected_offset: int | None,
     ) -> asyncio.Future[Receipt]:
         """`headers`: encoded, so that later changes of the caller's dictionary have no effect."""
         partitioner = self._partitioner
@@ -409,6 +420,12 @@ class Producer:
             self._check_size(size)
         if key is None and self._is_compacted:
             raise _no_key(self.stream)
+        if expected_offset is not None:
+            check_whole("expected_offset", expected_offset, 0, _MAX_OFFSET)
+            if self._settings.acks is Acks.NONE:
+                raise bad("expected_offset is of no use with acks='none', which tells nobody of a refusal")
+            if partition is None and key is None and len(self._pipes) > 1:
+                raise _no_partition(self.stream, expected_offset)
         if partition is None:
             partition = partitioner.sticky if key is None else partitioner.for_key(key)
         elif type(partition) is not int or partition not in self._pipes:
@@ -418,11 +435,15 @@ class Producer:
         self._buffer.used += size
         if pipe not in self._dirty:
             self._touch(pipe)
-        if pipe.core.gathering.append(value, key, headers or None, timestamp, size, future, pipe.touched_at):
+        gathering, taken_at = pipe.core.gathering, pipe.touched_at
+        if expected_offset is not None:
+            self.stop_gathering()
+            gathering.append_expecting(expected_offset, value, key, headers or None, timestamp, size, future, taken_at)
+        elif gathering.append(value, key, headers or None, timestamp, size, future, taken_at):
             self.leave_partition(partition)
             pipe.pump()
         elif partition == partitioner.sticky:
-            self._gather_into(pipe.core.gathering.open)
+            self._gather_into(gathering.open)
         return future
 
     def _gather_into(self, batch: PendingBatch | None) -> None:
@@ -551,4 +572,11 @@ def _no_key(stream: StreamName) -> BadRequest:
     return bad(
         f"stream {stream!r} is compacted (compact=true): it keeps the newest record of each key, and would keep this"
         " record, which has no key, for ever; give it a key"
+    )
+
+
+def _no_partition(stream: StreamName, offset: int) -> BadRequest:
+    return bad(
+        f"expected_offset={offset} is of one partition, and {stream!r} has several; give the record a partition, or a"
+        " key"
     )

@@ -84,7 +84,8 @@ class AckedIsCommitted(Invariant):
 
 
 class RefusedIsNotStored(Invariant):
-    """To publishers on the stream's subject: a record that a broker refuses as not stored is stored on no broker."""
+    """To publishers on the stream's subject, and to producers of records that expect an offset: a record that a broker
+    refuses as not stored is stored on no broker."""
 
     def __init__(self, scene: Scene) -> None:
         super().__init__(scene)
@@ -94,7 +95,8 @@ class RefusedIsNotStored(Invariant):
         self._refused.setdefault((stream, partition), set()).add(value)
 
     def at_the_end(self, records: Mapping[tuple[str, int, int], list[bytes]]) -> None:
-        """Streams that were deleted and made again under their name count too: these publishes name no incarnation."""
+        """Streams that were deleted and made again under their name count too: bare publishes
+        name no incarnation."""
         for key, history in self.history.of.items():
             refused = self._refused.get((key.stream, key.partition))
             if not refused:

@@ -20,6 +20,7 @@ from tests.fake_nats import FakeTransport, Hub
 from tidelog.client.connection import Client
 from wire.append import decode_append
 from wire.batch import BatchBuilder, BatchHeader, EncodedBatch, RecordBatch
+from wire.error_details import LAST_OFFSET
 from wire.errors import CLUSTER_HEADER, Code, TidelogError
 from wire.operations import OPERATIONS, StreamDescription
 from wire.replication import encode_header
@@ -200,6 +201,11 @@ class FakeBroker:
         if isinstance(verdict, Duplicate):
             base = int(verdict.base_offset)
         elif isinstance(verdict, Fresh):
+            last = self.logs[key].end - 1
+            if request.HasField("expected_last_offset") and request.expected_last_offset != last:
+                error = TidelogError(Code.INCORRECT_OFFSET, f"the next offset is {last + 1}", [LAST_OFFSET.of(last)])
+                self._refuse(message.reply, error)
+                return
             base = self._write(key, batch)
         else:
             self._refuse(message.reply, verdict.error)

@@ -2,68 +2,28 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
 from itertools import pairwise
 
 import pytest
 
+from tests.unit.tidelog.client.accumulators import core, failure, fill, refused, resolved, sent
 from tidelog.client.accumulator import (
     MAX_SEQUENCE,
     Acknowledged,
-    Effect,
     Failed,
-    PartitionAccumulator,
     Probe,
     RefreshMetadata,
     WantSession,
 )
-from tidelog.client.accumulator_settings import AccumulatorSettings
-from tidelog.client.batches import BatchState, PendingBatch, ProducerSession
+from tidelog.client.batches import BatchState, ProducerSession
 from tidelog.client.errors import (
     DeliveryTimeout,
     NotEnoughReplicas,
     OutOfOrderSequence,
     RecordTooLarge,
 )
-from wire.errors import Code, TidelogError
+from wire.errors import Code
 from wire.types import Acks
-
-SETTINGS = AccumulatorSettings(batch_bytes=100)
-
-
-def core(acks: Acks = Acks.ALL, **changes: float) -> PartitionAccumulator:
-    made = PartitionAccumulator("s/0", replace(SETTINGS, acks=acks, **changes), leader_epoch=1)  # type: ignore[arg-type]
-    if acks is not Acks.NONE:
-        made.on_session(ProducerSession(7, 0))
-    return made
-
-
-def fill(acc: PartitionAccumulator, batches: int, now: float = 0.0, *, records: int = 1) -> None:
-    """`batches` full batches of `records` each."""
-    for _ in range(batches):
-        acc.gathering.seal()
-        for _ in range(records):
-            acc.gathering.append(b"v", None, None, None, 100 // records, None, now)
-
-
-def sent(acc: PartitionAccumulator, now: float = 0.0) -> list[PendingBatch]:
-    out = []
-    while (batch := acc.next_send(now)) is not None:
-        out.append(batch)
-    return out
-
-
-def refused(code: Code, **details: str) -> TidelogError:
-    return TidelogError(code, f"refused: {code.name}", details)
-
-
-def resolved(effects: list[Effect]) -> list[PendingBatch]:
-    return [e.batch for e in effects if isinstance(e, (Acknowledged, Failed))]
-
-
-def failure(effects: list[Effect]) -> TidelogError:
-    (failed,) = [e for e in effects if isinstance(e, Failed)]
-    return failed.error
 
 
 class TestGathering:

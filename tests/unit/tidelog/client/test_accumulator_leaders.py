@@ -11,7 +11,7 @@ from random import Random
 import pytest
 
 from dataplane.replica.producers import Duplicate, Fresh, ProducerTable
-from tests.unit.tidelog.client.test_accumulator import core, fill, refused, sent
+from tests.unit.tidelog.client.accumulators import core, fill, refused, sent
 from tidelog.client.accumulator import Acknowledged, Effect, Failed, Probe, RefreshMetadata, WantSession
 from tidelog.client.batches import BatchState, PendingBatch, ProducerSession
 from wire.batch import BatchHeader
@@ -29,6 +29,7 @@ class Sent:
     session: ProducerSession
     sequence: int
     value: int
+    expected: int | None
 
 
 @dataclass
@@ -58,6 +59,8 @@ class Leader:
         if isinstance(verdict, Duplicate):
             self.awaited.append((sent, verdict.base_offset))
         elif isinstance(verdict, Fresh):
+            if sent.expected not in (None, len(self.log)):
+                return refused(Code.INCORRECT_OFFSET, last_offset=str(len(self.log) - 1))
             self._learn(len(self.log), sent)
             self.awaited.append((sent, len(self.log)))
             self.log.append(sent)
@@ -103,9 +106,10 @@ class World:
                 case Acknowledged(batch, offset):
                     value = int(batch.values[0] or b"-1")
                     assert self.committed[offset].value == value, "what is acknowledged is committed at that offset"
+                    assert batch.expected_offset in (None, offset)
                     self.acknowledged.append(value)
                 case Failed(batch, error):
-                    assert not self.never_gives_up
+                    assert batch.expected_offset is not None or not self.never_gives_up
                     assert error.code is not Code.OUT_OF_ORDER_SEQUENCE, "nothing that was acknowledged is lost here"
                     is_sure = error.details.get("outcome") == "not_written"
                     (self.not_written if is_sure else self.unknown).add(int(batch.values[0] or b"-1"))
@@ -121,11 +125,18 @@ class World:
         while (batch := self.acc.next_send(self.now)) is not None:
             assert batch.session is not None
             value = int(batch.values[0] or b"-1")
-            sent = Sent(batch, batch.attempts, batch.sent_epoch, batch.session, batch.base_sequence, value)
+            expected = batch.expected_offset
+            sent = Sent(batch, batch.attempts, batch.sent_epoch, batch.session, batch.base_sequence, value, expected)
             self.wire.append(sent)
 
     def give(self) -> None:
         self.acc.gathering.append(b"%d" % self.given, None, None, None, 60, None, self.now)
+        self.given += 1
+
+    def give_expecting(self, wrong_by: int) -> None:
+        """A record that expects to be the next one behind what is committed, or `wrong_by` further on."""
+        offset = len(self.committed) + wrong_by
+        self.acc.gathering.append_expecting(offset, b"%d" % self.given, None, None, None, 60, None, self.now)
         self.given += 1
 
     def hear(self, place: int) -> None:
@@ -202,7 +213,7 @@ class World:
 
 WEIGHTS = {
     "give": 5, "deliver": 8, "hear": 8, "commit": 5, "tick": 5, "probe": 5, "elect": 4, "refuse": 3, "wait": 2,
-    "die": 1, "depose": 1, "bury": 1, "reconnect": 1, "lose": 1, "drop": 1,
+    "die": 1, "depose": 1, "bury": 1, "reconnect": 1, "lose": 1, "drop": 1, "give expecting": 1,
 }  # fmt: skip
 
 
@@ -212,6 +223,8 @@ def trouble(world: World, random: Random) -> None:
     match random.choices([*WEIGHTS], [*WEIGHTS.values()])[0]:
         case "give":
             world.give()
+        case "give expecting":
+            world.give_expecting(random.choice([0, 0, 0, 1, 2]))
         case "deliver" if world.wire:
             world.deliver()
         case "refuse" if world.wire:

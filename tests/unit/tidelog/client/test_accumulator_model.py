@@ -7,7 +7,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from dataplane.replica.producers import Duplicate, Fresh, ProducerLimits, ProducerTable
-from tests.unit.tidelog.client.test_accumulator import core, refused
+from tests.unit.tidelog.client.accumulators import core, refused
 from tidelog.client.accumulator import (
     Effect,
     Failed,

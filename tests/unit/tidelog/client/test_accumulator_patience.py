@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from tests.unit.tidelog.client.test_accumulator import core, fill, refused, resolved, sent
+from tests.unit.tidelog.client.accumulators import core, fill, refused, resolved, sent
 from tidelog.client.accumulator import Failed, delay
 from tidelog.client.errors import DeliveryTimeout, may_be_written
 from wire.errors import Code

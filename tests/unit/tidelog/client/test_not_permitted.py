@@ -6,6 +6,7 @@ import asyncio
 
 import pytest
 
+from tests.fake_nats import delivered
 from tests.unit.tidelog.client.fake_broker import Cluster
 from tidelog.client.errors import NotPermitted
 from wire.transport import Message
@@ -49,7 +50,7 @@ async def test_a_record_that_was_refused_is_not_written_and_the_next_one_is_sent
     async with client.producer("s") as producer:
         broker.swallow = 1
         waiting = asyncio.create_task(producer.send(b"one"))
-        await asyncio.sleep(0.01)
+        await delivered()
         assert not broker.swallow
         transport.violations.tell(APPEND)
         with pytest.raises(NotPermitted, match="--role producer --stream s") as caught:
@@ -67,7 +68,7 @@ async def test_of_several_that_wait_nobody_knows_which_were_written(cluster: Clu
         sent = []
         for value in (b"one", b"two"):
             sent.append(producer.send_nowait(value))
-            await asyncio.sleep(0.01)
+            await delivered()
         transport.violations.tell(refused)
         for future in sent:
             with pytest.raises(NotPermitted, match="may or may not have been written"):
@@ -81,17 +82,17 @@ async def test_nobody_knows_which_of_two_producers_was_refused(cluster: Cluster)
         async with client.producer("s") as second:
             broker.mute = 1
             stored = first.send_nowait(b"one")
-            await asyncio.sleep(0.01)
+            await delivered()
             broker.swallow = 1
             refused = second.send_nowait(b"two")
-            await asyncio.sleep(0.01)
+            await delivered()
             transport.violations.tell(APPEND)
             for future in (stored, refused):
                 with pytest.raises(NotPermitted, match="may or may not have been written"):
                     await future
         broker.swallow = 1
         alone = first.send_nowait(b"three")
-        await asyncio.sleep(0.01)
+        await delivered()
         transport.violations.tell(APPEND)
         with pytest.raises(NotPermitted) as caught:
             await alone
@@ -104,7 +105,7 @@ async def test_refused_answers_leave_open_whether_the_only_batch_was_written(clu
     async with client.producer("s") as producer:
         broker.mute = 1
         sent = producer.send_nowait(b"one")
-        await asyncio.sleep(0.01)
+        await delivered()
         transport.violations.tell(INBOXES)
         with pytest.raises(NotPermitted, match="may or may not have been written"):
             await sent

@@ -14,6 +14,7 @@ import numpy as np
 import pytest
 
 from dataplane.replica.producers import ProducerLimits, ProducerTable
+from tests.fake_nats import delivered
 from tests.unit.tidelog.client.fake_broker import Cluster
 from tidelog.client.errors import (
     BadRequest,
@@ -319,9 +320,9 @@ async def test_a_leader_killed_with_batches_in_hand_costs_no_record_and_repeats_
         await producer.send(b"before")
         broker.mute, broker.swallow = 1, 4  # the first is written and not answered, the others are lost
         futures = [producer.send_nowait(b"%d" % i) for i in range(40)]
-        await asyncio.sleep(0.01)
+        await delivered()
         broker.kill()
-        await asyncio.sleep(0.02)
+        await delivered()
         broker.take_over()
         receipts = await asyncio.gather(*futures)
     assert broker.logs["s", 0].values() == [b"before", *(b"%d" % i for i in range(40))]
@@ -345,11 +346,10 @@ async def test_it_goes_on_after_the_connection_was_lost(cluster: Cluster) -> Non
     async with client.producer("s") as producer:
         broker.mute = 1
         future = producer.send_nowait(b"a")
-        await asyncio.sleep(0)
-        await asyncio.sleep(0)
+        await delivered()
         transport.lose()
         later = producer.send_nowait(b"b")
-        await asyncio.sleep(0.01)
+        await delivered()
         transport.come_back()
         assert (await future).offset == 0
         assert (await later).offset == 1
@@ -379,7 +379,7 @@ async def test_it_waits_for_the_connections_buffer(cluster: Cluster) -> None:
     async with client.producer("s") as producer:
         transport.is_full = True
         future = producer.send_nowait(b"a")
-        await asyncio.sleep(0.01)
+        await delivered()
         assert not future.done()
         transport.is_full = False
         assert (await future).offset == 0
@@ -527,7 +527,7 @@ async def test_a_full_buffer_refuses_nowait_and_makes_send_wait(cluster: Cluster
             producer.send_nowait(b"y" * 100)
         waiting = asyncio.create_task(producer.send(b"y" * 100))
         many = asyncio.create_task(producer.send_many([b"z" * 700, b"z" * 200, b"z"]))
-        await asyncio.sleep(0.02)
+        await delivered()
         assert not waiting.done()
         broker.take_over()
         await held
@@ -552,7 +552,7 @@ async def test_nothing_is_left_behind(cluster: Cluster) -> None:
         broker.mute = 3
         for i in range(100):
             producer.send_nowait(b"%d" % i, key=b"%d" % i)
-        await asyncio.sleep(0.01)
+        await delivered()
         transport.lose()
         transport.come_back()
         await producer.flush()
@@ -569,7 +569,7 @@ async def test_a_stream_that_is_made_anew_ends_its_producers(cluster: Cluster) -
         broker.refusals = [TidelogError(Code.WRONG_INCARNATION, "s/0 was created again")]
         with pytest.raises(WrongIncarnation):
             await producer.send(b"b")
-        await asyncio.sleep(0.01)
+        await delivered()
         with pytest.raises(WrongIncarnation, match="make a new producer"):
             await producer.send(b"c")
 

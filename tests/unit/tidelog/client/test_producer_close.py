@@ -5,7 +5,6 @@ from __future__ import annotations
 import asyncio
 import gc
 from collections.abc import AsyncIterator, Coroutine
-from functools import partial
 from typing import Any
 
 import pytest
@@ -41,11 +40,18 @@ async def unretrieved() -> AsyncIterator[list[str]]:
     loop.set_exception_handler(None)
 
 
+async def asked_for_metadata(transport: FakeTransport) -> Message:
+    """The question, which nobody answers."""
+    question: asyncio.Future[Message] = asyncio.get_running_loop().create_future()
+    transport.listen(api_subject("metadata"), question.set_result)
+    async with asyncio.timeout(5):
+        return await question
+
+
 async def nobody_answers(transport: FakeTransport, client: Client, work: Coroutine[Any, Any, object]) -> None:
     """`work` asks for metadata that never comes; the client is closed meanwhile."""
-    transport.listen(api_subject("metadata"), lambda _: None)
     asking = asyncio.create_task(work)
-    await asyncio.sleep(0.01)
+    await asked_for_metadata(transport)
     await client.close()
     asking.cancel()
     await asyncio.wait({asking})
@@ -57,13 +63,11 @@ async def nobody_answers(transport: FakeTransport, client: Client, work: Corouti
 async def test_closing_the_client_while_a_producer_asks_for_metadata_leaves_no_exception(
     cluster: Cluster, unretrieved: list[str]
 ) -> None:
-    transport, broker, client = cluster
+    transport, _, client = cluster
+    producer = client.producer("s")
+    await producer.start()
 
     async def refresh() -> None:
-        producer = client.producer("s")
-        transport.listen(api_subject("metadata"), partial(broker._on_api, "metadata"))
-        await producer.start()
-        transport.listen(api_subject("metadata"), lambda _: None)
         producer._upkeep.check_layout()
 
     await nobody_answers(transport, client, refresh())
@@ -80,34 +84,36 @@ async def test_closing_the_client_while_a_producer_starts_leaves_no_exception(
 
 async def test_a_caller_that_gives_up_on_metadata_leaves_no_exception(cluster: Cluster, unretrieved: list[str]) -> None:
     transport, _, client = cluster
+    await client.metadata("s")
 
     async def give_up() -> None:
         with pytest.raises(TimeoutError):
-            async with asyncio.timeout(0.005):
+            async with asyncio.timeout(0.1):
                 await client.metadata("s")
 
-    await nobody_answers(transport, client, give_up())
+    giving_up = asyncio.create_task(give_up())
+    await asked_for_metadata(transport)
+    await giving_up
+    await asyncio.sleep(0.7)  # longer than the client's api_timeout
+    gc.collect()
     assert unretrieved == []
 
 
 async def test_metadata_that_one_gives_up_on_still_comes_for_another(cluster: Cluster) -> None:
     transport, broker, client = cluster
-    waiting: list[Message] = []
-    transport.listen(api_subject("metadata"), waiting.append)
     first = asyncio.create_task(client.metadata("s"))
     second = asyncio.create_task(client.metadata("s"))
-    await asyncio.sleep(0.01)
+    question = await asked_for_metadata(transport)
     first.cancel()
     await asyncio.wait({first})
-    broker._on_api("metadata", *waiting)
+    broker._on_api("metadata", question)
     assert (await second).name == "s"
 
 
 async def test_a_start_that_is_overtaken_by_the_end_of_the_client_says_closed(cluster: Cluster) -> None:
     transport, _, client = cluster
-    transport.listen(api_subject("metadata"), lambda _: None)
     starting = asyncio.create_task(client.producer("s").start())
-    await asyncio.sleep(0.01)
+    await asked_for_metadata(transport)
     await client.close()
     with pytest.raises(Closed):
         await starting
