@@ -47,6 +47,11 @@ from wire import metadata_pb2 as pb
 from wire.errors import Code, TidelogError
 from wire.types import BrokerId, Generation, LeaderMove, LeaderReport, Room
 
+MOST_UNHEARD_PATIENCE_S = 300.0
+"""Until a controller that clients cannot ask tries again to hand over. The time doubles with each attempt, for the
+other voters may have lost the same connection. They would hand over to each other for ever, and each of them has to
+hear first who lives."""
+
 
 class Phase(Enum):
     STANDBY = "standby"
@@ -79,6 +84,10 @@ class ControllerCore:
         self._leads = False
         self._has_quorum = False
         self._connected_at = inf
+        self._unheard_since = inf
+        """The connection for clients is lost since then, or since this controller has begun or tried to hand over
+        because of that; inf: it stands."""
+        self._unheard_patience = settings.unheard_timeout_s
         self._phase = Phase.STANDBY
         self._controller_epoch = 0
         self._epoch_ticket: int | None = None
@@ -140,6 +149,15 @@ class ControllerCore:
             self._founding.on_connection()
         return [*self._go_on_founding(now), *self._decide(now)]
 
+    def on_public_connection(self, connected: bool, now: float) -> list[Effect]:
+        """The NATS connection over which clients ask and founders are heard was lost or made."""
+        self._unheard_since = inf if connected else now
+        if connected:
+            self._unheard_patience = self._settings.unheard_timeout_s
+        if self._founding is not None:
+            self._founding.on_connection()
+        return [*self._go_on_founding(now), *self._decide(now)]
+
     def on_own_question(self, now: float) -> list[Effect]:
         """The question of this broker to all others was delivered to itself, too."""
         if self._founding is not None:
@@ -180,6 +198,8 @@ class ControllerCore:
             self._failover.controller_epoch = self._controller_epoch = outcome.value
             self._liveness.restart(now, self._connected_at)
             self._handed_over = False
+            if self._unheard_since < inf:
+                self._unheard_since = now
             return [
                 Note(f"controller epoch {self._controller_epoch} begins"),
                 BecomeController(self._controller_epoch),
@@ -196,7 +216,7 @@ class ControllerCore:
             if taken_by is not None and not self._state.cluster_id:
                 # The group has answered, too: it has no cluster that the claim could have been of.
                 self._epoch_retry_at = inf
-                return [RefuseToFound(self._namespace_taken(taken_by))]
+                return [RefuseToFound(_namespace_taken(self._id, self._namespace, taken_by))]
         self._epoch_retry_at = now + self._settings.retry_interval_s
         return []
 
@@ -237,9 +257,9 @@ class ControllerCore:
         self._relief.on_ended(move, moved, now)
 
     def on_hand_over_refused(self, now: float) -> list[Effect]:
-        """No other voter can take over. This controller goes on like a new one, which believes its probes in the end:
-        else a standalone voter would never declare most of its observers dead."""
-        if self._phase is Phase.ACTIVE:
+        """No other voter can take over. A controller that is cut off from most brokers goes on like a new one, which
+        believes its probes in the end: else a standalone voter would never declare most of its observers dead."""
+        if self._handed_over and self._phase is Phase.ACTIVE:
             self._liveness.restart(now, self._connected_at)
         return self._decide(now)
 
@@ -259,7 +279,8 @@ class ControllerCore:
 
     def next_deadline(self) -> float:
         if self._phase is Phase.STARTING:
-            searches = self._connected_at < inf and self._epoch_retry_at == inf
+            hears = self._connected_at < inf and self._unheard_since == inf
+            searches = hears and self._epoch_retry_at == inf
             search_at = self._founding.next_deadline() if self._founding is not None and searches else inf
             return min(search_at, self._epoch_retry_at if self._epoch_ticket is None else inf)
         if self._phase is Phase.ACTIVE and self._has_quorum:
@@ -340,18 +361,10 @@ class ControllerCore:
         founding = self._founding
         if founding is None or self._epoch_ticket is not None or self._epoch_retry_at < inf:
             return []
-        asks = self._connected_at < inf and founding.tick(now)
+        asks = self._connected_at < inf and self._unheard_since == inf and founding.tick(now)
         if founding.is_over:
             return self._start_epoch(now)
         return [AskForClusters()] if asks else []
-
-    def _namespace_taken(self, claim: Claim) -> TidelogError:
-        return TidelogError(
-            Code.BAD_CONFIG,
-            f"broker {self._id} founds no cluster: cluster {claim.cluster_id} (broker {claim.broker}) lives in"
-            f" namespace {self._namespace!r} of this NATS system already; to join it give its voters with --raft-peer"
-            " ID=HOST:PORT (raft_peers) and its --raft-secret-file, for a cluster beside it choose another --namespace",
-        )
 
     def _decide(self, now: float) -> list[Effect]:
         """Everything that is due: probes, declarations of death, elections."""
@@ -365,12 +378,29 @@ class ControllerCore:
         if verdict.hand_over:
             if not self._handed_over:
                 self._handed_over = True
-                effects += [Note("cut off from most brokers; another voter should become the controller"), HandOver()]
+                effects += _hand_over("cut off from most brokers")
             return effects
         self._handed_over = False
+        if now - self._unheard_since >= self._unheard_patience:
+            self._unheard_since = now
+            self._unheard_patience = min(2 * self._unheard_patience, MOST_UNHEARD_PATIENCE_S)
+            effects += _hand_over("clients cannot ask it")
         effects += self._failover.declare_dead(verdict.dead, now)
         for broker in verdict.behind:
             why = f"broker {broker} lags behind the metadata by more than its lease"
             effects += self._failover.replace(broker, now, why)
         effects += self._failover.replace_cut_off(verdict.cut_off, now)
         return effects
+
+
+def _hand_over(why: str) -> list[Effect]:
+    return [Note(f"{why}; another voter should become the controller"), HandOver(why)]
+
+
+def _namespace_taken(founder: BrokerId, namespace: str, claim: Claim) -> TidelogError:
+    return TidelogError(
+        Code.BAD_CONFIG,
+        f"broker {founder} founds no cluster: cluster {claim.cluster_id} (broker {claim.broker}) lives in"
+        f" namespace {namespace!r} of this NATS system already; to join it give its voters with --raft-peer"
+        " ID=HOST:PORT (raft_peers) and its --raft-secret-file, for a cluster beside it choose another --namespace",
+    )

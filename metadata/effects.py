@@ -40,7 +40,10 @@ class ResignController:
 
 @dataclass(frozen=True, slots=True)
 class HandOver:
-    """Let another voter lead: this one seems cut off from the brokers. Say `on_hand_over_refused` if there is none."""
+    """Let another voter lead: this one seems cut off from the brokers, or from clients. Say `on_hand_over_refused` if
+    there is none."""
+
+    why: str
 
 
 @dataclass(frozen=True, slots=True)

@@ -75,7 +75,8 @@ class Founding:
         return self.decided or self.taken_by is not None
 
     def on_connection(self) -> None:
-        """The NATS connection was lost or made: silence until now proves nothing any more."""
+        """A NATS connection was lost or made, the one that asks or the one that hears: silence until now proves nothing
+        any more."""
         self._begin_anew()
         self._due = -inf
 
@@ -129,7 +130,7 @@ class Founding:
             return f"so much is sent on {subject} that a cluster which lives may answer too late; keep strangers off it"
         if self._rival is not None:
             return f"broker {self._rival.broker} is about to found a cluster in this namespace, too, and goes first"
-        return "its process stands still between its questions, or its NATS connection is lost again and again"
+        return "its process stands still between its questions, or one of its NATS connections is lost again and again"
 
     def _begin_anew(self) -> None:
         self._out = 0

@@ -17,6 +17,10 @@ class MetadataSettings:
     stay unanswered."""
     broker_silence_timeout_s: float = 2.0
     """A broker that neither answers nor refuses a probe for so long is dead."""
+    unheard_timeout_s: float = 5.0
+    """A controller that clients cannot ask for so long, because it has lost the NATS connection for that, hands over to
+    another voter, and tries again after twice the time, and so on up to 300 s. A NATS server that closes the connection
+    in a flood takes it again much sooner."""
     liveness_grace_s: float = 1.0
     """A connection younger than this proves nothing about others, unless it is the first one of the process
     and another broker vouches for the NATS server (R25)."""

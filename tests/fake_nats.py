@@ -2,6 +2,7 @@
 
     Hub             subjects and their listeners; messages are delivered through `loop.call_soon`, in order
     FakeTransport   a connection to a hub; without a hub it only notes messages and subscriptions
+    delivered       waits until what is sent has arrived
     BulkSink        a bulk handler that takes runs apart and checks the promises of the parser
 
 The simulation has a NATS of its own (`tests.simulation.messaging`), whose delays, losses and cuts come from a seed.
@@ -28,8 +29,18 @@ from wire.transport import (
 )
 from wire.violation import Violations
 
+TURNS = 50
+"""Of the event loop; more than any answer takes to come back."""
+
 MAX_REPLY = 4000
 """Bytes of the longest subject to which the same refusal goes as to others."""
+
+
+async def delivered() -> None:
+    """Returns when all messages on their way, and what is sent because of them, have arrived, however busy the machine
+    is. What waits for a time is not waited for."""
+    for _ in range(TURNS):
+        await asyncio.sleep(0)
 
 
 def _raise(error: Exception) -> None:
@@ -216,6 +227,13 @@ class FakeTransport:
 
     def publish_claim(self, subject: str, payload: Buffer, *, reply: str | None = None) -> bool:
         return self.publish(subject, [payload], reply=reply)
+
+    @property
+    def hears_claims(self) -> bool:
+        return self.is_connected
+
+    def on_claims_connection_change(self, handler: Callable[[bool], None]) -> None:
+        self.on_connection_change(handler)
 
     async def subscribe_claims(self, subject: str, handler: ClaimHandler) -> Subscription:
         return await self.subscribe(subject, lambda message: handler(message.data, message.reply, lambda: True))

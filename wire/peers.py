@@ -75,6 +75,14 @@ class PeerTransport(Protocol):
         """A message for everybody: its proof is in a NATS header."""
         ...
 
+    @property
+    def hears_claims(self) -> bool:
+        """The connection stands over which claims come, and the requests of clients; it need not be that of the
+        messages between brokers."""
+        ...
+
+    def on_claims_connection_change(self, handler: Callable[[bool], None]) -> None: ...
+
     async def subscribe_claims(self, subject: str, handler: ClaimHandler) -> Subscription:
         """Nothing of a message is decoded before `handler` has it. Status messages do not come to it."""
         ...

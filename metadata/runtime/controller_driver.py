@@ -80,6 +80,9 @@ class ControllerDriver:
         connected = context.transport.is_connected
         since = context.transport.connected_since if connected else context.monotonic()
         self.run(context.core.on_connection(connected, since))
+        context.transport.on_claims_connection_change(self._on_public_connection)
+        if not context.transport.hears_claims:
+            self._on_public_connection(False)
         self._subscriptions.start()
 
     def stop(self) -> None:
@@ -127,6 +130,10 @@ class ControllerDriver:
         if not self._context.closed:
             self.run(self._context.core.on_connection(connected, self._context.monotonic()))
 
+    def _on_public_connection(self, connected: bool) -> None:
+        if not self._context.closed:
+            self.run(self._context.core.on_public_connection(connected, self._context.monotonic()))
+
     def _on_timer(self) -> None:
         self._timer = None
         try:
@@ -161,12 +168,15 @@ class ControllerDriver:
                     self.admin.on_resigned()
                     self._labels.clear()
                     self._subscriptions.want(False)
-                case HandOver():
+                case HandOver(why):
+                    gives_way = self._raft.hand_over()
                     _log.error(
-                        "controller %s has no answer of any broker over NATS; check its connection to the NATS server",
+                        "controller %s %s: %s; check its connections to the NATS server",
                         context.broker_id,
+                        "gives way to another voter" if gives_way else "finds no voter to give way to",
+                        why,
                     )
-                    if not self._raft.hand_over():
+                    if not gives_way:
                         self.run(context.core.on_hand_over_refused(context.monotonic()))
                 case AskForClusters():
                     self.namespace.ask(self._claims_inbox)

@@ -33,7 +33,8 @@ class BrokerPort(Protocol):
     """The broker that the service serves. Nothing is called before `MetadataService.start`."""
 
     def on_registered(self, cluster_id: str, incarnation: Incarnation) -> None:
-        """Write both into the data folder. Called in each new incarnation, before `on_partitions`."""
+        """Write both into the data folder. Called in each new incarnation, before `on_partitions`. Raises TidelogError
+        NO_SPACE where the first one of a life cannot be written: it is called again until it can."""
 
     def on_partitions(self, changes: Sequence[PartitionView | PartitionGone]) -> None:
         """Take over new and changed partitions that this broker replicates, and partitions that it no longer
@@ -45,7 +46,7 @@ class BrokerPort(Protocol):
 
     def on_fatal(self, error: TidelogError) -> None:
         """End: another cluster's folder, another process under this id, another cluster in the namespace, or
-        `on_registered` or `on_partitions` raised."""
+        `on_registered` or `on_partitions` raised anything else."""
 
     def stream_report(self, stream: StreamName, story_of: int | None) -> StreamReport:
         """The state of this broker's replicas of a stream, with the last events of the partition `story_of`."""

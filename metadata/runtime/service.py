@@ -12,7 +12,8 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from random import Random
 from typing import Any
 
@@ -39,6 +40,9 @@ from wire.transport import Subscription
 from wire.types import BrokerId, Incarnation, IsrChange, LeaderReport, Withdrawal
 
 _log = logging.getLogger(__name__)
+
+ROOM_RETRY_S = 0.5
+"""A registration for which the data folder has no room is recorded after this time, if there is some."""
 
 
 class _Machine:
@@ -120,6 +124,7 @@ class MetadataService:
             context, self.namespace, registration.labels, self._raft_status, self._deliver_applied
         )
         self._registered = asyncio.Event()
+        self._waits_for_room = False
         self._changed = Changes()
         self.stream_changes = 0
         """Grows when streams may have been created or deleted."""
@@ -273,14 +278,53 @@ class MetadataService:
         context = self._context
         if context.closed:
             return
-        try:
+        with self._fatal_if_it_fails():
             if context.broker_id in changes.brokers:
                 incarnation = self._registrar.on_own_change()
                 if incarnation is not None:
+                    context.incarnation = incarnation
+                    _log.info("broker %s is registered, incarnation %d", context.broker_id, incarnation)
                     self._begin(incarnation)
-            if context.incarnation is not None:
+            if self._registered.is_set():
                 self._views.deliver((*changes.partitions, *changes.gone))
-        except Exception as error:  # noqa: BLE001 - a change comes once: without it the broker would stand still, unseen
+        self._controller.run(context.core.on_applied(changes, context.monotonic()))
+        self._outbound.settle()
+
+    def _begin(self, incarnation: Incarnation) -> None:
+        """This life is registered as `incarnation`. Where the data folder has no room for that the broker takes no part
+        until it has some."""
+        context = self._context
+        try:
+            context.port.on_registered(self.state.cluster_id, incarnation)
+        except TidelogError as error:
+            if error.code is not Code.NO_SPACE:
+                raise
+            if not self._waits_for_room:
+                _log.warning("%s: broker %s takes part when there is room", error.message, context.broker_id)
+                self._waits_for_room = True
+                context.tasks.spawn(self._begin_with_room())
+            return
+        self._waits_for_room = False
+        if not self._registered.is_set():
+            self._views.deliver(self.state.keys_of(context.broker_id), first=True)
+            self._registered.set()
+
+    async def _begin_with_room(self) -> None:
+        while True:
+            await asyncio.sleep(ROOM_RETRY_S)
+            if not self._waits_for_room:
+                return
+            if self._context.incarnation is not None:
+                with self._fatal_if_it_fails():
+                    self._begin(self._context.incarnation)
+
+    @contextmanager
+    def _fatal_if_it_fails(self) -> Iterator[None]:
+        """A change comes once: without it the broker would stand still, unseen."""
+        context = self._context
+        try:
+            yield
+        except Exception as error:  # noqa: BLE001 - see above
             _log.exception("broker %s cannot take over what has been applied", context.broker_id)
             context.port.on_fatal(
                 TidelogError(
@@ -289,16 +333,3 @@ class MetadataService:
                     " log, then start it again",
                 )
             )
-        self._controller.run(context.core.on_applied(changes, context.monotonic()))
-        self._outbound.settle()
-
-    def _begin(self, incarnation: Incarnation) -> None:
-        """This life is registered as `incarnation`."""
-        context = self._context
-        first = context.incarnation is None
-        context.port.on_registered(self.state.cluster_id, incarnation)
-        context.incarnation = incarnation
-        _log.info("broker %s is registered, incarnation %d", context.broker_id, incarnation)
-        if first:
-            self._views.deliver(self.state.keys_of(context.broker_id), first=True)
-            self._registered.set()

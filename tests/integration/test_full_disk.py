@@ -8,6 +8,9 @@ from __future__ import annotations
 
 import asyncio
 import json
+import socket
+import tomllib
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
@@ -25,6 +28,7 @@ from tests.integration.small_disks import (
 from tests.integration.waiting import LIMIT, until
 from tests.integration.workload import acked_load, assert_nothing_lost, wait_in_sync
 from tidelog.runtime.nats import NatsConnection
+from tidelog.server.devcluster import DevCluster
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(240)]
 PAUSE = 0.05
@@ -126,7 +130,8 @@ async def test_disks_that_others_fill_to_the_last_byte(tmp_path: Path) -> None:
         disks.check_all_are_alive()
 
 
-async def test_a_broker_that_starts_on_a_full_disk_waits_for_room(tmp_path: Path) -> None:
+@pytest.mark.parametrize("when", ["before it can ask to be registered", "before it can record that it is"])
+async def test_a_broker_that_starts_on_a_full_disk_waits_for_room(tmp_path: Path, when: str) -> None:
     """Nothing is wrong with its replicas: it does not leave the ISR as one that lost something."""
     with small_disks(tmp_path / "cluster") as disks:
         url = disks.processes.nats_url
@@ -138,16 +143,33 @@ async def test_a_broker_that_starts_on_a_full_disk_waits_for_room(tmp_path: Path
                 broker = str((await partition(client, "s"))["leader"])
                 disks.processes.kill(broker)
                 await until_led_by_another(client, "s", broker)
+                folder = disks.processes.broker_dir(broker)
                 disks.fill_up(broker)
-                (disks.processes.broker_dir(broker) / "reserve").unlink()
-                disks.fill_up(broker)
+                (folder / "reserve").unlink()
+                if when == "before it can ask to be registered":
+                    disks.fill_up(broker)
                 disks.processes.start_broker(broker)
                 disks.pids[broker] = disks.processes.pid(broker)
-                await asyncio.sleep(5.0)
+                if when == "before it can record that it is":
+                    await until(lambda: _listens(_raft_address(disks.processes, broker)), "the Raft port")
+                for _ in range(500):  # what its recovery gives back to the disk is gone at once
+                    disks.fill_up(broker)
+                    await asyncio.sleep(0.01)
                 disks.make_room(broker)
                 await until_isr(client, "s", *disks.brokers)
             await assert_nothing_lost(url, ledger, disks.processes.data_dirs)
         disks.check_all_are_alive()
+
+
+def _raft_address(cluster: DevCluster, broker: str) -> tuple[str, int]:
+    host, _, port = tomllib.loads(cluster.config_file(broker).read_text())["raft_address"].rpartition(":")
+    return host, int(port)
+
+
+def _listens(address: tuple[str, int]) -> bool:
+    with suppress(OSError), socket.create_connection(address, timeout=1):
+        return True
+    return False
 
 
 async def test_a_stream_that_evicts_its_oldest_stays_writable(tmp_path: Path) -> None:

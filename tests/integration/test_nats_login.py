@@ -5,7 +5,9 @@ from __future__ import annotations
 import asyncio
 import json
 import logging
+import socket
 import ssl
+import struct
 import sys
 import threading
 import time
@@ -193,6 +195,26 @@ async def test_each_url_has_its_own_login_and_those_told_of_have_that_of_the_one
         expected = {first.port: "u0", second.port: "u1"}
         assert logins == (expected | {told.port: "u0"} if joined.uri.port == first.port else expected)
         await connection.close()
+
+
+@pytest.mark.parametrize("pongs", [0, 1])
+async def test_a_server_that_resets_the_first_connection_is_told_as_no_server(
+    caplog: pytest.LogCaptureFixture, pongs: int
+) -> None:
+    async def serve(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        writer.write(b'INFO {"server_id": "S", "max_payload": 1048576, "headers": true}\r\n')
+        await reader.readuntil(b"PING\r\n")
+        writer.write(b"PONG\r\n" * pongs)
+        await writer.drain()
+        at_once = struct.pack("ii", 1, 0)
+        writer.get_extra_info("socket").setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, at_once)
+        writer.transport.abort()
+
+    async with await asyncio.start_server(serve, "127.0.0.1", 0) as listening:
+        port = listening.sockets[0].getsockname()[1]
+        with pytest.raises(NatsUnavailable, match="no NATS server answers"):
+            await NatsConnection.connect(f"nats://127.0.0.1:{port}", connect_timeout=0.5)
+    assert "Traceback" not in caplog.text
 
 
 # ---- TLS

@@ -26,6 +26,7 @@ With the controller's core, whose probes are answered as told:
                                            answers, over an old connection with the controller's NATS server; `both`:
                                            somebody refuses each probe, and b answers it
     connection lost|made                   the controller's NATS connection
+    public-connection lost|made            that over which clients ask it
     peer-lost b                            b's Raft connection closes
     report b N [e=N] [p=N] [refused]       b reports the leader of partition N; `refused`: with a 503 as its only ground
     hold | release                         proposals are kept back; committed in order
@@ -121,6 +122,7 @@ class MetadataScript:
             "peers": self._peers,
             "probes": self._probes,
             "connection": self._connection,
+            "public-connection": self._public_connection,
             "peer-lost": self._peer_lost,
             "report": self._report,
             "hold": self._hold,
@@ -405,6 +407,9 @@ class MetadataScript:
 
     def _connection(self, command: Command) -> None:
         self._perform(self.core.on_connection(command.words == ("made",), self._now))
+
+    def _public_connection(self, command: Command) -> None:
+        self._perform(self.core.on_public_connection(command.words == ("made",), self._now))
 
     def _peer_lost(self, command: Command) -> None:
         self._perform(self.core.on_peer_lost(BrokerId(command.words[0]), self._now))

@@ -169,6 +169,7 @@ MUTANTS: tuple[Mutant, ...] = (
     _mutant(
         "replicas outside the ISR stay eligible when min ISR is lowered",
         (election.with_min_isr, "return with_isr(partition, partition.isr, min_isr=min_isr)", "return partition"),
+        scenario="lowered min isr",
     ),
     _mutant(
         "the progress of an earlier broker life counts",
@@ -234,6 +235,14 @@ MUTANTS: tuple[Mutant, ...] = (
     _mutant(
         "a forgotten producer sends batches that may be stored again under a new id",
         (PartitionAccumulator._forgotten, "not batch.uncertain", "True"),
+    ),
+    _mutant(
+        "a batch is stored at another offset than the one that it expects",
+        (Appending._append_batch, "request.expected_last_offset != self._core.log_end_offset - 1", "False"),
+    ),
+    _mutant(
+        "records behind one that expects an offset are sent before its answer",
+        (PartitionAccumulator._may_begin, "_goes_alone(self._window[-1], self.gathering)", "False"),
     ),
     _mutant(
         "a leader acknowledges before the commit",
@@ -326,14 +335,14 @@ MUTANTS: tuple[Mutant, ...] = (
         "a replica that is opened again takes its LEO for the HW",
         (
             Replica._open_log,
-            "self._high_watermark = self._checkpointed = self._log.high_watermark",
-            "self._high_watermark = self._checkpointed = self._log.log_end_offset",
+            "self._high_watermark = self._log.high_watermark",
+            "self._high_watermark = self._log.log_end_offset",
         ),
     ),
     _mutant(
         "a broker acts before its own registration is applied",
         (Broker.on_partitions, "if not self.context.incarnation:", "if False:"),
-        (MetadataService._deliver_applied, "if context.incarnation is not None:", "if True:"),
+        (MetadataService._deliver_applied, "if self._registered.is_set():", "if True:"),
     ),
     _mutant(
         "any live replica may lead (unclean election)",
@@ -605,7 +614,7 @@ TOLD: tuple[tuple[Mutant, str], ...] = (
     (
         _mutant(
             "a log without the state at its start knows all its producers",
-            (derived_state._without_past, "is_partial=start > 0", "is_partial=False"),
+            (derived_state.without_past, "is_partial=start > 0", "is_partial=False"),
         ),
         "replication/log_start_without_its_snapshot",
     ),
@@ -622,6 +631,20 @@ TOLD: tuple[tuple[Mutant, str], ...] = (
             (ControllerCore.on_raft, "effects += [*self._stand_by(), *self._start_epoch(now)]", "pass"),
         ),
         "metadata/without_a_raft_majority_it_does_not_probe",
+    ),
+    (
+        _mutant(
+            "a controller that clients cannot ask keeps its controller epoch",
+            (ControllerCore._decide, "now - self._unheard_since >= self._unheard_patience", "False"),
+        ),
+        "metadata/a_controller_that_clients_cannot_ask_hands_over",
+    ),
+    (
+        _mutant(
+            "voters that clients cannot ask hand over to each other without a pause",
+            (ControllerCore._decide, "min(2 * self._unheard_patience, MOST_UNHEARD_PATIENCE_S)", "5.0"),
+        ),
+        "metadata/a_controller_that_clients_cannot_ask_hands_over",
     ),
     (
         _mutant(

@@ -403,7 +403,8 @@ class NatsConnection:
         if self._client.link_transport is None:
             return  # lost again already; the next reconnect is under way
         self._set_up()
-        _log.info("connected to NATS again (%s)", self._client.info.get("server_name", "?"))
+        server = self._client.info.get("server_name", "?")
+        _log.info("connected to NATS again%s: server %s", self._of_name(), server)
         self._tell(True)
 
     def _went_down(self, error: Exception) -> None:
@@ -417,8 +418,13 @@ class NatsConnection:
         self._answers.fail_all("the connection to NATS was lost")
         if not self._closed:
             self.counters.losses += 1
-            _log.warning("the connection to NATS was lost; connecting again")
+            _log.warning("the connection to NATS was lost%s; connecting again", self._of_name())
             self._tell(False)
+
+    def _of_name(self) -> str:
+        """For the log: a process may have several connections."""
+        name = self._client.options.get("name")
+        return f" ({name})" if name else ""
 
     def _tell(self, connected: bool) -> None:
         for handler in tuple(self._connection_handlers):

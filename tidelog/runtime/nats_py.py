@@ -311,7 +311,10 @@ class ChunkedClient(Client):
     async def shut(self) -> None:
         """nats-py's `close`, also where `connect` failed before it had begun."""
         if self._flush_queue is not None:
-            await self.close()
+            try:
+                await self.close()
+            except OSError:  # nats-py still had something to send to a socket that is reset
+                self.abort()
 
     def abort(self) -> None:
         """Close the socket without sending the buffer."""
@@ -532,8 +535,13 @@ class ChunkedClient(Client):
         while not self.is_closed:
             try:
                 await super()._attempt_reconnect()
-            except Exception:  # noqa: BLE001 - logged, and tried again
-                _log.exception("NATS connection: nats-py's reconnecting failed; trying again")
-                await asyncio.sleep(_RETRY_AFTER_BUG)
+            except Exception as error:  # noqa: BLE001 - logged, and tried again
+                await _pause_after(error, self)
             else:
                 return
+
+
+async def _pause_after(bug: Exception, client: Client) -> None:
+    if not client.is_closed:  # the error of a client that is being closed while it reconnects is none
+        _log.error("NATS connection: nats-py's reconnecting failed; trying again", exc_info=bug)
+        await asyncio.sleep(_RETRY_AFTER_BUG)

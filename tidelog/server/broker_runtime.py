@@ -229,9 +229,9 @@ class BrokerRuntime:
             self._data_dir.record(cluster_id, incarnation)
             self._data_dir.mark_dirty()
         except NoSpace as e:
+            self._context.space.refused(e)
             if not self._registered:
-                self.on_fatal(TidelogError(Code.NO_SPACE, f"{e}: make room on the disk, then start this broker again"))
-                return
+                raise TidelogError(Code.NO_SPACE, str(e)) from e
             # Declared dead, and registered once more: the content of the folder still holds for this life.
             _log.warning("a further registration is not recorded in the data folder: %s", e)
         except DataDirError as e:

@@ -262,7 +262,7 @@ class Node:
         subjects = Subjects(config.namespace)
         life_id = uuid.uuid4().hex
         # Not the link of the runtime: each signs under a key of its own.
-        asking = PeerLink(control, config.secrets, f"{life_id} at its start", Refusals(config.broker, time.monotonic))
+        asking = PeerLink(public, config.secrets, f"{life_id} at its start", Refusals(config.broker, time.monotonic))
         check_cluster = partial(self._check_cluster, data_dir, asking, subjects, life_id)
         await check_cluster()
 
@@ -305,6 +305,8 @@ class Node:
             _any_of(registered, self.fatal), timeout=REGISTRATION_TIMEOUT, return_when=asyncio.FIRST_COMPLETED
         )
         checking.cancel()
+        if runtime.metadata.incarnation is not None:  # what is left is room in the data folder, for which it waits
+            await asyncio.wait(_any_of(registered, self.fatal), return_when=asyncio.FIRST_COMPLETED)
         if self.fatal.done():
             self.fatal.result()
         if not registered.done():

@@ -41,6 +41,29 @@ def last_standing(run: ScenarioRun) -> Steps:
         yield rng.random() * 0.3
 
 
+def lowered_min_isr(run: ScenarioRun) -> Steps:
+    """Min ISR is lowered to the one member that is left: from then on it commits what the replicas that left the ISR
+    below min ISR lack, and it dies before they come back."""
+    rng = run.rng
+    last = yield from run.in_sync()
+    others = run.others(last)
+    for name in others:
+        run.kill(name)
+    yield Until(lambda: run.isr == (last,))
+    run.alter_min_isr(1)
+    yield Until(lambda: run.min_isr == 1)
+    before = run.committed
+    run.flood(0.5)
+    yield Until(lambda: run.committed > before)
+    yield rng.random() * 0.5
+    run.kill(last)
+    for name in others:
+        run.start(name)
+        yield rng.random() * 0.5
+    yield 3.0 + rng.random() * 2.0
+    run.start(last)
+
+
 def late_expansion(run: ScenarioRun) -> Steps:
     """KIP-903. The expansion of the ISR is applied after the replica that it names has lost its disk."""
     rng = run.rng

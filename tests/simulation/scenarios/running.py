@@ -99,6 +99,12 @@ class ScenarioRun:
         return self.partition.replicas if self.partition is not None else ()
 
     @property
+    def min_isr(self) -> int:
+        """Of the stream; 0 where there is none."""
+        key = self.key
+        return self.cluster.raft.truth.streams[key.stream].min_isr if key is not None else 0
+
+    @property
     def leader(self) -> str | None:
         return self.partition.leader if self.partition is not None else None
 
@@ -278,6 +284,10 @@ class ScenarioRun:
     def move_leader(self, target: str) -> None:
         """As an operator asks for it."""
         self.cluster.clients.ask_to_move_leader(0, target)
+
+    def alter_min_isr(self, min_isr: int) -> None:
+        """As an operator asks for it."""
+        self.cluster.clients.ask_for_min_isr(min_isr)
 
     def hold_compaction(self, name: str) -> Callable[[], object]:
         """It compacts nothing in this life until the returned function is called."""

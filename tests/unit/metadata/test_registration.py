@@ -14,10 +14,9 @@ from metadata.runtime.registration import Registration
 from tests.fake_nats import FakeTransport
 from tests.unit.metadata.brokers import CREATE, SETTINGS, SUBJECTS, Broker, Group, Member, World, running, until
 from wire import metadata_pb2 as pb
+from wire.errors import Code, TidelogError
 from wire.transport import Message
-from wire.types import (
-    BrokerId,
-)
+from wire.types import BrokerId, Incarnation
 
 
 async def test_brokers_register_and_record_their_incarnation_before_anything_else() -> None:
@@ -216,3 +215,34 @@ async def test_a_broker_that_cannot_take_its_registration_or_its_partitions_over
         await again.service.start()
         await until(lambda: again.fatal)
         assert "the disk is gone" in again.fatal[0].message
+
+
+async def test_a_broker_whose_folder_has_no_room_for_its_registration_takes_part_when_there_is_some(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr("metadata.runtime.service.ROOM_RETRY_S", 0.01)
+    async with running("a", "b", "c") as world:
+        await world.api("stream.create", **CREATE)
+        await world.brokers["c"].kill()
+        again = world.brokers["c"] = Broker(world, "c", life="2")
+        attempts: list[int] = []
+        has_room = False
+
+        def record(cluster_id: str, incarnation: Incarnation) -> None:
+            attempts.append(incarnation)
+            if not has_room:
+                raise TidelogError(Code.NO_SPACE, "broker.json cannot be written")
+            again.recorded.append((cluster_id, incarnation))
+
+        again.on_registered = record  # type: ignore[method-assign]
+        await again.service.start()
+        await until(lambda: len(attempts) > 3)
+        assert again.service.incarnation == attempts[-1], "it answers probes, so it is not dead"
+        assert not again.fatal
+        assert again.calls == 0, "no partition is handed over before"
+        has_room = True
+        await asyncio.wait_for(again.service.wait_registered(), 5)
+        assert again.views
+        tried = len(attempts)
+        await asyncio.sleep(0.05)
+        assert len(attempts) == tried

@@ -72,6 +72,13 @@ class PeerLink:
     def on_connection_change(self, handler: Callable[[bool], None]) -> None:
         self._transport.on_connection_change(handler)
 
+    @property
+    def hears_claims(self) -> bool:
+        return self._claims.is_connected
+
+    def on_claims_connection_change(self, handler: Callable[[bool], None]) -> None:
+        self._claims.on_connection_change(handler)
+
     def _on_connection(self, connected: bool) -> None:
         if not connected:
             for answer in self._waiting:
