@@ -93,6 +93,8 @@ class Workload:
         self.sent = 0
         self.acknowledged = 0
         self.failed = 0
+        self.refused = 0
+        """Records that would not have got the offset that they expect."""
         self.slowest = 0.0
         """Of the answers since it was last set to 0, in seconds."""
         self.burst_until = 0.0
@@ -325,6 +327,7 @@ class Workload:
 
     def _was_elsewhere(self, value: bytes, partition: int, expected: int | None, error: IncorrectOffset) -> None:
         """A record would not have got the offset that it expects."""
+        self.refused += 1
         self.world.say(f"{value[:12]!r} is not at {partition}/{expected}: the next record gets {error.next_offset}")
         if value:
             self.invariants.refused(self.stream, partition, value)

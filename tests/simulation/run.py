@@ -173,6 +173,8 @@ class Result:
     steps: int = 0
     sent: int = 0
     acknowledged: int = 0
+    refused: int = 0
+    """Of those that expect an offset."""
     committed_batches: int = 0
     removed_records: int = 0
     """By retention."""
@@ -539,6 +541,7 @@ def run(
         steps=world.steps,
         sent=sum(clients.sent for clients in cluster.workloads),
         acknowledged=sum(clients.acknowledged for clients in cluster.workloads),
+        refused=sum(clients.refused for clients in cluster.workloads),
         removed_records=sum(history.removed_to for history in cluster.invariants.history.of.values()),
         committed_batches=cluster.invariants.history.batches,
         seconds=time.perf_counter() - began,

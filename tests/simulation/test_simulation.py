@@ -25,11 +25,12 @@ from tests.simulation.world import InvariantBroken, Process, World, inhabited
 ROOT = Path(__file__).parents[2]
 
 
-def test_without_faults_everything_is_acknowledged() -> None:
+def test_without_faults_everything_is_acknowledged_but_what_expects_another_offset() -> None:
     result = run(2, schedule=[])
     assert result.broken is None
     assert result.sent > 50
-    assert result.acknowledged == result.sent
+    assert result.acknowledged + result.refused == result.sent
+    assert result.refused < result.sent / 10
 
 
 _TRACE = """
