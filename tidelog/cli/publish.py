@@ -5,7 +5,7 @@ from __future__ import annotations
 import sys
 import time
 from collections import Counter
-from collections.abc import AsyncIterator, Mapping, Sequence
+from collections.abc import AsyncIterator, Coroutine, Mapping, Sequence
 from contextlib import asynccontextmanager, nullcontext
 from dataclasses import dataclass, field
 from functools import partial
@@ -37,6 +37,8 @@ SILENCE = 1.0
 """Seconds that records wait for a leader that refuses them, or is not there, before stderr says so."""
 PAUSE = 0.01
 """Seconds. Lines of a pipe that pauses for so long are sent, whether they fill a chunk or not."""
+GRACE = 1.0
+"""Seconds that Ctrl-C leaves the brokers to acknowledge lines that were sent already; a second Ctrl-C ends at once."""
 
 
 @dataclass(frozen=True)
@@ -213,14 +215,30 @@ async def _publish_file(
     with _progress(file) as progress:
         try:
             async for chunk, size in _chunks(file):
-                await published.publish(producer, chunk, form, given)
-                published.bytes += size
+                await _with_grace(published.publish(producer, chunk, size, form, given))
                 if progress is not None:
                     progress.advance(progress.task_ids[0], size)
         except asyncio.CancelledError:  # Ctrl-C
             published.tell(producer.stream, as_json=as_json, interrupted=True)
             raise
     published.tell(producer.stream, as_json=as_json)
+
+
+async def _with_grace(publishing: Coroutine[Any, Any, None]) -> None:
+    """Whoever is cancelled meanwhile, by Ctrl-C, waits up to GRACE seconds for the outcome, so that a record is not
+    told as a line in doubt only because its receipt was on the way."""
+    import asyncio
+
+    under_way = asyncio.create_task(publishing)
+    try:
+        await asyncio.shield(under_way)
+    except asyncio.CancelledError:
+        await asyncio.wait([under_way], timeout=GRACE)
+        if under_way.done():
+            under_way.result()
+        else:
+            under_way.cancel()
+        raise
 
 
 class _Published:
@@ -237,7 +255,8 @@ class _Published:
         self._under_way = 0
         """Lines that are being published."""
 
-    async def publish(self, producer: Producer, chunk: list[bytes], form: str, given: _Given) -> None:
+    async def publish(self, producer: Producer, chunk: list[bytes], size: int, form: str, given: _Given) -> None:
+        """`size`: bytes that the lines took in the file."""
         from tidelog.client.errors import BadRequest
         from wire.errors import TidelogError
 
@@ -258,6 +277,7 @@ class _Published:
             if not isinstance(receipt, TidelogError):
                 self._per_partition[receipt.partition] += len(indices)
         self.lines += len(chunk)
+        self.bytes += size
         self._under_way = 0
 
     def tell(self, stream: str, *, as_json: bool, interrupted: bool = False) -> None:
