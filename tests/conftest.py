@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import signal
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -21,7 +22,10 @@ def pytest_addoption(parser: pytest.Parser) -> None:
 
 def pytest_configure() -> None:
     """Examples of hypothesis are not timed, for the machine may be busy. Processes of pytest-xdist take their ports
-    from ranges of their own, and so do the commands that they start."""
+    from ranges of their own, and so do the commands that they start. Those obey SIGINT even where a shell started
+    pytest in the background, and so with SIGINT ignored, which children inherit."""
+    if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
+        signal.signal(signal.SIGINT, signal.default_int_handler)
     settings.register_profile("tidelog", deadline=None, suppress_health_check=[HealthCheck.too_slow])
     settings.load_profile("tidelog")
     worker = os.environ.get("PYTEST_XDIST_WORKER")
