@@ -54,6 +54,7 @@ def _flag(name: str, help: str) -> Detail[bool]:  # noqa: A002
 
 
 BROKER = _text("broker", "the broker that answers")
+CURSOR_VERSION = _number("cursor_version", "of the cursor as it is; 0: it does not exist")
 DELETIONS_GONE = _flag(
     "deletions_gone", "the offset is in the log, and yet nothing can be appended to the log below it (R39)"
 )

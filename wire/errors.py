@@ -13,6 +13,7 @@ from typing import Any, NamedTuple, Self, TypedDict, TypeVar
 
 from wire.error_details import (
     BROKER,
+    CURSOR_VERSION,
     DELETIONS_GONE,
     END,
     EXPECTED_SEQUENCE,
@@ -101,6 +102,13 @@ class Code(Enum):
     NOT_ENOUGH_BROKERS = Entry(True, False)
     NOT_CONTROLLER = Entry(True, True)
     WRONG_CLUSTER = Entry(False, False)
+    UNKNOWN_GROUP = Entry(False, False)
+    GROUP_NOT_EMPTY = Entry(False, False)
+    UNKNOWN_MEMBER = Entry(False, False)
+    FENCED_INSTANCE = Entry(False, False)
+    STALE_GENERATION = Entry(True, False)
+    NOT_ASSIGNED = Entry(False, False)
+    CURSOR_CHANGED = Entry(False, False, details=(CURSOR_VERSION,))
     STALE_EPOCH = Entry(False, True)
     LEADER_NOT_MOVED = Entry(False, True)
     NOT_PERMITTED = Entry(False, False)

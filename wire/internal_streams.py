@@ -11,7 +11,8 @@ replicated, moved and repaired by the same code, and read by consumers. The diff
   plain publishes nor on `.append`;
 - its settings are those of its entry: of the cluster's defaults it takes `encryption` only.
 
-To add one: an entry here, and the code that writes it (`tidelog.server.internal_append`).
+To add one: an entry here, and the code that writes it: `tidelog.server.internal_append`, or a coordinator
+(`tidelog.server.coordinator`), which writes beside the leader of the partition, in its process.
 """
 
 from __future__ import annotations
@@ -54,7 +55,15 @@ AUDIT = InternalStream(
     ),
 )
 
-INTERNAL_STREAMS: Mapping[str, InternalStream] = {stream.name: stream for stream in (AUDIT,)}
+GROUPS = InternalStream(
+    name="__groups",
+    help="consumer groups, their committed offsets, and cursors",
+    partitions=8,
+    settings=StreamConfig(reply_acks=False, compact=True, segment_bytes=16 << 20, segment_max_age_ms=_DAY_MS),
+)
+"""Each partition has a coordinator (`wire.groups`). Their number is fixed: it decides where a group belongs."""
+
+INTERNAL_STREAMS: Mapping[str, InternalStream] = {stream.name: stream for stream in (AUDIT, GROUPS)}
 """By name."""
 
 

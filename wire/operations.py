@@ -364,6 +364,137 @@ PARTITION_UNCLEAN_ELECT = Operation(
 )
 
 
+# ---- consumer groups -----------------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True, slots=True)
+class GroupRef:
+    group: str
+
+
+class GroupCoordinator(TypedDict):
+    partition: int
+    """Of the internal stream `__groups`; its leader is the coordinator."""
+
+
+GROUP_COORDINATOR = Operation(
+    name="group.coordinator",
+    request=GroupRef,
+    answer=GroupCoordinator,
+    help="where the coordinator of a consumer group or a cursor is; makes the internal stream for it if need be",
+    writes=False,
+    gives_once=True,
+    refusals=(Code.BAD_NAME, Code.NOT_ENOUGH_BROKERS, Code.STREAM_EXISTS),
+)
+
+
+class GroupSummary(TypedDict):
+    name: str
+    state: str
+    """"empty", "stable" or "reconciling" (partitions wait for a member to give them up)."""
+    generation: int
+    members: int
+    streams: list[str]
+    """To which members have subscribed, or of which offsets are committed."""
+
+
+class GroupList(TypedDict):
+    groups: list[GroupSummary]
+    """By name."""
+    unanswered: list[int]
+    """Partitions of `__groups` whose coordinators did not answer: their groups are missing."""
+
+
+GROUP_LIST = Operation(
+    name="group.list",
+    request=Nothing,
+    answer=GroupList,
+    help="all consumer groups",
+    writes=False,
+)
+
+
+class GroupMember(TypedDict):
+    id: str
+    instance: str
+    """Name of a static member; else empty."""
+    client: str
+    subscription: list[str]
+    """Streams and patterns."""
+    generation: int
+    assigned: dict[str, list[int]]
+    """Partitions by stream."""
+    revoking: dict[str, list[int]]
+    """That it has not given up yet."""
+    parted: bool
+    """A static member that has ended, and may come back until its session ends."""
+
+
+class GroupOffset(TypedDict):
+    stream: str
+    incarnation: int
+    """Life of the stream."""
+    partition: int
+    offset: int
+    """The next one to read."""
+    metadata: str
+    committed_at_ns: int
+
+
+class GroupDescription(GroupSummary):
+    coordinator: str
+    """Id of the broker."""
+    partition: int
+    """Of `__groups`."""
+    details: list[GroupMember]
+    offsets: list[GroupOffset]
+    """By stream and partition."""
+
+
+GROUP_DESCRIBE = Operation(
+    name="group.describe",
+    request=GroupRef,
+    answer=GroupDescription,
+    help="a consumer group's members, their partitions, and what is committed",
+    writes=False,
+    stream="group",
+    refusals=(Code.UNKNOWN_GROUP, Code.BAD_NAME),
+)
+
+
+class NewOffset(TypedDict):
+    stream: str
+    partition: int
+    offset: int
+
+
+@dataclass(frozen=True, slots=True)
+class ResetGroupRequest:
+    group: str
+    offsets: list[NewOffset]
+
+
+GROUP_RESET = Operation(
+    name="group.reset",
+    request=ResetGroupRequest,
+    answer=GroupDescription,
+    help="commit other offsets for a consumer group without members",
+    writes=True,
+    stream="group",
+    refusals=(Code.GROUP_NOT_EMPTY, Code.UNKNOWN_STREAM, Code.BAD_NAME),
+)
+
+GROUP_DELETE = Operation(
+    name="group.delete",
+    request=GroupRef,
+    answer=Done,
+    help="forget a consumer group without members, and what it has committed",
+    writes=True,
+    stream="group",
+    refusals=(Code.GROUP_NOT_EMPTY, Code.UNKNOWN_GROUP, Code.BAD_NAME),
+)
+
+
 # ---- the cluster ---------------------------------------------------------------------------------------------------
 
 

@@ -18,7 +18,8 @@ from typing import Any, Final
 
 from wire import operations as op
 from wire.errors import Code, TidelogError
-from wire.internal_streams import AUDIT
+from wire.groups import KINDS, check_group_name
+from wire.internal_streams import AUDIT, GROUPS
 from wire.operation import Operation
 from wire.subjects import (
     DEFAULT_INBOX_PREFIX,
@@ -33,6 +34,7 @@ from wire.types import BrokerId, StreamName
 ANY_BROKER: Final = BrokerId("*")
 ANY_STREAM: Final = StreamName("*")
 ANY_PARTITION: Final = "*"
+_GROUPS: Final = StreamName(GROUPS.name)
 SERVICE_REPLIES: Final = "_R_.>"
 """Where a service of one account answers requests from another account."""
 
@@ -83,6 +85,8 @@ class Scope:
     """Of a client: its own. Of a broker: below which clients have theirs."""
     broker: str = ANY_BROKER
     """The broker whose user it is; "*": all brokers share one."""
+    groups: tuple[str, ...] = ()
+    """Of a consumer or a Spark job: its consumer groups and cursors, "*" for all."""
     across_accounts: bool = False
     """Some clients are in other accounts than the brokers."""
 
@@ -145,12 +149,18 @@ def _producer(subjects: Subjects, streams: list[StreamName], scope: Scope) -> It
         yield Grant(f"{subject}.*", "plain publishes to the other partitions")
 
 
-def _consumer(subjects: Subjects, streams: list[StreamName], _: Scope) -> Iterator[Grant]:
+def _consumer(subjects: Subjects, streams: list[StreamName], scope: Scope) -> Iterator[Grant]:
     yield from _every_client(subjects)
     yield from _operations(subjects, [op.METADATA], streams)
     for stream in streams:
         yield Grant(subjects.fetch(stream, ANY_PARTITION), "records and positions, from the leader")
         yield Grant(subjects.fetch_from(stream, ANY_PARTITION, ANY_BROKER), "records, from a replica")
+    if scope.groups:
+        yield from _operations(subjects, [op.GROUP_COORDINATOR], streams)
+    for group in scope.groups:
+        for kind in KINDS:
+            name = group if group == ANY_PARTITION else check_group_name(group)
+            yield Grant(subjects.coordinator(_GROUPS, ANY_PARTITION, kind, name), f"{kind} of a group or cursor")
 
 
 def _monitoring(subjects: Subjects, streams: list[StreamName], _: Scope) -> Iterator[Grant]:
@@ -182,6 +192,7 @@ def _broker(subjects: Subjects, scope: Scope) -> Permissions:
         Grant(subjects.checkpoint(ANY_STREAM, ANY_PARTITION), "followers ask the leader for derived state"),
     ]
     from_writers = [Grant(subjects.write(ANY_STREAM, ANY_PARTITION), "brokers append to Tidelog's own streams")]
+    to_coordinators = [Grant(subjects.coordinate(_GROUPS, ANY_PARTITION), "the controller asks coordinators of groups")]
     to_controller = [
         Grant(subjects.cluster(), "to which cluster brokers belong"),
         Grant(subjects.alter_isr(), "leaders ask the controller for ISR changes"),
@@ -200,6 +211,7 @@ def _broker(subjects: Subjects, scope: Scope) -> Permissions:
     publish = [
         *from_followers,
         *from_writers,
+        *to_coordinators,
         *to_controller,
         *told_to(ANY_BROKER),
         Grant(f"{ns}.inbox.>", "answers to brokers"),
@@ -212,12 +224,17 @@ def _broker(subjects: Subjects, scope: Scope) -> Permissions:
         Grant(f"{subjects.broker_inbox(broker)}.>", "its inboxes"),
         *from_followers,
         *from_writers,
+        *to_coordinators,
         *to_controller,
         *told_to(broker),
         Grant(subjects.append(ANY_STREAM, ANY_PARTITION), "batches of producers"),
         Grant(subjects.fetch(ANY_STREAM, ANY_PARTITION), "consumers"),
         Grant(subjects.fetch_from(ANY_STREAM, ANY_PARTITION, broker), "consumers that read from this replica"),
         Grant(subjects.leader(ANY_STREAM, ANY_PARTITION), "producers ask whether the leader is there"),
+        *(
+            Grant(subjects.coordinator(_GROUPS, ANY_PARTITION, kind, "*"), f"{kind} of groups and cursors")
+            for kind in KINDS
+        ),
         Grant(f"{ns}.api.>", "the API"),
         *(Grant(f"$SRV.*{named}", "`nats micro`") for named in ("", ".tidelog", ".tidelog.*")),
     ]

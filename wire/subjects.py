@@ -4,6 +4,7 @@ A cluster owns everything below its namespace, `<ns>.>`:
 
     <ns>.<stream>.<partition>.replicate | offset | checkpoint | write | append | fetch | leader
     <ns>.<stream>.<partition>.fetch.<broker>
+    <ns>.<internal stream>.<partition>.<kind>.<name>   for the coordinator of what that partition keeps
     <ns>.notify.<broker>
     <ns>.metadata.<kind>[.<broker>]
     <ns>.api.<operation>[.<stream>]
@@ -70,6 +71,15 @@ class Subjects:
         """The subject of an internal stream: nobody listens on it, and no other stream can have it."""
         return f"{self.namespace}.{stream}"
 
+    def coordinator(self, stream: StreamName, partition: int | str, kind: str, name: str) -> str:
+        """Clients ask the coordinator of what an internal stream keeps, such as a consumer group of that name; "*" for
+        all of them."""
+        return f"{self.namespace}.{stream}.{partition}.{kind}.{name}"
+
+    def coordinate(self, stream: StreamName, partition: int | str) -> str:
+        """The controller asks a coordinator for what an operation of the API is about."""
+        return f"{self.namespace}.{stream}.{partition}.coordinate"
+
     def append(self, stream: StreamName, partition: int | str) -> str:
         """Clients append a batch."""
         return f"{self.namespace}.{stream}.{partition}.append"
@@ -134,7 +144,7 @@ class Subjects:
         return (
             len(tokens) == _REQUEST_TOKENS
             and tokens[0] == self.namespace
-            and tokens[-1] in ("replicate", "offset", "checkpoint", "write")
+            and tokens[-1] in ("replicate", "offset", "checkpoint", "write", "coordinate")
         )
 
     def presence(self) -> str:
@@ -206,7 +216,7 @@ def _matches(tokens: list[str], pattern: list[str]) -> bool:
 
 
 def check_stream_name(name: str) -> StreamName:
-    _check_name(name, "stream name")
+    check_name(name, "stream name")
     if name in RESERVED_STREAM_NAMES:
         reserved = ", ".join(sorted(RESERVED_STREAM_NAMES))
         raise TidelogError(Code.BAD_NAME, f"stream name {name!r} is reserved ({reserved}); choose another one")
@@ -214,11 +224,11 @@ def check_stream_name(name: str) -> StreamName:
 
 
 def check_broker_id(broker: str) -> BrokerId:
-    return BrokerId(_check_name(broker, "broker id"))
+    return BrokerId(check_name(broker, "broker id"))
 
 
 def check_namespace(namespace: str) -> str:
-    _check_name(namespace, "namespace")
+    check_name(namespace, "namespace")
     if namespace == DEFAULT_INBOX_PREFIX:
         raise TidelogError(
             Code.BAD_NAME, f"namespace {namespace!r} is where NATS clients get their answers; choose another one"
@@ -293,7 +303,8 @@ def _check_text(given: object, what: str, code: Code) -> None:
         raise TidelogError(code, f"{what} {given!r:.80} is {type(given).__name__}, not text; give it as text")
 
 
-def _check_name(name: str, what: str) -> str:
+def check_name(name: str, what: str) -> str:
+    """Whether `name` can be a token of a subject. Raises TidelogError(BAD_NAME), which calls it `what`."""
     _check_text(name, what, Code.BAD_NAME)
     if len(name) > MAX_NAME_LENGTH or not _NAME.fullmatch(name):
         shown = name if len(name) <= MAX_NAME_LENGTH else f"{name[:MAX_NAME_LENGTH]}…"

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 
-from wire.error_details import LAST_OFFSET, OUTCOME
+from wire.error_details import CURSOR_VERSION, LAST_OFFSET, OUTCOME
 from wire.errors import Code, TidelogError
 
 
@@ -118,6 +118,40 @@ class WrongIncarnation(TidelogError):
     """The stream was deleted and created again since this producer or consumer was made."""
 
 
+class UnknownGroup(TidelogError):
+    """No consumer group of that name has members or committed offsets."""
+
+
+class GroupNotEmpty(TidelogError):
+    """The consumer group has members: only they commit, and it cannot be reset or deleted."""
+
+
+class UnknownMember(TidelogError):
+    """The coordinator has removed this member from its group: it was not heard for its session timeout, or did not
+    give up partitions in time. Its partitions are others' now."""
+
+
+class FencedInstance(TidelogError):
+    """Another process has joined the group under the same `instance_id`."""
+
+
+class StaleGeneration(TidelogError):
+    """A commit names another generation than the member has; nothing was committed."""
+
+
+class NotAssigned(TidelogError):
+    """A commit names a partition that is not the member's any more; nothing was committed."""
+
+
+class CursorChanged(TidelogError):
+    """The cursor has another version than was expected; nothing was written."""
+
+    @property
+    def version(self) -> int | None:
+        """That it has, 0 if it does not exist; None where the coordinator did not say."""
+        return self.detail(CURSOR_VERSION)
+
+
 class ReadOnly(TidelogError):
     """The stream or partition takes no records at present."""
 
@@ -183,6 +217,13 @@ _CLASSES: Mapping[Code, type[TidelogError]] = {
     Code.PRODUCER_FENCED: ProducerFenced,
     Code.WRONG_CLUSTER: WrongCluster,
     Code.WRONG_INCARNATION: WrongIncarnation,
+    Code.UNKNOWN_GROUP: UnknownGroup,
+    Code.GROUP_NOT_EMPTY: GroupNotEmpty,
+    Code.UNKNOWN_MEMBER: UnknownMember,
+    Code.FENCED_INSTANCE: FencedInstance,
+    Code.STALE_GENERATION: StaleGeneration,
+    Code.NOT_ASSIGNED: NotAssigned,
+    Code.CURSOR_CHANGED: CursorChanged,
     Code.READONLY: ReadOnly,
     Code.PAUSED: Paused,
     Code.CORRUPT_BATCH: CorruptBatch,
