@@ -69,7 +69,7 @@ def api_operations() -> str:
         ("operation", "asked with", "access", "what it does", "refused with, besides those of all"),
         (
             (
-                f"`{operation.name}.<{operation.stream}>`" if operation.stream else f"`{operation.name}`",
+                f"`{operation.name}.<{operation.named}>`" if operation.named else f"`{operation.name}`",
                 ", ".join(_asked(entry) for entry in fields(operation.request_kind)) or "nothing",
                 "writes" if operation.writes else "reads",
                 operation.help,

@@ -25,8 +25,8 @@ MAX_READING_REQUEST_BYTES = 4 << 10
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
 class Operation(Generic[_P, _Request, _Answer]):
     name: str
-    """Its subject is `<ns>.api.<name>`, with the stream behind it where it is about one; a broker's log names it,
-    too."""
+    """Its subject is `<ns>.api.<name>`, with the stream or the group behind it where it is about one; a broker's log
+    names it, too."""
     request: Callable[_P, _Request]
     """The dataclass."""
     answer: type[_Answer]
@@ -37,6 +37,8 @@ class Operation(Generic[_P, _Request, _Answer]):
     """Each answer holds something that no other may, though nothing is changed."""
     stream: str = ""
     """The field of the request that names a stream, where it is about one."""
+    group: str = ""
+    """The field that names a consumer group, where it is about one."""
     refusals: tuple[Code, ...] = ()
     """Besides ALWAYS_POSSIBLE."""
     time_s: float = 0.0
@@ -61,9 +63,17 @@ class Operation(Generic[_P, _Request, _Answer]):
     def stream_of(self, request: _Request) -> str | None:
         return getattr(request, self.stream) if self.stream else None
 
-    def stream_asked(self, *args: _P.args, **kwargs: _P.kwargs) -> str | None:
-        """`stream_of` the request with these arguments."""
-        return self.stream_of(self.request(*args, **kwargs))
+    @property
+    def named(self) -> str:
+        """The field whose value stands behind the operation in the subject; empty where none does."""
+        return self.stream or self.group
+
+    def name_in(self, request: _Request) -> str | None:
+        return getattr(request, self.named) if self.named else None
+
+    def name_asked(self, *args: _P.args, **kwargs: _P.kwargs) -> str | None:
+        """`name_in` the request with these arguments."""
+        return self.name_in(self.request(*args, **kwargs))
 
     def encode_request(self, *args: _P.args, **kwargs: _P.kwargs) -> bytes:
         """The arguments are those of the request. Raises TidelogError(BAD_REQUEST) for one of another kind."""

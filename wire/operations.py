@@ -457,7 +457,7 @@ GROUP_DESCRIBE = Operation(
     answer=GroupDescription,
     help="a consumer group's members, their partitions, and what is committed",
     writes=False,
-    stream="group",
+    group="group",
     refusals=(Code.UNKNOWN_GROUP, Code.BAD_NAME),
 )
 
@@ -480,8 +480,8 @@ GROUP_RESET = Operation(
     answer=GroupDescription,
     help="commit other offsets for a consumer group without members",
     writes=True,
-    stream="group",
-    refusals=(Code.GROUP_NOT_EMPTY, Code.UNKNOWN_STREAM, Code.BAD_NAME),
+    group="group",
+    refusals=(Code.GROUP_NOT_EMPTY, Code.WRONG_INCARNATION, Code.BAD_NAME),
 )
 
 GROUP_DELETE = Operation(
@@ -490,7 +490,7 @@ GROUP_DELETE = Operation(
     answer=Done,
     help="forget a consumer group without members, and what it has committed",
     writes=True,
-    stream="group",
+    group="group",
     refusals=(Code.GROUP_NOT_EMPTY, Code.UNKNOWN_GROUP, Code.BAD_NAME),
 )
 

@@ -33,6 +33,7 @@ from wire.types import BrokerId, StreamName
 
 ANY_BROKER: Final = BrokerId("*")
 ANY_STREAM: Final = StreamName("*")
+ANY_GROUP: Final = "*"
 ANY_PARTITION: Final = "*"
 _GROUPS: Final = StreamName(GROUPS.name)
 SERVICE_REPLIES: Final = "_R_.>"
@@ -123,8 +124,9 @@ def _operations(
     subjects: Subjects, wanted: Iterable[Operation[..., Any, Any]], streams: list[StreamName]
 ) -> Iterator[Grant]:
     for operation in wanted:
-        for stream in (streams or [ANY_STREAM]) if operation.stream else [None]:
-            yield Grant(subjects.api(operation.name, stream), operation.help)
+        named = (streams or [ANY_STREAM]) if operation.stream else [ANY_GROUP] if operation.group else [None]
+        for name in named:
+            yield Grant(subjects.api(operation.name, name), operation.help)
 
 
 def _admin(subjects: Subjects, streams: list[StreamName], _: Scope) -> Iterator[Grant]:

@@ -1,15 +1,15 @@
 """Answers to publishers, in the dialect in which each of them asked.
 
 Bare NATS requests get JSON (`stream`, `partition`, `offset`, and `seq` = offset + 1 as JetStream publishers know it),
-envelopes an Ack on their ackInbox, `.append` requests an AppendResponse. A token holds the facts for the answer to one
-pending publish.
+envelopes an Ack on their ackInbox, `.append` requests an AppendResponse, coordinators in this process a call. A token
+holds the facts for the answer to one pending publish.
 """
 
 from __future__ import annotations
 
 import json
 import logging
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Final, TypeAlias
 
@@ -63,6 +63,13 @@ class AppendReply:
     response: AppendResponse
     needs_lease: bool
     """acks=leader: worth nothing from a leader that may have been replaced."""
+
+
+@dataclass(frozen=True, slots=True)
+class LocalReply:
+    """A batch of this process (`dataplane.broker.led_partition`)."""
+
+    done: Callable[[TidelogError | None], None]
 
 
 @dataclass(frozen=True, slots=True)

@@ -13,7 +13,7 @@ from __future__ import annotations
 import logging
 from collections.abc import Callable
 
-from dataplane.broker.acks import AppendReply, BareReplies, EnvelopeReply, Replies
+from dataplane.broker.acks import AppendReply, BareReplies, EnvelopeReply, LocalReply, Replies
 from dataplane.broker.decoding import Decoding, ReceivedAppend
 from dataplane.broker.ingest import SEAL_BYTES, Ingest, envelope_waits, envelope_waits_for_all
 from dataplane.broker.reading import ReadableRole
@@ -239,6 +239,19 @@ class Appending:
             f"{self._context.broker} could not write to the log of {self._role.view.key}: {self._role.failed}",
         )
 
+    # ------------------------------------------------------------------ this process
+    def append_local(self, batch: EncodedBatch, timeout: float, reply: LocalReply) -> None:
+        """A batch of this process, acknowledged as acks=all. `timeout`: seconds, after which the outcome is unknown."""
+        now = self._context.now()
+        error = self._refuse_publish(acknowledged=True)
+        header = error or self._append(batch)
+        if isinstance(header, TidelogError):
+            reply.done(header)
+            return
+        effects = self._core.await_ack(self._level, header.end_offset, reply, timeout, now)
+        self._run([*effects, *self._core.on_appended(header.end_offset, header.size, now)])
+        self._role.timer.schedule()
+
     # ------------------------------------------------------------------ `.append`
     def on_append(self, message: Message) -> None:
         if self._role.ended:
@@ -407,6 +420,8 @@ class Appending:
                     self._role.answers.envelope(token, self._context.time_ns())
                 else:
                     self._refuse_envelope(token, error)
+            case LocalReply():
+                token.done(error or self._no_lease(self._level.is_local))
             case _:
                 raise TypeError(f"unknown token {token!r}")
 

@@ -9,6 +9,7 @@ from dataclasses import dataclass, field, fields
 from typing import Protocol
 
 from dataplane.broker.disk_watch import DiskWatch
+from dataplane.broker.led_partition import LedPartition
 from dataplane.broker.serving_turn import ServingTurn
 from dataplane.broker.settings import StorageSettings
 from dataplane.broker.space import SpaceWatch
@@ -152,6 +153,8 @@ class BrokerContext:
     counters: Counters = field(default_factory=Counters)
     cluster_id: str = ""
     """Of the cluster; empty until this life's registration is applied."""
+    on_led: Callable[[LedPartition], None] = lambda _: None
+    """A leader has begun to serve."""
     keyring: Keyring = field(default_factory=Keyring)
     """For streams with `encryption`."""
     uncommitted: Uncommitted = field(init=False)

@@ -15,12 +15,14 @@ Batches are appended in the event loop (page cache), answered to waiting followe
 
 from __future__ import annotations
 
+import asyncio
 import logging
 from dataclasses import dataclass
 
 from dataplane.broker.appending import Appending
 from dataplane.broker.context import BrokerContext
 from dataplane.broker.follower_service import FollowerService
+from dataplane.broker.own_partition import OwnPartition
 from dataplane.broker.reading import ReadableRole
 from dataplane.broker.role import RoleSetup
 from dataplane.broker.role_subscriptions import RoleSubscriptions, Subscribe
@@ -101,6 +103,7 @@ class LeaderDriver(ReadableRole):
         )
         self._appending = Appending(self, self.core, self._run)
         self._followers = FollowerService(self, self.core, self._appending, self._run)
+        self._own = OwnPartition(self, self.core, self._appending)
 
     # ------------------------------------------------------------------ life
     async def start(self) -> None:
@@ -119,11 +122,17 @@ class LeaderDriver(ReadableRole):
         for subject in context.not_permitted(self.subjects):
             self.story.tell(f"does not hear {subject!r}: NATS does not let it subscribe", context.now())
         self._is_heard = True
+        context.on_led(self._own)
         self._run([*self.core.announce(), *self.core.tick(context.now())])
         self.timer.schedule()
 
     def give_up_starting(self) -> None:
         self._subscriptions.give_up()
+
+    def begin_to_end(self, reason: str) -> asyncio.Task[None]:
+        ending = super().begin_to_end(reason)
+        self._own.end()
+        return ending
 
     async def _subscribe(self) -> bool:
         context, subjects, key = self.context, self.context.subjects, self.view.key

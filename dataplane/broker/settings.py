@@ -34,8 +34,13 @@ class StorageSettings:
     id."""
     max_producers_per_partition: int = MAX_PRODUCERS
     """When more write to a partition, the one that has been silent for longest is forgotten."""
+    group_retention_ms: int = 7 * 24 * 3_600_000
+    """A consumer group without members, and what it has committed, is forgotten so long (a week) after its last member
+    left or its last commit."""
 
     def __post_init__(self) -> None:
+        if self.group_retention_ms < 1:
+            raise ValueError(f"group_retention_ms ({self.group_retention_ms}) must be 1 at least")
         if self.quick_sync_below < 0:
             raise ValueError(f"quick_sync_below ({self.quick_sync_below} s) must not be negative")
         if self.min_free_bytes < 0:

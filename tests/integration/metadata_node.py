@@ -23,6 +23,7 @@ from tests.peers import peer_link
 from tidelog.runtime.nats import NatsConnection
 from tidelog.server.api import Api
 from tidelog.server.audit import AuditTrail
+from tidelog.server.group_requests import GroupRequests
 from wire.cluster_secrets import public_secrets
 from wire.errors import Code, TidelogError
 from wire.reports import BrokerReport, StreamReport
@@ -59,6 +60,7 @@ class Node:
             directory=directory / "raft",
             secrets=public_secrets(),
         )
+        peers = peer_link(connection)
         self.service = MetadataService(
             broker_id=BrokerId(broker),
             life_id=uuid.uuid4().hex,
@@ -66,7 +68,7 @@ class Node:
             make_raft=lambda machine, on_status, on_peer_lost: RaftNode(
                 config, machine, on_status=on_status, on_peer_lost=on_peer_lost
             ),
-            transport=peer_link(connection),
+            transport=peers,
             subjects=subjects,
             settings=MetadataSettings(),
             rng=Random(broker),
@@ -81,7 +83,8 @@ class Node:
             ),
         )
         audit = AuditTrail(broker, life_id=broker, epoch=lambda: self.service.controller_epoch, time_ns=time.time_ns)
-        self.on_controller = Api(self.service, connection, subjects, audit).on_controller
+        groups = GroupRequests(self.service, peers, subjects)
+        self.on_controller = Api(self.service, connection, subjects, audit, groups).on_controller
 
     def on_registered(self, cluster_id: str, incarnation: Incarnation) -> None:
         self._folder.write_text(json.dumps({"cluster_id": cluster_id, "incarnation": incarnation}))

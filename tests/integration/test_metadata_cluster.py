@@ -63,7 +63,7 @@ class MetadataCluster:
 
     async def api(self, endpoint: str, **body: Any) -> Any:
         operation = OPERATIONS[endpoint]
-        subject = SUBJECTS.api(endpoint, body.get(operation.stream))
+        subject = SUBJECTS.api(endpoint, body.get(operation.named))
         timeout = 5 if operation.writes else 0.2  # one that is carried out while it is repeated is refused
         async with asyncio.timeout(15):
             while True:

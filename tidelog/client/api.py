@@ -78,7 +78,7 @@ class Api:
         first_questions: list[str] = []
         try:
             request = operation.encode_request(*args, **kwargs)
-            subject = self._subjects.api(operation.name, operation.stream_asked(*args, **kwargs))
+            subject = self._subjects.api(operation.name, operation.name_asked(*args, **kwargs))
         except TidelogError as error:
             raise typed(error) from None
         try:

@@ -21,6 +21,7 @@ from typing import Any
 from metadata.runtime.service import MetadataService
 from tidelog.runtime.micro import Answer, Endpoint, Service
 from tidelog.server.audit import Act, AuditTrail
+from tidelog.server.group_requests import GroupRequests
 from wire.echo import echo
 from wire.errors import CLUSTER_HEADER, Code, TidelogError
 from wire.json_codec import encode
@@ -43,6 +44,7 @@ class Api:
         transport: Transport,
         subjects: Subjects,
         audit: AuditTrail,
+        groups: GroupRequests,
         work_time: Callable[[], float] = thread_time,
     ) -> None:
         self._service = service
@@ -51,10 +53,10 @@ class Api:
         self._transport = transport
         self._subjects = subjects
         self._endpoints = {
-            subjects.api(operation.name, "*" if operation.stream else None): Endpoint(
+            subjects.api(operation.name, "*" if operation.named else None): Endpoint(
                 self._serving(operation, handler), partial(_question, operation) if operation.is_shared else None
             )
-            for operation, handler in handlers_of(service.admin).items()
+            for operation, handler in {**handlers_of(service.admin), **handlers_of(groups)}.items()
         }
         self._micro: Service | None = None
         self._is_closed = False
@@ -107,13 +109,14 @@ class Api:
         return encode(await handler(request))
 
     def _check_subject(self, operation: Operation[..., Any, Any], request: object, subject: str) -> None:
-        """Permissions of NATS are given for the subject, so the request may be about no other stream. Raises
+        """Permissions of NATS are given for the subject, so the request may be about no other stream or group. Raises
         TidelogError(BAD_REQUEST)."""
-        stream = operation.stream_of(request)
-        if subject != self._subjects.api(operation.name, stream):
+        name = operation.name_in(request)
+        if subject != self._subjects.api(operation.name, name):
             raise TidelogError(
                 Code.BAD_REQUEST,
-                f"the request is about stream {stream!r:.80} and was sent to {subject!r}; name the same stream in both",
+                f"the request is about {operation.named} {name!r:.80} and was sent to {subject!r}; name the same"
+                f" {operation.named} in both",
             )
 
     def _own_headers(self) -> dict[str, str]:

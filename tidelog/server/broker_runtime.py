@@ -37,6 +37,8 @@ from tidelog.server.answering import AnsweringTransport
 from tidelog.server.api import Api
 from tidelog.server.audit import AuditTrail
 from tidelog.server.audit_stream import AuditStream
+from tidelog.server.coordinators import Coordinators
+from tidelog.server.group_requests import GroupRequests
 from tidelog.server.internal_append import InternalAppender
 from tidelog.server.peers.link import PeerLink
 from tidelog.server.peers.refusals import Refusals
@@ -143,6 +145,17 @@ class BrokerRuntime:
             monotonic=needs.loop.time,
             registration=registration,
         )
+        self.coordinators = Coordinators(
+            self.metadata,
+            clients=ingest,
+            peers=peers,
+            subjects=needs.subjects,
+            now=needs.loop.time,
+            time_ns=needs.time_ns,
+            patience=needs.metadata_settings.leader_lease_s,
+            retention=needs.storage_settings.group_retention_ms / 1000,
+            work_time=needs.work_time,
+        )
         self._context = BrokerContext(
             broker=needs.broker,
             incarnation=Incarnation(0),
@@ -164,6 +177,7 @@ class BrokerRuntime:
             loop=needs.loop,
             time_ns=needs.time_ns,
             keyring=needs.keyring,
+            on_led=self.coordinators.on_led,
         )
         self.broker = Broker(self._context, self._data_dir, replicas)
         appender = InternalAppender(self.metadata, peers, needs.subjects, needs.time_ns)
@@ -175,7 +189,8 @@ class BrokerRuntime:
             time_ns=needs.time_ns,
             on_record=self._audit_stream.on_record if needs.keeps_audit_stream else lambda _: None,
         )
-        self._api = Api(self.metadata, public, needs.subjects, audit, needs.work_time)
+        groups = GroupRequests(self.metadata, peers, needs.subjects)
+        self._api = Api(self.metadata, public, needs.subjects, audit, groups, needs.work_time)
 
     @classmethod
     async def open(cls, needs: BrokerDependencies, on_fatal: Callable[[TidelogError], None]) -> BrokerRuntime:

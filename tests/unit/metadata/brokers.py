@@ -24,6 +24,7 @@ from metadata.settings import MetadataSettings
 from tests.fake_nats import FakeTransport, Hub
 from tidelog.server.api import Api
 from tidelog.server.audit import AuditTrail
+from tidelog.server.group_requests import GroupRequests
 from wire import metadata_pb2 as pb
 from wire.errors import TidelogError
 from wire.operation import ALWAYS_POSSIBLE
@@ -170,6 +171,7 @@ class Broker:
             self.transport,
             SUBJECTS,
             AuditTrail(self.id, life_id=self.id, epoch=lambda: self.service.controller_epoch, time_ns=lambda: 0),
+            GroupRequests(self.service, self.transport, SUBJECTS),
         ).on_controller
 
     def on_registered(self, cluster_id: str, incarnation: Incarnation) -> None:

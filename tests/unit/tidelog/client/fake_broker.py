@@ -34,7 +34,7 @@ CLUSTER = "c1"
 
 def api_subject(name: str) -> str:
     """On which a controller listens for that operation."""
-    return Subjects().api(name, "*" if OPERATIONS[name].stream else None)
+    return Subjects().api(name, "*" if OPERATIONS[name].named else None)
 
 
 @dataclass

@@ -1,0 +1,345 @@
+"""One consumer group: its members, their assignments, and what it has committed.
+
+    members, subscriptions or partitions change ──> the generation grows, targets are computed anew
+                                                          │
+    for each member, at every step:                       v
+        assigned ⊄ target                     assigned shrinks, the rest is to be given up (revoking), version + 1
+        it has applied the version            revoking is empty: these partitions are free
+        revoking is empty                     it reaches the generation, and gets the free partitions of its target;
+                                              version + 1 where these are any
+
+Invariant: a partition is in `assigned` or `revoking` of one member at most.
+Invariant: `assigned` of a member is part of its target, once `step` has run.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from dataclasses import dataclass, field
+from typing import TypeAlias
+
+from google.protobuf.message import Message as ProtoMessage
+
+from tidelog.groups.assignor import assign
+from tidelog.groups.members import Member, subscription_of
+from tidelog.groups.streams import StreamsView
+from wire.echo import echo
+from wire.errors import Code, InvariantViolation, TidelogError
+from wire.groups import GroupKey, MemberKey, OffsetKey, RecordKey, StreamPartition, unknown_member
+from wire.groups_pb2 import CommittedOffset, GroupRecord, HeartbeatRequest, OffsetRecord
+
+MAX_MEMBERS = 1000
+MAX_PARTITIONS = 20_000
+"""Of all streams to which a group's members have subscribed."""
+MAX_METADATA = 1024
+"""Characters of the text that is committed with an offset."""
+MAX_OFFSET = (1 << 63) - 1
+
+Records: TypeAlias = "dict[RecordKey, ProtoMessage | None]"
+"""To be written; None deletes."""
+
+
+@dataclass(slots=True)
+class Group:
+    name: str
+    generation: int = 0
+    emptied_at: int = 0
+    """ns since 1970; 0: it has members, or never had any and nothing is committed."""
+    members: dict[str, Member] = field(default_factory=dict)
+    offsets: dict[StreamPartition, OffsetRecord] = field(default_factory=dict)
+    replaced: dict[str, None] = field(default_factory=dict)
+    """Ids of members whose instance id another process has taken, the newest last. They are forgotten with the
+    coordinator, which then calls such a member unknown."""
+    farewells: list[tuple[object, TidelogError]] = field(default_factory=list)
+    """Refusals for members that were removed, with the tokens of their newest heartbeats."""
+    _is_stale: bool = False
+    """Targets are to be computed anew."""
+    _is_unsettled: bool = False
+    """A member may have to give something up, or get something."""
+    _subscribed: frozenset[StreamPartition] | None = None
+    """For which the targets were computed. None: not known since the coordinator began."""
+
+    # ---- members ---------------------------------------------------------------------------------------------------
+
+    def heartbeat(self, request: HeartbeatRequest, token: object, now: float, records: Records) -> Member | None:
+        """The member, which is to be answered once `step` has run; None: it left. Raises TidelogError."""
+        match request.kind:
+            case HeartbeatRequest.JOIN:
+                member = self.members.get(request.member) or self._join(Member.of_request(request), records)
+            case HeartbeatRequest.STAY:
+                member = self._known(request.member)
+            case HeartbeatRequest.LEAVE | HeartbeatRequest.PART:
+                self._end(request, now, records)
+                return None
+            case _:
+                raise TidelogError(Code.BAD_REQUEST, f"a heartbeat of the unknown kind {request.kind}")
+        if request.kind == HeartbeatRequest.STAY and request.HasField("subscription"):
+            self._subscribe(member, request, records)
+        member.session_ends = now + member.session_timeout
+        member.token = token
+        if member.revoking and request.applied == member.version:
+            member.revoking = frozenset()
+            member.revoke_by = None
+            self._changed(member, records)
+        return member
+
+    def _known(self, member_id: str) -> Member:
+        member = self.members.get(member_id)
+        if member is not None and not member.parted:
+            return member
+        if member_id in self.replaced:
+            raise fenced_instance(self.name, member_id)
+        raise unknown_member(self.name, member_id)
+
+    def _join(self, joining: Member, records: Records) -> Member:
+        if joining.id in self.replaced:
+            raise fenced_instance(self.name, joining.id)
+        before = next((m for m in self.members.values() if joining.instance and m.instance == joining.instance), None)
+        if before is None:
+            if len(self.members) >= MAX_MEMBERS:
+                raise TidelogError(Code.LIMIT_REACHED, f"group {self.name!r} has {MAX_MEMBERS} members already")
+            self._is_stale = True
+        else:
+            # What it had to give up is given up: a process that is fenced commits nothing any more.
+            joining.assigned, joining.target, joining.version = before.assigned, before.target, before.version + 1
+            joining.generation = before.generation
+            if joining.subscription != before.subscription:
+                self._is_stale = True
+            self._remove(before, records)
+            self._remember_replaced(before.id)
+            self.farewells.append((before.token, fenced_instance(self.name, before.id)))
+        self.members[joining.id] = joining
+        self.emptied_at = 0
+        records[GroupKey(self.name)] = self.to_record()
+        self._changed(joining, records)
+        return joining
+
+    def _remember_replaced(self, member_id: str) -> None:
+        self.replaced[member_id] = None
+        if len(self.replaced) > MAX_MEMBERS:
+            del self.replaced[next(iter(self.replaced))]
+
+    def _end(self, request: HeartbeatRequest, now: float, records: Records) -> None:
+        """One that is not known has ended already."""
+        member = self.members.get(request.member)
+        if member is None or member.parted:
+            return
+        if request.kind == HeartbeatRequest.PART and member.instance:
+            member.parted, member.revoking, member.revoke_by = True, frozenset(), None
+            member.session_ends, member.token = now + member.session_timeout, None
+            self._changed(member, records)
+        else:
+            self.remove(member, records)
+
+    def _subscribe(self, member: Member, request: HeartbeatRequest, records: Records) -> None:
+        streams, patterns = subscription_of(request)
+        if (streams, patterns) != (member.streams, member.patterns):
+            member.streams, member.patterns = streams, patterns
+            self._is_stale = True
+            self._changed(member, records)
+
+    def remove(self, member: Member, records: Records) -> None:
+        """It left, or is dead."""
+        self._remove(member, records)
+        self._is_stale = True
+
+    def _remove(self, member: Member, records: Records) -> None:
+        del self.members[member.id]
+        records[MemberKey(self.name, member.id)] = None
+        self._is_unsettled = True
+
+    def _changed(self, member: Member, records: Records) -> None:
+        records[MemberKey(self.name, member.id)] = member.to_record()
+        self._is_unsettled = True
+
+    # ---- assignment ------------------------------------------------------------------------------------------------
+
+    def on_streams(self, view: StreamsView, records: Records) -> None:
+        """Streams or partitions may have come or gone."""
+        for of in [of for of in self.offsets if view.is_gone(of)]:
+            del self.offsets[of]
+            records[OffsetKey(self.name, of)] = None
+        if self.members and self._partitions_of(view) != self._subscribed:
+            self._is_stale = True
+
+    def step(self, view: StreamsView, now: float, time_ns: int, records: Records) -> None:
+        """Whatever can be done now of what has changed."""
+        if self._is_stale:
+            self._retarget(view, time_ns, records)
+        if self._is_unsettled:
+            self._is_unsettled = False
+            self._reconcile(now, records)
+
+    def _retarget(self, view: StreamsView, time_ns: int, records: Records) -> None:
+        self._is_stale = False
+        is_first, self._subscribed = self._subscribed is None, self._partitions_of(view)
+        if len(self._subscribed) > MAX_PARTITIONS:
+            limit = sorted(self._subscribed)[MAX_PARTITIONS:]
+            self._subscribed -= frozenset(limit)
+        by_stream: dict[str, list[StreamPartition]] = {}
+        for partition in self._subscribed:
+            by_stream.setdefault(partition.stream, []).append(partition)
+        present = {member.id: member.target for member in self.members.values()}
+        subscribed = {member.id: self._names_of(member, view) for member in self.members.values()}
+        targets = assign(subscribed, by_stream, present)
+        if is_first and targets == present and all(m.generation == self.generation for m in self.members.values()):
+            return  # a new coordinator finds everything as it was left
+        self.generation += 1
+        if not self.members:
+            self.emptied_at = time_ns
+        records[GroupKey(self.name)] = self.to_record()
+        for member in self.members.values():
+            member.target = targets[member.id]
+            self._changed(member, records)
+
+    def _names_of(self, member: Member, view: StreamsView) -> frozenset[str]:
+        known = view.matching(member.streams, member.patterns)
+        return frozenset(known | {partition.stream for partition in member.target if view.is_unknown(partition)})
+
+    def _partitions_of(self, view: StreamsView) -> frozenset[StreamPartition]:
+        """All to which members have subscribed. Those that a member has stay, if this broker does not know their
+        stream yet."""
+        names: set[str] = set()
+        for member in self.members.values():
+            names |= view.matching(member.streams, member.patterns)
+        unknown = {p for member in self.members.values() for p in member.target if view.is_unknown(p)}
+        known = {p for name in names for p in view.partitions(name)}
+        return frozenset(known | unknown)
+
+    def _reconcile(self, now: float, records: Records) -> None:
+        for member in self.members.values():
+            over = member.assigned - member.target
+            if not over:
+                continue
+            member.assigned -= over
+            member.version += 1
+            if not member.parted:  # else its process has ended
+                member.revoking |= over
+                member.revoke_by = member.revoke_by or now + member.rebalance_timeout
+            self._changed(member, records)
+        held = {partition for member in self.members.values() for partition in member.held}
+        for member in self.members.values():
+            if member.revoking:
+                continue
+            free = member.target - member.assigned - held
+            if free:
+                member.assigned |= free
+                member.version += 1
+                held |= free
+            if free or member.generation != self.generation:
+                member.generation = self.generation
+                self._changed(member, records)
+        self._is_unsettled = False
+
+    def begin(self, now: float, patience: float) -> None:
+        """A new coordinator has read the records. `patience`: see the module `shard`."""
+        for member in self.members.values():
+            member.session_ends = now + member.session_timeout + patience
+            member.revoke_by = now + member.rebalance_timeout + patience if member.revoking else None
+        self._is_stale = self._is_unsettled = bool(self.members)
+
+    def on_slept(self, seconds: float) -> None:
+        """The coordinator stood still for so long: what members sent meanwhile may wait to be read."""
+        for member in self.members.values():
+            member.session_ends += seconds
+            if member.revoke_by is not None:
+                member.revoke_by += seconds
+
+    def on_time(self, now: float, records: Records) -> bool:
+        """Removes the members whose time is over. False: there are none."""
+        dead = [
+            member
+            for member in self.members.values()
+            if now >= member.session_ends or (member.revoke_by is not None and now >= member.revoke_by)
+        ]
+        for member in dead:
+            self.remove(member, records)
+            self.farewells.append((member.token, unknown_member(self.name, member.id)))
+        return bool(dead)
+
+    # ---- offsets ---------------------------------------------------------------------------------------------------
+
+    def check_commit(self, member_id: str, generation: int, offsets: Iterable[StreamPartition]) -> None:
+        """Raises TidelogError: this member, or a program that is none, may not commit."""
+        if not member_id:
+            if self.members:
+                raise group_not_empty(self.name, len(self.members))
+            return
+        member = self._known(member_id)
+        if generation != member.generation:
+            raise TidelogError(
+                Code.STALE_GENERATION,
+                f"member {member_id!r} of group {self.name!r} is in generation {member.generation}, the commit in"
+                f" {generation}; commit again after the next heartbeat",
+            )
+        others = sorted(set(offsets) - member.held)
+        if others:
+            raise TidelogError(
+                Code.NOT_ASSIGNED,
+                f"{', '.join(map(str, others[:5]))} {'is' if len(others) == 1 else 'are'} not assigned to member"
+                f" {member_id!r} of group {self.name!r} any more; nothing was committed",
+            )
+
+    def commit(self, of: StreamPartition, record: OffsetRecord, records: Records) -> None:
+        self.offsets[of] = record
+        records[OffsetKey(self.name, of)] = record
+        if not self.members:
+            self.emptied_at = record.committed_at
+            records[GroupKey(self.name)] = self.to_record()
+
+    def committed(self, of: StreamPartition) -> CommittedOffset:
+        record = self.offsets.get(of)
+        found = CommittedOffset(stream=of.stream, incarnation=of.incarnation, partition=of.partition, offset=-1)
+        if record is not None:
+            found.offset, found.metadata = record.offset, record.metadata
+            found.committed_at, found.partition_incarnation = record.committed_at, record.partition_incarnation
+        return found
+
+    # ---- the record, and what operators see ------------------------------------------------------------------------
+
+    def to_record(self) -> GroupRecord:
+        return GroupRecord(generation=self.generation, emptied_at=self.emptied_at)
+
+    def forget(self, records: Records) -> None:
+        """All of it, its members too."""
+        records[GroupKey(self.name)] = None
+        for member in self.members:
+            records[MemberKey(self.name, member)] = None
+        for of in self.offsets:
+            records[OffsetKey(self.name, of)] = None
+
+    @property
+    def state(self) -> str:
+        if not self.members:
+            return "empty"
+        is_settled = all(m.assigned == m.target and not m.revoking for m in self.members.values())
+        return "stable" if is_settled and not self._is_stale else "reconciling"
+
+    def validate(self) -> None:
+        held: dict[StreamPartition, str] = {}
+        for member in self.members.values():
+            if member.assigned & member.revoking:
+                raise InvariantViolation(f"group {self.name}: {member.id} is to give up what is assigned to it")
+            for partition in member.held:
+                other = held.setdefault(partition, member.id)
+                if other != member.id:
+                    raise InvariantViolation(f"group {self.name}: {partition} is held by {other} and {member.id}")
+            if not self._is_stale and not self._is_unsettled and not member.assigned <= member.target:
+                raise InvariantViolation(f"group {self.name}: {member.id} is assigned more than its target")
+            if member.generation > self.generation:
+                raise InvariantViolation(f"group {self.name}: {member.id} is ahead of the group's generation")
+
+
+def fenced_instance(group: str, member: str) -> TidelogError:
+    return TidelogError(
+        Code.FENCED_INSTANCE,
+        f"another process has joined group {echo(group)} under the instance id of member {member!r}; give each process"
+        " an instance id of its own",
+    )
+
+
+def group_not_empty(group: str, members: int) -> TidelogError:
+    return TidelogError(
+        Code.GROUP_NOT_EMPTY,
+        f"group {group!r} has {members} member{'' if members == 1 else 's'}, and only they commit; stop them first",
+    )

@@ -1,0 +1,458 @@
+"""The groups and cursors of one partition of `__groups`, in one LeaderEpoch. See the package.
+
+Sessions are judged by the coordinator's own clock, with exceptions that keep it from removing a member that lives:
+
+- A new coordinator gives each member its session timeout and `patience` before it removes it. `patience` is the lease:
+  a deposed coordinator may answer heartbeats until its lease is over, and these prolong sessions at the members.
+- Where two calls of `settle` are further apart than LATE, the process stood still; the delay is added to all sessions.
+- `next_deadline` is never later than BEAT, so that a delay is noticed.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Mapping, Sequence
+from typing import Any, Final
+
+from tidelog.groups.cursors import Cursors
+from tidelog.groups.group import MAX_METADATA, MAX_OFFSET, Group, Records, group_not_empty
+from tidelog.groups.members import Member
+from tidelog.groups.requests import Admin, Answer, Request, Settled
+from tidelog.groups.streams import StreamsView
+from wire import operations as op
+from wire.echo import echo
+from wire.error_details import LIMIT
+from wire.errors import Code, InvariantViolation, TidelogError
+from wire.groups import (
+    CursorKey,
+    GroupKey,
+    MemberKey,
+    OffsetKey,
+    StreamPartition,
+    check_group_name,
+    decode_key,
+    from_stream_partitions,
+    to_stream_partitions,
+)
+from wire.groups_pb2 import (
+    CommitRequest,
+    CommitResponse,
+    CommittedOffset,
+    CursorRecord,
+    CursorRequest,
+    GroupRecord,
+    HeartbeatRequest,
+    HeartbeatResponse,
+    MemberRecord,
+    OffsetRecord,
+    OffsetsRequest,
+    OffsetsResponse,
+)
+
+BEAT: Final = 1.0
+"""Seconds between two looks at the clock, as the next one."""
+LATE: Final = 2.0
+MAX_GROUPS: Final = 5000
+MAX_COMMITTED: Final = 1000
+"""Offsets of one commit."""
+MAX_BYTES: Final = 256 << 10
+"""Of records, from which on no further request is carried out before these are committed."""
+SESSION_INTERVAL: Final = 0.25
+"""Seconds between two looks for members whose sessions are over."""
+EXPIRY_INTERVAL: Final = 60.0
+"""Seconds between two looks for groups to forget."""
+
+_RECORD_BYTES: Final = 128
+_ADMIN_BYTES: Final = 16 << 10
+
+
+class GroupShard:
+    """`retention`: seconds for which a group without members is kept; `patience`: see the module; `broker` and
+    `partition`: for descriptions."""
+
+    def __init__(self, *, broker: str, partition: int, patience: float, retention: float) -> None:
+        self.groups: dict[str, Group] = {}
+        self.cursors = Cursors()
+        self.unknown_records = 0
+        """Records of kinds that this version does not know; they are left as they are."""
+        self._broker = broker
+        self._partition = partition
+        self._patience = patience
+        self._retention = retention
+        self._view = StreamsView()
+        self._taken: deque[tuple[object, Request]] = deque()
+        self._is_view_new = False
+        self._seen_at: float | None = None
+        self._expires_at = 0.0
+        self._sessions_at = 0.0
+
+    # ---- the log ---------------------------------------------------------------------------------------------------
+
+    def replay(self, key: bytes, value: bytes | None) -> None:
+        """One record of the log, in its order. Raises DecodeError for one whose value cannot be read."""
+        try:
+            found = decode_key(key)
+        except ValueError:
+            self.unknown_records += 1
+            return
+        match found:
+            case GroupKey(name):
+                if value is None:
+                    self.groups.pop(name, None)
+                else:
+                    record = GroupRecord.FromString(value)
+                    group = self._group(name)
+                    group.generation, group.emptied_at = record.generation, record.emptied_at
+            case MemberKey(name, member):
+                group = self._group(name)
+                group.members.pop(member, None)
+                if value is not None:
+                    group.members[member] = Member.of_record(member, MemberRecord.FromString(value))
+            case OffsetKey(name, of):
+                if value is None:
+                    self._group(name).offsets.pop(of, None)
+                else:
+                    self._group(name).offsets[of] = OffsetRecord.FromString(value)
+            case CursorKey(name):
+                if value is None:
+                    self.cursors.known.pop(name, None)
+                else:
+                    self.cursors.known[name] = CursorRecord.FromString(value)
+
+    def _group(self, name: str) -> Group:
+        group = self.groups.get(name)
+        if group is None:
+            group = self.groups[name] = Group(name)
+        return group
+
+    def begin(self, view: StreamsView, now: float) -> None:
+        """Everything was replayed."""
+        # Tombstones that follow the one of their group make an empty group anew.
+        self.groups = {
+            name: group for name, group in self.groups.items() if group.generation or group.members or group.offsets
+        }
+        self._view, self._is_view_new, self._seen_at = view, True, now
+        for group in self.groups.values():
+            group.begin(now, self._patience)
+
+    # ---- requests --------------------------------------------------------------------------------------------------
+
+    @property
+    def is_waiting(self) -> bool:
+        """Something was taken that is not settled."""
+        return bool(self._taken) or self._is_view_new
+
+    @property
+    def waiting(self) -> int:
+        """Requests that were taken and are not carried out."""
+        return len(self._taken)
+
+    def on_streams(self, view: StreamsView) -> None:
+        self._view, self._is_view_new = view, True
+
+    def take(self, token: object, request: Request) -> None:
+        self._taken.append((token, request))
+
+    def abandon(self) -> list[object]:
+        """The tokens of requests that were not carried out."""
+        tokens = [token for token, _ in self._taken]
+        self._taken.clear()
+        return tokens
+
+    def settle(self, now: float, time_ns: int) -> Settled:
+        """Carries out what was taken, as much of it as is to be committed together; `is_waiting` tells whether
+        something is left. `time_ns`: since 1970."""
+        self._look_at_clock(now)
+        records: Records = {}
+        settled, due = Settled(), list[tuple[object, Member, int]]()
+        touched: dict[str, Group] = {}
+        if self._is_view_new:
+            self._is_view_new = False
+            touched.update(self.groups)
+            for group in self.groups.values():
+                group.on_streams(self._view, records)
+        size = 0
+        while self._taken and size < MAX_BYTES:
+            token, request = self._taken.popleft()
+            size += _size_of(request)
+            try:
+                answer = self._carry_out(token, request, now, time_ns, records, touched, due)
+                if answer is not None:
+                    settled.answers.append((token, answer))
+            except TidelogError as error:
+                settled.answers.append((token, error))
+        if now >= self._sessions_at:
+            self._sessions_at = now + SESSION_INTERVAL
+            for group in self.groups.values():
+                if group.on_time(now, records):
+                    touched[group.name] = group
+        self._forget_old(now, time_ns, records)
+        for group in touched.values():
+            group.step(self._view, now, time_ns, records)
+        settled.answers += [(token, self._told(member, applied)) for token, member, applied in due]
+        for group in touched.values():
+            settled.unasked += self._unasked(group)
+        settled.records = [
+            (key.encode(), None if record is None else record.SerializeToString(deterministic=True))
+            for key, record in records.items()
+        ]
+        return settled
+
+    def _look_at_clock(self, now: float) -> None:
+        seen, self._seen_at = self._seen_at, now
+        if seen is not None and now - seen > LATE:
+            for group in self.groups.values():
+                group.on_slept(now - seen)
+
+    def next_deadline(self) -> float:
+        """Monotonic seconds; infinity: nothing is waited for."""
+        assert self._seen_at is not None
+        if not any(group.members for group in self.groups.values()):
+            return self._expires_at if self.groups else float("inf")
+        return self._seen_at + BEAT
+
+    def _carry_out(
+        self,
+        token: object,
+        request: Request,
+        now: float,
+        time_ns: int,
+        records: Records,
+        touched: dict[str, Group],
+        due: list[tuple[object, Member, int]],
+    ) -> Answer | None:
+        """None: the answer is due once assignments are computed. Raises TidelogError."""
+        match request:
+            case HeartbeatRequest():
+                group = self._found_or_made(request.group, makes=request.kind == HeartbeatRequest.JOIN)
+                if group is None:
+                    group = Group(request.group)  # without members, it refuses or ignores
+                else:
+                    touched[group.name] = group
+                try:
+                    member = group.heartbeat(request, token, now, records)
+                finally:
+                    self._drop_if_nothing(group)
+                if member is None:
+                    return HeartbeatResponse()
+                due.append((token, member, request.applied))
+                return None
+            case CommitRequest():
+                return self._commit(request, time_ns, records)
+            case OffsetsRequest():
+                return self._offsets(request)
+            case CursorRequest():
+                response, written = self.cursors.carry_out(request, time_ns)
+                records.update(written)
+                return response
+            case Admin():
+                return self._administrate(request, time_ns, records)
+
+    def _found_or_made(self, name: str, *, makes: bool) -> Group | None:
+        check_group_name(name)
+        group = self.groups.get(name)
+        if group is None and makes:
+            if len(self.groups) >= MAX_GROUPS:
+                raise TidelogError(
+                    Code.LIMIT_REACHED,
+                    f"{MAX_GROUPS} groups are kept where {name!r} belongs; delete some (`tidelog group delete`)",
+                    [LIMIT.of("groups")],
+                )
+            group = self.groups[name] = Group(name)
+        return group
+
+    def _drop_if_nothing(self, group: Group) -> None:
+        if not (group.generation or group.members or group.offsets):
+            self.groups.pop(group.name, None)
+
+    # ---- offsets ---------------------------------------------------------------------------------------------------
+
+    def _commit(self, request: CommitRequest, time_ns: int, records: Records) -> CommitResponse:
+        if not 0 < len(request.offsets) <= MAX_COMMITTED:
+            raise TidelogError(
+                Code.BAD_REQUEST, f"a commit of {len(request.offsets)} offsets; 1 to {MAX_COMMITTED} are taken at once"
+            )
+        checked = [(of := _partition_of(offset), self._record_of(of, offset, time_ns)) for offset in request.offsets]
+        group = self._found_or_made(request.group, makes=not request.member) or Group(request.group)
+        try:
+            group.check_commit(request.member, request.generation, (of for of, _ in checked))
+            for of, record in checked:
+                group.commit(of, record, records)
+        finally:
+            self._drop_if_nothing(group)
+        return CommitResponse()
+
+    def _record_of(self, of: StreamPartition, offset: CommittedOffset, time_ns: int) -> OffsetRecord:
+        """Raises TidelogError for a partition that is not there, or an offset that cannot be."""
+        if not 0 <= offset.offset <= MAX_OFFSET:
+            raise TidelogError(Code.BAD_REQUEST, f"offset {offset.offset} of {_named(of)} is below 0")
+        if len(offset.metadata) > MAX_METADATA:
+            raise TidelogError(
+                Code.BAD_REQUEST, f"{len(offset.metadata)} characters of metadata; {MAX_METADATA} are taken at most"
+            )
+        if self._view.is_unknown(of):
+            raise TidelogError(
+                Code.UNAVAILABLE, f"{self._broker} does not know {_named(of)} of that life yet; try again"
+            )
+        incarnation = self._view.partition_incarnation(of)
+        if incarnation is None or offset.partition_incarnation not in (0, incarnation):
+            raise TidelogError(
+                Code.WRONG_INCARNATION,
+                f"there is no {_named(of)} of that life; the stream was deleted, and maybe created again",
+            )
+        return OffsetRecord(
+            offset=offset.offset, partition_incarnation=incarnation, metadata=offset.metadata, committed_at=time_ns
+        )
+
+    def _offsets(self, request: OffsetsRequest) -> OffsetsResponse:
+        check_group_name(request.group)
+        group = self.groups.get(request.group) or Group(request.group)
+        wanted = sorted(from_stream_partitions(request.partitions) if request.partitions else group.offsets)
+        return OffsetsResponse(offsets=map(group.committed, wanted))
+
+    def _forget_old(self, now: float, time_ns: int, records: Records) -> None:
+        if now < self._expires_at:
+            return
+        self._expires_at = now + EXPIRY_INTERVAL
+        before = time_ns - int(self._retention * 1e9)
+        for name in [n for n, g in self.groups.items() if not g.members and g.emptied_at and g.emptied_at < before]:
+            self.groups.pop(name).forget(records)
+
+    # ---- answers to members ----------------------------------------------------------------------------------------
+
+    def _told(self, member: Member, applied: int) -> HeartbeatResponse:
+        member.told = (member.version, member.generation)
+        return HeartbeatResponse(
+            generation=member.generation,
+            heartbeat_interval_ms=member.heartbeat_interval_ms,
+            version=member.version,
+            assigned=to_stream_partitions(member.assigned) if applied != member.version else [],
+        )
+
+    def _unasked(self, group: Group) -> list[tuple[object, Answer]]:
+        found: list[tuple[object, Answer]] = list(group.farewells)
+        group.farewells.clear()
+        for member in group.members.values():
+            if member.token is not None and member.told != (member.version, member.generation):
+                response = self._told(member, applied=0)
+                response.unasked = True
+                found.append((member.token, response))
+        return [(token, answer) for token, answer in found if token is not None]
+
+    # ---- operators -------------------------------------------------------------------------------------------------
+
+    def _administrate(self, asked: Admin, time_ns: int, records: Records) -> Mapping[str, Any]:
+        request = asked.request
+        if asked.operation is op.GROUP_LIST:
+            return {"groups": [_summary(group) for _, group in sorted(self.groups.items())], "unanswered": []}
+        group = self._found_or_made(request.group, makes=asked.operation is op.GROUP_RESET)
+        if group is None:
+            raise TidelogError(
+                Code.UNKNOWN_GROUP,
+                f"there is no consumer group {request.group!r}; `tidelog group list` shows those that there are",
+            )
+        if asked.operation is op.GROUP_DESCRIBE:
+            return self._described(group)
+        try:
+            if group.members:
+                raise group_not_empty(group.name, len(group.members))
+            if asked.operation is op.GROUP_DELETE:
+                del self.groups[group.name]
+                group.forget(records)
+                return {}
+            if asked.operation is op.GROUP_RESET:
+                return self._reset(group, request.offsets, time_ns, records)
+        finally:
+            self._drop_if_nothing(group)
+        raise InvariantViolation(f"the coordinator of groups was asked for {asked.operation.name}")
+
+    def _reset(
+        self, group: Group, offsets: Sequence[op.NewOffset], time_ns: int, records: Records
+    ) -> op.GroupDescription:
+        checked = [(of := self._current(new), self._new_record(of, new, time_ns)) for new in offsets]
+        for of, record in checked:
+            group.commit(of, record, records)
+        return self._described(group)
+
+    def _current(self, new: op.NewOffset) -> StreamPartition:
+        stream = self._view.streams.get(new["stream"])
+        if stream is None or new["partition"] not in stream.partitions:
+            raise TidelogError(
+                Code.WRONG_INCARNATION, f"there is no partition {new['partition']} of stream {echo(new['stream'])}"
+            )
+        return StreamPartition(new["stream"], stream.incarnation, new["partition"])
+
+    def _new_record(self, of: StreamPartition, new: op.NewOffset, time_ns: int) -> OffsetRecord:
+        offset = (
+            CommittedOffset(offset=new["offset"]) if 0 <= new["offset"] <= MAX_OFFSET else CommittedOffset(offset=-1)
+        )
+        return self._record_of(of, offset, time_ns)
+
+    def _described(self, group: Group) -> op.GroupDescription:
+        return {
+            **_summary(group),
+            "coordinator": self._broker,
+            "partition": self._partition,
+            "details": [_description(member) for _, member in sorted(group.members.items())],
+            "offsets": [
+                {
+                    "stream": of.stream,
+                    "incarnation": of.incarnation,
+                    "partition": of.partition,
+                    "offset": record.offset,
+                    "metadata": record.metadata,
+                    "committed_at_ns": record.committed_at,
+                }
+                for of, record in sorted(group.offsets.items())
+            ],
+        }
+
+    def validate(self) -> None:
+        for group in self.groups.values():
+            group.validate()
+
+
+def _size_of(request: Request) -> int:
+    """Bytes, roughly, of the records that it may cause."""
+    return _ADMIN_BYTES if isinstance(request, Admin) else request.ByteSize() + _RECORD_BYTES
+
+
+def _partition_of(offset: CommittedOffset) -> StreamPartition:
+    return StreamPartition(offset.stream, offset.incarnation, offset.partition)
+
+
+def _named(of: StreamPartition) -> str:
+    return f"partition {of.partition} of stream {echo(of.stream)}"
+
+
+def _summary(group: Group) -> op.GroupSummary:
+    streams = {of.stream for of in group.offsets}
+    for member in group.members.values():
+        streams.update(member.subscription)
+    return {
+        "name": group.name,
+        "state": group.state,
+        "generation": group.generation,
+        "members": len(group.members),
+        "streams": sorted(streams),
+    }
+
+
+def _description(member: Member) -> op.GroupMember:
+    return {
+        "id": member.id,
+        "instance": member.instance,
+        "client": member.client,
+        "subscription": member.subscription,
+        "generation": member.generation,
+        "assigned": _by_stream(member.assigned),
+        "revoking": _by_stream(member.revoking),
+        "parted": member.parted,
+    }
+
+
+def _by_stream(partitions: frozenset[StreamPartition]) -> dict[str, list[int]]:
+    found: dict[str, list[int]] = {}
+    for each in sorted(partitions):
+        found.setdefault(each.stream, []).append(each.partition)
+    return found

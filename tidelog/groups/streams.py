@@ -1,0 +1,60 @@
+"""The streams of the cluster as a coordinator knows them, from the applied metadata of its broker.
+
+That may lag behind what a member or an earlier coordinator knew. Incarnations are generations of the metadata, so a
+stream whose incarnation is above the generation that is applied here is not known yet, and one whose incarnation is at
+or below it, and which is not there, was deleted.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Collection, Iterable, Mapping
+from dataclasses import dataclass, field
+from fnmatch import fnmatchcase
+
+from wire.groups import StreamPartition
+
+
+@dataclass(frozen=True, slots=True)
+class StreamLife:
+    incarnation: int
+    partitions: Mapping[int, int]
+    """Number -> incarnation of the partition."""
+
+
+@dataclass(frozen=True, slots=True)
+class StreamsView:
+    generation: int = 0
+    """Of the applied metadata."""
+    streams: Mapping[str, StreamLife] = field(default_factory=dict)
+    """By name, without Tidelog's own."""
+
+    def partition_incarnation(self, of: StreamPartition) -> int | None:
+        """None: there is no such partition, in that life of the stream."""
+        stream = self.streams.get(of.stream)
+        if stream is None or stream.incarnation != of.incarnation:
+            return None
+        return stream.partitions.get(of.partition)
+
+    def is_unknown(self, of: StreamPartition) -> bool:
+        """It may exist: metadata of its time is not applied here yet."""
+        return of.incarnation > self.generation
+
+    def is_gone(self, of: StreamPartition) -> bool:
+        """Its stream was deleted, or this partition of it."""
+        return not self.is_unknown(of) and self.partition_incarnation(of) is None
+
+    def partitions(self, name: str) -> list[StreamPartition]:
+        stream = self.streams[name]
+        return [StreamPartition(name, stream.incarnation, number) for number in stream.partitions]
+
+    def matching(self, names: Collection[str], patterns: Iterable[str]) -> set[str]:
+        """The streams that exist of those that are named, or match a pattern."""
+        found = {name for name in names if name in self.streams}
+        for pattern in patterns:
+            found.update(name for name in self.streams if fnmatchcase(name, pattern))
+        return found
+
+
+PATTERN = re.compile(r"[A-Za-z0-9_*?-]{1,64}")
+"""What a pattern of a subscription may look like: `fnmatch` knows no other special character than these two."""

@@ -1,0 +1,438 @@
+"""The coordinator of the groups and cursors of one partition of `__groups`, while this broker leads that partition.
+
+It lives as long as a LeaderEpoch of the partition, beside the leader, in the same process:
+
+    LOADING ──all of the log is committed, and read──> ACTIVE ──append fails, outcome not known──> LOADING
+       │                                                 │
+       └───────────── the LeaderEpoch ends ──────────────┴──> OVER
+
+Requests are handed to the shard (`tidelog.groups`), which settles them together. One batch of records is on its way at
+a time; what comes meanwhile is settled together when that one is committed. No answer leaves before the records that
+its state stands on are committed, and an answer without any needs a valid lease (R29): a deposed coordinator that has
+not heard of it would tell what is not so any more.
+
+The log is read again after any append that failed: the shard has changed already. That waits until all of the log is
+committed, also what an append with an unknown outcome has left.
+
+At most MAX_WAITING requests wait; one more is refused with BACKPRESSURE. While the log is being read for longer than
+PATIENT_S, requests are refused with UNAVAILABLE, which clients ride out.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import logging
+from collections.abc import Callable, Mapping
+from enum import Enum, auto
+from typing import Any, Final, Protocol
+
+from google.protobuf.message import DecodeError
+from google.protobuf.message import Message as ProtoMessage
+
+from dataplane.broker.led_partition import LedPartition
+from dataplane.log.errors import LogDamaged
+from tidelog.groups.requests import Admin, Answer, Request, Settled
+from tidelog.groups.shard import GroupShard
+from tidelog.groups.streams import StreamsView
+from wire import groups_pb2 as pb
+from wire import json_codec
+from wire.batch import BatchBuilder, RecordBatch, iter_batches
+from wire.error_details import LIMIT, RETRY_AFTER_MS
+from wire.errors import Code, CorruptData, TidelogError
+from wire.groups import COMMIT, CURSOR, HEARTBEAT, OFFSETS
+from wire.operations import OPERATIONS
+from wire.peers import PeerTransport
+from wire.subjects import Subjects
+from wire.transport import Message, Subscription, Transport
+
+_log = logging.getLogger(__name__)
+
+CONFIRM_TIMEOUT_S: Final = 5.0
+"""For the ISR to have a batch; then its outcome is unknown."""
+RELOAD_PAUSE_S: Final = 0.1
+"""Between two attempts to read the log."""
+COMMITTED_PAUSE_S: Final = 0.01
+"""Between two looks whether all of the log is committed."""
+PATIENT_S: Final = 1.0
+MAX_WAITING: Final = 10_000
+MAX_REQUEST_BYTES: Final = 64 << 10
+MAX_ADMIN_BYTES: Final = 512 << 10
+"""Of a request that the controller hands over."""
+
+_KINDS: Final[Mapping[str, Callable[[bytes], Request]]] = {
+    HEARTBEAT: pb.HeartbeatRequest.FromString,
+    COMMIT: pb.CommitRequest.FromString,
+    OFFSETS: pb.OffsetsRequest.FromString,
+    CURSOR: pb.CursorRequest.FromString,
+}
+
+
+class CoordinatorPorts(Protocol):
+    """What coordinators have of their broker."""
+
+    @property
+    def broker(self) -> str: ...
+
+    @property
+    def cluster_id(self) -> str: ...
+
+    @property
+    def clients(self) -> Transport: ...
+
+    @property
+    def peers(self) -> PeerTransport: ...
+
+    @property
+    def subjects(self) -> Subjects: ...
+
+    def now(self) -> float:
+        """Monotonic seconds."""
+        ...
+
+    def time_ns(self) -> int: ...
+
+    def lease_valid(self) -> bool: ...
+
+    def streams(self) -> StreamsView:
+        """The same object until something has changed."""
+        ...
+
+
+class _State(Enum):
+    LOADING = auto()
+    ACTIVE = auto()
+    OVER = auto()
+
+
+class Coordinator:
+    """`make_shard`: an empty one."""
+
+    def __init__(self, led: LedPartition, ports: CoordinatorPorts, make_shard: Callable[[], GroupShard]) -> None:
+        self._led = led
+        self._ports = ports
+        self._make_shard = make_shard
+        self._shard = make_shard()
+        self._view: StreamsView | None = None
+        self._state = _State.LOADING
+        self._since = ports.now()
+        """Of `_state`."""
+        self._waiting: list[tuple[_Inbox, Request]] = []
+        """Came while the log was read."""
+        self._subscriptions: list[Subscription] = []
+        self._is_appending = False
+        self._flush: asyncio.Handle | None = None
+        self._timer: asyncio.TimerHandle | None = None
+        self._loop = asyncio.get_running_loop()
+        self._tasks: set[asyncio.Task[None]] = set()
+        led.on_end(self._end)
+        self._spawn(self._listen())
+        self._spawn(self._load())
+
+    @property
+    def is_over(self) -> bool:
+        return self._state is _State.OVER
+
+    @property
+    def shard(self) -> GroupShard:
+        """Its state, for tests that look at it."""
+        return self._shard
+
+    def _spawn(self, work: Any) -> None:
+        task: asyncio.Task[None] = self._loop.create_task(work)
+        self._tasks.add(task)
+        task.add_done_callback(self._done)
+
+    def _done(self, task: asyncio.Task[None]) -> None:
+        self._tasks.discard(task)
+        if not task.cancelled() and (error := task.exception()) is not None:
+            _log.error("coordinator %s met a bug", self._led.key, exc_info=error)
+
+    # ---- life ------------------------------------------------------------------------------------------------------
+
+    async def _listen(self) -> None:
+        key, subjects = self._led.key, self._ports.subjects
+        clients, peers = self._ports.clients, self._ports.peers
+        for kind, decode in _KINDS.items():
+            subject = subjects.coordinator(key.stream, key.partition, kind, "*")
+            await self._hold(await clients.subscribe(subject, self._taking(decode)))
+        await self._hold(await peers.subscribe(subjects.coordinate(key.stream, key.partition), self._on_admin))
+
+    async def _hold(self, subscription: Subscription) -> None:
+        if self.is_over:
+            await subscription.unsubscribe()
+        else:
+            self._subscriptions.append(subscription)
+
+    def _end(self) -> None:
+        self._state = _State.OVER
+        for handle in (self._flush, self._timer):
+            if handle is not None:
+                handle.cancel()
+        gone = self._unavailable("another broker leads its partition by now")
+        self._refuse_all(gone)
+        subscriptions, self._subscriptions = self._subscriptions, []
+        for subscription in subscriptions:
+            self._spawn(subscription.unsubscribe())
+
+    def _refuse_all(self, error: TidelogError) -> None:
+        waiting, self._waiting = self._waiting, []
+        for inbox, _ in waiting:
+            inbox.send(error)
+        for token in self._shard.abandon():
+            assert isinstance(token, _Inbox)
+            token.send(error)
+
+    def _unavailable(self, why: str) -> TidelogError:
+        return TidelogError(
+            Code.UNAVAILABLE,
+            f"the coordinator of {self._led.key} on {self._ports.broker} cannot answer: {why}",
+            [RETRY_AFTER_MS.of(round(RELOAD_PAUSE_S * 1000))],
+        )
+
+    async def _load(self) -> None:
+        while not self.is_over:
+            try:
+                shard = await self._read_log()
+            except (LogDamaged, CorruptData, DecodeError, TidelogError) as error:
+                if not self.is_over:
+                    _log.error("coordinator %s cannot read its log: %s", self._led.key, error)
+                    await asyncio.sleep(RELOAD_PAUSE_S)
+                continue
+            if shard is None:
+                return
+            self._view = self._ports.streams()
+            shard.begin(self._view, self._ports.now())
+            self._shard = shard
+            self._state, self._since = _State.ACTIVE, self._ports.now()
+            _log.info(
+                "coordinator %s: begins in LeaderEpoch %d with %d groups",
+                self._led.key, self._led.leader_epoch, len(shard.groups),
+            )  # fmt: skip
+            waiting, self._waiting = self._waiting, []
+            for inbox, request in waiting:
+                shard.take(inbox, request)
+            self._soon()
+            return
+
+    async def _read_log(self) -> GroupShard | None:
+        """All of the log, once it is committed; None: the LeaderEpoch has ended."""
+        led, shard = self._led, self._make_shard()
+        end = led.log_end_offset
+        while led.high_watermark < end:
+            if self.is_over:
+                return None
+            self._refuse_if_late("its log is not committed yet")
+            await asyncio.sleep(COMMITTED_PAUSE_S)
+        offset = led.log_start_offset
+        while offset < end and not self.is_over:
+            parts = await led.read_committed(offset)
+            data = b"".join(parts)
+            if not data:
+                raise TidelogError(Code.UNAVAILABLE, f"nothing can be read at offset {offset} of {led.key}")
+            for at, header in iter_batches(data):
+                batch = RecordBatch.decode(data, at, header=header)
+                for key, value in zip(batch.keys, batch.values, strict=True):
+                    if key is not None:
+                        shard.replay(key, value)
+                offset = header.end_offset
+            self._refuse_if_late("it reads its log")
+            await asyncio.sleep(0)
+        return None if self.is_over else shard
+
+    def _refuse_if_late(self, why: str) -> None:
+        if self._ports.now() - self._since > PATIENT_S:
+            self._refuse_all(self._unavailable(why))
+
+    # ---- requests --------------------------------------------------------------------------------------------------
+
+    def _taking(self, decode: Callable[[bytes], Request]) -> Callable[[Message], None]:
+        def take(message: Message) -> None:
+            if not message.reply or self.is_over:
+                return
+            inbox = _ClientInbox(message.reply, self._ports.clients)
+            if len(message.data) > MAX_REQUEST_BYTES:
+                inbox.send(
+                    TidelogError(
+                        Code.BAD_REQUEST, f"a request of {len(message.data)} bytes is above {MAX_REQUEST_BYTES}"
+                    )
+                )
+                return
+            try:
+                request = decode(message.data)
+            except DecodeError as error:
+                inbox.send(TidelogError(Code.BAD_REQUEST, f"the request does not decode: {error}"))
+                return
+            assert not isinstance(request, Admin)
+            if request.cluster_id and request.cluster_id != self._ports.cluster_id:
+                return
+            name = request.cursor if isinstance(request, pb.CursorRequest) else request.group
+            if message.subject.rpartition(".")[2] != name:
+                inbox.send(
+                    TidelogError(
+                        Code.BAD_REQUEST,
+                        f"the request is about {name!r:.80} and was sent to {message.subject!r}; name the same one in"
+                        " both",
+                    )
+                )
+                return
+            self._take(inbox, request)
+
+        return take
+
+    def _on_admin(self, message: Message) -> None:
+        if not message.reply or self.is_over:
+            return
+        inbox = _PeerInbox(message.reply, self._ports.peers)
+        try:
+            handed = json_codec.decode(dict[str, Any], message.data, "the request of the controller")
+            operation = OPERATIONS[handed["operation"]]
+            request = json_codec.decode(operation.request_kind, json.dumps(handed["request"]).encode(), "the request")
+        except (ValueError, KeyError) as error:
+            inbox.send(TidelogError(Code.BAD_REQUEST, f"the request of the controller does not decode: {error}"))
+            return
+        self._take(inbox, Admin(operation, request))
+
+    def _take(self, inbox: _Inbox, request: Request) -> None:
+        if self._state is _State.LOADING:
+            if self._ports.now() - self._since > PATIENT_S:
+                inbox.send(self._unavailable("it reads its log"))
+            elif len(self._waiting) >= MAX_WAITING:
+                inbox.send(self._too_many())
+            else:
+                self._waiting.append((inbox, request))
+            return
+        if self._shard.waiting >= MAX_WAITING:
+            inbox.send(self._too_many())
+            return
+        self._shard.take(inbox, request)
+        self._soon()
+
+    def _too_many(self) -> TidelogError:
+        return TidelogError(
+            Code.BACKPRESSURE,
+            f"{MAX_WAITING} requests wait for the coordinator of {self._led.key}; try again",
+            [RETRY_AFTER_MS.of(round(RELOAD_PAUSE_S * 1000)), LIMIT.of("group_requests")],
+        )
+
+    # ---- settling --------------------------------------------------------------------------------------------------
+
+    def _soon(self) -> None:
+        if self._flush is None and not self._is_appending and self._state is _State.ACTIVE:
+            self._flush = self._loop.call_soon(self._settle)
+
+    def _settle(self) -> None:
+        self._flush = None
+        if self._state is not _State.ACTIVE or self._is_appending:
+            return
+        if self._timer is not None:
+            self._timer.cancel()
+            self._timer = None
+        view = self._ports.streams()
+        if view is not self._view:
+            self._view = view
+            self._shard.on_streams(view)
+        settled = self._shard.settle(self._ports.now(), self._ports.time_ns())
+        if settled.records:
+            self._append(settled)
+            return
+        if self._ports.lease_valid():
+            _send(settled)
+        else:
+            error = self._unavailable("it has not heard of a controller within its lease")
+            for token, _ in settled.answers:
+                assert isinstance(token, _Inbox)
+                token.send(error)
+        self._go_on()
+
+    def _append(self, settled: Settled) -> None:
+        self._is_appending = True
+        builder = BatchBuilder()
+        for key, value in settled.records:
+            builder.add_record(value, key)
+
+        def done(error: TidelogError | None) -> None:
+            self._is_appending = False
+            if error is None:
+                _send(settled)
+                self._go_on()
+                return
+            for token, _ in settled.answers:
+                assert isinstance(token, _Inbox)
+                token.send(error)
+            self._reload(error)
+
+        self._led.append(builder.build(self._ports.time_ns()), CONFIRM_TIMEOUT_S, done)
+
+    def _reload(self, error: TidelogError) -> None:
+        if self.is_over:
+            return
+        _log.warning("coordinator %s reads its log again: %s", self._led.key, error)
+        self._state, self._since = _State.LOADING, self._ports.now()
+        self._refuse_all(self._unavailable(f"an append failed: {error.message}"))
+        self._spawn(self._load_after_pause())
+
+    async def _load_after_pause(self) -> None:
+        await asyncio.sleep(RELOAD_PAUSE_S)
+        await self._load()
+
+    def _go_on(self) -> None:
+        if self._state is not _State.ACTIVE:
+            return
+        if self._shard.is_waiting:
+            self._soon()
+            return
+        deadline = self._shard.next_deadline()
+        if deadline != float("inf") and self._timer is None:
+            self._timer = self._loop.call_later(max(0.0, deadline - self._ports.now()), self._on_timer)
+
+    def _on_timer(self) -> None:
+        self._timer = None
+        self._soon()
+
+
+class _Inbox:
+    """Where an answer is sent; lost when there is no connection, as all answers are."""
+
+    def __init__(self, subject: str) -> None:
+        self._subject = subject
+
+    def send(self, answer: Answer) -> None:
+        try:
+            if isinstance(answer, TidelogError):
+                self._publish(b"", answer.to_headers())
+            elif isinstance(answer, ProtoMessage):
+                self._publish(answer.SerializeToString(), None)
+            else:
+                self._publish(json_codec.encode(answer), None)
+        except TidelogError as error:
+            _log.warning("an answer of a coordinator is not sent: %s", error)
+        except ValueError as error:
+            _log.debug("an answer of a coordinator cannot be sent: %s", error)
+
+    def _publish(self, payload: bytes, headers: Mapping[str, str] | None) -> None:
+        raise NotImplementedError
+
+
+class _ClientInbox(_Inbox):
+    def __init__(self, subject: str, transport: Transport) -> None:
+        super().__init__(subject)
+        self._transport = transport
+
+    def _publish(self, payload: bytes, headers: Mapping[str, str] | None) -> None:
+        self._transport.publish(self._subject, [payload], headers=headers)
+
+
+class _PeerInbox(_Inbox):
+    def __init__(self, subject: str, transport: PeerTransport) -> None:
+        super().__init__(subject)
+        self._transport = transport
+
+    def _publish(self, payload: bytes, headers: Mapping[str, str] | None) -> None:
+        self._transport.publish(self._subject, [payload], headers=headers)
+
+
+def _send(settled: Settled) -> None:
+    for token, answer in (*settled.answers, *settled.unasked):
+        assert isinstance(token, _Inbox)
+        token.send(answer)
