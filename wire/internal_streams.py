@@ -21,7 +21,8 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 
 from wire.stream_config import StreamConfig
-from wire.subjects import Subjects
+from wire.subjects import Subjects, ingest_subject
+from wire.types import PartitionKey
 
 PREFIX = "__"
 _DAY_MS = 24 * 3_600_000
@@ -75,3 +76,8 @@ def is_reserved(name: str) -> bool:
 def is_internal(name: str, subject: str, subjects: Subjects) -> bool:
     """Whether a stream is one of them. `subject`: the stream's; `subjects`: of the cluster."""
     return name in INTERNAL_STREAMS and subject == subjects.internal(name)
+
+
+def is_of_internal(key: PartitionKey, subject: str, subjects: Subjects) -> bool:
+    """Whether a partition is one of an internal stream. `subject`: the partition's."""
+    return key.stream in INTERNAL_STREAMS and subject == ingest_subject(subjects.internal(key.stream), key.partition)

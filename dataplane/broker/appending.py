@@ -28,7 +28,7 @@ from wire.append import asked_durability, decode_append
 from wire.batch import HEADER_SIZE, BatchHeader, Compression, EncodedBatch, ReceivedBatch, parse_header
 from wire.error_details import LAST_OFFSET, VERSION
 from wire.errors import Code, CorruptData, TidelogError
-from wire.internal_streams import is_internal
+from wire.internal_streams import is_of_internal
 from wire.record_limit import RecordLimit
 from wire.stream_config import MAX_CONFIRM_TIMEOUT_MS
 from wire.tidelog_pb2 import AppendRequest, AppendResponse
@@ -54,7 +54,7 @@ class Appending:
         self._log = role.log
         self._core = core
         self._run = run
-        self._is_internal = is_internal(role.view.key.stream, role.view.subject, role.context.subjects)
+        self._is_internal = is_of_internal(role.view.key, role.view.subject, role.context.subjects)
         self._append_answers = role.peer_answers if self._is_internal else role.answers
         self.syncing = False
         """A sync is out that covers the newest records."""

@@ -17,7 +17,7 @@ from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-from wire.internal_streams import is_internal
+from wire.internal_streams import is_of_internal
 from wire.operations import PublishGap
 from wire.types import PartitionView
 
@@ -66,7 +66,7 @@ class PublishGaps:
             )  # fmt: skip
 
     def _is_published_to(self, view: PartitionView) -> bool:
-        return not is_internal(view.key.stream, view.subject, self._context.subjects)
+        return not is_of_internal(view.key, view.subject, self._context.subjects)
 
     def status(self) -> list[PublishGap]:
         """Oldest first."""

@@ -46,7 +46,7 @@ from dataplane.replica.effects import (
 from dataplane.replica.leader import Leader
 from wire.error_details import RETRY_AFTER_MS
 from wire.errors import Code, CorruptData, TidelogError
-from wire.internal_streams import is_internal
+from wire.internal_streams import is_of_internal
 from wire.peers import PeerTransport
 from wire.tidelog_pb2 import FetchRequest, PartitionNotification
 from wire.transport import MessageHandler, Transport
@@ -142,7 +142,7 @@ class LeaderDriver(ReadableRole):
             return lambda: transport.subscribe(subject, self._handler(handle))
 
         peers, ingest = context.peers, context.ingest
-        if is_internal(key.stream, self.view.subject, subjects):
+        if is_of_internal(key, self.view.subject, subjects):
             of_publishers = [told(peers, subjects.write(key.stream, key.partition), self._appending.on_append)]
         else:
             self.subjects.append(self.view.subject)

@@ -21,7 +21,7 @@ class LedPartition(Protocol):
 
     @property
     def subject(self) -> str:
-        """Of the stream."""
+        """Of the partition."""
         ...
 
     @property

@@ -111,12 +111,11 @@ class Api:
     def _check_subject(self, operation: Operation[..., Any, Any], request: object, subject: str) -> None:
         """Permissions of NATS are given for the subject, so the request may be about no other stream or group. Raises
         TidelogError(BAD_REQUEST)."""
-        name = operation.name_in(request)
+        name, kind = operation.name_in(request), "stream" if operation.stream else "group"
         if subject != self._subjects.api(operation.name, name):
             raise TidelogError(
                 Code.BAD_REQUEST,
-                f"the request is about {operation.named} {name!r:.80} and was sent to {subject!r}; name the same"
-                f" {operation.named} in both",
+                f"the request is about {kind} {name!r:.80} and was sent to {subject!r}; name the same {kind} in both",
             )
 
     def _own_headers(self) -> dict[str, str]:

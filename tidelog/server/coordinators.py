@@ -10,7 +10,7 @@ from metadata.runtime.service import MetadataService
 from tidelog.groups.shard import GroupShard
 from tidelog.groups.streams import StreamLife, StreamsView
 from tidelog.server.coordinator import Coordinator
-from wire.internal_streams import GROUPS, is_internal
+from wire.internal_streams import GROUPS, is_internal, is_of_internal
 from wire.peers import PeerTransport
 from wire.subjects import Subjects
 from wire.transport import Transport
@@ -65,7 +65,7 @@ class Coordinators:
 
     def on_led(self, led: LedPartition) -> None:
         """See `BrokerContext.on_led`."""
-        if led.key.stream == GROUPS.name and is_internal(led.key.stream, led.subject, self.subjects):
+        if led.key.stream == GROUPS.name and is_of_internal(led.key, led.subject, self.subjects):
             partition = led.key.partition
             make_shard = partial(
                 GroupShard,

@@ -54,12 +54,13 @@ async def test_a_request_is_about_the_stream_that_its_subject_names() -> None:
         await world.api("stream.create", **(CREATE | {"replication_factor": 1}))
         for name, operation in OPERATIONS.items():
             if operation.named:
-                body = json.dumps({operation.named: "s", "partition": 0, "broker": "a"}).encode()
+                body = json.dumps({operation.named: "s", "partition": 0, "broker": "a", "offsets": []}).encode()
                 answer = await world.client.request(SUBJECTS.api(name, "other"), body, timeout=5)
                 error = TidelogError.from_headers(answer.headers)
                 assert error is not None
                 assert error.code is Code.BAD_REQUEST
-                assert f"stream 's' and was sent to 'tidelog.api.{name}.other'" in error.message
+                kind = "stream" if operation.stream else "group"
+                assert f"{kind} 's' and was sent to 'tidelog.api.{name}.other'" in error.message
         assert [stream["name"] for stream in (await world.api("stream.list"))["streams"]] == ["s"]
 
 

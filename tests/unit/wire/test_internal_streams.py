@@ -5,10 +5,10 @@ from __future__ import annotations
 import pytest
 
 from wire.errors import TidelogError
-from wire.internal_streams import AUDIT, INTERNAL_STREAMS, InternalStream, is_internal, is_reserved
+from wire.internal_streams import AUDIT, INTERNAL_STREAMS, InternalStream, is_internal, is_of_internal, is_reserved
 from wire.stream_config import StreamConfig
 from wire.subjects import Subjects, check_stream_name
-from wire.types import StreamName
+from wire.types import Incarnation, PartitionKey, StreamName
 
 
 def test_their_names_are_reserved_names_of_streams() -> None:
@@ -27,6 +27,19 @@ def test_a_users_stream_of_an_earlier_version_is_not_internal_whatever_its_name(
         ("x", "ns.__audit"),
     ):
         assert not is_internal(name, subject, subjects)
+
+
+def test_every_partition_of_an_internal_stream_is_internal_by_its_own_subject() -> None:
+    subjects = Subjects("ns")
+
+    def key(stream: str, partition: int) -> PartitionKey:
+        return PartitionKey(StreamName(stream), Incarnation(1), partition, Incarnation(1))
+
+    assert is_of_internal(key("__groups", 0), "ns.__groups", subjects)
+    assert is_of_internal(key("__groups", 3), "ns.__groups.3", subjects)
+    assert not is_of_internal(key("__groups", 3), "ns.__groups", subjects)
+    assert not is_of_internal(key("__groups", 3), "__groups.3", subjects)
+    assert not is_of_internal(key("orders", 3), "ns.__groups.3", subjects)
 
 
 @pytest.mark.parametrize("stream", INTERNAL_STREAMS.values(), ids=lambda stream: stream.name)
