@@ -245,6 +245,17 @@ TABLES: Mapping[str, Callable[[], str]] = {
         "ClusterClaim",
     ),
     "raft-commands": raft_commands,
+    "group-messages": message_rows(
+        "groups.proto",
+        "HeartbeatRequest",
+        "HeartbeatResponse",
+        "CommitRequest",
+        "OffsetsRequest",
+        "CommittedOffset",
+        "CursorRequest",
+        "CursorResponse",
+    ),
+    "group-records": message_rows("groups.proto", "GroupRecord", "MemberRecord", "OffsetRecord", "CursorRecord"),
     "bounds": bounds,
     "permissions": permissions,
 }

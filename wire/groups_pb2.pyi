@@ -198,6 +198,8 @@ Global___HeartbeatResponse: _TypeAlias = HeartbeatResponse  # noqa: Y015
 
 @_typing.final
 class CommittedOffset(_message.Message):
+    """What a group has committed in one partition."""
+
     DESCRIPTOR: _descriptor.Descriptor
 
     STREAM_FIELD_NUMBER: _builtins.int
@@ -240,6 +242,8 @@ Global___CommittedOffset: _TypeAlias = CommittedOffset  # noqa: Y015
 
 @_typing.final
 class CommitRequest(_message.Message):
+    """A member, or a program that chooses its own partitions, commits offsets; all of them, or none."""
+
     DESCRIPTOR: _descriptor.Descriptor
 
     GROUP_FIELD_NUMBER: _builtins.int
@@ -380,6 +384,8 @@ Global___CursorRequest: _TypeAlias = CursorRequest  # noqa: Y015
 
 @_typing.final
 class CursorResponse(_message.Message):
+    """The cursor as it is now."""
+
     DESCRIPTOR: _descriptor.Descriptor
 
     VERSION_FIELD_NUMBER: _builtins.int
@@ -403,7 +409,10 @@ Global___CursorResponse: _TypeAlias = CursorResponse  # noqa: Y015
 
 @_typing.final
 class GroupRecord(_message.Message):
-    """Records of the stream; their keys are those of `wire/groups.py`."""
+    """Records of the stream; their keys are those of `wire/groups.py`.
+
+    A group.
+    """
 
     DESCRIPTOR: _descriptor.Descriptor
 
@@ -429,6 +438,8 @@ Global___GroupRecord: _TypeAlias = GroupRecord  # noqa: Y015
 
 @_typing.final
 class MemberRecord(_message.Message):
+    """A member of a group."""
+
     DESCRIPTOR: _descriptor.Descriptor
 
     GENERATION_FIELD_NUMBER: _builtins.int
@@ -489,6 +500,8 @@ Global___MemberRecord: _TypeAlias = MemberRecord  # noqa: Y015
 
 @_typing.final
 class OffsetRecord(_message.Message):
+    """A committed offset."""
+
     DESCRIPTOR: _descriptor.Descriptor
 
     OFFSET_FIELD_NUMBER: _builtins.int
@@ -518,6 +531,8 @@ Global___OffsetRecord: _TypeAlias = OffsetRecord  # noqa: Y015
 
 @_typing.final
 class CursorRecord(_message.Message):
+    """A cursor."""
+
     DESCRIPTOR: _descriptor.Descriptor
 
     VERSION_FIELD_NUMBER: _builtins.int
