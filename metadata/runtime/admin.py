@@ -49,7 +49,7 @@ _Report = TypeVar("_Report", StreamReport, BrokerReport)
 _log = logging.getLogger(__name__)
 
 PRODUCER_ID_BLOCK = 1000
-"""Producer ids taken from the group at once; the rest of a block is lost with the process."""
+"""Producer ids taken from the group at once; the rest of a block is lost with the controller epoch."""
 STATUS_TIMEOUT_S = 0.5
 """A broker that has not told the progress of its partitions by then is left out of a description."""
 READY_TIMEOUT_S = 3.0
@@ -80,10 +80,10 @@ class Admin:
         self._rounds = Rounds()
         """For what brokers or services are asked."""
         self._producer_ids: list[int] = []
+        """The rest of the block that was taken last, the next one at the end."""
+        self._producer_ids_epoch = 0
+        """The controller epoch in which that block was asked for."""
         self._producer_lock = asyncio.Lock()
-
-    def on_resigned(self) -> None:
-        self._producer_ids.clear()
 
     # ---- streams ---------------------------------------------------------------------------------------------------
 
@@ -164,12 +164,17 @@ class Admin:
 
     @handles(op.PRODUCER_INIT)
     async def init_producer(self, _: op.Nothing) -> op.ProducerIdentity:
+        """Ids ascend. A block of an earlier controller epoch is not used any more, also if it was committed after that
+        epoch: the controllers since then may have handed out higher ids, and where leaders have forgotten those they
+        refuse all lower ones."""
         async with self._producer_lock:
-            if not self._producer_ids:
+            epoch = self._context.state.controller_epoch
+            if not self._producer_ids or epoch != self._producer_ids_epoch:
                 command = pb.Command(allocate_producer_ids=pb.AllocateProducerIds(count=PRODUCER_ID_BLOCK))
                 outcome = await self._commit(command)
                 outcome.raise_for_refusal()
                 self._producer_ids = [*range(outcome.value + PRODUCER_ID_BLOCK - 1, outcome.value - 1, -1)]
+                self._producer_ids_epoch = epoch
             return {"producer_id": self._producer_ids.pop(), "producer_epoch": 0}
 
     # ---- partitions ------------------------------------------------------------------------------------------------

@@ -219,6 +219,8 @@ class Cluster:
         self.scenario_is_over = False
         self.fragile: set[str] = set()
         """Brokers with a loss that their stream does not promise to survive twice, and that are not back yet."""
+        self.lowest_min_isr = self.plan.min_isr
+        """That any stream had, or was to have: it decides which losses are survived."""
         self._processes: dict[str, SimBroker] = dict(self.brokers)
         for broker in self.brokers.values():
             broker.on_died = self._died
@@ -289,7 +291,7 @@ class Cluster:
 
     def may_lose_disk(self, broker: SimBroker) -> bool:
         """One at a time: the one before must be back in every ISR."""
-        if self.plan.min_isr == 1:
+        if self.lowest_min_isr == 1:
             return False
         self._refresh_fragile()
         if self.fragile - {broker.id}:

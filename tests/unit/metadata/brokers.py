@@ -62,6 +62,13 @@ class Group:
         self.unavailable = 0
         self.refusals: list[RaftError] = []
 
+    def elect(self, member: Member) -> None:
+        """It leads from now on."""
+        self.members.remove(member)
+        self.members.insert(0, member)
+        for each in self.members:
+            each.on_status(each.status())
+
     def commit(self, command: bytes, by: Member) -> object:
         if self.unavailable:
             self.unavailable -= 1
@@ -91,6 +98,9 @@ class Member:
     ) -> None:
         self.group, self.address, self.machine = group, address, machine
         self.on_status, self.on_peer_lost = on_status, on_peer_lost
+        self.outcomes_may_come = asyncio.Event()
+        """While it is not set the outcomes of this member's commands are on their way."""
+        self.outcomes_may_come.set()
 
     async def start(self) -> None:
         for command in self.group.log:
@@ -110,7 +120,9 @@ class Member:
     async def propose(self, command: bytes, *, timeout: float) -> object:
         assert timeout > 0
         await asyncio.sleep(0)
-        return self.group.commit(command, self)
+        outcome = self.group.commit(command, self)
+        await self.outcomes_may_come.wait()
+        return outcome
 
     def status(self) -> RaftStatus:
         leads = bool(self.group.members) and self.group.members[0] is self

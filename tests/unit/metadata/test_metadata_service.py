@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import json
 from typing import Any
 
@@ -23,7 +24,7 @@ from tests.unit.metadata.brokers import (
 )
 from wire import metadata_pb2 as pb
 from wire.errors import Code, TidelogError
-from wire.operations import OPERATIONS
+from wire.operations import OPERATIONS, Nothing
 from wire.types import (
     BrokerId,
     LeaderReport,
@@ -35,6 +36,25 @@ async def test_producer_ids_differ() -> None:
     async with running("a") as world:
         ids = [(await world.api("producer.init"))["producer_id"] for _ in range(3)]
         assert len({*ids}) == 3
+
+
+async def test_producer_ids_ascend_although_a_controller_is_deposed_while_it_takes_a_block() -> None:
+    """Leaders that have forgotten a producer refuse all lower ids (R33)."""
+    async with running("a", "b") as world:
+        first, second = world.group.members
+        first.outcomes_may_come.clear()
+        waits = asyncio.ensure_future(world.brokers["a"].service.admin.init_producer(Nothing()))
+        await until(
+            lambda: any(pb.Command.FromString(each).HasField("allocate_producer_ids") for each in world.group.log)
+        )
+        world.group.elect(second)
+        await until(lambda: world.brokers["b"].service.is_controller)
+        first.outcomes_may_come.set()
+        ids = [(await waits)["producer_id"], (await world.api("producer.init"))["producer_id"]]
+        world.group.elect(first)
+        await until(lambda: world.brokers["a"].service.is_controller and not world.brokers["b"].service.is_controller)
+        ids += [(await world.api("producer.init"))["producer_id"] for _ in range(2)]
+        assert ids == sorted({*ids})
 
 
 @pytest.mark.parametrize(
