@@ -16,7 +16,7 @@ from __future__ import annotations
 
 import asyncio
 import concurrent.futures
-from collections.abc import AsyncIterator, Callable, Coroutine, Iterator, Mapping
+from collections.abc import AsyncGenerator, AsyncIterator, Callable, Coroutine, Iterator, Mapping
 from contextlib import suppress
 from functools import wraps
 from types import TracebackType
@@ -63,6 +63,25 @@ def _made(
     return call
 
 
+def _iterated(
+    method: Callable[Concatenate[_Inner, _P], AsyncIterator[_R]],
+) -> Callable[Concatenate[_Blocking[_Inner], _P], Iterator[_R]]:
+    """The method of the same name, whose iterator waits for what comes next."""
+
+    @wraps(method)
+    def call(self: _Blocking[_Inner], /, *args: _P.args, **kwargs: _P.kwargs) -> Iterator[_R]:
+        items = method(self._inner, *args, **kwargs)
+        try:
+            while (item := self._thread.run(_next(items))) is not None:
+                yield item
+        finally:
+            if isinstance(items, AsyncGenerator):
+                with suppress(Closed):
+                    self._thread.run(items.aclose())
+
+    return call
+
+
 def _as_it_is(result: _R, _: LoopThread) -> _R:
     return result
 
@@ -103,10 +122,17 @@ class Producer:
     start = _blocking(producer.Producer.start)
     send = _blocking(producer.Producer.send)
     send_many = _blocking(producer.Producer.send_many)
+    outcomes = _blocking(producer.Producer.outcomes)
     flush = _blocking(producer.Producer.flush)
     close = _blocking(producer.Producer.close)
 
     send_nowait = _made(producer.Producer.send_nowait, _passed_on)
+    delay = _made(producer.Producer.delay, _as_it_is)
+
+    @property
+    def stream(self) -> str:
+        """The name of the stream."""
+        return self._inner.stream
 
 
 class Consumer:
@@ -164,6 +190,7 @@ class Consumer:
 
     @property
     def stream(self) -> str:
+        """The name of the stream."""
         return self._inner.stream
 
     @property
@@ -188,8 +215,8 @@ class Consumer:
         return self._inner.missed
 
 
-async def _next(batches: AsyncIterator[Batch]) -> Batch | None:
-    return await anext(batches, None)
+async def _next(items: AsyncIterator[_R]) -> _R | None:
+    return await anext(items, None)
 
 
 class Client:
@@ -234,6 +261,7 @@ class Client:
     alter_cluster = _blocking(connection.Client.alter_cluster)
     metadata = _blocking(connection.Client.metadata)
     offsets = _blocking(connection.Client.offsets)
+    fetch_batches = _iterated(connection.Client.fetch_batches)
 
     producer = _made(connection.Client.producer, Producer)
     consume = _made(connection.Client.consume, Consumer)

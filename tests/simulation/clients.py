@@ -244,7 +244,7 @@ class Workload:
                 await asyncio.sleep(0.2)
                 continue
             if not self._is_of(producer, incarnation):
-                producer.abort(TidelogError(Code.UNAVAILABLE, "of a stream that is deleted"))
+                producer._abort(TidelogError(Code.UNAVAILABLE, "of a stream that is deleted"))
                 await asyncio.sleep(0.2)
                 continue
             waiting = 0
@@ -323,7 +323,7 @@ class Workload:
                         )
                     )
             if failed.is_set() or incarnation != self.incarnation:
-                producer.abort(TidelogError(Code.UNAVAILABLE, "given up"))
+                producer._abort(TidelogError(Code.UNAVAILABLE, "given up"))
 
     def _was_elsewhere(self, value: bytes, partition: int, expected: int | None, error: IncorrectOffset) -> None:
         """A record would not have got the offset that it expects."""
@@ -345,7 +345,7 @@ class Workload:
     @staticmethod
     def _is_of(user: Producer | Consumer, incarnation: int) -> bool:
         """A deposed controller may have told it of the stream that was deleted."""
-        layout = user._layout if isinstance(user, Producer) else user._reading._layout
+        layout = user._upkeep.layout if isinstance(user, Producer) else user._reading._layout
         return layout is not None and layout.incarnation == incarnation
 
     def _goes_on(self, incarnation: int) -> bool:

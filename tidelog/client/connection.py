@@ -81,7 +81,7 @@ class Client:
         self._closed = True
         gone = Closed(Code.UNAVAILABLE, "the client was closed before this was acknowledged; close the producer first")
         for producer in tuple(self._producers):
-            producer.abort(gone)
+            producer._abort(gone)
         for consumer in tuple(self._consumers):
             await consumer.aclose()
         await self._transport.close()
@@ -438,7 +438,7 @@ class Client:
 
     def _on_connection_change(self, connected: bool) -> None:
         for producer in tuple(self._producers):
-            producer.on_connection_change(connected)
+            producer._on_connection_change(connected)
 
     def _check_open(self) -> None:
         if self._closed:

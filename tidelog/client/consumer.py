@@ -57,7 +57,7 @@ class Consumer:
         """`spread` differs from consumer to consumer: they read from different followers. `on_gap`: None = raise in a
         partition that starts at an offset, which asks for exactly these records; skip anywhere else. `on_out_of_range`:
         None = a start below the log is a gap, one above its end waits."""
-        self.stream = stream
+        self._stream = stream
         self._start = start
         self._stop = stop
         self._partitions = None if partitions is None else tuple(partitions)
@@ -89,6 +89,11 @@ class Consumer:
 
     def __aiter__(self) -> AsyncIterator[Record]:
         return self._records()
+
+    @property
+    def stream(self) -> str:
+        """The name of the stream."""
+        return self._stream
 
     @property
     def positions(self) -> Mapping[int, int]:
@@ -231,7 +236,7 @@ class Consumer:
         if self._iterated:
             raise Closed(
                 Code.BAD_REQUEST,
-                f"this consumer of {self.stream!r} has been iterated over already; to go on where it stopped, make a "
+                f"this consumer of {self._stream!r} has been iterated over already; to go on where it stopped, make a "
                 "new one with start=consumer.positions",
             )
         self._iterated = True

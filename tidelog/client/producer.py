@@ -36,7 +36,7 @@ from tidelog.client.errors import BadRequest, Closed, typed
 from tidelog.client.home_loop import HomeLoop
 from tidelog.client.metadata import MetadataCache, StreamMetadata
 from tidelog.client.partitioner import KEY_HASHES, Partitioner
-from tidelog.client.pipe import Pipe
+from tidelog.client.pipe import Pipe, Sender
 from tidelog.client.positions import Moment, timestamp_ns
 from tidelog.client.receipts import Receipts
 from tidelog.client.records import BatchReceipt, Receipt
@@ -87,7 +87,7 @@ class Producer:
             raise bad(f"compression={compression!r} is none of None, 'none', 'lz4' and 'zstd'")
         if partitioner not in [*KEY_HASHES]:
             raise bad(f"partitioner={shown(partitioner)} is neither 'crc32c' nor 'murmur2'")
-        self.stream = stream
+        self._stream = stream
         self._transport = transport
         self._subjects = subjects
         self._metadata = metadata
@@ -104,7 +104,6 @@ class Producer:
         self._home = HomeLoop(f"this producer for {stream!r}")
         self._loop = self._home.loop
         self._starting: asyncio.Task[None] | None = None
-        self._layout: StreamMetadata | None = None
         self._partitioner: Partitioner | None = None
         self._pipes: dict[int, Pipe] = {}
         self._record_limit = RecordLimit(0)
@@ -133,6 +132,11 @@ class Producer:
     ) -> None:
         await self.close()
 
+    @property
+    def stream(self) -> str:
+        """The name of the stream."""
+        return self._stream
+
     async def start(self) -> None:
         """Learn the stream's partitions and get a producer id. `send` does it when it has not been done.
 
@@ -148,7 +152,7 @@ class Producer:
             raise
         except asyncio.CancelledError:
             if self._closed and not cast("asyncio.Task[None]", asyncio.current_task()).cancelling():
-                raise _closed(self.stream) from None
+                raise _closed(self._stream) from None
             raise
 
     def delay(self) -> tuple[float, str] | None:
@@ -157,17 +161,10 @@ class Producer:
         now = self._loop.time()
         return max((waits for pipe in self._pipes.values() if (waits := delay(pipe.core, now))), default=None)
 
-    @property
-    def compression(self) -> Compression:
-        """As it was chosen, else as the stream says."""
-        if self._compression is not None:
-            return self._compression
-        return Compression.NONE if self._layout is None else Compression[self._layout.config.compression.name]
-
     async def _start(self) -> None:
-        layout = await self._metadata.refresh(self.stream)
-        if is_internal(self.stream, layout.subject, self._subjects):
-            raise bad(f"stream {self.stream!r} is Tidelog's own, and takes records from brokers only")
+        layout = await self._metadata.refresh(self._stream)
+        if is_internal(self._stream, layout.subject, self._subjects):
+            raise bad(f"stream {self._stream!r} is Tidelog's own, and takes records from brokers only")
         room = self._transport.max_payload - MESSAGE_OVERHEAD - BATCH_OVERHEAD
         batch_bytes = min(self._settings.batch_bytes, room, MAX_BATCH_BYTES)
         self._record_limit = RecordLimit(room - RECORD_OVERHEAD, layout.config.max_record_bytes)
@@ -179,8 +176,15 @@ class Producer:
         if settings.acks is Acks.ALL and (self._durability or layout.config.durability).is_local:
             settings = replace(settings, acks=Acks.LEADER)  # acknowledged records may be lost with the leader
         session = await self._upkeep.new_session() if settings.acks is not Acks.NONE else None
+        stored = Compression[layout.config.compression.name]
+        sender = Sender(
+            compression=stored if self._compression is None else self._compression,
+            stop_gathering=self._stop_gathering,
+            leave_partition=self._leave_partition,
+            settle=self._settle,
+        )
         for partition, known in layout.partitions.items():
-            core = PartitionAccumulator(f"{self.stream}/{partition}", settings, known.leader_epoch)
+            core = PartitionAccumulator(f"{self._stream}/{partition}", settings, known.leader_epoch)
             if session is not None:
                 core.on_session(session)
             request = AppendRequest(
@@ -194,16 +198,16 @@ class Producer:
             if self._durability is not None:
                 ask_durability(request, self._durability)
             self._pipes[partition] = Pipe(
-                self,
+                sender,
                 self._upkeep,
                 self._transport,
                 partition,
                 core,
                 request,
-                append_subject=self._subjects.append(self.stream, partition),
-                leader_subject=self._subjects.leader(self.stream, partition),
+                append_subject=self._subjects.append(self._stream, partition),
+                leader_subject=self._subjects.leader(self._stream, partition),
             )
-        self._layout = self._upkeep.layout = layout
+        self._upkeep.layout = layout
         self._partitioner = Partitioner(tuple(layout.partitions), key_hash=self._key_hash, start=self._spread)
 
     def _check_level(self, layout: StreamMetadata) -> None:
@@ -211,7 +215,7 @@ class Producer:
         replicas = layout.replication_factor
         if self._durability is not None and self._durability.in_sync_floor(replicas) > replicas:
             raise bad(
-                f"durability={self._durability} needs more replicas than the {replicas} of stream {self.stream!r}; ask"
+                f"durability={self._durability} needs more replicas than the {replicas} of stream {self._stream!r}; ask"
                 f" for {replicas} at most"
             )
 
@@ -314,8 +318,6 @@ class Producer:
         `keys`, when given, has the length of `values`. Without keys the list fills batch after batch, of one partition
         each. Records that share a partition keep their order. Raises the first failure; others may have been written.
         """
-        if self._partitioner is None:
-            await self.start()
         outcomes = await self.outcomes(values, keys=keys, partition=partition)
         for _, outcome in outcomes:
             if isinstance(outcome, TidelogError):
@@ -329,12 +331,15 @@ class Producer:
         keys: Sequence[bytes | None] | None = None,
         partition: int | None = None,
     ) -> list[tuple[Sequence[int], BatchReceipt | TidelogError]]:
-        """As `send_many`, of a producer that is started; what became of the records at these positions of the list,
-        whether others failed or not. Raises what keeps records from being given at all, such as RecordTooLarge."""
+        """As `send_many`, and tells what became of each record: the receipt or the error of the records at these
+        positions of the list, whether others failed or not. Raises what keeps records from being given at all, such as
+        RecordTooLarge."""
+        if self._partitioner is None:
+            await self.start()
         self._check_usable()
         check_lists(values, keys)
         if self._is_compacted and values and (keys is None or None in keys):
-            raise _no_key(self.stream)
+            raise _no_key(self._stream)
         positions: list[Sequence[int]] = []
         futures: list[asyncio.Future[BatchReceipt]] = []
         try:
@@ -375,10 +380,10 @@ class Producer:
                 pipe.pump()
             await self._until(lambda: all(pipe.core.is_idle for pipe in self._pipes.values()))
         finally:
-            self._give_up(_closed(self.stream))
+            self._give_up(_closed(self._stream))
             self._release()
 
-    def abort(self, error: TidelogError) -> None:
+    def _abort(self, error: TidelogError) -> None:
         """Fail everything that is not acknowledged, and let go."""
         self._closed = self._upkeep.is_closing = True
         self._give_up(error)
@@ -396,7 +401,7 @@ class Producer:
         self._upkeep.cancel()
         if self._starting is not None:
             self._starting.cancel()
-        self._buffer.fail_waiting(_closed(self.stream))
+        self._buffer.fail_waiting(_closed(self._stream))
         self._on_closed(self)
 
     # Taking records
@@ -419,17 +424,17 @@ class Producer:
         if size > self._max_size:
             self._check_size(size)
         if key is None and self._is_compacted:
-            raise _no_key(self.stream)
+            raise _no_key(self._stream)
         if expected_offset is not None:
             check_whole("expected_offset", expected_offset, 0, _MAX_OFFSET)
             if self._settings.acks is Acks.NONE:
                 raise bad("expected_offset is of no use with acks='none', which tells nobody of a refusal")
             if partition is None and key is None and len(self._pipes) > 1:
-                raise _no_partition(self.stream, expected_offset)
+                raise _no_partition(self._stream, expected_offset)
         if partition is None:
             partition = partitioner.sticky if key is None else partitioner.for_key(key)
         elif type(partition) is not int or partition not in self._pipes:
-            _check_partition(partition, self.stream, self._pipes)
+            _check_partition(partition, self._stream, self._pipes)
         pipe = self._pipes[partition]
         future: asyncio.Future[Receipt] = self._loop.create_future()
         self._buffer.used += size
@@ -437,10 +442,10 @@ class Producer:
             self._touch(pipe)
         gathering, taken_at = pipe.core.gathering, pipe.touched_at
         if expected_offset is not None:
-            self.stop_gathering()
+            self._stop_gathering()
             gathering.append_expecting(expected_offset, value, key, headers or None, timestamp, size, future, taken_at)
         elif gathering.append(value, key, headers or None, timestamp, size, future, taken_at):
-            self.leave_partition(partition)
+            self._leave_partition(partition)
             pipe.pump()
         elif partition == partitioner.sticky:
             self._gather_into(gathering.open)
@@ -453,7 +458,7 @@ class Producer:
         else:
             self._gathering = None
 
-    def stop_gathering(self) -> None:
+    def _stop_gathering(self) -> None:
         """Look at everything with the next record: some partition is about to send."""
         self._gathering = None
 
@@ -463,7 +468,7 @@ class Producer:
         partitioner = self._partitioner
         assert partitioner is not None
         if partition is not None:
-            _check_partition(partition, self.stream, self._pipes)
+            _check_partition(partition, self._stream, self._pipes)
         rooms = Rooms(lambda target, size: self._pipes[target].core.gathering.room_for(size), self._check_size)
         if keys is None:
             return unkeyed_runs(values, lambda: partitioner.sticky if partition is None else partition, rooms)
@@ -474,17 +479,17 @@ class Producer:
 
     def _append_run(self, run: Run) -> asyncio.Future[BatchReceipt]:
         self._check_usable()
-        self.stop_gathering()
+        self._stop_gathering()
         pipe = self._pipes[run.partition]
         future: asyncio.Future[BatchReceipt] = self._loop.create_future()
         self._buffer.used += run.size
         if pipe.core.gathering.append_run(run.values, run.keys, run.size, run.indices, future, self._loop.time()):
-            self.leave_partition(run.partition)
+            self._leave_partition(run.partition)
             pipe.pump()
         self._touch(pipe)
         return future
 
-    def leave_partition(self, partition: int) -> None:
+    def _leave_partition(self, partition: int) -> None:
         """A batch of it is complete: records without a key go elsewhere now."""
         assert self._partitioner is not None
         if partition == self._partitioner.sticky:
@@ -504,7 +509,7 @@ class Producer:
 
     # Results
 
-    def settle(self, partition: int, effect: Acknowledged | Failed) -> None:
+    def _settle(self, partition: int, effect: Acknowledged | Failed) -> None:
         """A batch of the partition is resolved: its callers hear of it, and its bytes are free."""
         batch = effect.batch
         if isinstance(effect, Failed):
@@ -514,7 +519,7 @@ class Producer:
         self._buffer.release(batch.size)
         self._settled.set()
 
-    def on_connection_change(self, connected: bool) -> None:
+    def _on_connection_change(self, connected: bool) -> None:
         for pipe in self._pipes.values():
             if connected:
                 pipe.run(pipe.core.on_reconnected(self._loop.time()))
@@ -529,7 +534,7 @@ class Producer:
 
     def _check_usable(self) -> None:
         if self._closed:
-            raise _closed(self.stream)
+            raise _closed(self._stream)
         if self._fatal is not None:
             raise self._fatal
         self._home.check()
