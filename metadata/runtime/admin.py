@@ -173,6 +173,10 @@ class Admin:
                 command = pb.Command(allocate_producer_ids=pb.AllocateProducerIds(count=PRODUCER_ID_BLOCK))
                 outcome = await self._commit(command)
                 outcome.raise_for_refusal()
+                if epoch != self._context.state.controller_epoch:
+                    raise TidelogError(
+                        Code.UNAVAILABLE, "another controller took over while producer ids were taken; ask again"
+                    )
                 self._producer_ids = [*range(outcome.value + PRODUCER_ID_BLOCK - 1, outcome.value - 1, -1)]
                 self._producer_ids_epoch = epoch
             return {"producer_id": self._producer_ids.pop(), "producer_epoch": 0}
