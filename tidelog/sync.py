@@ -20,12 +20,12 @@ from collections.abc import AsyncGenerator, AsyncIterator, Callable, Coroutine, 
 from contextlib import suppress
 from functools import wraps
 from types import TracebackType
-from typing import Any, Concatenate, ParamSpec, Protocol, Self, TypeVar
+from typing import Any, Concatenate, Generic, ParamSpec, Protocol, Self, TypeVar
 
 from tidelog.client import connecting, connection, consumer, producer
 from tidelog.client.errors import Closed
 from tidelog.client.loop_thread import LoopThread
-from tidelog.client.records import Batch, Record
+from tidelog.client.records import Batch, K, Record, V
 
 _Inner = TypeVar("_Inner")
 _P = ParamSpec("_P")
@@ -103,10 +103,10 @@ def _passed_on(future: asyncio.Future[_R], _: LoopThread) -> concurrent.futures.
     return result
 
 
-class Producer:
+class Producer(Generic[K, V]):
     """See `tidelog.Producer`. Make it with `Client.producer`."""
 
-    def __init__(self, inner: producer.Producer, thread: LoopThread) -> None:
+    def __init__(self, inner: producer.Producer[K, V], thread: LoopThread) -> None:
         self._inner = inner
         self._thread = thread
 
@@ -135,10 +135,10 @@ class Producer:
         return self._inner.stream
 
 
-class Consumer:
+class Consumer(Generic[K, V]):
     """See `tidelog.Consumer`. Make it with `Client.consume`."""
 
-    def __init__(self, inner: consumer.Consumer, thread: LoopThread) -> None:
+    def __init__(self, inner: consumer.Consumer[K, V], thread: LoopThread) -> None:
         self._inner = inner
         self._thread = thread
 
@@ -151,7 +151,7 @@ class Consumer:
     ) -> None:
         self.close()
 
-    def __iter__(self) -> Iterator[Record]:
+    def __iter__(self) -> Iterator[Record[K, V]]:
         """Closes the consumer at its end, as the iteration over `tidelog.Consumer` does."""
         inner, ahead = self._inner, self._inner._ahead
         self._thread.call(inner._begin_iteration)

@@ -17,7 +17,7 @@ import asyncio
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from types import TracebackType
-from typing import Self, cast
+from typing import Any, Generic, Self, cast
 
 from tidelog.client.accumulator import Acknowledged, Failed, PartitionAccumulator, delay
 from tidelog.client.accumulator_settings import AccumulatorSettings
@@ -39,9 +39,10 @@ from tidelog.client.partitioner import KEY_HASHES, Partitioner
 from tidelog.client.pipe import Pipe, Sender
 from tidelog.client.positions import Moment, timestamp_ns
 from tidelog.client.receipts import Receipts
-from tidelog.client.records import BatchReceipt, Receipt
-from tidelog.client.runs import Rooms, Run, check_lists, keyed_runs, unkeyed_runs
+from tidelog.client.records import BatchReceipt, K, Receipt, V
+from tidelog.client.runs import Rooms, Run, check_bytes, check_lists, keyed_runs, unkeyed_runs
 from tidelog.client.send_buffer import SendBuffer
+from tidelog.client.serialization import Serializers
 from tidelog.client.upkeep import Upkeep
 from wire.append import ask_durability
 from wire.batch import Compression, GivenHeaders
@@ -59,7 +60,7 @@ _MAX_OFFSET = (1 << 63) - 1
 _COMPRESSION = {None: None, "none": Compression.NONE, "lz4": Compression.LZ4, "zstd": Compression.ZSTD}
 
 
-class Producer:
+class Producer(Generic[K, V]):
     """Appends records to a stream. Use it with `async with`, or `await start()` and `await close()`.
 
     With acks "all" and "leader" a record that is sent again after a lost answer or a change of leader is written once.
@@ -81,7 +82,8 @@ class Producer:
         confirm_timeout_ms: int,
         partitioner: str,
         spread: int,
-        on_closed: Callable[[Producer], object],
+        serializers: Serializers[K, V],
+        on_closed: Callable[[Producer[K, V]], object],
     ) -> None:
         if compression not in [*_COMPRESSION]:  # a list: what cannot be hashed is refused as well
             raise bad(f"compression={compression!r} is none of None, 'none', 'lz4' and 'zstd'")
@@ -100,6 +102,7 @@ class Producer:
         self._confirm_timeout_ms = confirm_timeout_ms
         self._key_hash = KEY_HASHES[partitioner]
         self._spread = spread
+        self._serializers = serializers or None
         self._on_closed = on_closed
         self._home = HomeLoop(f"this producer for {stream!r}")
         self._loop = self._home.loop
@@ -221,9 +224,9 @@ class Producer:
 
     async def send(
         self,
-        value: bytes | None,
+        value: V | None,
         *,
-        key: bytes | None = None,
+        key: K | None = None,
         headers: GivenHeaders | None = None,
         partition: int | None = None,
         timestamp: Moment | None = None,
@@ -246,15 +249,16 @@ class Producer:
         """
         if self._partitioner is None:
             await self.start()
+        data, key_data = self._as_bytes(value, key)
         encoded = None if headers is None else encoded_headers(headers)
         stamp = None if timestamp is None else timestamp_ns(timestamp)
-        size = checked_size(value, key, encoded)
+        size = checked_size(data, key_data, encoded)
         if not self._buffer.has_room(size):
             self._check_usable()
             self._check_size(size)
             await self._buffer.wait_for_room(size)
         try:
-            future = self._append(value, key, encoded, partition, stamp, size, expected_offset)
+            future = self._append(data, key_data, encoded, partition, stamp, size, expected_offset)
         except TidelogError:
             self._buffer.release(0)  # the room that this call was given is for the calls that wait behind it
             raise
@@ -266,9 +270,9 @@ class Producer:
 
     def send_nowait(
         self,
-        value: bytes | None,
+        value: V | None,
         *,
-        key: bytes | None = None,
+        key: K | None = None,
         headers: GivenHeaders | None = None,
         partition: int | None = None,
         timestamp: Moment | None = None,
@@ -299,18 +303,19 @@ class Producer:
                 batch.size = filled
                 buffer.used = buffered
                 return future
+        data, key_data = self._as_bytes(value, key)
         encoded = None if headers is None else encoded_headers(headers)
         stamp = None if timestamp is None else timestamp_ns(timestamp)
-        size = checked_size(value, key, encoded)
+        size = checked_size(data, key_data, encoded)
         if self._buffer.used + size > self._buffer.limit:
             raise self._buffer.full()
-        return self._append(value, key, encoded, partition, stamp, size, expected_offset)
+        return self._append(data, key_data, encoded, partition, stamp, size, expected_offset)
 
     async def send_many(
         self,
-        values: Sequence[bytes | None],
+        values: Sequence[V | None],
         *,
-        keys: Sequence[bytes | None] | None = None,
+        keys: Sequence[K | None] | None = None,
         partition: int | None = None,
     ) -> list[BatchReceipt]:
         """Append many records and wait until all are acknowledged; one receipt per batch, for much less than one each.
@@ -326,9 +331,9 @@ class Producer:
 
     async def outcomes(
         self,
-        values: Sequence[bytes | None],
+        values: Sequence[V | None],
         *,
-        keys: Sequence[bytes | None] | None = None,
+        keys: Sequence[K | None] | None = None,
         partition: int | None = None,
     ) -> list[tuple[Sequence[int], BatchReceipt | TidelogError]]:
         """As `send_many`, and tells what became of each record: the receipt or the error of the records at these
@@ -337,13 +342,19 @@ class Producer:
         if self._partitioner is None:
             await self.start()
         self._check_usable()
-        check_lists(values, keys)
+        data: Any = values
+        key_data: Any = keys
+        if self._serializers is not None:
+            check_lists(values, keys)
+            data = [self._serializers.value(value) for value in values]
+            key_data = None if keys is None else [self._serializers.key(key) for key in keys]
+        check_bytes(data, key_data)
         if self._is_compacted and values and (keys is None or None in keys):
             raise _no_key(self._stream)
         positions: list[Sequence[int]] = []
         futures: list[asyncio.Future[BatchReceipt]] = []
         try:
-            for run in self._runs(values, keys, partition):
+            for run in self._runs(data, key_data, partition):
                 if not self._buffer.has_room(run.size):
                     await self._buffer.wait_for_room(run.size)
                 futures.append(self._append_run(run))
@@ -406,6 +417,11 @@ class Producer:
 
     # Taking records
 
+    def _as_bytes(self, value: Any, key: Any) -> tuple[Any, Any]:
+        """What the serializers make of them. Without one, what is no bytes is refused later."""
+        serializers = self._serializers
+        return (value, key) if serializers is None else (serializers.value(value), serializers.key(key))
+
     def _append(
         self,
         value: bytes | None,
@@ -453,7 +469,7 @@ class Producer:
 
     def _gather_into(self, batch: PendingBatch | None) -> None:
         """`batch` has just taken a record that was given alone."""
-        if batch is not None and batch.has_values_only:
+        if batch is not None and batch.has_values_only and self._serializers is None:
             self._gathering, self._gathering_futures = batch, batch.claims[-1][2]
         else:
             self._gathering = None

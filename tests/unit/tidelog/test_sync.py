@@ -120,6 +120,16 @@ def test_one_and_many(world: World) -> None:
         assert not consumer.is_at_end
 
 
+def test_keys_and_values_through_callables(world: World) -> None:
+    def number(data: bytes) -> int:
+        return int(data)
+
+    with world.client.producer("s", key_serializer=str.encode) as producer:
+        producer.send(b"1", key="a")
+    with world.client.consume("s", stop="latest", key_deserializer=bytes.decode, value_deserializer=number) as consumer:
+        assert [(record.key, record.value) for record in consumer] == [("a", 1)]
+
+
 def test_errors_are_those_of_the_client(world: World) -> None:
     with pytest.raises(tidelog.UnknownStream):
         list(world.client.consume("nothing"))
