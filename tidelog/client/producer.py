@@ -22,7 +22,7 @@ from typing import Any, Generic, Self, cast
 from tidelog.client.accumulator import Acknowledged, Failed, PartitionAccumulator, delay
 from tidelog.client.accumulator_settings import AccumulatorSettings
 from tidelog.client.api import Api
-from tidelog.client.arguments import bad, check_whole, shown, whole
+from tidelog.client.arguments import bad, check_whole, shown
 from tidelog.client.batches import BatchState, PendingBatch
 from tidelog.client.encoding import (
     BATCH_OVERHEAD,
@@ -32,7 +32,7 @@ from tidelog.client.encoding import (
     checked_size,
     encoded_headers,
 )
-from tidelog.client.errors import BadRequest, Closed, typed
+from tidelog.client.errors import typed
 from tidelog.client.home_loop import HomeLoop
 from tidelog.client.metadata import MetadataCache, StreamMetadata
 from tidelog.client.partitioner import KEY_HASHES, Partitioner
@@ -40,6 +40,7 @@ from tidelog.client.pipe import Pipe, Sender
 from tidelog.client.positions import Moment, timestamp_ns
 from tidelog.client.receipts import Receipts
 from tidelog.client.records import BatchReceipt, K, Receipt, V
+from tidelog.client.refusals import check_partition, closed, no_key, no_partition
 from tidelog.client.runs import Rooms, Run, check_bytes, check_lists, keyed_runs, unkeyed_runs
 from tidelog.client.send_buffer import SendBuffer
 from tidelog.client.serialization import Serializers
@@ -47,7 +48,7 @@ from tidelog.client.upkeep import Upkeep
 from wire.append import ask_durability
 from wire.batch import Compression, GivenHeaders
 from wire.durability import Durability
-from wire.errors import Code, TidelogError
+from wire.errors import TidelogError
 from wire.internal_streams import is_internal
 from wire.record_limit import RecordLimit
 from wire.subjects import Subjects
@@ -155,7 +156,7 @@ class Producer(Generic[K, V]):
             raise
         except asyncio.CancelledError:
             if self._closed and not cast("asyncio.Task[None]", asyncio.current_task()).cancelling():
-                raise _closed(self._stream) from None
+                raise closed(self._stream) from None
             raise
 
     def delay(self) -> tuple[float, str] | None:
@@ -350,7 +351,7 @@ class Producer(Generic[K, V]):
             key_data = None if keys is None else [self._serializers.key(key) for key in keys]
         check_bytes(data, key_data)
         if self._is_compacted and values and (keys is None or None in keys):
-            raise _no_key(self._stream)
+            raise no_key(self._stream)
         positions: list[Sequence[int]] = []
         futures: list[asyncio.Future[BatchReceipt]] = []
         try:
@@ -391,7 +392,7 @@ class Producer(Generic[K, V]):
                 pipe.pump()
             await self._until(lambda: all(pipe.core.is_idle for pipe in self._pipes.values()))
         finally:
-            self._give_up(_closed(self._stream))
+            self._give_up(closed(self._stream))
             self._release()
 
     def _abort(self, error: TidelogError) -> None:
@@ -412,7 +413,7 @@ class Producer(Generic[K, V]):
         self._upkeep.cancel()
         if self._starting is not None:
             self._starting.cancel()
-        self._buffer.fail_waiting(_closed(self._stream))
+        self._buffer.fail_waiting(closed(self._stream))
         self._on_closed(self)
 
     # Taking records
@@ -440,17 +441,17 @@ class Producer(Generic[K, V]):
         if size > self._max_size:
             self._check_size(size)
         if key is None and self._is_compacted:
-            raise _no_key(self._stream)
+            raise no_key(self._stream)
         if expected_offset is not None:
             check_whole("expected_offset", expected_offset, 0, _MAX_OFFSET)
             if self._settings.acks is Acks.NONE:
                 raise bad("expected_offset is of no use with acks='none', which tells nobody of a refusal")
             if partition is None and key is None and len(self._pipes) > 1:
-                raise _no_partition(self._stream, expected_offset)
+                raise no_partition(self._stream, expected_offset)
         if partition is None:
             partition = partitioner.sticky if key is None else partitioner.for_key(key)
         elif type(partition) is not int or partition not in self._pipes:
-            _check_partition(partition, self._stream, self._pipes)
+            check_partition(partition, self._stream, self._pipes)
         pipe = self._pipes[partition]
         future: asyncio.Future[Receipt] = self._loop.create_future()
         self._buffer.used += size
@@ -484,7 +485,7 @@ class Producer(Generic[K, V]):
         partitioner = self._partitioner
         assert partitioner is not None
         if partition is not None:
-            _check_partition(partition, self._stream, self._pipes)
+            check_partition(partition, self._stream, self._pipes)
         rooms = Rooms(lambda target, size: self._pipes[target].core.gathering.room_for(size), self._check_size)
         if keys is None:
             return unkeyed_runs(values, lambda: partitioner.sticky if partition is None else partition, rooms)
@@ -550,7 +551,7 @@ class Producer(Generic[K, V]):
 
     def _check_usable(self) -> None:
         if self._closed:
-            raise _closed(self._stream)
+            raise closed(self._stream)
         if self._fatal is not None:
             raise self._fatal
         self._home.check()
@@ -559,19 +560,6 @@ class Producer(Generic[K, V]):
         """`size` of a record as `size_of` counts it. Raises RecordTooLarge."""
         if size > self._max_size:
             raise typed(self._record_limit.too_large("a record", size - RECORD_OVERHEAD))
-
-
-def _closed(stream: StreamName) -> TidelogError:
-    return Closed(Code.BAD_REQUEST, f"this producer for {stream!r} is closed; make a new one")
-
-
-def _check_partition(partition: int, stream: StreamName, pipes: Mapping[int, Pipe]) -> None:
-    number = whole(partition)
-    if number is None:
-        raise bad(f"partition={shown(partition)} is not a whole number; leave it out, or give one of the stream's")
-    if number not in pipes:
-        known = ", ".join(map(str, pipes))
-        raise bad(f"there is no partition {partition!r} in {stream!r}; it has {known}")
 
 
 def _outcome(result: BatchReceipt | BaseException) -> BatchReceipt | TidelogError:
@@ -586,18 +574,3 @@ def _tell_epochs(pipes: Mapping[int, Pipe], layout: StreamMetadata) -> None:
         known = layout.partitions.get(partition)
         if known is not None:
             pipe.run(pipe.core.on_metadata(known.leader_epoch))
-
-
-def _no_key(stream: StreamName) -> BadRequest:
-    """The error of a record without a key: a compacted stream would keep it for ever, beside all of its successors."""
-    return bad(
-        f"stream {stream!r} is compacted (compact=true): it keeps the newest record of each key, and would keep this"
-        " record, which has no key, for ever; give it a key"
-    )
-
-
-def _no_partition(stream: StreamName, offset: int) -> BadRequest:
-    return bad(
-        f"expected_offset={offset} is of one partition, and {stream!r} has several; give the record a partition, or a"
-        " key"
-    )
