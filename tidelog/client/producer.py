@@ -17,7 +17,7 @@ import asyncio
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from types import TracebackType
-from typing import Any, Generic, Self, cast
+from typing import Generic, Self, cast
 
 from tidelog.client.accumulator import Acknowledged, Failed, PartitionAccumulator, delay
 from tidelog.client.accumulator_settings import AccumulatorSettings
@@ -103,7 +103,7 @@ class Producer(Generic[K, V]):
         self._confirm_timeout_ms = confirm_timeout_ms
         self._key_hash = KEY_HASHES[partitioner]
         self._spread = spread
-        self._serializers = serializers or None
+        self._serializers = serializers
         self._on_closed = on_closed
         self._home = HomeLoop(f"this producer for {stream!r}")
         self._loop = self._home.loop
@@ -250,7 +250,7 @@ class Producer(Generic[K, V]):
         """
         if self._partitioner is None:
             await self.start()
-        data, key_data = self._as_bytes(value, key)
+        data, key_data = self._serializers.both(value, key)
         encoded = None if headers is None else encoded_headers(headers)
         stamp = None if timestamp is None else timestamp_ns(timestamp)
         size = checked_size(data, key_data, encoded)
@@ -304,7 +304,7 @@ class Producer(Generic[K, V]):
                 batch.size = filled
                 buffer.used = buffered
                 return future
-        data, key_data = self._as_bytes(value, key)
+        data, key_data = self._serializers.both(value, key)
         encoded = None if headers is None else encoded_headers(headers)
         stamp = None if timestamp is None else timestamp_ns(timestamp)
         size = checked_size(data, key_data, encoded)
@@ -343,12 +343,8 @@ class Producer(Generic[K, V]):
         if self._partitioner is None:
             await self.start()
         self._check_usable()
-        data: Any = values
-        key_data: Any = keys
-        if self._serializers is not None:
-            check_lists(values, keys)
-            data = [self._serializers.value(value) for value in values]
-            key_data = None if keys is None else [self._serializers.key(key) for key in keys]
+        check_lists(values, keys)
+        data, key_data = self._serializers.lists(values, keys)
         check_bytes(data, key_data)
         if self._is_compacted and values and (keys is None or None in keys):
             raise no_key(self._stream)
@@ -418,11 +414,6 @@ class Producer(Generic[K, V]):
 
     # Taking records
 
-    def _as_bytes(self, value: Any, key: Any) -> tuple[Any, Any]:
-        """What the serializers make of them. Without one, what is no bytes is refused later."""
-        serializers = self._serializers
-        return (value, key) if serializers is None else (serializers.value(value), serializers.key(key))
-
     def _append(
         self,
         value: bytes | None,
@@ -470,7 +461,7 @@ class Producer(Generic[K, V]):
 
     def _gather_into(self, batch: PendingBatch | None) -> None:
         """`batch` has just taken a record that was given alone."""
-        if batch is not None and batch.has_values_only and self._serializers is None:
+        if batch is not None and batch.has_values_only and self._serializers.are_none:
             self._gathering, self._gathering_futures = batch, batch.claims[-1][2]
         else:
             self._gathering = None

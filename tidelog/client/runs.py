@@ -47,8 +47,7 @@ def check_lists(values: Sequence[object], keys: Sequence[object] | None) -> None
 
 
 def check_bytes(values: Values, keys: Values | None) -> None:
-    """Raises BadRequest for what are no lists of one length, of bytes and None."""
-    check_lists(values, keys)
+    """Raises BadRequest for items that are neither bytes nor None."""
     lists: dict[str, Values] = {"values": values} if keys is None else {"values": values, "keys": keys}
     for name, given in lists.items():
         if not BYTES_OR_NONE.issuperset(map(type, given)):

@@ -8,7 +8,7 @@ and whole batches (`Consumer.batches`) stay bytes.
 from __future__ import annotations
 
 import inspect
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from typing import Any, Generic
 
 from tidelog.client.arguments import bad, shown
@@ -24,16 +24,28 @@ class Serializers(Generic[K, V]):
         self._key = _checked("key_serializer", key)
         self._value = _checked("value_serializer", value)
 
-    def __bool__(self) -> bool:
-        return self._key is not None or self._value is not None
+    @property
+    def are_none(self) -> bool:
+        """Bytes stay as they are; what is no bytes is not looked at."""
+        return self._key is None and self._value is None
 
-    def key(self, key: K | None) -> Any:
-        """Bytes or None; as it was given where there is no serializer. Raises SerializationFailed."""
-        return key if self._key is None else _serialized("key_serializer", self._key, key)
+    def both(self, value: V | None, key: K | None) -> tuple[Any, Any]:
+        """Bytes or None of a record's value and key. Raises SerializationFailed."""
+        if self._value is not None:
+            value = _serialized("value_serializer", self._value, value)
+        if self._key is not None:
+            key = _serialized("key_serializer", self._key, key)
+        return value, key
 
-    def value(self, value: V | None) -> Any:
-        """As `key`."""
-        return value if self._value is None else _serialized("value_serializer", self._value, value)
+    def lists(self, values: Sequence[V | None], keys: Sequence[K | None] | None) -> tuple[Any, Any]:
+        """As `both`, of many records."""
+        made: Any = values
+        made_keys: Any = keys
+        if self._value is not None:
+            made = [_serialized("value_serializer", self._value, value) for value in values]
+        if self._key is not None and keys is not None:
+            made_keys = [_serialized("key_serializer", self._key, key) for key in keys]
+        return made, made_keys
 
 
 class Deserializers(Generic[K, V]):
@@ -83,7 +95,7 @@ def _checked(name: str, given: Any) -> Any:
     return given
 
 
-def _serialized(name: str, serializer: Callable[[Any], bytes], given: object) -> bytes | None:
+def _serialized(name: str, serializer: Callable[[Any], bytes], given: object) -> Any:
     if given is None:
         return None
     try:
