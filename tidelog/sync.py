@@ -259,6 +259,8 @@ class Client:
     cluster_status = _blocking(connection.Client.cluster_status)
     describe_broker = _blocking(connection.Client.describe_broker)
     alter_cluster = _blocking(connection.Client.alter_cluster)
+    set_readonly = _blocking(connection.Client.set_readonly)
+    delete_records = _blocking(connection.Client.delete_records)
     metadata = _blocking(connection.Client.metadata)
     offsets = _blocking(connection.Client.offsets)
     fetch_batches = _iterated(connection.Client.fetch_batches)

@@ -23,6 +23,7 @@ from tidelog.client.errors import Closed, WrongIncarnation
 from tidelog.client.fetcher import FetchSettings, PartitionFetcher
 from tidelog.client.home_loop import HomeLoop
 from tidelog.client.metadata import MetadataCache, StreamMetadata, stream_name
+from tidelog.client.partition_changes import PartitionChanges
 from tidelog.client.partition_reader import PartitionReader
 from tidelog.client.positions import Anchor, AtOffset, AtTime, Moment, Position, Start, Stop, timestamp_ns
 from tidelog.client.producer import Producer
@@ -45,7 +46,7 @@ class ClosableTransport(Transport, Protocol):
     async def close(self) -> None: ...
 
 
-class Client:
+class Client(PartitionChanges):
     """A connection to a cluster. Make it with `connect`; use it with `async with`, or `await close()` it."""
 
     def __init__(

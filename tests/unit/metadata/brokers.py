@@ -221,20 +221,25 @@ class Broker:
             return {"partitions": self.reports}
         return {
             "partitions": [
-                {
-                    "partition": key.partition,
-                    "incarnation": key.partition_incarnation,
-                    "leader_epoch": view.leader_epoch,
-                    "log_start_offset": 0,
-                    "log_end_offset": 7,
-                    "high_watermark": 6,
-                    "replicas_progress": {self.id: {"log_end_offset": 7, "in_sync": True}},
-                    "story": [{"seconds_ago": 1.5, "event": "leads", "times": 1}] if story_of == key.partition else [],
-                }
-                for key, view in self.views.items()
-                if key.stream == stream and view.leader == self.id
+                self._report(key, view, story_of) for key, view in self.views.items() if key.stream == stream
             ]
         }
+
+    def _report(self, key: PartitionKey, view: PartitionView, story_of: int | None) -> ReplicaReport:
+        report: ReplicaReport = {
+            "partition": key.partition,
+            "incarnation": key.partition_incarnation,
+            "leader_epoch": view.leader_epoch,
+            "partition_epoch": view.epoch,
+        }
+        if view.leader == self.id:
+            report["committed_end"] = 7
+            report["log_start_offset"] = view.purged_end
+            report["log_end_offset"] = 7
+            report["high_watermark"] = 6
+            report["replicas_progress"] = {self.id: {"log_end_offset": 7, "in_sync": True}}
+            report["story"] = [{"seconds_ago": 1.5, "event": "leads", "times": 1}] if story_of == key.partition else []
+        return report
 
     async def kill(self) -> None:
         self.service._context.closed = True

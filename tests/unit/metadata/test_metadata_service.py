@@ -88,7 +88,7 @@ async def test_a_request_is_about_the_stream_that_its_subject_names() -> None:
         await world.api("stream.create", **(CREATE | {"replication_factor": 1}))
         for name, operation in OPERATIONS.items():
             if operation.stream:
-                body = json.dumps({operation.stream: "s", "partition": 0, "broker": "a"}).encode()
+                body = json.dumps({operation.stream: "s", "partition": 0, "broker": "a", "before": {}}).encode()
                 answer = await world.client.request(SUBJECTS.api(name, "other"), body, timeout=5)
                 error = TidelogError.from_headers(answer.headers)
                 assert error is not None

@@ -47,10 +47,11 @@ def world() -> Iterator[World]:
 @pytest.mark.parametrize("kind", [sync.Client, sync.Consumer, sync.Producer], ids=lambda kind: str(kind.__name__))
 def test_every_public_name_is_there_with_its_arguments(kind: type) -> None:
     same = getattr(tidelog, kind.__name__)
-    wanted = {OTHER_NAMES.get(name, name) for name in vars(same) if not name.startswith("_")}
+    names = {name: each for cls in reversed(same.__mro__[:-1]) for name, each in vars(cls).items()}
+    wanted = {OTHER_NAMES.get(name, name) for name in names if not name.startswith("_")}
     assert wanted == {name for name in vars(kind) if not name.startswith("_")}
-    for name in wanted & set(vars(same)):
-        one, other = vars(same)[name], vars(kind)[name]
+    for name in wanted & set(names):
+        one, other = names[name], vars(kind)[name]
         assert isinstance(one, property) == isinstance(other, property), name
         if inspect.isfunction(one):
             assert inspect.signature(one).parameters == inspect.signature(other).parameters, name
