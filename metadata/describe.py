@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 
 from metadata.model import Partition, Stream
 from metadata.requests import unknown_stream
@@ -10,9 +10,10 @@ from metadata.state import ClusterState
 from wire import operations as op
 from wire.errors import TidelogError
 from wire.internal_streams import is_internal
+from wire.partition_operations import ChangedPartitions
 from wire.reports import BrokerReport, ReplicaReport
 from wire.subjects import Subjects
-from wire.types import BrokerId, PartitionKey, StreamName
+from wire.types import BrokerId, Offset, PartitionKey, StreamName
 
 MAX_NAMED = 100
 """Partitions of a kind that the status of a cluster names; it counts all."""
@@ -123,6 +124,34 @@ def partition_form(stream: Stream, number: int, said: Mapping[BrokerId, ReplicaR
     """One of them, as `describe_form` has it; `said`: by broker."""
     progress = reports_of_leaders(stream, {number: said}).get(number, {})
     return {"stream": stream.name, **_partition_form(number, stream.partitions[number], progress, said)}
+
+
+def changed_form(
+    stream: Stream,
+    numbers: Iterable[int],
+    said: Mapping[int, Mapping[BrokerId, ReplicaReport]],
+    is_alive: Callable[[BrokerId], bool],
+) -> ChangedPartitions:
+    """After a change of these partitions; `said`: by partition and broker."""
+    leaders = reports_of_leaders(stream, said)
+
+    def knows(number: int, broker: BrokerId) -> bool:
+        told = said.get(number, {}).get(broker, {})
+        return told.get("failed") is not None or (told.get("partition_epoch") or 0) >= stream.partitions[number].epoch
+
+    return {
+        "partitions": [
+            {
+                "partition": number,
+                "readonly": partition.readonly,
+                "log_start_offset": max(
+                    partition.purged_end, leaders.get(number, {}).get("log_start_offset") or Offset(0)
+                ),
+                "not_yet": [broker for broker in partition.replicas if is_alive(broker) and not knows(number, broker)],
+            }
+            for number, partition in ((number, stream.partitions[number]) for number in numbers)
+        ]
+    }
 
 
 def loss_form(

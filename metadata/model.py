@@ -22,6 +22,7 @@ from wire.types import (
     Generation,
     Incarnation,
     LeaderEpoch,
+    Offset,
     PartitionEpoch,
     PartitionKey,
     PartitionState,
@@ -69,9 +70,12 @@ class Partition:
     unclean_epoch: LeaderEpoch = LeaderEpoch(0)
     """The last one that an operator began with an unclean election; 0: none."""
     state: PartitionState = PartitionState.ACTIVE
-    """DRAINING and RETIRED, `paused` and `readonly` are stored and not yet acted on: docs/design.md."""
+    """DRAINING and RETIRED, and `paused`, are stored and not yet acted on: docs/design.md."""
     paused: bool = False
     readonly: bool = False
+    """It takes no records (R43)."""
+    purged_end: Offset = Offset(0)
+    """Records below it were deleted by an operator (R44). It only grows."""
 
     def is_withdrawn(self, broker: BrokerId) -> bool:
         return any(entry.replica == broker for entry in self.withdrawn)
@@ -167,6 +171,7 @@ class Stream:
             state=partition.state,
             paused=partition.paused,
             readonly=partition.readonly,
+            purged_end=partition.purged_end,
             partitioning_version=self.partitioning_version,
             partition_count=self.layouts[-1].partitions,
         )

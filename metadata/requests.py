@@ -15,11 +15,13 @@ from metadata.state import ClusterState
 from wire import metadata_pb2 as pb
 from wire.durability import DEFAULT_REPLICAS, MAX_REPLICAS
 from wire.echo import echo
+from wire.error_details import END
 from wire.errors import Code, TidelogError, limit_reached
 from wire.internal_streams import PREFIX, InternalStream, is_internal, is_reserved
+from wire.partition_operations import LATEST
 from wire.stream_config import StreamConfig
 from wire.subjects import Subjects, check_stream_name
-from wire.types import BrokerId, LeaderMove, PartitionKey, StreamName
+from wire.types import BrokerId, LeaderEpoch, LeaderMove, PartitionKey, StreamName
 
 
 class AdminRequests:
@@ -191,6 +193,61 @@ class AdminRequests:
             )
         )
 
+    def set_readonly(self, name: str, readonly: bool, partitions: Sequence[int]) -> pb.Command:
+        """No partitions: all. Raises TidelogError: NOT_CONTROLLER, UNKNOWN_STREAM, BAD_REQUEST."""
+        stream = self._changeable(name)
+        for number in partitions:
+            self._find(name, number)
+        return pb.Command(
+            set_readonly=pb.SetReadonly(
+                office=self._epoch(),
+                name=name,
+                incarnation=stream.incarnation,
+                partitions=sorted({*partitions}),
+                readonly=readonly,
+            )
+        )
+
+    def delete_records(
+        self, name: str, before: Mapping[int, int], committed: Mapping[int, tuple[LeaderEpoch, int]]
+    ) -> pb.Command:
+        """`before`: by partition, where its records begin from now on; LATEST: at the end of its committed log.
+        `committed`: the LeaderEpoch of the leader that told that end, and the end. All is done, or nothing.
+
+        Raises TidelogError: NOT_CONTROLLER, UNKNOWN_STREAM, BAD_REQUEST, OFFSET_AHEAD; UNAVAILABLE where a leader has
+        not told."""
+        stream = self._changeable(name)
+        if not before:
+            raise TidelogError(Code.BAD_REQUEST, f"no records of stream {name} are to be deleted; name a partition")
+        items = []
+        for number, asked in sorted(before.items()):
+            key, _ = self._find(name, number)
+            if asked < LATEST:
+                raise TidelogError(
+                    Code.BAD_REQUEST, f"partition {key} has no offset {asked}; give one from 0 up, or {LATEST} for all"
+                )
+            if number not in committed:
+                raise TidelogError(
+                    Code.UNAVAILABLE,
+                    f"the leader of {key} does not tell now what is committed; nothing was deleted, try again",
+                )
+            leader_epoch, end = committed[number]
+            if asked > end:
+                raise TidelogError(
+                    Code.OFFSET_AHEAD,
+                    f"{key} is committed up to offset {end}, and only that can be deleted, not up to {asked};"
+                    " nothing was deleted",
+                    [END.of(end)],
+                )
+            items.append(
+                pb.PurgePoint(partition=number, end=end if asked == LATEST else asked, leader_epoch=leader_epoch)
+            )
+        return pb.Command(
+            delete_records=pb.DeleteRecords(
+                office=self._epoch(), name=name, incarnation=stream.incarnation, items=items
+            )
+        )
+
     def alter_cluster(self, changes: Mapping[str, str], unset: Sequence[str]) -> pb.Command:
         """Other defaults for new streams. Raises TidelogError: NOT_CONTROLLER, BAD_REQUEST, BAD_CONFIG."""
         self._require_controller()
@@ -283,3 +340,13 @@ def unknown_stream(name: str) -> TidelogError:
     return TidelogError(
         Code.UNKNOWN_STREAM, f"stream {echo(name)} does not exist; `tidelog stream list` shows those that do"
     )
+
+
+def partition_numbers(before: Mapping[str, int]) -> dict[int, int]:
+    """A request's offsets by partition. Raises TidelogError(BAD_REQUEST)."""
+    found: dict[int, int] = {}
+    for text, offset in before.items():
+        if not (text.isascii() and text.isdigit() and len(text) < 10):
+            raise TidelogError(Code.BAD_REQUEST, f"{echo(text)} is no partition; give its number, such as '0'")
+        found[int(text)] = offset
+    return found

@@ -10,7 +10,16 @@ from google.protobuf.message import DecodeError
 from metadata.model import Broker, Layout, Outcome, Partition, Stream, Withdrawn
 from wire import metadata_pb2 as pb
 from wire.errors import Code, CorruptData, TidelogError
-from wire.types import BrokerId, Generation, Incarnation, LeaderEpoch, PartitionEpoch, PartitionState, StreamName
+from wire.types import (
+    BrokerId,
+    Generation,
+    Incarnation,
+    LeaderEpoch,
+    Offset,
+    PartitionEpoch,
+    PartitionState,
+    StreamName,
+)
 
 VERSION = 1
 
@@ -192,6 +201,7 @@ def _stream_to_pb(stream: Stream, place: Mapping[BrokerId, int]) -> pb.StreamSta
                 leader_epoch=partition.leader_epoch,
                 paused=partition.paused,
                 readonly=partition.readonly,
+                purged_end=partition.purged_end,
                 unclean_epoch=partition.unclean_epoch,
             )
             for number, partition in sorted(stream.partitions.items())
@@ -231,6 +241,7 @@ def _stream_from_pb(stream: pb.StreamState, names: list[BrokerId]) -> Stream:
                 leader_epoch=LeaderEpoch(record.leader_epoch),
                 paused=record.paused,
                 readonly=record.readonly,
+                purged_end=Offset(record.purged_end),
                 unclean_epoch=LeaderEpoch(record.unclean_epoch),
             )
             for record in stream.partitions

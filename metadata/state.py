@@ -101,6 +101,10 @@ class ClusterState(Cluster):
                 return streams.create_stream(ledger, message.create_stream)
             case "alter_stream":
                 return streams.alter_stream(ledger, message.alter_stream)
+            case "set_readonly":
+                return streams.set_readonly(ledger, message.set_readonly)
+            case "delete_records":
+                return streams.delete_records(ledger, message.delete_records)
             case "alter_cluster":
                 return streams.alter_cluster(ledger, message.alter_cluster)
             case "delete_stream":

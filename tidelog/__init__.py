@@ -31,6 +31,7 @@ if TYPE_CHECKING:
     from tidelog.client.errors import CorruptBatch as CorruptBatch
     from tidelog.client.errors import CorruptEnvelope as CorruptEnvelope
     from tidelog.client.errors import DeliveryTimeout as DeliveryTimeout
+    from tidelog.client.errors import DeserializationFailed as DeserializationFailed
     from tidelog.client.errors import IncorrectOffset as IncorrectOffset
     from tidelog.client.errors import LeaderNotMoved as LeaderNotMoved
     from tidelog.client.errors import LimitReached as LimitReached
@@ -47,6 +48,7 @@ if TYPE_CHECKING:
     from tidelog.client.errors import ProducerFenced as ProducerFenced
     from tidelog.client.errors import ReadOnly as ReadOnly
     from tidelog.client.errors import RecordTooLarge as RecordTooLarge
+    from tidelog.client.errors import SerializationFailed as SerializationFailed
     from tidelog.client.errors import StreamExists as StreamExists
     from tidelog.client.errors import SubjectTaken as SubjectTaken
     from tidelog.client.errors import UnknownStream as UnknownStream
@@ -66,10 +68,10 @@ warn_if_hidden("metadata", "dataplane")
 
 _ERRORS = (
     "BadConfig", "BadName", "BadReplicationFactor", "BadRequest", "BadSubject", "BufferFull", "Closed", "CorruptBatch",
-    "CorruptEnvelope", "DeliveryTimeout", "IncorrectOffset", "LeaderNotMoved", "LimitReached", "LogTruncated",
-    "MessageTooLarge", "NoKey", "NoServer", "NoSpace", "NotEnoughReplicas", "NotPermitted", "OffsetOutOfRange",
-    "OutOfOrderSequence", "Paused", "ProducerFenced", "ReadOnly", "RecordTooLarge", "StreamExists", "SubjectTaken",
-    "UnknownStream", "WrongCluster", "WrongIncarnation",
+    "CorruptEnvelope", "DeliveryTimeout", "DeserializationFailed", "IncorrectOffset", "LeaderNotMoved", "LimitReached",
+    "LogTruncated", "MessageTooLarge", "NoKey", "NoServer", "NoSpace", "NotEnoughReplicas", "NotPermitted",
+    "OffsetOutOfRange", "OutOfOrderSequence", "Paused", "ProducerFenced", "ReadOnly", "RecordTooLarge",
+    "SerializationFailed", "StreamExists", "SubjectTaken", "UnknownStream", "WrongCluster", "WrongIncarnation",
 )  # fmt: skip
 
 _HOMES = {

@@ -16,16 +16,16 @@ from __future__ import annotations
 
 import asyncio
 import concurrent.futures
-from collections.abc import AsyncIterator, Callable, Coroutine, Iterator, Mapping
+from collections.abc import AsyncGenerator, AsyncIterator, Callable, Coroutine, Iterator, Mapping
 from contextlib import suppress
 from functools import wraps
 from types import TracebackType
-from typing import Any, Concatenate, ParamSpec, Protocol, Self, TypeVar
+from typing import Any, Concatenate, Generic, ParamSpec, Protocol, Self, TypeVar
 
 from tidelog.client import connecting, connection, consumer, producer
 from tidelog.client.errors import Closed
 from tidelog.client.loop_thread import LoopThread
-from tidelog.client.records import Batch, Record
+from tidelog.client.records import Batch, K, Record, V
 
 _Inner = TypeVar("_Inner")
 _P = ParamSpec("_P")
@@ -63,6 +63,25 @@ def _made(
     return call
 
 
+def _iterated(
+    method: Callable[Concatenate[_Inner, _P], AsyncIterator[_R]],
+) -> Callable[Concatenate[_Blocking[_Inner], _P], Iterator[_R]]:
+    """The method of the same name, whose iterator waits for what comes next."""
+
+    @wraps(method)
+    def call(self: _Blocking[_Inner], /, *args: _P.args, **kwargs: _P.kwargs) -> Iterator[_R]:
+        items = method(self._inner, *args, **kwargs)
+        try:
+            while (item := self._thread.run(_next(items))) is not None:
+                yield item
+        finally:
+            if isinstance(items, AsyncGenerator):
+                with suppress(Closed):
+                    self._thread.run(items.aclose())
+
+    return call
+
+
 def _as_it_is(result: _R, _: LoopThread) -> _R:
     return result
 
@@ -84,10 +103,10 @@ def _passed_on(future: asyncio.Future[_R], _: LoopThread) -> concurrent.futures.
     return result
 
 
-class Producer:
+class Producer(Generic[K, V]):
     """See `tidelog.Producer`. Make it with `Client.producer`."""
 
-    def __init__(self, inner: producer.Producer, thread: LoopThread) -> None:
+    def __init__(self, inner: producer.Producer[K, V], thread: LoopThread) -> None:
         self._inner = inner
         self._thread = thread
 
@@ -103,16 +122,23 @@ class Producer:
     start = _blocking(producer.Producer.start)
     send = _blocking(producer.Producer.send)
     send_many = _blocking(producer.Producer.send_many)
+    outcomes = _blocking(producer.Producer.outcomes)
     flush = _blocking(producer.Producer.flush)
     close = _blocking(producer.Producer.close)
 
     send_nowait = _made(producer.Producer.send_nowait, _passed_on)
+    delay = _made(producer.Producer.delay, _as_it_is)
+
+    @property
+    def stream(self) -> str:
+        """The name of the stream."""
+        return self._inner.stream
 
 
-class Consumer:
+class Consumer(Generic[K, V]):
     """See `tidelog.Consumer`. Make it with `Client.consume`."""
 
-    def __init__(self, inner: consumer.Consumer, thread: LoopThread) -> None:
+    def __init__(self, inner: consumer.Consumer[K, V], thread: LoopThread) -> None:
         self._inner = inner
         self._thread = thread
 
@@ -125,7 +151,7 @@ class Consumer:
     ) -> None:
         self.close()
 
-    def __iter__(self) -> Iterator[Record]:
+    def __iter__(self) -> Iterator[Record[K, V]]:
         """Closes the consumer at its end, as the iteration over `tidelog.Consumer` does."""
         inner, ahead = self._inner, self._inner._ahead
         self._thread.call(inner._begin_iteration)
@@ -164,6 +190,7 @@ class Consumer:
 
     @property
     def stream(self) -> str:
+        """The name of the stream."""
         return self._inner.stream
 
     @property
@@ -188,8 +215,8 @@ class Consumer:
         return self._inner.missed
 
 
-async def _next(batches: AsyncIterator[Batch]) -> Batch | None:
-    return await anext(batches, None)
+async def _next(items: AsyncIterator[_R]) -> _R | None:
+    return await anext(items, None)
 
 
 class Client:
@@ -232,8 +259,11 @@ class Client:
     cluster_status = _blocking(connection.Client.cluster_status)
     describe_broker = _blocking(connection.Client.describe_broker)
     alter_cluster = _blocking(connection.Client.alter_cluster)
+    set_readonly = _blocking(connection.Client.set_readonly)
+    delete_records = _blocking(connection.Client.delete_records)
     metadata = _blocking(connection.Client.metadata)
     offsets = _blocking(connection.Client.offsets)
+    fetch_batches = _iterated(connection.Client.fetch_batches)
 
     producer = _made(connection.Client.producer, Producer)
     consume = _made(connection.Client.consume, Consumer)

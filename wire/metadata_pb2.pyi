@@ -94,6 +94,8 @@ class Command(_message.Message):
     UNCLEAN_ELECT_FIELD_NUMBER: _builtins.int
     ALTER_STREAM_FIELD_NUMBER: _builtins.int
     ALTER_CLUSTER_FIELD_NUMBER: _builtins.int
+    SET_READONLY_FIELD_NUMBER: _builtins.int
+    DELETE_RECORDS_FIELD_NUMBER: _builtins.int
     client: _builtins.str
     """(client, sequence) is answered once: a repeat gets the first outcome. Empty client: applied as often as it comes."""
     sequence: _builtins.int
@@ -121,6 +123,10 @@ class Command(_message.Message):
     def alter_stream(self) -> Global___AlterStream: ...
     @_builtins.property
     def alter_cluster(self) -> Global___AlterCluster: ...
+    @_builtins.property
+    def set_readonly(self) -> Global___SetReadonly: ...
+    @_builtins.property
+    def delete_records(self) -> Global___DeleteRecords: ...
     def __init__(
         self,
         *,
@@ -138,12 +144,14 @@ class Command(_message.Message):
         unclean_elect: Global___UncleanElect | None = ...,
         alter_stream: Global___AlterStream | None = ...,
         alter_cluster: Global___AlterCluster | None = ...,
+        set_readonly: Global___SetReadonly | None = ...,
+        delete_records: Global___DeleteRecords | None = ...,
     ) -> None: ...
-    _HasFieldArgType: _TypeAlias = _typing.Literal["allocate_producer_ids", b"allocate_producer_ids", "alter_cluster", b"alter_cluster", "alter_isr", b"alter_isr", "alter_stream", b"alter_stream", "body", b"body", "brokers_dead", b"brokers_dead", "create_stream", b"create_stream", "delete_stream", b"delete_stream", "elect_leaders", b"elect_leaders", "register_broker", b"register_broker", "take_office", b"take_office", "unclean_elect", b"unclean_elect", "withdraw", b"withdraw"]  # noqa: Y015
+    _HasFieldArgType: _TypeAlias = _typing.Literal["allocate_producer_ids", b"allocate_producer_ids", "alter_cluster", b"alter_cluster", "alter_isr", b"alter_isr", "alter_stream", b"alter_stream", "body", b"body", "brokers_dead", b"brokers_dead", "create_stream", b"create_stream", "delete_records", b"delete_records", "delete_stream", b"delete_stream", "elect_leaders", b"elect_leaders", "register_broker", b"register_broker", "set_readonly", b"set_readonly", "take_office", b"take_office", "unclean_elect", b"unclean_elect", "withdraw", b"withdraw"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["allocate_producer_ids", b"allocate_producer_ids", "alter_cluster", b"alter_cluster", "alter_isr", b"alter_isr", "alter_stream", b"alter_stream", "body", b"body", "brokers_dead", b"brokers_dead", "client", b"client", "create_stream", b"create_stream", "delete_stream", b"delete_stream", "elect_leaders", b"elect_leaders", "register_broker", b"register_broker", "sequence", b"sequence", "take_office", b"take_office", "unclean_elect", b"unclean_elect", "withdraw", b"withdraw"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["allocate_producer_ids", b"allocate_producer_ids", "alter_cluster", b"alter_cluster", "alter_isr", b"alter_isr", "alter_stream", b"alter_stream", "body", b"body", "brokers_dead", b"brokers_dead", "client", b"client", "create_stream", b"create_stream", "delete_records", b"delete_records", "delete_stream", b"delete_stream", "elect_leaders", b"elect_leaders", "register_broker", b"register_broker", "sequence", b"sequence", "set_readonly", b"set_readonly", "take_office", b"take_office", "unclean_elect", b"unclean_elect", "withdraw", b"withdraw"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
-    _WhichOneofReturnType_body: _TypeAlias = _typing.Literal["take_office", "register_broker", "brokers_dead", "create_stream", "delete_stream", "alter_isr", "elect_leaders", "withdraw", "allocate_producer_ids", "unclean_elect", "alter_stream", "alter_cluster"]  # noqa: Y015
+    _WhichOneofReturnType_body: _TypeAlias = _typing.Literal["take_office", "register_broker", "brokers_dead", "create_stream", "delete_stream", "alter_isr", "elect_leaders", "withdraw", "allocate_producer_ids", "unclean_elect", "alter_stream", "alter_cluster", "set_readonly", "delete_records"]  # noqa: Y015
     _WhichOneofArgType_body: _TypeAlias = _typing.Literal["body", b"body"]  # noqa: Y015
     def WhichOneof(self, oneof_group: _WhichOneofArgType_body) -> _WhichOneofReturnType_body | None: ...
 
@@ -479,6 +487,104 @@ class AlterCluster(_message.Message):
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
 Global___AlterCluster: _TypeAlias = AlterCluster  # noqa: Y015
+
+@_typing.final
+class SetReadonly(_message.Message):
+    """Partitions take no records any more, or take them again (R43)."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    OFFICE_FIELD_NUMBER: _builtins.int
+    NAME_FIELD_NUMBER: _builtins.int
+    INCARNATION_FIELD_NUMBER: _builtins.int
+    PARTITIONS_FIELD_NUMBER: _builtins.int
+    READONLY_FIELD_NUMBER: _builtins.int
+    office: _builtins.int
+    name: _builtins.str
+    incarnation: _builtins.int
+    """compare-and-set, of the stream"""
+    readonly: _builtins.bool
+    @_builtins.property
+    def partitions(self) -> _containers.RepeatedScalarFieldContainer[_builtins.int]:
+        """empty: all"""
+
+    def __init__(
+        self,
+        *,
+        office: _builtins.int = ...,
+        name: _builtins.str = ...,
+        incarnation: _builtins.int = ...,
+        partitions: _abc.Iterable[_builtins.int] | None = ...,
+        readonly: _builtins.bool = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["incarnation", b"incarnation", "name", b"name", "office", b"office", "partitions", b"partitions", "readonly", b"readonly"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___SetReadonly: _TypeAlias = SetReadonly  # noqa: Y015
+
+@_typing.final
+class PurgePoint(_message.Message):
+    """Where the records of a partition begin from now on."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    PARTITION_FIELD_NUMBER: _builtins.int
+    END_FIELD_NUMBER: _builtins.int
+    LEADER_EPOCH_FIELD_NUMBER: _builtins.int
+    partition: _builtins.int
+    end: _builtins.int
+    leader_epoch: _builtins.int
+    def __init__(
+        self,
+        *,
+        partition: _builtins.int = ...,
+        end: _builtins.int = ...,
+        leader_epoch: _builtins.int = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["end", b"end", "leader_epoch", b"leader_epoch", "partition", b"partition"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___PurgePoint: _TypeAlias = PurgePoint  # noqa: Y015
+
+@_typing.final
+class DeleteRecords(_message.Message):
+    """Committed records at the beginning of partitions are served no more (R44)."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    OFFICE_FIELD_NUMBER: _builtins.int
+    NAME_FIELD_NUMBER: _builtins.int
+    INCARNATION_FIELD_NUMBER: _builtins.int
+    ITEMS_FIELD_NUMBER: _builtins.int
+    office: _builtins.int
+    name: _builtins.str
+    incarnation: _builtins.int
+    """compare-and-set, of the stream"""
+    @_builtins.property
+    def items(self) -> _containers.RepeatedCompositeFieldContainer[Global___PurgePoint]:
+        """partition, end (the records below it go; it never moves back), LeaderEpoch (compare-and-set: its leader told that all below is committed)"""
+
+    def __init__(
+        self,
+        *,
+        office: _builtins.int = ...,
+        name: _builtins.str = ...,
+        incarnation: _builtins.int = ...,
+        items: _abc.Iterable[Global___PurgePoint] | None = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["incarnation", b"incarnation", "items", b"items", "name", b"name", "office", b"office"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___DeleteRecords: _TypeAlias = DeleteRecords  # noqa: Y015
 
 @_typing.final
 class DeleteStream(_message.Message):
@@ -1007,6 +1113,7 @@ class PartitionStateRecord(_message.Message):
     PAUSED_FIELD_NUMBER: _builtins.int
     READONLY_FIELD_NUMBER: _builtins.int
     UNCLEAN_EPOCH_FIELD_NUMBER: _builtins.int
+    PURGED_END_FIELD_NUMBER: _builtins.int
     partition: _builtins.int
     incarnation: _builtins.int
     state: _builtins.int
@@ -1018,6 +1125,8 @@ class PartitionStateRecord(_message.Message):
     paused: _builtins.bool
     readonly: _builtins.bool
     unclean_epoch: _builtins.int
+    purged_end: _builtins.int
+    """records below it were deleted by an operator (R44)"""
     @_builtins.property
     def replicas(self) -> _containers.RepeatedScalarFieldContainer[_builtins.int]: ...
     @_builtins.property
@@ -1042,10 +1151,11 @@ class PartitionStateRecord(_message.Message):
         paused: _builtins.bool = ...,
         readonly: _builtins.bool = ...,
         unclean_epoch: _builtins.int = ...,
+        purged_end: _builtins.int = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["eligible", b"eligible", "epoch", b"epoch", "incarnation", b"incarnation", "isr", b"isr", "leader", b"leader", "leader_epoch", b"leader_epoch", "partition", b"partition", "paused", b"paused", "readonly", b"readonly", "replicas", b"replicas", "state", b"state", "unclean_epoch", b"unclean_epoch", "withdrawn", b"withdrawn"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["eligible", b"eligible", "epoch", b"epoch", "incarnation", b"incarnation", "isr", b"isr", "leader", b"leader", "leader_epoch", b"leader_epoch", "partition", b"partition", "paused", b"paused", "purged_end", b"purged_end", "readonly", b"readonly", "replicas", b"replicas", "state", b"state", "unclean_epoch", b"unclean_epoch", "withdrawn", b"withdrawn"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 

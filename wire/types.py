@@ -106,9 +106,16 @@ class PartitionView:
     state: PartitionState = PartitionState.ACTIVE
     paused: bool = False
     readonly: bool = False
+    """It takes no records (R43)."""
+    purged_end: Offset = Offset(0)
+    """Records below it were deleted by an operator, and are served no more (R44)."""
     partitioning_version: int = 1
     partition_count: int = 1
     """Partitions of the stream's newest layout."""
+
+    def first_record(self, log_start_offset: Offset) -> Offset:
+        """Where the records begin that consumers may read, in a replica whose log begins there."""
+        return max(log_start_offset, self.purged_end)
 
 
 @dataclass(frozen=True, slots=True)

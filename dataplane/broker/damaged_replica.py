@@ -130,7 +130,7 @@ class DamagedReplica(ReadableRole):
     def _look_up(self, position: str, request: FetchRequest, inbox: str) -> None:
         match position:
             case "earliest":
-                self._fetch_from(request, self.log.log_start_offset, inbox, looked_up=True)
+                self._fetch_from(request, self.first_record, inbox, looked_up=True)
             case "latest":
                 self._fetch_from(request, self._high_watermark, inbox, looked_up=True)
             case _:
@@ -146,7 +146,8 @@ class DamagedReplica(ReadableRole):
             self._read_failed(inbox, e)
             return
         if not self.ended:
-            self._fetch_from(request, found if found is not None else end, inbox, looked_up=True)
+            position = end if found is None else max(found, self.first_record)
+            self._fetch_from(request, position, inbox, looked_up=True)
 
     def _on_consumer_fetch(self, fetch: ConsumerFetch) -> None:
         behind = self._high_watermark <= fetch.offset < self.log.known_end

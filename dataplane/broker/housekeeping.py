@@ -23,14 +23,17 @@ from typing import TYPE_CHECKING, Protocol
 from dataplane.log.errors import LogDamaged, NoSpace
 from dataplane.log.files import is_no_space
 from wire.errors import CorruptData
+from wire.types import Offset
 
 if TYPE_CHECKING:
     from dataplane.broker.context import BrokerContext
     from dataplane.log.partition_log import PartitionLog
     from wire.stream_config import StreamConfig
-    from wire.types import Offset, PartitionKey
+    from wire.types import PartitionKey
 
 _log = logging.getLogger(__name__)
+
+NOTHING_PURGED = Offset(0)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -43,6 +46,8 @@ class Visit:
     config: StreamConfig
     high_watermark: Offset
     """Exclusive. The log may be cut meanwhile, but never below it."""
+    purged_end: Offset = NOTHING_PURGED
+    """Records below it were deleted by an operator (R44)."""
     time_ns: int
     """The wall clock."""
     stop: threading.Event

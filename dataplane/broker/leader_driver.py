@@ -246,9 +246,9 @@ class LeaderDriver(ReadableRole):
     def _look_up(self, position: str, request: FetchRequest, inbox: str) -> None:
         match position:
             case "earliest":
-                self._fetch_from(request, self.core.log_start_offset, inbox, looked_up=True)
+                self._fetch_from(request, self.first_record, inbox, looked_up=True)
             case "latest":
-                latest = self._latest()
+                latest = self.latest()
                 if isinstance(latest, TidelogError):
                     self.answers.error(inbox, latest)
                 else:
@@ -259,7 +259,7 @@ class LeaderDriver(ReadableRole):
     def _on_consumer_fetch(self, fetch: ConsumerFetch) -> None:
         self._run(self.core.on_consumer_fetch(fetch, self.context.now()))
 
-    def _latest(self) -> Offset | TidelogError:
+    def latest(self) -> Offset | TidelogError:
         """Without a lease another broker may lead by now, and have told a later one; a client's never goes back."""
         if not self.context.metadata.lease_valid(self.context.now()):
             return TidelogError(
@@ -271,7 +271,7 @@ class LeaderDriver(ReadableRole):
         return self.core.latest()
 
     async def _fetch_from_time(self, request: FetchRequest, inbox: str) -> None:
-        latest = self._latest()
+        latest = self.latest()
         if isinstance(latest, TidelogError):
             self.answers.error(inbox, latest)
             return
@@ -284,7 +284,8 @@ class LeaderDriver(ReadableRole):
             self._read_failed(inbox, e)
             return
         if not self.ended:
-            self._fetch_from(request, found if found is not None else latest, inbox, looked_up=True)
+            position = latest if found is None else max(found, self.first_record)
+            self._fetch_from(request, position, inbox, looked_up=True)
             self.timer.schedule()
 
     # ------------------------------------------------------------------ effects

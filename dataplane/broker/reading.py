@@ -23,6 +23,7 @@ from dataplane.log.errors import LogDamaged
 from dataplane.log.partition_log import PartitionLog
 from dataplane.replica.consumers import ConsumerFetch
 from dataplane.replica.effects import RefuseConsumer, ServeConsumer
+from dataplane.replica.refusals import before_log
 from wire.batch import holds_encrypted, iter_batches, verify_body
 from wire.error_details import LIMIT, RETRY_AFTER_MS
 from wire.errors import Code, CorruptData, TidelogError
@@ -64,6 +65,11 @@ class ReadableRole(Role):
     def syncs_out(self) -> int:
         """Syncs that were asked for and have not returned."""
         return self._syncs.out
+
+    @property
+    def first_record(self) -> Offset:
+        """Where the records begin that consumers may read."""
+        return self.view.first_record(self.log.log_start_offset)
 
     def answer_header(self) -> bytes:
         return encode_header(self.leader_epoch, self.high_watermark)
@@ -181,11 +187,15 @@ class ReadableRole(Role):
         except (LogDamaged, CorruptData, TidelogError) as e:
             self._read_failed(reader.inbox, e)
             return
-        if not self.ended:
+        if self.ended:
+            return
+        if offset < self.first_record:  # deleted while they were read
+            self.answers.error(reader.inbox, before_log(self.view.key, self.first_record, offset))
+        else:
             self._answer_reader(reader, offset, high_watermark, parts)
 
     def _answer_reader(self, reader: Reader, offset: Offset, high_watermark: Offset, parts: list[Buffer]) -> None:
-        headers = {LOG_START_HEADER: str(self.log.log_start_offset)}
+        headers = {LOG_START_HEADER: str(self.first_record)}
         if reader.looked_up:
             headers[OFFSET_HEADER] = str(offset)
         body = [encode_header(self.leader_epoch, high_watermark), *parts]

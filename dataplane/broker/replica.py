@@ -337,6 +337,10 @@ class Replica:
         if partition_log.swapping.is_copy_of_another(view.leader_epoch):
             await context.loop.run_in_executor(context.executor, partition_log.swapping.begin_role, view.leader_epoch)
         if kind is RoleKind.LEADER and self.view is view and self.failure is None and not self.life.closing:
+            if partition_log.log_end_offset < view.purged_end:
+                # After an unclean election: all that it holds was deleted, and what it will write is not.
+                await context.loop.run_in_executor(context.executor, partition_log.drop_all, view.purged_end)
+                self._high_watermark = partition_log.high_watermark
             await begin_leader_epoch(context, view, partition_log)
 
     def _make_role(self, kind: RoleKind, view: PartitionView, context: BrokerContext) -> None:
@@ -430,13 +434,19 @@ class Replica:
             log=partition_log,
             config=view.config,
             high_watermark=self.high_watermark,
+            purged_end=view.purged_end,
             time_ns=context.time_ns(),
             stop=threading.Event(),
         )
 
     def status(self) -> ReplicaReport:
         """For `describe`: ends and progress as far as this replica knows them. HW inclusive, -1 for none."""
-        partition_log, role = self._log, self.role
+        partition_log, role, view = self._log, self.role, self.view
+        start = None
+        if partition_log is not None:
+            start = partition_log.log_start_offset
+            if view is not None:
+                start = min(view.first_record(start), partition_log.log_end_offset)
         out: ReplicaReport = {
             "partition": self.key.partition,
             "incarnation": self.key.partition_incarnation,
@@ -445,14 +455,18 @@ class Replica:
             "damage": _damage_form(self),
             "quarantined": {"events": len(self._quarantined), "latest": next(iter(self._quarantined[-1:]), None)},
             "leader_epoch": role.leader_epoch if role is not None else None,
+            "partition_epoch": role.view.epoch if role is not None else None,
+            "committed_end": None,
             "high_watermark": high_watermark_to_wire(self.high_watermark),
-            "log_start_offset": partition_log.log_start_offset if partition_log is not None else None,
+            "log_start_offset": start,
             "log_end_offset": partition_log.log_end_offset if partition_log is not None else None,
             "compacted_to": partition_log.compaction_point.clean_end if partition_log is not None else None,
             "replicas_progress": None,
             "stopped": role.core.stopped.message if isinstance(role, FollowerDriver) and role.core.stopped else None,
         }
         if isinstance(role, LeaderDriver) and role.is_serving:
+            latest = role.latest()
+            out["committed_end"] = None if isinstance(latest, TidelogError) else latest
             out["replicas_progress"] = {
                 replica: {"log_end_offset": end, "in_sync": in_sync}
                 for replica, (end, in_sync) in role.core.progress().items()

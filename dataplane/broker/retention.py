@@ -1,9 +1,9 @@
 """Housekeeping of one log: segments that are old enough end, and segments beyond their stream's limits go.
 
 A segment ends (and an empty one begins) when its first record is `segment_max_age_ms` old, or when every record of the
-log, the last one included, has outlived `retention_max_age_ms`: so an idle partition's records go as well, and the log
-may hold none while its end stays where it was. Records that are old already when they are written, of an import, end
-their segments no more often than every `SETTLED_MS`.
+log, the last one included, has outlived `retention_max_age_ms`, or was deleted by an operator: so an idle partition's
+records go as well, and the log may hold none while its end stays where it was. Records that are old already when they
+are written, of an import, end their segments no more often than every `SETTLED_MS`.
 """
 
 from __future__ import annotations
@@ -74,7 +74,8 @@ class Retention:
         if last.began_ns is None:
             last.began_ns = partition_log.first_timestamp(last.base_offset)
         if self._has_ended(visit, last):
-            return Progress(counted={"segments_ended_by_age": 1}, then=partial(self._end_last, visit))
+            by_age = visit.purged_end < visit.log.log_end_offset
+            return Progress(counted={"segments_ended_by_age": 1} if by_age else {}, then=partial(self._end_last, visit))
         return Progress()
 
     @staticmethod
@@ -84,6 +85,7 @@ class Retention:
             Limits.of(visit.config),
             log_end_offset=visit.log.log_end_offset,
             high_watermark=visit.high_watermark,
+            purged_end=visit.purged_end,
             now_ns=visit.time_ns,
             written_at=written_at,
         )
@@ -119,7 +121,10 @@ class Retention:
         """Nothing before it is left to be removed."""
         now, config = visit.time_ns, visit.config
         segments = visit.log.segments
-        if len(segments) == 1 and visit.log.log_end_offset <= visit.high_watermark:
+        end = visit.log.log_end_offset
+        if len(segments) == 1 and end <= visit.high_watermark:
+            if end <= visit.purged_end:
+                return True
             limits = Limits.of(config)
             # Asking the disk is not for the loop thread: a timestamp in the future waits until the segment is full.
             newest = newest_record(segments[-1], now, lambda segment: segment.max_timestamp)

@@ -3,6 +3,7 @@
 Whole segments, oldest first, up to the first that must stay:
 
     never      the last segment, a segment that reaches beyond the high watermark, and all behind either
+    deleted    an operator deleted all of its records (R44)
     by age     its newest record is older than `max_age_ms`
     by bytes   the segments behind it hold `max_bytes` or more without it
     by number  the segments behind it span `max_messages` offsets or more without it
@@ -98,11 +99,13 @@ def expired(
     *,
     log_end_offset: Offset,
     high_watermark: Offset,
+    purged_end: int = 0,
     now_ns: int,
     written_at: Callable[[S], int],
 ) -> Iterator[str]:
-    """Why the oldest segment goes, why the next one does, and so on; it ends where one stays."""
-    if not limits:
+    """Why the oldest segment goes, why the next one does, and so on; it ends where one stays. `purged_end`: records
+    below it were deleted."""
+    if not limits and (len(segments) < 2 or segments[1].base_offset > purged_end):
         return
     ends = [*(segment.base_offset for segment in segments[1:]), log_end_offset]
     bytes_behind = sum(segment.size for segment, end in zip(segments, ends, strict=True) if end <= high_watermark)
@@ -111,7 +114,11 @@ def expired(
             return
         bytes_behind -= segment.size
         newest = newest_record(segment, now_ns, written_at)
-        reason = limits.reason(newest, now_ns, bytes_behind, high_watermark - following.base_offset)
+        reason = (
+            "deleted"
+            if following.base_offset <= purged_end
+            else limits.reason(newest, now_ns, bytes_behind, high_watermark - following.base_offset)
+        )
         if reason is None:
             return
         yield reason

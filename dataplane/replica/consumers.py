@@ -7,7 +7,8 @@ followers follow the same rules:
   `max_waiting_fetches` may wait, and of one client `max_waiting_fetches_per_client`; one more is refused with
   BACKPRESSURE.
 * Asked with a LeaderEpoch above its own, or by a consumer that has read a record of one, a replica says nothing; asked
-  with one below, FENCED. A position below its log is OFFSET_BEFORE_LOG.
+  with one below, FENCED. A position below its log, or below the records that an operator deleted (R44), is
+  OFFSET_BEFORE_LOG.
 * When the epoch of the consumer's last record ended below its position, that record was cut away: LOG_TRUNCATED. The
   leader's log is the one that counts, so there an epoch also ends where the log does. A follower's log may just not be
   that long yet: there only a later epoch ends an earlier one. It may come while the consumer waits, so a consumer
@@ -117,11 +118,12 @@ class Consumers:
             return fenced(view, fetch.leader_epoch)
         if log.refusal is not None:
             return log.refusal
-        if fetch.offset < log.log_start_offset:
-            return before_log(view.key, log.log_start_offset, fetch.offset)
+        start = view.first_record(log.log_start_offset)
+        if fetch.offset < start:
+            return before_log(view.key, start, fetch.offset)
         if fetch.last_record_epoch:
             found = self._epochs.end_offset_for(fetch.last_record_epoch, log.log_end_offset)
-            end = found[1] if found is not None else log.log_start_offset
+            end = found[1] if found is not None else start
             if end < fetch.offset and (self._leads or end < log.log_end_offset):
                 return TidelogError(
                     Code.LOG_TRUNCATED,

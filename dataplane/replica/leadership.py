@@ -174,6 +174,7 @@ class Leadership:
         """Raises InvariantViolation."""
         end = self.log_end_offset
         require(0 <= self.log_start_offset <= end, "log start <= LEO", (self.log_start_offset, end))
+        require(self.view.purged_end <= end, "what was deleted lies below LEO", (self.view.purged_end, end))
         require(self.durable_end <= end, "no more is synced than appended", (self.durable_end, end))
         require(self.epoch_start <= end, "the epoch begins in the log", (self.epoch_start, end))
         require(

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import replace
+from typing import Any
 
 from metadata import election, stream_settings
 from metadata.commands.ledger import Ledger
@@ -12,7 +14,7 @@ from wire.durability import MAX_REPLICAS
 from wire.errors import Code, TidelogError
 from wire.stream_config import StreamConfig
 from wire.subjects import overlaps
-from wire.types import BrokerId, Incarnation, LeaderEpoch, PartitionEpoch, StreamName
+from wire.types import BrokerId, Incarnation, LeaderEpoch, Offset, PartitionEpoch, PartitionKey, StreamName
 
 DEFAULT_KIND = "log"
 DEFAULT_PARTITIONER = "crc32c"
@@ -124,6 +126,52 @@ def alter_stream(ledger: Ledger, command: pb.AlterStream) -> Outcome:
     return ledger.changed(Changes(partitions=keys))
 
 
+def set_readonly(ledger: Ledger, command: pb.SetReadonly) -> Outcome:
+    stream = _stream_of(ledger, command)
+    if isinstance(stream, Outcome):
+        return stream
+    wanted = sorted({*command.partitions}) or sorted(stream.partitions)
+    changes = {number: {"readonly": command.readonly} for number in wanted}
+    return _change_partitions(ledger, stream, changes)
+
+
+def delete_records(ledger: Ledger, command: pb.DeleteRecords) -> Outcome:
+    """A leader of that LeaderEpoch has told that all below each end is committed: another one may lead with less, after
+    an unclean election. An end at or below the present one changes nothing: the command may be repeated, and come after
+    a later one."""
+    stream = _stream_of(ledger, command)
+    if isinstance(stream, Outcome):
+        return stream
+    ends: dict[int, Offset] = {}
+    for item in command.items:
+        known = stream.partitions.get(item.partition)
+        if known is not None and item.leader_epoch != known.leader_epoch:
+            return ledger.refuse(
+                Code.FENCED_LEADER_EPOCH,
+                f"partition {stream.name}/{item.partition} is at LeaderEpoch {known.leader_epoch} by now; look again",
+            )
+        before = known.purged_end if known is not None else Offset(0)
+        ends[item.partition] = max(ends.get(item.partition, before), Offset(item.end))
+    return _change_partitions(ledger, stream, {number: {"purged_end": end} for number, end in sorted(ends.items())})
+
+
+def _change_partitions(ledger: Ledger, stream: Stream, changes: Mapping[int, Mapping[str, Any]]) -> Outcome:
+    """`changes`: fields that get another value, by partition, in the order of the numbers."""
+    unknown = next((number for number in changes if number not in stream.partitions), None)
+    if unknown is not None:
+        return ledger.refuse(
+            Code.BAD_REQUEST, f"stream {stream.name} has partitions 0 to {len(stream.partitions) - 1}, not {unknown}"
+        )
+    changed: list[PartitionKey] = []
+    for number, fields in changes.items():
+        before = stream.partitions[number]
+        after = replace(before, **fields)
+        if after != before:
+            ledger.store(stream.key(number), after)
+            changed.append(stream.key(number))
+    return ledger.changed(Changes(partitions=tuple(changed))) if changed else ledger.unchanged()
+
+
 def alter_cluster(ledger: Ledger, command: pb.AlterCluster) -> Outcome:
     refused = ledger.not_controller(command.office)
     if refused is not None:
@@ -155,7 +203,9 @@ def delete_stream(ledger: Ledger, command: pb.DeleteStream) -> Outcome:
     return ledger.changed(Changes(gone=gone, streams=True))
 
 
-def _stream_of(ledger: Ledger, command: pb.AlterStream | pb.DeleteStream) -> Stream | Outcome:
+def _stream_of(
+    ledger: Ledger, command: pb.AlterStream | pb.SetReadonly | pb.DeleteRecords | pb.DeleteStream
+) -> Stream | Outcome:
     """The stream that the command is about, or why it is refused."""
     refused = ledger.not_controller(command.office)
     if refused is not None:

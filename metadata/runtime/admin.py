@@ -10,11 +10,12 @@ from __future__ import annotations
 import asyncio
 import json
 import logging
-from collections.abc import Awaitable, Callable, Mapping, Sequence
+from collections.abc import Awaitable, Callable, Collection, Mapping, Sequence
 from typing import TypeVar
 
 from metadata.describe import (
     broker_form,
+    changed_form,
     cluster_form,
     defaults_form,
     describe_form,
@@ -28,6 +29,7 @@ from metadata.describe import (
 )
 from metadata.master_keys import check_encryption
 from metadata.model import Outcome, Stream
+from metadata.requests import partition_numbers
 from metadata.runtime.context import MetadataContext
 from metadata.runtime.moves import LeaderMoves
 from metadata.runtime.rounds import Rounds
@@ -39,17 +41,24 @@ from wire.errors import Code, TidelogError
 from wire.internal_streams import InternalStream
 from wire.json_codec import decode
 from wire.operation import handles
+from wire.partition_operations import (
+    STREAM_DELETE_RECORDS,
+    STREAM_SET_READONLY,
+    ChangedPartitions,
+    DeleteRecordsRequest,
+    SetReadonlyRequest,
+)
 from wire.reports import BrokerReport, ReplicaReport, StreamReport
 from wire.stream_config import StreamConfig
 from wire.subjects import ingest_subject
-from wire.types import BrokerId, StreamName
+from wire.types import BrokerId, LeaderEpoch, StreamName
 
 _Report = TypeVar("_Report", StreamReport, BrokerReport)
 
 _log = logging.getLogger(__name__)
 
 PRODUCER_ID_BLOCK = 1000
-"""Producer ids taken from the group at once; the rest of a block is lost with the process."""
+"""Producer ids taken from the group at once; the rest of a block is lost with the controller epoch."""
 STATUS_TIMEOUT_S = 0.5
 """A broker that has not told the progress of its partitions by then is left out of a description."""
 READY_TIMEOUT_S = 3.0
@@ -80,10 +89,10 @@ class Admin:
         self._rounds = Rounds()
         """For what brokers or services are asked."""
         self._producer_ids: list[int] = []
+        """The rest of the block that was taken last, the next one at the end."""
+        self._producer_ids_epoch = 0
+        """The controller epoch in which that block was asked for."""
         self._producer_lock = asyncio.Lock()
-
-    def on_resigned(self) -> None:
-        self._producer_ids.clear()
 
     # ---- streams ---------------------------------------------------------------------------------------------------
 
@@ -144,6 +153,57 @@ class Admin:
         (await self._commit(command)).raise_for_refusal()
         return await self._describe(request.name)
 
+    @handles(STREAM_SET_READONLY)
+    async def set_readonly(self, request: SetReadonlyRequest) -> ChangedPartitions:
+        command = self._context.core.requests.set_readonly(request.name, request.readonly, request.partitions)
+        (await self._commit(command)).raise_for_refusal()
+        return await self._changed_partitions(request.name, request.partitions)
+
+    @handles(STREAM_DELETE_RECORDS)
+    async def delete_records(self, request: DeleteRecordsRequest) -> ChangedPartitions:
+        before = partition_numbers(request.before)
+        deadline = self._context.monotonic() + READY_TIMEOUT_S
+        while True:
+            committed = await self._committed_ends(request.name, before)
+            try:
+                command = self._context.core.requests.delete_records(request.name, before, committed)
+                (await self._commit(command)).raise_for_refusal()
+                return await self._changed_partitions(request.name, before)
+            except TidelogError as error:  # while leaders change nothing is done
+                if error.code not in (Code.UNAVAILABLE, Code.FENCED_LEADER_EPOCH):
+                    raise
+                if self._context.monotonic() >= deadline:
+                    raise
+            await asyncio.sleep(0.05)
+
+    async def _committed_ends(self, name: str, numbers: Collection[int]) -> dict[int, tuple[LeaderEpoch, int]]:
+        """Of the partitions whose leaders tell: the LeaderEpoch, and the end of the committed log."""
+        stream = find_stream(self._context.state, name)
+        asked = [stream.partitions[number] for number in numbers if number in stream.partitions]
+        leaders = sorted({partition.leader for partition in asked if partition.leader is not None})
+        told = reports_of_leaders(stream, await self._ask_replicas(stream, leaders))
+        return {
+            number: (stream.partitions[number].leader_epoch, end)
+            for number, report in told.items()
+            if (end := report.get("committed_end")) is not None
+        }
+
+    async def _changed_partitions(self, name: str, numbers: Collection[int]) -> ChangedPartitions:
+        """When all live replicas act by the metadata that is applied here, or after READY_TIMEOUT_S. No numbers: all
+        partitions."""
+        deadline, pause = self._context.monotonic() + READY_TIMEOUT_S, 0.01
+        while True:
+            stream = find_stream(self._context.state, name)
+            wanted = sorted({*numbers}) or sorted(stream.partitions)
+            brokers = sorted({broker for number in wanted for broker in stream.partitions[number].replicas})
+            form = changed_form(stream, wanted, await self._ask_replicas(stream, brokers), self._context.state.is_alive)
+            if not any(changed["not_yet"] for changed in form["partitions"]):
+                return form
+            if self._context.monotonic() >= deadline:
+                return form
+            await asyncio.sleep(pause)
+            pause = min(2 * pause, 0.2)
+
     @handles(op.STREAM_DELETE)
     async def delete_stream(self, request: op.StreamRef) -> op.Done:
         (await self._commit(self._context.core.requests.delete_stream(request.name))).raise_for_refusal()
@@ -164,12 +224,21 @@ class Admin:
 
     @handles(op.PRODUCER_INIT)
     async def init_producer(self, _: op.Nothing) -> op.ProducerIdentity:
+        """Ids ascend. A block of an earlier controller epoch is not used any more, also if it was committed after that
+        epoch: the controllers since then may have handed out higher ids, and where leaders have forgotten those they
+        refuse all lower ones."""
         async with self._producer_lock:
-            if not self._producer_ids:
+            epoch = self._context.state.controller_epoch
+            if not self._producer_ids or epoch != self._producer_ids_epoch:
                 command = pb.Command(allocate_producer_ids=pb.AllocateProducerIds(count=PRODUCER_ID_BLOCK))
                 outcome = await self._commit(command)
                 outcome.raise_for_refusal()
+                if epoch != self._context.state.controller_epoch:
+                    raise TidelogError(
+                        Code.UNAVAILABLE, "another controller took over while producer ids were taken; ask again"
+                    )
                 self._producer_ids = [*range(outcome.value + PRODUCER_ID_BLOCK - 1, outcome.value - 1, -1)]
+                self._producer_ids_epoch = epoch
             return {"producer_id": self._producer_ids.pop(), "producer_epoch": 0}
 
     # ---- partitions ------------------------------------------------------------------------------------------------

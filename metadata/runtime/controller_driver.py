@@ -165,7 +165,6 @@ class ControllerDriver:
                 case BecomeController():
                     self._subscriptions.want(True)
                 case ResignController():
-                    self.admin.on_resigned()
                     self._labels.clear()
                     self._subscriptions.want(False)
                 case HandOver(why):

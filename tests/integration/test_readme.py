@@ -135,6 +135,7 @@ def test_the_python_page(cluster: DevCluster, tmp_path: Path) -> None:
     again = "Go on where the last run stopped"
     assert said[again] == ["did 1101"]
     assert said["Write only if nothing came in between"] == ["balance 10"]
+    assert said["Keys and values that are not bytes"] == ["ada 1815"]
     assert said["Without asyncio"][0].startswith("offset ")
     assert any(line.endswith(" b'19.0'") for line in said["Without asyncio"])
     assert run_file(tmp_path, "again", blocks(PYTHON, "python")[again].replace(URL, cluster.nats_url)) == "did 1\n"

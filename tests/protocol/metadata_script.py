@@ -6,6 +6,8 @@
     delete s
     settings s KEY=VALUE … [unset=KEY,…]   settings of a living stream
     defaults KEY=VALUE … [unset=KEY,…]     settings of streams that are made from then on
+    readonly s [N …] [off]   partitions of a stream (all) take no records
+    purge s N=OFFSET … [e=N] [epoch=N]     records of partition N below the offset go, as a leader of epoch e told
     register b [life=same] [folder=other|old] [cache=lost] [unsound=N,…]
     die b c [life=N] [epoch=N]
     alter N ISR [leader=x] [e=N] [p=N] [lives=b:N,…]       a leader's ISR change; ISR is `a,b` …
@@ -110,6 +112,8 @@ class MetadataScript:
             "delete": self._delete,
             "settings": self._settings,
             "defaults": self._defaults,
+            "readonly": self._readonly,
+            "purge": self._purge,
             "register": self._register,
             "die": self._die,
             "alter": self._alter,
@@ -204,9 +208,11 @@ class MetadataScript:
             return f"{key} gone"
         eligible = f" eligible {','.join(partition.eligible)}" if partition.eligible else ""
         withdrawn = "".join(f" withdrawn {entry.replica}" for entry in partition.withdrawn)
+        readonly = " readonly" if partition.readonly else ""
+        purged = f" purged to {partition.purged_end}" if partition.purged_end else ""
         return (
             f"{key} p{partition.epoch} e{partition.leader_epoch} leader {partition.leader or '-'}"
-            f" ISR {','.join(partition.isr)}{eligible}{withdrawn}"
+            f" ISR {','.join(partition.isr)}{eligible}{withdrawn}{readonly}{purged}"
         )
 
     def _ended(self, outcome: Outcome) -> None:
@@ -238,6 +244,22 @@ class MetadataScript:
         stream = self.cluster.state.streams.get(StreamName(name))
         if stream is not None:
             self._lines.append(f"  {name}: min ISR {stream.min_isr}, {_settings_shown(stream.config)}")
+
+    def _readonly(self, command: Command) -> None:
+        command.check_options()
+        name, *rest = command.words
+        numbers = [int(word) for word in rest if word != "off"]
+        outcome = self.cluster.set_readonly(name, *numbers, readonly="off" not in rest)
+        self._ended(outcome)
+        self._explained(outcome)
+
+    def _purge(self, command: Command) -> None:
+        ends = {int(key): int(value) for key, value in command.options.items() if key.isdigit()}
+        outcome = self.cluster.delete_records(
+            ends, name=command.words[0], leader_epoch=self._number(command, "e"), epoch=self._number(command, "epoch")
+        )
+        self._ended(outcome)
+        self._explained(outcome)
 
     def _defaults(self, command: Command) -> None:
         config = dict(command.options)

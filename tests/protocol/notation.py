@@ -255,7 +255,12 @@ def brokers_shown(brokers: tuple[BrokerId, ...]) -> str:
 
 def view_shown(view: PartitionView) -> str:
     eligible = f" eligible {brokers_shown(view.eligible)}" if view.eligible else ""
-    return f"p{view.epoch} e{view.leader_epoch} leader {view.leader or '-'} ISR {brokers_shown(view.isr)}{eligible}"
+    readonly = " readonly" if view.readonly else ""
+    purged = f" purged to {view.purged_end}" if view.purged_end else ""
+    return (
+        f"p{view.epoch} e{view.leader_epoch} leader {view.leader or '-'} ISR {brokers_shown(view.isr)}{eligible}"
+        f"{readonly}{purged}"
+    )
 
 
 def entries_shown(entries: Sequence[EpochEntry]) -> str:

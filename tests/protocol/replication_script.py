@@ -21,9 +21,11 @@
     wait S                                 time passes: timers fire when they are due, messages arrive
     sleep S                                time passes; nobody's timer fires before its end
     tick a …                               these look at the time
-    die b … | elect [to=c] [planned]       decisions of the controller
+    die b … | elect [to=c] [planned] | unclean c       decisions of the controller
     drain a to=b [timeout=S]               a planned move: a sequences nothing more until b has everything
     alter KEY=VALUE …                      settings of the living stream
+    readonly on|off                        the partition takes no records | takes them again
+    purge OFFSET [e=N]                     an operator deletes the records below it
     isr a,b                                the ISR is changed behind the leader's back
     kill b [power] | restart b             restart: a new life, registered
     disconnect b | reconnect b             its NATS connection
@@ -99,6 +101,9 @@ class ReplicationScript:
             "elect": self._elect,
             "drain": self._drain,
             "alter": self._alter,
+            "readonly": self._readonly,
+            "purge": self._purge,
+            "unclean": self._unclean,
             "isr": self._isr,
             "kill": lambda command: self.world.kill(command.words[0], power="power" in command.words),
             "restart": self._restart,
@@ -378,6 +383,20 @@ class ReplicationScript:
 
     def _alter(self, command: Command) -> None:
         outcome = self.world.cluster.alter_stream(config=command.options)
+        self._decided(outcome.code.name if outcome.code else "")
+
+    def _readonly(self, command: Command) -> None:
+        self.world.cluster.set_readonly(readonly=command.words[0] == "on")
+        self._decided(None)
+
+    def _purge(self, command: Command) -> None:
+        command.check_options("e")
+        epoch = int(command.options["e"]) if "e" in command.options else None
+        outcome = self.world.cluster.delete_records({0: int(command.words[0])}, leader_epoch=epoch)
+        self._decided(outcome.code.name if outcome.code else "")
+
+    def _unclean(self, command: Command) -> None:
+        outcome = self.world.cluster.unclean(command.words[0])
         self._decided(outcome.code.name if outcome.code else "")
 
     def _die(self, command: Command) -> None:

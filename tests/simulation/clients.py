@@ -244,7 +244,7 @@ class Workload:
                 await asyncio.sleep(0.2)
                 continue
             if not self._is_of(producer, incarnation):
-                producer.abort(TidelogError(Code.UNAVAILABLE, "of a stream that is deleted"))
+                producer._abort(TidelogError(Code.UNAVAILABLE, "of a stream that is deleted"))
                 await asyncio.sleep(0.2)
                 continue
             waiting = 0
@@ -323,7 +323,7 @@ class Workload:
                         )
                     )
             if failed.is_set() or incarnation != self.incarnation:
-                producer.abort(TidelogError(Code.UNAVAILABLE, "given up"))
+                producer._abort(TidelogError(Code.UNAVAILABLE, "given up"))
 
     def _was_elsewhere(self, value: bytes, partition: int, expected: int | None, error: IncorrectOffset) -> None:
         """A record would not have got the offset that it expects."""
@@ -345,7 +345,7 @@ class Workload:
     @staticmethod
     def _is_of(user: Producer | Consumer, incarnation: int) -> bool:
         """A deposed controller may have told it of the stream that was deleted."""
-        layout = user._layout if isinstance(user, Producer) else user._reading._layout
+        layout = user._upkeep.layout if isinstance(user, Producer) else user._reading._layout
         return layout is not None and layout.incarnation == incarnation
 
     def _goes_on(self, incarnation: int) -> bool:
@@ -407,7 +407,9 @@ class Workload:
             return
         offset, code = _told(message)
         if code is not None:
-            if not code.unknown_outcome and asked.is_sent_once:
+            # One that is deposed may not have heard that the partition takes records again (R43).
+            is_certain = asked.promised or code is not Code.READONLY
+            if not code.unknown_outcome and asked.is_sent_once and is_certain:
                 self.connection.on_inbox(asked.inbox, None)  # it is not sent again
                 self.world.say(f"{asked.value[:12].decode()} was refused: {code.name}")
                 self.invariants.refused(self.stream, asked.partition, asked.value)

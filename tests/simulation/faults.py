@@ -78,6 +78,7 @@ WEIGHTS: dict[str, float] = {
 
 
 FORGER_SHARE = 0.5
+OPERATOR_SHARE = 0.4
 
 CLOCKS_APART_NS = 55 * 60 * 1_000_000_000
 """Furthest that the wall clocks of two brokers are apart: clients presume that it is less than an hour."""
@@ -123,6 +124,17 @@ def draw_forger(rng: Random, duration: float) -> list[Fault]:
     if rng.random() >= FORGER_SHARE:
         return []
     return [Fault(at=rng.random() * duration / 2, kind="forger", lasts=0.5 + rng.random() * duration / 2)]
+
+
+def draw_operator(rng: Random, duration: float) -> list[Fault]:
+    """As `draw_forger`."""
+    if rng.random() >= OPERATOR_SHARE:
+        return []
+    kinds = rng.choice((("delete records",), ("readonly",), ("delete records", "readonly")))
+    return [
+        Fault(at=rng.random() * duration, kind=rng.choice(kinds), lasts=rng.choice((0.05, 0.3, 1.0)))
+        for _ in range(rng.randrange(1, 5))
+    ]
 
 
 def carry_out(fault: Fault, cluster: Cluster) -> None:
@@ -439,6 +451,17 @@ def _alter(_: Fault, cluster: Cluster) -> bool:
     return cluster.clients.alter(min(cluster.plan.min_isr, 2))
 
 
+def _delete_records(_: Fault, cluster: Cluster) -> bool:
+    return cluster.operator.delete_records()
+
+
+def _readonly(fault: Fault, cluster: Cluster) -> bool:
+    if not cluster.operator.set_readonly(True):
+        return False
+    cluster.lift(fault.lasts, lambda: cluster.operator.set_readonly(False))
+    return True
+
+
 def _forger(fault: Fault, cluster: Cluster) -> bool:
     if cluster.nats.believed is None:
         return False
@@ -478,6 +501,8 @@ _DO: dict[str, Callable[[Fault, Cluster], bool]] = {
     "recreate": _recreate,
     "move leader": _move_leader,
     "alter": _alter,
+    "delete records": _delete_records,
+    "readonly": _readonly,
     "forger": _forger,
     "scenario": _scenario,
 }

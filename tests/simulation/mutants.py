@@ -47,7 +47,7 @@ from dataplane.replica.quota import Quota
 from dataplane.replica.reconciling import Reconciler
 from dataplane.replica.refusals import told_without_epoch
 from metadata import election
-from metadata.commands import brokers, partitions
+from metadata.commands import brokers, partitions, streams
 from metadata.commands.ledger import Ledger
 from metadata.controller import ControllerCore
 from metadata.failover import Failover
@@ -63,6 +63,7 @@ from tidelog.client.accumulator import PartitionAccumulator
 from tidelog.server.peers import tags
 from tidelog.server.peers.tags import Verifier
 from wire import subjects
+from wire.types import PartitionView
 
 
 def _mutant(name: str, *edits: tuple[Any, str, str], scenario: str | None = None) -> Mutant:
@@ -557,9 +558,48 @@ MUTANTS: tuple[Mutant, ...] = (
         "a broker takes a message as often as it comes",
         (Verifier.fault, "return None if window.take(", "return None if True or window.take("),
     ),
+    _mutant(
+        "a leader of a read-only partition takes records",
+        (Admission.refuse, "if view.readonly:", "if False:"),
+    ),
+    _mutant(
+        "deleted records are served while their segment is there",
+        (PartitionView.first_record, "max(log_start_offset, self.purged_end)", "log_start_offset"),
+    ),
+    _mutant(
+        "records are deleted that are not committed",
+        (AdminRequests.delete_records, "if asked > end:", "if False:"),
+    ),
+    _mutant(
+        "a deletion of fewer records takes an earlier one back",
+        (
+            streams.delete_records,
+            "max(ends.get(item.partition, before), Offset(item.end))",
+            "Offset(item.end)",
+        ),
+    ),
+    _mutant(
+        "a segment goes when its first record was deleted",
+        (retention.expired, "if following.base_offset <= purged_end", "if segment.base_offset < purged_end"),
+        (retention.expired, "segments[1].base_offset > purged_end", "segments[0].base_offset >= purged_end"),
+    ),
 )
 
 TOLD: tuple[tuple[Mutant, str], ...] = (
+    (
+        _mutant(
+            "records are deleted by the word of a leader of another LeaderEpoch",
+            (streams.delete_records, "item.leader_epoch != known.leader_epoch", "False"),
+        ),
+        "metadata/records_are_deleted",
+    ),
+    (
+        _mutant(
+            "a leader that holds only deleted records goes on below them",
+            (Replica._prepare, "partition_log.log_end_offset < view.purged_end", "False"),
+        ),
+        "replication/an_unclean_leader_that_holds_only_deleted_records",
+    ),
     (
         _mutant(
             "an epoch without a record stays where the next record begins above the log's end",

@@ -25,10 +25,11 @@ from tests.simulation.broker import DATA, SimBroker
 from tests.simulation.clients import Workload
 from tests.simulation.cpu_limit import CPU_LIMIT, OutOfCpuTime, cpu_limit
 from tests.simulation.disk import AMPLE
-from tests.simulation.faults import Fault, carry_out, draw, draw_forger, draw_scenario
+from tests.simulation.faults import Fault, carry_out, draw, draw_forger, draw_operator, draw_scenario
 from tests.simulation.invariants import Invariants
 from tests.simulation.invariants.messages import OnlyBrokersAreBelieved
 from tests.simulation.messaging import Nats, Weather
+from tests.simulation.operators import Operator
 from tests.simulation.raft import RaftGroup
 from tests.simulation.scenarios.catalog import REQUIRED_PLANS
 from tests.simulation.world import InvariantBroken, Process, World, inhabited
@@ -201,6 +202,7 @@ class Cluster:
             schedule = draw(rng, names, self.plan.duration, scenario)
             if len(schedule) > 1:
                 schedule += draw_forger(Random(f"forger of {world.seed}"), self.plan.duration)
+                schedule += draw_operator(Random(f"operator of {world.seed}"), self.plan.duration)
         self.schedule = schedule
         self.data = DATA
         self.world = world
@@ -219,6 +221,8 @@ class Cluster:
         self.scenario_is_over = False
         self.fragile: set[str] = set()
         """Brokers with a loss that their stream does not promise to survive twice, and that are not back yet."""
+        self.lowest_min_isr = self.plan.min_isr
+        """That any stream had, or was to have: it decides which losses are survived."""
         self._processes: dict[str, SimBroker] = dict(self.brokers)
         for broker in self.brokers.values():
             broker.on_died = self._died
@@ -251,6 +255,8 @@ class Cluster:
         ]
         self.clients = self.workloads[0]
         """Of the stream that is made first."""
+        metadata_settings = QUICK_METADATA if self.plan.quick else MetadataSettings()
+        self.operator = Operator(self.clients, metadata_settings.leader_lease_s)
         self._lifts: list[Callable[[], object]] = []
 
     def _after_turn(self, process: Process) -> None:
@@ -289,7 +295,7 @@ class Cluster:
 
     def may_lose_disk(self, broker: SimBroker) -> bool:
         """One at a time: the one before must be back in every ISR."""
-        if self.plan.min_isr == 1:
+        if self.lowest_min_isr == 1:
             return False
         self._refresh_fragile()
         if self.fragile - {broker.id}:
@@ -429,6 +435,8 @@ class Cluster:
                 return
             if world.now >= restart_at:
                 restart_at = world.now + 10
+                if any(partition.readonly for _, partition in self.raft.truth.partitions()):
+                    self.operator.set_readonly(False)
                 for broker in self.brokers.values():
                     self.restart_if_failed(broker)
         world.broken("Liveness", f"{when}, {CALM_LIMIT:.0f} s later: {self.unsettled()}")
@@ -464,6 +472,10 @@ class Cluster:
                 ends |= {replica.high_watermark, replica.log_end_offset}
             if len(ends) > 1:
                 return f"{key} has ends {sorted(ends)}"
+            if partition.readonly:
+                return f"{key} is read-only"
+        if (unsettled := self.operator.unsettled()) is not None:
+            return unsettled
         waiting = sum(clients.open for clients in self.workloads)
         if waiting:
             return f"{waiting} records have no answer"
@@ -480,9 +492,9 @@ class Cluster:
         partition = self.raft.truth.partition(key)
         broker = self.brokers[partition.leader].broker if partition is not None and partition.leader else None
         replica = broker._replicas.get(key) if broker is not None else None
-        return (
-            replica is not None and replica._log is not None and replica._log.log_start_offset == replica.log_end_offset
-        )
+        if replica is None or replica._log is None or partition is None:
+            return False
+        return max(replica._log.log_start_offset, partition.purged_end) == replica.log_end_offset
 
     def _write_more(self) -> None:
         clients, world = self.clients, self.world

@@ -1,8 +1,8 @@
-"""`tidelog stream`: create, list, describe, alter, delete."""
+"""`tidelog stream`: create, list, describe, alter, delete, and changes of some of its partitions."""
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Literal
 
 import click
 
@@ -13,11 +13,21 @@ from wire.durability import DEFAULT_REPLICAS, MAX_REPLICAS
 if TYPE_CHECKING:
     from tidelog.client.connection import Client
     from wire.operations import PartitionDescription, ReplicaProgress, StreamDescription, StreamSummary
+    from wire.partition_operations import ChangedPartition
 
 
 @click.group()
 def stream() -> None:
     """Streams and their settings."""
+
+
+def _check_before(_ctx: click.Context, _parameter: click.Parameter, given: str) -> int | None:
+    """None: latest."""
+    if given == "latest":
+        return None
+    if not (given.isascii() and given.isdigit()) or int(given) >= 1 << 63:
+        raise click.BadParameter(f"{given!r} is neither an offset, such as 120000, nor 'latest'")
+    return int(given)
 
 
 @stream.command(cls=SettingsCommand)
@@ -143,6 +153,118 @@ def delete(name: str, yes: bool, server: str | None, namespace: str, as_json: bo
     run(server, namespace, work)
 
 
+partitions_option = click.option(
+    "--partition",
+    "partitions",
+    type=click.IntRange(min=0),
+    multiple=True,
+    help="Only this partition; may be given several times.  [default: all]",
+)
+
+
+@stream.command(name="set-readonly")
+@click.argument("name")
+@partitions_option
+@click.option("--off", is_flag=True, help="Let them take records again.")
+@cluster_options
+def set_readonly(
+    name: str, partitions: tuple[int, ...], off: bool, server: str | None, namespace: str, as_json: bool
+) -> None:
+    """Let a stream, or some of its partitions, take no records.
+
+    Publishes are refused (READONLY); whoever reads reads on, and so do retention and compaction. The stream stays as it
+    is said here, whatever happens to brokers, until it is turned off.
+
+    \b
+    Example, before a stream is copied elsewhere for good:
+      tidelog stream set-readonly flights
+      tidelog stream set-readonly flights --partition 2 --off
+    """
+
+    async def work(client: Client) -> None:
+        changed = await client.set_readonly(name, not off, partitions or None)
+        if as_json:
+            print_json(changed)
+            return
+        numbers = [part["partition"] for part in changed]
+        click.echo(f"{_partitions_of(name, numbers)} {_takes(numbers)} {'records again' if off else 'no records'}")
+        _warn_of_late(changed)
+
+    run(server, namespace, work)
+
+
+@stream.command(name="delete-records")
+@click.argument("name")
+@click.option(
+    "--before",
+    metavar="OFFSET|latest",
+    required=True,
+    callback=_check_before,
+    help="Records below this offset go; latest: all that are committed.",
+)
+@partitions_option
+@yes_option
+@cluster_options
+def delete_records(
+    name: str,
+    before: int | None,
+    partitions: tuple[int, ...],
+    yes: bool,
+    server: str | None,
+    namespace: str,
+    as_json: bool,
+) -> None:
+    """Delete the records at the beginning of partitions, for good.
+
+    They are served no more when the command returns, and stay deleted whatever happens to brokers. Their bytes leave
+    the disks with the segments that hold nothing else (some seconds). An offset is one of one partition: name that
+    partition where the stream has several.
+
+    On a terminal it asks for the stream's name; elsewhere it needs --yes.
+
+    \b
+    Examples:
+      tidelog stream delete-records flights --before latest
+      tidelog stream delete-records flights --before 120000 --partition 2
+    """
+    which = f"partition {', '.join(map(str, sorted({*partitions})))}" if partitions else "all partitions"
+    what = "all records" if before is None else f"the records below offset {before}"
+    confirm(f"deletes {what} of {which} of stream {name}", name, yes=yes)
+
+    async def work(client: Client) -> None:
+        numbers = sorted({*partitions}) or sorted((await client.metadata(name)).partitions)
+        if before is not None and len(numbers) > 1:
+            raise click.UsageError(
+                f"offset {before} is one of one partition, and stream {name} has {len(numbers)}: add --partition N, or"
+                " use --before latest"
+            )
+        offset: int | Literal["latest"] = "latest" if before is None else before
+        changed = await client.delete_records(name, dict.fromkeys(numbers, offset))
+        if as_json:
+            print_json(changed)
+            return
+        for part in changed:
+            click.echo(f"{name}/{part['partition']} starts at offset {part['log_start_offset']}")
+        _warn_of_late(changed)
+
+    run(server, namespace, work)
+
+
+def _partitions_of(name: str, numbers: list[int]) -> str:
+    listed = ", ".join(map(str, numbers[:20])) + (", …" if len(numbers) > 20 else "")
+    return f"{'partition' if len(numbers) == 1 else 'partitions'} {listed} of stream {name}"
+
+
+def _takes(numbers: list[int]) -> str:
+    return "takes" if len(numbers) == 1 else "take"
+
+
+def _warn_of_late(changed: list[ChangedPartition]) -> None:
+    late = sorted({broker for part in changed for broker in part["not_yet"]})
+    if late:
+        click.echo(f"not known yet by {', '.join(late)}: those follow when they hear of it", err=True)
+
+
 def _show_list(streams: list[StreamSummary]) -> None:
     from rich.table import Table
 
@@ -173,6 +295,9 @@ def _show_description(found: StreamDescription) -> None:
             f"{_number(partition['log_start_offset'])}..{_number(partition['log_end_offset'])}",
         )
     console().print(table)
+    readonly = [partition["partition"] for partition in found["partitions"] if partition.get("readonly")]
+    if readonly:
+        click.echo(f"{_partitions_of(found['name'], readonly)} {_takes(readonly)} no records (read-only)")
     for partition in found["partitions"]:
         for broker, subjects in (partition.get("not_heard") or {}).items():
             console().print(

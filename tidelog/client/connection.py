@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import asyncio
 import time
-from collections.abc import AsyncIterator, Iterable, Mapping
+from collections.abc import AsyncIterator, Callable, Iterable, Mapping
 from itertools import count
 from types import NoneType, TracebackType
-from typing import Literal, Protocol, Self, runtime_checkable
+from typing import Any, Literal, Protocol, Self, runtime_checkable
 
 from tidelog.client.accumulator_settings import AccumulatorSettings
 from tidelog.client.admin import Admin
@@ -23,9 +23,12 @@ from tidelog.client.errors import Closed, WrongIncarnation
 from tidelog.client.fetcher import FetchSettings, PartitionFetcher
 from tidelog.client.home_loop import HomeLoop
 from tidelog.client.metadata import MetadataCache, StreamMetadata, stream_name
+from tidelog.client.partition_changes import PartitionChanges
 from tidelog.client.partition_reader import PartitionReader
 from tidelog.client.positions import Anchor, AtOffset, AtTime, Moment, Position, Start, Stop, timestamp_ns
 from tidelog.client.producer import Producer
+from tidelog.client.records import K, V
+from tidelog.client.serialization import Deserializers, Serializers
 from tidelog.client.stream_reading import ANSWER_OVERHEAD, OnGap, OnOutOfRange, ReadFrom
 from wire import operations as op
 from wire.batch import RecordBatch
@@ -43,7 +46,7 @@ class ClosableTransport(Transport, Protocol):
     async def close(self) -> None: ...
 
 
-class Client:
+class Client(PartitionChanges):
     """A connection to a cluster. Make it with `connect`; use it with `async with`, or `await close()` it."""
 
     def __init__(
@@ -55,9 +58,9 @@ class Client:
         self._api = Api(transport, subjects, server=server, timeout=api_timeout)
         self._metadata = MetadataCache(self._api)
         self._admin = Admin(self._api, self._metadata, subjects)
-        self._producers: dict[Producer, None] = {}
+        self._producers: dict[Producer[Any, Any], None] = {}
         """In the order in which they were made: that is the order in which they hear of a connection."""
-        self._consumers: dict[Consumer, None] = {}
+        self._consumers: dict[Consumer[Any, Any], None] = {}
         self._numbers = count(time.time_ns() % 1021)
         self._latest: dict[tuple[int, int], int] = {}
         """(stream incarnation, partition) -> the largest "latest" answered so far, which never goes back."""
@@ -81,7 +84,7 @@ class Client:
         self._closed = True
         gone = Closed(Code.UNAVAILABLE, "the client was closed before this was acknowledged; close the producer first")
         for producer in tuple(self._producers):
-            producer.abort(gone)
+            producer._abort(gone)
         for consumer in tuple(self._consumers):
             await consumer.aclose()
         await self._transport.close()
@@ -236,7 +239,9 @@ class Client:
         delivery_timeout_ms: float = 30_000,
         compression: Literal["none", "lz4", "zstd"] | None = None,
         partitioner: Literal["crc32c", "murmur2"] = "crc32c",
-    ) -> Producer:
+        key_serializer: Callable[[K], bytes] | None = None,
+        value_serializer: Callable[[V], bytes] | None = None,
+    ) -> Producer[K, V]:
         """A producer for a stream.
 
         `acks`: "all" = committed by the in-sync replicas; "leader" = in the leader's log, lost if the leader changes;
@@ -252,6 +257,8 @@ class Client:
         with what its leader refuses it for. `compression` of batches; None: the stream's setting. `partitioner`: the
         hash of a key, modulo the number of partitions, is the partition of its records; "murmur2" is that of Kafka's
         Java clients (librdkafka's murmur2_random). All producers of a stream should use one, else a key has two homes.
+        `key_serializer`, `value_serializer`: called with each key and value that is not None, to make bytes of it;
+        what they refuse, `send` and its like raise as SerializationFailed. None: keys and values are bytes.
         """
         self._check_open()
         level = _acks(acks)
@@ -284,6 +291,7 @@ class Client:
             confirm_timeout_ms=0 if confirm_timeout is None else max(1, round(confirm_timeout * 1000)),
             partitioner=partitioner,
             spread=number,
+            serializers=Serializers(key_serializer, value_serializer),
             on_closed=lambda closed: self._producers.pop(closed, None),
         )
         self._producers[producer] = None
@@ -301,7 +309,9 @@ class Client:
         read_from: Literal["leader", "follower"] = "leader",
         on_gap: Literal["raise", "skip"] | None = None,
         on_out_of_range: Literal["earliest", "latest", "fail"] | None = None,
-    ) -> Consumer:
+        key_deserializer: Callable[[bytes], K] | None = None,
+        value_deserializer: Callable[[bytes], V] | None = None,
+    ) -> Consumer[K, V]:
         """A consumer of committed records: `async for record in …`, or `async for batch in ….batches()`.
 
         `start` and `stop` (exclusive; None = go on for ever) are spelled as `tidelog.client.positions` says:
@@ -315,7 +325,10 @@ class Client:
         told in the log and counted in `Consumer.missed`. None: raise where reading starts at an offset, skip where it
         starts at a word or a time. `on_out_of_range`: where to start in place of an offset below the start or above the
         end of the committed log, which the log tells; or "fail" with OffsetOutOfRange. None: below it is a gap, above
-        it waits for the log to grow (but is refused with the stop "latest").
+        it waits for the log to grow (but is refused with the stop "latest"). `key_deserializer`, `value_deserializer`:
+        called with the bytes of each key and value that is not None, for `Record.key` and `Record.value`; `batches()`
+        gives bytes. What they raise is raised where the record is taken, as DeserializationFailed, which names the
+        record; the position stays at it.
         """
         self._check_open()
         try:
@@ -348,6 +361,7 @@ class Client:
             on_gap=gap,
             on_out_of_range=reset,
             spread=next(self._numbers),
+            deserializers=Deserializers(key_deserializer, value_deserializer),
             on_closed=lambda closed: self._consumers.pop(closed, None),
         )
         self._consumers[consumer] = None
@@ -438,7 +452,7 @@ class Client:
 
     def _on_connection_change(self, connected: bool) -> None:
         for producer in tuple(self._producers):
-            producer.on_connection_change(connected)
+            producer._on_connection_change(connected)
 
     def _check_open(self) -> None:
         if self._closed:

@@ -7,15 +7,16 @@ from collections.abc import AsyncIterator, Callable, Iterable, Mapping
 from datetime import datetime
 from itertools import islice
 from types import TracebackType
-from typing import Self
+from typing import Generic, Self
 
 from tidelog.client.arguments import bad, check_number, check_whole, shown, whole
-from tidelog.client.errors import Closed
+from tidelog.client.errors import Closed, DeserializationFailed
 from tidelog.client.fetched_ahead import Head
 from tidelog.client.fetcher import FetchSettings
 from tidelog.client.metadata import MetadataCache
 from tidelog.client.positions import AtTime, Start, Stop
-from tidelog.client.records import Batch, Record
+from tidelog.client.records import Batch, K, Record, V
+from tidelog.client.serialization import Deserializers
 from tidelog.client.stream_reading import OnGap, OnOutOfRange, ReadFrom, StreamReading
 from wire.errors import Code
 from wire.subjects import Subjects
@@ -25,7 +26,7 @@ from wire.types import StreamName
 MOST_SECONDS = 1e9
 
 
-class Consumer:
+class Consumer(Generic[K, V]):
     """Reads a stream's committed records.
 
     Take them one by one (`getone`) or as they come (`getmany`); or iterate over the consumer for records, over
@@ -33,7 +34,8 @@ class Consumer:
     or `aclose()` stops the fetching at once then.
 
     It goes on through changes of leader and lost connections. Errors that do not pass are raised where records are
-    taken: OffsetOutOfRange, LogTruncated, UnknownStream, WrongIncarnation, CorruptBatch.
+    taken: OffsetOutOfRange, LogTruncated, UnknownStream, WrongIncarnation, CorruptBatch; and
+    DeserializationFailed, with the position at the record that it is about.
     """
 
     def __init__(
@@ -52,12 +54,13 @@ class Consumer:
         on_gap: OnGap | None,
         on_out_of_range: OnOutOfRange | None,
         spread: int,
-        on_closed: Callable[[Consumer], object],
+        deserializers: Deserializers[K, V],
+        on_closed: Callable[[Consumer[K, V]], object],
     ) -> None:
         """`spread` differs from consumer to consumer: they read from different followers. `on_gap`: None = raise in a
         partition that starts at an offset, which asks for exactly these records; skip anywhere else. `on_out_of_range`:
         None = a start below the log is a gap, one above its end waits."""
-        self.stream = stream
+        self._stream = stream
         self._start = start
         self._stop = stop
         self._partitions = None if partitions is None else tuple(partitions)
@@ -72,6 +75,7 @@ class Consumer:
             on_gap=on_gap,
             on_out_of_range=on_out_of_range,
             spread=spread,
+            read=deserializers.read,
         )
         self._ahead = self._reading.ahead
         self._on_closed = on_closed
@@ -87,8 +91,13 @@ class Consumer:
     ) -> None:
         await self.aclose()
 
-    def __aiter__(self) -> AsyncIterator[Record]:
+    def __aiter__(self) -> AsyncIterator[Record[K, V]]:
         return self._records()
+
+    @property
+    def stream(self) -> str:
+        """The name of the stream."""
+        return self._stream
 
     @property
     def positions(self) -> Mapping[int, int]:
@@ -150,14 +159,14 @@ class Consumer:
                 await self.aclose()
                 raise
 
-    async def getone(self, timeout: float | None = None) -> Record | None:
+    async def getone(self, timeout: float | None = None) -> Record[K, V] | None:
         """The next record. None: none came within `timeout` seconds (0: none is here; None: wait for one), or reading
         has ended (`is_at_end`). The first call looks the positions up, which `timeout` does not count.
         """
         records = await self.getmany(1, timeout)
         return records[0] if records else None
 
-    async def getmany(self, max_records: int = 500, timeout: float | None = None) -> list[Record]:
+    async def getmany(self, max_records: int = 500, timeout: float | None = None) -> list[Record[K, V]]:
         """The next records of one partition, `max_records` at most: those that are here, or else the first that come.
         Empty as `getone` gives None.
         """
@@ -168,7 +177,12 @@ class Consumer:
         head = await self._head(timeout)
         if head is None:
             return []
-        records = list(islice(head.records(), max_records))
+        records: list[Record[K, V]] = []
+        try:
+            records.extend(islice(head.records(), max_records))
+        except DeserializationFailed:
+            if not records:
+                raise  # else the next call raises it, once those before it are taken
         self._ahead.last = records[-1]
         return records
 
@@ -202,7 +216,7 @@ class Consumer:
         await self._reading.aclose()
         self._on_closed(self)
 
-    async def _records(self) -> AsyncIterator[Record]:
+    async def _records(self) -> AsyncIterator[Record[K, V]]:
         self._begin_iteration()
         ahead = self._ahead
         try:
@@ -231,7 +245,7 @@ class Consumer:
         if self._iterated:
             raise Closed(
                 Code.BAD_REQUEST,
-                f"this consumer of {self.stream!r} has been iterated over already; to go on where it stopped, make a "
+                f"this consumer of {self._stream!r} has been iterated over already; to go on where it stopped, make a "
                 "new one with start=consumer.positions",
             )
         self._iterated = True

@@ -7,10 +7,14 @@ it.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
+from typing import TYPE_CHECKING
 
 from wire.error_details import CURSOR_VERSION, LAST_OFFSET, OUTCOME
 from wire.errors import Code, TidelogError
+
+if TYPE_CHECKING:
+    from tidelog.client.records import Record
 
 
 class UnknownStream(TidelogError):
@@ -170,6 +174,30 @@ class CorruptEnvelope(TidelogError):
 
 class BufferFull(TidelogError):
     """The producer's buffer has no room for another record."""
+
+
+class SerializationFailed(TidelogError):
+    """A serializer of the producer refused a key or a value, or made something else than bytes of it. Nothing was
+    written. `__cause__` is what it raised."""
+
+
+class DeserializationFailed(TidelogError):
+    """A deserializer of the consumer refused a key or a value. `__cause__` is what it raised.
+
+    The consumer's position stays at the record: it is raised again until `seek` passes over it.
+    """
+
+    def __init__(
+        self,
+        code: Code,
+        message: str,
+        details: Mapping[str, str] | Iterable[tuple[str, str]] = (),
+        *,
+        record: Record | None = None,
+    ) -> None:
+        super().__init__(code, message, details)
+        self.record = record
+        """With its stream, partition and offset, and with key and value as bytes."""
 
 
 class NotPermitted(TidelogError):

@@ -10,10 +10,15 @@ from __future__ import annotations
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
+from typing import Any, TypeAlias
 
 from tidelog.client.records import Batch, Record
 from wire.batch import RecordBatch
 from wire.types import Offset
+
+Read: TypeAlias = Callable[[Iterator[Record]], Iterator[Record[Any, Any]]]
+"""Makes the records that users see of those with bytes. What it makes of a record that it refuses is not counted as
+handed out: the iterator comes back to that record."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -29,14 +34,15 @@ class Answer:
 class Head:
     """The answer that is being handed out. Its first batch may have been handed out in part."""
 
-    __slots__ = ("_batches", "_begun", "_records", "end", "partition", "stream")
+    __slots__ = ("_batches", "_begun", "_read", "_records", "end", "partition", "stream")
 
-    def __init__(self, stream: str, partition: int, answer: Answer) -> None:
+    def __init__(self, stream: str, partition: int, answer: Answer, read: Read) -> None:
         self.stream = stream
         self.partition = partition
         self.end = answer.end
         self._batches = deque(answer.batches)
-        self._records: Iterator[Record] | None = None
+        self._read = read
+        self._records: Iterator[Record[Any, Any]] | None = None
         self._begun = False
 
     def begin(self) -> bool:
@@ -48,19 +54,19 @@ class Head:
     def is_begun(self) -> bool:
         return self._begun
 
-    def has_more(self, last: Record | None) -> bool:
+    def has_more(self, last: Record[Any, Any] | None) -> bool:
         """Whether a record is left; `last`: the newest that was handed out singly, if it is of this answer's."""
         if len(self._batches) != 1 or last is None:
             return bool(self._batches)
         return last.offset < int(self._batches[0].offsets[-1])
 
-    def records(self) -> Iterator[Record]:
+    def records(self) -> Iterator[Record[Any, Any]]:
         """Of the first batch, those that are left: one iterator, which goes on where it was left."""
         if self._records is None:
-            self._records = Batch(self.stream, self.partition, self._batches[0]).records()
+            self._records = self._read(Batch(self.stream, self.partition, self._batches[0]).records())
         return self._records
 
-    def handed_out(self, record: Record) -> None:
+    def handed_out(self, record: Record[Any, Any]) -> None:
         """`record` was the newest of the iterator's."""
         if record.offset >= int(self._batches[0].offsets[-1]):
             self._batches.popleft()
@@ -79,15 +85,16 @@ class FetchedAhead:
     """See the module. `on_begun` is called with a partition when one of its answers begins to be handed out, or is
     dropped: there is room for another."""
 
-    def __init__(self, stream: str, on_begun: Callable[[int], object]) -> None:
+    def __init__(self, stream: str, on_begun: Callable[[int], object], read: Read = iter) -> None:
         self._stream = stream
+        self._read = read
         self._on_begun = on_begun
         self._ready: deque[Head] = deque()
         self._head: Head | None = None
         self._positions: dict[int, int] = {}
         """Without what `last` says of its partition."""
         self.paused: frozenset[int] = frozenset()
-        self.last: Record | None = None
+        self.last: Record[Any, Any] | None = None
         """The newest record that was handed out singly since `head`."""
         self.is_changed = False
         """Since `head`, partitions were paused, resumed, or read from elsewhere: ask for the head again."""
@@ -115,7 +122,7 @@ class FetchedAhead:
         self.is_changed = True
 
     def add(self, partition: int, answer: Answer) -> None:
-        self._ready.append(Head(self._stream, partition, answer))
+        self._ready.append(Head(self._stream, partition, answer, self._read))
 
     def pause(self, partitions: Iterable[int]) -> None:
         self.paused |= frozenset(partitions)

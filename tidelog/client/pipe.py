@@ -8,8 +8,9 @@ from __future__ import annotations
 
 import asyncio
 import time
+from collections.abc import Callable
+from dataclasses import dataclass
 from functools import partial
-from typing import Protocol
 
 from google.protobuf.message import DecodeError
 
@@ -39,20 +40,17 @@ PUBLISH_RETRY = 0.002
 """Seconds until a publish is tried again that the full buffer of the connection refused."""
 
 
-class Sender(Protocol):
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Sender:
     """The producer, as its pipes see it."""
 
-    @property
-    def compression(self) -> Compression: ...
-
-    def stop_gathering(self) -> None:
-        """A pipe is about to send."""
-
-    def leave_partition(self, partition: int) -> None:
-        """A batch of the partition left for the first time."""
-
-    def settle(self, partition: int, effect: Acknowledged | Failed) -> None:
-        """A batch is resolved."""
+    compression: Compression
+    stop_gathering: Callable[[], object]
+    """A pipe is about to send."""
+    leave_partition: Callable[[int], object]
+    """A batch of the partition left for the first time."""
+    settle: Callable[[int, Acknowledged | Failed], object]
+    """A batch of the partition is resolved."""
 
 
 class Pipe:
@@ -60,7 +58,7 @@ class Pipe:
 
     def __init__(
         self,
-        producer: Sender,
+        sender: Sender,
         upkeep: Upkeep,
         transport: Transport,
         partition: int,
@@ -74,7 +72,7 @@ class Pipe:
         self.core = core
         self.touched_at = 0.0
         """When the records of this turn of the loop began to come in."""
-        self._producer = producer
+        self._sender = sender
         self._upkeep = upkeep
         self._request = request
         self._transport = transport
@@ -106,7 +104,7 @@ class Pipe:
 
     def pump(self) -> None:
         """Send every batch that may be sent, and set the timer."""
-        self._producer.stop_gathering()
+        self._sender.stop_gathering()
         if self._transport.is_connected:
             while (batch := self.core.next_send(self._loop.time())) is not None:
                 try:
@@ -118,7 +116,7 @@ class Pipe:
                     self.core.on_publish_refused(batch, self._loop.time(), PUBLISH_RETRY)
                     break
                 if batch.attempts == 1:
-                    self._producer.leave_partition(self.partition)
+                    self._sender.leave_partition(self.partition)
                 if not self._acknowledged:
                     self._carry_out(self.core.on_published(batch))
         self._arm()
@@ -132,7 +130,7 @@ class Pipe:
             match effect:
                 case Acknowledged() | Failed():
                     self._drop_inboxes(effect.batch)
-                    self._producer.settle(self.partition, effect)
+                    self._sender.settle(self.partition, effect)
                 case Probe():
                     self._probe()
                 case WantSession():
@@ -167,7 +165,7 @@ class Pipe:
         if batch.encoded is None:
             if batch.timestamp == 0:
                 batch.timestamp = time.time_ns()
-            batch.encoded = encode_batch(batch, self._producer.compression).stamp(Offset(0), LeaderEpoch(0))[0]
+            batch.encoded = encode_batch(batch, self._sender.compression).stamp(Offset(0), LeaderEpoch(0))[0]
         self._request.leader_epoch = self.core.leader_epoch
         if batch.expected_offset is None:
             self._request.ClearField("expected_last_offset")

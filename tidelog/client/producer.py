@@ -17,12 +17,12 @@ import asyncio
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from types import TracebackType
-from typing import Self, cast
+from typing import Generic, Self, cast
 
 from tidelog.client.accumulator import Acknowledged, Failed, PartitionAccumulator, delay
 from tidelog.client.accumulator_settings import AccumulatorSettings
 from tidelog.client.api import Api
-from tidelog.client.arguments import bad, check_whole, shown, whole
+from tidelog.client.arguments import bad, check_whole, shown
 from tidelog.client.batches import BatchState, PendingBatch
 from tidelog.client.encoding import (
     BATCH_OVERHEAD,
@@ -32,21 +32,23 @@ from tidelog.client.encoding import (
     checked_size,
     encoded_headers,
 )
-from tidelog.client.errors import BadRequest, Closed, typed
+from tidelog.client.errors import typed
 from tidelog.client.home_loop import HomeLoop
 from tidelog.client.metadata import MetadataCache, StreamMetadata
 from tidelog.client.partitioner import KEY_HASHES, Partitioner
-from tidelog.client.pipe import Pipe
+from tidelog.client.pipe import Pipe, Sender
 from tidelog.client.positions import Moment, timestamp_ns
 from tidelog.client.receipts import Receipts
-from tidelog.client.records import BatchReceipt, Receipt
-from tidelog.client.runs import Rooms, Run, check_lists, keyed_runs, unkeyed_runs
+from tidelog.client.records import BatchReceipt, K, Receipt, V
+from tidelog.client.refusals import check_partition, closed, no_key, no_partition
+from tidelog.client.runs import Rooms, Run, check_bytes, check_lists, keyed_runs, unkeyed_runs
 from tidelog.client.send_buffer import SendBuffer
+from tidelog.client.serialization import Serializers
 from tidelog.client.upkeep import Upkeep
 from wire.append import ask_durability
 from wire.batch import Compression, GivenHeaders
 from wire.durability import Durability
-from wire.errors import Code, TidelogError
+from wire.errors import TidelogError
 from wire.internal_streams import is_internal
 from wire.record_limit import RecordLimit
 from wire.subjects import Subjects
@@ -59,7 +61,7 @@ _MAX_OFFSET = (1 << 63) - 1
 _COMPRESSION = {None: None, "none": Compression.NONE, "lz4": Compression.LZ4, "zstd": Compression.ZSTD}
 
 
-class Producer:
+class Producer(Generic[K, V]):
     """Appends records to a stream. Use it with `async with`, or `await start()` and `await close()`.
 
     With acks "all" and "leader" a record that is sent again after a lost answer or a change of leader is written once.
@@ -81,13 +83,14 @@ class Producer:
         confirm_timeout_ms: int,
         partitioner: str,
         spread: int,
-        on_closed: Callable[[Producer], object],
+        serializers: Serializers[K, V],
+        on_closed: Callable[[Producer[K, V]], object],
     ) -> None:
         if compression not in [*_COMPRESSION]:  # a list: what cannot be hashed is refused as well
             raise bad(f"compression={compression!r} is none of None, 'none', 'lz4' and 'zstd'")
         if partitioner not in [*KEY_HASHES]:
             raise bad(f"partitioner={shown(partitioner)} is neither 'crc32c' nor 'murmur2'")
-        self.stream = stream
+        self._stream = stream
         self._transport = transport
         self._subjects = subjects
         self._metadata = metadata
@@ -100,11 +103,11 @@ class Producer:
         self._confirm_timeout_ms = confirm_timeout_ms
         self._key_hash = KEY_HASHES[partitioner]
         self._spread = spread
+        self._serializers = serializers
         self._on_closed = on_closed
         self._home = HomeLoop(f"this producer for {stream!r}")
         self._loop = self._home.loop
         self._starting: asyncio.Task[None] | None = None
-        self._layout: StreamMetadata | None = None
         self._partitioner: Partitioner | None = None
         self._pipes: dict[int, Pipe] = {}
         self._record_limit = RecordLimit(0)
@@ -133,6 +136,11 @@ class Producer:
     ) -> None:
         await self.close()
 
+    @property
+    def stream(self) -> str:
+        """The name of the stream."""
+        return self._stream
+
     async def start(self) -> None:
         """Learn the stream's partitions and get a producer id. `send` does it when it has not been done.
 
@@ -148,7 +156,7 @@ class Producer:
             raise
         except asyncio.CancelledError:
             if self._closed and not cast("asyncio.Task[None]", asyncio.current_task()).cancelling():
-                raise _closed(self.stream) from None
+                raise closed(self._stream) from None
             raise
 
     def delay(self) -> tuple[float, str] | None:
@@ -157,17 +165,10 @@ class Producer:
         now = self._loop.time()
         return max((waits for pipe in self._pipes.values() if (waits := delay(pipe.core, now))), default=None)
 
-    @property
-    def compression(self) -> Compression:
-        """As it was chosen, else as the stream says."""
-        if self._compression is not None:
-            return self._compression
-        return Compression.NONE if self._layout is None else Compression[self._layout.config.compression.name]
-
     async def _start(self) -> None:
-        layout = await self._metadata.refresh(self.stream)
-        if is_internal(self.stream, layout.subject, self._subjects):
-            raise bad(f"stream {self.stream!r} is Tidelog's own, and takes records from brokers only")
+        layout = await self._metadata.refresh(self._stream)
+        if is_internal(self._stream, layout.subject, self._subjects):
+            raise bad(f"stream {self._stream!r} is Tidelog's own, and takes records from brokers only")
         room = self._transport.max_payload - MESSAGE_OVERHEAD - BATCH_OVERHEAD
         batch_bytes = min(self._settings.batch_bytes, room, MAX_BATCH_BYTES)
         self._record_limit = RecordLimit(room - RECORD_OVERHEAD, layout.config.max_record_bytes)
@@ -179,8 +180,15 @@ class Producer:
         if settings.acks is Acks.ALL and (self._durability or layout.config.durability).is_local:
             settings = replace(settings, acks=Acks.LEADER)  # acknowledged records may be lost with the leader
         session = await self._upkeep.new_session() if settings.acks is not Acks.NONE else None
+        stored = Compression[layout.config.compression.name]
+        sender = Sender(
+            compression=stored if self._compression is None else self._compression,
+            stop_gathering=self._stop_gathering,
+            leave_partition=self._leave_partition,
+            settle=self._settle,
+        )
         for partition, known in layout.partitions.items():
-            core = PartitionAccumulator(f"{self.stream}/{partition}", settings, known.leader_epoch)
+            core = PartitionAccumulator(f"{self._stream}/{partition}", settings, known.leader_epoch)
             if session is not None:
                 core.on_session(session)
             request = AppendRequest(
@@ -194,16 +202,16 @@ class Producer:
             if self._durability is not None:
                 ask_durability(request, self._durability)
             self._pipes[partition] = Pipe(
-                self,
+                sender,
                 self._upkeep,
                 self._transport,
                 partition,
                 core,
                 request,
-                append_subject=self._subjects.append(self.stream, partition),
-                leader_subject=self._subjects.leader(self.stream, partition),
+                append_subject=self._subjects.append(self._stream, partition),
+                leader_subject=self._subjects.leader(self._stream, partition),
             )
-        self._layout = self._upkeep.layout = layout
+        self._upkeep.layout = layout
         self._partitioner = Partitioner(tuple(layout.partitions), key_hash=self._key_hash, start=self._spread)
 
     def _check_level(self, layout: StreamMetadata) -> None:
@@ -211,15 +219,15 @@ class Producer:
         replicas = layout.replication_factor
         if self._durability is not None and self._durability.in_sync_floor(replicas) > replicas:
             raise bad(
-                f"durability={self._durability} needs more replicas than the {replicas} of stream {self.stream!r}; ask"
+                f"durability={self._durability} needs more replicas than the {replicas} of stream {self._stream!r}; ask"
                 f" for {replicas} at most"
             )
 
     async def send(
         self,
-        value: bytes | None,
+        value: V | None,
         *,
-        key: bytes | None = None,
+        key: K | None = None,
         headers: GivenHeaders | None = None,
         partition: int | None = None,
         timestamp: Moment | None = None,
@@ -242,15 +250,16 @@ class Producer:
         """
         if self._partitioner is None:
             await self.start()
+        data, key_data = self._serializers.both(value, key)
         encoded = None if headers is None else encoded_headers(headers)
         stamp = None if timestamp is None else timestamp_ns(timestamp)
-        size = checked_size(value, key, encoded)
+        size = checked_size(data, key_data, encoded)
         if not self._buffer.has_room(size):
             self._check_usable()
             self._check_size(size)
             await self._buffer.wait_for_room(size)
         try:
-            future = self._append(value, key, encoded, partition, stamp, size, expected_offset)
+            future = self._append(data, key_data, encoded, partition, stamp, size, expected_offset)
         except TidelogError:
             self._buffer.release(0)  # the room that this call was given is for the calls that wait behind it
             raise
@@ -262,9 +271,9 @@ class Producer:
 
     def send_nowait(
         self,
-        value: bytes | None,
+        value: V | None,
         *,
-        key: bytes | None = None,
+        key: K | None = None,
         headers: GivenHeaders | None = None,
         partition: int | None = None,
         timestamp: Moment | None = None,
@@ -295,18 +304,19 @@ class Producer:
                 batch.size = filled
                 buffer.used = buffered
                 return future
+        data, key_data = self._serializers.both(value, key)
         encoded = None if headers is None else encoded_headers(headers)
         stamp = None if timestamp is None else timestamp_ns(timestamp)
-        size = checked_size(value, key, encoded)
+        size = checked_size(data, key_data, encoded)
         if self._buffer.used + size > self._buffer.limit:
             raise self._buffer.full()
-        return self._append(value, key, encoded, partition, stamp, size, expected_offset)
+        return self._append(data, key_data, encoded, partition, stamp, size, expected_offset)
 
     async def send_many(
         self,
-        values: Sequence[bytes | None],
+        values: Sequence[V | None],
         *,
-        keys: Sequence[bytes | None] | None = None,
+        keys: Sequence[K | None] | None = None,
         partition: int | None = None,
     ) -> list[BatchReceipt]:
         """Append many records and wait until all are acknowledged; one receipt per batch, for much less than one each.
@@ -314,8 +324,6 @@ class Producer:
         `keys`, when given, has the length of `values`. Without keys the list fills batch after batch, of one partition
         each. Records that share a partition keep their order. Raises the first failure; others may have been written.
         """
-        if self._partitioner is None:
-            await self.start()
         outcomes = await self.outcomes(values, keys=keys, partition=partition)
         for _, outcome in outcomes:
             if isinstance(outcome, TidelogError):
@@ -324,21 +332,26 @@ class Producer:
 
     async def outcomes(
         self,
-        values: Sequence[bytes | None],
+        values: Sequence[V | None],
         *,
-        keys: Sequence[bytes | None] | None = None,
+        keys: Sequence[K | None] | None = None,
         partition: int | None = None,
     ) -> list[tuple[Sequence[int], BatchReceipt | TidelogError]]:
-        """As `send_many`, of a producer that is started; what became of the records at these positions of the list,
-        whether others failed or not. Raises what keeps records from being given at all, such as RecordTooLarge."""
+        """As `send_many`, and tells what became of each record: the receipt or the error of the records at these
+        positions of the list, whether others failed or not. Raises what keeps records from being given at all, such as
+        RecordTooLarge."""
+        if self._partitioner is None:
+            await self.start()
         self._check_usable()
         check_lists(values, keys)
+        data, key_data = self._serializers.lists(values, keys)
+        check_bytes(data, key_data)
         if self._is_compacted and values and (keys is None or None in keys):
-            raise _no_key(self.stream)
+            raise no_key(self._stream)
         positions: list[Sequence[int]] = []
         futures: list[asyncio.Future[BatchReceipt]] = []
         try:
-            for run in self._runs(values, keys, partition):
+            for run in self._runs(data, key_data, partition):
                 if not self._buffer.has_room(run.size):
                     await self._buffer.wait_for_room(run.size)
                 futures.append(self._append_run(run))
@@ -375,10 +388,10 @@ class Producer:
                 pipe.pump()
             await self._until(lambda: all(pipe.core.is_idle for pipe in self._pipes.values()))
         finally:
-            self._give_up(_closed(self.stream))
+            self._give_up(closed(self._stream))
             self._release()
 
-    def abort(self, error: TidelogError) -> None:
+    def _abort(self, error: TidelogError) -> None:
         """Fail everything that is not acknowledged, and let go."""
         self._closed = self._upkeep.is_closing = True
         self._give_up(error)
@@ -396,7 +409,7 @@ class Producer:
         self._upkeep.cancel()
         if self._starting is not None:
             self._starting.cancel()
-        self._buffer.fail_waiting(_closed(self.stream))
+        self._buffer.fail_waiting(closed(self._stream))
         self._on_closed(self)
 
     # Taking records
@@ -419,17 +432,17 @@ class Producer:
         if size > self._max_size:
             self._check_size(size)
         if key is None and self._is_compacted:
-            raise _no_key(self.stream)
+            raise no_key(self._stream)
         if expected_offset is not None:
             check_whole("expected_offset", expected_offset, 0, _MAX_OFFSET)
             if self._settings.acks is Acks.NONE:
                 raise bad("expected_offset is of no use with acks='none', which tells nobody of a refusal")
             if partition is None and key is None and len(self._pipes) > 1:
-                raise _no_partition(self.stream, expected_offset)
+                raise no_partition(self._stream, expected_offset)
         if partition is None:
             partition = partitioner.sticky if key is None else partitioner.for_key(key)
         elif type(partition) is not int or partition not in self._pipes:
-            _check_partition(partition, self.stream, self._pipes)
+            check_partition(partition, self._stream, self._pipes)
         pipe = self._pipes[partition]
         future: asyncio.Future[Receipt] = self._loop.create_future()
         self._buffer.used += size
@@ -437,10 +450,10 @@ class Producer:
             self._touch(pipe)
         gathering, taken_at = pipe.core.gathering, pipe.touched_at
         if expected_offset is not None:
-            self.stop_gathering()
+            self._stop_gathering()
             gathering.append_expecting(expected_offset, value, key, headers or None, timestamp, size, future, taken_at)
         elif gathering.append(value, key, headers or None, timestamp, size, future, taken_at):
-            self.leave_partition(partition)
+            self._leave_partition(partition)
             pipe.pump()
         elif partition == partitioner.sticky:
             self._gather_into(gathering.open)
@@ -448,12 +461,12 @@ class Producer:
 
     def _gather_into(self, batch: PendingBatch | None) -> None:
         """`batch` has just taken a record that was given alone."""
-        if batch is not None and batch.has_values_only:
+        if batch is not None and batch.has_values_only and self._serializers.are_none:
             self._gathering, self._gathering_futures = batch, batch.claims[-1][2]
         else:
             self._gathering = None
 
-    def stop_gathering(self) -> None:
+    def _stop_gathering(self) -> None:
         """Look at everything with the next record: some partition is about to send."""
         self._gathering = None
 
@@ -463,7 +476,7 @@ class Producer:
         partitioner = self._partitioner
         assert partitioner is not None
         if partition is not None:
-            _check_partition(partition, self.stream, self._pipes)
+            check_partition(partition, self._stream, self._pipes)
         rooms = Rooms(lambda target, size: self._pipes[target].core.gathering.room_for(size), self._check_size)
         if keys is None:
             return unkeyed_runs(values, lambda: partitioner.sticky if partition is None else partition, rooms)
@@ -474,17 +487,17 @@ class Producer:
 
     def _append_run(self, run: Run) -> asyncio.Future[BatchReceipt]:
         self._check_usable()
-        self.stop_gathering()
+        self._stop_gathering()
         pipe = self._pipes[run.partition]
         future: asyncio.Future[BatchReceipt] = self._loop.create_future()
         self._buffer.used += run.size
         if pipe.core.gathering.append_run(run.values, run.keys, run.size, run.indices, future, self._loop.time()):
-            self.leave_partition(run.partition)
+            self._leave_partition(run.partition)
             pipe.pump()
         self._touch(pipe)
         return future
 
-    def leave_partition(self, partition: int) -> None:
+    def _leave_partition(self, partition: int) -> None:
         """A batch of it is complete: records without a key go elsewhere now."""
         assert self._partitioner is not None
         if partition == self._partitioner.sticky:
@@ -504,7 +517,7 @@ class Producer:
 
     # Results
 
-    def settle(self, partition: int, effect: Acknowledged | Failed) -> None:
+    def _settle(self, partition: int, effect: Acknowledged | Failed) -> None:
         """A batch of the partition is resolved: its callers hear of it, and its bytes are free."""
         batch = effect.batch
         if isinstance(effect, Failed):
@@ -514,7 +527,7 @@ class Producer:
         self._buffer.release(batch.size)
         self._settled.set()
 
-    def on_connection_change(self, connected: bool) -> None:
+    def _on_connection_change(self, connected: bool) -> None:
         for pipe in self._pipes.values():
             if connected:
                 pipe.run(pipe.core.on_reconnected(self._loop.time()))
@@ -529,7 +542,7 @@ class Producer:
 
     def _check_usable(self) -> None:
         if self._closed:
-            raise _closed(self.stream)
+            raise closed(self._stream)
         if self._fatal is not None:
             raise self._fatal
         self._home.check()
@@ -538,19 +551,6 @@ class Producer:
         """`size` of a record as `size_of` counts it. Raises RecordTooLarge."""
         if size > self._max_size:
             raise typed(self._record_limit.too_large("a record", size - RECORD_OVERHEAD))
-
-
-def _closed(stream: StreamName) -> TidelogError:
-    return Closed(Code.BAD_REQUEST, f"this producer for {stream!r} is closed; make a new one")
-
-
-def _check_partition(partition: int, stream: StreamName, pipes: Mapping[int, Pipe]) -> None:
-    number = whole(partition)
-    if number is None:
-        raise bad(f"partition={shown(partition)} is not a whole number; leave it out, or give one of the stream's")
-    if number not in pipes:
-        known = ", ".join(map(str, pipes))
-        raise bad(f"there is no partition {partition!r} in {stream!r}; it has {known}")
 
 
 def _outcome(result: BatchReceipt | BaseException) -> BatchReceipt | TidelogError:
@@ -565,18 +565,3 @@ def _tell_epochs(pipes: Mapping[int, Pipe], layout: StreamMetadata) -> None:
         known = layout.partitions.get(partition)
         if known is not None:
             pipe.run(pipe.core.on_metadata(known.leader_epoch))
-
-
-def _no_key(stream: StreamName) -> BadRequest:
-    """The error of a record without a key: a compacted stream would keep it for ever, beside all of its successors."""
-    return bad(
-        f"stream {stream!r} is compacted (compact=true): it keeps the newest record of each key, and would keep this"
-        " record, which has no key, for ever; give it a key"
-    )
-
-
-def _no_partition(stream: StreamName, offset: int) -> BadRequest:
-    return bad(
-        f"expected_offset={offset} is of one partition, and {stream!r} has several; give the record a partition, or a"
-        " key"
-    )

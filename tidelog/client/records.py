@@ -6,15 +6,26 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from datetime import UTC, datetime, timedelta
 from functools import partial
 from itertools import repeat
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import TYPE_CHECKING, Any, Generic, NamedTuple
 
 from wire.batch.record_headers import header_items
 
 if TYPE_CHECKING:
     import numpy as np
     import numpy.typing as npt
+    from typing_extensions import TypeVar
 
     from wire.batch import RecordBatch
+
+    K = TypeVar("K", default=bytes)
+    """What a record's key is to users: bytes, or what their (de)serializer takes and makes."""
+    V = TypeVar("V", default=bytes)
+    """The same for its value."""
+else:  # Python's own have a default from 3.13 on
+    from typing import TypeVar
+
+    K = TypeVar("K")
+    V = TypeVar("V")
 
 _EPOCH = datetime(1970, 1, 1, tzinfo=UTC)
 
@@ -45,16 +56,16 @@ class BatchReceipt(NamedTuple):
         return len(self.indices)
 
 
-class Record(NamedTuple):
-    """One committed record."""
+class Record(NamedTuple, Generic[K, V]):
+    """One committed record. Key and value are bytes, or what the consumer's deserializers made of them."""
 
     stream: str
     partition: int
     offset: int
     timestamp: int
     """ns since 1970."""
-    key: bytes | None
-    value: bytes | None
+    key: K | None
+    value: V | None
     headers: Mapping[str, bytes]
     """The last value of each name; `header_values` has all of them."""
 

@@ -36,13 +36,19 @@ class Rooms(NamedTuple):
     """Raises RecordTooLarge."""
 
 
-def check_lists(values: Values, keys: Values | None) -> None:
-    """Raises BadRequest."""
-    lists: dict[str, Values] = {"values": values} if keys is None else {"values": values, "keys": keys}
-    for name, given in lists.items():
-        check_list(name, given, "[b'a', b'b']")
-    if keys is not None and len(keys) != len(values):
+def check_lists(values: Sequence[object], keys: Sequence[object] | None) -> None:
+    """Raises BadRequest for what are no lists of one length."""
+    check_list("values", values, "[b'a', b'b']")
+    if keys is None:
+        return
+    check_list("keys", keys, "[b'a', b'b']")
+    if len(keys) != len(values):
         raise bad(f"{len(keys)} keys were given for {len(values)} values")
+
+
+def check_bytes(values: Values, keys: Values | None) -> None:
+    """Raises BadRequest for items that are neither bytes nor None."""
+    lists: dict[str, Values] = {"values": values} if keys is None else {"values": values, "keys": keys}
     for name, given in lists.items():
         if not BYTES_OR_NONE.issuperset(map(type, given)):
             place, wrong = next((i, one) for i, one in enumerate(given) if type(one) not in BYTES_OR_NONE)

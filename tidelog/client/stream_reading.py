@@ -10,7 +10,7 @@ from enum import Enum
 from typing import cast
 
 from tidelog.client.errors import Closed, OffsetOutOfRange
-from tidelog.client.fetched_ahead import FetchedAhead
+from tidelog.client.fetched_ahead import FetchedAhead, Read
 from tidelog.client.fetcher import FetchSettings, PartitionFetcher
 from tidelog.client.home_loop import HomeLoop
 from tidelog.client.metadata import MetadataCache, StreamMetadata
@@ -76,8 +76,9 @@ class StreamReading:
         on_gap: OnGap | None,
         on_out_of_range: OnOutOfRange | None,
         spread: int,
+        read: Read = iter,
     ) -> None:
-        """As those of `Consumer`."""
+        """As those of `Consumer`; `read` makes the records that it hands out."""
         self._transport = transport
         self._subjects = subjects
         self._metadata = metadata
@@ -88,7 +89,7 @@ class StreamReading:
         self._on_gap = on_gap
         self._on_out_of_range = on_out_of_range
         self._spread = spread
-        self.ahead = FetchedAhead(stream, lambda partition: self._room[partition].release())
+        self.ahead = FetchedAhead(stream, lambda partition: self._room[partition].release(), read)
         self.progress = asyncio.Event()
         self.readers: dict[int, PartitionReader] = {}
         self.failures: dict[int | None, BaseException] = {}

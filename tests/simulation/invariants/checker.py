@@ -37,6 +37,7 @@ from tests.simulation.invariants.metadata import (
     OneControllerEpoch,
     PartitionState,
 )
+from tests.simulation.invariants.operators import OnlyCommittedIsDeleted, ReadonlyTakesNothing
 from tests.simulation.invariants.replicas import (
     CommittedIsNotCut,
     CoresAreValid,
@@ -103,6 +104,8 @@ INVARIANTS: tuple[type[Invariant], ...] = (
     ConsumersSeeTheNewest,
     NoDuplicates,
     ProducerOrder,
+    ReadonlyTakesNothing,
+    OnlyCommittedIsDeleted,
 )
 """The first that falls is the one that is named."""
 

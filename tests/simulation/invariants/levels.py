@@ -161,10 +161,12 @@ class FloorHolds(Invariant):
         super().__init__(scene)
         self._look = _Look(scene)
         self._ends: dict[tuple[PartitionKey, str], tuple[int, int]] = {}
-        """Of each replica, when last seen: its LEO, and its synced end."""
+        """Of each replica, when last seen and sound: its LEO, and its synced end. An acknowledgement can be on its way
+        while a replica that held the record is started again and finds that its disk has damaged the log."""
 
     def on_log(self, broker: SimBroker, replica: Replica, log: PartitionLog, end: int) -> None:
-        self._ends[replica.key, broker.id] = end, log.durable_end
+        if not replica.is_damaged:
+            self._ends[replica.key, broker.id] = end, log.durable_end
 
     def on_acked(self, ack: Acknowledged, *, promised: bool) -> None:
         found = self._look.partition_of(ack)

@@ -34,6 +34,8 @@ class OnlyWhatHasOutlivedItsLimitsIsRemoved(Invariant):
             return
         config = view.config
         end = log.log_end_offset
+        if start <= view.purged_end:
+            return
         if start == end:
             return  # it may have been dropped, to begin where the leader's log begins
         if 0 < config.retention_max_messages <= end - start or 0 < config.retention_max_bytes <= log.size_bytes:

@@ -287,6 +287,7 @@ class ScenarioRun:
 
     def alter_min_isr(self, min_isr: int) -> None:
         """As an operator asks for it."""
+        self.cluster.lowest_min_isr = min(self.cluster.lowest_min_isr, min_isr)
         self.cluster.clients.ask_for_min_isr(min_isr)
 
     def hold_compaction(self, name: str) -> Callable[[], object]:

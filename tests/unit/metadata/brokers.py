@@ -63,6 +63,13 @@ class Group:
         self.unavailable = 0
         self.refusals: list[RaftError] = []
 
+    def elect(self, member: Member) -> None:
+        """It leads from now on."""
+        self.members.remove(member)
+        self.members.insert(0, member)
+        for each in self.members:
+            each.on_status(each.status())
+
     def commit(self, command: bytes, by: Member) -> object:
         if self.unavailable:
             self.unavailable -= 1
@@ -92,6 +99,9 @@ class Member:
     ) -> None:
         self.group, self.address, self.machine = group, address, machine
         self.on_status, self.on_peer_lost = on_status, on_peer_lost
+        self.outcomes_may_come = asyncio.Event()
+        """While it is not set the outcomes of this member's commands are on their way."""
+        self.outcomes_may_come.set()
 
     async def start(self) -> None:
         for command in self.group.log:
@@ -111,7 +121,9 @@ class Member:
     async def propose(self, command: bytes, *, timeout: float) -> object:
         assert timeout > 0
         await asyncio.sleep(0)
-        return self.group.commit(command, self)
+        outcome = self.group.commit(command, self)
+        await self.outcomes_may_come.wait()
+        return outcome
 
     def status(self) -> RaftStatus:
         leads = bool(self.group.members) and self.group.members[0] is self
@@ -211,20 +223,25 @@ class Broker:
             return {"partitions": self.reports}
         return {
             "partitions": [
-                {
-                    "partition": key.partition,
-                    "incarnation": key.partition_incarnation,
-                    "leader_epoch": view.leader_epoch,
-                    "log_start_offset": 0,
-                    "log_end_offset": 7,
-                    "high_watermark": 6,
-                    "replicas_progress": {self.id: {"log_end_offset": 7, "in_sync": True}},
-                    "story": [{"seconds_ago": 1.5, "event": "leads", "times": 1}] if story_of == key.partition else [],
-                }
-                for key, view in self.views.items()
-                if key.stream == stream and view.leader == self.id
+                self._report(key, view, story_of) for key, view in self.views.items() if key.stream == stream
             ]
         }
+
+    def _report(self, key: PartitionKey, view: PartitionView, story_of: int | None) -> ReplicaReport:
+        report: ReplicaReport = {
+            "partition": key.partition,
+            "incarnation": key.partition_incarnation,
+            "leader_epoch": view.leader_epoch,
+            "partition_epoch": view.epoch,
+        }
+        if view.leader == self.id:
+            report["committed_end"] = 7
+            report["log_start_offset"] = view.purged_end
+            report["log_end_offset"] = 7
+            report["high_watermark"] = 6
+            report["replicas_progress"] = {self.id: {"log_end_offset": 7, "in_sync": True}}
+            report["story"] = [{"seconds_ago": 1.5, "event": "leads", "times": 1}] if story_of == key.partition else []
+        return report
 
     async def kill(self) -> None:
         self.service._context.closed = True

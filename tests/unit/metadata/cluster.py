@@ -163,6 +163,57 @@ class Cluster:
             )
         )
 
+    def set_readonly(
+        self,
+        name: str = "s",
+        *partitions: int,
+        readonly: bool = True,
+        incarnation: int | None = None,
+        epoch: int | None = None,
+    ) -> Outcome:
+        stream = self.state.streams.get(StreamName(name))
+        return self.apply(
+            pb.Command(
+                set_readonly=pb.SetReadonly(
+                    office=self.state.controller_epoch if epoch is None else epoch,
+                    name=name,
+                    incarnation=incarnation if incarnation is not None else stream.incarnation if stream else 0,
+                    partitions=partitions,
+                    readonly=readonly,
+                )
+            )
+        )
+
+    def delete_records(
+        self,
+        ends: Mapping[int, int],
+        *,
+        name: str = "s",
+        leader_epoch: int | None = None,
+        incarnation: int | None = None,
+        epoch: int | None = None,
+    ) -> Outcome:
+        """`ends`: by partition."""
+        stream = self.state.streams.get(StreamName(name))
+
+        def epoch_of(number: int) -> int:
+            known = stream.partitions.get(number) if stream is not None else None
+            return known.leader_epoch if leader_epoch is None and known is not None else leader_epoch or 0
+
+        return self.apply(
+            pb.Command(
+                delete_records=pb.DeleteRecords(
+                    office=self.state.controller_epoch if epoch is None else epoch,
+                    name=name,
+                    incarnation=incarnation if incarnation is not None else stream.incarnation if stream else 0,
+                    items=[
+                        pb.PurgePoint(partition=number, end=end, leader_epoch=epoch_of(number))
+                        for number, end in ends.items()
+                    ],
+                )
+            )
+        )
+
     def delete(self, name: str = "s", incarnation: int | None = None) -> Outcome:
         stream = self.state.streams.get(StreamName(name))
         return self.apply(

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import json
 from typing import Any
 
@@ -23,7 +24,7 @@ from tests.unit.metadata.brokers import (
 )
 from wire import metadata_pb2 as pb
 from wire.errors import Code, TidelogError
-from wire.operations import OPERATIONS
+from wire.operations import OPERATIONS, Nothing
 from wire.types import (
     BrokerId,
     LeaderReport,
@@ -35,6 +36,39 @@ async def test_producer_ids_differ() -> None:
     async with running("a") as world:
         ids = [(await world.api("producer.init"))["producer_id"] for _ in range(3)]
         assert len({*ids}) == 3
+
+
+async def test_producer_ids_ascend_also_where_a_controller_is_deposed_while_it_takes_a_block() -> None:
+    """Leaders that have forgotten a producer refuse all lower ids (R33)."""
+    async with running("a", "b") as world:
+        ids: list[int] = []
+
+        async def lead(name: str) -> None:
+            world.group.elect(next(each for each in world.group.members if each.address == f"{name}:1"))
+            await until(
+                lambda: [each for each, broker in world.brokers.items() if broker.service.is_controller] == [name]
+            )
+
+        async def take() -> None:
+            ids.append((await world.api("producer.init"))["producer_id"])
+
+        first = world.group.members[0]
+        first.outcomes_may_come.clear()
+        waits = asyncio.ensure_future(world.brokers["a"].service.admin.init_producer(Nothing()))
+        await until(
+            lambda: any(pb.Command.FromString(each).HasField("allocate_producer_ids") for each in world.group.log)
+        )
+        await lead("b")
+        await take()
+        first.outcomes_may_come.set()
+        with pytest.raises(TidelogError) as raised:
+            await waits
+        assert raised.value.code is Code.UNAVAILABLE
+        for name in ("a", "b", "a"):
+            await lead(name)
+            await take()
+            await take()
+        assert ids == sorted({*ids})
 
 
 @pytest.mark.parametrize(
@@ -54,7 +88,9 @@ async def test_a_request_is_about_the_stream_that_its_subject_names() -> None:
         await world.api("stream.create", **(CREATE | {"replication_factor": 1}))
         for name, operation in OPERATIONS.items():
             if operation.named:
-                body = json.dumps({operation.named: "s", "partition": 0, "broker": "a", "offsets": []}).encode()
+                body = json.dumps(
+                    {operation.named: "s", "partition": 0, "broker": "a", "offsets": [], "before": {}}
+                ).encode()
                 answer = await world.client.request(SUBJECTS.api(name, "other"), body, timeout=5)
                 error = TidelogError.from_headers(answer.headers)
                 assert error is not None

@@ -15,13 +15,8 @@ from tests.unit.tidelog.client.fake_broker import FakeBroker, make
 from tidelog import sync
 from tidelog.client.loop_thread import LoopThread
 
-LATER = {
-    sync.Client: {"fetch_batches"},
-    sync.Consumer: {"aclose"},
-    sync.Producer: {"abort", "compression", "delay", "leave_partition", "on_connection_change", "outcomes", "settle",
-                    "stop_gathering"},
-}  # fmt: skip
-"""Names of the asyncio classes that are not there: inner ones, and `close`, which has one name here."""
+OTHER_NAMES = {"aclose": "close"}
+"""Of the asyncio classes: the name of the same method here."""
 
 
 @dataclass
@@ -52,10 +47,12 @@ def world() -> Iterator[World]:
 @pytest.mark.parametrize("kind", [sync.Client, sync.Consumer, sync.Producer], ids=lambda kind: str(kind.__name__))
 def test_every_public_name_is_there_with_its_arguments(kind: type) -> None:
     same = getattr(tidelog, kind.__name__)
-    wanted = {name for name in vars(same) if not name.startswith("_")} - LATER[kind]
-    assert wanted <= set(vars(kind))
-    for name in wanted:
-        one, other = vars(same)[name], vars(kind)[name]
+    names = {name: each for cls in reversed(same.__mro__[:-1]) for name, each in vars(cls).items()}
+    wanted = {OTHER_NAMES.get(name, name) for name in names if not name.startswith("_")}
+    assert wanted == {name for name in vars(kind) if not name.startswith("_")}
+    for name in wanted & set(names):
+        one, other = names[name], vars(kind)[name]
+        assert isinstance(one, property) == isinstance(other, property), name
         if inspect.isfunction(one):
             assert inspect.signature(one).parameters == inspect.signature(other).parameters, name
             assert other.__doc__ == one.__doc__ or name in {"batches", "close"}
@@ -68,10 +65,22 @@ def test_publish_and_read(world: World) -> None:
         producer.flush()
         assert [receipt.result(timeout=5).offset for receipt in waiting] == [3, 4, 5]
         assert sum(receipt.record_count for receipt in producer.send_many([b"6", b"7"])) == 2
+        assert producer.delay() is None
+        assert producer.stream == "s"
     assert [record.value for record in world.client.consume("s", stop="latest")] == [b"%d" % n for n in range(8)]
     (batch,) = world.client.consume("s", start=6, stop="latest").batches()
     assert batch.values == [b"6", b"7"]
     assert world.client.offsets("s", "latest") == {0: 8}
+    assert [value for part in world.client.fetch_batches("s", 0, 2, 5) for value in part.values] == [b"2", b"3", b"4"]
+    assert next(world.client.fetch_batches("s", 0, 2, 5)).values == [b"2"], "an iteration that is left early"
+
+
+def test_the_outcome_of_each_record(world: World) -> None:
+    with world.client.producer("s") as producer:
+        ((indices, receipt),) = producer.outcomes([b"a", b"b"])
+    assert list(indices) == [0, 1]
+    assert isinstance(receipt, tidelog.BatchReceipt)
+    assert receipt.base_offset == 0
 
 
 def test_positions_are_behind_what_the_caller_has(world: World) -> None:
@@ -110,6 +119,16 @@ def test_one_and_many(world: World) -> None:
         consumer.pause()
         assert consumer.getone(timeout=0.02) is None
         assert not consumer.is_at_end
+
+
+def test_keys_and_values_through_callables(world: World) -> None:
+    def number(data: bytes) -> int:
+        return int(data)
+
+    with world.client.producer("s", key_serializer=str.encode) as producer:
+        producer.send(b"1", key="a")
+    with world.client.consume("s", stop="latest", key_deserializer=bytes.decode, value_deserializer=number) as consumer:
+        assert [(record.key, record.value) for record in consumer] == [("a", 1)]
 
 
 def test_errors_are_those_of_the_client(world: World) -> None:

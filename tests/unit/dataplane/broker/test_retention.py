@@ -32,6 +32,7 @@ class House:
         self.job = Retention()
         self.now_ms = 1_700_000_000_000
         self.high_watermark: int | None = None
+        self.purged_end = 0
         self.counted: dict[str, int] = {}
         self.open()
 
@@ -54,6 +55,7 @@ class House:
             log=self.log,
             config=StreamConfig(**{"segment_max_age_ms": 0, **config}),  # type: ignore[arg-type]
             high_watermark=end if self.high_watermark is None else Offset(self.high_watermark),
+            purged_end=Offset(self.purged_end),
             time_ns=self.now_ms * NS_PER_MS,
             stop=threading.Event(),
         )
@@ -109,6 +111,29 @@ def test_old_segments_go_and_are_counted_and_told(house: House, caplog: pytest.L
     assert house.counted["retention_segments"] > 1
     assert f"offsets 0 to {start - 1}" in caplog.text
     assert f"older than retention_max_age_ms={HOUR_MS // 2}); the log starts at {start} now" in caplog.text
+
+
+def test_what_an_operator_deleted_goes_without_any_limit(house: House, caplog: pytest.LogCaptureFixture) -> None:
+    caplog.set_level("INFO")
+    house.append(50)
+    house.purged_end = 33
+    house.run()
+    start, end = house.offsets
+    assert 20 < start <= 33
+    assert end == 50
+    assert "deleted); the log starts at" in caplog.text
+    house.high_watermark = 40
+    house.purged_end = 50
+    house.run()
+    assert start < house.log.log_start_offset <= 40, "each replica waits until its own HW has come so far"
+    house.high_watermark = None
+    house.run()
+    assert house.offsets == (50, 50), "the last segment ends, and goes too"
+    assert house.log.size_bytes == 0
+    assert "segments_ended_by_age" not in house.counted
+    house.append(3)
+    house.run()
+    assert house.offsets == (50, 53)
 
 
 def test_nothing_uncommitted_goes(house: House) -> None:

@@ -62,7 +62,7 @@ def test_every_command_of_a_cluster_takes_server_and_json(command: tuple[str, ..
 def test_the_help_names_every_subcommand() -> None:
     _, out, _ = invoke("--help")
     text = " ".join(out.split())
-    assert "stream Streams and their settings: create, list, describe, alter, delete." in text
+    assert "stream Streams and their settings: create, list, describe, alter, delete, set-" in text
     assert "subscribe Print the committed records of STREAM." in text
     for group in GROUPS:
         command = main.get_command(click.Context(main), group)
@@ -325,4 +325,4 @@ def test_bash_completes_by_the_script() -> None:
     done = subprocess.run(
         [bash, "--norc", "-c", script], capture_output=True, text=True, timeout=60, env=environment, check=False
     )
-    assert (done.returncode, done.stdout.split()) == (0, ["delete", "describe"]), done.stderr
+    assert (done.returncode, done.stdout.split()) == (0, ["delete", "delete-records", "describe"]), done.stderr

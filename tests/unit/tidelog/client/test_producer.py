@@ -450,7 +450,7 @@ async def test_the_answer_of_another_service_is_no_acknowledgement(cluster: Clus
             await asyncio.sleep(0)
         assert not future.done()
         assert broker.logs["s", 0].end == 0
-        producer.abort(Closed(Code.BAD_REQUEST, "given up"))
+        producer._abort(Closed(Code.BAD_REQUEST, "given up"))
         with pytest.raises(Closed, match="given up; these records were sent, and may or may not have been written"):
             await future
 

@@ -1,0 +1,81 @@
+"""An operator's changes of partitions: a part of the client."""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from collections.abc import Iterable, Mapping
+from typing import Literal
+
+from tidelog.client.api import Api
+from tidelog.client.arguments import bad, check_whole, shown
+from tidelog.client.metadata import stream_name
+from wire.partition_operations import (
+    LATEST,
+    STREAM_DELETE_RECORDS,
+    STREAM_SET_READONLY,
+    ChangedPartition,
+)
+
+_MOST_PARTITION = (1 << 31) - 1
+_MAX_OFFSET = (1 << 63) - 1
+
+
+class PartitionChanges(ABC):
+    _api: Api
+
+    @abstractmethod
+    def _check_open(self) -> None: ...
+
+    async def set_readonly(
+        self, stream: str, readonly: bool = True, partitions: Iterable[int] | None = None
+    ) -> list[ChangedPartition]:
+        """Let partitions (None: all) take no records, or with `readonly=False` take them again. A publish to one that
+        takes none fails with ReadOnly; consumers read on. Returns the partitions when all live replicas know it, or
+        after 3 s: `not_yet` names those that do not.
+
+        Raises UnknownStream, BadRequest (no such partition, one of Tidelog's own streams), NoServer.
+        """
+        self._check_open()
+        if not isinstance(readonly, bool):
+            raise bad(f"readonly={shown(readonly)} is neither True nor False")
+        name = stream_name(stream)
+        numbers = [] if partitions is None else partition_numbers(partitions)
+        answer = await self._api.call(STREAM_SET_READONLY, name=name, readonly=readonly, partitions=numbers)
+        return answer["partitions"]
+
+    async def delete_records(
+        self, stream: str, before: Mapping[int, int | Literal["latest"]]
+    ) -> list[ChangedPartition]:
+        """Delete the records below an offset, by partition; "latest": all that are committed. They are served no more,
+        whatever happens to brokers; their bytes go with the segments that hold nothing else. An offset below the first
+        record changes nothing. Returns the partitions, with their `log_start_offset`, when all live replicas know it,
+        or after 3 s: `not_yet` names those that do not.
+
+        Raises UnknownStream, BadRequest, OffsetOutOfRange (above the committed log: nothing was deleted), NoServer.
+        """
+        self._check_open()
+        _check_offsets(before)
+        offsets = {str(number): LATEST if offset == "latest" else offset for number, offset in before.items()}
+        answer = await self._api.call(STREAM_DELETE_RECORDS, stream_name(stream), offsets)
+        return answer["partitions"]
+
+
+def partition_numbers(partitions: Iterable[int]) -> list[int]:
+    """Raises BadRequest."""
+    if isinstance(partitions, (str, bytes)) or not isinstance(partitions, Iterable):
+        raise bad(f"partitions={shown(partitions)} is no list of numbers; give one such as [0, 2]")
+    numbers = [*partitions]
+    if not numbers:
+        raise bad("partitions is empty; name one, or leave it out for all")
+    for number in numbers:
+        check_whole("partition", number, 0, _MOST_PARTITION)
+    return numbers
+
+
+def _check_offsets(before: object) -> None:
+    if not isinstance(before, Mapping) or not before:
+        raise bad(f"before={shown(before)} is no mapping of partitions to offsets; give one such as {{0: 1000}}")
+    for number, offset in before.items():
+        check_whole("partition", number, 0, _MOST_PARTITION)
+        if offset != "latest":
+            check_whole(f"the offset of partition {number}", offset, 0, _MAX_OFFSET)

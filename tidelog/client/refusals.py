@@ -1,0 +1,38 @@
+"""Errors of a producer for records that it does not take, such as those without a key or a partition."""
+
+from __future__ import annotations
+
+from collections.abc import Collection
+
+from tidelog.client.arguments import bad, shown, whole
+from tidelog.client.errors import BadRequest, Closed
+from wire.errors import Code, TidelogError
+from wire.types import StreamName
+
+
+def closed(stream: StreamName) -> TidelogError:
+    return Closed(Code.BAD_REQUEST, f"this producer for {stream!r} is closed; make a new one")
+
+
+def check_partition(partition: int, stream: StreamName, partitions: Collection[int]) -> None:
+    number = whole(partition)
+    if number is None:
+        raise bad(f"partition={shown(partition)} is not a whole number; leave it out, or give one of the stream's")
+    if number not in partitions:
+        known = ", ".join(map(str, partitions))
+        raise bad(f"there is no partition {partition!r} in {stream!r}; it has {known}")
+
+
+def no_key(stream: StreamName) -> BadRequest:
+    """The error of a record without a key: a compacted stream would keep it for ever, beside all of its successors."""
+    return bad(
+        f"stream {stream!r} is compacted (compact=true): it keeps the newest record of each key, and would keep this"
+        " record, which has no key, for ever; give it a key"
+    )
+
+
+def no_partition(stream: StreamName, offset: int) -> BadRequest:
+    return bad(
+        f"expected_offset={offset} is of one partition, and {stream!r} has several; give the record a partition, or a"
+        " key"
+    )
