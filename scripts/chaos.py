@@ -2,6 +2,7 @@
 reordered, never sent, or different on replicas.
 
     scripts/chaos --minutes 3 --interval 5
+    scripts/chaos --groups                                a consumer group reads meanwhile; its members are killed, too
     scripts/chaos --seed 7                                replays a run's choices (broker, time, number)
     scripts/chaos --broken ack-before-commit              must end in FAIL, or the check would not see a loss
 """
@@ -17,8 +18,9 @@ import time
 from pathlib import Path
 
 import tidelog
+from scripts.chaos_groups import chaos_groups
 from scripts.verdict import judge
-from tests.integration.workload import Ledger, acked_load, check, wait_in_sync
+from tests.integration.workload import Ledger, acked_load, check, wait_in_isr, wait_in_sync
 from tidelog.server.devcluster import DevCluster
 
 STREAM = "chaos"
@@ -33,6 +35,7 @@ def arguments() -> argparse.Namespace:
     parser.add_argument("--nodes", type=int, default=3, help="brokers (default 3)")
     parser.add_argument("--partitions", type=int, default=3, help="partitions (default 3)")
     parser.add_argument("--seed", type=int, default=random.randrange(1 << 32), help="replays a run's choices")
+    parser.add_argument("--groups", action="store_true", help="a consumer group reads; members are killed, too")
     parser.add_argument("--broken", choices=["ack-before-commit"], help="run brokers with this rule broken")
     parser.add_argument("--keep", action="store_true", help="keep the data folder and the logs")
     return parser.parse_args()
@@ -89,25 +92,7 @@ class Chaos:
             gap = self._ledger.gap_after(chosen["partition"], moment)
             if gap is not None and victims == [leader]:
                 self.gaps.append(gap)
-        await wait_in_isr(client, self._options.nodes)
-
-
-async def wait_in_isr(client: tidelog.Client, factor: int) -> None:
-    """The next kill finds every replica in sync: a second broker lost meanwhile would only stop all writes."""
-    deadline = time.monotonic() + RECOVERY_TIMEOUT
-    while True:
-        try:
-            description = await client.describe(STREAM)
-        except tidelog.TidelogError as error:
-            if time.monotonic() > deadline:
-                raise
-            print(f"         {error}", flush=True)
-            continue
-        if all(len(p["isr"]) == min(factor, 3) for p in description["partitions"]):
-            return
-        if time.monotonic() > deadline:
-            raise AssertionError(f"not all replicas are back in the ISR after {RECOVERY_TIMEOUT:.0f} s: {description}")
-        await asyncio.sleep(0.05)
+        await wait_in_isr(client, STREAM, self._options.nodes, timeout=RECOVERY_TIMEOUT)
 
 
 async def chaos(cluster: DevCluster, options: argparse.Namespace) -> bool:
@@ -140,6 +125,8 @@ def main() -> int:
     def check_in(folder: Path) -> bool:
         with DevCluster(folder, nodes=options.nodes, port=0, server_command=command) as cluster:
             cluster.wait_ready()
+            if options.groups:
+                return asyncio.run(chaos_groups(cluster, folder, options))
             return asyncio.run(chaos(cluster, options))
 
     return judge("chaos", options, check_in)

@@ -229,6 +229,24 @@ async def assert_nothing_lost(url: str, ledger: Ledger, data_dirs: dict[str, Pat
     return findings
 
 
+async def wait_in_isr(client: tidelog.Client, stream: str, factor: int, *, timeout: float) -> None:
+    """The next kill finds every replica in sync: a second broker lost meanwhile would only stop all writes."""
+    deadline = time.monotonic() + timeout
+    while True:
+        try:
+            description = await client.describe(stream)
+        except tidelog.TidelogError as error:
+            if time.monotonic() > deadline:
+                raise
+            print(f"         {error}", flush=True)
+            continue
+        if all(len(p["isr"]) == min(factor, 3) for p in description["partitions"]):
+            return
+        if time.monotonic() > deadline:
+            raise AssertionError(f"not all replicas are back in the ISR after {timeout:.0f} s: {description}")
+        await asyncio.sleep(0.05)
+
+
 async def wait_in_sync(url: str, stream: str, *, timeout: float = 30.0) -> dict[str, Any]:
     """Until every replica of every partition is in the ISR and at the leader's end, all of it committed.
 
