@@ -11,7 +11,7 @@ Sessions are judged by the coordinator's own clock, with exceptions that keep it
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from typing import Any, Final
 
 from tidelog.groups.cursors import Cursors
@@ -48,11 +48,15 @@ from wire.groups_pb2 import (
     OffsetsRequest,
     OffsetsResponse,
 )
+from wire.internal_streams import GROUPS
 
 BEAT: Final = 1.0
 """Seconds between two looks at the clock, as the next one."""
 LATE: Final = 2.0
 MAX_GROUPS: Final = 5000
+MAX_MEMBERS_OF_ALL: Final = 20_000
+"""Of all groups of one coordinator, as the next one."""
+MAX_OFFSETS_OF_ALL: Final = 500_000
 MAX_COMMITTED: Final = 1000
 """Offsets of one commit."""
 MAX_BYTES: Final = 256 << 10
@@ -230,6 +234,8 @@ class GroupShard:
                 else:
                     touched[group.name] = group
                 try:
+                    if request.kind == HeartbeatRequest.JOIN and request.member not in group.members:
+                        self._check_room("members", (len(g.members) for g in self.groups.values()), MAX_MEMBERS_OF_ALL)
                     member = group.heartbeat(request, token, now, records)
                 finally:
                     self._drop_if_nothing(group)
@@ -261,6 +267,17 @@ class GroupShard:
             group = self.groups[name] = Group(name)
         return group
 
+    def _check_room(self, what: str, counts: Iterable[int], most: int) -> None:
+        """Before one more is kept. Raises TidelogError(LIMIT_REACHED)."""
+        present = sum(counts)
+        if present >= most:
+            raise TidelogError(
+                Code.LIMIT_REACHED,
+                f"the coordinator of {GROUPS.name}/{self._partition} has {present} {what} of groups, the most that it"
+                " keeps; end or delete groups that are not needed",
+                [LIMIT.of(f"group_{what}")],
+            )
+
     def _drop_if_nothing(self, group: Group) -> None:
         if not (group.generation or group.members or group.offsets):
             self.groups.pop(group.name, None)
@@ -276,6 +293,8 @@ class GroupShard:
         group = self._found_or_made(request.group, makes=not request.member) or Group(request.group)
         try:
             group.check_commit(request.member, request.generation, (of for of, _ in checked))
+            if any(of not in group.offsets for of, _ in checked):
+                self._check_room("offsets", (len(g.offsets) for g in self.groups.values()), MAX_OFFSETS_OF_ALL)
             for of, record in checked:
                 group.commit(of, record, records)
         finally:
