@@ -30,8 +30,11 @@ if TYPE_CHECKING:
     from tidelog.client.errors import Closed as Closed
     from tidelog.client.errors import CorruptBatch as CorruptBatch
     from tidelog.client.errors import CorruptEnvelope as CorruptEnvelope
+    from tidelog.client.errors import CursorChanged as CursorChanged
     from tidelog.client.errors import DeliveryTimeout as DeliveryTimeout
     from tidelog.client.errors import DeserializationFailed as DeserializationFailed
+    from tidelog.client.errors import FencedInstance as FencedInstance
+    from tidelog.client.errors import GroupNotEmpty as GroupNotEmpty
     from tidelog.client.errors import IncorrectOffset as IncorrectOffset
     from tidelog.client.errors import LeaderNotMoved as LeaderNotMoved
     from tidelog.client.errors import LimitReached as LimitReached
@@ -40,6 +43,7 @@ if TYPE_CHECKING:
     from tidelog.client.errors import NoKey as NoKey
     from tidelog.client.errors import NoServer as NoServer
     from tidelog.client.errors import NoSpace as NoSpace
+    from tidelog.client.errors import NotAssigned as NotAssigned
     from tidelog.client.errors import NotEnoughReplicas as NotEnoughReplicas
     from tidelog.client.errors import NotPermitted as NotPermitted
     from tidelog.client.errors import OffsetOutOfRange as OffsetOutOfRange
@@ -49,11 +53,16 @@ if TYPE_CHECKING:
     from tidelog.client.errors import ReadOnly as ReadOnly
     from tidelog.client.errors import RecordTooLarge as RecordTooLarge
     from tidelog.client.errors import SerializationFailed as SerializationFailed
+    from tidelog.client.errors import StaleGeneration as StaleGeneration
     from tidelog.client.errors import StreamExists as StreamExists
     from tidelog.client.errors import SubjectTaken as SubjectTaken
+    from tidelog.client.errors import UnknownGroup as UnknownGroup
+    from tidelog.client.errors import UnknownMember as UnknownMember
     from tidelog.client.errors import UnknownStream as UnknownStream
     from tidelog.client.errors import WrongCluster as WrongCluster
     from tidelog.client.errors import WrongIncarnation as WrongIncarnation
+    from tidelog.client.group_consumer import Committed as Committed
+    from tidelog.client.group_consumer import GroupConsumer as GroupConsumer
     from tidelog.client.positions import AtTime as AtTime
     from tidelog.client.producer import Producer as Producer
     from tidelog.client.records import Batch as Batch
@@ -68,10 +77,11 @@ warn_if_hidden("metadata", "dataplane")
 
 _ERRORS = (
     "BadConfig", "BadName", "BadReplicationFactor", "BadRequest", "BadSubject", "BufferFull", "Closed", "CorruptBatch",
-    "CorruptEnvelope", "DeliveryTimeout", "DeserializationFailed", "IncorrectOffset", "LeaderNotMoved", "LimitReached",
-    "LogTruncated", "MessageTooLarge", "NoKey", "NoServer", "NoSpace", "NotEnoughReplicas", "NotPermitted",
-    "OffsetOutOfRange", "OutOfOrderSequence", "Paused", "ProducerFenced", "ReadOnly", "RecordTooLarge",
-    "SerializationFailed", "StreamExists", "SubjectTaken", "UnknownStream", "WrongCluster", "WrongIncarnation",
+    "CorruptEnvelope", "CursorChanged", "DeliveryTimeout", "DeserializationFailed", "FencedInstance", "GroupNotEmpty",
+    "IncorrectOffset", "LeaderNotMoved", "LimitReached", "LogTruncated", "MessageTooLarge", "NoKey", "NoServer",
+    "NoSpace", "NotAssigned", "NotEnoughReplicas", "NotPermitted", "OffsetOutOfRange", "OutOfOrderSequence", "Paused",
+    "ProducerFenced", "ReadOnly", "RecordTooLarge", "SerializationFailed", "StaleGeneration", "StreamExists",
+    "SubjectTaken", "UnknownGroup", "UnknownMember", "UnknownStream", "WrongCluster", "WrongIncarnation",
 )  # fmt: skip
 
 _HOMES = {
@@ -81,7 +91,9 @@ _HOMES = {
     "BatchReceipt": "tidelog.client.records",
     "Client": "tidelog.client.connection",
     "Code": "wire.errors",
+    "Committed": "tidelog.client.group_consumer",
     "Consumer": "tidelog.client.consumer",
+    "GroupConsumer": "tidelog.client.group_consumer",
     "Producer": "tidelog.client.producer",
     "Receipt": "tidelog.client.records",
     "Record": "tidelog.client.records",

@@ -1,5 +1,5 @@
-"""Whatever is fetched, taken, paused and read from elsewhere: each partition hands out its records in order, once, and
-its position is behind the last of them."""
+"""Whatever is fetched, taken, paused, read from elsewhere and given up: each partition hands out its records in order,
+once, its position is behind the last of them, and all but what was handed out last is finished."""
 
 from __future__ import annotations
 
@@ -34,6 +34,8 @@ class FetchedAheadMachine(RuleBasedStateMachine):
         """Offsets of the records that were fetched and not handed out."""
         self.waiting = dict.fromkeys(range(PARTITIONS), 0)
         """Answers added, and not begun or dropped."""
+        self.out: tuple[int, int] | None = None
+        """Partition and offset of the first record that was handed out last."""
         for partition in range(PARTITIONS):
             self.ahead.begin(partition, 0)
 
@@ -55,20 +57,40 @@ class FetchedAheadMachine(RuleBasedStateMachine):
         assert offsets
         assert offsets == self.left[partition][: len(offsets)]
         del self.left[partition][: len(offsets)]
+        self.out = partition, offsets[0]
         assert self.ahead.positions[partition] == offsets[-1] + 1
 
     @rule(count=st.integers(1, 5))
     def take_records(self, count: int) -> None:
+        self.out = None
         head = self.ahead.head()
         if head is None:
             return
         records = list(islice(head.records(), count))
-        self.ahead.last = records[-1]
+        self.ahead.hand_out(records)
         assert [record.value for record in records] == [b"%d" % record.offset for record in records]
         self._handed_out(head.partition, [record.offset for record in records])
 
+    @rule(count=st.integers(1, 5))
+    def iterate(self, count: int) -> None:
+        """One by one: each finishes the one before."""
+        self.out = None
+        head = self.ahead.head()
+        if head is None:
+            return
+        for record in islice(head.records(), count):
+            self.ahead.last = record
+            self._handed_out(head.partition, [record.offset])
+            assert self.ahead.finished[head.partition] == record.offset
+
+    @rule()
+    def finish(self) -> None:
+        self.ahead.finish()
+        self.out = None
+
     @rule()
     def take_batch(self) -> None:
+        self.out = None
         found = self.ahead.take_batch()
         if found is not None:
             self._handed_out(found.partition, found.offsets.tolist())
@@ -78,7 +100,26 @@ class FetchedAheadMachine(RuleBasedStateMachine):
         self.ahead.begin(partition, offset)
         self.fetched[partition] = offset
         self.left[partition].clear()
+        if self.out is not None and self.out[0] == partition:
+            self.out = None
         assert self.begun.count(partition) == self.waiting[partition], "there is room for all that was dropped"
+
+    @rule(partition=NUMBERS)
+    def withhold(self, partition: int) -> None:
+        """What was handed out stays handed out. It is read on from there, which it is not as a rule."""
+        position = self.ahead.positions[partition]
+        self.ahead.withhold(partition)
+        assert self.ahead.positions[partition] == position
+        self.fetched[partition] = position
+        self.left[partition].clear()
+
+    @rule(partition=NUMBERS)
+    def forget(self, partition: int) -> None:
+        self.ahead.forget(partition)
+        assert partition not in self.ahead.positions
+        assert partition not in self.ahead.finished
+        assert partition not in self.ahead.paused
+        self.seek(partition, 7)
 
     @rule(partition=NUMBERS)
     def pause(self, partition: int) -> None:
@@ -93,6 +134,7 @@ class FetchedAheadMachine(RuleBasedStateMachine):
     def take_all(self) -> None:
         while (found := self.ahead.take_batch()) is not None:
             self._handed_out(found.partition, found.offsets.tolist())
+        self.out = None
         assert self.ahead.positions == self.fetched
 
     @invariant()
@@ -101,6 +143,7 @@ class FetchedAheadMachine(RuleBasedStateMachine):
         for partition, position in self.ahead.positions.items():
             assert position <= min(self.left[partition], default=self.fetched[partition])
             assert self.begun.count(partition) <= self.waiting[partition]
+        assert self.ahead.finished == self.ahead.positions | dict([self.out] if self.out is not None else [])
 
 
 TestFetchedAhead = FetchedAheadMachine.TestCase

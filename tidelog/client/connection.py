@@ -19,8 +19,11 @@ from tidelog.client.arguments import (
     check_whole,
 )
 from tidelog.client.consumer import Consumer
+from tidelog.client.coordinator_link import CoordinatorLink
 from tidelog.client.errors import Closed, WrongIncarnation
 from tidelog.client.fetcher import FetchSettings, PartitionFetcher
+from tidelog.client.group_calls import GroupCalls
+from tidelog.client.group_consumer import GroupConsumer
 from tidelog.client.home_loop import HomeLoop
 from tidelog.client.metadata import MetadataCache, StreamMetadata, stream_name
 from tidelog.client.partition_changes import PartitionChanges
@@ -29,7 +32,7 @@ from tidelog.client.positions import Anchor, AtOffset, AtTime, Moment, Position,
 from tidelog.client.producer import Producer
 from tidelog.client.records import K, V
 from tidelog.client.serialization import Deserializers, Serializers
-from tidelog.client.stream_reading import ANSWER_OVERHEAD, OnGap, OnOutOfRange, ReadFrom
+from tidelog.client.stream_reading import ANSWER_OVERHEAD, reading_options
 from wire import operations as op
 from wire.batch import RecordBatch
 from wire.durability import Durability
@@ -46,21 +49,22 @@ class ClosableTransport(Transport, Protocol):
     async def close(self) -> None: ...
 
 
-class Client(PartitionChanges):
+class Client(PartitionChanges, GroupCalls):
     """A connection to a cluster. Make it with `connect`; use it with `async with`, or `await close()` it."""
 
     def __init__(
         self, transport: ClosableTransport, subjects: Subjects, *, server: str, name: str, api_timeout: float = 5.0
     ) -> None:
-        self._transport = transport
+        self._transport: ClosableTransport = transport
         self._subjects = subjects
         self._name = name
         self._api = Api(transport, subjects, server=server, timeout=api_timeout)
         self._metadata = MetadataCache(self._api)
         self._admin = Admin(self._api, self._metadata, subjects)
+        self._link = CoordinatorLink(transport, subjects, self._api)
         self._producers: dict[Producer[Any, Any], None] = {}
         """In the order in which they were made: that is the order in which they hear of a connection."""
-        self._consumers: dict[Consumer[Any, Any], None] = {}
+        self._consumers: dict[Consumer[Any, Any] | GroupConsumer[Any, Any], None] = {}
         self._numbers = count(time.time_ns() % 1021)
         self._latest: dict[tuple[int, int], int] = {}
         """(stream incarnation, partition) -> the largest "latest" answered so far, which never goes back."""
@@ -331,18 +335,7 @@ class Client(PartitionChanges):
         record; the position stays at it.
         """
         self._check_open()
-        try:
-            source = ReadFrom(read_from)
-        except ValueError:
-            raise bad(f"read_from={read_from!r} is none of 'leader' and 'follower'") from None
-        try:
-            gap = None if on_gap is None else OnGap(on_gap)
-        except ValueError:
-            raise bad(f"on_gap={on_gap!r} is none of 'raise' and 'skip'") from None
-        try:
-            reset = None if on_out_of_range is None else OnOutOfRange(on_out_of_range)
-        except ValueError:
-            raise bad(f"on_out_of_range={on_out_of_range!r} is none of 'earliest', 'latest' and 'fail'") from None
+        source, gap, reset = reading_options(read_from, on_gap, on_out_of_range)
         if isinstance(partitions, (str, bytes)) or not isinstance(partitions, (Iterable, NoneType)):
             raise bad(f"partitions={partitions!r} is no list of partitions, such as [0, 2]")
         check_whole("max_bytes", max_bytes, 1, 1 << 30)

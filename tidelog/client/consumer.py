@@ -183,7 +183,7 @@ class Consumer(Generic[K, V]):
         except DeserializationFailed:
             if not records:
                 raise  # else the next call raises it, once those before it are taken
-        self._ahead.last = records[-1]
+        self._ahead.hand_out(records)
         return records
 
     async def seek(self, partition: int, position: str | int | datetime | AtTime) -> None:

@@ -1,14 +1,14 @@
 """Answers of a consumer's partitions that are fetched and not handed out yet, and the positions that this makes.
 
 Answers are handed out in order of arrival: each partition keeps its order, and none waits for another. Those of a
-paused partition are passed over until it is resumed. Pure; records leave one by one or as whole batches, in any
-mixture.
+paused partition are passed over until it is resumed. What was handed out counts as finished when more is asked for.
+Pure; records leave one by one or as whole batches, in any mixture.
 """
 
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any, TypeAlias
 
@@ -96,14 +96,31 @@ class FetchedAhead:
         self.paused: frozenset[int] = frozenset()
         self.last: Record[Any, Any] | None = None
         """The newest record that was handed out singly since `head`."""
+        self._out: tuple[int, int] | None = None
+        """Partition and offset of the oldest record that was handed out since `head`, where it is not `last`."""
         self.is_changed = False
         """Since `head`, partitions were paused, resumed, or read from elsewhere: ask for the head again."""
 
     @property
     def positions(self) -> dict[int, int]:
         positions = dict(self._positions)
-        if self.last is not None:
+        if self.last is not None and self.last.partition in positions:
             positions[self.last.partition] = self.last.offset + 1
+        return positions
+
+    @property
+    def unfinished(self) -> tuple[int, int] | None:
+        """Partition and offset of the oldest record that was handed out and is not finished."""
+        if self._out is not None or self.last is None:
+            return self._out
+        return self.last.partition, self.last.offset
+
+    @property
+    def finished(self) -> dict[int, int]:
+        """As `positions`, of what is finished."""
+        positions = self.positions
+        if (unfinished := self.unfinished) is not None and unfinished[0] in positions:
+            positions[unfinished[0]] = unfinished[1]
         return positions
 
     @property
@@ -113,13 +130,25 @@ class FetchedAhead:
 
     def begin(self, partition: int, position: int) -> None:
         """The partition is read from `position` on. What was fetched elsewhere in it is dropped."""
+        self.withhold(partition)
+        self._forget_unfinished(partition)
+        self._positions[partition] = position
+
+    def withhold(self, partition: int) -> None:
+        """Drop what was fetched of the partition. Its position is known until `forget`."""
         self._settle()
         for answer in [answer for answer in self._ready if answer.partition == partition]:
             self._ready.remove(answer)
             if not answer.is_begun:
                 self._on_begun(partition)
-        self._positions[partition] = position
         self.is_changed = True
+
+    def forget(self, partition: int) -> None:
+        """The partition is not read any more."""
+        self.withhold(partition)
+        self._forget_unfinished(partition)
+        self._positions.pop(partition, None)
+        self.paused -= {partition}
 
     def add(self, partition: int, answer: Answer) -> None:
         self._ready.append(Head(self._stream, partition, answer, self._read))
@@ -139,7 +168,7 @@ class FetchedAhead:
     def head(self) -> Head | None:
         """The answer to hand out from, with a batch left; None: there is none. Whoever asks has handed out what was
         taken before."""
-        self._settle()
+        self.finish()
         self.is_changed = False
         for _ in range(len(self._ready)):
             answer = next((ready for ready in self._ready if ready.partition not in self.paused), None)
@@ -154,6 +183,11 @@ class FetchedAhead:
             self._ready.remove(answer)
         return None
 
+    def hand_out(self, records: Sequence[Record[Any, Any]]) -> None:
+        """These, of the head, are handed out together."""
+        self.last = records[-1]
+        self._out = records[0].partition, records[0].offset
+
     def take_batch(self) -> Batch | None:
         """What is left of the next batch; it counts as handed out."""
         head = self.head()
@@ -161,10 +195,22 @@ class FetchedAhead:
             return None
         batch = head.take_batch(self._positions[head.partition])
         self._positions[batch.partition] = int(batch.offsets[-1]) + 1
+        self._out = batch.partition, int(batch.offsets[0])
         return batch
 
+    def finish(self) -> None:
+        """All that was handed out is finished."""
+        self._settle()
+        self._out = None
+
     def _settle(self) -> None:
+        unfinished = self.unfinished
         last, self.last = self.last, None
-        if last is not None and self._head is not None:
+        if last is not None and self._head is not None and last.partition in self._positions:
             self._positions[last.partition] = last.offset + 1
             self._head.handed_out(last)
+            self._out = unfinished
+
+    def _forget_unfinished(self, partition: int) -> None:
+        if self._out is not None and self._out[0] == partition:
+            self._out = None

@@ -129,7 +129,8 @@ class PartitionFetcher:
         """Exclusive end of the committed log, as answers have told it."""
         self._start = start
         self._stop_wanted: Anchor | AtTime | None = None if stop is None or isinstance(stop, AtOffset) else stop
-        self._settings = settings
+        self.settings = settings
+        """May be replaced while reading: the next request is made by them."""
         self._cluster_id = cluster_id
         self._stream_incarnation = stream_incarnation
         self._partition_incarnation = partition_incarnation
@@ -168,17 +169,17 @@ class PartitionFetcher:
             # start.
             self._asked = "stop"
             _set_position(request, stop)
-            return Ask(request, self._settings.max_wait + self._grace)
+            return Ask(request, self.settings.max_wait + self._grace)
         if self.position is None:
             self._asked = "start"
             _set_position(request, self._start)
-            return Ask(request, self._settings.max_wait + self._grace)
+            return Ask(request, self.settings.max_wait + self._grace)
         self._asked = "records"
-        wait = self._settings.max_wait
+        wait = self.settings.max_wait
         if isinstance(stop, AtTime):
             wait = max(min(wait, (stop.timestamp_ns - clock_ns) / 1e9), 0.001)
         request.offset = self.position
-        request.max_bytes = self._settings.max_bytes
+        request.max_bytes = self.settings.max_bytes
         request.max_wait_ms = max(int(wait * 1000), 1)
         request.last_record_epoch = self._last_record_epoch
         if self.followers is not None:
@@ -326,11 +327,11 @@ class PartitionFetcher:
 
     @property
     def _grace(self) -> float:
-        return min(self._settings.grace * 2.0 ** min(self._lost, 10), self._settings.grace_max)
+        return min(self.settings.grace * 2.0 ** min(self._lost, 10), self.settings.grace_max)
 
     def _back_off(self) -> float:
         self._setbacks += 1
-        return min(self._settings.backoff * 1.5 ** min(self._setbacks, 20), self._settings.backoff_max)
+        return min(self.settings.backoff * 1.5 ** min(self._setbacks, 20), self.settings.backoff_max)
 
 
 def _set_position(request: FetchRequest, position: Position) -> None:

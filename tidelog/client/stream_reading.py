@@ -1,4 +1,8 @@
-"""What a consumer reads: one task per partition looks its position up, and then fetches ahead of the caller."""
+"""What a consumer reads: one task per partition looks its position up, and then fetches ahead of the caller.
+
+A plain consumer begins with all of its partitions (`begin`). For a member of a group, partitions come (`add`) and go
+(`cease`, `remove`) while the others are read on.
+"""
 
 from __future__ import annotations
 
@@ -9,6 +13,7 @@ from dataclasses import replace
 from enum import Enum
 from typing import cast
 
+from tidelog.client.arguments import bad
 from tidelog.client.errors import Closed, OffsetOutOfRange
 from tidelog.client.fetched_ahead import FetchedAhead, Read
 from tidelog.client.fetcher import FetchSettings, PartitionFetcher
@@ -60,6 +65,25 @@ class OnOutOfRange(Enum):
     """OffsetOutOfRange."""
 
 
+def reading_options(
+    read_from: str, on_gap: str | None, on_out_of_range: str | None
+) -> tuple[ReadFrom, OnGap | None, OnOutOfRange | None]:
+    """As programs spell them. Raises BadRequest."""
+    try:
+        source = ReadFrom(read_from)
+    except ValueError:
+        raise bad(f"read_from={read_from!r} is none of 'leader' and 'follower'") from None
+    try:
+        gap = None if on_gap is None else OnGap(on_gap)
+    except ValueError:
+        raise bad(f"on_gap={on_gap!r} is none of 'raise' and 'skip'") from None
+    try:
+        reset = None if on_out_of_range is None else OnOutOfRange(on_out_of_range)
+    except ValueError:
+        raise bad(f"on_out_of_range={on_out_of_range!r} is none of 'earliest', 'latest' and 'fail'") from None
+    return source, gap, reset
+
+
 class StreamReading:
     """Answers go into `ahead`, and `progress` is set when there is something new to see."""
 
@@ -77,20 +101,23 @@ class StreamReading:
         on_out_of_range: OnOutOfRange | None,
         spread: int,
         read: Read = iter,
+        progress: asyncio.Event | None = None,
     ) -> None:
-        """As those of `Consumer`; `read` makes the records that it hands out."""
+        """As those of `Consumer`; `read` makes the records that it hands out. `progress`: shared with other
+        readings."""
         self._transport = transport
         self._subjects = subjects
         self._metadata = metadata
         self._stream = stream
         self._prefetch_bytes = prefetch_bytes
         self._settings = settings
+        self._most_bytes = settings.max_bytes
         self._read_from = read_from
         self._on_gap = on_gap
         self._on_out_of_range = on_out_of_range
         self._spread = spread
         self.ahead = FetchedAhead(stream, lambda partition: self._room[partition].release(), read)
-        self.progress = asyncio.Event()
+        self.progress = asyncio.Event() if progress is None else progress
         self.readers: dict[int, PartitionReader] = {}
         self.failures: dict[int | None, BaseException] = {}
         """Why a partition cannot be read on; None: the whole stream."""
@@ -98,6 +125,8 @@ class StreamReading:
         self._stops: Mapping[int, Position] = {}
         self._tasks: dict[int, asyncio.Task[None]] = {}
         """Which fetch, by partition."""
+        self._ended: set[asyncio.Task[None]] = set()
+        """Which have been told to end."""
         self._looking_up: set[asyncio.Task[None]] = set()
         """Which look positions up."""
         self._refresh_task: asyncio.Task[None] | None = None
@@ -128,15 +157,47 @@ class StreamReading:
         layout = self._layout = await self._metadata.refresh(self._stream)
         starts = await self._within(layout, start_positions(start, partitions, layout.partitions))
         self._stops = stops = stop_positions(stop, starts)
-        room = self._transport.max_payload - ANSWER_OVERHEAD
-        share = max(self._prefetch_bytes // (AHEAD * len(starts)), MIN_ANSWER_BYTES)
-        self._settings = replace(self._settings, max_bytes=min(self._settings.max_bytes, share, room))
+        self.share_prefetch(len(starts))
         for partition, position in starts.items():
             self.readers[partition] = self._reader(layout, partition, position, stops.get(partition))
         await self._look_up(self.readers.values())
         self._check_within(starts, stops, is_for_each=isinstance(start, Mapping))
         for partition, reader in self.readers.items():
             self._fetch_from(partition, reader)
+
+    async def add(self, partition: int, start: Position, stream: StreamMetadata) -> None:
+        """Read this partition too; the stream is that life of it which is read already. Returns once its start is
+        known. Raises as `seek`."""
+        self._layout = stream
+        (position,) = (await self._within(stream, {partition: start})).values()
+        reader = self._reader(stream, partition, position, None)
+        await self._look_up([reader])
+        self.check_open()
+        self._fetch_from(partition, reader)
+
+    def cease(self, partition: int) -> None:
+        """Fetch no more of the partition, and hand out nothing more of it. Its position is known until `remove`."""
+        task = self._tasks.pop(partition, None)
+        if task is not None:
+            task.cancel()
+            self._ended.add(task)
+            task.add_done_callback(self._ended.discard)
+        self.ahead.withhold(partition)
+
+    def remove(self, partition: int) -> None:
+        self.cease(partition)
+        self.ahead.forget(partition)
+        self.readers.pop(partition, None)
+        self._room.pop(partition, None)
+        self.failures.pop(partition, None)
+
+    def share_prefetch(self, partitions: int) -> None:
+        """`prefetch_bytes` are for so many partitions together."""
+        room = self._transport.max_payload - ANSWER_OVERHEAD
+        share = max(self._prefetch_bytes // (AHEAD * partitions), MIN_ANSWER_BYTES)
+        self._settings = replace(self._settings, max_bytes=min(self._most_bytes, share, room))
+        for reader in self.readers.values():
+            reader.fetcher.settings = self._settings
 
     async def _look_up(self, readers: Iterable[PartitionReader]) -> None:
         """Returns once the starts and stops of `readers` are known."""
@@ -258,9 +319,10 @@ class StreamReading:
             reader = self._reader(layout, partition, start, stop)
             await self._look_up([reader])
             reader.missed = old.missed
-            self._tasks[partition].cancel()
-            await asyncio.wait((self._tasks[partition],))
             self.check_open()
+            if self.readers.get(partition) is not old or partition not in self._tasks:
+                raise bad(f"partition {old.fetcher.name} is not read any more; it was taken away while seek waited")
+            self.cease(partition)
             self.failures.pop(partition, None)
             self._fetch_from(partition, reader)
 
@@ -269,6 +331,7 @@ class StreamReading:
         tasks = [
             *self._looking_up,
             *self._tasks.values(),
+            *self._ended,
             *([self._refresh_task] if self._refresh_task is not None else []),
         ]
         for task in tasks:
@@ -323,5 +386,6 @@ class StreamReading:
     def _fail(self, error: BaseException, partition: int | None = None) -> None:
         self.failures.setdefault(partition, error)
         self.progress.set()
-        for task in self._looking_up:
-            task.cancel()
+        if partition is None:
+            for task in self._looking_up:
+                task.cancel()

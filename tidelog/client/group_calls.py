@@ -1,0 +1,131 @@
+"""What programs and operators ask of consumer groups: a part of the client."""
+
+from __future__ import annotations
+
+import asyncio
+from abc import ABC, abstractmethod
+from collections.abc import Callable, Iterable, Iterator
+from typing import Any, Literal
+
+from tidelog.client.api import Api
+from tidelog.client.arguments import check_number, check_whole
+from tidelog.client.consumer import Consumer
+from tidelog.client.coordinator_link import CoordinatorLink
+from tidelog.client.fetcher import FetchSettings
+from tidelog.client.group_consumer import GroupConsumer
+from tidelog.client.metadata import MetadataCache
+from tidelog.client.records import K, V
+from tidelog.client.serialization import Deserializers
+from tidelog.client.stream_reading import StreamReading, reading_options
+from tidelog.client.subscription import Listener, checked_listeners, group_start, member_settings
+from wire import operations as op
+from wire.subjects import Subjects
+from wire.transport import Transport
+from wire.types import StreamName
+
+
+class GroupCalls(ABC):
+    _api: Api
+    _consumers: dict[Consumer[Any, Any] | GroupConsumer[Any, Any], None]
+    _link: CoordinatorLink
+    _metadata: MetadataCache
+    _name: str
+    _numbers: Iterator[int]
+    _subjects: Subjects
+    _transport: Transport
+
+    @abstractmethod
+    def _check_open(self) -> None: ...
+
+    def subscribe(
+        self,
+        streams: str | Iterable[str] = (),
+        *,
+        group: str,
+        patterns: str | Iterable[str] = (),
+        instance_id: str | None = None,
+        start: Literal["earliest", "latest", "new"] = "earliest",
+        auto_commit: bool = True,
+        auto_commit_interval: float = 5.0,
+        session_timeout: float = 45.0,
+        rebalance_timeout: float = 60.0,
+        max_poll_interval: float = 300.0,
+        on_assigned: Listener | None = None,
+        on_revoked: Listener | None = None,
+        on_lost: Listener | None = None,
+        max_bytes: int = 1 << 20,
+        prefetch_bytes: int = 16 << 20,
+        read_from: Literal["leader", "follower"] = "leader",
+        on_gap: Literal["raise", "skip"] = "skip",
+        on_out_of_range: Literal["earliest", "latest", "fail"] = "earliest",
+        key_deserializer: Callable[[bytes], K] | None = None,
+        value_deserializer: Callable[[bytes], V] | None = None,
+    ) -> GroupConsumer[K, V]:
+        """A member of a consumer group, which shares the partitions of these streams with the group's other members.
+
+        `patterns`: also streams whose names match, with `*` for any characters and `?` for one; new ones are found.
+        `instance_id`: a name that this member keeps when it is started anew; then its partitions wait for it until its
+        session ends, and nothing is moved. `start`: where a partition begins of which the group has committed nothing,
+        spelled as in `consume`. `auto_commit`: what is finished is committed every `auto_commit_interval` seconds, when
+        partitions go, and at the end; else by `commit` alone. `session_timeout`: seconds after which a member that is
+        not heard is removed; `rebalance_timeout`: seconds that it has to finish what it holds of a partition that goes
+        to another member; `max_poll_interval`: seconds between two calls for records after which it leaves the group.
+        `on_assigned`, `on_revoked`, `on_lost`: functions or coroutine functions that are called with a set of (stream,
+        partition): before they are read; when they go, with a last chance to commit; and when others may have them
+        already. `on_gap`: retention has removed the next records; `on_out_of_range`: a committed offset lies outside of
+        the log. Both tell it in the log. The other options are those of `consume`.
+        """
+        self._check_open()
+        settings = member_settings(
+            group=group,
+            streams=streams,
+            patterns=patterns,
+            instance_id=instance_id,
+            client=self._name,
+            session_timeout=session_timeout,
+            rebalance_timeout=rebalance_timeout,
+            max_poll_interval=max_poll_interval,
+        )
+        listeners = checked_listeners(on_assigned=on_assigned, on_revoked=on_revoked, on_lost=on_lost)
+        check_number("auto_commit_interval", auto_commit_interval, 0.01, 3600)
+        check_whole("max_bytes", max_bytes, 1, 1 << 30)
+        check_whole("prefetch_bytes", prefetch_bytes, 1, 1 << 40)
+        source, gap, reset = reading_options(read_from, on_gap, on_out_of_range)
+        number = next(self._numbers)
+        deserializers = Deserializers(key_deserializer, value_deserializer)
+
+        def make_reading(stream: StreamName, progress: asyncio.Event) -> StreamReading:
+            return StreamReading(
+                self._transport,
+                self._subjects,
+                self._metadata,
+                stream,
+                prefetch_bytes=prefetch_bytes,
+                settings=FetchSettings(max_bytes=max_bytes),
+                read_from=source,
+                on_gap=gap,
+                on_out_of_range=reset,
+                spread=number,
+                read=deserializers.read,
+                progress=progress,
+            )
+
+        consumer: GroupConsumer[K, V] = GroupConsumer(
+            self._transport,
+            self._subjects,
+            self._metadata,
+            self._link,
+            settings=settings,
+            start=group_start(start),
+            auto_commit_interval=auto_commit_interval if auto_commit else None,
+            listeners=listeners,
+            make_reading=make_reading,
+            on_closed=lambda closed: self._consumers.pop(closed, None),
+        )
+        self._consumers[consumer] = None
+        return consumer
+
+    async def describe_group(self, group: str) -> op.GroupDescription:
+        """Members, their partitions, and what is committed. Raises UnknownGroup, NoServer."""
+        self._check_open()
+        return await self._api.call(op.GROUP_DESCRIBE, group)

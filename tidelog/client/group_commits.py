@@ -1,0 +1,119 @@
+"""Commits of a member of a group: one at a time, so that an older one never overtakes a newer one."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections.abc import Collection, Iterable, Mapping
+from typing import NamedTuple
+
+from tidelog.client.coordinator_link import CoordinatorLink
+from tidelog.client.errors import NoServer
+from tidelog.client.group_session import GroupSession
+from wire.errors import Code, TidelogError
+from wire.groups import COMMIT, OFFSETS, StreamPartition, to_stream_partitions
+from wire.groups_pb2 import CommitRequest, CommitResponse, CommittedOffset, OffsetsRequest, OffsetsResponse
+
+_log = logging.getLogger(__name__)
+
+COMMIT_TIMEOUT = 30.0
+"""Seconds that a commit may take, with all its repetitions."""
+
+
+class Mark(NamedTuple):
+    """What is to be committed of a partition."""
+
+    offset: int
+    partition_incarnation: int
+
+
+class GroupCommits:
+    def __init__(self, link: CoordinatorLink, session: GroupSession, group: str) -> None:
+        self._link = link
+        self._session = session
+        self._group = group
+        self._one_at_a_time = asyncio.Lock()
+        self._committed: dict[StreamPartition, int] = {}
+        """Offsets that are committed as far as this member knows, of the partitions that it has."""
+
+    def know(self, of: StreamPartition, offset: int) -> None:
+        """It is committed."""
+        self._committed[of] = offset
+
+    def forget(self, partitions: Iterable[StreamPartition]) -> None:
+        """They are not this member's any more."""
+        for of in partitions:
+            self._committed.pop(of, None)
+
+    def is_new(self, of: StreamPartition, offset: int) -> bool:
+        return self._committed.get(of) != offset
+
+    async def fetch(self, partitions: Collection[StreamPartition], timeout: float) -> list[CommittedOffset]:
+        """What is committed, -1 for nothing. Raises typed errors."""
+        request = OffsetsRequest(
+            group=self._group,
+            partitions=to_stream_partitions(partitions),
+            cluster_id=await self._link.cluster_id(),
+        )
+        answer = await self._link.ask(OFFSETS, self._group, request, OffsetsResponse, timeout=timeout)
+        return [*answer.offsets]
+
+    async def commit(
+        self, marks: Mapping[StreamPartition, Mark], metadata: str = "", timeout: float = COMMIT_TIMEOUT
+    ) -> None:
+        """Returns when it is committed on the in-sync replicas. Raises NotAssigned, UnknownMember, NoServer, and what
+        has ended the membership; nothing or everything is committed."""
+        if not marks:
+            return
+        async with self._one_at_a_time:
+            try:
+                async with asyncio.timeout(timeout):
+                    await self._commit(marks, metadata, timeout)
+            except TimeoutError:
+                raise NoServer(
+                    Code.UNAVAILABLE, f"a commit of group {self._group!r} was not answered within {timeout:g} s"
+                ) from None
+        for of, mark in marks.items():
+            self._committed[of] = mark.offset
+
+    async def try_to_commit(self, marks: Mapping[StreamPartition, Mark], timeout: float) -> None:
+        """A failure is logged."""
+        try:
+            await self.commit(marks, timeout=timeout)
+        except TidelogError as error:
+            _log.warning("group %r: a commit failed, so that records may be read again: %s", self._group, error.message)
+
+    async def _commit(self, marks: Mapping[StreamPartition, Mark], metadata: str, timeout: float) -> None:
+        session = self._session
+        life = session.member_id
+        request = CommitRequest(
+            group=self._group, member=life, offsets=_offsets(marks, metadata), cluster_id=await self._link.cluster_id()
+        )
+        while True:
+            session.check_member(life)
+            request.generation = session.generation
+            try:
+                await self._link.ask(COMMIT, self._group, request, CommitResponse, timeout=timeout)
+            except TidelogError as error:
+                if error.code is Code.UNKNOWN_MEMBER:
+                    session.hurry()
+                if error.code is not Code.STALE_GENERATION:
+                    raise
+                if session.generation == request.generation:
+                    await session.answered()
+            else:
+                return
+
+
+def _offsets(marks: Mapping[StreamPartition, Mark], metadata: str) -> list[CommittedOffset]:
+    return [
+        CommittedOffset(
+            stream=of.stream,
+            incarnation=of.incarnation,
+            partition=of.partition,
+            partition_incarnation=mark.partition_incarnation,
+            offset=mark.offset,
+            metadata=metadata,
+        )
+        for of, mark in sorted(marks.items())
+    ]

@@ -1,0 +1,433 @@
+"""A member of a consumer group: records of the partitions that the group's coordinator assigns to it, and commits.
+
+    async with client.subscribe(["orders", "returns"], group="billing") as consumer:
+        async for record in consumer:
+            ...
+
+What was handed out counts as finished when the program asks for more, or commits, or leaves `async with` without an
+exception. Automatic commits are of what is finished only, so that a record is read again rather than left out.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator, Callable, Iterable, Mapping
+from dataclasses import replace
+from datetime import UTC, datetime, timedelta
+from itertools import islice
+from types import TracebackType
+from typing import Generic, NamedTuple, Self
+
+from tidelog.client.arguments import bad, check_number, check_text, check_whole, shown, whole
+from tidelog.client.consumer import MOST_SECONDS
+from tidelog.client.coordinator_link import CoordinatorLink
+from tidelog.client.errors import Closed, DeserializationFailed
+from tidelog.client.fetched_ahead import Head
+from tidelog.client.group_commits import COMMIT_TIMEOUT, GroupCommits
+from tidelog.client.group_partitions import GroupPartitions
+from tidelog.client.group_reading import GroupReading
+from tidelog.client.group_session import GroupSession, session_clock
+from tidelog.client.home_loop import HomeLoop
+from tidelog.client.membership import MemberSettings
+from tidelog.client.metadata import MetadataCache
+from tidelog.client.positions import Anchor, AtTime
+from tidelog.client.records import Batch, K, Record, V
+from tidelog.client.stream_reading import StreamReading
+from tidelog.client.subscription import Listeners, Name
+from wire.errors import Code
+from wire.groups import StreamPartition
+from wire.subjects import Subjects
+from wire.transport import Transport
+from wire.types import StreamName
+
+_BREATH = 0.02
+"""Seconds after which a program that takes records without waiting lets the event loop work: heartbeats leave then."""
+_CLOSE_TIMEOUT = 10.0
+"""Seconds for the last commit."""
+_MAX_OFFSET = (1 << 63) - 1
+_EPOCH = datetime(1970, 1, 1, tzinfo=UTC)
+
+
+class Committed(NamedTuple):
+    """What a group has committed of a partition."""
+
+    offset: int
+    """The next one to read."""
+    metadata: str
+    """The committer's own text."""
+    timestamp: int
+    """Of the commit, ns since 1970."""
+
+    @property
+    def time(self) -> datetime:
+        """`timestamp` in UTC, cut to microseconds."""
+        return _EPOCH + timedelta(microseconds=self.timestamp // 1000)
+
+
+class GroupConsumer(Generic[K, V]):
+    """Reads the partitions that the coordinator of its group assigns to it. Make it with `Client.subscribe`, and use it
+    with `async with`.
+
+    Partitions are named (stream, partition). They come and go while records are taken: `on_assigned` and `on_revoked`
+    tell, and `on_lost` where others may have them already. Those that stay are read on meanwhile. Records are for one
+    task at a time.
+
+    It goes on through changes of leaders and of the coordinator, and lost connections. Raised where records are taken:
+    what ends its membership (FencedInstance, NotPermitted); UnknownMember once after `max_poll_interval` without a
+    call; what keeps a partition from being read (OffsetOutOfRange, LogTruncated, CorruptBatch); DeserializationFailed,
+    with the position at the record that it is about; and what `on_assigned`, `on_revoked` and `on_lost` have raised.
+    """
+
+    def __init__(
+        self,
+        transport: Transport,
+        subjects: Subjects,
+        metadata: MetadataCache,
+        link: CoordinatorLink,
+        *,
+        settings: MemberSettings,
+        start: Anchor,
+        auto_commit_interval: float | None,
+        listeners: Listeners,
+        make_reading: Callable[[StreamName, asyncio.Event], StreamReading],
+        on_closed: Callable[[GroupConsumer[K, V]], object],
+        clock: Callable[[], float] = session_clock,
+    ) -> None:
+        """`auto_commit_interval` None: commits are the program's."""
+        self.group = settings.group
+        self._settings = settings
+        self._transport = transport
+        self._subjects = subjects
+        self._metadata = metadata
+        self._link = link
+        self._auto_commit_interval = auto_commit_interval
+        self._on_closed = on_closed
+        self._clock = clock
+        self._reading = GroupReading(make_reading)
+        self._partitions = GroupPartitions(
+            self._reading,
+            metadata,
+            start=start,
+            auto_commit=auto_commit_interval is not None,
+            commit_timeout=min(COMMIT_TIMEOUT, settings.rebalance_timeout / 2),
+            listeners=listeners,
+        )
+        self._session: GroupSession | None = None
+        self._commits: GroupCommits | None = None
+        self._committing: asyncio.Task[None] | None = None
+        self._starting = asyncio.Lock()
+        self._closing = asyncio.Lock()
+        self._breathed = 0.0
+        """When the event loop has worked last."""
+        self._look_at = 0.0
+        """When an iteration is to ask for the head again."""
+        self._is_closed = False
+        self._home = HomeLoop(f"this consumer of group {self.group!r}")
+
+    async def __aenter__(self) -> Self:
+        await self.start()
+        return self
+
+    async def __aexit__(
+        self, exc_type: type[BaseException] | None, exc: BaseException | None, traceback: TracebackType | None
+    ) -> None:
+        if exc_type is None:
+            self._reading.finish()
+        await self._close()
+        if exc_type is None:
+            self._partitions.listeners.raise_raised()
+
+    async def __aiter__(self) -> AsyncIterator[Record[K, V]]:
+        clock = self._clock
+        while (found := await self._head()) is not None:
+            reading, head = found
+            ahead = reading.ahead
+            for record in head.records():
+                ahead.last = record
+                yield record
+                if ahead.is_changed or clock() >= self._look_at:
+                    break
+
+    @property
+    def member_id(self) -> str:
+        """Of this member's present life; empty before it has begun."""
+        return "" if self._session is None else self._session.member_id
+
+    @property
+    def generation(self) -> int:
+        """Of the group, that this member has reached; it grows with each change of the group."""
+        return 0 if self._session is None else self._session.generation
+
+    @property
+    def assignment(self) -> frozenset[Name]:
+        """The partitions that are read, or are about to be."""
+        return _names(self._partitions.assignment)
+
+    @property
+    def positions(self) -> Mapping[Name, int]:
+        """Per partition read, the offset after the last record that was handed out, or where reading begins."""
+        return _by_name(self._reading.positions)
+
+    @property
+    def lag(self) -> Mapping[Name, int]:
+        """Per partition read, the committed records from its position on, as of the newest answer of a broker."""
+        ends = self._reading.committed_ends
+        return _by_name({of: max(ends.get(of, 0) - offset, 0) for of, offset in self._reading.positions.items()})
+
+    @property
+    def missed(self) -> Mapping[Name, int]:
+        """Per partition read, the number of records that retention removed before they were read (see `on_gap`)."""
+        return _by_name(self._reading.missed)
+
+    @property
+    def paused(self) -> frozenset[Name]:
+        """The partitions that `pause` has named, and that are read."""
+        return _names(self._reading.paused)
+
+    def position(self, stream: str, partition: int) -> int:
+        """As `positions`, of one partition."""
+        of = self._partitions.found(_checked((stream, partition)))
+        positions = self._reading.positions
+        if of not in positions:
+            raise bad(f"where {of} begins is not known yet; take records first, or ask again")
+        return positions[of]
+
+    async def start(self) -> None:
+        """Join the group. Iterating and taking records do this.
+
+        Raises NoServer when no coordinator answers, BadRequest, NotPermitted.
+        """
+        async with self._starting:
+            self._check_open()
+            if self._session is not None:
+                return
+            settings = replace(self._settings, cluster_id=await self._link.cluster_id())
+            session = self._session = GroupSession(
+                self._transport,
+                self._subjects,
+                self._link,
+                settings,
+                holder=self._partitions,
+                on_change=self._reading.progress.set,
+                clock=self._clock,
+            )
+            self._commits = GroupCommits(self._link, session, self.group)
+            self._partitions.serve(session, self._commits)
+            try:
+                await session.join()
+            except BaseException:
+                await self._close()
+                raise
+            if self._auto_commit_interval is not None:
+                self._committing = asyncio.create_task(self._commit_again_and_again(self._auto_commit_interval))
+
+    async def getone(self, timeout: float | None = None) -> Record[K, V] | None:
+        """The next record; None after `timeout` seconds without one (0: none is here; None: wait for one)."""
+        records = await self.getmany(1, timeout)
+        return records[0] if records else None
+
+    async def getmany(self, max_records: int = 500, timeout: float | None = None) -> list[Record[K, V]]:
+        """The next records of one partition, `max_records` at most: those that are here, or else the first that come.
+        Empty as `getone` gives None.
+        """
+        check_whole("max_records", max_records, 1, 1 << 31)
+        if timeout is not None:
+            check_number("timeout", timeout, 0, MOST_SECONDS)
+        found = await self._head(timeout)
+        if found is None:
+            return []
+        reading, head = found
+        records: list[Record[K, V]] = []
+        try:
+            records.extend(islice(head.records(), max_records))
+        except DeserializationFailed:
+            if not records:
+                raise  # else the next call raises it, once those before it are taken
+        reading.ahead.hand_out(records)
+        return records
+
+    async def batches(self) -> AsyncIterator[Batch]:
+        """Batches of columns instead of single records."""
+        while (found := await self._head()) is not None:
+            batch = found[0].ahead.take_batch()
+            assert batch is not None
+            yield batch
+
+    async def commit(self, offsets: Mapping[Name, int] | None = None, metadata: str = "") -> None:
+        """Commit {(stream, partition): the next offset to read}. None: all that was handed out, which is finished with
+        this call. Returns when the in-sync replicas have it. `metadata`: a text of your own, which `committed` tells.
+
+        Raises NotAssigned (a partition is another member's; nothing is committed), UnknownMember (this member was
+        removed, and joins anew), NoServer.
+        """
+        check_text("metadata", metadata, "")
+        await self.start()
+        assert self._commits is not None
+        if offsets is None:
+            self._reading.finish()
+            marks = self._partitions.marks(again=bool(metadata))
+        else:
+            marks = await self._partitions.given_marks(_offsets(offsets))
+        await self._commits.commit(marks, metadata)
+
+    async def committed(self, partitions: Iterable[Name] | None = None) -> dict[Name, Committed]:
+        """What the group has committed of these partitions (None: of those assigned to this member); those of which
+        nothing is committed are left out. Raises UnknownStream, NoServer."""
+        await self.start()
+        assert self._commits is not None
+        named = None if partitions is None else [await self._life(name) for name in partitions]
+        wanted = {*(self._partitions.owned if named is None else named)}
+        found = [] if not wanted else await self._commits.fetch(wanted, COMMIT_TIMEOUT)
+        return {
+            (one.stream, one.partition): Committed(one.offset, one.metadata, one.committed_at)
+            for one in found
+            if one.offset >= 0
+        }
+
+    async def seek(self, stream: str, partition: int, position: str | int | datetime | AtTime) -> None:
+        """The next record of the partition is the one at `position`, spelled as the start of `Client.consume`. In
+        `on_assigned`, it is where reading begins.
+
+        Raises as `Client.consume`; the partition is then read on as before.
+        """
+        self._check_open()
+        await self._partitions.seek(self._partitions.found(_checked((stream, partition))), position)
+
+    def pause(self, *partitions: Name) -> None:
+        """Hand out no records of these (none given: of all that are read) until they are resumed. What was fetched
+        ahead stays, and no more than that is fetched. A partition that goes and comes back is not paused any more."""
+        self._reading.pause(self._read(partitions))
+
+    def resume(self, *partitions: Name) -> None:
+        """Hand out records of these (none given: of all) again."""
+        self._reading.resume(self._read(partitions))
+
+    async def aclose(self) -> None:
+        """Give up all partitions (`on_revoked`), commit what is finished if commits are automatic, and leave the group.
+        A static member keeps its place in the group until its session ends. Safe to call twice."""
+        await self._close()
+        self._partitions.listeners.raise_raised()
+
+    # ----
+
+    async def _close(self) -> None:
+        self._partitions.listeners.check_not_calling()
+        async with self._closing:
+            if self._is_closed:
+                return
+            session = self._session
+            if session is not None and session.is_member:
+                await self._partitions.give_up_all(_CLOSE_TIMEOUT)
+            self._is_closed = True
+            if self._committing is not None:
+                self._committing.cancel()
+                await asyncio.gather(self._committing, return_exceptions=True)
+            if session is not None:
+                await session.leave()
+                await session.aclose()
+            await self._partitions.aclose()
+            self._reading.progress.set()
+            self._on_closed(self)
+
+    async def _head(self, timeout: float | None = None) -> tuple[StreamReading, Head] | None:
+        """What to hand out next, from now until `_look_at`. None: nothing came within `timeout` seconds."""
+        if self._session is None:
+            await self.start()
+        self._check_open()
+        session = self._session
+        assert session is not None
+        session.app_calls()
+        limit: asyncio.Timeout | None = None
+        try:
+            self._partitions.app_calls()
+            if self._clock() >= self._breathed + _BREATH:
+                await asyncio.sleep(0)
+                self._breathed = self._clock()
+            found = self._next(session)
+            if found is None:
+                async with asyncio.timeout(timeout) as limit:
+                    while (found := self._next(session)) is None:
+                        self._reading.progress.clear()
+                        await self._reading.progress.wait()
+                self._breathed = self._clock()
+                self._look_at = min(session.session_until, self._breathed + _BREATH)
+        except TimeoutError:
+            if limit is None or not limit.expired():
+                raise  # one of the program's functions has raised it
+            return None
+        finally:
+            session.app_returns()
+        return found
+
+    def _next(self, session: GroupSession) -> tuple[StreamReading, Head] | None:
+        self._check_open()
+        session.raise_failure()
+        self._partitions.listeners.raise_raised()
+        self._partitions.raise_failure()
+        now = self._clock()
+        if now >= session.session_until:
+            return None
+        self._look_at = min(session.session_until, self._breathed + _BREATH)
+        return self._reading.head()
+
+    async def _commit_again_and_again(self, interval: float) -> None:
+        begun_anew = self._partitions.begun_anew
+        while True:
+            try:
+                async with asyncio.timeout(interval):
+                    await begun_anew.wait()
+            except TimeoutError:
+                pass
+            begun_anew.clear()
+            assert self._session is not None
+            assert self._commits is not None
+            if self._session.is_member:
+                await self._commits.try_to_commit(self._partitions.marks(), COMMIT_TIMEOUT)
+
+    async def _life(self, name: Name) -> StreamPartition:
+        stream, partition = _checked(name)
+        known = await self._metadata.get(stream)
+        if partition not in known.partitions:
+            raise bad(f"there is no partition {partition} in stream {stream!r}")
+        return StreamPartition(stream, known.incarnation, partition)
+
+    def _read(self, partitions: tuple[Name, ...]) -> list[StreamPartition]:
+        """Those of `partitions` (none: of all) that are read. Raises BadRequest for one that is not."""
+        if not partitions:
+            return [of for of in self._partitions.assignment if self._reading.is_read(of)]
+        found = [self._partitions.found(_checked(name)) for name in partitions]
+        for of in found:
+            if not self._reading.is_read(of):
+                raise bad(f"{of} is assigned, and not read yet; ask again")
+        return found
+
+    def _check_open(self) -> None:
+        if self._is_closed:
+            raise Closed(Code.BAD_REQUEST, f"this consumer of group {self.group!r} is closed; make a new one")
+        self._home.check()
+
+
+def _checked(name: Name) -> Name:
+    match name:
+        case (str(stream), partition) if (number := whole(partition)) is not None:
+            return stream, number
+        case _:
+            pass
+    raise bad(f"{shown(name)} names no partition; give a stream and a number, such as ('orders', 0)")
+
+
+def _offsets(given: Mapping[Name, int]) -> dict[Name, int]:
+    if not isinstance(given, Mapping):
+        raise bad(f"offsets={shown(given)} is no mapping; give one such as {{('orders', 0): 17}}")
+    for name, offset in given.items():
+        check_whole(f"the offset of {name}", offset, 0, _MAX_OFFSET)
+    return {_checked(name): int(offset) for name, offset in given.items()}
+
+
+def _names(partitions: Iterable[StreamPartition]) -> frozenset[Name]:
+    return frozenset((of.stream, of.partition) for of in partitions)
+
+
+def _by_name(numbers: Mapping[StreamPartition, int]) -> dict[Name, int]:
+    """Of the newest life of a stream, where two are known."""
+    return {(of.stream, of.partition): number for of, number in sorted(numbers.items())}

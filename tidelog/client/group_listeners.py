@@ -1,0 +1,63 @@
+"""Calls the program's functions: on_assigned, on_revoked, on_lost. One runs at a time, in the order in which they are
+due. What one raises, the program's next call raises."""
+
+from __future__ import annotations
+
+import asyncio
+import inspect
+from collections.abc import Callable, Iterable
+from typing import Any
+
+from tidelog.client.arguments import bad
+from tidelog.client.subscription import Listener, Listeners
+from wire.groups import StreamPartition
+
+
+class GroupListeners:
+    """`on_raised` is called when there is something to raise."""
+
+    def __init__(self, listeners: Listeners, on_raised: Callable[[], object]) -> None:
+        self._listeners = listeners
+        self._on_raised = on_raised
+        self.one_at_a_time = asyncio.Lock()
+        """The caller of one of the three holds it."""
+        self._calling: asyncio.Task[Any] | None = None
+        self._raised: BaseException | None = None
+
+    async def assigned(self, partitions: Iterable[StreamPartition]) -> None:
+        await self._call(self._listeners.on_assigned, partitions)
+
+    async def revoked(self, partitions: Iterable[StreamPartition]) -> None:
+        await self._call(self._listeners.on_revoked, partitions)
+
+    async def lost(self, partitions: Iterable[StreamPartition]) -> None:
+        await self._call(self._listeners.on_lost, partitions)
+
+    def check_not_calling(self) -> None:
+        """Raises BadRequest where the program's function is what calls."""
+        if self._calling is not None and self._calling is asyncio.current_task():
+            raise bad("a consumer cannot be closed by its own on_assigned, on_revoked or on_lost; close it afterwards")
+
+    def raise_later(self, error: BaseException) -> None:
+        self._raised = self._raised or error
+        self._on_raised()
+
+    def raise_raised(self) -> None:
+        """What was raised, once."""
+        raised, self._raised = self._raised, None
+        if raised is not None:
+            raise raised from None
+
+    async def _call(self, listener: Listener | None, partitions: Iterable[StreamPartition]) -> None:
+        names = {(of.stream, of.partition) for of in partitions}
+        if listener is None or not names:
+            return
+        self._calling = asyncio.current_task()
+        try:
+            result = listener(names)
+            if inspect.isawaitable(result):
+                await result
+        except Exception as error:  # noqa: BLE001 - it is the program's, which hears of it
+            self.raise_later(error)
+        finally:
+            self._calling = None

@@ -1,0 +1,194 @@
+"""What a member of a group reads: one `StreamReading` for each life of a stream of which it has partitions.
+
+Streams take turns when records are handed out; within a stream, partitions come as they answer.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections import deque
+from collections.abc import Callable, Iterable, Iterator
+
+from tidelog.client.fetched_ahead import Head
+from tidelog.client.metadata import StreamMetadata
+from tidelog.client.positions import Position, Start
+from tidelog.client.stream_reading import StreamReading
+from wire.errors import Code, TidelogError
+from wire.groups import StreamPartition
+from wire.types import StreamName
+
+_log = logging.getLogger(__name__)
+
+GONE = (Code.UNKNOWN_STREAM, Code.WRONG_INCARNATION, Code.PARTITION_RETIRED)
+"""The coordinator is about to take such a partition away."""
+
+_Life = tuple[str, int]
+"""A stream's name and incarnation."""
+
+
+class GroupReading:
+    """`make` makes a reading that sets this one's `progress`."""
+
+    def __init__(self, make: Callable[[StreamName, asyncio.Event], StreamReading]) -> None:
+        self._make = make
+        self.progress = asyncio.Event()
+        self._readings: dict[_Life, StreamReading] = {}
+        self._incarnations: dict[StreamPartition, int] = {}
+        """Of the partitions that are read, or whose starts are being looked up."""
+        self._turns: deque[_Life] = deque()
+        """In which order readings are asked for records."""
+        self._current: _Life | None = None
+        """From which records were handed out last."""
+        self._told: set[StreamPartition] = set()
+        """Gone, as the log says already."""
+
+    def is_read(self, of: StreamPartition) -> bool:
+        reading = self._readings.get((of.stream, of.incarnation))
+        return reading is not None and of.partition in reading.readers
+
+    async def add(self, of: StreamPartition, start: Position, stream: StreamMetadata) -> None:
+        """Read this partition too. Returns once its start is known. Raises as `StreamReading.add`. Whatever comes of
+        it, `remove` ends it."""
+        life = of.stream, of.incarnation
+        reading = self._readings.get(life)
+        if reading is None:
+            reading = self._readings[life] = self._make(StreamName(of.stream), self.progress)
+            self._turns.append(life)
+        self._incarnations[of] = stream.partitions[of.partition].incarnation
+        self._share()
+        await reading.add(of.partition, start, stream)
+
+    async def seek(self, of: StreamPartition, position: Start) -> None:
+        await self._readings[of.stream, of.incarnation].seek(of.partition, position)
+
+    def look_again(self, of: StreamPartition) -> None:
+        """An iteration over records of the partition asks for the head again."""
+        self._readings[of.stream, of.incarnation].ahead.is_changed = True
+
+    def cease(self, of: StreamPartition) -> None:
+        """Fetch no more of it, and hand out nothing more of it."""
+        if of in self._incarnations:
+            self._readings[of.stream, of.incarnation].cease(of.partition)
+
+    def remove(self, of: StreamPartition) -> None:
+        """Safe to call twice."""
+        if self._incarnations.pop(of, None) is None:
+            return
+        self._readings[of.stream, of.incarnation].remove(of.partition)
+        self._told.discard(of)
+        self._share()
+
+    async def close_unread(self) -> None:
+        """Close readings of which no partition is left."""
+        read = {(of.stream, of.incarnation) for of in self._incarnations}
+        await self._close([life for life in self._readings if life not in read])
+
+    async def aclose(self) -> None:
+        self._incarnations.clear()
+        await self._close([*self._readings])
+
+    def head(self) -> tuple[StreamReading, Head] | None:
+        """What to hand out next. What was handed out before is finished."""
+        self.finish()
+        for _ in range(len(self._turns)):
+            life = self._turns[0]
+            self._turns.rotate(-1)
+            reading = self._readings[life]
+            head = reading.ahead.head()
+            if head is not None:
+                self._current = life
+                return reading, head
+        return None
+
+    def finish(self) -> None:
+        """All that was handed out is finished."""
+        if self._current is not None:
+            self._readings[self._current].ahead.finish()
+            self._current = None
+
+    @property
+    def unfinished(self) -> StreamPartition | None:
+        """Of which records were handed out and are not finished."""
+        if self._current is None:
+            return None
+        found = self._readings[self._current].ahead.unfinished
+        return None if found is None else StreamPartition(*self._current, found[0])
+
+    @property
+    def positions(self) -> dict[StreamPartition, int]:
+        return self._each(lambda reading: reading.ahead.positions)
+
+    @property
+    def finished(self) -> dict[StreamPartition, int]:
+        """Positions without what was handed out and is not finished."""
+        return self._each(lambda reading: reading.ahead.finished)
+
+    @property
+    def missed(self) -> dict[StreamPartition, int]:
+        return self._each(lambda reading: {number: each.missed for number, each in reading.readers.items()})
+
+    @property
+    def committed_ends(self) -> dict[StreamPartition, int]:
+        """As the newest answers have told them."""
+        return self._each(
+            lambda reading: {number: each.fetcher.committed_end for number, each in reading.readers.items()}
+        )
+
+    @property
+    def paused(self) -> frozenset[StreamPartition]:
+        return frozenset(
+            StreamPartition(*life, partition)
+            for life, reading in self._readings.items()
+            for partition in reading.ahead.paused
+        )
+
+    def partition_incarnation(self, of: StreamPartition) -> int | None:
+        return self._incarnations.get(of)
+
+    def pause(self, partitions: Iterable[StreamPartition]) -> None:
+        for of in partitions:
+            self._readings[of.stream, of.incarnation].ahead.pause((of.partition,))
+
+    def resume(self, partitions: Iterable[StreamPartition]) -> None:
+        for of in partitions:
+            self._readings[of.stream, of.incarnation].ahead.resume((of.partition,))
+        self.progress.set()
+
+    def raise_failure(self) -> None:
+        """Why a partition cannot be read on. One that the coordinator is about to take away is not reading any more, as
+        the log says."""
+        for of, error in self._failures():
+            if isinstance(error, TidelogError) and error.code in GONE:
+                if of not in self._told:
+                    self._told.add(of)
+                    _log.warning("%s is read no more: %s", of, error.message)
+                continue
+            raise error from None
+
+    # ----
+
+    def _failures(self) -> Iterator[tuple[StreamPartition, BaseException]]:
+        for life, reading in self._readings.items():
+            for partition, error in reading.failures.items():
+                yield StreamPartition(*life, -1 if partition is None else partition), error
+
+    def _each(self, told: Callable[[StreamReading], dict[int, int]]) -> dict[StreamPartition, int]:
+        return {
+            StreamPartition(*life, partition): number
+            for life, reading in self._readings.items()
+            for partition, number in told(reading).items()
+        }
+
+    def _share(self) -> None:
+        for reading in self._readings.values():
+            reading.share_prefetch(max(len(self._incarnations), 1))
+
+    async def _close(self, lives: list[_Life]) -> None:
+        closing = [self._readings.pop(life) for life in lives]
+        for life in lives:
+            self._turns.remove(life)
+            if self._current == life:
+                self._current = None
+        for reading in closing:
+            await reading.aclose()
