@@ -22,10 +22,11 @@ from functools import wraps
 from types import TracebackType
 from typing import Any, Concatenate, Generic, ParamSpec, Protocol, Self, TypeVar
 
-from tidelog.client import connecting, connection, consumer, producer
+from tidelog.client import connecting, connection, consumer, group_consumer, producer
 from tidelog.client.errors import Closed
 from tidelog.client.loop_thread import LoopThread
 from tidelog.client.records import Batch, K, Record, V
+from tidelog.client.subscription import Listener, Name
 
 _Inner = TypeVar("_Inner")
 _P = ParamSpec("_P")
@@ -215,6 +216,120 @@ class Consumer(Generic[K, V]):
         return self._inner.missed
 
 
+class GroupConsumer(Generic[K, V]):
+    """See `tidelog.GroupConsumer`. Make it with `Client.subscribe`. `on_assigned`, `on_revoked` and `on_lost` run in
+    threads of their own."""
+
+    def __init__(self, inner: group_consumer.GroupConsumer[K, V], thread: LoopThread) -> None:
+        self._inner = inner
+        self._thread = thread
+
+    def __enter__(self) -> Self:
+        self.start()
+        return self
+
+    def __exit__(
+        self, exc_type: type[BaseException] | None, exc: BaseException | None, traceback: TracebackType | None
+    ) -> None:
+        with suppress(Closed):
+            self._thread.run(self._inner.__aexit__(exc_type, exc, traceback))
+
+    def __iter__(self) -> Iterator[Record[K, V]]:
+        inner, clock = self._inner, self._inner._clock
+        while (found := self._thread.run(inner._head())) is not None:
+            ahead, call_at = found[0].ahead, clock() + _CALL_EVERY
+            for record in found[1].records():
+                ahead.last = record
+                yield record
+                if ahead.is_changed or clock() >= min(call_at, inner._session_until):
+                    break
+
+    def batches(self) -> Iterator[Batch]:
+        """Batches of columns instead of single records."""
+        batches = self._inner.batches()
+        while (batch := self._thread.run(_next(batches))) is not None:
+            yield batch
+
+    start = _blocking(group_consumer.GroupConsumer.start)
+    getone = _blocking(group_consumer.GroupConsumer.getone)
+    getmany = _blocking(group_consumer.GroupConsumer.getmany)
+    commit = _blocking(group_consumer.GroupConsumer.commit)
+    committed = _blocking(group_consumer.GroupConsumer.committed)
+    seek = _blocking(group_consumer.GroupConsumer.seek)
+    pause = _made(group_consumer.GroupConsumer.pause, _as_it_is)
+    resume = _made(group_consumer.GroupConsumer.resume, _as_it_is)
+    position = _made(group_consumer.GroupConsumer.position, _as_it_is)
+
+    def close(self) -> None:
+        """As `aclose` of `tidelog.GroupConsumer`. Safe to call twice, and after the client was closed."""
+        with suppress(Closed):
+            self._thread.run(self._inner.aclose())
+
+    @property
+    def group(self) -> str:
+        """The name of the group."""
+        return self._inner.group
+
+    @property
+    def member_id(self) -> str:
+        """See `tidelog.GroupConsumer`, as for all of these."""
+        return self._inner.member_id
+
+    @property
+    def generation(self) -> int:
+        return self._inner.generation
+
+    @property
+    def assignment(self) -> frozenset[Name]:
+        return self._thread.call(lambda: self._inner.assignment)
+
+    @property
+    def positions(self) -> Mapping[Name, int]:
+        return self._thread.call(lambda: self._inner.positions)
+
+    @property
+    def lag(self) -> Mapping[Name, int]:
+        return self._thread.call(lambda: self._inner.lag)
+
+    @property
+    def missed(self) -> Mapping[Name, int]:
+        return self._thread.call(lambda: self._inner.missed)
+
+    @property
+    def paused(self) -> frozenset[Name]:
+        return self._thread.call(lambda: self._inner.paused)
+
+
+_CALL_EVERY = 1.0
+"""Seconds after which an iteration calls for records again; its member would pass for one that takes none."""
+
+
+def _in_thread(listener: Listener | None) -> Listener | None:
+    """It may use the consumer, which blocks, so it is not for the thread with the event loop."""
+    if not callable(listener) or asyncio.iscoroutinefunction(listener):
+        return listener
+    function = listener
+
+    async def call(partitions: set[Name]) -> None:
+        await asyncio.to_thread(function, partitions)
+
+    return call
+
+
+def _subscribed(
+    method: Callable[Concatenate[connection.Client, _P], group_consumer.GroupConsumer[Any, Any]],
+) -> Callable[Concatenate[_Blocking[connection.Client], _P], GroupConsumer[Any, Any]]:
+    @wraps(method)
+    def call(self: _Blocking[connection.Client], /, *args: _P.args, **kwargs: _P.kwargs) -> GroupConsumer[Any, Any]:
+        thread = self._thread
+        for name in ("on_assigned", "on_revoked", "on_lost"):
+            if name in kwargs:
+                kwargs[name] = _in_thread(kwargs[name])  # type: ignore[arg-type]
+        return thread.call(lambda: GroupConsumer(method(self._inner, *args, **kwargs), thread))
+
+    return call
+
+
 async def _next(items: AsyncIterator[_R]) -> _R | None:
     return await anext(items, None)
 
@@ -267,6 +382,8 @@ class Client:
 
     producer = _made(connection.Client.producer, Producer)
     consume = _made(connection.Client.consume, Consumer)
+    subscribe = _subscribed(connection.Client.subscribe)
+    describe_group = _blocking(connection.Client.describe_group)
 
 
 def _connecting(connect: Callable[_P, Coroutine[Any, Any, connection.Client]]) -> Callable[_P, Client]:

@@ -94,7 +94,6 @@ class GroupConsumer(Generic[K, V]):
         clock: Callable[[], float] = session_clock,
     ) -> None:
         """`auto_commit_interval` None: commits are the program's."""
-        self.group = settings.group
         self._settings = settings
         self._transport = transport
         self._subjects = subjects
@@ -149,6 +148,11 @@ class GroupConsumer(Generic[K, V]):
                     break
 
     @property
+    def group(self) -> str:
+        """The name of the group."""
+        return self._settings.group
+
+    @property
     def member_id(self) -> str:
         """Of this member's present life; empty before it has begun."""
         return "" if self._session is None else self._session.member_id
@@ -157,6 +161,11 @@ class GroupConsumer(Generic[K, V]):
     def generation(self) -> int:
         """Of the group, that this member has reached; it grows with each change of the group."""
         return 0 if self._session is None else self._session.generation
+
+    @property
+    def _session_until(self) -> float:
+        """Nothing is handed out from this time of the clock on, unless the coordinator answers until then."""
+        return float("-inf") if self._session is None else self._session.session_until
 
     @property
     def assignment(self) -> frozenset[Name]:
@@ -275,7 +284,7 @@ class GroupConsumer(Generic[K, V]):
         nothing is committed are left out. Raises UnknownStream, NoServer."""
         await self.start()
         assert self._commits is not None
-        named = None if partitions is None else [await self._life(name) for name in partitions]
+        named = None if partitions is None else [await _life(self._metadata, name) for name in partitions]
         wanted = {*(self._partitions.owned if named is None else named)}
         found = [] if not wanted else await self._commits.fetch(wanted, COMMIT_TIMEOUT)
         return {
@@ -384,13 +393,6 @@ class GroupConsumer(Generic[K, V]):
             if self._session.is_member:
                 await self._commits.try_to_commit(self._partitions.marks(), COMMIT_TIMEOUT)
 
-    async def _life(self, name: Name) -> StreamPartition:
-        stream, partition = _checked(name)
-        known = await self._metadata.get(stream)
-        if partition not in known.partitions:
-            raise bad(f"there is no partition {partition} in stream {stream!r}")
-        return StreamPartition(stream, known.incarnation, partition)
-
     def _read(self, partitions: tuple[Name, ...]) -> list[StreamPartition]:
         """Those of `partitions` (none: of all) that are read. Raises BadRequest for one that is not."""
         if not partitions:
@@ -414,6 +416,15 @@ def _checked(name: Name) -> Name:
         case _:
             pass
     raise bad(f"{shown(name)} names no partition; give a stream and a number, such as ('orders', 0)")
+
+
+async def _life(metadata: MetadataCache, name: Name) -> StreamPartition:
+    """Of the stream as it is. Raises UnknownStream, BadRequest."""
+    stream, partition = _checked(name)
+    known = await metadata.get(stream)
+    if partition not in known.partitions:
+        raise bad(f"there is no partition {partition} in stream {stream!r}")
+    return StreamPartition(stream, known.incarnation, partition)
 
 
 def _offsets(given: Mapping[Name, int]) -> dict[Name, int]:

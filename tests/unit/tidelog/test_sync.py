@@ -44,7 +44,11 @@ def world() -> Iterator[World]:
     client.close()
 
 
-@pytest.mark.parametrize("kind", [sync.Client, sync.Consumer, sync.Producer], ids=lambda kind: str(kind.__name__))
+@pytest.mark.parametrize(
+    "kind",
+    [sync.Client, sync.Consumer, sync.GroupConsumer, sync.Producer],
+    ids=lambda kind: str(kind.__name__),
+)
 def test_every_public_name_is_there_with_its_arguments(kind: type) -> None:
     same = getattr(tidelog, kind.__name__)
     names = {name: each for cls in reversed(same.__mro__[:-1]) for name, each in vars(cls).items()}
