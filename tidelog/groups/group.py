@@ -59,13 +59,20 @@ class Group:
     _subscribed: frozenset[StreamPartition] | None = None
     """For which the targets were computed. None: not known since the coordinator began."""
 
+    @property
+    def is_nothing(self) -> bool:
+        """Nothing of it is in a record."""
+        return not (self.generation or self.members or self.offsets or self.emptied_at)
+
     # ---- members ---------------------------------------------------------------------------------------------------
 
     def heartbeat(self, request: HeartbeatRequest, token: object, now: float, records: Records) -> Member | None:
         """The member, which is to be answered once `step` has run; None: it left. Raises TidelogError."""
         match request.kind:
             case HeartbeatRequest.JOIN:
-                member = self.members.get(request.member) or self._join(Member.of_request(request), records)
+                known = self.members.get(request.member)
+                is_here = known is not None and not known.parted  # its answer was lost
+                member = known if known is not None and is_here else self._join(Member.of_request(request), records)
             case HeartbeatRequest.STAY:
                 member = self._known(request.member)
             case HeartbeatRequest.LEAVE | HeartbeatRequest.PART:
@@ -94,6 +101,11 @@ class Group:
     def _join(self, joining: Member, records: Records) -> Member:
         if joining.id in self.replaced:
             raise fenced_instance(self.name, joining.id)
+        if joining.id in self.members:
+            raise TidelogError(
+                Code.BAD_REQUEST,
+                f"member id {joining.id!r} of group {self.name!r} is of a life that has ended; join under a new id",
+            )
         before = next((m for m in self.members.values() if joining.instance and m.instance == joining.instance), None)
         if before is None:
             if len(self.members) >= MAX_MEMBERS:

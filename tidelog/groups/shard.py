@@ -132,9 +132,7 @@ class GroupShard:
     def begin(self, view: StreamsView, now: float) -> None:
         """Everything was replayed."""
         # Tombstones that follow the one of their group make an empty group anew.
-        self.groups = {
-            name: group for name, group in self.groups.items() if group.generation or group.members or group.offsets
-        }
+        self.groups = {name: group for name, group in self.groups.items() if not group.is_nothing}
         self._view, self._is_view_new, self._seen_at = view, True, now
         for group in self.groups.values():
             group.begin(now, self._patience)
@@ -279,7 +277,7 @@ class GroupShard:
             )
 
     def _drop_if_nothing(self, group: Group) -> None:
-        if not (group.generation or group.members or group.offsets):
+        if group.is_nothing:
             self.groups.pop(group.name, None)
 
     # ---- offsets ---------------------------------------------------------------------------------------------------
