@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import pytest
 
 from tests.unit.tidelog.groups.groups_world import (
@@ -265,9 +267,7 @@ def test_a_coordinator_that_slept_removes_nobody_for_its_own_silence() -> None:
         ({"patterns": ("",)}, ()),
     ],
 )
-def test_a_join_that_cannot_be_is_refused_and_changes_nothing(
-    more: dict[str, object], streams: tuple[str, ...]
-) -> None:
+def test_a_join_that_cannot_be_is_refused_and_changes_nothing(more: dict[str, Any], streams: tuple[str, ...]) -> None:
     world = World()
     assert code(world.join("a", *streams, **more)) in (Code.BAD_REQUEST, Code.BAD_NAME)
     assert not world.shard.groups
@@ -278,7 +278,10 @@ def test_names_of_groups_and_members_are_tokens() -> None:
     world = World()
     assert code(world.ask(HeartbeatRequest(group="a.b", member="m", kind=HeartbeatRequest.JOIN))) is Code.BAD_NAME
     assert code(world.join("x" * 65)) is Code.BAD_NAME
-    assert code(world.heartbeat("m", 77)) in (Code.BAD_REQUEST, Code.UNKNOWN_MEMBER)
+    assert code(world.ask(HeartbeatRequest.FromString(b"\n\x01g\x12\x01m\x18M"))) in (
+        Code.BAD_REQUEST,
+        Code.UNKNOWN_MEMBER,
+    )
     assert not world.shard.groups
 
 

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import pytest
 
 from tests.unit.tidelog.groups.groups_world import GROUP, RETENTION, Member, World, code, settle_members, view
@@ -105,7 +107,7 @@ def test_a_program_that_is_no_member_commits_while_there_is_none() -> None:
         ({"offsets": {0: 1}, "metadata": "x" * 1025}, Code.BAD_REQUEST),
     ],
 )
-def test_a_commit_that_cannot_be_is_refused_and_changes_nothing(change: dict[str, object], expected: Code) -> None:
+def test_a_commit_that_cannot_be_is_refused_and_changes_nothing(change: dict[str, Any], expected: Code) -> None:
     world = World()
     offsets = change.pop("offsets")
     assert isinstance(offsets, dict)
