@@ -21,6 +21,8 @@ if TYPE_CHECKING:
     from tidelog.client.connecting import connect as connect
     from tidelog.client.connection import Client as Client
     from tidelog.client.consumer import Consumer as Consumer
+    from tidelog.client.cursors import Cursor as Cursor
+    from tidelog.client.cursors import CursorValue as CursorValue
     from tidelog.client.errors import BadConfig as BadConfig
     from tidelog.client.errors import BadName as BadName
     from tidelog.client.errors import BadReplicationFactor as BadReplicationFactor
@@ -93,6 +95,8 @@ _HOMES = {
     "Code": "wire.errors",
     "Committed": "tidelog.client.group_consumer",
     "Consumer": "tidelog.client.consumer",
+    "Cursor": "tidelog.client.cursors",
+    "CursorValue": "tidelog.client.cursors",
     "GroupConsumer": "tidelog.client.group_consumer",
     "Producer": "tidelog.client.producer",
     "Receipt": "tidelog.client.records",

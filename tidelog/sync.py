@@ -22,7 +22,7 @@ from functools import wraps
 from types import TracebackType
 from typing import Any, Concatenate, Generic, ParamSpec, Protocol, Self, TypeVar
 
-from tidelog.client import connecting, connection, consumer, group_consumer, producer
+from tidelog.client import connecting, connection, consumer, cursors, group_consumer, producer
 from tidelog.client.errors import Closed
 from tidelog.client.loop_thread import LoopThread
 from tidelog.client.records import Batch, K, Record, V
@@ -300,6 +300,23 @@ class GroupConsumer(Generic[K, V]):
         return self._thread.call(lambda: self._inner.paused)
 
 
+class Cursor:
+    """See `tidelog.Cursor`. Make it with `Client.cursor`."""
+
+    def __init__(self, inner: cursors.Cursor, thread: LoopThread) -> None:
+        self._inner = inner
+        self._thread = thread
+
+    get = _blocking(cursors.Cursor.get)
+    set = _blocking(cursors.Cursor.set)
+    delete = _blocking(cursors.Cursor.delete)
+
+    @property
+    def name(self) -> str:
+        """As it was given."""
+        return self._inner.name
+
+
 _CALL_EVERY = 1.0
 """Seconds after which an iteration calls for records again; its member would pass for one that takes none."""
 
@@ -383,7 +400,12 @@ class Client:
     producer = _made(connection.Client.producer, Producer)
     consume = _made(connection.Client.consume, Consumer)
     subscribe = _subscribed(connection.Client.subscribe)
+    groups = _blocking(connection.Client.groups)
     describe_group = _blocking(connection.Client.describe_group)
+    reset_group = _blocking(connection.Client.reset_group)
+    delete_group = _blocking(connection.Client.delete_group)
+    commit_offsets = _blocking(connection.Client.commit_offsets)
+    cursor = _made(connection.Client.cursor, Cursor)
 
 
 def _connecting(connect: Callable[_P, Coroutine[Any, Any, connection.Client]]) -> Callable[_P, Client]:

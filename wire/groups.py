@@ -34,6 +34,9 @@ OFFSETS: Final = "offsets"
 CURSOR: Final = "cursor"
 KINDS: Final = (HEARTBEAT, COMMIT, OFFSETS, CURSOR)
 
+MAX_COMMITTED: Final = 1000
+"""Offsets of one commit."""
+
 _SEPARATOR: Final = b"\0"
 
 

@@ -22,6 +22,7 @@ from tidelog.client.consumer import Consumer
 from tidelog.client.coordinator_link import CoordinatorLink
 from tidelog.client.errors import Closed, WrongIncarnation
 from tidelog.client.fetcher import FetchSettings, PartitionFetcher
+from tidelog.client.group_admin import GroupAdmin
 from tidelog.client.group_calls import GroupCalls
 from tidelog.client.group_consumer import GroupConsumer
 from tidelog.client.home_loop import HomeLoop
@@ -62,6 +63,7 @@ class Client(PartitionChanges, GroupCalls):
         self._metadata = MetadataCache(self._api)
         self._admin = Admin(self._api, self._metadata, subjects)
         self._link = CoordinatorLink(transport, subjects, self._api)
+        self._groups = GroupAdmin(self._api, self._metadata, self._link, self.offsets)
         self._producers: dict[Producer[Any, Any], None] = {}
         """In the order in which they were made: that is the order in which they hear of a connection."""
         self._consumers: dict[Consumer[Any, Any] | GroupConsumer[Any, Any], None] = {}

@@ -4,20 +4,24 @@ from __future__ import annotations
 
 import asyncio
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from datetime import datetime
 from typing import Any, Literal
 
 from tidelog.client.api import Api
 from tidelog.client.arguments import check_number, check_whole
 from tidelog.client.consumer import Consumer
 from tidelog.client.coordinator_link import CoordinatorLink
+from tidelog.client.cursors import Cursor
 from tidelog.client.fetcher import FetchSettings
+from tidelog.client.group_admin import DescribedGroup, GroupAdmin, OffsetChange
 from tidelog.client.group_consumer import GroupConsumer
 from tidelog.client.metadata import MetadataCache
+from tidelog.client.positions import AtTime
 from tidelog.client.records import K, V
 from tidelog.client.serialization import Deserializers
 from tidelog.client.stream_reading import StreamReading, reading_options
-from tidelog.client.subscription import Listener, checked_listeners, group_start, member_settings
+from tidelog.client.subscription import Listener, Name, checked_listeners, group_start, member_settings
 from wire import operations as op
 from wire.subjects import Subjects
 from wire.transport import Transport
@@ -27,6 +31,7 @@ from wire.types import StreamName
 class GroupCalls(ABC):
     _api: Api
     _consumers: dict[Consumer[Any, Any] | GroupConsumer[Any, Any], None]
+    _groups: GroupAdmin
     _link: CoordinatorLink
     _metadata: MetadataCache
     _name: str
@@ -125,7 +130,56 @@ class GroupCalls(ABC):
         self._consumers[consumer] = None
         return consumer
 
-    async def describe_group(self, group: str) -> op.GroupDescription:
-        """Members, their partitions, and what is committed. Raises UnknownGroup, NoServer."""
+    async def groups(self) -> op.GroupList:
+        """All consumer groups, by name; `unanswered` are partitions of `__groups` whose coordinators did not answer,
+        so that their groups are missing. Raises NoServer."""
         self._check_open()
-        return await self._api.call(op.GROUP_DESCRIBE, group)
+        return await self._api.call(op.GROUP_LIST)
+
+    async def describe_group(self, group: str) -> DescribedGroup:
+        """A group's members and their partitions, what is committed, and as `progress` how far it is behind in each
+        partition. Raises UnknownGroup, NoServer."""
+        self._check_open()
+        return await self._groups.describe(group)
+
+    async def reset_group(
+        self,
+        group: str,
+        *,
+        to: str | int | datetime | AtTime | Mapping[Name, int] | None = None,
+        shift: int | None = None,
+        streams: str | Iterable[str] | None = None,
+        partitions: Iterable[int] | None = None,
+        dry_run: bool = False,
+    ) -> list[OffsetChange]:
+        """Commit other offsets for a group without members; returns what was committed before and is now, by stream and
+        partition. `dry_run`: what would be, and nothing is changed.
+
+        `to`: "earliest", "latest" (the end of the committed log), an offset, a datetime, AtTime or ISO-8601 text (the
+        first record at or after it), or {(stream, partition): offset}. `shift`: so many offsets on, or back, from what
+        is committed. An offset outside of the log becomes its start or end. `streams`: None = all of which something is
+        committed; `partitions`: None = all.
+
+        Raises GroupNotEmpty, UnknownGroup (without `streams`), UnknownStream, BadRequest, NoServer.
+        """
+        self._check_open()
+        return await self._groups.reset(group, to, shift, streams, partitions, dry_run)
+
+    async def delete_group(self, group: str) -> None:
+        """Forget a group without members, and what it has committed. Raises GroupNotEmpty, UnknownGroup, NoServer."""
+        self._check_open()
+        await self._groups.delete(group)
+
+    async def commit_offsets(self, group: str, offsets: Mapping[Name, int], metadata: str = "") -> None:
+        """Commit {(stream, partition): the next offset to read} for a group without members, as programs do that choose
+        their partitions themselves; `describe_group` tells them. Returns when the in-sync replicas have it.
+
+        Raises GroupNotEmpty, UnknownStream, BadRequest, NoServer.
+        """
+        self._check_open()
+        await self._groups.commit(group, offsets, metadata)
+
+    def cursor(self, name: str) -> Cursor:
+        """A named value in the cluster. Raises BadName."""
+        self._check_open()
+        return Cursor(self._link, name)

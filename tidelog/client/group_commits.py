@@ -4,14 +4,14 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import Collection, Iterable, Mapping
+from collections.abc import Collection, Iterable, Iterator, Mapping
 from typing import NamedTuple
 
 from tidelog.client.coordinator_link import CoordinatorLink
 from tidelog.client.errors import NoServer
 from tidelog.client.group_session import GroupSession
 from wire.errors import Code, TidelogError
-from wire.groups import COMMIT, OFFSETS, StreamPartition, to_stream_partitions
+from wire.groups import COMMIT, MAX_COMMITTED, OFFSETS, StreamPartition, to_stream_partitions
 from wire.groups_pb2 import CommitRequest, CommitResponse, CommittedOffset, OffsetsRequest, OffsetsResponse
 
 _log = logging.getLogger(__name__)
@@ -62,13 +62,17 @@ class GroupCommits:
         self, marks: Mapping[StreamPartition, Mark], metadata: str = "", timeout: float = COMMIT_TIMEOUT
     ) -> None:
         """Returns when it is committed on the in-sync replicas. Raises NotAssigned, UnknownMember, NoServer, and what
-        has ended the membership; nothing or everything is committed."""
+        has ended the membership; of up to MAX_COMMITTED partitions, nothing or everything is committed then."""
         if not marks:
             return
         async with self._one_at_a_time:
+            life = self._session.member_id
+            cluster_id = await self._link.cluster_id()
             try:
                 async with asyncio.timeout(timeout):
-                    await self._commit(marks, metadata, timeout)
+                    for request in commit_requests(self._group, marks, metadata):
+                        request.member, request.cluster_id = life, cluster_id
+                        await self._commit(request, timeout)
             except TimeoutError:
                 raise NoServer(
                     Code.UNAVAILABLE, f"a commit of group {self._group!r} was not answered within {timeout:g} s"
@@ -83,14 +87,10 @@ class GroupCommits:
         except TidelogError as error:
             _log.warning("group %r: a commit failed, so that records may be read again: %s", self._group, error.message)
 
-    async def _commit(self, marks: Mapping[StreamPartition, Mark], metadata: str, timeout: float) -> None:
+    async def _commit(self, request: CommitRequest, timeout: float) -> None:
         session = self._session
-        life = session.member_id
-        request = CommitRequest(
-            group=self._group, member=life, offsets=_offsets(marks, metadata), cluster_id=await self._link.cluster_id()
-        )
         while True:
-            session.check_member(life)
+            session.check_member(request.member)
             request.generation = session.generation
             try:
                 await self._link.ask(COMMIT, self._group, request, CommitResponse, timeout=timeout)
@@ -105,8 +105,9 @@ class GroupCommits:
                 return
 
 
-def _offsets(marks: Mapping[StreamPartition, Mark], metadata: str) -> list[CommittedOffset]:
-    return [
+def commit_requests(group: str, marks: Mapping[StreamPartition, Mark], metadata: str) -> Iterator[CommitRequest]:
+    """As many as it takes."""
+    offsets = [
         CommittedOffset(
             stream=of.stream,
             incarnation=of.incarnation,
@@ -117,3 +118,5 @@ def _offsets(marks: Mapping[StreamPartition, Mark], metadata: str) -> list[Commi
         )
         for of, mark in sorted(marks.items())
     ]
+    for first in range(0, len(offsets), MAX_COMMITTED):
+        yield CommitRequest(group=group, offsets=offsets[first : first + MAX_COMMITTED])

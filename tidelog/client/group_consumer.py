@@ -18,7 +18,7 @@ from itertools import islice
 from types import TracebackType
 from typing import Generic, NamedTuple, Self
 
-from tidelog.client.arguments import bad, check_number, check_text, check_whole, shown, whole
+from tidelog.client.arguments import bad, check_number, check_text, check_whole
 from tidelog.client.consumer import MOST_SECONDS
 from tidelog.client.coordinator_link import CoordinatorLink
 from tidelog.client.errors import Closed, DeserializationFailed
@@ -33,7 +33,7 @@ from tidelog.client.metadata import MetadataCache
 from tidelog.client.positions import Anchor, AtTime
 from tidelog.client.records import Batch, K, Record, V
 from tidelog.client.stream_reading import StreamReading
-from tidelog.client.subscription import Listeners, Name
+from tidelog.client.subscription import Listeners, Name, checked_name, checked_names
 from wire.errors import Code
 from wire.groups import StreamPartition
 from wire.subjects import Subjects
@@ -44,7 +44,6 @@ _BREATH = 0.02
 """Seconds after which a program that takes records without waiting lets the event loop work: heartbeats leave then."""
 _CLOSE_TIMEOUT = 10.0
 """Seconds for the last commit."""
-_MAX_OFFSET = (1 << 63) - 1
 _EPOCH = datetime(1970, 1, 1, tzinfo=UTC)
 
 
@@ -195,7 +194,7 @@ class GroupConsumer(Generic[K, V]):
 
     def position(self, stream: str, partition: int) -> int:
         """As `positions`, of one partition."""
-        of = self._partitions.found(_checked((stream, partition)))
+        of = self._partitions.found(checked_name((stream, partition)))
         positions = self._reading.positions
         if of not in positions:
             raise bad(f"where {of} begins is not known yet; take records first, or ask again")
@@ -276,7 +275,7 @@ class GroupConsumer(Generic[K, V]):
             self._reading.finish()
             marks = self._partitions.marks(again=bool(metadata))
         else:
-            marks = await self._partitions.given_marks(_offsets(offsets))
+            marks = await self._partitions.given_marks(checked_names(offsets))
         await self._commits.commit(marks, metadata)
 
     async def committed(self, partitions: Iterable[Name] | None = None) -> dict[Name, Committed]:
@@ -300,7 +299,7 @@ class GroupConsumer(Generic[K, V]):
         Raises as `Client.consume`; the partition is then read on as before.
         """
         self._check_open()
-        await self._partitions.seek(self._partitions.found(_checked((stream, partition))), position)
+        await self._partitions.seek(self._partitions.found(checked_name((stream, partition))), position)
 
     def pause(self, *partitions: Name) -> None:
         """Hand out no records of these (none given: of all that are read) until they are resumed. What was fetched
@@ -397,7 +396,7 @@ class GroupConsumer(Generic[K, V]):
         """Those of `partitions` (none: of all) that are read. Raises BadRequest for one that is not."""
         if not partitions:
             return [of for of in self._partitions.assignment if self._reading.is_read(of)]
-        found = [self._partitions.found(_checked(name)) for name in partitions]
+        found = [self._partitions.found(checked_name(name)) for name in partitions]
         for of in found:
             if not self._reading.is_read(of):
                 raise bad(f"{of} is assigned, and not read yet; ask again")
@@ -409,30 +408,13 @@ class GroupConsumer(Generic[K, V]):
         self._home.check()
 
 
-def _checked(name: Name) -> Name:
-    match name:
-        case (str(stream), partition) if (number := whole(partition)) is not None:
-            return stream, number
-        case _:
-            pass
-    raise bad(f"{shown(name)} names no partition; give a stream and a number, such as ('orders', 0)")
-
-
 async def _life(metadata: MetadataCache, name: Name) -> StreamPartition:
     """Of the stream as it is. Raises UnknownStream, BadRequest."""
-    stream, partition = _checked(name)
+    stream, partition = checked_name(name)
     known = await metadata.get(stream)
     if partition not in known.partitions:
         raise bad(f"there is no partition {partition} in stream {stream!r}")
     return StreamPartition(stream, known.incarnation, partition)
-
-
-def _offsets(given: Mapping[Name, int]) -> dict[Name, int]:
-    if not isinstance(given, Mapping):
-        raise bad(f"offsets={shown(given)} is no mapping; give one such as {{('orders', 0): 17}}")
-    for name, offset in given.items():
-        check_whole(f"the offset of {name}", offset, 0, _MAX_OFFSET)
-    return {_checked(name): int(offset) for name, offset in given.items()}
 
 
 def _names(partitions: Iterable[StreamPartition]) -> frozenset[Name]:

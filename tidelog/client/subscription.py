@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Awaitable, Callable, Iterable
+from collections.abc import Awaitable, Callable, Iterable, Mapping
 from dataclasses import dataclass
 from typing import TypeAlias
 
-from tidelog.client.arguments import bad, check_number, check_text, check_texts, shown
+from tidelog.client.arguments import bad, check_number, check_text, check_texts, check_whole, shown, whole
 from tidelog.client.errors import typed
 from tidelog.client.membership import MemberSettings
 from tidelog.client.metadata import stream_name
@@ -20,6 +20,7 @@ Name: TypeAlias = tuple[str, int]
 Listener: TypeAlias = Callable[[set[Name]], Awaitable[object] | object]
 
 _MAX_PATTERN = 128
+_MAX_OFFSET = (1 << 63) - 1
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -29,6 +30,27 @@ class Listeners:
     on_assigned: Listener | None = None
     on_revoked: Listener | None = None
     on_lost: Listener | None = None
+
+
+def checked_name(name: Name) -> Name:
+    """Raises BadRequest."""
+    match name:
+        case (str(stream), partition) if (number := whole(partition)) is not None:
+            return stream, number
+        case _:
+            pass
+    raise bad(f"{shown(name)} names no partition; give a stream and a number, such as ('orders', 0)")
+
+
+def checked_names(offsets: Mapping[Name, int]) -> dict[Name, int]:
+    """Raises BadRequest."""
+    if not isinstance(offsets, Mapping):
+        raise bad(f"offsets={shown(offsets)} is no mapping; give one such as {{('orders', 0): 17}}")
+    checked = {}
+    for name, offset in offsets.items():
+        check_whole(f"the offset of {name}", offset, 0, _MAX_OFFSET)
+        checked[checked_name(name)] = whole(offset) or 0
+    return checked
 
 
 def checked_listeners(**given: Listener | None) -> Listeners:
@@ -57,8 +79,8 @@ def member_settings(
             raise bad(f"the pattern {mask!r:.200} is not 1 to {_MAX_PATTERN} printable characters, such as 'orders-*'")
     if not names and not masks:
         raise bad("no stream to subscribe to was given; name streams or patterns")
-    check_number("session_timeout", session_timeout, 0.1, 3600)
-    check_number("rebalance_timeout", rebalance_timeout, 0.1, 24 * 3600)
+    check_number("session_timeout", session_timeout, 1, 3600)
+    check_number("rebalance_timeout", rebalance_timeout, 1, 3600)
     check_number("max_poll_interval", max_poll_interval, 0.1, 7 * 24 * 3600)
     try:
         name = check_group_name(group)

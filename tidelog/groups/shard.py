@@ -24,6 +24,7 @@ from wire.echo import echo
 from wire.error_details import LIMIT
 from wire.errors import Code, InvariantViolation, TidelogError
 from wire.groups import (
+    MAX_COMMITTED,
     CursorKey,
     GroupKey,
     MemberKey,
@@ -57,8 +58,6 @@ MAX_GROUPS: Final = 5000
 MAX_MEMBERS_OF_ALL: Final = 20_000
 """Of all groups of one coordinator, as the next one."""
 MAX_OFFSETS_OF_ALL: Final = 500_000
-MAX_COMMITTED: Final = 1000
-"""Offsets of one commit."""
 MAX_BYTES: Final = 256 << 10
 """Of records, from which on no further request is carried out before these are committed."""
 SESSION_INTERVAL: Final = 0.25

@@ -46,7 +46,7 @@ def world() -> Iterator[World]:
 
 @pytest.mark.parametrize(
     "kind",
-    [sync.Client, sync.Consumer, sync.GroupConsumer, sync.Producer],
+    [sync.Client, sync.Consumer, sync.Cursor, sync.GroupConsumer, sync.Producer],
     ids=lambda kind: str(kind.__name__),
 )
 def test_every_public_name_is_there_with_its_arguments(kind: type) -> None:

@@ -1,0 +1,280 @@
+"""What operators ask of consumer groups: how far they are, and other offsets for those without members."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Awaitable, Callable, Iterable, Iterator, Mapping
+from datetime import datetime
+from typing import Any, TypeAlias, TypedDict
+
+from tidelog.client.api import Api
+from tidelog.client.arguments import bad, check_text, check_whole, shown, whole
+from tidelog.client.coordinator_link import CoordinatorLink
+from tidelog.client.errors import GroupNotEmpty, UnknownGroup, typed
+from tidelog.client.group_commits import COMMIT_TIMEOUT, Mark, commit_requests
+from tidelog.client.metadata import MetadataCache, StreamMetadata
+from tidelog.client.positions import Anchor, AtOffset, AtTime, position_from_text, timestamp_ns
+from tidelog.client.subscription import Name, checked_names
+from wire import operations as op
+from wire.error_details import REPEATED
+from wire.errors import Code, TidelogError
+from wire.groups import COMMIT, MAX_COMMITTED, StreamPartition, check_group_name
+from wire.groups_pb2 import CommitResponse
+
+Target: TypeAlias = str | int | datetime | AtTime | Mapping[Name, int]
+Which: TypeAlias = str | datetime | AtTime
+LookUp: TypeAlias = Callable[[str, Any], Awaitable[dict[int, int]]]
+
+_MAX_OFFSET = (1 << 63) - 1
+
+
+class GroupProgress(TypedDict):
+    """Of a partition of which a group has committed something, or which a member has."""
+
+    stream: str
+    partition: int
+    committed: int | None
+    """The next offset to read; None: nothing is committed."""
+    end: int | None
+    """Of the committed log; None: no leader tells it, or the stream is gone."""
+    lag: int | None
+    """Records, with those that compaction has removed, between the two."""
+    member: str | None
+    """Id of the member that has it."""
+    metadata: str
+    committed_at_ns: int
+    """0: nothing is committed."""
+
+
+class DescribedGroup(op.GroupDescription):
+    progress: list[GroupProgress]
+    """By stream and partition."""
+
+
+class OffsetChange(TypedDict):
+    stream: str
+    partition: int
+    before: int | None
+    """None: nothing was committed."""
+    after: int
+
+
+class GroupAdmin:
+    """`look_up`: `Client.offsets`."""
+
+    def __init__(self, api: Api, metadata: MetadataCache, link: CoordinatorLink, look_up: LookUp) -> None:
+        self._api = api
+        self._metadata = metadata
+        self._link = link
+        self._look_up = look_up
+
+    async def describe(self, group: str) -> DescribedGroup:
+        found = await self._describe(group)
+        owners = {
+            (stream, partition): member["id"]
+            for member in found["details"]
+            for held in (member["assigned"], member["revoking"])
+            for stream, partitions in held.items()
+            for partition in partitions
+        }
+        offsets = {(entry["stream"], entry["partition"]): entry for entry in found["offsets"]}
+        streams = sorted({stream for stream, _ in (*owners, *offsets)})
+        ends = dict(zip(streams, await asyncio.gather(*map(self._ends, streams)), strict=True))
+        progress = []
+        for name in sorted({*owners, *offsets}):
+            stream, partition = name
+            entry, end = offsets.get(name), ends[stream].get(partition)
+            committed = None if entry is None else entry["offset"]
+            progress.append(
+                GroupProgress(
+                    stream=stream,
+                    partition=partition,
+                    committed=committed,
+                    end=end,
+                    lag=None if end is None or committed is None else max(end - committed, 0),
+                    member=owners.get(name),
+                    metadata="" if entry is None else entry["metadata"],
+                    committed_at_ns=0 if entry is None else entry["committed_at_ns"],
+                )
+            )
+        return {**found, "progress": progress}
+
+    async def reset(
+        self,
+        group: str,
+        to: Target | None,
+        shift: int | None,
+        streams: Iterable[str] | None,
+        partitions: Iterable[int] | None,
+        dry_run: bool,
+    ) -> list[OffsetChange]:
+        before, subscribed = await self._committed(group, is_named=streams is not None or isinstance(to, Mapping))
+        if isinstance(to, Mapping):
+            if streams is not None or partitions is not None or shift is not None:
+                raise bad("a mapping says which partitions are meant; leave streams, partitions and shift out")
+            after = await self._within(checked_names(to))
+        else:
+            named = subscribed if streams is None else _texts("streams", streams)
+            chosen = None if partitions is None else _numbers(partitions)
+            after = await self._moved(named, chosen, _target(to, shift), before)
+        changes = [
+            OffsetChange(stream=stream, partition=partition, before=before.get((stream, partition)), after=offset)
+            for (stream, partition), offset in sorted(after.items())
+        ]
+        if not dry_run:
+            for part in _parts(changes):
+                offsets: list[op.NewOffset] = [
+                    {"stream": each["stream"], "partition": each["partition"], "offset": each["after"]} for each in part
+                ]
+                await self._api.call(op.GROUP_RESET, group, offsets)
+        return changes
+
+    async def delete(self, group: str) -> None:
+        try:
+            await self._api.call(op.GROUP_DELETE, _group_name(group))
+        except UnknownGroup as error:
+            if not error.detail(REPEATED):  # else an answer was lost on the way, and it is gone
+                raise
+
+    async def commit(self, group: str, offsets: Mapping[Name, int], metadata: str) -> None:
+        name = _group_name(group)
+        check_text("metadata", metadata, "")
+        marks: dict[StreamPartition, Mark] = {}
+        for (stream, partition), offset in checked_names(offsets).items():
+            known = await self._metadata.get(stream)
+            _check_partition(known, partition)
+            of = StreamPartition(stream, known.incarnation, partition)
+            marks[of] = Mark(offset, known.partitions[partition].incarnation)
+        cluster_id = await self._link.cluster_id()
+        for request in commit_requests(name, marks, metadata):
+            request.cluster_id = cluster_id
+            await self._link.ask(COMMIT, name, request, CommitResponse, timeout=COMMIT_TIMEOUT)
+
+    # ----
+
+    async def _describe(self, group: str) -> op.GroupDescription:
+        return await self._api.call(op.GROUP_DESCRIBE, _group_name(group))
+
+    async def _ends(self, stream: str) -> dict[int, int]:
+        """Empty where they are not known."""
+        try:
+            return await self._look_up(stream, "latest")
+        except TidelogError as error:
+            if not error.retriable and error.code is not Code.UNKNOWN_STREAM:
+                raise
+            return {}
+
+    async def _committed(self, group: str, *, is_named: bool) -> tuple[dict[Name, int], list[str]]:
+        """What a group without members has committed, and of which streams. A group that is not there yet has committed
+        nothing, if it `is_named` which streams are meant. Raises GroupNotEmpty."""
+        try:
+            found = await self._describe(group)
+        except UnknownGroup:
+            if not is_named:
+                raise
+            return {}, []
+        if found["members"]:
+            clients = ", ".join(sorted(member["client"] or member["id"] for member in found["details"]))
+            raise GroupNotEmpty(
+                Code.GROUP_NOT_EMPTY,
+                f"group {group!r} has {found['members']} members: {clients:.500}; stop them, or wait until their"
+                " sessions are over",
+            )
+        offsets = {(entry["stream"], entry["partition"]): entry["offset"] for entry in found["offsets"]}
+        return offsets, sorted({stream for stream, _ in offsets})
+
+    async def _moved(
+        self,
+        streams: list[str],
+        partitions: list[int] | None,
+        target: Anchor | AtOffset | AtTime | int,
+        before: Mapping[Name, int],
+    ) -> dict[Name, int]:
+        """`target`: a number moves what is committed by so many."""
+        after: dict[Name, int] = {}
+        for stream in streams:
+            known = await self._metadata.get(stream)
+            for partition in partitions or ():
+                _check_partition(known, partition)
+            chosen = [*known.partitions] if partitions is None else partitions
+            if isinstance(target, (AtOffset, int)):
+                if isinstance(target, int):
+                    wanted = {p: before[stream, p] + target for p in chosen if (stream, p) in before}
+                else:
+                    wanted = dict.fromkeys(chosen, target.offset)
+                after |= await self._within({(stream, partition): offset for partition, offset in wanted.items()})
+            else:
+                which: Which = target if isinstance(target, AtTime) else _WORDS[target]
+                found = await self._look_up(stream, which)
+                after |= {(stream, partition): found[partition] for partition in chosen}
+        if not after:
+            raise bad("no partition was chosen: nothing is committed of these; name streams")
+        return after
+
+    async def _within(self, offsets: Mapping[Name, int]) -> dict[Name, int]:
+        """Those outside of their logs become the log's start, or its end."""
+        within: dict[Name, int] = {}
+        for stream in sorted({stream for stream, _ in offsets}):
+            known = await self._metadata.get(stream)
+            first, end = await asyncio.gather(self._look_up(stream, "earliest"), self._look_up(stream, "latest"))
+            for (named, partition), offset in offsets.items():
+                if named == stream:
+                    _check_partition(known, partition)
+                    within[stream, partition] = min(max(offset, first[partition]), end[partition])
+        return within
+
+
+_WORDS = {Anchor.EARLIEST: "earliest", Anchor.LATEST: "latest"}
+
+
+def _target(to: str | int | datetime | AtTime | None, shift: int | None) -> Anchor | AtOffset | AtTime | int:
+    if (to is None) == (shift is None):
+        raise bad("say where to: either to='earliest', 'latest', an offset or a time, or shift by a number")
+    if shift is not None:
+        check_whole("shift", shift, -_MAX_OFFSET, _MAX_OFFSET)
+        return shift
+    if isinstance(to, (datetime, AtTime)):
+        return AtTime(timestamp_ns(to, "to"))
+    if isinstance(to, str):
+        position = position_from_text(to)
+        if position is Anchor.NEW:
+            raise bad("to='new' is nothing that can be committed; use 'latest', which is the end of the committed log")
+        return position
+    check_whole("to", to, 0, _MAX_OFFSET)
+    offset = whole(to)
+    assert offset is not None
+    return AtOffset(offset)
+
+
+def _group_name(group: str) -> str:
+    try:
+        return check_group_name(group)
+    except TidelogError as error:
+        raise typed(error) from None
+
+
+def _check_partition(known: StreamMetadata, partition: int) -> None:
+    if partition not in known.partitions:
+        there = ", ".join(map(str, known.partitions))
+        raise bad(f"there is no partition {partition} in stream {known.name!r}, which has {there}")
+
+
+def _texts(name: str, given: Iterable[str]) -> list[str]:
+    texts = [given] if isinstance(given, str) else [*given]
+    for text in texts:
+        check_text(f"one of {name}", text, "orders")
+    return texts
+
+
+def _numbers(partitions: Iterable[int]) -> list[int]:
+    if isinstance(partitions, (str, bytes)) or not isinstance(partitions, Iterable):
+        raise bad(f"partitions={shown(partitions)} is no list of numbers; give one such as [0, 2]")
+    numbers = [*partitions]
+    for number in numbers:
+        check_whole("partition", number, 0, (1 << 31) - 1)
+    return numbers
+
+
+def _parts(changes: list[OffsetChange]) -> Iterator[list[OffsetChange]]:
+    for first in range(0, len(changes), MAX_COMMITTED):
+        yield changes[first : first + MAX_COMMITTED]
