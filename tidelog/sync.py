@@ -29,14 +29,17 @@ from tidelog.client.records import Batch, K, Record, V
 from tidelog.client.subscription import Listener, Name
 
 _Inner = TypeVar("_Inner")
+_Inner_co = TypeVar("_Inner_co", covariant=True)
 _P = ParamSpec("_P")
 _R = TypeVar("_R")
 _S = TypeVar("_S")
 
 
-class _Blocking(Protocol[_Inner]):
-    _inner: _Inner
+class _Blocking(Protocol[_Inner_co]):
     _thread: LoopThread
+
+    @property
+    def _inner(self) -> _Inner_co: ...
 
 
 def _blocking(

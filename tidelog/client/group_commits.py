@@ -95,7 +95,7 @@ class GroupCommits:
             try:
                 await self._link.ask(COMMIT, self._group, request, CommitResponse, timeout=timeout)
             except TidelogError as error:
-                if error.code is Code.UNKNOWN_MEMBER:
+                if error.code in (Code.UNKNOWN_MEMBER, Code.FENCED_INSTANCE):
                     session.hurry()
                 if error.code is not Code.STALE_GENERATION:
                     raise

@@ -276,7 +276,8 @@ class Membership:
         return self._take(answer, now) + self.tick(now)
 
     def on_refused(self, number: int, error: TidelogError, now: float) -> Effects:
-        if number not in self._sent or number != self._in_flight:
+        """One that does not pass may come unasked, too, on the inbox of a heartbeat that was answered before."""
+        if number not in self._sent or (error.retriable and number != self._in_flight):
             return []
         self._in_flight = None
         if error.retriable:

@@ -175,8 +175,15 @@ class TestHeartbeats:
         member(member.machine.tick(5.0))
         assert member(member.machine.on_silence(2, 5.0)) == []
         assert member(member.machine.on_no_responders(2, 5.0)) == []
-        assert member(member.machine.on_refused(2, TidelogError(Code.FENCED_INSTANCE, ""), 5.0)) == []
+        assert member(member.machine.on_refused(2, TidelogError(Code.UNAVAILABLE, ""), 5.0)) == []
         assert member.state() is State.MEMBER
+
+    def test_what_does_not_pass_is_heard_unasked(self) -> None:
+        member = settled(A)
+        error = TidelogError(Code.UNKNOWN_MEMBER, "removed")
+        assert member(member.machine.on_refused(2, error, 1.0)) == [Lose(frozenset({A}))]
+        assert member.last.kind == HeartbeatRequest.JOIN
+        assert member(member.machine.on_refused(2, error, 1.0)) == [], "of its earlier life"
 
 
 class TestSession:
