@@ -31,7 +31,7 @@ GROUP = "workers"
 PARTITIONS = 12
 PRODUCERS = 10
 MEMBERS = 5
-PAUSE = 0.05
+PAUSE = 0.3
 """Of a producer between two bursts: members in Python must keep up."""
 SESSION_S = 4.0
 LOOK_INTERVAL_S = 0.25
@@ -165,6 +165,16 @@ class GroupChaos:
                 self.seen.append(Seen(time.monotonic(), offsets))
             await asyncio.sleep(LOOK_INTERVAL_S)
 
+    async def until_joined(self, client: tidelog.Client) -> None:
+        """Until the coordinator knows all members, and all partitions are assigned."""
+        async with asyncio.timeout(RECOVERY_S):
+            while True:
+                with contextlib.suppress(tidelog.UnknownGroup):
+                    found = await client.describe_group(GROUP)
+                    if found["members"] == MEMBERS and found["state"] == "stable":
+                        return
+                await asyncio.sleep(LOOK_INTERVAL_S)
+
     async def until_read(self, client: tidelog.Client) -> None:
         """Until the group has committed all that is in the stream."""
         ends = await client.offsets(STREAM, "latest")
@@ -200,6 +210,7 @@ async def chaos_groups(cluster: DevCluster, folder: Path, options: argparse.Name
             async with acked_load(url, STREAM, producers=PRODUCERS, bare=False, pause=PAUSE) as ledger:
                 while len(driver.members) < MEMBERS:
                     driver.start_member()
+                await driver.until_joined(client)
                 await driver.run(client)
             await driver.until_read(client)
         finally:
