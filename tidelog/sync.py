@@ -182,6 +182,9 @@ class Consumer(Generic[K, V]):
     pause = _made(consumer.Consumer.pause, _as_it_is)
     resume = _made(consumer.Consumer.resume, _as_it_is)
     position = _made(consumer.Consumer.position, _as_it_is)
+    beginning_offsets = _blocking(consumer.Consumer.beginning_offsets)
+    end_offsets = _blocking(consumer.Consumer.end_offsets)
+    offsets_for_times = _blocking(consumer.Consumer.offsets_for_times)
 
     def close(self) -> None:
         """Stop fetching. Safe to call twice, and after the client was closed."""

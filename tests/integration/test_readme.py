@@ -158,6 +158,9 @@ def test_the_command_line_page(cluster: DevCluster, tmp_path: Path) -> None:
         )  # fmt: skip
         assert done.returncode == 0, f"{heading}: {done.stdout}\n{done.stderr}"
         said[heading] = done.stdout.splitlines()
+    assert [line.split(",")[0] for line in said["Copy"][1:]] == ["published 5 records"] * 2
+    first_offsets = [line.split("│")[5].strip() for line in said["Times and offsets"] if line.startswith("│ ")]
+    assert first_offsets == ["0", "0"], "all records are of the last hour"
     reading = said["Read"]
     assert reading.count('{"item": "tea"}') == 1, "raw"
     assert len(reading) == 4 * 5 + 1

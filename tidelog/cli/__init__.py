@@ -27,6 +27,7 @@ _COMMANDS = (
     "partition",
     "publish",
     "subscribe",
+    "offsets",
     "log",
     "broker",
     "cluster",

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
 import time
 from collections.abc import AsyncIterator, Callable, Iterable, Mapping
 from itertools import count
@@ -20,12 +19,12 @@ from tidelog.client.arguments import (
 )
 from tidelog.client.consumer import Consumer
 from tidelog.client.errors import Closed, WrongIncarnation
-from tidelog.client.fetcher import FetchSettings, PartitionFetcher
+from tidelog.client.fetcher import FetchSettings
 from tidelog.client.home_loop import HomeLoop
 from tidelog.client.metadata import MetadataCache, StreamMetadata, stream_name
+from tidelog.client.offset_lookup import OffsetLookup
 from tidelog.client.partition_changes import PartitionChanges
-from tidelog.client.partition_reader import PartitionReader
-from tidelog.client.positions import Anchor, AtOffset, AtTime, Moment, Position, Start, Stop, timestamp_ns
+from tidelog.client.positions import Anchor, AtOffset, AtTime, Moment, Start, Stop, timestamp_ns
 from tidelog.client.producer import Producer
 from tidelog.client.records import K, V
 from tidelog.client.serialization import Deserializers, Serializers
@@ -62,8 +61,7 @@ class Client(PartitionChanges):
         """In the order in which they were made: that is the order in which they hear of a connection."""
         self._consumers: dict[Consumer[Any, Any], None] = {}
         self._numbers = count(time.time_ns() % 1021)
-        self._latest: dict[tuple[int, int], int] = {}
-        """(stream incarnation, partition) -> the largest "latest" answered so far, which never goes back."""
+        self._lookup = OffsetLookup(transport, subjects, self._metadata)
         self._closed = False
         self._home = HomeLoop("this client")
         transport.on_connection_change(self._on_connection_change)
@@ -351,6 +349,7 @@ class Client(PartitionChanges):
             self._transport,
             self._subjects,
             self._metadata,
+            self._lookup,
             stream_name(stream),
             start=start,
             stop=stop,
@@ -369,21 +368,27 @@ class Client(PartitionChanges):
 
     # Positions, for callers that plan their reads themselves
 
-    async def offsets(self, stream: str, which: Literal["earliest", "latest"] | Moment) -> dict[int, int]:
-        """One offset per partition: "earliest" = of the oldest record there is; "latest" = the end of the committed log
-        (exclusive: the next record's); a time (as the `timestamp` of `Producer.send`) = of the first record at or
-        after it, the end when there is none. "latest" never goes back. Raises UnknownStream, NoServer.
+    async def offsets(
+        self,
+        stream: str,
+        which: Literal["earliest", "latest"] | Moment,
+        *,
+        partitions: Iterable[int] | None = None,
+    ) -> dict[int, int]:
+        """One offset per partition (None: of all): "earliest" = of the oldest record there is; "latest" = the end of
+        the committed log (exclusive: the next record's); a time (as the `timestamp` of `Producer.send`) = of the first
+        record at or after it, the end when there is none. "latest" never goes back. `Consumer` has the same as
+        `beginning_offsets`, `end_offsets` and `offsets_for_times`.
+
+        Raises UnknownStream, BadRequest, NoServer.
         """
         self._check_open()
         position = _looked_up(which)
-        layout = await self._metadata.refresh(stream)
-        found = await asyncio.gather(*(self._offset(layout, partition, position) for partition in layout.partitions))
-        offsets = dict(zip(layout.partitions, found, strict=True))
-        if which == "latest":
-            for partition, offset in offsets.items():
-                key = (layout.incarnation, partition)
-                offsets[partition] = self._latest[key] = max(offset, self._latest.get(key, 0))
-        return offsets
+        if position is Anchor.EARLIEST:
+            return await self._lookup.beginnings(stream, partitions)
+        if position is Anchor.NEW:
+            return await self._lookup.ends(stream, partitions)
+        return await self._lookup.at(stream, position, partitions)
 
     async def fetch_batches(
         self,
@@ -415,40 +420,11 @@ class Client(PartitionChanges):
                 f"stream {stream!r} was deleted and created again since its offsets were noted; begin anew",
             )
         settings = FetchSettings(max_bytes=min(max_bytes, self._transport.max_payload - ANSWER_OVERHEAD))
-        reader = self._reader(layout, partition, AtOffset(start_offset), AtOffset(end_offset), settings)
+        start, end = AtOffset(start_offset), AtOffset(end_offset)
+        reader = self._lookup.reader(layout, partition, start, end, settings)
         while answer := await reader.read():
             for batch in answer.batches:
                 yield batch
-
-    async def _offset(self, layout: StreamMetadata, partition: int, position: Position) -> int:
-        reader = self._reader(layout, partition, position, None, FetchSettings())
-        await reader.resolve()
-        offset = reader.fetcher.position
-        assert offset is not None
-        return offset
-
-    def _reader(
-        self, layout: StreamMetadata, partition: int, start: Position, stop: Position | None, settings: FetchSettings
-    ) -> PartitionReader:
-        known = layout.partitions[partition]
-        fetcher = PartitionFetcher(
-            f"{layout.name}/{partition}",
-            start,
-            stop,
-            settings,
-            cluster_id=layout.cluster_id,
-            stream_incarnation=layout.incarnation,
-            partition_incarnation=known.incarnation,
-            leader_epoch=known.leader_epoch,
-        )
-        return PartitionReader(
-            fetcher,
-            self._transport,
-            self._subjects,
-            layout.name,
-            partition,
-            lambda: self._metadata.forget(layout.name),
-        )
 
     def _on_connection_change(self, connected: bool) -> None:
         for producer in tuple(self._producers):
@@ -460,7 +436,7 @@ class Client(PartitionChanges):
         self._home.check()
 
 
-def _looked_up(which: str | Moment) -> Position:
+def _looked_up(which: str | Moment) -> Literal[Anchor.EARLIEST, Anchor.NEW] | AtTime:
     if which == "earliest":
         return Anchor.EARLIEST
     if which == "latest":
