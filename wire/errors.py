@@ -15,6 +15,7 @@ from wire.error_details import (
     BROKER,
     DELETIONS_GONE,
     END,
+    ERR_CODE,
     EXPECTED_SEQUENCE,
     LAST_OFFSET,
     LEADER,
@@ -84,11 +85,14 @@ class Code(Enum):
     UNKNOWN_PRODUCER_ID = Entry(False, False, details=(REMEMBERED_MS,))
     PRODUCER_FENCED = Entry(False, False)
     INCORRECT_OFFSET = Entry(False, False, details=(LAST_OFFSET,))
+    INCORRECT_MESSAGE_ID = Entry(False, False, details=(ERR_CODE,))
+    WRONG_STREAM = Entry(False, False, details=(ERR_CODE,))
+    NOT_SUPPORTED = Entry(False, False, details=(ERR_CODE,))
     RECORD_TOO_LARGE = Entry(False, False)
     MESSAGE_TOO_LARGE = Entry(False, False, details=(SIZE, MAX_PAYLOAD))
     CORRUPT_BATCH = Entry(False, False)
     CORRUPT_ENVELOPE = Entry(False, False)
-    BAD_REQUEST = Entry(False, False)
+    BAD_REQUEST = Entry(False, False, details=(ERR_CODE,))
     READONLY = Entry(False, False)
     PAUSED = Entry(False, False)
     UNKNOWN_STREAM = Entry(False, True)

@@ -205,6 +205,7 @@ def _broker(subjects: Subjects, scope: Scope) -> Permissions:
         Grant(f"{ns}.inbox.>", "answers to brokers"),
         Grant(f"{scope.inbox_prefix}.>", "answers to clients"),
         Grant("$SRV.INFO", "which services listen where, before a stream is created"),
+        Grant("$JS.API.STREAM.NAMES", "which JetStream streams capture a subject, before a stream is created on it"),
     ]
     if scope.across_accounts:
         publish.append(Grant(SERVICE_REPLIES, "answers to clients in other accounts"))

@@ -21,6 +21,7 @@ from dataclasses import dataclass
 from dataplane.broker.appending import Appending
 from dataplane.broker.context import BrokerContext
 from dataplane.broker.follower_service import FollowerService
+from dataplane.broker.id_learning import IdLearning
 from dataplane.broker.reading import ReadableRole
 from dataplane.broker.role import RoleSetup
 from dataplane.broker.role_subscriptions import RoleSubscriptions, Subscribe
@@ -99,7 +100,7 @@ class LeaderDriver(ReadableRole):
             shared=context.uncommitted,
             story=self.story,
         )
-        self._appending = Appending(self, self.core, self._run)
+        self._appending = Appending(self, self.core, self.ids, self._run)
         self._followers = FollowerService(self, self.core, self._appending, self._run)
 
     # ------------------------------------------------------------------ life
@@ -107,6 +108,10 @@ class LeaderDriver(ReadableRole):
         """Returns once NATS brings everything that is published and asked."""
         context, view = self.context, self.view
         context.counters.elections_won += 1
+        # Before the first publish is heard: a publisher that got no answer from the leader before sends it again.
+        if not await IdLearning(self).learn(context.executor):
+            return
+        self._appending.repetitions.begin()
         is_subscribed = await self._subscribe()
         if self.is_over():  # meanwhile
             await self._subscriptions.drop()

@@ -196,6 +196,11 @@ class MetadataService:
         """Whether a controller has been heard, and has heard this broker, within the leader lease."""
         return self._requests.lease_valid(now)
 
+    def led_at(self, moment: float) -> bool:
+        """Whether a controller has counted on this broker, and on its leaderships, at that moment or later (monotonic
+        seconds)."""
+        return self._requests.led_at(moment)
+
     def alter_isr(self, change: IsrChange) -> None:
         """Ask for another ISR. A later request for a partition replaces the one on its way. Views tell how it ended."""
         self._outbound.alter_isr(change)

@@ -38,6 +38,8 @@ class Receipt(NamedTuple):
     """-1 with acks="none": no answer was asked for."""
     timestamp: int
     """ns since 1970 that the record carries."""
+    duplicate: bool = False
+    """A record with this `msg_id` was there already: `offset` is its offset, and nothing was written."""
 
 
 class BatchReceipt(NamedTuple):
