@@ -33,6 +33,7 @@ _COMMANDS = (
     "cluster",
     "audit",
     "security",
+    "context",
     "completion",
 )
 """In the order of the help. Each is an attribute of the module `tidelog.cli` has of that name."""

@@ -40,7 +40,7 @@ GROUPS = {command[0] for command in every_command() if len(command) == 2}
 OF_A_CLUSTER = [
     command
     for command in every_command()
-    if command[0] not in ("up", "server", "log", "security", "completion")
+    if command[0] not in ("up", "server", "log", "security", "context", "completion")
     and (len(command) == 2 or command[0] not in GROUPS)
 ]
 
