@@ -267,6 +267,7 @@ class Client:
     metadata = _blocking(connection.Client.metadata)
     offsets = _blocking(connection.Client.offsets)
     fetch_batches = _iterated(connection.Client.fetch_batches)
+    activity = _iterated(connection.Client.activity)
 
     producer = _made(connection.Client.producer, Producer)
     consume = _made(connection.Client.consume, Consumer)

@@ -8,7 +8,7 @@ replicated, moved and repaired by the same code, and read by consumers. The diff
 - the controller creates it when it is first needed; nobody alters or deletes it, and lists of streams leave it out
   unless they are asked for it;
 - its leader takes records from brokers alone, on `<ns>.<stream>.<partition>.write`: it listens neither on a subject for
-  plain publishes nor on `.append`;
+  plain publishes nor on `.append`; and it tells them its last committed batch, on `.last`;
 - its settings are those of its entry: of the cluster's defaults it takes `encryption` only.
 
 To add one: an entry here, and the code that writes it (`tidelog.server.internal_append`).
@@ -54,7 +54,20 @@ AUDIT = InternalStream(
     ),
 )
 
-INTERNAL_STREAMS: Mapping[str, InternalStream] = {stream.name: stream for stream in (AUDIT,)}
+ACTIVITY = InternalStream(
+    name="__activity",
+    help="what happened in the cluster, as `tidelog activity` shows it",
+    partitions=1,
+    settings=StreamConfig(
+        reply_acks=False,
+        segment_bytes=16 << 20,
+        segment_max_age_ms=_DAY_MS,
+        retention_max_age_ms=31 * _DAY_MS,
+        retention_max_bytes=256 << 20,
+    ),
+)
+
+INTERNAL_STREAMS: Mapping[str, InternalStream] = {stream.name: stream for stream in (AUDIT, ACTIVITY)}
 """By name."""
 
 

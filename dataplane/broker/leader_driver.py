@@ -48,7 +48,7 @@ from wire.errors import Code, CorruptData, TidelogError
 from wire.internal_streams import is_internal
 from wire.peers import PeerTransport
 from wire.tidelog_pb2 import FetchRequest, PartitionNotification
-from wire.transport import MessageHandler, Transport
+from wire.transport import Message, MessageHandler, Transport
 from wire.types import BrokerId, DrainAnswer, LeaderMove, Offset, PartitionView
 
 _log = logging.getLogger(__name__)
@@ -139,7 +139,10 @@ class LeaderDriver(ReadableRole):
 
         peers, ingest = context.peers, context.ingest
         if is_internal(key.stream, self.view.subject, subjects):
-            of_publishers = [told(peers, subjects.write(key.stream, key.partition), self._appending.on_append)]
+            of_publishers = [
+                told(peers, subjects.write(key.stream, key.partition), self._appending.on_append),
+                told(peers, subjects.last(key.stream, key.partition), self._on_last),
+            ]
         else:
             self.subjects.append(self.view.subject)
             of_publishers = [
@@ -283,6 +286,33 @@ class LeaderDriver(ReadableRole):
             position = latest if found is None else max(found, self.first_record)
             self._fetch_from(request, position, inbox, looked_up=True)
             self.timer.schedule()
+
+    # ------------------------------------------------------------------ brokers that write internal streams
+    def _on_last(self, message: Message) -> None:
+        """A broker asks for the last committed batch; the answer is empty where there is none."""
+        if self.ended or not message.reply:
+            return
+        end = self.latest()
+        if isinstance(end, TidelogError):
+            self.peer_answers.error(message.reply, end)
+        elif end <= self.first_record:
+            self.context.peers.publish(message.reply, [b""])
+        else:
+            self.spawn(self._send_last(end, message.reply))
+
+    async def _send_last(self, end: Offset, inbox: str) -> None:
+        offset = Offset(end - 1)
+        try:
+            data = await self.read_plain(offset, end)
+        except TidelogError as e:
+            self.peer_answers.error(inbox, e)
+        except CorruptData as e:
+            self.on_damage(f"a broker asked for what lies at offset {offset}: {e}")
+        except LogDamaged as e:
+            self.fail(f"the log cannot be read at offset {offset}: {e}")
+        else:
+            if not self.ended:
+                self.send(self.context.peers, inbox, offset, data)
 
     # ------------------------------------------------------------------ effects
     def _run(self, effects: list[LeaderEffect]) -> None:

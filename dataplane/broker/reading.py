@@ -231,6 +231,12 @@ class ReadableRole(Role):
         data = read_checked(self.log, offset, limit, end)
         return self.cipher.plain([data]) if holds_encrypted(data) else [data]
 
+    async def read_plain(self, offset: Offset, end: Offset) -> list[Buffer]:
+        """As an answer may hold, decrypted. Raises LogDamaged, CorruptData, TidelogError."""
+        return await self.context.loop.run_in_executor(
+            self.context.readers, self._read_plain, offset, self.context.max_batch_bytes, end
+        )
+
     async def read_cold(self, offset: Offset, limit: int, end: Offset) -> Buffer:
         """Both CRCs of each batch are checked. Raises as `PartitionLog.read_from_disk`."""
         return await self.context.loop.run_in_executor(

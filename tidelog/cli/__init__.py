@@ -32,6 +32,7 @@ _COMMANDS = (
     "broker",
     "cluster",
     "audit",
+    "activity",
     "security",
     "context",
     "completion",

@@ -25,7 +25,7 @@ _REMEMBERED = 10_000
 """Ids of records that were shown: one that was written twice is shown once."""
 
 
-def _check_stream(_ctx: click.Context, _parameter: click.Parameter, given: str | None) -> str | None:
+def check_stream(_ctx: click.Context, _parameter: click.Parameter, given: str | None) -> str | None:
     from wire.errors import TidelogError
     from wire.subjects import check_stream_name
 
@@ -42,7 +42,7 @@ def _check_stream(_ctx: click.Context, _parameter: click.Parameter, given: str |
     help=f"Only acts from then on: {FORMS}.  [default: all that are kept]",
 )
 @time_zone_option
-@click.option("--stream", callback=_check_stream, help="Only acts on this stream.")
+@click.option("--stream", callback=check_stream, help="Only acts on this stream.")
 @click.option("--follow", is_flag=True, help="Go on with acts as they come.")
 @cluster_options
 def audit(
@@ -124,16 +124,16 @@ def _row(record: dict[str, Any], zone: tzinfo | None) -> list[str]:
     request = {key: value for key, value in (record.get("request") or {}).items() if value not in (None, {}, [])}
     outcome = record.get("outcome", "?")
     return [
-        _plain(_time(record.get("time", "?"), zone)),
-        _plain(record.get("operation", "?")),
-        _plain(record.get("stream") or "-"),
-        _plain(outcome if record.get("code") is None else f"{outcome}: {record['code']}"),
+        plain(told_time(record.get("time", "?"), zone)),
+        plain(record.get("operation", "?")),
+        plain(record.get("stream") or "-"),
+        plain(outcome if record.get("code") is None else f"{outcome}: {record['code']}"),
         _client(record),
         json.dumps(request),
     ]
 
 
-def _time(text: object, zone: tzinfo | None) -> str:
+def told_time(text: object, zone: tzinfo | None) -> str:
     from tidelog.client.positions import timestamp_from_text
 
     try:
@@ -147,11 +147,11 @@ def _client(record: dict[str, Any]) -> str:
     if nats:
         user = nats.get("user")
         host = f" from {nats['host']}" if nats.get("host") else ""
-        return _plain(f"{nats.get('account', '?')}{f'/{user}' if user else ''}{host}")
-    return _plain(f"{record['claimed']}?") if record.get("claimed") else "?"
+        return plain(f"{nats.get('account', '?')}{f'/{user}' if user else ''}{host}")
+    return plain(f"{record['claimed']}?") if record.get("claimed") else "?"
 
 
-def _plain(value: object) -> str:
+def plain(value: object) -> str:
     return "".join(character if character.isprintable() else "?" for character in str(value))
 
 

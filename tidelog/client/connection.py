@@ -9,6 +9,7 @@ from types import NoneType, TracebackType
 from typing import Any, Literal, Protocol, Self, runtime_checkable
 
 from tidelog.client.accumulator_settings import AccumulatorSettings
+from tidelog.client.activity import read_activity
 from tidelog.client.admin import Admin
 from tidelog.client.api import Api
 from tidelog.client.arguments import (
@@ -30,6 +31,7 @@ from tidelog.client.records import K, V
 from tidelog.client.serialization import Deserializers, Serializers
 from tidelog.client.stream_reading import ANSWER_OVERHEAD, OnGap, OnOutOfRange, ReadFrom
 from wire import operations as op
+from wire.activity import ActivityEvent
 from wire.batch import RecordBatch
 from wire.durability import Durability
 from wire.errors import Code
@@ -425,6 +427,18 @@ class Client(PartitionChanges):
         while answer := await reader.read():
             for batch in answer.batches:
                 yield batch
+
+    async def activity(self, *, start: Start = "earliest", follow: bool = True) -> AsyncIterator[ActivityEvent]:
+        """What happened in the cluster: streams created, altered and deleted, leaders and ISRs changed, brokers that
+        joined or died, and so on, each event once, in the order in which the metadata group applied them. `start`:
+        as that of `consume`; a time is the one at which events were written. Without `follow` it ends at the last one.
+
+        Raises UnknownStream where nothing is recorded: brokers record events where their `[metadata] activity_stream`
+        is true.
+        """
+        self._check_open()
+        async for event in read_activity(self, self._subjects, start, follow):
+            yield event
 
     def _on_connection_change(self, connected: bool) -> None:
         for producer in tuple(self._producers):
