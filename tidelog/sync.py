@@ -198,23 +198,27 @@ class Consumer(Generic[K, V]):
 
     @property
     def positions(self) -> Mapping[int, int]:
-        """See `tidelog.Consumer`, as for all of these."""
+        """By partition, the offset after the last record that was handed out. See `tidelog.Consumer`, as for all."""
         return self._inner.positions
 
     @property
     def lag(self) -> Mapping[int, int]:
+        """By partition, the committed records from its position on, as of the newest answer of a broker."""
         return self._inner.lag
 
     @property
     def paused(self) -> frozenset[int]:
+        """The partitions that `pause` has named."""
         return self._inner.paused
 
     @property
     def is_at_end(self) -> bool:
+        """All records below the stop were handed out."""
         return self._inner.is_at_end
 
     @property
     def missed(self) -> Mapping[int, int]:
+        """By partition, the records that retention removed before they were read."""
         return self._inner.missed
 
 

@@ -153,6 +153,7 @@ class TidelogError(Exception):
 
     @property
     def retriable(self) -> bool:
+        """It passes by itself, so the same request may be sent again."""
         return self.code.retriable
 
     def detail(self, wanted: Detail[_T]) -> _T | None:
@@ -196,6 +197,7 @@ class TidelogError(Exception):
         return cls(code, message, details) if code else cls(Code.INTERNAL, f"{name}: {message}", details)
 
     def to_json(self) -> ErrorForm:
+        """As answers of the API carry it."""
         return {
             "code": self.code.name,
             "message": self.message[:MAX_MESSAGE_CHARACTERS],
@@ -205,6 +207,7 @@ class TidelogError(Exception):
 
     @classmethod
     def from_json(cls, value: Mapping[str, Any]) -> TidelogError:
+        """What `to_json` has made; an unknown code reads as INTERNAL."""
         code = Code.__members__.get(str(value.get("code")), Code.INTERNAL)
         details = value.get("details")
         texts = {str(key): str(text) for key, text in details.items()} if isinstance(details, Mapping) else {}

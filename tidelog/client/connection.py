@@ -161,7 +161,7 @@ class Client(PartitionChanges):
         await self._admin.delete_stream(name)
 
     async def streams(self, *, internal: bool = False) -> list[op.StreamSummary]:
-        """`internal`: with Tidelog's own."""
+        """Name, subject and numbers of each stream; `internal`: with Tidelog's own. Raises NoServer."""
         self._check_open()
         return (await self._api.call(op.STREAM_LIST, internal=internal))["streams"]
 
@@ -201,6 +201,7 @@ class Client(PartitionChanges):
         return await self._api.call(op.PARTITION_STORY, stream_name(stream), partition)
 
     async def cluster_status(self) -> op.ClusterStatus:
+        """Brokers, controller, streams in numbers, partitions that are offline or lack replicas. Raises NoServer."""
         self._check_open()
         return await self._api.call(op.CLUSTER_STATUS)
 
