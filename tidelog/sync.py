@@ -268,6 +268,7 @@ class Client:
     alter_cluster = _blocking(connection.Client.alter_cluster)
     set_readonly = _blocking(connection.Client.set_readonly)
     delete_records = _blocking(connection.Client.delete_records)
+    copy_stream = _blocking(connection.Client.copy_stream)
     metadata = _blocking(connection.Client.metadata)
     offsets = _blocking(connection.Client.offsets)
     fetch_batches = _iterated(connection.Client.fetch_batches)

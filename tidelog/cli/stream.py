@@ -8,6 +8,7 @@ import click
 
 from tidelog.cli.config_options import SettingsCommand, alteration_options, config_of, config_option
 from tidelog.cli.session import cluster_options, confirm, console, counted, print_json, run, yes_option
+from tidelog.cli.stream_copy import copy
 from wire.durability import DEFAULT_REPLICAS, MAX_REPLICAS
 
 if TYPE_CHECKING:
@@ -134,6 +135,9 @@ def alter(
             _show_description(changed)
 
     run(server, namespace, work)
+
+
+stream.add_command(copy)
 
 
 @stream.command()

@@ -19,6 +19,7 @@ from tidelog.client.arguments import (
     check_whole,
 )
 from tidelog.client.consumer import Consumer
+from tidelog.client.copying import CopiedStream, CopyRequest, copy_stream
 from tidelog.client.errors import Closed, WrongIncarnation
 from tidelog.client.fetcher import FetchSettings
 from tidelog.client.home_loop import HomeLoop
@@ -428,6 +429,47 @@ class Client(PartitionChanges):
         while answer := await reader.read():
             for batch in answer.batches:
                 yield batch
+
+    async def copy_stream(
+        self,
+        source: str,
+        target: str,
+        *,
+        partitions: int | None = None,
+        start: Start = "earliest",
+        stop: Stop = "latest",
+        subject: str | None = None,
+        replication_factor: int | None = None,
+        config: Mapping[str, str | int | bool] | None = None,
+        resume: bool = False,
+        on_progress: Callable[[int, int], None] | None = None,
+    ) -> CopiedStream:
+        """Make the stream `target` as `source` is, but for what is given otherwise (its `subject` is its name), and
+        copy the committed records between `start` and `stop` into it: keys, values, headers and timestamps, in the
+        order of each partition. With another number of `partitions`, records with a key go where producers put that
+        key: their order is kept per key. `config`: settings that differ; `delete_protection` is not copied.
+
+        A copy that ended early stays as it is; with `resume` and the same arguments it is gone on with, where both have
+        as many partitions. `on_progress(done, total)` is called now and then, in offsets.
+
+        Raises StreamExists, UnknownStream, BadRequest, and what `create_stream`, a consumer and a producer raise.
+        """
+        self._check_open()
+        return await copy_stream(
+            self,
+            CopyRequest(
+                source,
+                target,
+                partitions,
+                start,
+                stop,
+                subject,
+                replication_factor,
+                {} if config is None else config,
+                resume,
+                on_progress or (lambda _done, _total: None),
+            ),
+        )
 
     async def activity(self, *, start: Start = "earliest", follow: bool = True) -> AsyncIterator[ActivityEvent]:
         """What happened in the cluster: streams created, altered and deleted, leaders and ISRs changed, brokers that
