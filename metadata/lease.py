@@ -64,6 +64,10 @@ class Lease:
     def is_valid(self, now: float) -> bool:
         return now - self._since <= self._settings.leader_lease_s
 
+    def proves(self, moment: float) -> bool:
+        """The leaderships that this broker believes to have were its own at that moment, or later."""
+        return self._since >= moment
+
     def age_of(self, controller_epoch: int, answered: int, now: float) -> float:
         """Age, at most, of a request by the controller of `controller_epoch` that names `answered` as the newest probe
         whose answer had arrived. inf: of another controller epoch, or without such an answer."""

@@ -49,11 +49,13 @@ class MetadataSettings:
     """Streams of the cluster; one more is refused with LIMIT_REACHED."""
     max_partitions: int = 100_000
     """Partitions of all its streams; the same."""
+    activity_stream: bool = False
+    """Changes of the cluster are recorded in the internal stream `__activity`. The same on all voters."""
 
     def __post_init__(self) -> None:
         for field in fields(self):
             value = getattr(self, field.name)
-            if not value > 0:
+            if not isinstance(value, bool) and not value > 0:
                 raise TidelogError(Code.BAD_CONFIG, f"{field.name}={value} is not above 0")
         for holds, sentence in (
             (

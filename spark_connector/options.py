@@ -9,6 +9,7 @@ from __future__ import annotations
 import json
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
+from datetime import UTC
 from difflib import get_close_matches
 from enum import Enum
 from typing import Any, NoReturn
@@ -222,7 +223,7 @@ def _parse_timestamp(name: str, text: str) -> AtTimestamp:
     except ValueError:
         pass
     try:
-        return AtTimestamp(timestamp_from_text(text))
+        return AtTimestamp(timestamp_from_text(text, UTC))
     except ValueError:
         _refuse(f"{name}={text!r} is neither milliseconds since 1970 nor a time such as 2030-01-31T12:00:00Z")
 

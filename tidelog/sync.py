@@ -186,6 +186,9 @@ class Consumer(Generic[K, V]):
     pause = _made(consumer.Consumer.pause, _as_it_is)
     resume = _made(consumer.Consumer.resume, _as_it_is)
     position = _made(consumer.Consumer.position, _as_it_is)
+    beginning_offsets = _blocking(consumer.Consumer.beginning_offsets)
+    end_offsets = _blocking(consumer.Consumer.end_offsets)
+    offsets_for_times = _blocking(consumer.Consumer.offsets_for_times)
 
     def close(self) -> None:
         """Stop fetching. Safe to call twice, and after the client was closed."""
@@ -199,23 +202,27 @@ class Consumer(Generic[K, V]):
 
     @property
     def positions(self) -> Mapping[int, int]:
-        """See `tidelog.Consumer`, as for all of these."""
+        """By partition, the offset after the last record that was handed out. See `tidelog.Consumer`, as for all."""
         return self._inner.positions
 
     @property
     def lag(self) -> Mapping[int, int]:
+        """By partition, the committed records from its position on, as of the newest answer of a broker."""
         return self._inner.lag
 
     @property
     def paused(self) -> frozenset[int]:
+        """The partitions that `pause` has named."""
         return self._inner.paused
 
     @property
     def is_at_end(self) -> bool:
+        """All records below the stop were handed out."""
         return self._inner.is_at_end
 
     @property
     def missed(self) -> Mapping[int, int]:
+        """By partition, the records that retention removed before they were read."""
         return self._inner.missed
 
 
@@ -396,9 +403,11 @@ class Client:
     alter_cluster = _blocking(connection.Client.alter_cluster)
     set_readonly = _blocking(connection.Client.set_readonly)
     delete_records = _blocking(connection.Client.delete_records)
+    copy_stream = _blocking(connection.Client.copy_stream)
     metadata = _blocking(connection.Client.metadata)
     offsets = _blocking(connection.Client.offsets)
     fetch_batches = _iterated(connection.Client.fetch_batches)
+    activity = _iterated(connection.Client.activity)
 
     producer = _made(connection.Client.producer, Producer)
     consume = _made(connection.Client.consume, Consumer)

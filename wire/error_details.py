@@ -59,6 +59,7 @@ DELETIONS_GONE = _flag(
     "deletions_gone", "the offset is in the log, and yet nothing can be appended to the log below it (R39)"
 )
 END = _number("end", "the end of the committed log, exclusive")
+ERR_CODE = _number("err_code", "JetStream's number of this error, told to bare publishes")
 EXPECTED_SEQUENCE = _number("expected_sequence", "the sequence number that comes next for this producer")
 LAST_OFFSET = Detail(
     "last_offset",

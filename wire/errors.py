@@ -16,6 +16,7 @@ from wire.error_details import (
     CURSOR_VERSION,
     DELETIONS_GONE,
     END,
+    ERR_CODE,
     EXPECTED_SEQUENCE,
     LAST_OFFSET,
     LEADER,
@@ -85,11 +86,14 @@ class Code(Enum):
     UNKNOWN_PRODUCER_ID = Entry(False, False, details=(REMEMBERED_MS,))
     PRODUCER_FENCED = Entry(False, False)
     INCORRECT_OFFSET = Entry(False, False, details=(LAST_OFFSET,))
+    INCORRECT_MESSAGE_ID = Entry(False, False, details=(ERR_CODE,))
+    WRONG_STREAM = Entry(False, False, details=(ERR_CODE,))
+    NOT_SUPPORTED = Entry(False, False, details=(ERR_CODE,))
     RECORD_TOO_LARGE = Entry(False, False)
     MESSAGE_TOO_LARGE = Entry(False, False, details=(SIZE, MAX_PAYLOAD))
     CORRUPT_BATCH = Entry(False, False)
     CORRUPT_ENVELOPE = Entry(False, False)
-    BAD_REQUEST = Entry(False, False)
+    BAD_REQUEST = Entry(False, False, details=(ERR_CODE,))
     READONLY = Entry(False, False)
     PAUSED = Entry(False, False)
     UNKNOWN_STREAM = Entry(False, True)
@@ -157,6 +161,7 @@ class TidelogError(Exception):
 
     @property
     def retriable(self) -> bool:
+        """It passes by itself, so the same request may be sent again."""
         return self.code.retriable
 
     def detail(self, wanted: Detail[_T]) -> _T | None:
@@ -200,6 +205,7 @@ class TidelogError(Exception):
         return cls(code, message, details) if code else cls(Code.INTERNAL, f"{name}: {message}", details)
 
     def to_json(self) -> ErrorForm:
+        """As answers of the API carry it."""
         return {
             "code": self.code.name,
             "message": self.message[:MAX_MESSAGE_CHARACTERS],
@@ -209,6 +215,7 @@ class TidelogError(Exception):
 
     @classmethod
     def from_json(cls, value: Mapping[str, Any]) -> TidelogError:
+        """What `to_json` has made; an unknown code reads as INTERNAL."""
         code = Code.__members__.get(str(value.get("code")), Code.INTERNAL)
         details = value.get("details")
         texts = {str(key): str(text) for key, text in details.items()} if isinstance(details, Mapping) else {}

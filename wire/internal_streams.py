@@ -8,7 +8,7 @@ replicated, moved and repaired by the same code, and read by consumers. The diff
 - the controller creates it when it is first needed; nobody alters or deletes it, and lists of streams leave it out
   unless they are asked for it;
 - its leader takes records from brokers alone, on `<ns>.<stream>.<partition>.write`: it listens neither on a subject for
-  plain publishes nor on `.append`;
+  plain publishes nor on `.append`; and it tells them its last committed batch, on `.last`;
 - its settings are those of its entry: of the cluster's defaults it takes `encryption` only.
 
 To add one: an entry here, and the code that writes it: `tidelog.server.internal_append`, or a coordinator
@@ -56,6 +56,19 @@ AUDIT = InternalStream(
     ),
 )
 
+ACTIVITY = InternalStream(
+    name="__activity",
+    help="what happened in the cluster, as `tidelog activity` shows it",
+    partitions=1,
+    settings=StreamConfig(
+        reply_acks=False,
+        segment_bytes=16 << 20,
+        segment_max_age_ms=_DAY_MS,
+        retention_max_age_ms=31 * _DAY_MS,
+        retention_max_bytes=256 << 20,
+    ),
+)
+
 GROUPS = InternalStream(
     name="__groups",
     help="consumer groups, their committed offsets, and cursors",
@@ -64,7 +77,7 @@ GROUPS = InternalStream(
 )
 """Each partition has a coordinator (`wire.groups`). Their number is fixed: it decides where a group belongs."""
 
-INTERNAL_STREAMS: Mapping[str, InternalStream] = {stream.name: stream for stream in (AUDIT, GROUPS)}
+INTERNAL_STREAMS: Mapping[str, InternalStream] = {stream.name: stream for stream in (AUDIT, ACTIVITY, GROUPS)}
 """By name."""
 
 

@@ -19,7 +19,7 @@ from typing import Any, Final
 from wire import operations as op
 from wire.errors import Code, TidelogError
 from wire.groups import KINDS, check_group_name
-from wire.internal_streams import AUDIT, GROUPS
+from wire.internal_streams import ACTIVITY, AUDIT, GROUPS, InternalStream
 from wire.operation import Operation
 from wire.subjects import (
     DEFAULT_INBOX_PREFIX,
@@ -136,8 +136,13 @@ def _admin(subjects: Subjects, streams: list[StreamName], _: Scope) -> Iterator[
         wanted = [each for each in wanted if each.stream or not each.writes]
     yield from _operations(subjects, wanted, streams)
     if not streams:
-        yield Grant(subjects.fetch(StreamName(AUDIT.name), ANY_PARTITION), "the audit trail, from the leader")
-        yield Grant(subjects.fetch_from(StreamName(AUDIT.name), ANY_PARTITION, ANY_BROKER), "the same, from a replica")
+        yield from _records_of(subjects, AUDIT, "the audit trail")
+        yield from _records_of(subjects, ACTIVITY, "what happened in the cluster")
+
+
+def _records_of(subjects: Subjects, stream: InternalStream, purpose: str) -> Iterator[Grant]:
+    yield Grant(subjects.fetch(StreamName(stream.name), ANY_PARTITION), f"{purpose}, from the leader")
+    yield Grant(subjects.fetch_from(StreamName(stream.name), ANY_PARTITION, ANY_BROKER), "the same, from a replica")
 
 
 def _producer(subjects: Subjects, streams: list[StreamName], scope: Scope) -> Iterator[Grant]:
@@ -169,6 +174,8 @@ def _monitoring(subjects: Subjects, streams: list[StreamName], _: Scope) -> Iter
     yield Grant(subjects.presence(), "which brokers are connected, when no controller answers", asks_many=True)
     reads = [each for each in op.OPERATIONS.values() if not each.writes and each is not op.PRODUCER_INIT]
     yield from _operations(subjects, reads, streams)
+    if not streams:
+        yield from _records_of(subjects, ACTIVITY, "what happened in the cluster")
     for verb in ("PING", "INFO", "STATS"):
         for named in ("", ".tidelog", ".tidelog.*"):
             yield Grant(f"$SRV.{verb}{named}", "`nats micro`", asks_many=True)
@@ -193,7 +200,10 @@ def _broker(subjects: Subjects, scope: Scope) -> Permissions:
         Grant(subjects.offset(ANY_STREAM, ANY_PARTITION), "followers reconcile with the leader"),
         Grant(subjects.checkpoint(ANY_STREAM, ANY_PARTITION), "followers ask the leader for derived state"),
     ]
-    from_writers = [Grant(subjects.write(ANY_STREAM, ANY_PARTITION), "brokers append to Tidelog's own streams")]
+    from_writers = [
+        Grant(subjects.write(ANY_STREAM, ANY_PARTITION), "brokers append to Tidelog's own streams"),
+        Grant(subjects.last(ANY_STREAM, ANY_PARTITION), "brokers ask for the last record of such a stream"),
+    ]
     to_coordinators = [Grant(subjects.coordinate(_GROUPS, ANY_PARTITION), "the controller asks coordinators of groups")]
     to_controller = [
         Grant(subjects.cluster(), "to which cluster brokers belong"),
@@ -219,6 +229,7 @@ def _broker(subjects: Subjects, scope: Scope) -> Permissions:
         Grant(f"{ns}.inbox.>", "answers to brokers"),
         Grant(f"{scope.inbox_prefix}.>", "answers to clients"),
         Grant("$SRV.INFO", "which services listen where, before a stream is created"),
+        Grant("$JS.API.STREAM.NAMES", "which JetStream streams capture a subject, before a stream is created on it"),
     ]
     if scope.across_accounts:
         publish.append(Grant(SERVICE_REPLIES, "answers to clients in other accounts"))

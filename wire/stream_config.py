@@ -294,6 +294,12 @@ class StreamConfig:
         WholeNumber(1, MAX_CONFIRM_TIMEOUT_MS),
         "an acknowledged publish waits at most this long for what its level asks for; then CONFIRM_TIMEOUT",
     )
+    dedup_window_ms: int = _setting(
+        120_000,
+        WholeNumber(0, _DAY_MS),
+        "per partition: a record whose message id (msg_id, header Nats-Msg-Id) was stored within so long is not stored"
+        " again; 0 = message ids mean nothing",
+    )
     retention_max_age_ms: int = _setting(
         0, WholeNumber(0, 1 << 52), "segments whose newest record is older are removed; 0 = kept whatever their age"
     )

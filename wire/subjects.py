@@ -67,6 +67,10 @@ class Subjects:
         """Brokers append a batch to an internal stream."""
         return f"{self.namespace}.{stream}.{partition}.write"
 
+    def last(self, stream: StreamName, partition: int | str) -> str:
+        """Brokers ask for the last committed batch of an internal stream."""
+        return f"{self.namespace}.{stream}.{partition}.last"
+
     def internal(self, stream: str) -> str:
         """The subject of an internal stream: nobody listens on it, and no other stream can have it."""
         return f"{self.namespace}.{stream}"
@@ -144,7 +148,7 @@ class Subjects:
         return (
             len(tokens) == _REQUEST_TOKENS
             and tokens[0] == self.namespace
-            and tokens[-1] in ("replicate", "offset", "checkpoint", "write", "coordinate")
+            and tokens[-1] in ("replicate", "offset", "checkpoint", "write", "last", "coordinate")
         )
 
     def presence(self) -> str:

@@ -578,22 +578,34 @@ class AppendResponse(_message.Message):
     BASE_OFFSET_FIELD_NUMBER: _builtins.int
     LEADER_EPOCH_FIELD_NUMBER: _builtins.int
     DUPLICATE_FIELD_NUMBER: _builtins.int
+    REPEATED_RECORDS_FIELD_NUMBER: _builtins.int
+    ORIGINAL_OFFSETS_FIELD_NUMBER: _builtins.int
     base_offset: _builtins.int
     """offset of the first record of the batch"""
     leader_epoch: _builtins.int
     """LeaderEpoch of the broker that appended it"""
     duplicate: _builtins.bool
     """the batch was in the log already; `base_offset` is that of the original"""
+    @_builtins.property
+    def repeated_records(self) -> _containers.RepeatedScalarFieldContainer[_builtins.int]:
+        """places in the batch of records that were not stored again: a record with their message id is in the log"""
+
+    @_builtins.property
+    def original_offsets(self) -> _containers.RepeatedScalarFieldContainer[_builtins.int]:
+        """for each of them, the offset of that record"""
+
     def __init__(
         self,
         *,
         base_offset: _builtins.int = ...,
         leader_epoch: _builtins.int = ...,
         duplicate: _builtins.bool = ...,
+        repeated_records: _abc.Iterable[_builtins.int] | None = ...,
+        original_offsets: _abc.Iterable[_builtins.int] | None = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["base_offset", b"base_offset", "duplicate", b"duplicate", "leader_epoch", b"leader_epoch"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["base_offset", b"base_offset", "duplicate", b"duplicate", "leader_epoch", b"leader_epoch", "original_offsets", b"original_offsets", "repeated_records", b"repeated_records"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 

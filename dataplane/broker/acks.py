@@ -17,6 +17,7 @@ import numpy as np
 
 from wire.envelope import encode_ack
 from wire.errors import Code, TidelogError
+from wire.jetstream import refusal
 from wire.tidelog_pb2 import Ack, AckError, AckPolicy, AppendResponse, Message
 from wire.transport import Buffer, Transport
 from wire.types import Offset, PartitionKey
@@ -55,6 +56,10 @@ class BareReplies:
     """Each with the offset of its first record."""
     needs_lease: bool = False
     """As of `AppendReply`."""
+    is_repetition: bool = False
+    """The records were in the log already; these publishes did not bring them."""
+    is_counted: bool = False
+    """It waits beside the batches: `PublishRules.waiting`."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -80,6 +85,8 @@ class EnvelopeReply:
     received_at: int
     """ns since 1970."""
     needs_lease: bool
+    is_counted: bool = False
+    """As of `BareReplies`."""
 
 
 class Answers:
@@ -97,12 +104,23 @@ class Answers:
 
     def bare(self, token: BareReplies) -> None:
         """One socket write for all of them."""
+        if token.is_repetition:
+            self._repetitions(token)
+            return
         lines: list[Buffer] = []
         for offset, replies in token.runs:
             if isinstance(replies, list):
                 lines += self._formatted(offset, replies)
             else:
                 self._add_column(offset, replies, lines)
+        if lines:
+            self._transport.publish_raw(lines)
+
+    def _repetitions(self, token: BareReplies) -> None:
+        lines: list[Buffer] = []
+        for offset, replies in token.runs:
+            body = b'%b%d,"offset":%d,"duplicate":true}' % (self._body, offset + 1, offset)
+            lines += [b"PUB %b %d\r\n%b\r\n" % (reply, len(body), body) for reply in each_reply(replies) if reply]
         if lines:
             self._transport.publish_raw(lines)
 
@@ -155,9 +173,7 @@ class Answers:
 
     def bare_error(self, replies: Replies, error: TidelogError) -> None:
         """A refusal costs no more than an acknowledgement: an overloaded leader refuses most."""
-        body = json.dumps(
-            {"error": error.to_json(), "stream": self._key.stream, "partition": self._key.partition}
-        ).encode()
+        body = json.dumps(refusal(error, self._key.stream, self._key.partition)).encode()
         subjects = [reply for reply in each_reply(replies) if reply is not None]
         if subjects:
             self.undeliverable += self._transport.publish_to_each(subjects, body, error.to_headers())

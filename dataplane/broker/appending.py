@@ -11,12 +11,15 @@ An answer to a request that names no LeaderEpoch passes `_told_without_epoch` (R
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 
 from dataplane.broker.acks import AppendReply, BareReplies, EnvelopeReply, LocalReply, Replies
 from dataplane.broker.decoding import Decoding, ReceivedAppend
+from dataplane.broker.id_keeper import IdKeeper
 from dataplane.broker.ingest import SEAL_BYTES, Ingest, envelope_waits, envelope_waits_for_all
+from dataplane.broker.publish_rules import ExpectationReply, PublishRules
 from dataplane.broker.reading import ReadableRole
+from dataplane.broker.repetitions import Repetitions
 from dataplane.log.errors import LogDamaged, NoSpace
 from dataplane.replica.ack_levels import AckLevel, ack_level
 from dataplane.replica.effects import LeaderEffect
@@ -25,7 +28,15 @@ from dataplane.replica.producers import Duplicate, Rejected
 from dataplane.replica.quota import is_over_quota
 from dataplane.replica.refusals import fenced, told_without_epoch
 from wire.append import asked_durability, decode_append
-from wire.batch import HEADER_SIZE, BatchHeader, Compression, EncodedBatch, ReceivedBatch, parse_header
+from wire.batch import (
+    HEADER_SIZE,
+    BatchHeader,
+    Compression,
+    EncodedBatch,
+    ReceivedBatch,
+    parse_header,
+    without_repetitions,
+)
 from wire.error_details import LAST_OFFSET, VERSION
 from wire.errors import Code, CorruptData, TidelogError
 from wire.internal_streams import is_of_internal
@@ -34,7 +45,7 @@ from wire.stream_config import MAX_CONFIRM_TIMEOUT_MS
 from wire.tidelog_pb2 import AppendRequest, AppendResponse
 from wire.tidelog_pb2 import Message as EnvelopeMessage
 from wire.transport import BulkHandler, Message
-from wire.types import LeaderEpoch, Offset, PartitionState
+from wire.types import NO_PRODUCER, LeaderEpoch, Offset, PartitionState
 
 _log = logging.getLogger(__name__)
 
@@ -48,7 +59,9 @@ ENVELOPE_BYTES = 2048
 class Appending:
     """One leader's publishes. `run` carries effects of the core out."""
 
-    def __init__(self, role: ReadableRole, core: Leader, run: Callable[[list[LeaderEffect]], None]) -> None:
+    def __init__(
+        self, role: ReadableRole, core: Leader, keeper: IdKeeper, run: Callable[[list[LeaderEffect]], None]
+    ) -> None:
         self._role = role
         self._context = role.context
         self._log = role.log
@@ -58,6 +71,9 @@ class Appending:
         self._append_answers = role.peer_answers if self._is_internal else role.answers
         self.syncing = False
         """A sync is out that covers the newest records."""
+        self.repetitions = Repetitions(role, keeper)
+        """They begin when the message ids of the log are known, before the first publish is heard."""
+        self._rules = PublishRules(role, core, self.repetitions, run, self._refuse_bare, self._refuse_envelope)
         self._ingest = Ingest(
             seal=self.seal,
             wants_batch=self._wants_batch,
@@ -66,6 +82,7 @@ class Appending:
             on_corrupt=self._corrupt_envelope,
             on_envelope_refused=self._envelope_refused,
             is_inbox=role.context.replies.is_clients,
+            rules=self._rules,
             time_ns=role.context.time_ns,
             quota=core.quota,
             now=role.context.now,
@@ -86,10 +103,12 @@ class Appending:
         self._record_limit = RecordLimit(room, config.max_record_bytes)
         self._confirm_timeout = config.confirm_timeout_ms / 1000
         self._level = ack_level(view)
+        self.repetitions.configure()
         self._ingest.configure(
             max_batch_bytes=min(4 * SEAL_BYTES, room),
             record_limit=self._record_limit,
             with_replies=config.reply_acks,
+            seeks_repetitions=self.repetitions.are_sought,
         )
 
     @property
@@ -101,6 +120,8 @@ class Appending:
         """The role ends. Another leader may have received, and stored, the same publishes: their outcome is not known
         here."""
         self._ingest.abandon(TidelogError(Code.OUTCOME_UNKNOWN, f"{reason}; the record was not stored here"))
+        self._rules.abandon()
+        self.repetitions.end()
         self._decoding.abandon()
 
     def on_follower_waits(self) -> None:
@@ -118,7 +139,8 @@ class Appending:
         """The open batch of bare publishes goes into the log."""
         if self._role.ended or not self._ingest.open_records:
             return
-        batch, replies, envelopes = self._ingest.take(self._compression)
+        taken = self._ingest.take(self._compression)
+        batch, replies, envelopes = taken.batch, taken.replies, taken.envelopes
         header = self._append(batch)
         if isinstance(header, TidelogError):
             self._context.counters.dropped_refused += batch.record_count
@@ -126,7 +148,14 @@ class Appending:
                 self._refuse_bare(run, header)
             for _, message, received in envelopes:
                 self._refuse_envelope(self._without_offset(message, received), header)
+            for _, reply, envelope in taken.repetitions:
+                if envelope is not None:
+                    self._refuse_envelope(self._without_offset(envelope, self._context.time_ns()), header)
+                else:
+                    self._refuse_bare([reply], header)
             return
+        if taken.ids:
+            self.repetitions.stored(taken.ids, header)
         now = self._context.now()
         base, end = header.base_offset, header.end_offset
         effects: list[LeaderEffect] = []
@@ -134,13 +163,24 @@ class Appending:
             runs = [(Offset(base + index), run) for index, run in replies]
             token = BareReplies(runs, needs_lease=self._level.is_local)
             effects += self._core.await_ack(self._level, end, token, self._confirm_timeout, now)
+        if taken.repetitions:
+            self._context.counters.repeated_records += len(taken.repetitions)
+            again: list[tuple[Offset, Replies]] = [
+                (Offset(base + place), [reply]) for place, reply, _ in taken.repetitions if reply is not None
+            ]
+            if again:
+                token = BareReplies(again, needs_lease=self._level.is_local, is_repetition=True)
+                effects += self._core.await_ack(self._level, end, token, self._confirm_timeout, now)
+            received = self._context.time_ns()
+            envelopes = [*envelopes, *((place, each, received) for place, _, each in taken.repetitions if each)]
         envelopes = [waiting for waiting in envelopes if envelope_waits(waiting[1])]
         for index, message, received in envelopes:
             waits_for_all = envelope_waits_for_all(message)
             level = self._level if waits_for_all else ack_level(self._role.view, by_leader=True)
-            reply = EnvelopeReply(message, self._role.view.subject, Offset(base + index), received, level.is_local)
-            effects += self._core.await_ack(level, end, reply, self._confirm_timeout, now)
-        waiting = sum(len(run) for _, run in replies) * REPLY_BYTES + len(envelopes) * ENVELOPE_BYTES
+            answer = EnvelopeReply(message, self._role.view.subject, Offset(base + index), received, level.is_local)
+            effects += self._core.await_ack(level, end, answer, self._confirm_timeout, now)
+        answers = sum(len(run) for _, run in replies) + len(taken.repetitions)
+        waiting = answers * REPLY_BYTES + len(envelopes) * ENVELOPE_BYTES
         effects += self._core.on_appended(end, header.size + waiting, now)
         self._run(effects)
         self._role.timer.schedule()
@@ -158,7 +198,11 @@ class Appending:
             return TidelogError(Code.NO_SPACE, f"{self._context.broker} has no room for {self._role.view.key}: {e}")
         except LogDamaged as e:
             self._role.fail(f"append failed: {e}")
-            return self._append_failed()
+            # It is unknown how much of it the disk took; a later life of this replica may find it whole.
+            return TidelogError(
+                Code.OUTCOME_UNKNOWN,
+                f"{self._context.broker} could not write to the log of {self._role.view.key}: {self._role.failed}",
+            )
         if not self._is_internal:
             counters = self._context.counters
             counters.batches_in += 1
@@ -231,13 +275,6 @@ class Appending:
         told = error if leader_epoch else self._told_without_epoch(error)
         if told is not None:
             self._append_answers.error(inbox, told)
-
-    def _append_failed(self) -> TidelogError:
-        """It is unknown how much of it the disk took; a later life of this replica may find it whole."""
-        return TidelogError(
-            Code.OUTCOME_UNKNOWN,
-            f"{self._context.broker} could not write to the log of {self._role.view.key}: {self._role.failed}",
-        )
 
     # ------------------------------------------------------------------ this process
     def append_local(self, batch: EncodedBatch, timeout: float, reply: LocalReply) -> None:
@@ -351,11 +388,28 @@ class Appending:
         if isinstance(verdict, Rejected):
             self._refuse_append(request.leader_epoch, inbox, verdict.error)
             return
+        ids = self.repetitions.ids_of(batch) if sent.has_message_ids else []
         if isinstance(verdict, Duplicate):
-            response = AppendResponse(base_offset=verdict.base_offset, leader_epoch=epoch, duplicate=True)
-            self._run(self._await(request, level, verdict.end_offset, response, inbox, now))
+            base, end = verdict.base_offset, verdict.end_offset
+            response = AppendResponse(base_offset=base, leader_epoch=epoch, duplicate=True)
+            known = self.repetitions.among(ids, base)
+            _tell_repetitions(response, {at: there for at, there in known.items() if there != base + at})
+            self._run(self._await(request, level, end, response, inbox, now))
             return
-        if request.HasField("expected_last_offset") and request.expected_last_offset != self._core.log_end_offset - 1:
+        base = self._core.log_end_offset
+        repeated = self.repetitions.among(ids, base) if ids else {}
+        if len(repeated) == sent.record_count and sent.producer_id == NO_PRODUCER:
+            response = AppendResponse(base_offset=base, leader_epoch=epoch)
+            self._answer_repetitions(request, level, response, repeated, inbox, now)
+            return
+        # A batch of one producer that was sent again by another call: its place is taken by itself.
+        is_repeated = len(repeated) == sent.record_count
+        error = self.repetitions.refuse(len(ids) - len(repeated)) if ids else None
+        if error is not None:
+            self._refuse_append(request.leader_epoch, inbox, error)
+            return
+        expects = request.HasField("expected_last_offset") and not is_repeated
+        if expects and request.expected_last_offset != self._core.log_end_offset - 1:
             last = self._core.log_end_offset - 1
             error = TidelogError(
                 Code.INCORRECT_OFFSET,
@@ -365,15 +419,34 @@ class Appending:
             )
             self._refuse_append(request.leader_epoch, inbox, error)
             return
-        header = self._append(batch)
+        header = self._append(without_repetitions(batch, repeated) if repeated else batch)
         if isinstance(header, TidelogError):
             self._refuse_append(request.leader_epoch, inbox, header)
             return
+        if ids:
+            self.repetitions.stored([each for each in ids if each[0] not in repeated], header)
         self._core.quota.take(sent.record_count, sent.size, now)
         end = header.end_offset
         response = AppendResponse(base_offset=header.base_offset, leader_epoch=epoch)
+        if repeated:
+            self._context.counters.repeated_records += len(repeated)
+            _tell_repetitions(response, repeated)
         effects = self._await(request, level, end, response, inbox, now)
         self._run([*effects, *self._core.on_appended(end, header.size, now)])
+
+    def _answer_repetitions(
+        self,
+        request: AppendRequest,
+        level: AckLevel | None,
+        response: AppendResponse,
+        repeated: dict[int, Offset],
+        inbox: str | None,
+        now: float,
+    ) -> None:
+        """To a batch of which nothing is new, when the originals are committed."""
+        self._context.counters.repeated_records += len(repeated)
+        _tell_repetitions(response, repeated)
+        self._run(self._await(request, level, Offset(max(repeated.values()) + 1), response, inbox, now))
 
     def _await(
         self,
@@ -401,7 +474,14 @@ class Appending:
 
     def complete(self, token: object, error: TidelogError | None) -> None:
         match token:
+            case ExpectationReply(reply, refusal):
+                self._rules.waiting -= 1
+                if error is None:  # what took its place is committed: it holds of every leader
+                    self._role.answers.bare_error([reply], refusal)
+                else:
+                    self._refuse_bare([reply], refusal)
             case BareReplies():
+                self._rules.waiting -= token.is_counted
                 error = error or self._no_lease(token.needs_lease)
                 if error is None:
                     self._role.answers.bare(token)
@@ -415,6 +495,7 @@ class Appending:
                 else:
                     self._append_answers.error(token.inbox, error)
             case EnvelopeReply():
+                self._rules.waiting -= token.is_counted
                 error = error or self._no_lease(token.needs_lease)
                 if error is None:
                     self._role.answers.envelope(token, self._context.time_ns())
@@ -432,6 +513,11 @@ class Appending:
             Code.OUTCOME_UNKNOWN,
             f"{self._context.broker} may lead {self._role.view.key} no more; the record may or may not survive",
         )
+
+
+def _tell_repetitions(response: AppendResponse, repeated: Mapping[int, Offset]) -> None:
+    response.repeated_records.extend(repeated.keys())
+    response.original_offsets.extend(repeated.values())
 
 
 def _counter_of(error: TidelogError) -> str:

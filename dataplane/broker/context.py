@@ -10,6 +10,7 @@ from typing import Protocol
 
 from dataplane.broker.disk_watch import DiskWatch
 from dataplane.broker.led_partition import LedPartition
+from dataplane.broker.repetitions import IdsOfAll
 from dataplane.broker.serving_turn import ServingTurn
 from dataplane.broker.settings import StorageSettings
 from dataplane.broker.space import SpaceWatch
@@ -39,6 +40,10 @@ class MetadataPort(Protocol):
         """A controller has probed this broker within its lease."""
         ...
 
+    def led_at(self, moment: float) -> bool:
+        """The leaderships that this broker believes to have were its own at that moment, or later."""
+        ...
+
 
 @dataclass(slots=True)
 class Counters:
@@ -63,6 +68,8 @@ class Counters:
     """Consumers that found too many others waiting for the disk."""
     dropped_refused: int = 0
     """Plain publishes that could not be appended (back-pressure, read-only, lease)."""
+    repeated_records: int = 0
+    """Not stored again, because a record with their message id is in the log."""
     dropped_over_quota: int = 0
     """Plain publishes above a quota of their stream, and records of `.append` requests that want no answer."""
     appends_over_quota: int = 0
@@ -159,6 +166,8 @@ class BrokerContext:
     """For streams with `encryption`."""
     uncommitted: Uncommitted = field(init=False)
     """Bytes of all led partitions that are not committed yet."""
+    message_ids: IdsOfAll = field(default_factory=IdsOfAll)
+    """Of all led partitions, that are remembered."""
     bytes_to_decode: int = 0
     """Of clients' batches, of all led partitions, that wait to be decoded."""
     serving: ServingTurn = field(init=False)

@@ -9,6 +9,7 @@ from collections.abc import Callable
 from typing import TypeVar
 
 from dataplane.broker import checkpoints
+from dataplane.broker.id_learning import IdLearning
 from dataplane.broker.leader_answers import Batches, decode_fetch_answer, decode_offset_answer
 from dataplane.broker.reading import ReadableRole
 from dataplane.broker.role import RoleSetup
@@ -67,6 +68,7 @@ class FollowerDriver(ReadableRole):
         )
         """One message for all requests of this role: most fields never change."""
         partition_log.cached_bytes = CACHED_BYTES
+        self._ids = IdLearning(self)
         self.sequence = first_sequence
         """Last request number used: the next life of this role goes on above it."""
         self.core = Follower(
@@ -95,9 +97,11 @@ class FollowerDriver(ReadableRole):
         self._run(self.core.start(self.context.now()))
         if self.core.owes_a_sync:
             self._syncs.request()
+        self._ids.later()
         self.timer.schedule()
 
     async def _let_go(self, reason: str) -> None:
+        self._ids.stop()
         self._run(self.core.resign(reason, self.context.now()))
         for inbox in (self._fetch_inbox, self._offset_inbox, self._checkpoint_inbox):
             if inbox is not None:
@@ -319,6 +323,8 @@ class FollowerDriver(ReadableRole):
         except (LogDamaged, InvariantViolation) as e:
             self.fail(f"append failed: {e}")
             return
+        if any(header.has_message_ids for header in headers):
+            self._ids.later()
         is_durable, syncer = self.view.config.is_durable, self.context.syncer
         try:
             durable_end = syncer.at_once(self.log) if is_durable else None
@@ -345,7 +351,7 @@ class FollowerDriver(ReadableRole):
                 self.view.key, before, offset,
             )  # fmt: skip
         try:
-            end = await self._with_room(lambda: self.log.truncate(offset))
+            end = await self._with_room(lambda: self.ids.cutting(self.log, lambda: self.log.truncate(offset)))
         except CorruptData as e:
             self.on_damage(f"truncating to {offset} failed: {e}")
             return
@@ -367,7 +373,11 @@ class FollowerDriver(ReadableRole):
             return
         context, before = self.context, self.log.log_end_offset
         try:
-            start = await self._with_room(lambda: checkpoints.install(self.log, effect, self.leader_epoch))
+            start = await self._with_room(
+                lambda: self.ids.cutting(
+                    self.log, lambda: checkpoints.install(self.log, effect, self.leader_epoch), begins_anew=True
+                )
+            )
         except CorruptData as e:
             context.counters.bad_answers += 1
             _log.warning("partition %s: refused the leader's state at offset %d: %s", self.view.key, effect.offset, e)
@@ -394,7 +404,7 @@ class FollowerDriver(ReadableRole):
             return
 
         def drop() -> bool:
-            self.log.drop_all(Offset(0))
+            self.ids.cutting(self.log, lambda: self.log.drop_all(Offset(0)), begins_anew=True)
             return True
 
         try:

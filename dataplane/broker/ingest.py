@@ -1,9 +1,10 @@
 """Messages that NATS clients publish to a stream's subject become records here, a received chunk at a time.
 
 Nothing is done per message while a run is uniform: lengths and payloads go into the open batch as columns. Messages of
-mixed sizes, with and without headers, are joined to columns a chunk at a time. Only two kinds of message are looked at
-one by one: envelopes (they carry a key and an ack inbox), and messages that are too large. A message that begins with
-the envelope's magic and does not decode is dropped, counted and logged, never stored as a plain payload.
+mixed sizes, with and without headers, are joined to columns a chunk at a time. Only three kinds of message are looked
+at one by one: envelopes (they carry a key and an ack inbox), messages that are too large, and those of a chunk in which
+a header asks for something (`Rules`). Message ids alone, each new, are taken in columns. A message that begins with the
+envelope's magic and does not decode is dropped, counted and logged, never stored as a plain payload.
 
 The open batch is sealed when it is large enough, when a follower waits, or when the log is not syncing anyway: small
 batches are latency, large ones throughput.
@@ -12,15 +13,19 @@ batches are latency, large ones throughput.
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Protocol
 
 import numpy as np
 
 from dataplane.broker.acks import Replies, each_reply, reply_column
+from dataplane.replica.message_ids import kept_form
 from dataplane.replica.quota import Quota
 from wire.batch import BatchBuilder, Compression, EncodedBatch, Joined, encode_headers
 from wire.envelope import MAGIC, any_envelope, decode_publish, is_envelope
 from wire.errors import CorruptData, TidelogError, limit_reached
+from wire.jetstream import MAY_ACT, MESSAGE_ID, PublishHeaders
 from wire.record_limit import RecordLimit
 from wire.tidelog_pb2 import AckPolicy, Message
 from wire.transport import BulkHandler, UniformRun
@@ -41,6 +46,32 @@ SEAL_BYTES = 256 << 10
 """An open batch of this size is sealed at once."""
 
 
+class Rules(Protocol):
+    """Obeys the headers of messages: see `dataplane.broker.publish_rules`. True: the message is settled, and not
+    stored."""
+
+    def before(self, ingest: Ingest, wanted: PublishHeaders, reply: bytes | None) -> bool: ...
+    def repeated(self, message_id: bytes, reply: bytes | None) -> bool: ...
+    def after(self, ingest: Ingest, wanted: PublishHeaders, reply: bytes | None) -> bool: ...
+    def knows(self, message_id: bytes) -> bool: ...
+    def repeated_envelope(self, message_id: bytes, message: Message) -> bool: ...
+    def refuse_ids(self, new: int) -> TidelogError | None: ...
+
+
+@dataclass(slots=True)
+class OpenBatch:
+    """What a sealed batch holds beside its records, by their places in it."""
+
+    batch: EncodedBatch
+    replies: list[tuple[int, Replies]]
+    """(place of the first, reply subjects from there on)."""
+    envelopes: list[tuple[int, Message, int]]
+    ids: list[tuple[int, bytes]]
+    """Message ids in their kept form."""
+    repetitions: list[tuple[int, bytes | None, Message | None]]
+    """(place of the original, reply subject or envelope) of messages that came again before it was sealed."""
+
+
 class Ingest(BulkHandler):
     """One partition's open batch, and the publishers that wait for its records. `is_inbox`: whether a broker answers
     on that subject; an envelope's `ackInbox` on which it does not is left out."""
@@ -55,6 +86,7 @@ class Ingest(BulkHandler):
         on_corrupt: Callable[[str, bytes | None], None],
         on_envelope_refused: Callable[[Message, TidelogError], None],
         is_inbox: Callable[[bytes], bool],
+        rules: Rules,
         time_ns: Callable[[], int],
         quota: Quota,
         now: Callable[[], float],
@@ -72,6 +104,7 @@ class Ingest(BulkHandler):
         self._on_corrupt = on_corrupt
         self._on_envelope_refused = on_envelope_refused
         self._is_inbox = is_inbox
+        self._rules = rules
         self._time_ns = time_ns
         self._with_replies = False
         self._builder = BatchBuilder()
@@ -79,9 +112,18 @@ class Ingest(BulkHandler):
         self._replies: list[tuple[int, Replies]] = []
         """(index of the first record in the open batch, reply subjects from there on)."""
         self._envelopes: list[tuple[int, Message, int]] = []
+        self._seeks_repetitions = True
+        self._ids: dict[bytes, int] = {}
+        """Message ids of the open batch -> place, in the order of places."""
+        self._last_id: tuple[int, bytes] = (-1, b"")
+        """(place, id) of the newest one."""
+        self._repetitions: list[tuple[int, bytes | None, Message | None]] = []
 
-    def configure(self, *, max_batch_bytes: int, record_limit: RecordLimit, with_replies: bool) -> None:
+    def configure(
+        self, *, max_batch_bytes: int, record_limit: RecordLimit, with_replies: bool, seeks_repetitions: bool
+    ) -> None:
         """Before the first message, and whenever the stream's settings, or the largest message of NATS, change."""
+        self._seeks_repetitions = seeks_repetitions
         self._max_batch = max_batch_bytes
         self._record_limit, self._max_record = record_limit, record_limit.max_bytes
         self._with_replies = with_replies
@@ -135,6 +177,13 @@ class Ingest(BulkHandler):
         if int(sizes.max()) > self._max_record or (MAGIC in values.data and any(map(is_envelope, payloads))):
             self._each(payloads, replies, headers)
             return
+        ids: list[tuple[int, bytes]] = []
+        if blocks is not None and MAY_ACT in blocks.data:
+            new = self._new_ids(headers)
+            if new is None:
+                self._each(payloads, replies, headers)
+                return
+            ids = new
         plain = replies.count(None) if self._with_replies else len(replies)
         acknowledged = plain < len(replies)
         error = self._refuse(acknowledged)
@@ -159,6 +208,11 @@ class Ingest(BulkHandler):
                 upto = done + 1
             if acknowledged:
                 self._replies.append((self._builder.count, replies[done:upto]))
+            if ids:
+                shift = self._builder.count - done
+                for place, message_id in ids:
+                    if done <= place < upto:
+                        self._note(message_id, place + shift)
             if done == 0 and upto == len(payloads):
                 self._builder.add_joined(values, blocks)
             else:
@@ -175,26 +229,51 @@ class Ingest(BulkHandler):
     def open_records(self) -> int:
         return self._builder.count
 
-    def take(
-        self, compression: Compression
-    ) -> tuple[EncodedBatch, list[tuple[int, Replies]], list[tuple[int, Message, int]]]:
-        """The batch with all records so far, and the publishers that wait (by index). There must be records."""
+    @property
+    def open_ids(self) -> int:
+        """Message ids of the open batch."""
+        return len(self._ids)
+
+    def last_id(self) -> bytes | None:
+        """Of the last record of the open batch."""
+        place, message_id = self._last_id
+        return message_id if place == self._builder.count - 1 else None
+
+    def seal_open(self) -> None:
+        """What comes next is at the end of the log."""
+        if self._builder.count:
+            self._seal()
+
+    def take(self, compression: Compression) -> OpenBatch:
+        """The batch with all records so far, and the publishers that wait. There must be records."""
+        self._builder.has_message_ids = self._last_id[0] >= 0
         batch = self._builder.build(self._time_ns(), compression=compression)
-        replies, self._replies = self._replies, []
-        envelopes, self._envelopes = self._envelopes, []
+        ids = [(place, message_id) for message_id, place in self._ids.items()]
+        if not self._seeks_repetitions and self._last_id[0] >= 0:
+            ids = [self._last_id]
+        taken = OpenBatch(batch, self._replies, self._envelopes, ids, self._repetitions)
+        self._replies, self._envelopes, self._repetitions = [], [], []
+        self._ids, self._last_id = {}, (-1, b"")
         self._estimate = 0
-        return batch, replies, envelopes
+        return taken
 
     def abandon(self, error: TidelogError) -> None:
         """Leadership ended: records that were never appended are refused, and counted."""
         if not self._builder.count:
             return
-        batch, replies, envelopes = self.take(Compression.NONE)
+        taken = self.take(Compression.NONE)
+        replies, envelopes = taken.replies, taken.envelopes
         for _, run in replies:
             self._on_refused(run, error, len(run))
-        self._on_refused([], error, batch.record_count - len(envelopes) - sum(len(run) for _, run in replies))
+        counted = len(envelopes) + sum(len(run) for _, run in replies)
+        self._on_refused([], error, taken.batch.record_count - counted)
         for _, message, _ in envelopes:
             self._on_envelope_refused(message, error)
+        for _, reply, envelope in taken.repetitions:
+            if envelope is not None:
+                self._on_envelope_refused(envelope, error)
+            else:
+                self._on_refused([reply], error, 1)
 
     # ------------------------------------------------------------------ one by one
     def _each(self, payloads: list[bytes], replies: list[bytes | None], headers: list[bytes | None]) -> None:
@@ -214,7 +293,20 @@ class Ingest(BulkHandler):
         if error is not None:
             self._drop([reply], error, 1)
             return
+        wanted = PublishHeaders.of(header)
+        message_id = wanted.message_id if wanted is not None else None
+        kept = None if message_id is None else kept_form(message_id)
+        if wanted is not None:
+            asked = reply if acknowledged else None
+            if self._rules.before(self, wanted, asked):
+                return
+            if kept is not None and (self._came_before(kept, asked, None) or self._rules.repeated(kept, asked)):
+                return
+            if self._rules.after(self, wanted, asked):
+                return
         self._make_room(size)
+        if kept is not None:
+            self._note(kept, self._builder.count)
         if acknowledged:
             self._replies.append((self._builder.count, [reply]))
         self._builder.add_record(payload, headers=header or b"")
@@ -251,11 +343,57 @@ class Ingest(BulkHandler):
         if error is not None:
             self._on_envelope_refused(message, error)
             return
+        message_id = message.headers.get(MESSAGE_ID, b"")
+        kept = kept_form(message_id)
+        if message_id:
+            if self._came_before(kept, None, message) or self._rules.repeated_envelope(kept, message):
+                return
+            error = self._rules.refuse_ids(len(self._ids) + 1)
+            if error is not None:
+                self._on_envelope_refused(message, error)
+                return
         self._make_room(size)
+        if message_id:
+            self._note(kept, self._builder.count)
         self._envelopes.append((self._builder.count, message, self._time_ns()))
         self._builder.add_record(value, key, headers, message.timestamp or None)
         self._quota.take(1, size + _PER_RECORD, self._now())
         self._estimate += size + 4 * _PER_RECORD
+
+    # ------------------------------------------------------------------ message ids
+    def _new_ids(self, headers: Sequence[bytes | None]) -> list[tuple[int, bytes]] | None:
+        """Of the messages of a chunk: (place in it, id). None: some header asks for more, or some id is not new."""
+        ids: list[tuple[int, bytes]] = []
+        seen: set[bytes] = set()
+        for place, block in enumerate(headers):
+            if block is None or MAY_ACT not in block:
+                continue
+            wanted = PublishHeaders.of(block)
+            if wanted is None:
+                continue
+            message_id = wanted.message_id
+            if message_id is None or wanted.asks_for_more:
+                return None
+            kept = kept_form(message_id)
+            if self._seeks_repetitions and (kept in seen or kept in self._ids or self._rules.knows(kept)):
+                return None
+            seen.add(kept)
+            ids.append((place, kept))
+        return None if self._rules.refuse_ids(len(self._ids) + len(ids)) is not None else ids
+
+    def _note(self, kept: bytes, place: int) -> None:
+        """The record at `place` of the open batch has that id."""
+        self._last_id = place, kept
+        if self._seeks_repetitions:
+            self._ids[kept] = place
+
+    def _came_before(self, kept: bytes, reply: bytes | None, envelope: Message | None) -> bool:
+        """The original is in the open batch: both are answered together."""
+        place = self._ids.get(kept)
+        if place is None:
+            return False
+        self._repetitions.append((place, reply, envelope))
+        return True
 
     def _make_room(self, size: int) -> None:
         if self._builder.count and self._estimate + size > self._max_batch:

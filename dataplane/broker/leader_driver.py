@@ -22,6 +22,7 @@ from dataclasses import dataclass
 from dataplane.broker.appending import Appending
 from dataplane.broker.context import BrokerContext
 from dataplane.broker.follower_service import FollowerService
+from dataplane.broker.id_learning import IdLearning
 from dataplane.broker.own_partition import OwnPartition
 from dataplane.broker.reading import ReadableRole
 from dataplane.broker.role import RoleSetup
@@ -49,7 +50,7 @@ from wire.errors import Code, CorruptData, TidelogError
 from wire.internal_streams import is_of_internal
 from wire.peers import PeerTransport
 from wire.tidelog_pb2 import FetchRequest, PartitionNotification
-from wire.transport import MessageHandler, Transport
+from wire.transport import Message, MessageHandler, Transport
 from wire.types import BrokerId, DrainAnswer, LeaderMove, Offset, PartitionView
 
 _log = logging.getLogger(__name__)
@@ -101,7 +102,7 @@ class LeaderDriver(ReadableRole):
             shared=context.uncommitted,
             story=self.story,
         )
-        self._appending = Appending(self, self.core, self._run)
+        self._appending = Appending(self, self.core, self.ids, self._run)
         self._followers = FollowerService(self, self.core, self._appending, self._run)
         self._own = OwnPartition(self, self.core, self._appending)
 
@@ -110,6 +111,10 @@ class LeaderDriver(ReadableRole):
         """Returns once NATS brings everything that is published and asked."""
         context, view = self.context, self.view
         context.counters.elections_won += 1
+        # Before the first publish is heard: a publisher that got no answer from the leader before sends it again.
+        if not await IdLearning(self).learn(context.executor):
+            return
+        self._appending.repetitions.begin()
         is_subscribed = await self._subscribe()
         if self.is_over():  # meanwhile
             await self._subscriptions.drop()
@@ -143,7 +148,10 @@ class LeaderDriver(ReadableRole):
 
         peers, ingest = context.peers, context.ingest
         if is_of_internal(key, self.view.subject, subjects):
-            of_publishers = [told(peers, subjects.write(key.stream, key.partition), self._appending.on_append)]
+            of_publishers = [
+                told(peers, subjects.write(key.stream, key.partition), self._appending.on_append),
+                told(peers, subjects.last(key.stream, key.partition), self._on_last),
+            ]
         else:
             self.subjects.append(self.view.subject)
             of_publishers = [
@@ -287,6 +295,33 @@ class LeaderDriver(ReadableRole):
             position = latest if found is None else max(found, self.first_record)
             self._fetch_from(request, position, inbox, looked_up=True)
             self.timer.schedule()
+
+    # ------------------------------------------------------------------ brokers that write internal streams
+    def _on_last(self, message: Message) -> None:
+        """A broker asks for the last committed batch; the answer is empty where there is none."""
+        if self.ended or not message.reply:
+            return
+        end = self.latest()
+        if isinstance(end, TidelogError):
+            self.peer_answers.error(message.reply, end)
+        elif end <= self.first_record:
+            self.context.peers.publish(message.reply, [b""])
+        else:
+            self.spawn(self._send_last(end, message.reply))
+
+    async def _send_last(self, end: Offset, inbox: str) -> None:
+        offset = Offset(end - 1)
+        try:
+            data = await self.read_plain(offset, end)
+        except TidelogError as e:
+            self.peer_answers.error(inbox, e)
+        except CorruptData as e:
+            self.on_damage(f"a broker asked for what lies at offset {offset}: {e}")
+        except LogDamaged as e:
+            self.fail(f"the log cannot be read at offset {offset}: {e}")
+        else:
+            if not self.ended:
+                self.send(self.context.peers, inbox, offset, data)
 
     # ------------------------------------------------------------------ effects
     def _run(self, effects: list[LeaderEffect]) -> None:

@@ -48,7 +48,7 @@ class OwnPartition:
         return self._core.high_watermark
 
     async def read_committed(self, offset: Offset) -> Sequence[Buffer]:
-        return await self._role.read_below(offset, self._role.context.max_batch_bytes, self.high_watermark)
+        return await self._role.read_below(offset, self.high_watermark)
 
     def append(self, batch: EncodedBatch, timeout: float, done: Callable[[TidelogError | None], None]) -> None:
         is_taken = False

@@ -231,15 +231,21 @@ class ReadableRole(Role):
         data = read_checked(self.log, offset, limit, end)
         return self.cipher.plain([data]) if holds_encrypted(data) else [data]
 
-    async def read_below(self, offset: Offset, limit: int, end: Offset) -> Sequence[Buffer]:
+    async def read_below(self, offset: Offset, end: Offset) -> Sequence[Buffer]:
         """Whole batches from `offset` on and below `end`, as consumers get them. Raises LogDamaged, CorruptData,
         TidelogError."""
         if offset >= end:
             return []
-        parts = self.log.read(offset, max_bytes=limit, end_offset=end)
+        parts = self.log.read(offset, max_bytes=self.context.max_batch_bytes, end_offset=end)
         if parts is None:
-            return await self.context.loop.run_in_executor(self.context.readers, self._read_plain, offset, limit, end)
+            return await self.read_plain(offset, end)
         return self.cipher.plain(parts) if self.log.tail_holds_encrypted else parts
+
+    async def read_plain(self, offset: Offset, end: Offset) -> list[Buffer]:
+        """As an answer may hold, decrypted. Raises LogDamaged, CorruptData, TidelogError."""
+        return await self.context.loop.run_in_executor(
+            self.context.readers, self._read_plain, offset, self.context.max_batch_bytes, end
+        )
 
     async def read_cold(self, offset: Offset, limit: int, end: Offset) -> Buffer:
         """Both CRCs of each batch are checked. Raises as `PartitionLog.read_from_disk`."""

@@ -19,6 +19,7 @@ from dataplane.broker.context import BrokerContext
 from dataplane.broker.damaged_replica import DamagedReplica
 from dataplane.broker.follower_driver import FollowerDriver
 from dataplane.broker.housekeeping import Visit
+from dataplane.broker.id_keeper import IdKeeper
 from dataplane.broker.leader_driver import LeaderDriver, begin_leader_epoch
 from dataplane.broker.listening import ConsumerListener
 from dataplane.broker.repair import mark, repair
@@ -98,6 +99,7 @@ class Replica:
         self._stepping: asyncio.Task[None] | None = None
         self._recording: asyncio.Task[None] | None = None
         self._listener = ConsumerListener(key)
+        self._ids = IdKeeper()
 
     # ------------------------------------------------------------------ the log
     def open(self, *, page_cache_survived: bool = False) -> RecoveryReport:
@@ -354,6 +356,7 @@ class Replica:
             partial(self.on_damage, context=context),
             self.life.on_role_failed,
             self.story,
+            self._ids,
         )
         try:
             match kind:
@@ -396,7 +399,10 @@ class Replica:
         partition_log = self._log
         assert partition_log is not None
         report = await context.loop.run_in_executor(
-            context.executor, partial(repair, partition_log, self.key, mode, time_ns=context.time_ns())
+            context.executor,
+            self._ids.cutting,
+            partition_log,
+            partial(repair, partition_log, self.key, mode, time_ns=context.time_ns()),
         )
         self._quarantined = [*self._quarantined, report][-MAX_EVENTS:]
         self._high_watermark = partition_log.high_watermark

@@ -6,10 +6,11 @@ import asyncio
 import logging
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Coroutine
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any, ClassVar
 
 from dataplane.broker.context import BrokerContext
+from dataplane.broker.id_keeper import IdKeeper
 from dataplane.broker.sync_requests import SyncRequests
 from dataplane.broker.timer import RoleTimer
 from dataplane.log.partition_log import PartitionLog
@@ -34,6 +35,7 @@ class RoleSetup:
     on_failure: Callable[[str], None]
     """The role has failed, and ends by itself."""
     story: Story
+    ids: IdKeeper = field(default_factory=IdKeeper)
 
 
 class Role(ABC):
@@ -50,6 +52,7 @@ class Role(ABC):
         self.on_damage = setup.on_damage
         self._on_failure = setup.on_failure
         self.story = setup.story
+        self.ids = setup.ids
         self.ended = False
         self.failed: str | None = None
         self.timer = RoleTimer(context.loop, self._next_deadline, lambda: self.carefully(self._tick))

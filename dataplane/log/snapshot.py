@@ -14,6 +14,7 @@ A row of sections, each with a name and a version of its own. Little-endian:
     leader-epochs 1     for each epoch that began below the offset: u64 epoch, i64 start
     producers 1         see `dataplane.replica.producers`: the first piece
     producer-times 1    the second piece; a version that does not know it carries it on, and then it is not used
+    message-ids 1       see `dataplane.replica.id_marks`; it is there where some batch had message ids
     producers-partial 1     empty; it is there where the producers are not all of them (`KnownProducers.is_partial`)
 
 A section that this version does not know, by its name or by its version, is kept as it is: it is shipped on to
@@ -30,11 +31,13 @@ from typing import TYPE_CHECKING, NamedTuple
 from crc32c import crc32c
 
 from dataplane.replica.epochs import EpochEntry, LeaderEpochCache
+from dataplane.replica.id_marks import NO_IDS, decode_marks, encode_marks
 from dataplane.replica.producers import NOBODY, decode_producers, encode_producers, encode_times
 from wire.errors import CorruptData, InvariantViolation
 from wire.types import LeaderEpoch, Offset
 
 if TYPE_CHECKING:
+    from dataplane.replica.id_marks import IdMarks
     from dataplane.replica.producers import KnownProducers
 
 SNAPSHOT_SUFFIX = ".snapshot"
@@ -42,6 +45,7 @@ LEADER_EPOCHS = "leader-epochs"
 PRODUCERS = "producers"
 PRODUCER_TIMES = "producer-times"
 PRODUCERS_PARTIAL = "producers-partial"
+MESSAGE_IDS = "message-ids"
 
 _MAGIC = b"tlgstate"
 _FILE_VERSION = 1
@@ -87,6 +91,7 @@ def encode_snapshot(snapshot: Snapshot) -> bytes:
         Section(LEADER_EPOCHS, _SECTION_VERSION, offset, epochs),
         Section(PRODUCERS, _SECTION_VERSION, offset, encode_producers(snapshot.producers)),
         Section(PRODUCER_TIMES, _SECTION_VERSION, offset, encode_times(snapshot.producers)),
+        *([Section(MESSAGE_IDS, _SECTION_VERSION, offset, encode_marks(marks))] if (marks := _marks(snapshot)) else ()),
         *([Section(PRODUCERS_PARTIAL, _SECTION_VERSION, offset, b"")] if snapshot.producers.is_partial else ()),
         *snapshot.carried,
     )
@@ -94,6 +99,11 @@ def encode_snapshot(snapshot: Snapshot) -> bytes:
     size = _HEADER.size + len(body) + _CRC.size
     content = _HEADER.pack(_MAGIC, _FILE_VERSION, len(sections), offset, size) + body
     return content + _CRC.pack(crc32c(content))
+
+
+def _marks(snapshot: Snapshot) -> IdMarks | None:
+    marks = snapshot.producers.id_marks
+    return marks if marks.marks else None
 
 
 def _encode_section(section: Section) -> bytes:
@@ -149,6 +159,7 @@ def _understood(offset: Offset, sections: list[Section]) -> Snapshot:
     producers: bytes | None = None
     times: bytes | None = None
     is_partial = False
+    marks = NO_IDS
     carried = []
     for section in sections:
         kind = section[:3]
@@ -158,13 +169,16 @@ def _understood(offset: Offset, sections: list[Section]) -> Snapshot:
             producers = section.payload
         elif kind == (PRODUCER_TIMES, _SECTION_VERSION, offset):
             times = section.payload
+        elif kind == (MESSAGE_IDS, _SECTION_VERSION, offset):
+            marks = decode_marks(section.payload)
         elif kind[:2] == (PRODUCERS_PARTIAL, _SECTION_VERSION):  # it holds at every later offset, too
             is_partial = True
-        elif kind[:2] != (PRODUCER_TIMES, _SECTION_VERSION):
+        elif kind[:2] not in ((PRODUCER_TIMES, _SECTION_VERSION), (MESSAGE_IDS, _SECTION_VERSION)):
             carried.append(section)
     known = NOBODY if producers is None else decode_producers(producers, times)
     is_whole = epochs is not None and producers is not None
-    return Snapshot(offset, epochs or (), known._replace(is_partial=is_partial), tuple(carried), is_whole)
+    known = known._replace(is_partial=is_partial, id_marks=marks)
+    return Snapshot(offset, epochs or (), known, tuple(carried), is_whole)
 
 
 def _decode_epochs(payload: bytes, offset: Offset) -> tuple[EpochEntry, ...]:

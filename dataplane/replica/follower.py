@@ -96,8 +96,8 @@ class Follower:
             story=story or Story(),
         )
         replica.story.tell(
-            f"follows {view.leader or 'no leader'} in LeaderEpoch {view.leader_epoch}, LEO {log_end_offset},"
-            f" HW {replica.high_watermark}, ISR {','.join(view.isr)}, partition epoch {view.epoch}",
+            f"follows {view.leader or 'no leader'} in LeaderEpoch {view.leader_epoch}, log end {log_end_offset},"
+            f" committed end {replica.high_watermark}, ISR {','.join(view.isr)}, partition epoch {view.epoch}",
             now,
         )
         self._contact = LeaderContact(settings, replica.story, connected_since=connected_since, now=now)

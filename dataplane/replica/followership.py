@@ -53,7 +53,9 @@ class Followership:
             )
         self.state = state
         if before is not after and not (before in COPYING and after in COPYING):
-            self.story.tell(f"{after.__name__}, LEO {self.log_end_offset}, HW {self.high_watermark}", now)
+            self.story.tell(
+                f"{after.__name__}, log end {self.log_end_offset}, committed end {self.high_watermark}", now
+            )
 
     def validate(self) -> None:
         """Raises InvariantViolation."""

@@ -99,7 +99,7 @@ class Leader:
             story=story or Story(),
         )
         state.story.tell(
-            f"leads LeaderEpoch {view.leader_epoch} from offset {log_end_offset}, HW {state.high_watermark},"
+            f"leads LeaderEpoch {view.leader_epoch} from offset {log_end_offset}, committed end {state.high_watermark},"
             f" ISR {','.join(view.isr)}, partition epoch {view.epoch}",
             now,
         )

@@ -19,6 +19,8 @@ The table of a log that begins above 0 can be partial: the state at the log star
 before it and not since are unknown. A batch of an unknown producer that is not its first one is then refused in the
 same way, since the batches before it may lie below the log start.
 
+Beside the producers the table knows where the batches with message ids lie (`dataplane.replica.id_marks`).
+
 The table at an offset can be copied at little cost (`known`: its values are never changed, only replaced),
 encoded, and taken up again, by this replica or another one. Encoded, little-endian, in two pieces; earlier versions
 know the first one alone:
@@ -41,6 +43,7 @@ from dataclasses import dataclass
 from itertools import pairwise
 from typing import NamedTuple, TypeAlias
 
+from dataplane.replica.id_marks import NO_IDS, IdMarks
 from dataplane.replica.validation import require
 from wire.batch import BatchHeader
 from wire.error_details import EXPECTED_SEQUENCE, REMEMBERED_MS
@@ -114,6 +117,8 @@ class KnownProducers(NamedTuple):
     """The newest time of an append, in ns since 1970; 0: no batch says."""
     is_partial: bool = False
     """Producers that wrote before the log start and not since are not among them, because the state there was lost."""
+    id_marks: IdMarks = NO_IDS
+    """Where the batches with message ids lie, of whatever producer."""
 
 
 NOBODY = KnownProducers({})
@@ -135,6 +140,7 @@ class ProducerTable:
         self._forgotten_at = 0
         self._time = 0
         self._is_partial = False
+        self._id_marks = NO_IDS
         self.rebuild(headers)
 
     def rebuild(self, headers: Iterable[BatchHeader]) -> None:
@@ -144,12 +150,24 @@ class ProducerTable:
     @property
     def known(self) -> KnownProducers:
         """All of it, now: a copy that later batches do not change."""
-        return KnownProducers(dict(self._producers), self._forgotten, self._forgotten_at, self._time, self._is_partial)
+        return KnownProducers(
+            dict(self._producers),
+            self._forgotten,
+            self._forgotten_at,
+            self._time,
+            self._is_partial,
+            self._id_marks,
+        )
+
+    @property
+    def id_marks(self) -> IdMarks:
+        """Where the batches with message ids lie."""
+        return self._id_marks
 
     def restore(self, known: KnownProducers, headers: Iterable[BatchHeader] = ()) -> None:
         """Forget all, take up the table at some offset, and learn from the batches behind it."""
         self._producers = OrderedDict(known.producers)
-        _, self._forgotten, self._forgotten_at, self._time, self._is_partial = known
+        _, self._forgotten, self._forgotten_at, self._time, self._is_partial, self._id_marks = known
         for header in headers:
             self.record(header)
 
@@ -207,6 +225,8 @@ class ProducerTable:
         """Take note of an appended batch; called for every batch, in log order, on every replica."""
         if header.append_time > self._time:
             self._go_on_to(header.append_time)
+        if header.has_message_ids:
+            self._id_marks = self._id_marks.with_batch(self._time, header.base_offset)
         if header.producer_id != NO_PRODUCER:
             self._learn(header)
             while len(self._producers) > self._max_producers:

@@ -15,6 +15,8 @@ REFUSED_BY_ANY_LEADER: Final = frozenset(
         Code.CORRUPT_BATCH,
         Code.LIMIT_REACHED,
         Code.BAD_REQUEST,
+        Code.WRONG_STREAM,
+        Code.NOT_SUPPORTED,
         Code.WRONG_INCARNATION,
         Code.STALE_PARTITIONING,
         Code.PARTITION_DRAINING,

@@ -52,6 +52,11 @@ class ReplicaSettings:
     """The same for all partitions that a broker leads: above it publishes are refused to partitions that hold more than
     their even share. Divided by the number of partitions that wait for a commit, up to 32, where the oldest uncommitted
     record is older than a fifth of `replica_max_lag_time`."""
+    max_message_ids: int = 1_000_000
+    """Message ids that the leader of a partition remembers, each for the stream's `dedup_window_ms`; above it publishes
+    with new ids are refused with BACKPRESSURE (R45)."""
+    max_message_ids_of_all: int = 2_000_000
+    """The same for all partitions that a broker leads. Its followers remember those of their leaders beside them."""
     max_waiting_fetches: int = 10_000
     """Consumers' long polls per partition; above it they are refused with BACKPRESSURE."""
     max_waiting_fetches_per_client: int = 1000

@@ -31,6 +31,7 @@ from metadata.master_keys import check_encryption
 from metadata.model import Outcome, Stream
 from metadata.requests import partition_numbers
 from metadata.runtime.context import MetadataContext
+from metadata.runtime.jetstream import check_subject_uncaptured
 from metadata.runtime.moves import LeaderMoves
 from metadata.runtime.rounds import Rounds
 from metadata.runtime.services import check_subject_unserved
@@ -111,7 +112,9 @@ class Admin:
         self._check_encryption(settings)
         await self._check_heard(command.create_stream.subject, request.partitions)
         if StreamConfig.from_strings(settings).reply_acks:
-            await check_subject_unserved(self._rounds, self._context.transport, command.create_stream.subject)
+            transport, subject = self._context.transport, command.create_stream.subject
+            await check_subject_unserved(self._rounds, transport, subject)
+            await check_subject_uncaptured(self._rounds, transport, subject, request.partitions)
         (await self._commit(command)).raise_for_refusal()
         deadline, pause = self._context.monotonic() + READY_TIMEOUT_S, 0.01
         while True:

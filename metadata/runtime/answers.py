@@ -61,6 +61,9 @@ class ControllerRequests:
     def lease_valid(self, now: float) -> bool:
         return self._lease.is_valid(now)
 
+    def led_at(self, moment: float) -> bool:
+        return self._lease.proves(moment)
+
     def _on_probe(self, message: Message) -> None:
         context = self._context
         probe = context.messages.decode(pb.Probe, message)

@@ -5,6 +5,8 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from typing import Protocol, TypeAlias
 
+from metadata.cluster import Cluster
+from metadata.model import Changes
 from metadata.raft.types import RaftStatus, StateMachine
 from wire.errors import TidelogError
 from wire.reports import BrokerReport, StreamReport
@@ -27,6 +29,13 @@ class RaftPort(Protocol):
 
 RaftFactory: TypeAlias = Callable[[StateMachine, Callable[[RaftStatus], None], Callable[[str], None]], RaftPort]
 """Makes the node from (state machine, on_status, on_peer_lost)."""
+
+
+class StateObserver(Protocol):
+    """Is called while Raft applies, after each command that changed something: it must not raise, and be quick.
+    `from_snapshot`: the changes are all that a snapshot differs in."""
+
+    def __call__(self, state: Cluster, changes: Changes, *, from_snapshot: bool) -> None: ...
 
 
 class BrokerPort(Protocol):

@@ -17,6 +17,7 @@ from contextlib import contextmanager
 from random import Random
 from typing import Any
 
+from metadata.cluster import Cluster
 from metadata.controller import ControllerCore
 from metadata.model import Changes, Outcome
 from metadata.raft.types import RaftError, RaftStatus
@@ -26,7 +27,7 @@ from metadata.runtime.controller_driver import ControllerDriver
 from metadata.runtime.messages import Messages
 from metadata.runtime.namespace import Namespace
 from metadata.runtime.outbound import OutboundRequests
-from metadata.runtime.ports import BrokerPort, RaftFactory
+from metadata.runtime.ports import BrokerPort, RaftFactory, StateObserver
 from metadata.runtime.proposals import Proposals
 from metadata.runtime.registration import Registrar, Registration
 from metadata.runtime.tasks import Tasks
@@ -48,13 +49,15 @@ ROOM_RETRY_S = 0.5
 class _Machine:
     """The state, as the Raft node drives it."""
 
-    def __init__(self, state: ClusterState, on_changes: Callable[[Changes], None]) -> None:
+    def __init__(self, state: ClusterState, on_changes: Callable[[Changes], None], observe: StateObserver) -> None:
         self._state = state
         self._on_changes = on_changes
+        self._observe = observe
 
     def apply(self, command: bytes) -> Outcome:
         outcome = self._state.apply(command)
         if outcome.changes:
+            self._observe(self._state, outcome.changes, from_snapshot=False)
             self._on_changes(outcome.changes)
         return outcome
 
@@ -62,7 +65,13 @@ class _Machine:
         return self._state.snapshot()
 
     def restore(self, snapshot: bytes) -> None:
-        self._on_changes(self._state.restore(snapshot))
+        changes = self._state.restore(snapshot)
+        self._observe(self._state, changes, from_snapshot=True)
+        self._on_changes(changes)
+
+
+def _observe_nothing(state: Cluster, changes: Changes, *, from_snapshot: bool) -> None:
+    pass
 
 
 class MetadataService:
@@ -81,8 +90,9 @@ class MetadataService:
         rng: Random,
         monotonic: Callable[[], float],
         registration: Registration,
+        observe: StateObserver = _observe_nothing,
     ) -> None:
-        """`life_id`: unique to this run of the process. `transport`: to other brokers."""
+        """`life_id`: unique to this run of the process. `transport`: to other brokers. `observe`: sees every change."""
         self.state = ClusterState()
         core = ControllerCore(
             broker_id,
@@ -107,7 +117,7 @@ class MetadataService:
             messages=Messages(broker_id, transport, monotonic),
         )
         self._raft = make_raft(
-            _Machine(self.state, self._on_changes),
+            _Machine(self.state, self._on_changes, observe),
             self._on_raft_status,
             self._on_peer_lost,
         )
@@ -195,6 +205,11 @@ class MetadataService:
     def lease_valid(self, now: float) -> bool:
         """Whether a controller has been heard, and has heard this broker, within the leader lease."""
         return self._requests.lease_valid(now)
+
+    def led_at(self, moment: float) -> bool:
+        """Whether a controller has counted on this broker, and on its leaderships, at that moment or later (monotonic
+        seconds)."""
+        return self._requests.led_at(moment)
 
     def alter_isr(self, change: IsrChange) -> None:
         """Ask for another ISR. A later request for a partition replaces the one on its way. Views tell how it ended."""

@@ -416,7 +416,7 @@ async def test_records_above_the_limit(cluster: DevCluster, client: Client, bare
     assert await counters(client) == before, "the client knows the limit, nothing was sent"
 
     answer = await bare.request(SMALL, too_large)
-    error = json.loads(answer.data)["error"]
+    error = json.loads(answer.data)["tidelog"]
     assert error["code"] == "RECORD_TOO_LARGE"
     assert "1001 bytes" in error["message"]
     assert "raise max_record_bytes" in error["message"]
@@ -441,7 +441,7 @@ async def test_a_message_above_max_payload(bare: NatsClient, cluster: DevCluster
         await bare.publish("vast", b"x" * (MAX_PAYLOAD + 1))
     # One that NATS takes and that fits into no message to a follower.
     answer = await bare.request("vast", b"x" * MAX_PAYLOAD)
-    error = json.loads(answer.data)["error"]
+    error = json.loads(answer.data)["tidelog"]
     assert error["code"] == "RECORD_TOO_LARGE"
     assert error["message"].endswith("raise max_payload of the NATS server"), "max_record_bytes is large enough"
     assert await ends(client, "vast") == {0: 1}
@@ -461,7 +461,7 @@ async def test_corrupt_envelopes(cluster: DevCluster, client: Client, bare: Nats
     for payload in corrupt.values():
         await bare.publish(STREAM, payload)
     answer = await bare.request(STREAM, corrupt["a flipped bit"])
-    error = json.loads(answer.data)["error"]
+    error = json.loads(answer.data)["tidelog"]
     assert error["code"] == "CORRUPT_ENVELOPE"
     assert "CRC" in error["message"]
     assert "not stored, send it again" in error["message"]

@@ -93,6 +93,9 @@ class Metadata:
     def lease_valid(self, now: float) -> bool:
         return self.lease
 
+    def led_at(self, moment: float) -> bool:
+        return self.lease
+
 
 class Node:
     """One broker's data plane, registered, on a data folder."""
@@ -260,7 +263,7 @@ async def test_a_publish_that_was_not_stored_at_the_end_of_leadership_has_an_unk
     role._appending.ingest.chunk_done()
     await role.end("it is over")
     await until(lambda: heard)
-    assert json.loads(heard[0].data)["error"]["code"] == Code.OUTCOME_UNKNOWN.name
+    assert json.loads(heard[0].data)["tidelog"]["code"] == Code.OUTCOME_UNKNOWN.name
 
 
 async def test_a_publish_whose_append_fails_is_answered_and_the_replica_withdraws(
@@ -273,7 +276,7 @@ async def test_a_publish_whose_append_fails_is_answered_and_the_replica_withdraw
 
     role.log.append = broken  # type: ignore[method-assign, assignment]
     answer = await publish(client)
-    assert answer["error"]["code"] == Code.OUTCOME_UNKNOWN.name
+    assert answer["tidelog"]["code"] == Code.OUTCOME_UNKNOWN.name
     await until(lambda: a.metadata.withdrawals)
     await until(lambda: role.ended)
 
@@ -365,7 +368,7 @@ async def test_settings_change_while_it_leads(a: Node, client: NatsConnection) -
         await publish(client, b"not answered", timeout=0.3)
     await until(lambda: role.log.log_end_offset == 2)
     role.on_view(replace(view(epoch=3), config=replace(changed.config, max_record_bytes=100)))
-    assert (await publish(client, b"x" * 500))["error"]["code"] == Code.RECORD_TOO_LARGE.name
+    assert (await publish(client, b"x" * 500))["tidelog"]["code"] == Code.RECORD_TOO_LARGE.name
 
 
 # ---------------------------------------------------------------- disks fail

@@ -233,7 +233,7 @@ async def test_the_only_replica_without_the_key_refuses_both_publishes_and_reads
             async with client.producer("vault") as producer:
                 await producer.send(b"refused")
         answer = json.loads((await nats.request("vault", b"refused", timeout=LIMIT)).data)
-        assert answer["error"]["code"] == "NO_KEY"
+        assert answer["tidelog"]["code"] == "NO_KEY"
         with pytest.raises(tidelog.NoKey, match=f"broker {leader} does not have the master key '2026-05'"):
             await values(client, "vault")
         config.write_text(with_key)

@@ -84,7 +84,7 @@ async def test_plain_publishes_above_the_rate_are_dropped_and_counted_and_reques
             """The quota has filled meanwhile, so that the first requests may be stored."""
             burst = [nats.request("dropped", b"x" * 30_000, timeout=LIMIT) for _ in range(20)]
             answers = [json.loads(answer.data) for answer in await asyncio.gather(*burst)]
-            errors = [answer["error"] for answer in answers if "error" in answer]
+            errors = [answer["tidelog"] for answer in answers if "error" in answer]
             assert {error["code"] for error in errors} <= {"OUTCOME_UNKNOWN"}
             assert {error["details"]["reason"] for error in errors} <= {"BACKPRESSURE"}
             assert {error["details"]["limit"] for error in errors} <= {"producer_byte_rate"}

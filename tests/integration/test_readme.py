@@ -149,21 +149,26 @@ def test_the_command_line_page(cluster: DevCluster, tmp_path: Path) -> None:
     tidelog.chmod(0o755)
     environment = os.environ | {
         "PATH": f"{tidelog.parent}:{os.environ['PATH']}", "TIDELOG_SERVER": cluster.nats_url, "PYTHONPATH": str(ROOT),
+        "XDG_CONFIG_HOME": str(tmp_path / "config"),
     }  # fmt: skip
     said: dict[str, list[str]] = {}
     for heading, source in blocks(COMMAND_LINE, "sh").items():
         done = subprocess.run(
-            ["bash", "-eu", "-o", "pipefail", "-c", source],
+            ["bash", "-eu", "-o", "pipefail", "-c", source.replace(URL, cluster.nats_url)],
             capture_output=True, text=True, timeout=LIMIT, check=False, cwd=tmp_path, env=environment,
         )  # fmt: skip
         assert done.returncode == 0, f"{heading}: {done.stdout}\n{done.stderr}"
         said[heading] = done.stdout.splitlines()
+    assert [line.split(",")[0] for line in said["Copy"][1:]] == ["published 5 records"] * 2
+    first_offsets = [line.split("│")[5].strip() for line in said["Times and offsets"] if line.startswith("│ ")]
+    assert first_offsets == ["0", "0"], "all records are of the last hour"
     reading = said["Read"]
     assert reading.count('{"item": "tea"}') == 1, "raw"
     assert len(reading) == 4 * 5 + 1
     assert any(line.endswith(' alice  {"item": "tea"}') for line in reading)
     assert any(line.endswith("  shell a") for line in reading)
     first, published, second = 5, 1, 1
+    assert "commands use the context dev" in said["Name clusters"]
     resumed = said["Go on where the last run stopped"]
     assert len(resumed) == first + published + second
     assert sorted(resumed[:first]) == ["a", "b", "c", "x", '{"item": "tea"}']

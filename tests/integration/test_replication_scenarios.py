@@ -142,9 +142,9 @@ async def test_below_min_isr_acknowledged_publishes_are_refused_and_plain_ones_w
     await cluster.until_replica("below", leader.broker, lambda r: dead not in r.isr, "the shrink of the ISR")
 
     refused = await cluster.request("below", b"refused")
-    assert refused["error"]["code"] == Code.OUTCOME_UNKNOWN.name, "should another lead by now, that one may store it"
-    assert refused["error"]["details"]["reason"] == Code.NOT_ENOUGH_REPLICAS.name
-    assert "2 in-sync replicas and needs 3" in refused["error"]["message"]
+    assert refused["tidelog"]["code"] == Code.OUTCOME_UNKNOWN.name, "should another lead by now, that one may store it"
+    assert refused["tidelog"]["details"]["reason"] == Code.NOT_ENOUGH_REPLICAS.name
+    assert "2 in-sync replicas and needs 3" in refused["tidelog"]["message"]
     async with cluster.client.producer("below", delivery_timeout_ms=500) as producer:
         with pytest.raises(tidelog.TidelogError, match="2 in-sync replicas and needs 3"):
             await producer.send(b"refused too")
@@ -178,7 +178,7 @@ async def test_a_member_that_dies_under_a_pending_ack_leaves_its_outcome_unknown
     await cluster.until_replica("pending", leader.broker, lambda r: r.log_end_offset == 2, "the append")
     cluster.kill(dying)
     below = await cluster.until_replica("pending", leader.broker, lambda r: dying not in r.isr, "the shrink")
-    assert (await answer)["error"]["code"] == Code.CONFIRM_TIMEOUT.name
+    assert (await answer)["tidelog"]["code"] == Code.CONFIRM_TIMEOUT.name
     frozen = await cluster.replica("pending", leader.broker)
     assert frozen is not None
     assert (below.high_watermark, frozen.high_watermark) == (1, 1), "nothing commits below min ISR"
@@ -236,7 +236,7 @@ async def test_a_pending_ack_of_a_record_that_is_cut_ended_as_unknown(cluster: R
     answer = asyncio.create_task(cluster.request("unknown", b"orphan"))
     await cluster.until_replica("unknown", leader.broker, lambda r: r.log_end_offset == 2, "the append")
     cluster.kill(*cluster.others(leader.broker))
-    assert (await answer)["error"]["code"] == Code.CONFIRM_TIMEOUT.name
+    assert (await answer)["tidelog"]["code"] == Code.CONFIRM_TIMEOUT.name
     await leave_an_orphan(cluster, "unknown", leader)
     await assert_the_orphan_is_cut(cluster, "unknown", leader)
 

@@ -74,7 +74,7 @@ def told(message: Message) -> str:
         answer = json.loads(message.data)
     except ValueError:
         return decode_ack(message.data).errorCode or "stored"
-    return str(answer["error"]["code"]) if "error" in answer else "stored"
+    return str(answer["tidelog"]["code"]) if "error" in answer else "stored"
 
 
 def is_denial(answer: str) -> bool:

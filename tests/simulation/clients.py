@@ -63,7 +63,7 @@ def _told(message: Message) -> tuple[int, Code | None]:
         return ack.offset, Code[ack.errorCode] if ack.errorCode else None
     answer = json.loads(message.data)
     if "error" in answer:
-        return -1, Code[answer["error"]["code"]]
+        return -1, Code[answer["tidelog"]["code"]]
     return int(answer["offset"]), None
 
 

@@ -27,11 +27,14 @@ _COMMANDS = (
     "partition",
     "publish",
     "subscribe",
+    "offsets",
     "log",
     "broker",
     "cluster",
     "audit",
+    "activity",
     "security",
+    "context",
     "completion",
 )
 """In the order of the help. Each is an attribute of the module `tidelog.cli` has of that name."""

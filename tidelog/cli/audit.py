@@ -9,36 +9,23 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from tidelog.cli.session import cluster_options, console, run
+from tidelog.cli.times import FORMS, point_in_time, shown_time, time_zone_option
 from wire.internal_streams import AUDIT, is_internal
 from wire.subjects import Subjects
 
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator
+    from datetime import tzinfo
 
     from tidelog.client.connection import Client
+    from tidelog.client.positions import AtTime
 
 _COLUMNS = ("time", "act", "stream", "outcome", "client", "request")
 _REMEMBERED = 10_000
 """Ids of records that were shown: one that was written twice is shown once."""
 
 
-def _check_since(_ctx: click.Context, _parameter: click.Parameter, given: str | None) -> str | None:
-    from tidelog.client.positions import timestamp_from_text
-
-    if given is None:
-        return None
-    try:
-        if given.isdigit():
-            raise ValueError(given)
-        timestamp_from_text(given)
-    except ValueError:
-        raise click.BadParameter(
-            f"{given!r} is no date or time in ISO-8601, such as 2026-11-22 or 2026-11-22T08:00Z"
-        ) from None
-    return given
-
-
-def _check_stream(_ctx: click.Context, _parameter: click.Parameter, given: str | None) -> str | None:
+def check_stream(_ctx: click.Context, _parameter: click.Parameter, given: str | None) -> str | None:
     from wire.errors import TidelogError
     from wire.subjects import check_stream_name
 
@@ -52,14 +39,20 @@ def _check_stream(_ctx: click.Context, _parameter: click.Parameter, given: str |
 @click.option(
     "--since",
     metavar="TIMESTAMP",
-    callback=_check_since,
-    help="Only acts from then on; ISO-8601, as 2026-11-22T08:00Z.  [default: all that are kept]",
+    help=f"Only acts from then on: {FORMS}.  [default: all that are kept]",
 )
-@click.option("--stream", callback=_check_stream, help="Only acts on this stream.")
+@time_zone_option
+@click.option("--stream", callback=check_stream, help="Only acts on this stream.")
 @click.option("--follow", is_flag=True, help="Go on with acts as they come.")
 @cluster_options
 def audit(
-    since: str | None, stream: str | None, follow: bool, server: str | None, namespace: str, as_json: bool
+    since: str | None,
+    zone: tzinfo | None,
+    stream: str | None,
+    follow: bool,
+    server: str | None,
+    namespace: str,
+    as_json: bool,
 ) -> None:
     """Show who changed what: each request that was to change something, and its outcome.
 
@@ -69,13 +62,14 @@ def audit(
 
     \b
     Example, who deleted a stream in the last days:
-      tidelog audit --since 2026-11-20 --stream flights
+      tidelog audit --since 3d --stream flights
     """
+    start = "earliest" if since is None else point_in_time("--since", since, zone)
 
     async def work(client: Client) -> None:
         rows = []
         seen = shown = 0
-        async for record in _records(client, Subjects(namespace), since or "earliest", follow=follow):
+        async for record in _records(client, Subjects(namespace), start, follow=follow):
             seen += 1
             if stream is not None and record.get("stream") != stream:
                 continue
@@ -84,9 +78,9 @@ def audit(
                 click.echo(json.dumps(record))
                 sys.stdout.flush()
             elif follow:
-                click.echo("  ".join(_row(record)))
+                click.echo("  ".join(_row(record, zone)))
             else:
-                rows.append(_row(record))
+                rows.append(_row(record, zone))
         if seen and not shown:
             since_then = f" since {since}" if since else ""
             click.echo(f"no act on a stream {stream!r} is among the {seen} that are recorded{since_then}", err=True)
@@ -96,7 +90,9 @@ def audit(
     run(server, namespace, work)
 
 
-async def _records(client: Client, subjects: Subjects, since: str, *, follow: bool) -> AsyncIterator[dict[str, Any]]:
+async def _records(
+    client: Client, subjects: Subjects, start: str | AtTime, *, follow: bool
+) -> AsyncIterator[dict[str, Any]]:
     """Each once. None where there has been no act since the cluster was founded: the stream does not exist."""
     from tidelog.client.errors import UnknownStream
 
@@ -109,7 +105,7 @@ async def _records(client: Client, subjects: Subjects, since: str, *, follow: bo
                 " acts are in the brokers' logs only until it is deleted"
             )
         async with client.consume(
-            AUDIT.name, start=since, stop=None if follow else "latest", on_gap="skip"
+            AUDIT.name, start=start, stop=None if follow else "latest", on_gap="skip"
         ) as consumer:
             async for found in consumer:
                 record = json.loads(found.value or b"{}")
@@ -123,18 +119,27 @@ async def _records(client: Client, subjects: Subjects, since: str, *, follow: bo
         click.echo("no act is recorded yet: the first one makes the record", err=True)
 
 
-def _row(record: dict[str, Any]) -> list[str]:
+def _row(record: dict[str, Any], zone: tzinfo | None) -> list[str]:
     """Texts of strangers, without control characters."""
     request = {key: value for key, value in (record.get("request") or {}).items() if value not in (None, {}, [])}
     outcome = record.get("outcome", "?")
     return [
-        _plain(record.get("time", "?")),
-        _plain(record.get("operation", "?")),
-        _plain(record.get("stream") or "-"),
-        _plain(outcome if record.get("code") is None else f"{outcome}: {record['code']}"),
+        plain(told_time(record.get("time", "?"), zone)),
+        plain(record.get("operation", "?")),
+        plain(record.get("stream") or "-"),
+        plain(outcome if record.get("code") is None else f"{outcome}: {record['code']}"),
         _client(record),
         json.dumps(request),
     ]
+
+
+def told_time(text: object, zone: tzinfo | None) -> str:
+    from tidelog.client.positions import timestamp_from_text
+
+    try:
+        return shown_time(zone)(timestamp_from_text(str(text)))
+    except ValueError:
+        return str(text)
 
 
 def _client(record: dict[str, Any]) -> str:
@@ -142,11 +147,11 @@ def _client(record: dict[str, Any]) -> str:
     if nats:
         user = nats.get("user")
         host = f" from {nats['host']}" if nats.get("host") else ""
-        return _plain(f"{nats.get('account', '?')}{f'/{user}' if user else ''}{host}")
-    return _plain(f"{record['claimed']}?") if record.get("claimed") else "?"
+        return plain(f"{nats.get('account', '?')}{f'/{user}' if user else ''}{host}")
+    return plain(f"{record['claimed']}?") if record.get("claimed") else "?"
 
 
-def _plain(value: object) -> str:
+def plain(value: object) -> str:
     return "".join(character if character.isprintable() else "?" for character in str(value))
 
 

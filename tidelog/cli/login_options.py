@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Callable
 from typing import Any, TypeVar
 
 import click
 from click.core import ParameterSource
+from click.shell_completion import CompletionItem
 
 _Command = TypeVar("_Command", bound=Callable[..., Any])
 _GIVEN = "tidelog.login"
@@ -23,11 +25,23 @@ def _option(name: str, field: str, text: str, **more: Any) -> Callable[[_Command
     return click.option(name, _PARAMETER + field, help=text, expose_value=False, callback=_keep, **more)
 
 
-_OPTIONS: tuple[Callable[[Any], Any], ...] = (
-    _option("--context", "context", "Context of the `nats` CLI, for servers and login; also $NATS_CONTEXT."),
-    _option("--user", "user", "User of NATS; the password comes from $TIDELOG_NATS_PASSWORD, or from:"),
-    _option("--password-file", "password_file", "File with the password.", metavar="FILE"),
-    _option("--ask-password", "ask_password", "Ask for the password on the terminal.", is_flag=True),
+def _context_names(_context: click.Context, _parameter: click.Parameter, begun: str) -> list[CompletionItem]:
+    from tidelog.runtime.contexts import names
+
+    return [CompletionItem(name) for name in names(os.environ) if name.startswith(begun)]
+
+
+_CONTEXT = _option(
+    "--context",
+    "context",
+    "Servers, login and namespace under a name (`tidelog context`), also of the `nats` CLI; also $NATS_CONTEXT.",
+    is_eager=True,
+    shell_complete=_context_names,
+)
+_USER = _option("--user", "user", "User of NATS; the password comes from $TIDELOG_NATS_PASSWORD, or from:")
+_PASSWORD_FILE = _option("--password-file", "password_file", "File with the password.", metavar="FILE")
+_ASK_PASSWORD = _option("--ask-password", "ask_password", "Ask for the password on the terminal.", is_flag=True)
+_OTHERS: tuple[Callable[[Any], Any], ...] = (
     _option("--token-file", "token_file", "File with a token; also $TIDELOG_NATS_TOKEN.", metavar="FILE"),
     _option("--creds", "creds", "File with a user's JWT and key.", metavar="FILE"),
     _option("--nkey", "nkey", "File with the seed of a user's NKey.", metavar="FILE"),
@@ -37,6 +51,13 @@ _OPTIONS: tuple[Callable[[Any], Any], ...] = (
     _option("--tls", "tls", "Refuse a server without TLS.", is_flag=True),
     _option("--tls-first", "tls_first", "TLS begins before the server's first line.", is_flag=True),
 )
+_OPTIONS = (_CONTEXT, _USER, _PASSWORD_FILE, _ASK_PASSWORD, *_OTHERS)
+_STORED_OPTIONS = (_USER, _PASSWORD_FILE, *_OTHERS)
+
+
+def context_argument(command: _Command) -> _Command:
+    """Adds NAME, of a context that there is: parameter `name`."""
+    return click.argument("name", shell_complete=_context_names)(command)
 
 
 def login_options(command: _Command) -> _Command:
@@ -44,6 +65,24 @@ def login_options(command: _Command) -> _Command:
     for option in reversed(_OPTIONS):
         command = option(command)
     return command
+
+
+def stored_login_options(command: _Command) -> _Command:
+    """As `login_options`, those that a context keeps: names of files, no secrets."""
+    for option in reversed(_STORED_OPTIONS):
+        command = option(command)
+    return command
+
+
+def use_context(context: click.Context, name: str) -> None:
+    """As if --context had been given."""
+    context.meta.setdefault(_GIVEN, {})["context"] = name
+
+
+def asked_context(context: click.Context) -> str | None:
+    """What --context says."""
+    name: str | None = context.meta.get(_GIVEN, {}).get("context")
+    return name
 
 
 def given_login() -> dict[str, Any]:

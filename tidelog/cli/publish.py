@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Any, BinaryIO, Literal, cast
 
 import click
 
+from tidelog.cli.record_input import InputFault, chunks
 from tidelog.cli.session import cluster_options, counted, fail, print_json, run
 from wire.echo import one_line
 
@@ -28,15 +29,10 @@ if TYPE_CHECKING:
     _Outcomes = list[tuple[Sequence[int], BatchReceipt | Receipt | TidelogError]]
     """What became of the lines at these places of a chunk."""
 
-CHUNK_RECORDS = 10_000
 MOST_RANGES = 5
 """Of lines that an error names."""
-CHUNK_BYTES = 4 << 20
-"""Read and sent as one; the next is read once this one is acknowledged."""
 SILENCE = 1.0
 """Seconds that records wait for a leader that refuses them, or is not there, before stderr says so."""
-PAUSE = 0.01
-"""Seconds. Lines of a pipe that pauses for so long are sent, whether they fill a chunk or not."""
 GRACE = 1.0
 """Seconds that Ctrl-C leaves the brokers to acknowledge lines that were sent already; a second Ctrl-C ends at once."""
 
@@ -96,10 +92,11 @@ def _parsed_headers(_: click.Context, __: click.Parameter, given: tuple[str, ...
 @click.option(
     "--format",
     "form",
-    type=click.Choice(["lines", "jsonl"]),
+    type=click.Choice(["lines", "jsonl", "lengths"]),
     default="lines",
     show_default=True,
-    help="lines: each line is a value. jsonl: each is an object with value, key, headers, timestamp.",
+    help="lines: each line is a value. jsonl: each is an object with value, key, headers, timestamp. lengths: each"
+    " value is behind four bytes with its length, big-endian, as `subscribe --format lengths` prints them.",
 )
 @click.option(
     "--compression",
@@ -211,13 +208,15 @@ async def _publish_file(
     import asyncio
 
     await producer.start()
-    published = _Published("acknowledged" if acknowledged else "sent")
+    published = _Published("acknowledged" if acknowledged else "sent", "record" if form == "lengths" else "line")
     with _progress(file) as progress:
         try:
-            async for chunk, size in _chunks(file):
+            async for chunk, size in chunks(file, form):  # the next is read once this one is acknowledged
                 await _with_grace(published.publish(producer, chunk, size, form, given))
                 if progress is not None:
-                    progress.advance(progress.task_ids[0], size)
+                    progress.update(progress.task_ids[0], advance=size, records=published.records)
+        except InputFault as fault:
+            fail(f"{fault}; {published.before()}")
         except asyncio.CancelledError:  # Ctrl-C
             published.tell(producer.stream, as_json=as_json, interrupted=True)
             raise
@@ -242,10 +241,12 @@ async def _with_grace(publishing: Coroutine[Any, Any, None]) -> None:
 
 
 class _Published:
-    """Counts what has become of the lines of a file. `state`: of records with a receipt."""
+    """Counts what has become of the lines of a file. `state`: of records with a receipt. `unit`: "line", or what the
+    parts of the file are called."""
 
-    def __init__(self, state: str) -> None:
+    def __init__(self, state: str, unit: str) -> None:
         self.state = state
+        self.unit = unit
         self.lines = 0
         """Of which the outcome is known, and good."""
         self.bytes = 0
@@ -254,6 +255,16 @@ class _Published:
         self._per_partition: Counter[int] = Counter()
         self._under_way = 0
         """Lines that are being published."""
+
+    @property
+    def records(self) -> int:
+        return self._per_partition.total()
+
+    def before(self) -> str:
+        """What became of the lines so far, for a sentence about the next one."""
+        if not self.lines:
+            return "nothing was published"
+        return f"{self.unit}s 1 to {self.lines} are {self.state}"
 
     async def publish(self, producer: Producer, chunk: list[bytes], size: int, form: str, given: _Given) -> None:
         """`size`: bytes that the lines took in the file."""
@@ -265,14 +276,14 @@ class _Published:
             if form == "jsonl":
                 outcomes = await _publish_json(producer, chunk, self.lines, given, self.state)
             else:
-                values = [line.removesuffix(b"\r") for line in chunk]
+                values = chunk if form == "lengths" else [line.removesuffix(b"\r") for line in chunk]
                 outcomes = await _publish_lines(producer, values, given)
         except TidelogError as error:
             if isinstance(error, BadRequest) and not self.lines:
                 raise  # a wrong argument: nothing was sent
-            fail(_not_given(error, self.lines, chunk, self.state))
+            fail(_not_given(error, self.lines, chunk, self.state, self.unit))
         if failure := next((one for _, one in outcomes if isinstance(one, TidelogError)), None):
-            fail(_given_up(failure, self.lines, outcomes, self.state))
+            fail(_given_up(failure, self.lines, outcomes, self.state, self.unit))
         for indices, receipt in outcomes:
             if not isinstance(receipt, TidelogError):
                 self._per_partition[receipt.partition] += len(indices)
@@ -282,7 +293,7 @@ class _Published:
 
     def tell(self, stream: str, *, as_json: bool, interrupted: bool = False) -> None:
         seconds = time.monotonic() - self._began
-        records = self._per_partition.total()
+        records = self.records
         if as_json:
             outcome: dict[str, object] = {
                 "stream": stream,
@@ -301,11 +312,11 @@ class _Published:
         if interrupted:
             told = f"interrupted: {told}"
             if self._under_way:
-                told += f"; of {counted(self._under_way, 'line')} after them some may be in the stream"
+                told += f"; of {counted(self._under_way, self.unit)} after them some may be in the stream"
         click.echo(told, err=interrupted)
 
 
-def _given_up(error: TidelogError, before: int, outcomes: _Outcomes, state: str) -> str:
+def _given_up(error: TidelogError, before: int, outcomes: _Outcomes, state: str, unit: str) -> str:
     """Says which lines are in the stream: the lines up to `before` are, and those after them have these outcomes."""
     from tidelog.client.errors import may_be_written
     from wire.errors import TidelogError
@@ -330,7 +341,7 @@ def _given_up(error: TidelogError, before: int, outcomes: _Outcomes, state: str)
     ):
         if ranges:
             count = sum(map(len, ranges))
-            parts.append(f"{'line' if count == 1 else 'lines'} {_listed(ranges)} {one if count == 1 else many}")
+            parts.append(f"{unit}{'' if count == 1 else 's'} {_listed(ranges)} {one if count == 1 else many}")
     return "; ".join(parts)
 
 
@@ -340,7 +351,7 @@ def _listed(ranges: list[range]) -> str:
     return ", ".join(shown) + (f" and {more} more" if more else "")
 
 
-def _not_given(error: TidelogError, before: int, chunk: list[bytes], state: str) -> str:
+def _not_given(error: TidelogError, before: int, chunk: list[bytes], state: str, unit: str) -> str:
     """Of lines that no producer takes: those up to `before` are in the stream; of `chunk` it is not known.
 
     All of them have the same key, so that a record that is too large is the longest line.
@@ -351,14 +362,14 @@ def _not_given(error: TidelogError, before: int, chunk: list[bytes], state: str)
     others = "some"
     if isinstance(error, RecordTooLarge):
         longest = max(range(len(chunk)), key=lambda at: len(chunk[at]))
-        parts = [f"line {before + 1 + longest} cannot be published: {error.message}"]
+        parts = [f"{unit} {before + 1 + longest} cannot be published: {error.message}"]
         others = "the others"
     if before:
-        parts.append(f"lines 1 to {before} are {state}")
+        parts.append(f"{unit}s 1 to {before} are {state}")
     if len(chunk) > 1:
-        parts.append(f"of lines {before + 1} to {before + len(chunk)} {others} may be in the stream")
+        parts.append(f"of {unit}s {before + 1} to {before + len(chunk)} {others} may be in the stream")
     elif others == "some":
-        parts.append(f"line {before + 1} may be in the stream")
+        parts.append(f"{unit} {before + 1} may be in the stream")
     return "; ".join(parts)
 
 
@@ -444,59 +455,6 @@ class _OneByOne:
         return outcomes
 
 
-async def _chunks(file: BinaryIO) -> AsyncIterator[tuple[list[bytes], int]]:
-    """The lines as they come, without their ends, and the number of bytes that they took."""
-    lines: list[bytes] = []
-    begun: list[bytes] = []
-    """Pieces of the line that is not complete yet."""
-    size = 0
-    """Of `lines`."""
-    at_end = False
-    while not at_end:
-        data = await _read(file, PAUSE if lines else None)
-        at_end = data == b""
-        size += len(data or b"")
-        if data and b"\n" in data:
-            first, *rest = data.split(b"\n")
-            lines += (b"".join([*begun, first]), *rest[:-1])
-            begun = rest[-1:]
-        elif data:
-            begun.append(data)
-        if data and len(lines) < CHUNK_RECORDS and size < CHUNK_BYTES:
-            continue
-        for at in range(0, len(lines), CHUNK_RECORDS):
-            chunk = lines[at : at + CHUNK_RECORDS]
-            yield chunk, sum(map(len, chunk)) + len(chunk)
-        lines, size = [], 0
-    if last := b"".join(begun):
-        yield [last], len(last)
-
-
-async def _read(file: BinaryIO, patience: float | None) -> bytes | None:
-    """Some bytes, b"" at the end. None: a pipe or terminal gave none within `patience` seconds; others do not wait."""
-    import asyncio
-    import os
-
-    try:
-        descriptor = file.fileno()
-    except OSError:
-        return file.read(CHUNK_BYTES)
-    loop = asyncio.get_running_loop()
-    readable = asyncio.Event()
-    try:
-        loop.add_reader(descriptor, readable.set)
-    except PermissionError:  # a regular file can always be read, and epoll does not take it
-        return os.read(descriptor, CHUNK_BYTES)
-    try:
-        async with asyncio.timeout(patience):
-            await readable.wait()
-    except TimeoutError:
-        return None
-    finally:
-        loop.remove_reader(descriptor)
-    return os.read(descriptor, CHUNK_BYTES)
-
-
 def _progress(file: BinaryIO) -> Any:
     """A progress bar on a terminal's stderr, else nothing."""
     if not sys.stderr.isatty():
@@ -507,12 +465,13 @@ def _progress(file: BinaryIO) -> Any:
     progress = Progress(
         TextColumn("publishing"),
         BarColumn(),
+        TextColumn("{task.fields[records]:,} records"),
         DownloadColumn(),
         TransferSpeedColumn(),
         console=Console(stderr=True),
         transient=True,
     )
-    progress.add_task("publishing", total=_file_size(file))
+    progress.add_task("publishing", total=_file_size(file), records=0)
     return progress
 
 

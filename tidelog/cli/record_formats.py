@@ -3,15 +3,17 @@
     text       PARTITION:OFFSET, time, key and value, with tabs between them
     json       an object, see `tidelog.cli.records_json`
     raw        the value alone
+    lengths    four bytes that say how long the value is, big-endian, and the value; nothing follows
     template   any text with fields, such as '{partition}:{offset} {key} {value}'
 
-A newline follows each record, unless a template ends with \\n or \\0 itself.
+A newline follows each of the others, unless a template ends with \\n or \\0 itself.
 """
 
 from __future__ import annotations
 
 import re
-from collections.abc import Callable
+import struct
+from collections.abc import Callable, Mapping
 from string import Formatter
 from typing import TYPE_CHECKING, TypeAlias
 
@@ -26,20 +28,30 @@ _ESCAPES = {"\\n": "\n", "\\t": "\t", "\\r": "\r", "\\0": "\0", "\\\\": "\\"}
 _ENDS = (b"\n", b"\0")
 
 
-def record_format(text: str) -> RecordFormat:
-    """Raises click.BadParameter."""
+def record_format(text: str, shown_time: Callable[[int], str]) -> RecordFormat:
+    """`shown_time`: of ns since 1970; json has UTC. Raises click.BadParameter."""
+
+    def time(record: Record) -> bytes:
+        return shown_time(record.timestamp).encode()
+
+    if text == _TEXT:
+        return _lines(time)
     named = _NAMED.get(text)
     if named is not None:
         return named
     if "{" not in text:
         raise click.BadParameter(
-            f"{text!r} is neither {', '.join(_NAMED)} nor a template with a field, such as '{{offset}} {{value}}'"
+            f"{text!r} is neither {', '.join((_TEXT, *_NAMED))} nor a template with a field, such as"
+            " '{offset} {value}'"
         )
-    return _template(text)
+    return _template(text, {**_FIELDS, "time": time})
 
 
-def _line(record: Record) -> bytes:
-    return b"%d:%d\t%s\t%s\t%s\n" % (record.partition, record.offset, _time(record), _key(record), _value(record))
+def _lines(time: RecordFormat) -> RecordFormat:
+    def line(record: Record) -> bytes:
+        return b"%d:%d\t%s\t%s\t%s\n" % (record.partition, record.offset, time(record), _key(record), _value(record))
+
+    return line
 
 
 def _json_line(record: Record) -> bytes:
@@ -52,16 +64,22 @@ def _raw_line(record: Record) -> bytes:
     return _value(record) + b"\n"
 
 
-_NAMED: dict[str, RecordFormat] = {"text": _line, "json": _json_line, "raw": _raw_line}
+def _counted_value(record: Record) -> bytes:
+    value = _value(record)
+    return struct.pack(">I", len(value)) + value
 
 
-def _template(text: str) -> RecordFormat:
+_TEXT = "text"
+_NAMED: dict[str, RecordFormat] = {"json": _json_line, "raw": _raw_line, "lengths": _counted_value}
+
+
+def _template(text: str, fields: Mapping[str, RecordFormat]) -> RecordFormat:
     parts: list[bytes | RecordFormat] = []
     try:
         for literal, name, detail, conversion in Formatter().parse(text):
             parts.append(_unescaped(literal).encode())
             if name is not None:
-                parts.append(_field(name, detail or "", conversion))
+                parts.append(_field(name, detail or "", conversion, fields))
     except ValueError as error:
         raise click.BadParameter(
             f"{text!r}: {error}; a brace that is no field is written twice, {{{{ or }}}}"
@@ -85,21 +103,15 @@ def _unescaped(literal: str) -> str:
     return re.sub(r"\\.?", meant, literal, flags=re.DOTALL)
 
 
-def _field(name: str, detail: str, conversion: str | None) -> RecordFormat:
+def _field(name: str, detail: str, conversion: str | None, fields: Mapping[str, RecordFormat]) -> RecordFormat:
     if name == "header" and detail and not conversion:
         return lambda record: b",".join(record.header_values(detail))
-    field = _FIELDS.get(name)
+    field = fields.get(name)
     if field is None or detail or conversion:
-        known = ", ".join(f"{{{field}}}" for field in _FIELDS)
+        known = ", ".join(f"{{{field}}}" for field in fields)
         given = name + (f"!{conversion}" if conversion else "") + (f":{detail}" if detail else "")
         raise click.BadParameter(f"there is no field {{{given}}}; there are {known} and {{header:NAME}}")
     return field
-
-
-def _time(record: Record) -> bytes:
-    from tidelog.client.positions import timestamp_to_text
-
-    return timestamp_to_text(record.timestamp).encode()
 
 
 def _key(record: Record) -> bytes:
@@ -120,7 +132,6 @@ _FIELDS: dict[str, RecordFormat] = {
     "stream": lambda record: record.stream.encode(),
     "partition": lambda record: b"%d" % record.partition,
     "offset": lambda record: b"%d" % record.offset,
-    "time": _time,
     "timestamp": lambda record: b"%d" % record.timestamp,
     "key": _key,
     "value": _value,

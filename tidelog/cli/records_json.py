@@ -20,7 +20,7 @@ from collections.abc import Callable
 from typing import Any, NamedTuple, NoReturn
 
 from tidelog.client.errors import BadRequest
-from tidelog.client.positions import AtTime, timestamp_from_text, timestamp_ns, timestamp_to_text
+from tidelog.client.positions import AtTime, UnclearTime, timestamp_from_text, timestamp_ns, timestamp_to_text
 from tidelog.client.records import Record
 
 
@@ -126,6 +126,8 @@ def _timestamp(value: Any) -> int | AtTime | None:
             ) from None
     try:
         return AtTime(timestamp_from_text(value))
+    except UnclearTime as unclear:
+        raise ValueError(f'"timestamp" {unclear}') from None
     except (TypeError, ValueError):
         raise ValueError(f'"timestamp" {value!r} is neither ISO-8601 nor ns since 1970') from None
 

@@ -5,13 +5,15 @@ from __future__ import annotations
 import errno
 import functools
 import json
+import os
 import sys
 from collections.abc import Awaitable, Callable
 from typing import TYPE_CHECKING, Any, NoReturn, TypeVar
 
 import click
+from click.core import ParameterSource
 
-from tidelog.cli.login_options import given_login, login_options, warn_of_secrets
+from tidelog.cli.login_options import asked_context, given_login, login_options, use_context, warn_of_secrets
 from wire.echo import one_line
 
 if TYPE_CHECKING:
@@ -45,12 +47,36 @@ class Failure(click.ClickException):
         click.echo(f"tidelog: {told}", file=file or sys.stderr)
 
 
+_SERVERS_SAID_BY = ("TIDELOG_SERVER", "NATS_CONTEXT", "TIDELOG_NATS_LOGIN")
+"""Variables of the environment that go before the context in use."""
 _INBOX_PREFIX = "tidelog.inbox_prefix"
 """Where the context of a command keeps it: `run` alone needs it."""
 
 
 def _keep_inbox_prefix(ctx: click.Context, _parameter: click.Parameter, given: str | None) -> None:
     ctx.meta[_INBOX_PREFIX] = given
+
+
+def _namespace(ctx: click.Context, _parameter: click.Parameter, given: str) -> str:
+    """Puts the context in use in the place of one that is asked for, where nothing says which servers are meant; a
+    namespace that is not given is the context's."""
+    from tidelog.runtime import contexts
+    from tidelog.runtime.login_sources import namespace_of
+    from wire.errors import TidelogError
+
+    if ctx.resilient_parsing:
+        return given
+    name = asked_context(ctx)
+    if name is None and ctx.params.get("server") is None and not any(map(os.environ.get, _SERVERS_SAID_BY)):
+        name = contexts.in_use(os.environ)
+        if name is not None:
+            use_context(ctx, name)
+    if name is None or ctx.get_parameter_source("namespace") is not ParameterSource.DEFAULT:
+        return given
+    try:
+        return namespace_of(name, os.environ) or given
+    except TidelogError as error:
+        raise Failure(error.message) from None
 
 
 def cluster_options(command: _Command) -> _Command:
@@ -71,11 +97,13 @@ def cluster_options(command: _Command) -> _Command:
             default="tidelog",
             show_default=True,
             metavar="NAME",
-            help="First token of the cluster's own subjects; also from $TIDELOG_NAMESPACE.",
+            callback=_namespace,
+            help="First token of the cluster's own subjects; also from $TIDELOG_NAMESPACE, or a context.",
         ),
         click.option(
             "--server",
             metavar="URL",
+            is_eager=True,
             callback=warn_of_secrets,
             help="NATS server, or several with commas; also from $TIDELOG_SERVER.  [default: nats://127.0.0.1:4222]",
         ),

@@ -8,12 +8,17 @@ import click
 
 from tidelog.cli.config_options import SettingsCommand, alteration_options, config_of, config_option
 from tidelog.cli.session import cluster_options, confirm, console, counted, print_json, run, yes_option
+from tidelog.cli.stream_copy import copy
 from wire.durability import DEFAULT_REPLICAS, MAX_REPLICAS
 
 if TYPE_CHECKING:
     from tidelog.client.connection import Client
     from wire.operations import PartitionDescription, ReplicaProgress, StreamDescription, StreamSummary
     from wire.partition_operations import ChangedPartition
+
+
+ENDS = ("committed end", "log end")
+"""Both exclusive: the offset behind the HW, and the LEO."""
 
 
 @click.group()
@@ -130,6 +135,9 @@ def alter(
             _show_description(changed)
 
     run(server, namespace, work)
+
+
+stream.add_command(copy)
 
 
 @stream.command()
@@ -282,17 +290,18 @@ def _show_description(found: StreamDescription) -> None:
 
     settings = "  ".join(f"{key}={value}" for key, value in sorted(found["config"].items()))
     console().print(f"stream [bold]{found['name']}[/]  subject {found['subject']}\n{settings}", highlight=False)
-    columns = ("partition", "leader", "leader epoch", "in sync", "behind or away", "committed to", "log")
-    table = Table(*columns)
+    table = Table("partition", "leader", "leader epoch", "in sync", "behind or away", "log start", *ENDS)
     for partition in found["partitions"]:
+        last = partition["high_watermark"]
         table.add_row(
             str(partition["partition"]),
             partition["leader"] or "[red]none[/]",
             str(partition["leader_epoch"]),
             " ".join(partition["isr"]),
             _behind(partition),
-            "nothing" if partition["high_watermark"] == -1 else _number(partition["high_watermark"]),
-            f"{_number(partition['log_start_offset'])}..{_number(partition['log_end_offset'])}",
+            _number(partition["log_start_offset"]),
+            _number(None if last is None else last + 1),
+            _number(partition["log_end_offset"]),
         )
     console().print(table)
     readonly = [partition["partition"] for partition in found["partitions"] if partition.get("readonly")]

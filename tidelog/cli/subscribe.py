@@ -11,8 +11,11 @@ import click
 
 from tidelog.cli.record_formats import RecordFormat, record_format
 from tidelog.cli.session import cluster_options, run
+from tidelog.cli.times import FORMS, position, shown_time, time_zone_option
 
 if TYPE_CHECKING:
+    from datetime import tzinfo
+
     from tidelog.cli.positions_file import PositionsFile
     from tidelog.client.connection import Client
     from tidelog.client.consumer import Consumer
@@ -20,7 +23,7 @@ if TYPE_CHECKING:
 KEPT_EVERY = 1.0
 """Seconds between two writes of the file of `--resume`."""
 
-_POSITION = "[{words}|OFFSET|TIMESTAMP]"
+_POSITION = "[{words}|OFFSET|TIME]"
 
 
 @click.command()
@@ -31,13 +34,14 @@ _POSITION = "[{words}|OFFSET|TIMESTAMP]"
     show_default=True,
     metavar=_POSITION.format(words="earliest|latest|new"),
     help="earliest: the oldest record; latest: the newest; new: only records from now on; digits: that offset, in "
-    "every partition; ISO-8601: the first record at or after that time.",
+    "every partition; a time: the first record at or after it. Times are in " + FORMS + ".",
 )
 @click.option(
     "--stop",
     metavar=_POSITION.format(words="latest"),
     help="Position to end before; latest: the end of the committed log now.  [default: go on for ever]",
 )
+@time_zone_option
 @click.option(
     "--partition", "partitions", type=click.IntRange(min=0), multiple=True, help="Read only this one; repeatable."
 )
@@ -64,10 +68,11 @@ _POSITION = "[{words}|OFFSET|TIMESTAMP]"
 @click.option(
     "--format",
     "form",
-    metavar="text|json|raw|TEMPLATE",
+    metavar="text|json|raw|lengths|TEMPLATE",
     help="text: PARTITION:OFFSET, time, key and value, with tabs between them; json: an object, as with --json; raw: "
-    "the value; or a text with {stream}, {partition}, {offset}, {time}, {timestamp} (ns), {key}, {value}, {headers}, "
-    "{header:NAME}, \\t, \\n and \\0, such as '{offset} {value}'.  [default: text]",
+    "the value; lengths: 4 bytes with the value's length, big-endian, and the value; or a text with {stream}, "
+    "{partition}, {offset}, {time}, {timestamp} (ns), {key}, {value}, {headers}, {header:NAME}, \\t, \\n and \\0, such "
+    "as '{offset} {value}'.  [default: text]",
 )
 @click.option(
     "--resume",
@@ -81,6 +86,7 @@ def subscribe(
     stream: str,
     start: str,
     stop: str | None,
+    zone: tzinfo | None,
     partitions: tuple[int, ...],
     read_from: Literal["leader", "follower"],
     on_gap: Literal["raise", "skip"] | None,
@@ -103,7 +109,9 @@ def subscribe(
     """
     if as_json and form not in (None, "json"):
         raise click.UsageError(f"--json and --format {form!r} ask for different things; give one of them")
-    show = record_format("json" if as_json else form or "text")
+    show = record_format("json" if as_json else form or "text", shown_time(zone))
+    begin = position("--start", start, zone)
+    end = None if stop is None else position("--stop", stop, zone)
 
     async def work(client: Client) -> None:
         from tidelog.cli.positions_file import PositionsFile
@@ -112,8 +120,8 @@ def subscribe(
         kept = None if file is None else file.start(partitions)
         async with client.consume(
             stream,
-            start=start if kept is None else kept,
-            stop=stop,
+            start=begin if kept is None else kept,
+            stop=end,
             partitions=partitions or None,
             read_from=read_from,
             on_gap=on_gap,

@@ -57,7 +57,8 @@ event.
 from __future__ import annotations
 
 from collections import deque
-from dataclasses import dataclass
+from collections.abc import Mapping
+from dataclasses import dataclass, field
 from typing import TypeAlias
 
 from tidelog.client.accumulator_settings import AccumulatorSettings
@@ -79,6 +80,9 @@ _CLOCKS_APART = 3600.0
 class Acknowledged:
     batch: PendingBatch
     base_offset: int
+    originals: Mapping[int, int] = field(default_factory=dict)
+    """By place in the batch, of the records that were not written because one with their message id is there: its
+    offset."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -213,13 +217,15 @@ class PartitionAccumulator:
         self._resolve(batch)
         return [Acknowledged(batch, -1)]
 
-    def on_acknowledged(self, batch: PendingBatch, base_offset: int, leader_epoch: int) -> list[Effect]:
+    def on_acknowledged(
+        self, batch: PendingBatch, base_offset: int, leader_epoch: int, originals: Mapping[int, int] | None = None
+    ) -> list[Effect]:
         if batch.state is BatchState.RESOLVED or not _is_credible(batch, base_offset, leader_epoch):
             return []
         self._acknowledged_epoch = max(self._acknowledged_epoch, leader_epoch)
         self.link.succeeded()
         self._resolve(batch)
-        return [Acknowledged(batch, base_offset), *self._renew_session()]
+        return [Acknowledged(batch, base_offset, originals or {}), *self._renew_session()]
 
     def on_error(self, batch: PendingBatch, attempt: int, error: TidelogError, now: float) -> list[Effect]:
         """The leader refused attempt number `attempt` of the batch."""

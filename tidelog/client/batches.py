@@ -12,6 +12,8 @@ from collections.abc import Sequence
 from enum import Enum
 from typing import Any, NamedTuple, TypeAlias, TypeVar
 
+from wire.batch.message_ids import MAX_MESSAGE_IDS
+from wire.batch.message_ids import NAME as MESSAGE_ID
 from wire.errors import TidelogError
 
 _T = TypeVar("_T")
@@ -51,6 +53,7 @@ class PendingBatch:
         "deadline",
         "encoded",
         "expected_offset",
+        "has_message_ids",
         "headers",
         "keys",
         "last_error",
@@ -76,6 +79,8 @@ class PendingBatch:
         self.claims: list[Claim] = []
         self.expected_offset = expected_offset
         """That of its first record, or it is refused; None: any."""
+        self.has_message_ids = False
+        """Some header may be one; then there are at most MAX_MESSAGE_IDS records."""
         self.place = 0
         """How many batches of this partition began before it."""
         self.size = 0
@@ -118,6 +123,8 @@ class PendingBatch:
         self.values.append(value)
         self.keys = _extended(self.keys, place, key)
         self.headers = _extended(self.headers, place, headers)
+        if headers is not None and _may_identify(headers):
+            self.has_message_ids = True
         self.timestamps = _extended(self.timestamps, place, timestamp)
         self.size += size
 
@@ -214,8 +221,16 @@ class Gathering:
         """Take one record; `size` bounds its encoded size. True when a batch was sealed."""
         batch = self.open
         sealed = False
+        if (
+            batch is not None
+            and len(batch) >= MAX_MESSAGE_IDS
+            and (batch.has_message_ids or (headers is not None and _may_identify(headers)))
+        ):
+            self.seal()
+            batch, sealed = None, True
         if batch is None or batch.size + size > self._batch_bytes:
-            batch, sealed = self._batch_for(size, now)
+            batch, full = self._batch_for(size, now)
+            sealed = sealed or full
         batch.add(value, key, headers, timestamp, size, future)
         return sealed
 
@@ -248,9 +263,12 @@ class Gathering:
     ) -> bool:
         """Take records that lie in one batch: `size` bounds all of them together and must not exceed a batch. True when
         a batch was sealed."""
+        ends_open = self.open is not None and self.open.has_message_ids
+        if ends_open:
+            self.seal()
         batch, sealed = self._batch_for(size, now)
         batch.add_run(values, keys, size, indices, future)
-        return sealed
+        return sealed or ends_open
 
     def room_for(self, size: int) -> int:
         """Bytes that still fit into the batch that a record of `size` bytes would go into."""
@@ -279,6 +297,10 @@ class Gathering:
             self.open = None
         elif batch in self.sealed:
             self.sealed.remove(batch)
+
+
+def _may_identify(headers: bytes) -> bool:
+    return MESSAGE_ID in headers
 
 
 def _extended(column: list[_T | None] | None, place: int, cell: _T | None) -> list[_T | None] | None:

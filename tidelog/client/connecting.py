@@ -23,7 +23,7 @@ _MAX_TIME = 86_400
 async def connect(
     servers: str | Sequence[str] | None = None,
     *,
-    namespace: str = DEFAULT_NAMESPACE,
+    namespace: str | None = None,
     name: str | None = None,
     user: str | None = None,
     password: str | None = None,
@@ -52,17 +52,17 @@ async def connect(
 
     The login is one of `user` and `password`, `token`, `nkey` (file of a seed), `creds` (file); `ca`, `cert` and `key`
     are PEM files. `tls`: the server must offer TLS; or a context in place of those files. `tls_first`: TLS before its
-    first line. `context`: one of the `nats` CLI, by name. What is not given is taken from the environment
-    (TIDELOG_NATS_USER, …), the file that $TIDELOG_NATS_LOGIN names, or a context; files are read again when a
-    connection is made anew (see docs/security.md).
+    first line. `context`: one of `tidelog context` or of the `nats` CLI, by name. What is not given is taken from the
+    environment (TIDELOG_NATS_USER, …), the file that $TIDELOG_NATS_LOGIN names, or a context; files are read again when
+    a connection is made anew (see docs/security.md).
 
     `inbox_prefix`: answers come to subjects below it; None: $TIDELOG_INBOX_PREFIX, that of the context, or `_INBOX`.
     Give each user its own, `_INBOX.alice`, and permission for that one alone, so that nobody reads the answers of
     others.
 
-    `namespace` is the cluster's. Raises NoServer, which names the URL, when no NATS server answers, or it refuses;
-    BadConfig for a login that cannot be one; NotPermitted when NATS does not let it subscribe to its inboxes. Whether a
-    Tidelog cluster is behind NATS shows with the first call.
+    `namespace` is the cluster's; None: that of the context, or "tidelog". Raises NoServer, which names the URL, when no
+    NATS server answers, or it refuses; BadConfig for a login that cannot be one; NotPermitted when NATS does not let it
+    subscribe to its inboxes. Whether a Tidelog cluster is behind NATS shows with the first call.
     """
     # The one adapter between the client and NATS; imported when there is something to connect to.
     from tidelog.runtime.allocator import learn_from_a_large_buffer
@@ -80,7 +80,8 @@ async def connect(
     if not isinstance(tls, (SSLContext, bool)):
         raise bad(f"tls={shown(tls)} is no ssl.SSLContext; give one, as ssl.create_default_context() makes it, or True")
     given_tls = {"tls_first": tls_first is True, "tls" if isinstance(tls, bool) else "tls_context": tls}
-    subjects = _subjects(namespace)
+    if namespace is not None:
+        _subjects(namespace)
     check_number("connect_timeout", connect_timeout, 0.001, _MAX_TIME)
     check_number("api_timeout", api_timeout, 0.001, _MAX_TIME)
     check_number("start_wait", start_wait, 0, _MAX_TIME)
@@ -96,7 +97,8 @@ async def connect(
     except TidelogError as error:
         raise typed(error) from None
     inboxes = inbox_prefix or os.environ.get("TIDELOG_INBOX_PREFIX") or found.inbox_prefix or DEFAULT_INBOX_PREFIX
-    _check_inbox_prefix(inboxes, namespace)
+    subjects = _subjects(namespace or found.namespace or DEFAULT_NAMESPACE)
+    _check_inbox_prefix(inboxes, subjects.namespace)
     await in_thread(lambda: warn_of_open(found.secret_files))
     label = name or f"tidelog-client@{socket.gethostname()}:{os.getpid()}"
     deadline = time.monotonic() + start_wait

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
 import time
 from collections.abc import AsyncIterator, Callable, Iterable, Mapping
 from itertools import count
@@ -10,6 +9,7 @@ from types import NoneType, TracebackType
 from typing import Any, Literal, Protocol, Self, runtime_checkable
 
 from tidelog.client.accumulator_settings import AccumulatorSettings
+from tidelog.client.activity import read_activity
 from tidelog.client.admin import Admin
 from tidelog.client.api import Api
 from tidelog.client.arguments import (
@@ -20,21 +20,23 @@ from tidelog.client.arguments import (
 )
 from tidelog.client.consumer import Consumer
 from tidelog.client.coordinator_link import CoordinatorLink
+from tidelog.client.copying import CopiedStream, CopyRequest, copy_stream
 from tidelog.client.errors import Closed, WrongIncarnation
-from tidelog.client.fetcher import FetchSettings, PartitionFetcher
+from tidelog.client.fetcher import FetchSettings
 from tidelog.client.group_admin import GroupAdmin
 from tidelog.client.group_calls import GroupCalls
 from tidelog.client.group_consumer import GroupConsumer
 from tidelog.client.home_loop import HomeLoop
 from tidelog.client.metadata import MetadataCache, StreamMetadata, stream_name
+from tidelog.client.offset_lookup import OffsetLookup
 from tidelog.client.partition_changes import PartitionChanges
-from tidelog.client.partition_reader import PartitionReader
-from tidelog.client.positions import Anchor, AtOffset, AtTime, Moment, Position, Start, Stop, timestamp_ns
+from tidelog.client.positions import Anchor, AtOffset, AtTime, Moment, Start, Stop, timestamp_ns
 from tidelog.client.producer import Producer
 from tidelog.client.records import K, V
 from tidelog.client.serialization import Deserializers, Serializers
 from tidelog.client.stream_reading import ANSWER_OVERHEAD, reading_options
 from wire import operations as op
+from wire.activity import ActivityEvent
 from wire.batch import RecordBatch
 from wire.durability import Durability
 from wire.errors import Code
@@ -68,8 +70,7 @@ class Client(PartitionChanges, GroupCalls):
         """In the order in which they were made: that is the order in which they hear of a connection."""
         self._consumers: dict[Consumer[Any, Any] | GroupConsumer[Any, Any], None] = {}
         self._numbers = count(time.time_ns() % 1021)
-        self._latest: dict[tuple[int, int], int] = {}
-        """(stream incarnation, partition) -> the largest "latest" answered so far, which never goes back."""
+        self._lookup = OffsetLookup(transport, subjects, self._metadata)
         self._closed = False
         self._home = HomeLoop("this client")
         transport.on_connection_change(self._on_connection_change)
@@ -167,7 +168,7 @@ class Client(PartitionChanges, GroupCalls):
         await self._admin.delete_stream(name)
 
     async def streams(self, *, internal: bool = False) -> list[op.StreamSummary]:
-        """`internal`: with Tidelog's own."""
+        """Name, subject and numbers of each stream; `internal`: with Tidelog's own. Raises NoServer."""
         self._check_open()
         return (await self._api.call(op.STREAM_LIST, internal=internal))["streams"]
 
@@ -207,6 +208,7 @@ class Client(PartitionChanges, GroupCalls):
         return await self._api.call(op.PARTITION_STORY, stream_name(stream), partition)
 
     async def cluster_status(self) -> op.ClusterStatus:
+        """Brokers, controller, streams in numbers, partitions that are offline or lack replicas. Raises NoServer."""
         self._check_open()
         return await self._api.call(op.CLUSTER_STATUS)
 
@@ -346,6 +348,7 @@ class Client(PartitionChanges, GroupCalls):
             self._transport,
             self._subjects,
             self._metadata,
+            self._lookup,
             stream_name(stream),
             start=start,
             stop=stop,
@@ -364,21 +367,27 @@ class Client(PartitionChanges, GroupCalls):
 
     # Positions, for callers that plan their reads themselves
 
-    async def offsets(self, stream: str, which: Literal["earliest", "latest"] | Moment) -> dict[int, int]:
-        """One offset per partition: "earliest" = of the oldest record there is; "latest" = the end of the committed log
-        (exclusive: the next record's); a time (as the `timestamp` of `Producer.send`) = of the first record at or
-        after it, the end when there is none. "latest" never goes back. Raises UnknownStream, NoServer.
+    async def offsets(
+        self,
+        stream: str,
+        which: Literal["earliest", "latest"] | Moment,
+        *,
+        partitions: Iterable[int] | None = None,
+    ) -> dict[int, int]:
+        """One offset per partition (None: of all): "earliest" = of the oldest record there is; "latest" = the end of
+        the committed log (exclusive: the next record's); a time (as the `timestamp` of `Producer.send`) = of the first
+        record at or after it, the end when there is none. "latest" never goes back. `Consumer` has the same as
+        `beginning_offsets`, `end_offsets` and `offsets_for_times`.
+
+        Raises UnknownStream, BadRequest, NoServer.
         """
         self._check_open()
         position = _looked_up(which)
-        layout = await self._metadata.refresh(stream)
-        found = await asyncio.gather(*(self._offset(layout, partition, position) for partition in layout.partitions))
-        offsets = dict(zip(layout.partitions, found, strict=True))
-        if which == "latest":
-            for partition, offset in offsets.items():
-                key = (layout.incarnation, partition)
-                offsets[partition] = self._latest[key] = max(offset, self._latest.get(key, 0))
-        return offsets
+        if position is Anchor.EARLIEST:
+            return await self._lookup.beginnings(stream, partitions)
+        if position is Anchor.NEW:
+            return await self._lookup.ends(stream, partitions)
+        return await self._lookup.at(stream, position, partitions)
 
     async def fetch_batches(
         self,
@@ -410,40 +419,64 @@ class Client(PartitionChanges, GroupCalls):
                 f"stream {stream!r} was deleted and created again since its offsets were noted; begin anew",
             )
         settings = FetchSettings(max_bytes=min(max_bytes, self._transport.max_payload - ANSWER_OVERHEAD))
-        reader = self._reader(layout, partition, AtOffset(start_offset), AtOffset(end_offset), settings)
+        start, end = AtOffset(start_offset), AtOffset(end_offset)
+        reader = self._lookup.reader(layout, partition, start, end, settings)
         while answer := await reader.read():
             for batch in answer.batches:
                 yield batch
 
-    async def _offset(self, layout: StreamMetadata, partition: int, position: Position) -> int:
-        reader = self._reader(layout, partition, position, None, FetchSettings())
-        await reader.resolve()
-        offset = reader.fetcher.position
-        assert offset is not None
-        return offset
+    async def copy_stream(
+        self,
+        source: str,
+        target: str,
+        *,
+        partitions: int | None = None,
+        start: Start = "earliest",
+        stop: Stop = "latest",
+        subject: str | None = None,
+        replication_factor: int | None = None,
+        config: Mapping[str, str | int | bool] | None = None,
+        resume: bool = False,
+        on_progress: Callable[[int, int], None] | None = None,
+    ) -> CopiedStream:
+        """Make the stream `target` as `source` is, but for what is given otherwise (its `subject` is its name), and
+        copy the committed records between `start` and `stop` into it: keys, values, headers and timestamps, in the
+        order of each partition. With another number of `partitions`, records with a key go where producers put that
+        key: their order is kept per key. `config`: settings that differ; `delete_protection` is not copied.
 
-    def _reader(
-        self, layout: StreamMetadata, partition: int, start: Position, stop: Position | None, settings: FetchSettings
-    ) -> PartitionReader:
-        known = layout.partitions[partition]
-        fetcher = PartitionFetcher(
-            f"{layout.name}/{partition}",
-            start,
-            stop,
-            settings,
-            cluster_id=layout.cluster_id,
-            stream_incarnation=layout.incarnation,
-            partition_incarnation=known.incarnation,
-            leader_epoch=known.leader_epoch,
+        A copy that ended early stays as it is; with `resume` and the same arguments it is gone on with, where both have
+        as many partitions. `on_progress(done, total)` is called now and then, in offsets.
+
+        Raises StreamExists, UnknownStream, BadRequest, and what `create_stream`, a consumer and a producer raise.
+        """
+        self._check_open()
+        return await copy_stream(
+            self,
+            CopyRequest(
+                source,
+                target,
+                partitions,
+                start,
+                stop,
+                subject,
+                replication_factor,
+                {} if config is None else config,
+                resume,
+                on_progress or (lambda _done, _total: None),
+            ),
         )
-        return PartitionReader(
-            fetcher,
-            self._transport,
-            self._subjects,
-            layout.name,
-            partition,
-            lambda: self._metadata.forget(layout.name),
-        )
+
+    async def activity(self, *, start: Start = "earliest", follow: bool = True) -> AsyncIterator[ActivityEvent]:
+        """What happened in the cluster: streams created, altered and deleted, leaders and ISRs changed, brokers that
+        joined or died, and so on, each event once, in the order in which the metadata group applied them. `start`:
+        as that of `consume`; a time is the one at which events were written. Without `follow` it ends at the last one.
+
+        Raises UnknownStream where nothing is recorded: brokers record events where their `[metadata] activity_stream`
+        is true.
+        """
+        self._check_open()
+        async for event in read_activity(self, self._subjects, start, follow):
+            yield event
 
     def _on_connection_change(self, connected: bool) -> None:
         for producer in tuple(self._producers):
@@ -455,7 +488,7 @@ class Client(PartitionChanges, GroupCalls):
         self._home.check()
 
 
-def _looked_up(which: str | Moment) -> Position:
+def _looked_up(which: str | Moment) -> Literal[Anchor.EARLIEST, Anchor.NEW] | AtTime:
     if which == "earliest":
         return Anchor.EARLIEST
     if which == "latest":

@@ -14,7 +14,8 @@ from tidelog.client.errors import Closed, DeserializationFailed
 from tidelog.client.fetched_ahead import Head
 from tidelog.client.fetcher import FetchSettings
 from tidelog.client.metadata import MetadataCache
-from tidelog.client.positions import AtTime, Start, Stop
+from tidelog.client.offset_lookup import OffsetLookup
+from tidelog.client.positions import AtTime, Moment, Start, Stop, timestamp_ns
 from tidelog.client.records import Batch, K, Record, V
 from tidelog.client.serialization import Deserializers
 from tidelog.client.stream_reading import OnGap, OnOutOfRange, ReadFrom, StreamReading
@@ -43,6 +44,7 @@ class Consumer(Generic[K, V]):
         transport: Transport,
         subjects: Subjects,
         metadata: MetadataCache,
+        lookup: OffsetLookup,
         stream: StreamName,
         *,
         start: Start,
@@ -61,6 +63,8 @@ class Consumer(Generic[K, V]):
         partition that starts at an offset, which asks for exactly these records; skip anywhere else. `on_out_of_range`:
         None = a start below the log is a gap, one above its end waits."""
         self._stream = stream
+        self._metadata = metadata
+        self._lookup = lookup
         self._start = start
         self._stop = stop
         self._partitions = None if partitions is None else tuple(partitions)
@@ -117,7 +121,7 @@ class Consumer(Generic[K, V]):
     @property
     def lag(self) -> Mapping[int, int]:
         """Per partition read, the committed records from its position on, as of the newest answer of a broker;
-        `client.offsets(stream, "latest")` asks for the end as it is now. Offsets without a record (of a compacted
+        `end_offsets` asks for the end as it is now. Offsets without a record (of a compacted
         stream) count."""
         positions = self._ahead.positions
         return {
@@ -207,6 +211,33 @@ class Consumer(Generic[K, V]):
         self._ahead.resume(partitions or self._reading.readers)
         self._reading.progress.set()
 
+    async def beginning_offsets(self, partitions: Iterable[int] | None = None) -> dict[int, int]:
+        """By partition, the offset of the oldest record; None: of all partitions that this consumer reads. The
+        positions stay as they are, and reading need not have begun.
+
+        Raises UnknownStream, BadRequest (no such partition), NoServer, as the two that follow.
+        """
+        self._reading.check_open()
+        return await self._lookup.beginnings(self._stream, self._asked(partitions))
+
+    async def end_offsets(self, partitions: Iterable[int] | None = None) -> dict[int, int]:
+        """By partition, the end of the committed log, exclusive: the offset of the next record. It never goes back."""
+        self._reading.check_open()
+        return await self._lookup.ends(self._stream, self._asked(partitions))
+
+    async def offsets_for_times(self, times: Moment | Mapping[int, Moment]) -> dict[int, int | None]:
+        """By partition, the offset of the first record at or after a time; None where there is none yet. `times`: one
+        for all partitions that this consumer reads, or by partition; each is ns since 1970, a datetime with a time
+        zone, or AtTime(ns)."""
+        self._reading.check_open()
+        if not isinstance(times, Mapping):
+            moment = AtTime(timestamp_ns(times, "times"))
+            asked = self._asked(None)
+            if asked is None:
+                asked = (await self._metadata.refresh(self._stream)).partitions
+            times = dict.fromkeys(asked, moment)
+        return await self._lookup.at_times(self._stream, times)
+
     def batches(self) -> AsyncIterator[Batch]:
         """Batches of columns instead of single records."""
         return self._whole_batches()
@@ -268,6 +299,9 @@ class Consumer(Generic[K, V]):
         except TimeoutError:
             return None
         return head
+
+    def _asked(self, partitions: Iterable[int] | None) -> Iterable[int] | None:
+        return self._partitions if partitions is None else partitions
 
     def _check_read(self, partitions: Iterable[int]) -> None:
         if not self._is_reading:

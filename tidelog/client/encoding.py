@@ -8,7 +8,15 @@ from typing import cast
 from tidelog.client.arguments import bad, shown
 from tidelog.client.batches import PendingBatch
 from tidelog.client.errors import BadRequest, typed
-from wire.batch import HEADER_SIZE, BatchBuilder, Compression, EncodedBatch, GivenHeaders, encode_headers
+from wire.batch import (
+    HEADER_SIZE,
+    BatchBuilder,
+    Compression,
+    EncodedBatch,
+    GivenHeaders,
+    encode_headers,
+    with_message_id,
+)
 from wire.errors import TidelogError
 
 RECORD_OVERHEAD = 24
@@ -64,8 +72,19 @@ def encoded_headers(headers: GivenHeaders) -> bytes:
         raise typed(error) from None
 
 
+def identified(headers: bytes | None, msg_id: str | bytes) -> bytes:
+    """`headers`, encoded, with a message id."""
+    if type(msg_id) not in (str, bytes) or not msg_id:
+        raise bad(f"msg_id={shown(msg_id)} is no text and no bytes, or empty; give an id such as 'order-17'")
+    try:
+        return with_message_id(headers or b"", msg_id.encode() if isinstance(msg_id, str) else msg_id)
+    except UnicodeEncodeError as error:
+        raise bad(f"msg_id={shown(msg_id)} cannot be UTF-8: {error}") from None
+
+
 def encode_batch(batch: PendingBatch, compression: Compression) -> EncodedBatch:
     builder = BatchBuilder()
+    builder.has_message_ids = batch.has_message_ids
     if batch.has_values_only and None not in batch.values:
         builder.add_values(cast("list[bytes]", batch.values))
     else:

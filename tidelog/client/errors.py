@@ -92,6 +92,7 @@ class DeliveryTimeout(TidelogError):
 
     @property
     def outcome_unknown(self) -> bool:
+        """The records may have been written: read on to find out, or write them so that twice does no harm."""
         return self.detail(OUTCOME) != "not_written"
 
 

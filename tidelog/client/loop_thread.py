@@ -1,8 +1,13 @@
-"""An event loop in a thread of its own, for callers that block."""
+"""An event loop in a thread of its own, for callers that block.
+
+A process that is forked gets neither the thread nor, for its own use, the connections of the loop: whoever calls there
+is told so.
+"""
 
 from __future__ import annotations
 
 import asyncio
+import os
 import threading
 from collections.abc import Callable, Coroutine
 from typing import Any, TypeVar
@@ -17,6 +22,7 @@ class LoopThread:
     """The thread is a daemon: a program ends without it."""
 
     def __init__(self, name: str) -> None:
+        self._process = os.getpid()
         self._loop = asyncio.new_event_loop()
         self._thread = threading.Thread(target=self._loop.run_forever, name=name, daemon=True)
         self._thread.start()
@@ -24,6 +30,12 @@ class LoopThread:
     def run(self, work: Coroutine[Any, Any, _T]) -> _T:
         """Do it on the loop and wait for it. It is cancelled when the caller is interrupted. Raises Closed, and what
         `work` raises."""
+        if os.getpid() != self._process:
+            work.close()
+            raise Closed(
+                Code.BAD_REQUEST,
+                "this client belongs to the process that this one was forked from; connect again in this process",
+            )
         if not self._thread.is_alive() or threading.current_thread() is self._thread:
             work.close()
             raise Closed(Code.BAD_REQUEST, "this client is closed, or waits for itself; connect again")

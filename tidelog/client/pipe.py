@@ -197,7 +197,9 @@ class Pipe:
             unknown = TidelogError(Code.OUTCOME_UNKNOWN, f"an answer to an append to {self.core.name} is of no leader")
             self.run(self.core.on_error(batch, attempt, unknown, now))
             return
-        self.run(self.core.on_acknowledged(batch, response.base_offset, response.leader_epoch))
+        told = zip(response.repeated_records, response.original_offsets, strict=False)
+        originals = {place: offset for place, offset in told if place < len(batch) and offset >= 0}
+        self.run(self.core.on_acknowledged(batch, response.base_offset, response.leader_epoch, originals))
 
     def _on_violation(self, violation: Violation) -> None:
         """NATS has refused something, and does not say which message. Where several batches are out, of this

@@ -22,7 +22,7 @@ from __future__ import annotations
 import re
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
-from datetime import UTC, datetime, timedelta
+from datetime import UTC, datetime, timedelta, tzinfo
 from enum import Enum
 from functools import lru_cache
 from typing import TypeAlias
@@ -74,11 +74,11 @@ def start_positions(start: Start, partitions: Iterable[int] | None, known: Itera
     chosen = there if partitions is None else sorted({_partition(p) for p in partitions})
     if not chosen:
         raise bad("no partition to read was given")
-    _check_known(chosen, there)
+    check_known(chosen, there)
     if not isinstance(start, Mapping):
         return dict.fromkeys(chosen, _one(start, "start"))
     offsets = _offsets(start, "start")
-    _check_known(offsets, there)
+    check_known(offsets, there)
     missing = [p for p in chosen if p not in offsets]
     if missing and partitions is None:
         raise bad(
@@ -108,15 +108,15 @@ def stop_positions(stop: Stop, partitions: Iterable[int]) -> dict[int, Position]
 
 
 def position_from_text(text: str) -> Anchor | AtOffset | AtTime:
-    """A position as typed on a command line: a word, digits (an offset) or an ISO-8601 time (UTC unless it says
-    otherwise).
-    """
+    """A position as text: a word, digits (an offset) or an ISO-8601 time with its zone."""
     if text in {anchor.value for anchor in Anchor}:
         return Anchor(text)
     if text.isascii() and text.isdigit():
         return AtOffset(_offset(_from_digits(text)))
     try:
         return AtTime(timestamp_from_text(text))
+    except UnclearTime as error:
+        raise bad(str(error)) from None
     except ValueError:
         raise bad(
             f"{text!r} is no position; use earliest, latest, new, an offset (digits) or an ISO-8601 time "
@@ -124,14 +124,32 @@ def position_from_text(text: str) -> Anchor | AtOffset | AtTime:
         ) from None
 
 
-def timestamp_from_text(text: str) -> int:
-    """ISO-8601 -> ns since 1970, exact to the nanosecond; no zone means UTC. Raises ValueError."""
+class UnclearTime(ValueError):
+    """A time in ISO-8601 that may be several points in time."""
+
+
+def timestamp_from_text(text: str, zone: tzinfo | None = None) -> int:
+    """ISO-8601 -> ns since 1970, exact to the nanosecond. A time without a zone is one of `zone`. Raises ValueError;
+    UnclearTime for a time without a zone where `zone` is None, and for an hour that `zone` has twice or not at all."""
     fraction = _FRACTION.search(text)
     whole = text if fraction is None else text[: fraction.start()] + text[fraction.end() :]
     moment = datetime.fromisoformat(whole)
     if moment.tzinfo is None:
-        moment = moment.replace(tzinfo=UTC)
+        moment = _in_zone(text, moment, zone)
     return timestamp_of(moment) + (int(fraction[1].ljust(9, "0")) if fraction else 0)
+
+
+def _in_zone(text: str, moment: datetime, zone: tzinfo | None) -> datetime:
+    if zone is None:
+        clock = "" if ":" in text or "T" in text else "T00:00"
+        raise UnclearTime(
+            f"{text!r} has no time zone; write {clock}Z (UTC) or an offset such as {clock}+01:00 behind it"
+        )
+    first, second = moment.replace(tzinfo=zone, fold=0), moment.replace(tzinfo=zone, fold=1)
+    if first.utcoffset() != second.utcoffset():
+        offsets = " or ".join(sorted({each.isoformat()[-6:] for each in (first, second)}))
+        raise UnclearTime(f"{text!r} is an hour that {zone} has twice or not at all; write {offsets} behind it")
+    return first
 
 
 @lru_cache(maxsize=256)  # the records of a batch mostly share one
@@ -173,7 +191,8 @@ def timestamp_ns(moment: Moment, name: str = "timestamp") -> int:
     return given
 
 
-def _check_known(partitions: Iterable[int], there: list[int]) -> None:
+def check_known(partitions: Iterable[int], there: list[int]) -> None:
+    """Raises BadRequest for partitions that a stream with these ones does not have."""
     strange = [p for p in partitions if p not in there]
     if strange:
         raise bad(f"there is no partition {_list(strange)}; the stream has {_list(there)}")

@@ -31,6 +31,7 @@ from tidelog.client.encoding import (
     RECORD_OVERHEAD,
     checked_size,
     encoded_headers,
+    identified,
 )
 from tidelog.client.errors import typed
 from tidelog.client.home_loop import HomeLoop
@@ -232,6 +233,7 @@ class Producer(Generic[K, V]):
         partition: int | None = None,
         timestamp: Moment | None = None,
         expected_offset: int | None = None,
+        msg_id: str | bytes | None = None,
     ) -> Receipt:
         """Append one record and wait until it is acknowledged.
 
@@ -245,6 +247,10 @@ class Producer(Generic[K, V]):
         the position up to which the partition was read this is a compare-and-set: nothing came in between that was not
         read. Records of the partition that follow wait until this one is acknowledged.
 
+        `msg_id`: a record with that id that was stored in the same partition within the stream's `dedup_window_ms`
+        counts as this one: nothing is written, and the receipt is that of the record that is there, with
+        `duplicate=True`. It travels as header `Nats-Msg-Id`. Records sent again need the same key or partition.
+
         Raises RecordTooLarge, DeliveryTimeout (its `outcome_unknown` says whether the record may have been written),
         NotEnoughReplicas, IncorrectOffset, …
         """
@@ -252,6 +258,8 @@ class Producer(Generic[K, V]):
             await self.start()
         data, key_data = self._serializers.both(value, key)
         encoded = None if headers is None else encoded_headers(headers)
+        if msg_id is not None:
+            encoded = identified(encoded, msg_id)
         stamp = None if timestamp is None else timestamp_ns(timestamp)
         size = checked_size(data, key_data, encoded)
         if not self._buffer.has_room(size):
@@ -278,6 +286,7 @@ class Producer(Generic[K, V]):
         partition: int | None = None,
         timestamp: Moment | None = None,
         expected_offset: int | None = None,
+        msg_id: str | bytes | None = None,
     ) -> asyncio.Future[Receipt]:
         """Append one record, given as to `send`; the future gives the receipt. Raises BufferFull, RecordTooLarge.
 
@@ -292,6 +301,7 @@ class Producer(Generic[K, V]):
             and partition is None
             and timestamp is None
             and expected_offset is None
+            and msg_id is None
         ):
             size = len(value) + RECORD_OVERHEAD
             filled = batch.size + size
@@ -306,6 +316,8 @@ class Producer(Generic[K, V]):
                 return future
         data, key_data = self._serializers.both(value, key)
         encoded = None if headers is None else encoded_headers(headers)
+        if msg_id is not None:
+            encoded = identified(encoded, msg_id)
         stamp = None if timestamp is None else timestamp_ns(timestamp)
         size = checked_size(data, key_data, encoded)
         if self._buffer.used + size > self._buffer.limit:
@@ -523,7 +535,7 @@ class Producer(Generic[K, V]):
         if isinstance(effect, Failed):
             self._receipts.fail(batch, effect.error)
         else:
-            self._receipts.acknowledge(batch, partition, effect.base_offset)
+            self._receipts.acknowledge(batch, partition, effect.base_offset, effect.originals)
         self._buffer.release(batch.size)
         self._settled.set()
 

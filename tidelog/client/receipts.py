@@ -3,12 +3,15 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from itertools import repeat
+from typing import Final
 
 from tidelog.client.batches import PendingBatch
 from tidelog.client.records import BatchReceipt, Receipt
 from wire.errors import TidelogError
+
+NO_ORIGINALS: Final[Mapping[int, int]] = {}
 
 
 class Receipts:
@@ -19,12 +22,16 @@ class Receipts:
         """Futures of `send`: it raises their failures, and `flush` does not raise them again."""
         self._first_failure: TidelogError | None = None
 
-    def acknowledge(self, batch: PendingBatch, partition: int, base_offset: int) -> None:
-        """`base_offset` is negative where offsets are not known (acks=none)."""
+    def acknowledge(
+        self, batch: PendingBatch, partition: int, base_offset: int, originals: Mapping[int, int] = NO_ORIGINALS
+    ) -> None:
+        """`base_offset` is negative where offsets are not known (acks=none). `originals`: as of `Acknowledged`."""
         step = 0 if base_offset < 0 else 1
         for first, indices, waiting in batch.claims:
             offset = base_offset + first * step
             if indices is None:
+                if originals:
+                    _give_originals(batch, partition, first, originals, waiting)
                 _give(batch, partition, first, offset, step, waiting)
             elif not waiting.done():
                 waiting.set_result(BatchReceipt(partition, offset, batch.timestamp, indices))
@@ -49,6 +56,21 @@ class Receipts:
         return failure
 
 
+def _give_originals(
+    batch: PendingBatch,
+    partition: int,
+    first: int,
+    originals: Mapping[int, int],
+    futures: list[asyncio.Future[Receipt]],
+) -> None:
+    """Receipts of the records among these, from place `first` of the batch on, that were there already."""
+    for place, future in enumerate(futures, first):
+        offset = originals.get(place)
+        if offset is not None and not future.done():
+            own = None if batch.timestamps is None else batch.timestamps[place]
+            future.set_result(Receipt(partition, offset, batch.timestamp if own is None else own, duplicate=True))
+
+
 def _give(
     batch: PendingBatch, partition: int, first: int, offset: int, step: int, futures: list[asyncio.Future[Receipt]]
 ) -> None:
@@ -60,7 +82,8 @@ def _give(
         own = batch.timestamps[first : first + count]
         stamps = [batch.timestamp if stamp is None else stamp for stamp in own]
     # Receipt(…) itself takes more than twice as long, and there is one per record.
-    receipts = map(tuple.__new__, repeat(Receipt), zip(repeat(partition), offsets, stamps, strict=False))
+    fields = zip(repeat(partition), offsets, stamps, repeat(False), strict=False)
+    receipts = map(tuple.__new__, repeat(Receipt), fields)
     for future, receipt in zip(futures, receipts, strict=True):
         if not future.done():
             future.set_result(receipt)

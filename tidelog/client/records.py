@@ -38,6 +38,8 @@ class Receipt(NamedTuple):
     """-1 with acks="none": no answer was asked for."""
     timestamp: int
     """ns since 1970 that the record carries."""
+    duplicate: bool = False
+    """A record with this `msg_id` was there already: `offset` is its offset, and nothing was written."""
 
 
 class BatchReceipt(NamedTuple):
@@ -53,6 +55,7 @@ class BatchReceipt(NamedTuple):
 
     @property
     def record_count(self) -> int:
+        """Records of the run."""
         return len(self.indices)
 
 
@@ -106,23 +109,27 @@ class Batch:
 
     @property
     def values(self) -> list[bytes | None]:
+        """[n]; None deletes the key in a compacted stream."""
         return self._columns.values
 
     @property
     def keys(self) -> list[bytes | None]:
+        """[n]; None: no key."""
         return self._columns.keys
 
     @property
     def headers(self) -> list[dict[str, bytes]]:
+        """[n], each as `Record.headers`."""
         return self._columns.headers
 
     @property
     def offsets(self) -> npt.NDArray[np.int64]:
+        """[n], growing; with holes where compaction has removed records."""
         return self._columns.offsets
 
     @property
     def timestamps(self) -> npt.NDArray[np.int64]:
-        """ns since 1970."""
+        """[n], ns since 1970."""
         return self._columns.timestamps
 
     def to_arrow(self) -> Any:
@@ -132,6 +139,7 @@ class Batch:
         return self._columns.to_arrow()
 
     def records(self) -> Iterator[Record]:
+        """The same records one by one; keys and values are bytes."""
         return map(
             _RECORD_OF_TUPLE, zip(repeat(self.stream), repeat(self.partition), *self._columns.fields(), strict=False)
         )

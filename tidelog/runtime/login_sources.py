@@ -1,10 +1,10 @@
-"""Where the login to NATS, and the servers, are written: options > environment > file > a context of the `nats` CLI.
+"""Where the login to NATS, and the servers, are written: options > environment > file > context.
 
     options      what a program, a command or a Spark job gives
     environment  TIDELOG_NATS_USER, TIDELOG_NATS_PASSWORD, …: TIDELOG_NATS_ and the name of a setting
     file         TOML: `nats`, a URL or a list, and the table [login] with the settings. Other keys are for other
                  readers, so it may be a broker's configuration. $TIDELOG_NATS_LOGIN names one for all programs
-    context      ~/.config/nats/context/NAME.json, by name, or by $NATS_CONTEXT
+    context      one of Tidelog's own or of the `nats` CLI (`tidelog.runtime.contexts`), by name, or by $NATS_CONTEXT
 
 Who connects is one of user and password, token, NKey and creds: the highest source that has one of them decides which,
 and lower ones only complete it, such as the environment with the password of a user. The login in the URL of a server
@@ -21,10 +21,12 @@ from __future__ import annotations
 import json
 import tomllib
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
+from types import NoneType
 from typing import Any
 
+from tidelog.runtime.contexts import file_of
 from tidelog.runtime.login import NatsLogin, split_url
 from tidelog.runtime.nats_errors import NatsRefused, without_secrets
 from wire.errors import Code, TidelogError
@@ -63,6 +65,8 @@ class Found:
     """URLs, with the logins that are in them."""
     login: NatsLogin
     inbox_prefix: str | None
+    namespace: str | None
+    """Of the context that was asked for."""
     secret_files: tuple[Path, ...]
     """Files that nobody but their owner should read."""
 
@@ -78,6 +82,7 @@ class _Source:
     file: Path | None = None
     folder: Path = Path()
     """Paths are relative to it."""
+    namespace: str | None = None
 
     def path(self, setting: str) -> Path:
         return self.folder / Path(self.values[setting]).expanduser()
@@ -118,6 +123,7 @@ class LoginSources:
             servers=origin.servers if origin is not None else (DEFAULT_SERVER,),
             login=login,
             inbox_prefix=next((source.values[_INBOXES] for source in sources if _INBOXES in source.values), None),
+            namespace=next((source.namespace for source in sources if source.namespace is not None), None),
             secret_files=tuple(secret_files),
         )
 
@@ -240,27 +246,35 @@ def _holds_secrets(source: _Source) -> bool:
 
 
 def _from_file(file: Path) -> _Source:
+    return _from_toml(file, _document(file), str(file))
+
+
+def _document(file: Path) -> dict[str, Any]:
     try:
-        document = tomllib.loads(file.read_text())
+        return tomllib.loads(file.read_text())
     except OSError as error:
         raise _bad(f"the file {file} cannot be read: {error.strerror}") from error
     except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
         raise _bad(f"the file {file} is not TOML: {error}") from None
+
+
+def _from_toml(file: Path, document: Mapping[str, Any], name: str) -> _Source:
+    """`name`: of the source, for sentences."""
     table = document.get("login", {})
     if not isinstance(table, dict):
         raise _bad(f"{file}: login is no table; write [login] and its settings below")
     unknown = sorted(set(table) - {*SETTINGS, "context", _INBOXES})
     if unknown:
         raise _bad(f"{file}: [login] has no setting {unknown[0]!r}; known: context, {_INBOXES}, {', '.join(SETTINGS)}")
-    for name, value in table.items():
-        wanted = bool if name in _SWITCHES else str
+    for key, value in table.items():
+        wanted = bool if key in _SWITCHES else str
         if type(value) is not wanted:
-            raise _bad(f"{file}: [login] {name} is not {'true or false' if wanted is bool else 'a text'}")
-    given = {name: value for name, value in table.items() if value not in ("", False)}
+            raise _bad(f"{file}: [login] {key} is not {'true or false' if wanted is bool else 'a text'}")
+    given = {key: value for key, value in table.items() if value not in ("", False)}
     return _Source(
-        str(file),
+        name,
         given,
-        lambda name: f"{name} in {file}",
+        lambda setting: f"{setting} in {file}",
         f"the URL in {file}",
         _urls_of(document, "nats", f"{file}: nats"),
         file,
@@ -268,15 +282,31 @@ def _from_file(file: Path) -> _Source:
     )
 
 
+def namespace_of(context: str, environment: Mapping[str, str]) -> str | None:
+    """What that context says. Raises TidelogError(BAD_CONFIG)."""
+    return _from_context(context, environment).namespace
+
+
+def _from_own_context(name: str, file: Path) -> _Source:
+    document = _document(file)
+    namespace = document.get("namespace")
+    if not isinstance(namespace, (str, NoneType)):
+        raise _bad(f"{file}: namespace is not a text")
+    if "context" in document.get("login", {}):
+        raise _bad(f"{file}: a context has no context of its own; take it out of [login]")
+    return replace(_from_toml(file, document, f"the context {name!r}"), namespace=namespace or None)
+
+
 def _from_context(name: str, environment: Mapping[str, str]) -> _Source:
-    """As the `nats` CLI writes it, by name or by the path of the file."""
-    home = Path(environment.get("XDG_CONFIG_HOME") or Path(environment.get("HOME") or "~").expanduser() / ".config")
-    file = Path(name) if name.endswith(".json") else home / "nats" / "context" / f"{name}.json"
+    """One of Tidelog's own, or as the `nats` CLI writes it, by name or by the path of the file."""
+    file = file_of(name, environment)
+    if file.suffix == ".toml":
+        return _from_own_context(name, file)
     try:
         found = json.loads(file.read_text())
     except OSError as error:
         told = f"{file}: {error.strerror}"
-        raise _bad(f"the NATS context {name!r} cannot be read ({told}); see `nats context ls`") from error
+        raise _bad(f"the context {name!r} cannot be read ({told}); see `tidelog context list`") from error
     except ValueError:
         raise _bad(f"the NATS context {name!r} is not JSON: {file}") from None
     if not isinstance(found, dict):

@@ -33,6 +33,7 @@ from metadata.runtime.ports import RaftFactory
 from metadata.runtime.registration import Registration
 from metadata.runtime.service import MetadataService
 from metadata.settings import MetadataSettings
+from tidelog.server.activity_stream import ActivityStream
 from tidelog.server.answering import AnsweringTransport
 from tidelog.server.api import Api
 from tidelog.server.audit import AuditTrail
@@ -45,7 +46,7 @@ from tidelog.server.peers.refusals import Refusals
 from tidelog.server.permissions import PermissionWatch
 from wire.cluster_secrets import ClusterSecrets
 from wire.errors import Code, TidelogError
-from wire.internal_streams import AUDIT
+from wire.internal_streams import ACTIVITY, AUDIT
 from wire.reply_subjects import ReplySubjects
 from wire.reports import BrokerReport, StreamReport
 from wire.subjects import Subjects
@@ -133,6 +134,14 @@ class BrokerRuntime:
         self._peers = peers = PeerLink(
             control, needs.secrets, needs.life_id, self._refusals, self._current_lives, claims=public
         )
+        self._activity = ActivityStream(
+            lambda values: self._internal.append(ACTIVITY, 0, values),
+            lambda: self._internal.last(ACTIVITY, 0),
+            epoch=lambda: self.metadata.controller_epoch,
+            time_ns=needs.time_ns,
+            is_live=lambda: self._registered,
+        )
+        observing = {"observe": self._activity.observe} if needs.metadata_settings.activity_stream else {}
         self.metadata = MetadataService(
             broker_id=needs.broker,
             life_id=needs.life_id,
@@ -144,6 +153,7 @@ class BrokerRuntime:
             rng=needs.rng,
             monotonic=needs.loop.time,
             registration=registration,
+            **observing,
         )
         self.coordinators = Coordinators(
             self.metadata,
@@ -180,8 +190,8 @@ class BrokerRuntime:
             on_led=self.coordinators.on_led,
         )
         self.broker = Broker(self._context, self._data_dir, replicas)
-        appender = InternalAppender(self.metadata, peers, needs.subjects, needs.time_ns)
-        self._audit_stream = AuditStream(partial(appender.append, AUDIT, 0), needs.loop.time)
+        self._internal = InternalAppender(self.metadata, peers, needs.subjects, needs.time_ns)
+        self._audit_stream = AuditStream(partial(self._internal.append, AUDIT, 0), needs.loop.time)
         audit = AuditTrail(
             needs.broker,
             life_id=needs.life_id,
@@ -270,6 +280,7 @@ class BrokerRuntime:
                 connection.dropped_headers for connection in (self._ingest, self._control, self._public)
             ),
             "dropped_audit_records": self._audit_stream.queue.dropped,
+            "dropped_activity_events": self._activity.dropped,
         }
         return {
             **report,
@@ -291,6 +302,7 @@ class BrokerRuntime:
 
     async def on_controller(self, is_controller: bool) -> None:
         await self._api.on_controller(is_controller)
+        self._activity.look()
 
     # ---- the end ---------------------------------------------------------------------------------------------------
 
@@ -300,6 +312,7 @@ class BrokerRuntime:
         is_closed = True
         await self._api.close()  # an act from now on would have no record in the stream
         await self._audit_stream.close()
+        await self._activity.close()
         try:
             is_closed = await self.broker.close()
             if is_closed and self._registered and not self.broker.status()["failed"]:

@@ -21,7 +21,8 @@ begins at a multiple of 8 and is padded with zeros to the next one.
     64  i32 producer_epoch
     68  i32 base_sequence
     72  i64 append_time       stamped by the leader: its clock, in ns since 1970; 0 = not said
-    80  12 bytes              0, not read
+    80  u32 hints             bit 0: records may have message ids; versions before it write 0 and do not read it
+    84  8 bytes               0, not read
     92  u32 header_crc        CRC-32C of bytes 0 to 92
 
     body: the sections that `columns` names, in the order of their bits; n = record_count
@@ -57,7 +58,7 @@ from __future__ import annotations
 
 from wire.batch.builder import BatchBuilder, Joined
 from wire.batch.columns import Column
-from wire.batch.compacting import CompactableBatch, emptied
+from wire.batch.compacting import CompactableBatch, emptied, without_repetitions
 from wire.batch.control import ControlRecord, ControlType, control_batch, decode_control
 from wire.batch.encoded import EncodedBatch, ReceivedBatch
 from wire.batch.header import (
@@ -72,6 +73,7 @@ from wire.batch.header import (
     parse_header,
     verify_body,
 )
+from wire.batch.message_ids import MAX_MESSAGE_IDS, with_message_id
 from wire.batch.reader import RecordBatch
 from wire.batch.record_headers import GivenHeaders, decode_headers, encode_headers, header_items
 
@@ -79,6 +81,7 @@ __all__ = [
     "HEADER_SIZE",
     "MAGIC",
     "MAX_BODY_BYTES",
+    "MAX_MESSAGE_IDS",
     "MAX_RECORDS",
     "BatchBuilder",
     "BatchHeader",
@@ -102,4 +105,6 @@ __all__ = [
     "iter_batches",
     "parse_header",
     "verify_body",
+    "with_message_id",
+    "without_repetitions",
 ]

@@ -11,7 +11,7 @@ import numpy as np
 
 from wire.batch.columns import LITTLE_I32, LITTLE_I64, Column, compress, padded, padding
 from wire.batch.encoded import EncodedBatch, seal
-from wire.batch.header import INT64_MAX, MAX_BODY_BYTES, MAX_RECORDS, Compression
+from wire.batch.header import INT64_MAX, MAX_BODY_BYTES, MAX_RECORDS, MESSAGE_IDS_HINT, Compression
 from wire.errors import Code, InvariantViolation, TidelogError
 from wire.types import NO_PRODUCER
 
@@ -138,7 +138,7 @@ class BatchBuilder:
     MAX_BODY_BYTES is InvariantViolation.
     """
 
-    __slots__ = ("_headers", "_keys", "_timestamps", "_values")
+    __slots__ = ("_headers", "_keys", "_timestamps", "_values", "has_message_ids")
 
     def __init__(self) -> None:
         self._reset()
@@ -148,6 +148,8 @@ class BatchBuilder:
         self._keys: _BytesColumnBuilder | None = None
         self._headers: _BytesColumnBuilder | None = None
         self._timestamps: dict[int, int] = {}  # index -> ns, of the records that have their own
+        self.has_message_ids = False
+        """The caller says so: some header is a message id."""
 
     @property
     def count(self) -> int:
@@ -269,6 +271,7 @@ class BatchBuilder:
             parts += self._values.validity()
         if compression is not Compression.NONE:
             parts, compression = compress(parts, compression)
+        hints = MESSAGE_IDS_HINT if self.has_message_ids else 0
         self._reset()
         return seal(
             parts,
@@ -280,4 +283,5 @@ class BatchBuilder:
             producer_id=producer_id,
             producer_epoch=producer_epoch,
             base_sequence=base_sequence,
+            hints=hints,
         )

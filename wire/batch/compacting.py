@@ -17,6 +17,7 @@ compacted: `CompactableBatch.decode` gives None.
 
 from __future__ import annotations
 
+from collections.abc import Collection
 from hashlib import blake2b
 from itertools import pairwise
 from typing import TYPE_CHECKING, Final
@@ -46,6 +47,7 @@ from wire.batch.header import (
     body_of,
     verify_body,
 )
+from wire.errors import InvariantViolation
 
 if TYPE_CHECKING:
     from numpy.typing import NDArray
@@ -167,6 +169,22 @@ class CompactableBatch:
             last_timestamp=last,
         )
         return _encoded(left, parts)
+
+
+def without_repetitions(batch: EncodedBatch, repeated: Collection[int]) -> EncodedBatch:
+    """A client's batch without the records at these places: holes, so that the others keep their offsets and the
+    producer its sequence. Its `columns` must be there."""
+    header, columns = batch.header, batch.columns
+    if columns is None:
+        raise InvariantViolation(f"{header} was not taken apart")
+    kept = np.ones(header.record_count, np.bool_)
+    kept[list(repeated)] = False
+    if not kept.any():
+        return emptied(header)
+    left = CompactableBatch(header, columns).keep(kept, MAX_BODY_BYTES)
+    if left is None:
+        raise InvariantViolation(f"{header} without {len(repeated)} of its records is larger than any batch")
+    return left
 
 
 def emptied(header: BatchHeader) -> EncodedBatch:

@@ -6,9 +6,10 @@ from typing import TYPE_CHECKING, Final
 
 from crc32c import crc32c
 
-from wire.batch.columns import MAX_EXPANSION, Column, expanded_size, parse_columns, sections_of
+from wire.batch.columns import MAX_EXPANSION, Column, Columns, expanded_size, parse_columns, sections_of
 from wire.batch.header import (
     MAX_BODY_BYTES,
+    MESSAGE_IDS_HINT,
     BatchHeader,
     Compression,
     body_of,
@@ -16,6 +17,7 @@ from wire.batch.header import (
     parse_header,
     verify_body,
 )
+from wire.batch.message_ids import MAX_MESSAGE_IDS
 from wire.batch.record_headers import check_headers
 from wire.errors import CorruptData, limit_reached
 from wire.record_limit import RecordLimit
@@ -44,11 +46,13 @@ class EncodedBatch:
     `stamp(Offset(0), LeaderEpoch(0))`.
     """
 
-    __slots__ = ("header", "parts")
+    __slots__ = ("columns", "header", "parts")
 
-    def __init__(self, header: BatchHeader, parts: list[Buffer]) -> None:
+    def __init__(self, header: BatchHeader, parts: list[Buffer], columns: Columns | None = None) -> None:
         self.header = header
         self.parts = parts
+        self.columns = columns
+        """Of a client's batch with message ids, for who looks for repetitions; else None."""
 
     @property
     def size(self) -> int:
@@ -109,6 +113,12 @@ class ReceivedBatch:
 
     def _check_density(self, size: int) -> None:
         header, length = self.header, len(self._body)
+        if header.has_message_ids and header.record_count > MAX_MESSAGE_IDS:
+            raise limit_reached(
+                "batch_message_ids",
+                f"a batch of {header.record_count} records says that they have message ids, the limit is"
+                f" {MAX_MESSAGE_IDS}; send fewer in one batch",
+            )
         most_bytes = max(FREE_BYTES, MAX_EXPANSION * length)
         if size > most_bytes:
             raise limit_reached(
@@ -134,7 +144,9 @@ class ReceivedBatch:
             check_headers(columns.headers)
         if record_limit is not None:
             columns.check_record_sizes(header.record_count, record_limit)
-        return EncodedBatch(_stamped(header, Offset(0), LeaderEpoch(0)), [body])
+        kept = columns if header.has_message_ids else None
+        known = header._replace(hints=header.hints & MESSAGE_IDS_HINT)
+        return EncodedBatch(_stamped(known, Offset(0), LeaderEpoch(0)), [body], kept)
 
 
 def _stamped(header: BatchHeader, base_offset: Offset, leader_epoch: LeaderEpoch, append_time: int = 0) -> BatchHeader:
@@ -153,6 +165,7 @@ def _stamped(header: BatchHeader, base_offset: Offset, leader_epoch: LeaderEpoch
         header.producer_epoch,
         header.base_sequence,
         append_time,
+        header.hints,
     )
 
 
@@ -167,6 +180,7 @@ def seal(
     producer_id: int,
     producer_epoch: int,
     base_sequence: int,
+    hints: int = 0,
 ) -> EncodedBatch:
     """A batch whose body is `parts`, its length and CRC filled in."""
     length, crc = length_and_crc(parts)
@@ -184,6 +198,7 @@ def seal(
         producer_id=producer_id,
         producer_epoch=producer_epoch,
         base_sequence=base_sequence,
+        hints=hints,
     )
     return EncodedBatch(header, parts)
 

@@ -11,6 +11,7 @@ import numpy as np
 
 from wire.batch.columns import NO_COLUMNS, BytesColumn, Columns, parse_columns, sections_of
 from wire.batch.header import MAX_BODY_BYTES, BatchHeader, body_of, parse_header, verify_body
+from wire.batch.message_ids import message_ids_of
 from wire.batch.record_headers import decode_headers
 from wire.types import Offset
 
@@ -74,6 +75,12 @@ class RecordBatch:
         if column is None:
             return [{} for _ in range(self._count)]
         return [decode_headers(element) for element in column.to_list(self._first, self._count)]
+
+    def message_ids(self) -> list[tuple[int, bytes]]:
+        """(offset, message id) of the records that have one."""
+        found = message_ids_of(self._columns.headers, self._first + self._count)
+        offsets = self.offsets
+        return [(int(offsets[place - self._first]), each) for place, each in found if place >= self._first]
 
     @cached_property
     def timestamps(self) -> Int64Array:

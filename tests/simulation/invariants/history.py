@@ -14,7 +14,7 @@ from wire.batch import RecordBatch, iter_batches, parse_header
 from wire.types import Offset
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Collection, Iterable
+    from collections.abc import Callable, Collection, Iterable, Mapping
 
     from dataplane.broker.replica import Replica
     from tests.simulation.broker import SimBroker
@@ -144,7 +144,7 @@ class CommittedHistory:
         truth = ProducerTable((*known, *own), limits=log.config.producers).known
         held = log.producers.known
         if may_be_compacted(replica) and end >= history.end:
-            truth = held._replace(producers=truth.producers)
+            truth = held._replace(producers=with_times_of(held.producers, truth.producers))
         elif may_be_compacted(replica) and held.producers.keys() == truth.producers.keys():
             sessions = {session.producer_id: session for session in self.sessions(replica.key)}
             kept = {
@@ -158,6 +158,15 @@ class CommittedHistory:
                 invariant,
                 f"{replica.key} on {broker.id} is wrong about producers {wrong}: {held[1:]}, not {truth[1:]} ({why})",
             )
+
+
+def with_times_of(held: Mapping[int, Producer], truth: Mapping[int, Producer]) -> dict[int, Producer]:
+    """`truth` with the times of `held`. A copy of a compacted log may lack the batch with the newest time, where the
+    clock of a leader has gone back since."""
+    return {
+        number: producer._replace(written=held[number].written) if number in held else producer
+        for number, producer in truth.items()
+    }
 
 
 class Session(NamedTuple):

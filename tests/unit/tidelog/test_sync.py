@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import inspect
+import os
 import threading
 from collections.abc import Iterator
 from dataclasses import dataclass
@@ -60,6 +61,18 @@ def test_every_public_name_is_there_with_its_arguments(kind: type) -> None:
         if inspect.isfunction(one):
             assert inspect.signature(one).parameters == inspect.signature(other).parameters, name
             assert other.__doc__ == one.__doc__ or name in {"batches", "close"}
+
+
+def test_every_class_that_waits_is_there() -> None:
+    """Others, such as Record and the errors, are those of `tidelog`."""
+    waiting = {
+        name
+        for name in dir(tidelog)
+        if inspect.isclass(kind := getattr(tidelog, name))
+        and any(inspect.iscoroutinefunction(each) for each in vars(kind).values())
+    }
+    here = {name for name, kind in vars(sync).items() if getattr(kind, "__module__", "") == sync.__name__}
+    assert waiting == {name for name in here if name[0].isupper()}
 
 
 def test_publish_and_read(world: World) -> None:
@@ -160,6 +173,36 @@ def test_it_works_where_a_loop_runs(world: World) -> None:
         return len(list(world.client.consume("three", stop="latest")))
 
     assert asyncio.run(cell()) == 90
+
+
+def test_after_a_fork_it_says_so_and_the_parent_goes_on(world: World) -> None:
+    with world.client.producer("s") as producer:
+        producer.send(b"before")
+        read, write = os.pipe()
+        child = os.fork()
+        if child == 0:  # no test runs on here, whatever happens
+            try:
+                for call in (
+                    world.client.streams,
+                    lambda: producer.send(b"child"),
+                    lambda: world.client.offsets("s", 0),
+                ):
+                    try:
+                        call()
+                    except tidelog.Closed as error:
+                        os.write(write, f"{error}\n".encode())
+                world.client.close()
+                os.write(write, b"closed")
+            finally:
+                os._exit(0)
+        os.close(write)
+        with os.fdopen(read) as pipe:
+            said = pipe.read().splitlines()
+        os.waitpid(child, 0)
+        assert [line.partition(";")[2] for line in said[:3]] == [" connect again in this process"] * 3
+        assert said[3] == "closed"
+        producer.send(b"after")
+    assert world.client.offsets("s", "latest") == {0: 2}
 
 
 def test_several_threads_publish(world: World) -> None:

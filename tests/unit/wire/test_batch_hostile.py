@@ -175,7 +175,7 @@ def test_the_clients_stamp_is_ignored() -> None:
 
 def test_reserved_bytes_of_a_client_are_not_stored() -> None:
     batch = bytearray(forge(b""))
-    batch[80] = 0xFF
+    batch[80:92] = b"\xfe" + b"\xff" * 11
     batch[92:] = struct.pack("<I", crc32c(batch[:92]))
     stamped = b"".join(EncodedBatch.from_bytes(batch).stamp(Offset(0), LeaderEpoch(0))[0])
     assert stamped == forge(b"")

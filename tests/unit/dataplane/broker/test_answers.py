@@ -37,7 +37,8 @@ def test_refusals_of_a_chunk_leave_together_also_to_a_reply_subject_that_is_no_t
     subjects = [subject.encode(errors="surrogateescape") for subject, _, _ in wire.sent]
     assert subjects == [b"\xff\xfe", b"good.inbox"]
     _, body, headers = wire.sent[0]
-    assert json.loads(body) == {"error": error.to_json(), "stream": "s", "partition": 0}
+    told = {"code": 503, "err_code": 10023, "description": "slow down"}
+    assert json.loads(body) == {"error": told, "stream": "s", "seq": 0, "partition": 0, "tidelog": error.to_json()}
     assert headers == error.to_headers()
     assert answers.undeliverable == 1
     answers.bare_error([None, None], error)

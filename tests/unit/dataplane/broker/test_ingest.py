@@ -10,6 +10,7 @@ from dataplane.replica.quota import Quota
 from wire.batch import Compression, RecordBatch
 from wire.envelope import MAGIC, encode_publish
 from wire.errors import Code, TidelogError
+from wire.jetstream import PublishHeaders
 from wire.record_limit import RecordLimit
 from wire.stream_config import StreamConfig
 from wire.tidelog_pb2 import AckPolicy, Message
@@ -24,6 +25,43 @@ def quota(*, producer_byte_rate: int = 0, producer_record_rate: int = 0) -> Quot
     key = PartitionKey(StreamName("s"), Incarnation(1), 0, Incarnation(1))
     config = StreamConfig(producer_byte_rate=producer_byte_rate, producer_record_rate=producer_record_rate)
     return Quota(key, config, 0.0)
+
+
+@dataclass
+class HeaderRules:
+    """Knows the ids that were stored; refuses what asks for more."""
+
+    stored: dict[bytes, int] = field(default_factory=dict)
+    answered: list[tuple[bytes | None, int]] = field(default_factory=list)
+    settled: list[bytes | None] = field(default_factory=list)
+    room: int = 1000
+
+    def before(self, ingest: Ingest, wanted: PublishHeaders, reply: bytes | None) -> bool:
+        if wanted.expected_ends():
+            ingest.seal_open()
+            self.settled.append(reply)
+            return True
+        return False
+
+    def knows(self, message_id: bytes) -> bool:
+        return message_id in self.stored
+
+    def repeated(self, message_id: bytes, reply: bytes | None) -> bool:
+        if message_id in self.stored:
+            self.answered.append((reply, self.stored[message_id]))
+        return message_id in self.stored
+
+    def after(self, ingest: Ingest, wanted: PublishHeaders, reply: bytes | None) -> bool:
+        if wanted.last_message_id is not None and wanted.last_message_id != ingest.last_id():
+            self.settled.append(reply)
+            return True
+        return False
+
+    def repeated_envelope(self, message_id: bytes, message: Message) -> bool:
+        return self.repeated(message_id, message.ackInbox.encode())
+
+    def refuse_ids(self, new: int) -> TidelogError | None:
+        return None if len(self.stored) + new <= self.room else TidelogError(Code.BACKPRESSURE, "no room for ids")
 
 
 @dataclass
@@ -43,6 +81,8 @@ class Partition:
     refused: list[tuple[list[bytes | None], Code, int]] = field(default_factory=list)
     refused_envelopes: list[Code] = field(default_factory=list)
     corrupt: list[str] = field(default_factory=list)
+    rules: HeaderRules = field(default_factory=HeaderRules)
+    repetitions: list[tuple[int, bytes | None]] = field(default_factory=list)
 
     def __post_init__(self) -> None:
         self.ingest = Ingest(
@@ -53,16 +93,25 @@ class Partition:
             on_corrupt=lambda reason, _: self.corrupt.append(reason),
             on_envelope_refused=lambda _message, error: self.refused_envelopes.append(error.code),
             is_inbox=lambda inbox: not inbox.startswith(b"tidelog."),
+            rules=self.rules,
             time_ns=lambda: 5,
             quota=self.quota,
             now=lambda: 0.0,
         )
-        self.ingest.configure(max_batch_bytes=self.max_batch, record_limit=RecordLimit(LIMIT), with_replies=True)
+        self.ingest.configure(
+            max_batch_bytes=self.max_batch,
+            record_limit=RecordLimit(LIMIT),
+            with_replies=True,
+            seeks_repetitions=True,
+        )
 
     def seal(self) -> None:
-        batch, replies, envelopes = self.ingest.take(self.compression)
+        taken = self.ingest.take(self.compression)
+        replies, envelopes = taken.replies, taken.envelopes
         base = sum(len(b) for b in self.batches)
-        parts, _ = batch.stamp(Offset(base), LeaderEpoch(1))
+        self.rules.stored |= {message_id: base + place for place, message_id in taken.ids}
+        self.repetitions += [(base + place, reply) for place, reply, _ in taken.repetitions]
+        parts, _ = taken.batch.stamp(Offset(base), LeaderEpoch(1))
         self.batches.append(RecordBatch.decode(b"".join(bytes(p) for p in parts)))
         self.replies += [(base + index, each_reply(run)) for index, run in replies]
         self.envelopes += [(base + index, message, at) for index, message, at in envelopes]

@@ -89,7 +89,7 @@ def test_a_follower_names_the_invariant_that_does_not_hold(breaks: Callable[[Fol
     breaks(core)
     with pytest.raises(InvariantViolation, match=named) as raised:
         core.validate()
-    assert "Reconciling, LEO 7" in str(raised.value), "the story is attached"
+    assert "Reconciling, log end 7, committed end " in str(raised.value), "the story is attached"
 
 
 def test_a_follower_does_not_make_a_transition_that_is_not_in_the_table() -> None:

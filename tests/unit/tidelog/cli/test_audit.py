@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import AsyncIterator, Awaitable, Callable
+from datetime import timedelta, timezone
 from typing import Any
 
 import pytest
@@ -13,16 +14,31 @@ from tidelog.cli import audit, main
 
 
 @pytest.mark.parametrize("since", ["2026", "0", "earliest", "latest", "new", "yesterday", "", "2026-13-01"])
-def test_since_is_a_date_or_a_time(since: str) -> None:
+def test_since_is_a_time(since: str) -> None:
     result = CliRunner().invoke(main, ["audit", "--since", since])
     assert result.exit_code == 2
-    assert f"{since!r} is no date or time in ISO-8601" in result.stderr
+    assert f"--since: {since!r} is no point in time; give ISO-8601 with a zone" in result.stderr
 
 
-@pytest.mark.parametrize("since", ["2026-11-22", "2026-11-22T08:00Z", "2026-11-22T08:00:00.123456789+01:00"])
-def test_dates_and_times_are_taken(since: str) -> None:
-    result = CliRunner().invoke(main, ["audit", "--since", since, "--server", "nats://127.0.0.1:1"])
+@pytest.mark.parametrize(
+    "given",
+    [
+        ["2026-11-22", "--time-zone", "UTC"],
+        ["2026-11-22T08:00Z"],
+        ["2026-11-22T08:00:00.123456789+01:00"],
+        ["3d"],
+    ],
+)
+def test_times_are_taken(given: list[str]) -> None:
+    result = CliRunner().invoke(main, ["audit", "--server", "nats://127.0.0.1:1", "--since", *given])
     assert result.exit_code == 1, "nobody is there to ask"
+
+
+def test_times_are_shown_in_the_zone_that_is_asked_for() -> None:
+    record = {"time": "2026-01-31T12:00:00.5Z"}
+    assert audit._row(record, None)[0] == "2026-01-31T12:00:00.500000000Z"
+    assert audit._row(record, timezone(timedelta(hours=1)))[0] == "2026-01-31T13:00:00.500000000+01:00"
+    assert audit._row({"time": "soon"}, None)[0] == "soon"
 
 
 @pytest.mark.parametrize("stream", ["a b", "a.b", "*", "", "inbox"])

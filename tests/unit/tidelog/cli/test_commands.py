@@ -40,7 +40,7 @@ GROUPS = {command[0] for command in every_command() if len(command) == 2}
 OF_A_CLUSTER = [
     command
     for command in every_command()
-    if command[0] not in ("up", "server", "log", "security", "completion")
+    if command[0] not in ("up", "server", "log", "security", "context", "completion")
     and (len(command) == 2 or command[0] not in GROUPS)
 ]
 
@@ -62,7 +62,7 @@ def test_every_command_of_a_cluster_takes_server_and_json(command: tuple[str, ..
 def test_the_help_names_every_subcommand() -> None:
     _, out, _ = invoke("--help")
     text = " ".join(out.split())
-    assert "stream Streams and their settings: create, list, describe, alter, delete, set-" in text
+    assert "stream Streams and their settings: create, list, describe, alter, copy, delete, set-" in text
     assert "subscribe Print the committed records of STREAM." in text
     for group in GROUPS:
         command = main.get_command(click.Context(main), group)
@@ -272,21 +272,28 @@ def test_a_table_in_a_pipe_breaks_no_name(capsys: pytest.CaptureFixture[str]) ->
     assert subject in line
 
 
-def test_a_partition_without_committed_records_says_so(capsys: pytest.CaptureFixture[str]) -> None:
-    """The API tells the offset of the last one, and -1 where there is none."""
+def test_the_ends_of_a_partition_are_exclusive(capsys: pytest.CaptureFixture[str]) -> None:
+    """The API tells the offset of the last committed record, and -1 where there is none."""
     partition = {
         "partition": 0,
         "leader": "b1",
         "leader_epoch": 1,
         "replicas": ["b1"],
         "isr": ["b1"],
-        "high_watermark": -1,
-        "log_start_offset": 0,
-        "log_end_offset": 0,
+        "log_start_offset": 3,
+        "log_end_offset": 9,
         "replicas_progress": {},
     }
-    stream._show_description({"name": "s", "subject": "s", "config": {}, "partitions": [partition]})  # type: ignore[typeddict-item]
-    assert "nothing" in capsys.readouterr().out
+    for high_watermark, shown in ((-1, "0"), (7, "8"), (None, "?")):
+        found = {
+            "name": "s",
+            "subject": "s",
+            "config": {},
+            "partitions": [{**partition, "high_watermark": high_watermark}],
+        }
+        stream._show_description(found)  # type: ignore[arg-type]
+        (row,) = [line for line in capsys.readouterr().out.splitlines() if " b1 " in line]
+        assert [cell.strip() for cell in row.split("│")][-4:-1] == ["3", shown, "9"]
 
 
 def test_a_failure_shows_no_control_characters_of_a_stranger(capsys: pytest.CaptureFixture[str]) -> None:

@@ -14,7 +14,7 @@ from typing import Literal
 import pytest
 
 from tests.unit.tidelog.client.fake_broker import make
-from tidelog.cli import publish
+from tidelog.cli import publish, record_input
 from tidelog.cli.publish import _Given, _publish_file
 from tidelog.cli.session import Failure
 from wire.error_details import RETRY_AFTER_MS
@@ -66,7 +66,7 @@ async def test_records_are_counted(
 async def test_a_file_that_fails_at_its_beginning(
     monkeypatch: pytest.MonkeyPatch, data: bytes, form: str, said: str
 ) -> None:
-    monkeypatch.setattr(publish, "CHUNK_RECORDS", 2)
+    monkeypatch.setattr(record_input, "CHUNK_RECORDS", 2)
     with pytest.raises(Failure) as failed:
         await published(data, form, refused=True)
     assert said in failed.value.message
@@ -77,16 +77,16 @@ async def test_a_file_that_fails_at_its_beginning(
     "refusal", [READONLY, TidelogError(Code.BAD_REQUEST, READONLY.message)], ids=lambda error: error.code.name
 )
 async def test_a_file_that_fails_midway(monkeypatch: pytest.MonkeyPatch, refusal: TidelogError) -> None:
-    monkeypatch.setattr(publish, "CHUNK_RECORDS", 2)
+    monkeypatch.setattr(record_input, "CHUNK_RECORDS", 2)
     _, broker, client = make()
     broker.create("s", 1)
 
-    async def chunks(_file: object) -> AsyncIterator[tuple[list[bytes], int]]:
+    async def chunks(_file: object, _form: str) -> AsyncIterator[tuple[list[bytes], int]]:
         yield [b"a", b"b"], 4
         broker.refusals.append(refusal)
         yield [b"c", b"d"], 4
 
-    monkeypatch.setattr(publish, "_chunks", chunks)
+    monkeypatch.setattr(publish, "chunks", chunks)
     async with client.producer("s") as producer:
         with pytest.raises(Failure) as failed:
             await _publish_file(producer, BytesIO(), "lines", _Given(), acknowledged=True, as_json=False)
@@ -101,7 +101,7 @@ async def test_a_quota_is_told_while_it_delays_and_at_the_end_with_what_is_writt
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], form: str
 ) -> None:
     """The first chunk is taken; of the second each batch is refused."""
-    monkeypatch.setattr(publish, "CHUNK_RECORDS", 2)
+    monkeypatch.setattr(record_input, "CHUNK_RECORDS", 2)
     monkeypatch.setattr(publish, "SILENCE", 0.1)
     _, broker, client = make()
     broker.create("s", 1)
@@ -109,12 +109,12 @@ async def test_a_quota_is_told_while_it_delays_and_at_the_end_with_what_is_writt
         Code.BACKPRESSURE, "s/0 takes 1 byte a second; raise producer_byte_rate", [RETRY_AFTER_MS.of(900_000)]
     )
 
-    async def chunks(_file: object) -> AsyncIterator[tuple[list[bytes], int]]:
+    async def chunks(_file: object, _form: str) -> AsyncIterator[tuple[list[bytes], int]]:
         for values in ([b'{"value": "a"}'] * 2, [b'{"value": "c"}'] * 2):
             yield values, 30
             broker.refusals = [refusal] * 100
 
-    monkeypatch.setattr(publish, "_chunks", chunks)
+    monkeypatch.setattr(publish, "chunks", chunks)
     began = asyncio.get_running_loop().time()
     async with client.producer("s", confirm_timeout=0.5) as producer:
         with pytest.raises(Failure) as failed:
@@ -269,14 +269,14 @@ async def test_every_line_of_a_file_comes_once(
     monkeypatch: pytest.MonkeyPatch, tmp_path: Path, records: int, size: int
 ) -> None:
     """Whatever the sizes of chunks and of reads are."""
-    monkeypatch.setattr(publish, "CHUNK_RECORDS", records)
-    monkeypatch.setattr(publish, "CHUNK_BYTES", size)
+    monkeypatch.setattr(record_input, "CHUNK_RECORDS", records)
+    monkeypatch.setattr(record_input, "CHUNK_BYTES", size)
     data = b"one\n\ntwo\r\n" + b"x" * 20 + b"\n" * 5 + b"end"
     path = tmp_path / "lines"
     path.write_bytes(data)
     for file in (BytesIO(data), path.open("rb")):
         with file:
-            chunks = [found async for found in publish._chunks(file)]
+            chunks = [found async for found in record_input.chunks(file, "lines")]
         assert [line for chunk, _ in chunks for line in chunk] == data.split(b"\n")
         assert sum(taken for _, taken in chunks) == len(data)
         assert max(len(chunk) for chunk, _ in chunks) <= records

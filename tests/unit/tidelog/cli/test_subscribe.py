@@ -14,6 +14,7 @@ from click.testing import CliRunner, Result
 from tests.unit.tidelog.client.fake_broker import make
 from tidelog.cli import main, session, subscribe
 from tidelog.cli.record_formats import record_format
+from tidelog.client.positions import timestamp_to_text
 from tidelog.client.records import Record
 from wire.batch import decode_headers, encode_headers
 
@@ -74,17 +75,17 @@ def printed(*arguments: str) -> list[str]:
     ],
 )
 def test_forms(form: str, line: str) -> None:
-    assert record_format(form)(RECORD) == line.encode()
+    assert record_format(form, timestamp_to_text)(RECORD) == line.encode()
 
 
 def test_a_null_is_empty() -> None:
-    assert record_format("[{key}|{value}]")(RECORD._replace(key=None, value=None)) == b"[|]\n"
+    assert record_format("[{key}|{value}]", timestamp_to_text)(RECORD._replace(key=None, value=None)) == b"[|]\n"
 
 
 @pytest.mark.parametrize(
     ("form", "text"),
     [
-        ("yaml", "neither text, json, raw nor a template"),
+        ("yaml", "neither text, json, raw, lengths nor a template"),
         ("{nosuch}", "there is no field {nosuch}; there are {stream}"),
         ("{value!r}", "no field {value!r}"),
         ("{value:>10}", "no field {value:>10}"),
@@ -95,7 +96,7 @@ def test_a_null_is_empty() -> None:
 )
 def test_a_form_that_cannot_be_is_named(form: str, text: str) -> None:
     with pytest.raises(click.BadParameter) as refused:
-        record_format(form)
+        record_format(form, timestamp_to_text)
     assert text in refused.value.message
 
 
@@ -209,8 +210,9 @@ async def test_positions_are_kept_while_nothing_comes(
     broker.create("s", 1)
     broker.seed("s", 0, [b"a", b"b"])
     async with client.consume("s") as consumer:
+        form = record_format("raw", timestamp_to_text)
         reading = asyncio.create_task(
-            subscribe._print_and_keep(consumer, record_format("raw"), None, File())  # type: ignore[arg-type]
+            subscribe._print_and_keep(consumer, form, None, File())  # type: ignore[arg-type]
         )
         async with asyncio.timeout(10):
             while not written or written[-1] != {0: 2}:  # noqa: ASYNC110 - a list is no event

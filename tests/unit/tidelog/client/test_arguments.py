@@ -54,7 +54,7 @@ WHOLE_NUMBERS = [*NUMBERS, 1.5]
     ("name", "values", "said"),
     [
         ("servers", [4222, b"nats://127.0.0.1:1", [4222], "", []], "give .*nats://127.0.0.1:4222"),
-        ("namespace", TEXTS, "namespace"),
+        ("namespace", TEXTS[1:], "namespace"),
         ("name", [5, b"x"], "name is"),
         ("user", [5, b"x"], "user is"),
         ("password", [5, b"x"], "password is"),

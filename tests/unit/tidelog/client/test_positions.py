@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import json
+import re
 from datetime import UTC, datetime, timedelta, timezone
+from zoneinfo import ZoneInfo
 
 import numpy as np
 import pytest
@@ -16,6 +18,7 @@ from tidelog.client.positions import (
     AtOffset,
     AtTime,
     Position,
+    UnclearTime,
     position_from_text,
     start_positions,
     stop_positions,
@@ -34,11 +37,9 @@ from tidelog.client.positions import (
         ("0", AtOffset(0)),
         ("20260131", AtOffset(20260131)),
         ("1970-01-01T00:00:01Z", AtTime(10**9)),
-        ("1970-01-01T00:00:01", AtTime(10**9)),
         ("1970-01-01T01:00:01+01:00", AtTime(10**9)),
         ("1970-01-01T00:00:00.000000001Z", AtTime(1)),
         ("1970-01-01T01:00:00.25+01:00", AtTime(250_000_000)),
-        ("1970-01-02", AtTime(86_400 * 10**9)),
     ],
 )
 def test_text(text: str, position: Position) -> None:
@@ -49,6 +50,28 @@ def test_text(text: str, position: Position) -> None:
 def test_text_that_is_no_position_is_refused_by_name(text: str) -> None:
     with pytest.raises(BadRequest, match="outside" if text.isdigit() and text.isascii() else "is no position"):
         position_from_text(text)
+
+
+@pytest.mark.parametrize(
+    ("text", "said"),
+    [
+        ("2026-01-31T12:00", "write Z (UTC) or an offset such as +01:00 behind it"),
+        ("2026-01-31", "write T00:00Z (UTC) or an offset such as T00:00+01:00 behind it"),
+    ],
+)
+def test_a_time_without_a_zone_is_not_guessed(text: str, said: str) -> None:
+    with pytest.raises(BadRequest, match="has no time zone") as refusal:
+        position_from_text(text)
+    assert said in str(refusal.value)
+    assert timestamp_from_text(text, UTC) == timestamp_of(datetime.fromisoformat(text).replace(tzinfo=UTC))
+
+
+@pytest.mark.parametrize(
+    ("text", "offsets"), [("2026-10-25T02:30", "+01:00 or +02:00"), ("2026-03-29T02:30", "+01:00 or +02:00")]
+)
+def test_an_hour_that_is_there_twice_or_not_at_all_is_not_guessed(text: str, offsets: str) -> None:
+    with pytest.raises(UnclearTime, match=f"Europe/Berlin has twice or not at all; write {re.escape(offsets)} behind"):
+        timestamp_from_text(text, ZoneInfo("Europe/Berlin"))
 
 
 @given(st.integers(0, 4 * 10**18))

@@ -171,7 +171,7 @@ def test_a_context_that_is_in_the_environment_only_counts_for_its_own_servers(tm
     assert find({}, environment, servers=["nats://elsewhere:1"]).login.identity is None
     missing = {**environment, "NATS_CONTEXT": "missing"}
     assert find({}, missing, servers=["nats://elsewhere:1"]).login.identity is None
-    with pytest.raises(TidelogError, match=r"the NATS context 'missing' cannot be read .*missing\.json"):
+    with pytest.raises(TidelogError, match=r"the context 'missing' cannot be read .*missing\.json"):
         find({}, missing)
 
 

@@ -1,0 +1,136 @@
+"""Finds records that are in the log already, by their message ids, at the leader of one partition (R45).
+
+The answer to a repetition is that of the original, and waits for the original's commit. Ids that a partition, or all
+partitions that a broker leads, may remember are bounded; above the bound publishes with new ids are refused: an id that
+was acknowledged is not forgotten before its window is over.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+from dataplane.replica.message_ids import kept_form
+from wire.batch.message_ids import message_ids_of
+from wire.error_details import LIMIT, RETRY_AFTER_MS
+from wire.errors import Code, TidelogError
+from wire.types import Offset
+
+if TYPE_CHECKING:
+    from dataplane.broker.id_keeper import IdKeeper
+    from dataplane.broker.reading import ReadableRole
+    from wire.batch import BatchHeader, EncodedBatch
+
+
+@dataclass(slots=True)
+class IdsOfAll:
+    """Of all partitions that a broker leads."""
+
+    count: int = 0
+
+
+class Repetitions:
+    def __init__(self, role: ReadableRole, keeper: IdKeeper) -> None:
+        self._role = role
+        self._context = role.context
+        self._keeper = keeper
+        self._leads = False
+        self._counted = 0
+        """Of our ids, in `context.message_ids`."""
+        self.configure()
+
+    def configure(self) -> None:
+        """Take over the settings of the newest view."""
+        self._keeper.configure(self._role.view.config.dedup_window_ms, self._context.settings.max_message_ids)
+        self._count()
+
+    @property
+    def are_sought(self) -> bool:
+        return self._keeper.table.is_on
+
+    def find(self, message_id: bytes) -> Offset | None:
+        """Where the record with that id (in its kept form) lies."""
+        if not self.are_sought:
+            return None
+        found = self._keeper.table.find(message_id, self._context.time_ns())
+        self._count()
+        return found
+
+    def refuse(self, new: int) -> TidelogError | None:
+        """Why records with `new` ids cannot be stored now."""
+        if not self.are_sought or not new:
+            return None
+        if self._keeper.lacks is not None:
+            return self._keeper.lacks
+        most = self._context.settings.max_message_ids_of_all
+        if self._keeper.table.has_room(new) and self._context.message_ids.count + new <= most:
+            return None
+        self._keeper.table.go_on_to(self._context.time_ns())
+        self._count()
+        of_all = self._context.message_ids.count
+        if not self._keeper.table.has_room(new):
+            told = f"partition {self._role.view.key} remembers {self._keeper.table.count} message ids"
+        elif of_all + new > most:
+            told = f"the partitions that {self._context.broker} leads remember {of_all} message ids"
+        else:
+            return None
+        return TidelogError(
+            Code.BACKPRESSURE,
+            f"{told}, and takes no new ones; publish slower, make dedup_window_ms shorter, or spread the records over"
+            " more partitions",
+            [RETRY_AFTER_MS.of(100), LIMIT.of("message_ids")],
+        )
+
+    def stored(self, ids: Iterable[tuple[int, bytes]], header: BatchHeader) -> None:
+        """Records of a batch that was appended; `ids` by place, in their kept form."""
+        table, base = self._keeper.table, header.base_offset
+        for place, message_id in ids:
+            table.add(message_id, Offset(base + place), header.append_time)
+        self._count()
+
+    def last_id(self, end: Offset) -> bytes | None:
+        """Of the last record of a log that ends there, in its kept form."""
+        return self._keeper.table.last_id(end)
+
+    def ids_of(self, batch: EncodedBatch) -> list[tuple[int, bytes]]:
+        """Of a client's batch: (place, id in its kept form)."""
+        if batch.columns is None:
+            return []
+        found = message_ids_of(batch.columns.headers, batch.record_count)
+        return [(place, kept_form(message_id)) for place, message_id in found]
+
+    def among(self, ids: list[tuple[int, bytes]], base: Offset) -> dict[int, Offset]:
+        """The places of those that are repetitions, in the log or in the batch itself, which would begin at `base`;
+        and the offsets of the originals."""
+        if not self.are_sought:
+            return {}
+        repeated: dict[int, Offset] = {}
+        new: dict[bytes, int] = {}
+        for place, message_id in ids:
+            found = self.find(message_id)
+            if found is not None:
+                repeated[place] = found
+            elif message_id in new:
+                repeated[place] = Offset(base + new[message_id])
+            else:
+                new[message_id] = place
+        return repeated
+
+    def begin(self) -> None:
+        """All ids of the log are known, but for those that cannot be read (`refuse`)."""
+        self._leads = True
+        self._count()
+
+    def end(self) -> None:
+        """The role ends."""
+        if self._leads and self._keeper.lacks is None:
+            self._keeper.on_led(self._role.log)
+        self._leads = False
+        self._context.message_ids.count -= self._counted
+        self._counted = 0
+
+    def _count(self) -> None:
+        count = self._keeper.table.count if self._leads else 0
+        self._context.message_ids.count += count - self._counted
+        self._counted = count

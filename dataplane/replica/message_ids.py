@@ -1,0 +1,164 @@
+"""Message ids of one partition that were stored within the window: what makes a record that is sent again no second
+one.
+
+    find     the offset of the record that has the id, while that is younger than the window
+    add      a record was appended. Of two with one id (the first had left the window) the newer one counts
+    cut      the log was cut: the ids above are forgotten
+
+The time is that of the log: `append_time` of the batches, which never goes back here, and that of the leader's clock
+where it is later. An id is remembered for the window and at most a thousandth of it longer: times are kept for groups
+of records (ticks), not for each.
+
+Ids lie in dictionaries, each for an eighth of the window or of the bound: the oldest one is dropped as a whole. An id
+longer than LONG bytes is kept as its hash, so that the bound on their number bounds their memory.
+
+Pure. One thread at a time.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from dataclasses import dataclass, field
+from hashlib import blake2b
+from typing import Final
+
+from dataplane.replica.validation import require
+from wire.types import Offset
+
+LONG: Final = 64
+"""Bytes. A hash has more, so that no id is the hash of another."""
+_PARTS: Final = 8
+_TICKS: Final = 1024
+_NS_PER_MS: Final = 1_000_000
+
+
+def kept_form(message_id: bytes) -> bytes:
+    """What is remembered of the id."""
+    return message_id if len(message_id) <= LONG else b"#" + blake2b(message_id).digest()
+
+
+@dataclass(slots=True)
+class _Part:
+    began: int
+    """Time of its first id."""
+    offsets: dict[bytes, int] = field(default_factory=dict)
+    last: int = -1
+    """Offset of its last id."""
+
+
+@dataclass(slots=True)
+class _Tick:
+    first: int
+    """Offset of its first id."""
+    began: int
+    last_time: int
+
+
+class MessageIds:
+    def __init__(self, window_ms: int, most: int) -> None:
+        """`most`: ids that leaders let in (`has_room`)."""
+        self._most = most
+        self._window = 0
+        self._time = 0
+        self._parts: deque[_Part] = deque()
+        """Oldest first."""
+        self._ticks: deque[_Tick] = deque()
+        self.count = 0
+        """Ids remembered, with some that have left the window since."""
+        self._last: tuple[int, bytes] | None = None
+        """(offset, id) of the newest record with an id, whatever the window is."""
+        self.configure(window_ms)
+
+    def configure(self, window_ms: int) -> None:
+        """A wider window does not bring back the ids that have left the narrower one."""
+        self._window = window_ms * _NS_PER_MS
+        if not self._window:
+            self._parts.clear()
+            self._ticks.clear()
+            self.count = 0
+
+    @property
+    def is_on(self) -> bool:
+        return self._window > 0
+
+    def cutoff(self, time: int) -> int:
+        """Records that were appended before it have left the window at `time` (ns since 1970)."""
+        return max(self._time, time) - self._window
+
+    def has_room(self, new: int = 1) -> bool:
+        return self.count + new <= self._most
+
+    def find(self, message_id: bytes, time: int) -> Offset | None:
+        """`message_id` in its kept form."""
+        self.go_on_to(time)
+        for part in reversed(self._parts):
+            offset = part.offsets.get(message_id)
+            if offset is not None:
+                return Offset(offset) if offset >= self._ticks[0].first else None
+        return None
+
+    def last_id(self, end: Offset) -> bytes | None:
+        """Of the record at `end` - 1, the last one of a log, in its kept form; None: it has none, or is not known."""
+        return self._last[1] if self._last is not None and self._last[0] == end - 1 else None
+
+    def add(self, message_id: bytes, offset: Offset, time: int) -> None:
+        """`message_id` in its kept form; in the order of offsets."""
+        self._last = offset, message_id
+        if not self._window:
+            return
+        self.go_on_to(time)
+        time = self._time
+        tick = self._ticks[-1] if self._ticks else None
+        if tick is None or time - tick.began > self._window // _TICKS:
+            self._ticks.append(_Tick(offset, time, time))
+        else:
+            tick.last_time = time
+        part = self._parts[-1] if self._parts else None
+        if part is None or time - part.began > self._window // _PARTS or len(part.offsets) > self._most // _PARTS:
+            part = _Part(time)
+            self._parts.append(part)
+        before = len(part.offsets)
+        part.offsets[message_id] = part.last = offset
+        self.count += len(part.offsets) - before
+
+    def learn(self, message_id: bytes, offset: Offset, time: int) -> None:
+        """As `add`, from the log."""
+        if self._last is None or self._last[0] < offset:
+            self.add(message_id, offset, time)
+
+    def go_on_to(self, time: int) -> None:
+        """Forget what has left the window."""
+        self._time = max(self._time, time)
+        ticks = self._ticks
+        if not ticks or ticks[0].last_time + self._window > self._time:
+            return
+        while ticks and ticks[0].last_time + self._window <= self._time:
+            ticks.popleft()
+        parts = self._parts
+        while parts and (not ticks or parts[0].last < ticks[0].first):
+            self.count -= len(parts.popleft().offsets)
+
+    def cut(self, end: Offset) -> None:
+        """The log ends there now."""
+        if self._last is not None and self._last[0] >= end:
+            self._last = None
+        while self._ticks and self._ticks[-1].first >= end:
+            self._ticks.pop()
+        for part in self._parts:
+            if part.last >= end:
+                part.offsets = {message_id: offset for message_id, offset in part.offsets.items() if offset < end}
+                part.last = max(part.offsets.values(), default=-1)
+        self._parts = deque(part for part in self._parts if part.offsets)
+        self.count = sum(len(part.offsets) for part in self._parts)
+
+    def clear(self) -> None:
+        self.cut(Offset(0))
+
+    def validate(self) -> None:
+        """Raises InvariantViolation."""
+        require(self.count == sum(len(part.offsets) for part in self._parts), "all ids are counted", self.count)
+        require(not self._parts or bool(self._ticks), "ids have times", len(self._parts))
+        last = -1
+        for part in self._parts:
+            require(last < part.last, "ids are in the order of offsets", (last, part.last))
+            last = part.last

@@ -1,0 +1,151 @@
+"""Streams that are copied within a cluster, while a leader is killed, and copies that ended early."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import AsyncIterator, Iterator
+from typing import Any
+
+import pytest
+
+import tidelog
+from tests.integration.command_line import command
+from tests.integration.replicated_cluster import ReplicatedCluster, observed, three_brokers
+from tests.integration.waiting import LIMIT
+from tidelog.client.errors import BadRequest, StreamExists
+from tidelog.client.partitioner import Partitioner
+from tidelog.server.devcluster import DevCluster
+
+RECORDS = 3000
+
+
+@pytest.fixture(scope="module")
+def processes(tmp_path_factory: pytest.TempPathFactory) -> Iterator[DevCluster]:
+    with three_brokers(tmp_path_factory.mktemp("cluster")) as running:
+        yield running
+
+
+@pytest.fixture
+async def cluster(processes: DevCluster) -> AsyncIterator[ReplicatedCluster]:
+    async with observed(processes) as running:
+        yield running
+        await running.heal()
+        for stream in await running.client.streams():
+            await running.client.alter_stream(stream["name"], config={"delete_protection": False})
+
+
+async def fill(cluster: ReplicatedCluster, stream: str, number: int = RECORDS) -> None:
+    client = cluster.client
+    await client.create_stream(
+        stream, partitions=3, config={"compression": "lz4", "delete_protection": True, "segment_bytes": 65536}
+    )
+    async with client.producer(stream) as producer:
+        for each in range(number):
+            producer.send_nowait(
+                b"value %d" % each if each % 7 else None,
+                key=b"key %d" % (each % 20) if each % 3 else None,
+                headers={"n": [b"%d" % each, b"again"], "Empty": b""} if each % 5 == 0 else None,
+                timestamp=1_700_000_000_000_000_000 + each,
+            )
+        await producer.flush()
+    await cluster.nats.request(stream, b"plain", timeout=LIMIT, headers={"Plain-Header": "x"})
+
+
+async def contents(client: tidelog.Client, stream: str, **positions: Any) -> dict[int, list[tuple[Any, ...]]]:
+    found: dict[int, list[tuple[Any, ...]]] = {}
+    async for record in client.consume(stream, **{"start": "earliest", "stop": "latest", **positions}):
+        row = record.key, record.value, record.timestamp, record.header_items
+        found.setdefault(record.partition, []).append(row)
+    return found
+
+
+async def test_a_copy_has_the_records_and_the_settings(cluster: ReplicatedCluster) -> None:
+    client = cluster.client
+    await fill(cluster, "source")
+    progress: list[tuple[int, int]] = []
+    copied = await client.copy_stream("source", "target", on_progress=lambda *at: progress.append(at))
+    assert (copied.records, copied.already_there, copied.missed) == (RECORDS + 1, 0, 0)
+    assert progress[-1] == (RECORDS + 1, RECORDS + 1)
+    before = await contents(client, "source")
+    assert await contents(client, "target") == before
+    assert copied.by_partition == {number: len(rows) for number, rows in before.items()}
+    source, target = await client.describe("source"), await client.describe("target")
+    assert source["config"].pop("delete_protection") == "true"
+    assert target["config"].pop("delete_protection") == "false"
+    assert target["config"] == source["config"]
+    assert target["subject"] == "target"
+    with pytest.raises(StreamExists, match="go on with a copy that ended early"):
+        await client.copy_stream("source", "target")
+    with pytest.raises(BadRequest, match="cannot be copied onto itself"):
+        await client.copy_stream("source", "source")
+
+
+async def test_a_copy_with_other_partitions_keeps_the_order_of_each_key(cluster: ReplicatedCluster) -> None:
+    client = cluster.client
+    await fill(cluster, "source")
+    await client.copy_stream("source", "wide", partitions=5, config={"compression": "none"}, replication_factor=1)
+    assert (await client.describe("wide"))["config"]["compression"] == "none"
+
+    def by_key(found: dict[int, list[tuple[Any, ...]]]) -> dict[bytes, list[tuple[Any, ...]]]:
+        keys: dict[bytes, list[tuple[Any, ...]]] = {}
+        for rows in found.values():
+            for row in rows:
+                if row[0] is not None:
+                    keys.setdefault(row[0], []).append(row)
+        return keys
+
+    before, after = await contents(client, "source"), await contents(client, "wide")
+    assert by_key(before) == by_key(after)
+    assert sum(map(len, after.values())) == sum(map(len, before.values()))
+    home = Partitioner(range(5))
+    assert all(home.for_key(row[0]) == number for number, rows in after.items() for row in rows if row[0] is not None)
+    for number in range(3):
+        without = [row for row in before[number] if row[0] is None]
+        there = [row for row in after[number % 5] if row[0] is None]
+        assert [row for row in there if row in set(without)] == without
+
+
+async def test_a_copy_that_ended_early_is_gone_on_with_while_leaders_die(cluster: ReplicatedCluster) -> None:
+    client = cluster.client
+    await fill(cluster, "source")
+
+    class Stopped(Exception):
+        pass
+
+    def stop(done: int, _: int) -> None:
+        if done > RECORDS // 4:
+            raise Stopped
+
+    with pytest.raises(Stopped):
+        await client.copy_stream("source", "target", on_progress=stop)
+    there = sum((await client.offsets("target", "latest")).values())
+    first = await cluster.leader("target", isr=3)
+    cluster.kill(first.broker)
+    copied = await client.copy_stream("source", "target", resume=True)
+    assert copied.already_there >= there
+    assert copied.records + copied.already_there == RECORDS + 1
+    assert await contents(client, "target") == await contents(client, "source")
+    await cluster.heal()
+    copied = await client.copy_stream("source", "target", resume=True)
+    assert (copied.records, copied.already_there) == (0, RECORDS + 1)
+    with pytest.raises(BadRequest, match="holds other records than a copy that began at the same positions would"):
+        await client.copy_stream("source", "target", start=5, resume=True)
+    with pytest.raises(BadRequest, match="has 3 partitions and source has 3"):
+        await client.copy_stream("source", "target", partitions=4, resume=True)
+
+
+async def test_on_the_command_line(cluster: ReplicatedCluster, processes: DevCluster) -> None:
+    await fill(cluster, "source", 100)
+    status, out, err = command(processes, "stream", "copy", "source", "target", "--from", "5", "--to", "10")
+    assert (status, out, err) == (0, "copied 15 records of source into target\n", "")
+    status, out, err = command(
+        processes, "stream", "copy", "source", "target", "--from", "5", "--to", "10", "--resume", "--json"
+    )
+    assert (status, err) == (0, "")
+    told = json.loads(out)
+    assert (told["records"], told["already_there"], told["missed"]) == (0, 15, 0)
+    status, out, err = command(processes, "stream", "copy", "source", "target")
+    assert status == 1
+    assert "stream target exists" in err
+    found = await contents(cluster.client, "target")
+    assert found == await contents(cluster.client, "source", start=5, stop=10)

@@ -1,0 +1,109 @@
+"""Looks up offsets of a stream's partitions at their leaders: where the log begins, where it ends, where a time is.
+
+All ends are exclusive: the end of a partition is the offset that its next record gets, as far as it is committed. It
+never goes back for one client, though a new leader may not know the newest commit yet.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Iterable, Mapping
+
+from tidelog.client.arguments import bad, shown, whole
+from tidelog.client.fetcher import FetchSettings, PartitionFetcher
+from tidelog.client.metadata import MetadataCache, StreamMetadata
+from tidelog.client.partition_reader import PartitionReader
+from tidelog.client.positions import Anchor, AtTime, Moment, Position, check_known, timestamp_ns
+from wire.subjects import Subjects
+from wire.transport import Transport
+
+
+class OffsetLookup:
+    """Of one client."""
+
+    def __init__(self, transport: Transport, subjects: Subjects, metadata: MetadataCache) -> None:
+        self._transport = transport
+        self._subjects = subjects
+        self._metadata = metadata
+        self._ends: dict[tuple[int, int], int] = {}
+        """(stream incarnation, partition) -> the largest end that was told, which never goes back."""
+
+    async def beginnings(self, stream: str, partitions: Iterable[int] | None) -> dict[int, int]:
+        """By partition, the offset of its oldest record. None: all partitions. Raises UnknownStream, BadRequest,
+        NoServer, as all of these."""
+        layout, chosen = await self._chosen(stream, partitions)
+        return {p: offset for p, (offset, _) in (await self._found(layout, chosen, Anchor.EARLIEST)).items()}
+
+    async def ends(self, stream: str, partitions: Iterable[int] | None) -> dict[int, int]:
+        layout, chosen = await self._chosen(stream, partitions)
+        ends: dict[int, int] = {}
+        for partition, (offset, _) in (await self._found(layout, chosen, Anchor.NEW)).items():
+            key = (layout.incarnation, partition)
+            ends[partition] = self._ends[key] = max(offset, self._ends.get(key, 0))
+        return ends
+
+    async def at(self, stream: str, time: AtTime, partitions: Iterable[int] | None) -> dict[int, int]:
+        """The first record at or after that time; the end where there is none."""
+        layout, chosen = await self._chosen(stream, partitions)
+        return {p: offset for p, (offset, _) in (await self._found(layout, chosen, time)).items()}
+
+    async def at_times(self, stream: str, times: Mapping[int, Moment]) -> dict[int, int | None]:
+        """As `at`, of a time for each partition; None where there is no record at or after it."""
+        wanted = {partition: AtTime(timestamp_ns(time, f"times[{partition!r}]")) for partition, time in times.items()}
+        layout, chosen = await self._chosen(stream, wanted)
+        found = await asyncio.gather(*(self._find(layout, partition, wanted[partition]) for partition in chosen))
+        return {p: None if offset >= end else offset for p, (offset, end) in zip(chosen, found, strict=True)}
+
+    async def _chosen(self, stream: str, partitions: Iterable[int] | None) -> tuple[StreamMetadata, list[int]]:
+        asked = None if partitions is None else _numbers(partitions)
+        layout = await self._metadata.refresh(stream)
+        if asked is None:
+            return layout, [*layout.partitions]
+        check_known(asked, sorted(layout.partitions))
+        return layout, asked
+
+    async def _found(
+        self, layout: StreamMetadata, partitions: list[int], position: Position
+    ) -> dict[int, tuple[int, int]]:
+        found = await asyncio.gather(*(self._find(layout, partition, position) for partition in partitions))
+        return dict(zip(partitions, found, strict=True))
+
+    async def _find(self, layout: StreamMetadata, partition: int, position: Position) -> tuple[int, int]:
+        """The offset, and the end of the committed log as the same answer tells it."""
+        reader = self.reader(layout, partition, position, None, FetchSettings())
+        await reader.resolve()
+        assert reader.fetcher.position is not None
+        return reader.fetcher.position, reader.fetcher.committed_end
+
+    def reader(
+        self, layout: StreamMetadata, partition: int, start: Position, stop: Position | None, settings: FetchSettings
+    ) -> PartitionReader:
+        """Of the leader."""
+        known = layout.partitions[partition]
+        fetcher = PartitionFetcher(
+            f"{layout.name}/{partition}",
+            start,
+            stop,
+            settings,
+            cluster_id=layout.cluster_id,
+            stream_incarnation=layout.incarnation,
+            partition_incarnation=known.incarnation,
+            leader_epoch=known.leader_epoch,
+        )
+        return PartitionReader(
+            fetcher,
+            self._transport,
+            self._subjects,
+            layout.name,
+            partition,
+            lambda: self._metadata.forget(layout.name),
+        )
+
+
+def _numbers(partitions: Iterable[int]) -> list[int]:
+    if isinstance(partitions, (str, bytes)) or not isinstance(partitions, Iterable):
+        raise bad(f"partitions={shown(partitions)} is no list of partitions, such as [0, 2]")
+    numbers = [whole(partition) for partition in partitions]
+    if None in numbers:
+        raise bad(f"partitions={shown(partitions)} is no list of whole numbers; give one such as [0, 2]")
+    return sorted({number for number in numbers if number is not None})
