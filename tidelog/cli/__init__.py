@@ -27,6 +27,8 @@ _COMMANDS = (
     "partition",
     "publish",
     "subscribe",
+    "group",
+    "cursor",
     "log",
     "broker",
     "cluster",
