@@ -12,7 +12,7 @@ import ast
 import re
 import sys
 from collections.abc import Callable, Iterable, Mapping
-from dataclasses import MISSING, Field, dataclass, fields
+from dataclasses import MISSING, Field, dataclass, fields, replace
 from inspect import getsource
 from pathlib import Path
 from textwrap import dedent
@@ -26,7 +26,7 @@ from wire.error_details import ADDED_BY_CLIENTS, declared_details
 from wire.errors import Code
 from wire.metadata_pb2 import Command
 from wire.operations import OPERATIONS
-from wire.permissions import Grant, Role, Scope, permissions_of
+from wire.permissions import Grant, Permissions, Role, Scope, permissions_of
 from wire.stream_config import SETTINGS
 
 ROOT = Path(__file__).resolve().parent.parent
@@ -107,7 +107,7 @@ def bounds() -> str:
 
 
 def permissions() -> str:
-    """With the placeholders STREAM, SUBJECT, BROKER and USER."""
+    """With the placeholders STREAM, SUBJECT, BROKER, GROUP and USER."""
     scope = Scope(streams=("STREAM",), subjects=("SUBJECT",), inbox_prefix="_INBOX.USER")
     scopes = {
         Role.BROKER: Scope(broker="BROKER", subjects=("SUBJECT",)),
@@ -118,10 +118,13 @@ def permissions() -> str:
     def spelled(grants: Iterable[Grant]) -> str:
         return ", ".join(dict.fromkeys(f"`{grant.subject}`" for grant in grants))
 
-    granted = {role: permissions_of(role, scopes.get(role, scope)) for role in Role}
+    granted = {f"`{role.value}`": permissions_of(role, scopes.get(role, scope)) for role in Role}
+    grouped = permissions_of(Role.CONSUMER, replace(scope, groups=("GROUP",)))
+    more = tuple(grant for grant in grouped.publish if grant not in granted[f"`{Role.CONSUMER.value}`"].publish)
+    granted["`consumer`, `spark` with `--group`: also"] = Permissions(more, grouped.subscribe)
     return _table(
         ("role", "publishes to", "subscribes to"),
-        ((f"`{role.value}`", spelled(each.publish), spelled(each.subscribe)) for role, each in granted.items()),
+        ((name, spelled(each.publish), spelled(each.subscribe)) for name, each in granted.items()),
     )
 
 

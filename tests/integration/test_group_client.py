@@ -3,6 +3,9 @@
 from __future__ import annotations
 
 import asyncio
+import json
+import signal
+import subprocess
 from collections.abc import AsyncIterator, Awaitable, Callable
 from datetime import UTC, datetime, timedelta
 
@@ -10,6 +13,7 @@ import pytest
 
 import tidelog
 import tidelog.sync
+from tests.integration.command_line import command, start_tidelog
 from tests.integration.waiting import LIMIT
 from tidelog.server.devcluster import DevCluster
 from wire.groups import coordinator_partition
@@ -163,6 +167,79 @@ async def test_of_those_that_set_a_cursor_at_once_one_wins(client: tidelog.Clien
     found = await client.cursor("counter").get()
     assert found is not None
     assert found.value == b"20"
+
+
+async def test_the_command_line(cluster: DevCluster, client: tidelog.Client) -> None:
+    await fill(client, "typed", 2, 10)
+
+    async def tidelog_(*arguments: str, stdin: str = "") -> tuple[int, str, str]:
+        return await asyncio.to_thread(command, cluster, *arguments, stdin=stdin)
+
+    async def committed() -> list[int | None]:
+        return [entry["committed"] for entry in (await client.describe_group("cli"))["progress"]]
+
+    status, out, err = await tidelog_("subscribe", "typed", "--group", "cli", "--limit", "13", "--format", "raw")
+    assert (status, err) == (0, "")
+    assert len(out.splitlines()) == 13
+    assert sum(offset or 0 for offset in await committed()) == 13
+    status, out, _ = await tidelog_("subscribe", "--pattern", "type?", "--group", "cli", "--limit", "7")
+    assert (status, len(out.splitlines())) == (0, 7)
+    assert await committed() == [10, 10]
+
+    status, out, _ = await tidelog_("group", "list")
+    assert status == 0
+    assert "cli" in out
+    status, out, _ = await tidelog_("group", "describe", "cli")
+    assert status == 0
+    assert "typed" in out
+    status, out, err = await tidelog_("group", "reset", "cli", "--to", "4")
+    assert status == 2
+    assert "10" in out, "the plan is shown"
+    assert "add --yes" in err
+    assert await committed() == [10, 10]
+    status, out, _ = await tidelog_("group", "reset", "cli", "--to", "4", "--partition", "1", "--yes")
+    assert (status, await committed()) == (0, [10, 4])
+    status, out, _ = await tidelog_("group", "reset", "cli", "--shift", "-3", "--yes", "--json")
+    assert [change["after"] for change in json.loads(out)] == [7, 1]
+    async with client.subscribe("typed", group="cli"):
+        status, _, err = await tidelog_("group", "reset", "cli", "--to", "earliest", "--yes")
+        assert status == 1
+        assert "has 1 members" in err
+    assert (await tidelog_("group", "delete", "cli"))[0] == 2
+    assert (await tidelog_("group", "delete", "cli", "--yes"))[0] == 0
+    status, _, err = await tidelog_("group", "describe", "cli")
+    assert status == 1
+    assert "no consumer group 'cli'" in err
+
+    assert (await tidelog_("cursor", "get", "typed"))[0] == 1
+    status, version, _ = await tidelog_("cursor", "set", "typed", "-", "--expect-version", "0", stdin="a\nb")
+    assert status == 0
+    status, out, _ = await tidelog_("cursor", "get", "typed", "--json")
+    assert json.loads(out) == {"value": "a\nb", "version": int(version)}
+    status, _, err = await tidelog_("cursor", "set", "typed", "x", "--expect-version", "0")
+    assert status == 1
+    assert version.strip() in err
+    assert (await tidelog_("cursor", "delete", "typed"))[0] == 0
+
+
+async def test_records_that_a_member_printed_are_committed_when_it_is_interrupted(
+    cluster: DevCluster, client: tidelog.Client
+) -> None:
+    await fill(client, "pressed", 1, 10)
+    member = start_tidelog(
+        "subscribe", "pressed", "--group", "pressed", "--format", "raw", "--server", cluster.nats_url,
+        stdout=subprocess.PIPE, stderr=subprocess.PIPE,
+    )  # fmt: skip
+    assert member.stdout is not None
+    for _ in range(10):
+        assert await asyncio.to_thread(member.stdout.readline)
+    member.send_signal(signal.SIGINT)
+    assert await asyncio.to_thread(member.wait, LIMIT) == 130
+    found = await client.describe_group("pressed")
+    assert (found["members"], [entry["committed"] for entry in found["progress"]]) == (0, [10])
+    member.stdout.close()
+    assert member.stderr is not None
+    member.stderr.close()
 
 
 async def test_without_asyncio(cluster: DevCluster, client: tidelog.Client) -> None:

@@ -28,6 +28,8 @@ _COMMANDS = (
     "publish",
     "subscribe",
     "offsets",
+    "group",
+    "cursor",
     "log",
     "broker",
     "cluster",

@@ -45,6 +45,13 @@ def security() -> None:
     help="For a producer: a stream's subject, for plain publishes. For a broker: what streams capture, also with"
     " wildcards.",
 )
+@click.option(
+    "--group",
+    "groups",
+    multiple=True,
+    metavar="NAME",
+    help="For a consumer or Spark: a consumer group, or a cursor, that it may use; repeatable; '*': all.",
+)
 @click.option("--user", metavar="NAME", help="The user's name.  [default: role and first stream]")
 @click.option("--nkey", metavar="KEY", help="The user's public NKey, in place of a name and a password.")
 @click.option(
@@ -71,6 +78,7 @@ def nats_config(
     roles: tuple[str, ...],
     streams: tuple[str, ...],
     subjects: tuple[str, ...],
+    groups: tuple[str, ...],
     user: str | None,
     nkey: str | None,
     namespace: str,
@@ -88,7 +96,7 @@ def nats_config(
     Examples:
       tidelog security nats-config --role broker --broker b1 --subject orders --subject 'app.>'
       tidelog security nats-config --role producer --stream orders --subject orders
-      tidelog security nats-config --role consumer --stream orders --user alice
+      tidelog security nats-config --role consumer --stream orders --group billing --user alice
     """
     from wire.errors import TidelogError
     from wire.permissions import (
@@ -110,6 +118,8 @@ def nats_config(
         _refuse("--across-accounts and --broker are for --role broker; leave them out")
     if subjects and not {Role.BROKER, Role.PRODUCER} & set(asked):
         _refuse("--subject is for a producer, or a broker; leave it out")
+    if groups and not {Role.CONSUMER, Role.SPARK} & set(asked):
+        _refuse("--group is for a consumer or Spark; leave it out (an admin may use all)")
     brokers = _accounts(account, brokers_account)
     _check_login(user, nkey)
     name = user or "-".join([*(role.value for role in asked), *([broker] if broker else []), *streams[:1]])
@@ -119,6 +129,7 @@ def nats_config(
         subjects=subjects,
         inbox_prefix=inbox_prefix or ("_INBOX" if is_broker else f"_INBOX.{nkey or name}"),
         broker=broker or ANY_BROKER,
+        groups=groups,
         across_accounts=across_accounts,
     )
     try:

@@ -1,11 +1,11 @@
-"""`tidelog subscribe`: print a stream's committed records."""
+"""`tidelog subscribe`: print committed records of a stream, or as a member of a consumer group."""
 
 from __future__ import annotations
 
 import sys
 from itertools import islice
 from pathlib import Path
-from typing import TYPE_CHECKING, Literal
+from typing import TYPE_CHECKING, Literal, cast
 
 import click
 
@@ -19,15 +19,19 @@ if TYPE_CHECKING:
     from tidelog.cli.positions_file import PositionsFile
     from tidelog.client.connection import Client
     from tidelog.client.consumer import Consumer
+    from tidelog.client.group_consumer import GroupConsumer
 
 KEPT_EVERY = 1.0
 """Seconds between two writes of the file of `--resume`."""
 
+_AT_ONCE = 1000
+"""Records of a group's member that are printed, and then finished, together."""
+_GROUP_STARTS = ("earliest", "latest", "new")
 _POSITION = "[{words}|OFFSET|TIME]"
 
 
 @click.command()
-@click.argument("stream")
+@click.argument("streams", nargs=-1, metavar="STREAM...")
 @click.option(
     "--start",
     default="earliest",
@@ -81,9 +85,27 @@ _POSITION = "[{words}|OFFSET|TIME]"
     help="Go on behind what was printed with this FILE before; where it is not there yet, begin at --start. Positions "
     "are kept in it every second and at the end; after a crash, up to a second is printed again.",
 )
+@click.option(
+    "--group",
+    metavar="NAME",
+    help="Read as a member of this consumer group: its members share the partitions, and go on behind what it has "
+    "committed; --start is for partitions of which it has committed nothing.",
+)
+@click.option(
+    "--pattern",
+    "patterns",
+    multiple=True,
+    metavar="TEXT",
+    help="With --group, also streams whose names match, with * for any characters and ? for one; repeatable.",
+)
+@click.option(
+    "--instance-id",
+    metavar="NAME",
+    help="With --group, a name that this member keeps when it is started again: its partitions wait for it meanwhile.",
+)
 @cluster_options
 def subscribe(
-    stream: str,
+    streams: tuple[str, ...],
     start: str,
     stop: str | None,
     zone: tzinfo | None,
@@ -94,11 +116,14 @@ def subscribe(
     limit: int | None,
     form: str | None,
     resume: Path | None,
+    group: str | None,
+    patterns: tuple[str, ...],
+    instance_id: str | None,
     server: str | None,
     namespace: str,
     as_json: bool,
 ) -> None:
-    """Print the committed records of STREAM.
+    """Print the committed records of STREAM. With --group there may be several.
 
     Each is a line: PARTITION:OFFSET, time, key and value, with tabs between them, or what --format says. Records of a
     partition come in order, partitions as they answer.
@@ -106,10 +131,44 @@ def subscribe(
     \b
     What is new since the last time        tidelog subscribe STREAM --stop latest --resume FILE
     The values of one partition, to a pipe tidelog subscribe STREAM --partition 0 --format raw | ...
+    Share the work with others             tidelog subscribe STREAM STREAM --group NAME
+
+    Records that a member of a group has printed are committed once they have left the process: every second, when a
+    partition goes to another member, and at the end, also after Ctrl-C. After a crash, those of up to a second are
+    printed again.
     """
     if as_json and form not in (None, "json"):
         raise click.UsageError(f"--json and --format {form!r} ask for different things; give one of them")
     show = record_format("json" if as_json else form or "text", shown_time(zone))
+    if group is not None:
+        refused = {"--stop": stop, "--partition": partitions, "--resume": resume}
+        for option, given in refused.items():
+            if given:
+                raise click.UsageError(f"{option} is not for a member of a group; leave it or --group out")
+        if start not in _GROUP_STARTS:
+            raise click.UsageError(f"--start {start}: with --group it is one of {', '.join(_GROUP_STARTS)}")
+
+        async def take_part(client: Client) -> None:
+            async with client.subscribe(
+                streams,
+                group=group,
+                patterns=patterns,
+                instance_id=instance_id,
+                start=cast("Literal['earliest', 'latest', 'new']", start),
+                auto_commit_interval=KEPT_EVERY,
+                read_from=read_from,
+                on_gap=on_gap or "skip",
+                on_out_of_range=on_out_of_range or "earliest",
+            ) as member:
+                await _print_shared(member, show, limit)
+
+        run(server, namespace, take_part)
+        return
+    if patterns or instance_id is not None:
+        raise click.UsageError("--pattern and --instance-id are for members of a group; name it with --group")
+    if len(streams) != 1:
+        raise click.UsageError("name one stream; several are for the members of a group (--group)")
+    (stream,) = streams
     begin = position("--start", start, zone)
     end = None if stop is None else position("--stop", stop, zone)
 
@@ -133,6 +192,18 @@ def subscribe(
                 await _print_and_keep(consumer, show, limit, file)
 
     run(server, namespace, work)
+
+
+async def _print_shared(member: GroupConsumer, show: RecordFormat, limit: int | None) -> None:
+    """A call for more finishes what has left this process."""
+    out = sys.stdout.buffer
+    left = sys.maxsize if limit is None else limit
+    while left:
+        records = await member.getmany(min(left, _AT_ONCE))
+        for record in records:
+            out.write(show(record))
+        out.flush()
+        left -= len(records)
 
 
 async def _print(consumer: Consumer, show: RecordFormat, limit: int | None, printed: dict[int, int]) -> None:

@@ -112,8 +112,8 @@ class GroupPartitions:
 
     def app_calls(self) -> None:
         """It asks for records: all that was handed out before is finished."""
+        self._reading.finish()
         if self._busy:
-            self._reading.finish()
             busy, self._busy = frozenset(self._busy), set()
             self._leave_now(busy)
 

@@ -1,0 +1,242 @@
+"""`tidelog group`: list, describe, reset, delete."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+import click
+
+from tidelog.cli.session import cluster_options, confirm, console, counted, print_json, run, yes_option
+
+if TYPE_CHECKING:
+    from tidelog.client.connection import Client
+    from tidelog.client.group_admin import DescribedGroup, OffsetChange
+    from wire.operations import GroupList
+
+
+@click.group()
+def group() -> None:
+    """Consumer groups: members, offsets, and how far they are behind.
+
+    A group is made when its first member joins (`tidelog subscribe STREAM --group NAME`), or when offsets are committed
+    for it (`tidelog group reset`).
+    """
+
+
+@group.command(name="list")
+@cluster_options
+def list_(server: str | None, namespace: str, as_json: bool) -> None:
+    """List the consumer groups."""
+
+    async def work(client: Client) -> None:
+        found = await client.groups()
+        if as_json:
+            print_json(found)
+        else:
+            _show_list(found)
+
+    run(server, namespace, work)
+
+
+@group.command()
+@click.argument("name")
+@cluster_options
+def describe(name: str, server: str | None, namespace: str, as_json: bool) -> None:
+    """Show a group's members and their partitions, what is committed, and how far it is behind.
+
+    The lag is the number of offsets between what is committed and the end of the committed log.
+    """
+
+    async def work(client: Client) -> None:
+        found = await client.describe_group(name)
+        if as_json:
+            print_json(found)
+        else:
+            _show_description(found)
+
+    run(server, namespace, work)
+
+
+@group.command()
+@click.argument("name")
+@click.option(
+    "--to",
+    metavar="earliest|latest|OFFSET|TIME",
+    help="earliest: the oldest record; latest: the end of the committed log; digits: that offset, in every partition;"
+    " ISO-8601: the first record at or after that time (UTC unless it says otherwise).",
+)
+@click.option("--shift", type=int, metavar="NUMBER", help="So many offsets on, or with a minus back.")
+@click.option(
+    "--stream",
+    "streams",
+    multiple=True,
+    metavar="NAME",
+    help="Only this one; repeatable. [default: those of which the group has committed something]",
+)
+@click.option("--partition", "partitions", type=click.IntRange(min=0), multiple=True, help="Only this one; repeatable.")
+@yes_option
+@cluster_options
+def reset(
+    name: str,
+    to: str | None,
+    shift: int | None,
+    streams: tuple[str, ...],
+    partitions: tuple[int, ...],
+    yes: bool,
+    server: str | None,
+    namespace: str,
+    as_json: bool,
+) -> None:
+    """Commit other offsets for a group without members: what its members read first when they come.
+
+    It shows what would change, then asks for the group's name on a terminal; elsewhere it needs --yes. An offset
+    outside of the log becomes its start or end.
+
+    \b
+    Examples:
+      tidelog group reset billing --to earliest
+      tidelog group reset billing --to 2026-01-31T12:00:00Z --stream orders
+      tidelog group reset billing --shift -100 --stream orders --partition 0
+    """
+    if (to is None) == (shift is None):
+        raise click.UsageError("say where to: --to or --shift, one of them")
+    plan: list[OffsetChange] = []
+
+    async def look(client: Client) -> None:
+        plan.extend(
+            await client.reset_group(
+                name,
+                to=to_position(to),
+                shift=shift,
+                streams=streams or None,
+                partitions=partitions or None,
+                dry_run=True,
+            )
+        )
+        if not as_json:
+            _show_plan(plan)
+
+    async def carry_out(client: Client) -> None:
+        offsets = {(change["stream"], change["partition"]): change["after"] for change in plan}
+        done = await client.reset_group(name, to=offsets)
+        if as_json:
+            print_json(done)
+        else:
+            click.echo(f"reset group {name} in {counted(len(done), 'partition')}")
+
+    run(server, namespace, look)
+    confirm(f"sets the offsets of group {name} in {counted(len(plan), 'partition')}", name, yes=yes)
+    run(server, namespace, carry_out)
+
+
+@group.command()
+@click.argument("name")
+@yes_option
+@cluster_options
+def delete(name: str, yes: bool, server: str | None, namespace: str, as_json: bool) -> None:
+    """Forget a group without members, and the offsets that it has committed.
+
+    On a terminal it asks for the group's name; elsewhere it needs --yes.
+    """
+    confirm(f"deletes group {name} with the offsets that it has committed", name, yes=yes)
+
+    async def work(client: Client) -> None:
+        await client.delete_group(name)
+        if as_json:
+            print_json({"deleted": name})
+        else:
+            click.echo(f"deleted group {name}")
+
+    run(server, namespace, work)
+
+
+def to_position(text: str | None) -> str | int | None:
+    """Digits are an offset."""
+    return int(text) if text is not None and text.isascii() and text.isdigit() else text
+
+
+def _show_list(found: GroupList) -> None:
+    from rich.table import Table
+
+    if found["groups"]:
+        table = Table("group", "state", "members", "generation", "streams")
+        for summary in found["groups"]:
+            table.add_row(
+                summary["name"],
+                _state(summary["state"]),
+                str(summary["members"]),
+                str(summary["generation"]),
+                " ".join(summary["streams"]),
+            )
+        console().print(table)
+    elif not found["unanswered"]:
+        click.echo("no groups; `tidelog subscribe STREAM --group NAME` makes one")
+    if found["unanswered"]:
+        missing = ", ".join(map(str, found["unanswered"]))
+        click.echo(
+            f"tidelog: the groups of partition {missing} of __groups are missing: their coordinators did not answer;"
+            " see `tidelog stream describe __groups`",
+            err=True,
+        )
+
+
+def _show_description(found: DescribedGroup) -> None:
+    from rich.markup import escape
+    from rich.table import Table
+
+    from tidelog.client.positions import timestamp_to_text
+
+    console().print(
+        f"group [bold]{found['name']}[/]  {_state(found['state'])}  generation {found['generation']}  coordinator"
+        f" {found['coordinator']} (__groups/{found['partition']})",
+        highlight=False,
+    )
+    if found["details"]:
+        members = Table("member", "client", "instance", "subscribed to", "partitions", "to be given up")
+        for member in found["details"]:
+            members.add_row(
+                member["id"],
+                escape(member["client"]),
+                member["instance"] + (" (away)" if member["parted"] else ""),
+                escape(" ".join(member["subscription"])),
+                _partitions(member["assigned"]),
+                _partitions(member["revoking"]),
+            )
+        console().print(members)
+    if found["progress"]:
+        table = Table("stream", "partition", "committed", "end", "lag", "member", "committed at", "metadata")
+        for entry in found["progress"]:
+            table.add_row(
+                entry["stream"],
+                str(entry["partition"]),
+                "nothing" if entry["committed"] is None else str(entry["committed"]),
+                "?" if entry["end"] is None else str(entry["end"]),
+                "?" if entry["lag"] is None else str(entry["lag"]),
+                entry["member"] or "",
+                timestamp_to_text(entry["committed_at_ns"]) if entry["committed_at_ns"] else "",
+                escape(entry["metadata"]),
+            )
+        console().print(table)
+
+
+def _show_plan(plan: list[OffsetChange]) -> None:
+    from rich.table import Table
+
+    table = Table("stream", "partition", "committed", "would be")
+    for change in plan:
+        before = change["before"]
+        table.add_row(
+            change["stream"],
+            str(change["partition"]),
+            "nothing" if before is None else str(before),
+            str(change["after"]),
+        )
+    console().print(table)
+
+
+def _state(state: str) -> str:
+    return state if state != "reconciling" else f"[yellow]{state}[/]"
+
+
+def _partitions(held: dict[str, list[int]]) -> str:
+    return " ".join(f"{stream}/{','.join(map(str, partitions))}" for stream, partitions in sorted(held.items()))
