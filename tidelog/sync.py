@@ -245,13 +245,13 @@ class GroupConsumer(Generic[K, V]):
             self._thread.run(self._inner.__aexit__(exc_type, exc, traceback))
 
     def __iter__(self) -> Iterator[Record[K, V]]:
-        inner, clock = self._inner, self._inner._clock
+        inner, stopwatch = self._inner, self._inner._stopwatch
         while (found := self._thread.run(inner._head())) is not None:
-            ahead, call_at = found[0].ahead, clock() + _CALL_EVERY
+            ahead, look_at = found[0].ahead, stopwatch() + min(inner._session_left(), _CALL_EVERY)
             for record in found[1].records():
                 ahead.last = record
                 yield record
-                if ahead.is_changed or clock() >= min(call_at, inner._session_until):
+                if ahead.is_changed or stopwatch() >= look_at:
                     break
 
     def batches(self) -> Iterator[Batch]:
@@ -327,7 +327,7 @@ class Cursor:
         return self._inner.name
 
 
-_CALL_EVERY = 1.0
+_CALL_EVERY = 0.1
 """Seconds after which an iteration calls for records again; its member would pass for one that takes none."""
 
 

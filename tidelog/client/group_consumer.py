@@ -11,6 +11,7 @@ exception. Automatic commits are of what is finished only, so that a record is r
 from __future__ import annotations
 
 import asyncio
+import time
 from collections.abc import AsyncIterator, Callable, Iterable, Mapping
 from dataclasses import replace
 from datetime import UTC, datetime, timedelta
@@ -101,6 +102,9 @@ class GroupConsumer(Generic[K, V]):
         self._auto_commit_interval = auto_commit_interval
         self._on_closed = on_closed
         self._clock = clock
+        self._stopwatch: Callable[[], float] = time.monotonic
+        """Quicker than the clock, which is looked at again soon: it runs on while the process is stopped, though not
+        while the machine sleeps."""
         self._reading = GroupReading(make_reading)
         self._partitions = GroupPartitions(
             self._reading,
@@ -118,7 +122,7 @@ class GroupConsumer(Generic[K, V]):
         self._breathed = 0.0
         """When the event loop has worked last."""
         self._look_at = 0.0
-        """When an iteration is to ask for the head again."""
+        """When an iteration is to ask for the head again, by `_stopwatch`."""
         self._is_closed = False
         self._home = HomeLoop(f"this consumer of group {self.group!r}")
 
@@ -136,14 +140,13 @@ class GroupConsumer(Generic[K, V]):
             self._partitions.listeners.raise_raised()
 
     async def __aiter__(self) -> AsyncIterator[Record[K, V]]:
-        clock = self._clock
+        stopwatch = self._stopwatch
         while (found := await self._head()) is not None:
-            reading, head = found
-            ahead = reading.ahead
-            for record in head.records():
+            ahead, look_at = found[0].ahead, self._look_at
+            for record in found[1].records():
                 ahead.last = record
                 yield record
-                if ahead.is_changed or clock() >= self._look_at:
+                if ahead.is_changed or stopwatch() >= look_at:
                     break
 
     @property
@@ -161,10 +164,9 @@ class GroupConsumer(Generic[K, V]):
         """Of the group, that this member has reached; it grows with each change of the group."""
         return 0 if self._session is None else self._session.generation
 
-    @property
-    def _session_until(self) -> float:
-        """Nothing is handed out from this time of the clock on, unless the coordinator answers until then."""
-        return float("-inf") if self._session is None else self._session.session_until
+    def _session_left(self) -> float:
+        """Seconds from now in which records may be handed out, unless the coordinator answers until then."""
+        return 0.0 if self._session is None else self._session.session_until - self._clock()
 
     @property
     def assignment(self) -> frozenset[Name]:
@@ -339,44 +341,54 @@ class GroupConsumer(Generic[K, V]):
 
     async def _head(self, timeout: float | None = None) -> tuple[StreamReading, Head] | None:
         """What to hand out next, from now until `_look_at`. None: nothing came within `timeout` seconds."""
-        if self._session is None:
+        if self._session is None or self._is_closed:
             await self.start()
-        self._check_open()
         session = self._session
         assert session is not None
-        session.app_calls()
-        limit: asyncio.Timeout | None = None
+        self._home.check()
+        now = self._clock()
+        session.app_calls(now)
+        self._partitions.app_calls()
         try:
-            self._partitions.app_calls()
-            if self._clock() >= self._breathed + _BREATH:
+            if now >= self._breathed + _BREATH:
                 await asyncio.sleep(0)
-                self._breathed = self._clock()
-            found = self._next(session)
+                now = self._breathed = self._clock()
+            found = self._next(session, now)
             if found is None:
-                async with asyncio.timeout(timeout) as limit:
-                    while (found := self._next(session)) is None:
-                        self._reading.progress.clear()
-                        await self._reading.progress.wait()
-                self._breathed = self._clock()
-                self._look_at = min(session.session_until, self._breathed + _BREATH)
+                try:
+                    found = await self._wait(session, timeout)
+                finally:
+                    now = self._clock()
+            return found
+        finally:
+            session.app_returns(now)
+
+    async def _wait(self, session: GroupSession, timeout: float | None) -> tuple[StreamReading, Head] | None:
+        limit = asyncio.timeout(timeout)
+        try:
+            async with limit:
+                while True:
+                    self._reading.progress.clear()
+                    await self._reading.progress.wait()
+                    self._check_open()
+                    self._breathed = self._clock()
+                    found = self._next(session, self._breathed)
+                    if found is not None:
+                        return found
         except TimeoutError:
-            if limit is None or not limit.expired():
+            if not limit.expired():
                 raise  # one of the program's functions has raised it
             return None
-        finally:
-            session.app_returns()
-        return found
 
-    def _next(self, session: GroupSession) -> tuple[StreamReading, Head] | None:
-        self._check_open()
+    def _next(self, session: GroupSession, now: float) -> tuple[StreamReading, Head] | None:
         session.raise_failure()
-        self._partitions.listeners.raise_raised()
         self._partitions.raise_failure()
-        now = self._clock()
-        if now >= session.session_until:
+        left = session.session_until - now
+        if left <= 0:
             return None
-        self._look_at = min(session.session_until, self._breathed + _BREATH)
-        return self._reading.head()
+        found = self._reading.head()
+        self._look_at = self._stopwatch() + min(left, _BREATH)
+        return found
 
     async def _commit_again_and_again(self, interval: float) -> None:
         begun_anew = self._partitions.begun_anew

@@ -118,7 +118,8 @@ class GroupPartitions:
             self._leave_now(busy)
 
     def raise_failure(self) -> None:
-        """Why a partition cannot be read."""
+        """What one of the program's functions raised, or why a partition cannot be read."""
+        self.listeners.raise_raised()
         for failure in self._failures.values():
             raise failure from None
         self._reading.raise_failure()

@@ -122,7 +122,7 @@ class GroupSession:
         try:
             async with asyncio.timeout(JOIN_TIMEOUT):
                 while not self.is_member:
-                    self._raise_failure()
+                    self.raise_failure()
                     await self._changed()
         except TimeoutError:
             raise NoServer(
@@ -131,23 +131,25 @@ class GroupSession:
                 " `tidelog cluster status` and `tidelog stream describe __groups`",
             ) from None
 
-    def app_calls(self) -> None:
+    def app_calls(self, now: float) -> None:
         """The program asks for records. Raises what it has to hear."""
-        self._raise_failure()
-        self._raise_told()
-        effects = self._membership.app_calls(self.clock())
+        self.raise_failure()
+        effects = self._membership.app_calls(now)
         if effects:
             self._carry_out(effects)
-            self._raise_told()
+            self.raise_failure()
 
-    def app_returns(self) -> None:
-        self._membership.app_returns(self.clock())
-        self._set_timer()
+    def app_returns(self, now: float) -> None:
+        """The time for its next call begins. The timer of the next heartbeat looks at it."""
+        self._membership.app_returns(now)
 
     def raise_failure(self) -> None:
-        """For a call that waits."""
-        self._raise_failure()
-        self._raise_told()
+        """What the program has to hear."""
+        if self._failure is not None:
+            raise self._failure from None
+        if self._told is not None:
+            told, self._told = self._told, None
+            raise told from None
 
     def given_up(self, partitions: Partitions) -> None:
         self._carry_out(self._membership.given_up(partitions, self.clock()))
@@ -167,7 +169,7 @@ class GroupSession:
 
     def check_member(self, life: str) -> None:
         """Whether it is a member under that id. Raises UnknownMember, and what has ended the membership."""
-        self._raise_failure()
+        self.raise_failure()
         if self.member_id != life or not self.is_member:
             raise UnknownMember(
                 Code.UNKNOWN_MEMBER, f"this member has lost its place in group {self._group!r}, and joins anew"
@@ -201,15 +203,6 @@ class GroupSession:
         self._wake()
 
     # ----
-
-    def _raise_failure(self) -> None:
-        if self._failure is not None:
-            raise self._failure from None
-
-    def _raise_told(self) -> None:
-        told, self._told = self._told, None
-        if told is not None:
-            raise told from None
 
     async def _changed(self) -> None:
         change: asyncio.Future[None] = asyncio.get_running_loop().create_future()

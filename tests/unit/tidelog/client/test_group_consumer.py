@@ -370,7 +370,7 @@ async def test_after_its_session_it_hands_out_nothing_until_it_is_answered(world
 async def test_an_iteration_stops_in_the_middle_of_an_answer_when_its_session_ends(world: World) -> None:
     now = 0.0
     consumer = world.client().subscribe("s", group="g", session_timeout=10)
-    consumer._clock = lambda: session_clock() + now
+    consumer._clock = consumer._stopwatch = lambda: session_clock() + now
     async with consumer:
         found = []
         async for record in consumer:
