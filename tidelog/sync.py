@@ -287,26 +287,32 @@ class GroupConsumer(Generic[K, V]):
 
     @property
     def generation(self) -> int:
+        """That this member has reached."""
         return self._inner.generation
 
     @property
     def assignment(self) -> frozenset[Name]:
+        """The partitions that it reads now."""
         return self._thread.call(lambda: self._inner.assignment)
 
     @property
     def positions(self) -> Mapping[Name, int]:
+        """By partition, the offset after the last record that was handed out."""
         return self._thread.call(lambda: self._inner.positions)
 
     @property
     def lag(self) -> Mapping[Name, int]:
+        """By partition, the committed records from the position on."""
         return self._thread.call(lambda: self._inner.lag)
 
     @property
     def missed(self) -> Mapping[Name, int]:
+        """By partition, the records that retention removed before they were read."""
         return self._thread.call(lambda: self._inner.missed)
 
     @property
     def paused(self) -> frozenset[Name]:
+        """The partitions that `pause` has named."""
         return self._thread.call(lambda: self._inner.paused)
 
 

@@ -71,6 +71,7 @@ class Cursor:
             ) from None
 
     async def delete(self, expected_version: int | None = None) -> None:
+        """Forget the cursor, if it has `expected_version` (None: whatever it has). Raises CursorChanged, NoServer."""
         attempts = Attempts()
         try:
             await self._write(CursorRequest(deletes=True), expected_version, attempts)
