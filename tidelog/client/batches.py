@@ -270,6 +270,10 @@ class Gathering:
         batch.add_run(values, keys, size, indices, future)
         return sealed or ends_open
 
+    def has_room(self, size: int) -> bool:
+        """In the open batch, or there is none."""
+        return self.open is None or self.open.size + size <= self._batch_bytes
+
     def room_for(self, size: int) -> int:
         """Bytes that still fit into the batch that a record of `size` bytes would go into."""
         room = self._batch_bytes - (self.open.size if self.open is not None else 0)

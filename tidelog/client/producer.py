@@ -451,8 +451,16 @@ class Producer(Generic[K, V]):
                 raise bad("expected_offset is of no use with acks='none', which tells nobody of a refusal")
             if partition is None and key is None and len(self._pipes) > 1:
                 raise no_partition(self._stream, expected_offset)
-        if partition is None:
-            partition = partitioner.sticky if key is None else partitioner.for_key(key)
+        if partition is None and key is not None:
+            partition = partitioner.for_key(key)
+        elif partition is None:
+            partition = partitioner.sticky
+            full = self._pipes[partition]
+            if not full.core.gathering.has_room(size):  # what does not fit goes to the next partition
+                full.core.gathering.seal()
+                self._leave_partition(partition)
+                full.pump()
+                partition = partitioner.sticky
         elif type(partition) is not int or partition not in self._pipes:
             check_partition(partition, self._stream, self._pipes)
         pipe = self._pipes[partition]

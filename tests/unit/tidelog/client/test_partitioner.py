@@ -48,6 +48,15 @@ def test_murmur2_puts_a_key_where_clients_of_kafka_do(key: bytes, expected: int)
     assert partitioner.for_key(key) == (expected & 0x7FFFFFFF) % 7
 
 
+@pytest.mark.parametrize(
+    ("key", "partition"),
+    [(b"", 681), (b"a", 524), (b"ab", 434), (b"abc", 107), (b"123456789", 566), (b"\x00 ", 742)],
+)
+def test_murmur2_puts_a_key_where_kafka_python_does(key: bytes, partition: int) -> None:
+    """Of its test_partitioner.py, test_murmur2_java_compatibility."""
+    assert Partitioner(range(1000), key_hash=murmur2).for_key(key) == partition
+
+
 @pytest.mark.parametrize("key_hash", KEY_HASHES.values(), ids=KEY_HASHES.keys())
 def test_keys_are_spread(key_hash: KeyHash) -> None:
     partitioner = Partitioner(range(4), key_hash=key_hash)
