@@ -35,7 +35,8 @@ from wire import operations as op
 from wire.activity import ActivityEvent
 from wire.batch import RecordBatch
 from wire.durability import Durability
-from wire.errors import Code
+from wire.errors import Code, TidelogError
+from wire.racks import check_rack
 from wire.subjects import Subjects
 from wire.transport import Transport
 from wire.types import Acks
@@ -308,7 +309,8 @@ class Client(PartitionChanges):
         partitions: Iterable[int] | None = None,
         max_bytes: int = 1 << 20,
         prefetch_bytes: int = 16 << 20,
-        read_from: Literal["leader", "follower"] = "leader",
+        read_from: Literal["leader", "follower", "nearest"] = "leader",
+        rack: str | None = None,
         on_gap: Literal["raise", "skip"] | None = None,
         on_out_of_range: Literal["earliest", "latest", "fail"] | None = None,
         key_deserializer: Callable[[bytes], K] | None = None,
@@ -322,7 +324,9 @@ class Client(PartitionChanges):
         consumer stopped), a datetime or AtTime(ns). `max_bytes` bounds one answer, `prefetch_bytes` the bytes fetched
         ahead of the caller. Records of a partition come in offset order; partitions come as they answer. `read_from`:
         "leader", or "follower" = from an in-sync follower, which takes load off the leader and may be some milliseconds
-        behind it; while none serves, from the leader. The records are the same. `on_gap`: the reaction when retention
+        behind it; while none serves, from the leader; or "nearest" = from the leader or an in-sync follower in the same
+        `rack` (a name that brokers are given, too, such as that of a zone), from the leader while none serves there.
+        The records are the same. `on_gap`: the reaction when retention
         has removed the next record before it was read. "raise" OffsetOutOfRange, or "skip" the removed records: that is
         told in the log and counted in `Consumer.missed`. None: raise where reading starts at an offset, skip where it
         starts at a word or a time. `on_out_of_range`: where to start in place of an offset below the start or above the
@@ -336,7 +340,9 @@ class Client(PartitionChanges):
         try:
             source = ReadFrom(read_from)
         except ValueError:
-            raise bad(f"read_from={read_from!r} is none of 'leader' and 'follower'") from None
+            raise bad(f"read_from={read_from!r} is none of 'leader', 'follower' and 'nearest'") from None
+        if (rack is None) is (source is ReadFrom.NEAREST):
+            raise bad(f"read_from={read_from!r} with rack={rack!r}: 'nearest' needs a rack, and the others need none")
         try:
             gap = None if on_gap is None else OnGap(on_gap)
         except ValueError:
@@ -361,6 +367,7 @@ class Client(PartitionChanges):
             prefetch_bytes=prefetch_bytes,
             settings=FetchSettings(max_bytes=max_bytes),
             read_from=source,
+            rack=None if rack is None else _rack(rack),
             on_gap=gap,
             on_out_of_range=reset,
             spread=next(self._numbers),
@@ -512,6 +519,13 @@ def _is_same_life(
         None,
         layout.partitions[partition].incarnation,
     )
+
+
+def _rack(rack: str) -> str:
+    try:
+        return check_rack(rack)
+    except TidelogError as error:
+        raise bad(error.message) from None
 
 
 def _acks(text: str) -> Acks:

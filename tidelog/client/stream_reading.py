@@ -13,7 +13,7 @@ from tidelog.client.errors import Closed, OffsetOutOfRange
 from tidelog.client.fetched_ahead import FetchedAhead, Read
 from tidelog.client.fetcher import FetchSettings, PartitionFetcher
 from tidelog.client.home_loop import HomeLoop
-from tidelog.client.metadata import MetadataCache, StreamMetadata
+from tidelog.client.metadata import MetadataCache, PartitionMetadata, StreamMetadata
 from tidelog.client.partition_reader import PartitionReader
 from tidelog.client.positions import Anchor, AtOffset, Position, Start, Stop, start_positions, stop_positions
 from tidelog.client.sources import FollowerSources
@@ -38,6 +38,8 @@ class ReadFrom(Enum):
     LEADER = "leader"
     FOLLOWER = "follower"
     """In-sync followers, the leader while none serves."""
+    NEAREST = "nearest"
+    """The replica in sync that is in the consumer's rack, the leader while none serves there."""
 
 
 class OnGap(Enum):
@@ -73,6 +75,7 @@ class StreamReading:
         prefetch_bytes: int,
         settings: FetchSettings,
         read_from: ReadFrom,
+        rack: str | None,
         on_gap: OnGap | None,
         on_out_of_range: OnOutOfRange | None,
         spread: int,
@@ -86,6 +89,7 @@ class StreamReading:
         self._prefetch_bytes = prefetch_bytes
         self._settings = settings
         self._read_from = read_from
+        self._rack = rack
         self._on_gap = on_gap
         self._on_out_of_range = on_out_of_range
         self._spread = spread
@@ -189,8 +193,9 @@ class StreamReading:
     ) -> PartitionReader:
         known = layout.partitions[partition]
         followers = None
-        if self._read_from is ReadFrom.FOLLOWER:
-            followers = FollowerSources(known.in_sync_followers, self._spread + partition)
+        if self._read_from is not ReadFrom.LEADER:
+            followers = FollowerSources((), self._spread + partition)
+            self._tell(followers, layout, known)
         fetcher = PartitionFetcher(
             f"{self._stream}/{partition}",
             start,
@@ -204,6 +209,18 @@ class StreamReading:
             skips_gaps=self._skips_gaps(start),
         )
         return PartitionReader(fetcher, self._transport, self._subjects, self._stream, partition, self._refresh)
+
+    def _tell(self, sources: FollowerSources, layout: StreamMetadata, known: PartitionMetadata) -> None:
+        """The followers to choose from."""
+        followers = known.in_sync_followers
+        if self._rack is None:
+            sources.know(followers)
+            return
+        near = {broker for broker, rack in layout.racks.items() if rack == self._rack}
+        if known.leader in near:
+            sources.know((), leader_is_nearest=True)
+        else:
+            sources.know([follower for follower in followers if follower in near])
 
     def _fetch_from(self, partition: int, reader: PartitionReader) -> None:
         """`reader` is resolved."""
@@ -318,7 +335,7 @@ class StreamReading:
                 continue
             reader.fetcher.on_metadata(known.leader_epoch)
             if reader.fetcher.followers is not None:
-                reader.fetcher.followers.know(known.in_sync_followers)
+                self._tell(reader.fetcher.followers, layout, known)
 
     def _fail(self, error: BaseException, partition: int | None = None) -> None:
         self.failures.setdefault(partition, error)
