@@ -11,6 +11,7 @@ from wire import operations as op
 from wire.errors import TidelogError
 from wire.internal_streams import is_internal
 from wire.partition_operations import ChangedPartitions
+from wire.racks import RACK_LABEL
 from wire.reports import BrokerReport, ReplicaReport
 from wire.subjects import Subjects
 from wire.types import BrokerId, Offset, PartitionKey, StreamName
@@ -228,8 +229,10 @@ def _loss_by_damage(chosen: BrokerId, damage: op.Damage, named: str) -> str:
     return f"records from offset {sound} to {known - 1}{beyond} are given up; {kept}"
 
 
-def metadata_form(state: ClusterState, stream: Stream) -> op.StreamRoutes:
-    """Leaders, ISRs and incarnations, with which a client reaches each partition."""
+def metadata_form(state: ClusterState, stream: Stream, labels: Mapping[BrokerId, Mapping[str, str]]) -> op.StreamRoutes:
+    """Leaders, ISRs and incarnations, with which a client reaches each partition, and racks. `labels`: as the brokers
+    last said."""
+    replicas = sorted({replica for partition in stream.partitions.values() for replica in partition.replicas})
     return {
         "name": stream.name,
         "subject": stream.subject,
@@ -250,6 +253,9 @@ def metadata_form(state: ClusterState, stream: Stream) -> op.StreamRoutes:
             }
             for number, partition in sorted(stream.partitions.items())
         ],
+        "racks": {
+            replica: rack for replica in replicas if (rack := labels.get(replica, {}).get(RACK_LABEL)) is not None
+        },
     }
 
 

@@ -16,7 +16,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
-from typing import Any, TypedDict
+from typing import Any, NotRequired, TypedDict
 
 from wire.errors import Code
 from wire.operation import Operation
@@ -227,6 +227,8 @@ class StreamRoutes(TypedDict):
     config: dict[str, str]
     generation: int
     partitions: list[PartitionRoute]
+    racks: NotRequired[dict[str, str]]
+    """Of the replicas that have one, by broker, as they last said."""
 
 
 METADATA = Operation(

@@ -185,6 +185,8 @@ class LeaderDriver(ReadableRole):
         return self._is_heard and not self.ended and self.context.metadata.lease_valid(self.context.now())
 
     def on_view(self, view: PartitionView) -> None:
+        if view.readonly:
+            self.carefully(self._appending.seal)  # the records of the open batch were accepted
         self.view = view
         self._appending.configure()
         if not self.ended:

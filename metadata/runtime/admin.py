@@ -223,7 +223,8 @@ class Admin:
 
     @handles(op.METADATA)
     async def stream_metadata(self, request: op.MetadataRequest) -> op.StreamRoutes:
-        return metadata_form(self._context.state, find_stream(self._context.state, request.stream))
+        state = self._context.state
+        return metadata_form(state, find_stream(state, request.stream), self._labels())
 
     @handles(op.PRODUCER_INIT)
     async def init_producer(self, _: op.Nothing) -> op.ProducerIdentity:

@@ -25,8 +25,8 @@ from typing import Any
 
 import tidelog
 
-MOST_RECORDS = 200
-"""At once; a member works on them for PAUSE."""
+MOST_RECORDS = 500
+"""Between two commits, about; a member works on them for PAUSE."""
 PAUSE = 0.01
 
 
@@ -66,19 +66,22 @@ async def work(options: argparse.Namespace) -> None:
         ) as consumer,
     ):
         while not stop.is_set():
-            records = await consumer.getmany(MOST_RECORDS, timeout=0.2)
-            if not records:
+            positions: dict[int, int] = {}
+            count, wait = 0, 0.2
+            while count < MOST_RECORDS and (records := await consumer.getmany(MOST_RECORDS, timeout=wait)):
+                count, wait = count + len(records), 0.0
+                positions[records[0].partition] = records[-1].offset + 1
+                journal.write(
+                    "read",
+                    generation=consumer.generation,
+                    partition=records[0].partition,
+                    first=records[0].offset,
+                    next=records[-1].offset + 1,
+                    values=[name_of(record.value) for record in records],
+                )
+            if not positions:
                 continue
-            journal.write(
-                "read",
-                generation=consumer.generation,
-                partition=records[0].partition,
-                first=records[0].offset,
-                next=records[-1].offset + 1,
-                values=[name_of(record.value) for record in records],
-            )
             await asyncio.sleep(PAUSE)
-            positions = {records[0].partition: records[-1].offset + 1}
             try:
                 await consumer.commit({(options.stream, partition): at for partition, at in positions.items()})
             except tidelog.TidelogError as error:

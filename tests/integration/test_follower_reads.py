@@ -296,6 +296,28 @@ async def send_slowly(producer: tidelog.Producer, values: list[bytes], stopped: 
             await asyncio.sleep(0.02)
 
 
+@pytest.mark.timeout(240)
+async def test_the_replica_in_the_consumers_rack_is_read_from(tmp_path: Path) -> None:
+    racks = {"b1": "east", "b2": "west", "b3": "north"}
+    settings: dict[str, dict[str, Any]] = {broker: {"rack": rack} for broker, rack in racks.items()}
+    with DevCluster(tmp_path, port=0, settings_of=settings) as cluster:
+        cluster.wait_ready()
+        async with streaming(cluster, "near") as (client, producer, leader):
+            await producer.send_many(values_of(1000))
+            assert (await client.metadata("near")).racks == racks
+            for broker, rack in racks.items():
+                async with client.consume("near", read_from="nearest", rack=rack) as consumer:
+                    assert len(await consumer.getmany(1, timeout=30)) == 1
+                    assert consumer._reading.readers[0].fetcher._source == (None if broker == leader else broker)
+            follower = next(broker for broker in racks if broker != leader)
+            async with client.consume("near", start="new", read_from="nearest", rack=racks[follower]) as consumer:
+                cluster.kill(follower)
+                await producer.send_many(values_of(10))
+                assert await consumer.getone(timeout=60) is not None
+                assert consumer._reading.readers[0].fetcher._source is None, "the leader"
+            cluster.start_broker(follower)
+
+
 async def test_a_consumer_of_followers_gets_committed_records(cluster: DevCluster) -> None:
     async with streaming(cluster, "plain") as (client, producer, leader):
         values = values_of(50_000)

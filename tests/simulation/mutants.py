@@ -563,6 +563,10 @@ MUTANTS: tuple[Mutant, ...] = (
         (Admission.refuse, "if view.readonly:", "if False:"),
     ),
     _mutant(
+        "a leader that takes no more records appends those of its open batch later",
+        (LeaderDriver.on_view, "if view.readonly:", "if False:"),
+    ),
+    _mutant(
         "deleted records are served while their segment is there",
         (PartitionView.first_record, "max(log_start_offset, self.purged_end)", "log_start_offset"),
     ),

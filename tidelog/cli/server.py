@@ -34,6 +34,9 @@ from tidelog.cli.login_options import given_login, login_options, warn_of_secret
 )
 @click.option("--data-dir", help="Folder of this broker's data; one broker per folder.")
 @click.option("--namespace", help="First token of Tidelog's own subjects.  [default: tidelog]")
+@click.option(
+    "--rack", metavar="NAME", help="Where it runs, such as a zone, for consumers that read from the nearest replica."
+)
 @click.option("--log-level", type=click.Choice(["debug", "info", "warning", "error"]), help="[default: info]")
 @login_options
 def server(
@@ -49,6 +52,7 @@ def server(
     master_key_file: str | None,
     data_dir: str | None,
     namespace: str | None,
+    rack: str | None,
     log_level: str | None,
 ) -> None:
     """Run one broker until it is told to stop (SIGINT, SIGTERM).
@@ -83,6 +87,7 @@ def server(
         "master_key_file": master_key_file,
         "data_dir": data_dir,
         "namespace": namespace,
+        "rack": rack,
         "log_level": log_level,
     }
     try:

@@ -51,10 +51,17 @@ _POSITION = "[{words}|OFFSET|TIME]"
 )
 @click.option(
     "--read-from",
-    type=click.Choice(["leader", "follower"]),
+    type=click.Choice(["leader", "follower", "nearest"]),
     default="leader",
     show_default=True,
-    help="follower: in-sync followers, which takes load off the leader; the leader while none serves.",
+    help="follower: in-sync followers, which takes load off the leader; nearest: the replica in sync in the rack of"
+    " --rack; the leader while none serves.",
+)
+@click.option(
+    "--rack",
+    envvar="TIDELOG_RACK",
+    metavar="NAME",
+    help="Where this command runs, as brokers are told with their --rack; also from $TIDELOG_RACK.",
 )
 @click.option(
     "--on-gap",
@@ -110,7 +117,8 @@ def subscribe(
     stop: str | None,
     zone: tzinfo | None,
     partitions: tuple[int, ...],
-    read_from: Literal["leader", "follower"],
+    read_from: Literal["leader", "follower", "nearest"],
+    rack: str | None,
     on_gap: Literal["raise", "skip"] | None,
     on_out_of_range: Literal["earliest", "latest", "fail"] | None,
     limit: int | None,
@@ -139,6 +147,8 @@ def subscribe(
     """
     if as_json and form not in (None, "json"):
         raise click.UsageError(f"--json and --format {form!r} ask for different things; give one of them")
+    if read_from == "nearest" and rack is None:
+        raise click.UsageError("--read-from nearest needs --rack NAME")
     show = record_format("json" if as_json else form or "text", shown_time(zone))
     if group is not None:
         refused = {"--stop": stop, "--partition": partitions, "--resume": resume}
@@ -183,6 +193,7 @@ def subscribe(
             stop=end,
             partitions=partitions or None,
             read_from=read_from,
+            rack=rack if read_from == "nearest" else None,
             on_gap=on_gap,
             on_out_of_range=on_out_of_range,
         ) as consumer:

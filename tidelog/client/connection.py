@@ -314,7 +314,8 @@ class Client(PartitionChanges, GroupCalls):
         partitions: Iterable[int] | None = None,
         max_bytes: int = 1 << 20,
         prefetch_bytes: int = 16 << 20,
-        read_from: Literal["leader", "follower"] = "leader",
+        read_from: Literal["leader", "follower", "nearest"] = "leader",
+        rack: str | None = None,
         on_gap: Literal["raise", "skip"] | None = None,
         on_out_of_range: Literal["earliest", "latest", "fail"] | None = None,
         key_deserializer: Callable[[bytes], K] | None = None,
@@ -328,7 +329,9 @@ class Client(PartitionChanges, GroupCalls):
         consumer stopped), a datetime or AtTime(ns). `max_bytes` bounds one answer, `prefetch_bytes` the bytes fetched
         ahead of the caller. Records of a partition come in offset order; partitions come as they answer. `read_from`:
         "leader", or "follower" = from an in-sync follower, which takes load off the leader and may be some milliseconds
-        behind it; while none serves, from the leader. The records are the same. `on_gap`: the reaction when retention
+        behind it; while none serves, from the leader; or "nearest" = from the leader or an in-sync follower in the same
+        `rack` (a name that brokers are given, too, such as that of a zone), from the leader while none serves there.
+        The records are the same. `on_gap`: the reaction when retention
         has removed the next record before it was read. "raise" OffsetOutOfRange, or "skip" the removed records: that is
         told in the log and counted in `Consumer.missed`. None: raise where reading starts at an offset, skip where it
         starts at a word or a time. `on_out_of_range`: where to start in place of an offset below the start or above the
@@ -339,7 +342,7 @@ class Client(PartitionChanges, GroupCalls):
         record; the position stays at it.
         """
         self._check_open()
-        source, gap, reset = reading_options(read_from, on_gap, on_out_of_range)
+        source, near, gap, reset = reading_options(read_from, rack, on_gap, on_out_of_range)
         if isinstance(partitions, (str, bytes)) or not isinstance(partitions, (Iterable, NoneType)):
             raise bad(f"partitions={partitions!r} is no list of partitions, such as [0, 2]")
         check_whole("max_bytes", max_bytes, 1, 1 << 30)
@@ -356,6 +359,7 @@ class Client(PartitionChanges, GroupCalls):
             prefetch_bytes=prefetch_bytes,
             settings=FetchSettings(max_bytes=max_bytes),
             read_from=source,
+            rack=near,
             on_gap=gap,
             on_out_of_range=reset,
             spread=next(self._numbers),

@@ -53,15 +53,16 @@ class Consumer(Generic[K, V]):
         prefetch_bytes: int,
         settings: FetchSettings,
         read_from: ReadFrom,
+        rack: str | None,
         on_gap: OnGap | None,
         on_out_of_range: OnOutOfRange | None,
         spread: int,
         deserializers: Deserializers[K, V],
         on_closed: Callable[[Consumer[K, V]], object],
     ) -> None:
-        """`spread` differs from consumer to consumer: they read from different followers. `on_gap`: None = raise in a
-        partition that starts at an offset, which asks for exactly these records; skip anywhere else. `on_out_of_range`:
-        None = a start below the log is a gap, one above its end waits."""
+        """`spread` differs from consumer to consumer: they read from different followers. `rack`: None = any. `on_gap`:
+        None = raise in a partition that starts at an offset, which asks for exactly these records; skip anywhere else.
+        `on_out_of_range`: None = a start below the log is a gap, one above its end waits."""
         self._stream = stream
         self._metadata = metadata
         self._lookup = lookup
@@ -76,6 +77,7 @@ class Consumer(Generic[K, V]):
             prefetch_bytes=prefetch_bytes,
             settings=settings,
             read_from=read_from,
+            rack=rack,
             on_gap=on_gap,
             on_out_of_range=on_out_of_range,
             spread=spread,

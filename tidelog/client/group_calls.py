@@ -60,7 +60,8 @@ class GroupCalls(ABC):
         on_lost: Listener | None = None,
         max_bytes: int = 1 << 20,
         prefetch_bytes: int = 16 << 20,
-        read_from: Literal["leader", "follower"] = "leader",
+        read_from: Literal["leader", "follower", "nearest"] = "leader",
+        rack: str | None = None,
         on_gap: Literal["raise", "skip"] = "skip",
         on_out_of_range: Literal["earliest", "latest", "fail"] = "earliest",
         key_deserializer: Callable[[bytes], K] | None = None,
@@ -95,7 +96,7 @@ class GroupCalls(ABC):
         check_number("auto_commit_interval", auto_commit_interval, 0.01, 3600)
         check_whole("max_bytes", max_bytes, 1, 1 << 30)
         check_whole("prefetch_bytes", prefetch_bytes, 1, 1 << 40)
-        source, gap, reset = reading_options(read_from, on_gap, on_out_of_range)
+        source, near, gap, reset = reading_options(read_from, rack, on_gap, on_out_of_range)
         number = next(self._numbers)
         deserializers = Deserializers(key_deserializer, value_deserializer)
 
@@ -108,6 +109,7 @@ class GroupCalls(ABC):
                 prefetch_bytes=prefetch_bytes,
                 settings=FetchSettings(max_bytes=max_bytes),
                 read_from=source,
+                rack=near,
                 on_gap=gap,
                 on_out_of_range=reset,
                 spread=number,

@@ -46,6 +46,8 @@ class StreamMetadata:
     """Settings that this version of the client does not know have their default."""
     partitions: Mapping[int, PartitionMetadata]
     """By number, ascending."""
+    racks: Mapping[BrokerId, str]
+    """Of the replicas that have one."""
 
     @classmethod
     def of(cls, routes: StreamRoutes, cluster_id: str) -> StreamMetadata:
@@ -67,6 +69,7 @@ class StreamMetadata:
                 )
                 for route in sorted(routes["partitions"], key=lambda route: route["partition"])
             },
+            racks={BrokerId(broker): rack for broker, rack in routes.get("racks", {}).items()},
         )
 
 

@@ -1,5 +1,7 @@
 """Which replica of a partition a consumer reads from: an in-sync follower while one serves it, else the leader.
 
+A consumer with a rack reads from followers of its rack only, and from none while the leader is there.
+
 A follower that refuses, is not there or does not answer is left alone for `REST_NS`. When all of them rest, the leader
 is asked, until one has rested; only an answer of the leader is final. Consumers begin at different followers
 (`spread`).
@@ -22,10 +24,12 @@ class FollowerSources:
         self._followers: tuple[BrokerId, ...] = ()
         self._rests_until: dict[BrokerId, int] = {}
         self._known_at: int | None = None
+        self._leader_is_nearest = False
         self.know(followers)
 
-    def know(self, followers: Sequence[BrokerId]) -> None:
-        """As of the newest metadata."""
+    def know(self, followers: Sequence[BrokerId], *, leader_is_nearest: bool = False) -> None:
+        """As of the newest metadata: those to choose from. `leader_is_nearest`: none is missed where there are none."""
+        self._leader_is_nearest = leader_is_nearest
         first = self._spread % len(followers) if followers else 0
         self._followers = (*followers[first:], *followers[:first])
         self._rests_until = {f: until for f, until in self._rests_until.items() if f in followers}
@@ -43,7 +47,7 @@ class FollowerSources:
 
     def is_out_of_date(self, clock_ns: int) -> bool:
         """While the leader is read for want of followers: the ISR should be asked for anew. True once in a while."""
-        if self._known_at is None or self._followers:
+        if self._known_at is None or self._followers or self._leader_is_nearest:
             self._known_at = clock_ns
             return False
         if 0 <= clock_ns - self._known_at < REST_NS:

@@ -18,12 +18,13 @@ from tidelog.client.errors import Closed, OffsetOutOfRange
 from tidelog.client.fetched_ahead import FetchedAhead, Read
 from tidelog.client.fetcher import FetchSettings, PartitionFetcher
 from tidelog.client.home_loop import HomeLoop
-from tidelog.client.metadata import MetadataCache, StreamMetadata
+from tidelog.client.metadata import MetadataCache, PartitionMetadata, StreamMetadata
 from tidelog.client.partition_reader import PartitionReader
 from tidelog.client.positions import Anchor, AtOffset, Position, Start, Stop, start_positions, stop_positions
 from tidelog.client.sources import FollowerSources
 from wire.error_details import END, LOG_START
 from wire.errors import Code, TidelogError
+from wire.racks import check_rack
 from wire.subjects import Subjects
 from wire.transport import Transport
 from wire.types import StreamName
@@ -43,6 +44,8 @@ class ReadFrom(Enum):
     LEADER = "leader"
     FOLLOWER = "follower"
     """In-sync followers, the leader while none serves."""
+    NEAREST = "nearest"
+    """The replica in sync that is in the consumer's rack, the leader while none serves there."""
 
 
 class OnGap(Enum):
@@ -66,13 +69,15 @@ class OnOutOfRange(Enum):
 
 
 def reading_options(
-    read_from: str, on_gap: str | None, on_out_of_range: str | None
-) -> tuple[ReadFrom, OnGap | None, OnOutOfRange | None]:
+    read_from: str, rack: str | None, on_gap: str | None, on_out_of_range: str | None
+) -> tuple[ReadFrom, str | None, OnGap | None, OnOutOfRange | None]:
     """As programs spell them. Raises BadRequest."""
     try:
         source = ReadFrom(read_from)
     except ValueError:
-        raise bad(f"read_from={read_from!r} is none of 'leader' and 'follower'") from None
+        raise bad(f"read_from={read_from!r} is none of 'leader', 'follower' and 'nearest'") from None
+    if (rack is None) is (source is ReadFrom.NEAREST):
+        raise bad(f"read_from={read_from!r} with rack={rack!r}: 'nearest' needs a rack, and the others need none")
     try:
         gap = None if on_gap is None else OnGap(on_gap)
     except ValueError:
@@ -81,7 +86,10 @@ def reading_options(
         reset = None if on_out_of_range is None else OnOutOfRange(on_out_of_range)
     except ValueError:
         raise bad(f"on_out_of_range={on_out_of_range!r} is none of 'earliest', 'latest' and 'fail'") from None
-    return source, gap, reset
+    try:
+        return source, None if rack is None else check_rack(rack), gap, reset
+    except TidelogError as error:
+        raise bad(error.message) from None
 
 
 class StreamReading:
@@ -97,6 +105,7 @@ class StreamReading:
         prefetch_bytes: int,
         settings: FetchSettings,
         read_from: ReadFrom,
+        rack: str | None,
         on_gap: OnGap | None,
         on_out_of_range: OnOutOfRange | None,
         spread: int,
@@ -113,6 +122,7 @@ class StreamReading:
         self._settings = settings
         self._most_bytes = settings.max_bytes
         self._read_from = read_from
+        self._rack = rack
         self._on_gap = on_gap
         self._on_out_of_range = on_out_of_range
         self._spread = spread
@@ -250,8 +260,9 @@ class StreamReading:
     ) -> PartitionReader:
         known = layout.partitions[partition]
         followers = None
-        if self._read_from is ReadFrom.FOLLOWER:
-            followers = FollowerSources(known.in_sync_followers, self._spread + partition)
+        if self._read_from is not ReadFrom.LEADER:
+            followers = FollowerSources((), self._spread + partition)
+            self._tell(followers, layout, known)
         fetcher = PartitionFetcher(
             f"{self._stream}/{partition}",
             start,
@@ -265,6 +276,18 @@ class StreamReading:
             skips_gaps=self._skips_gaps(start),
         )
         return PartitionReader(fetcher, self._transport, self._subjects, self._stream, partition, self._refresh)
+
+    def _tell(self, sources: FollowerSources, layout: StreamMetadata, known: PartitionMetadata) -> None:
+        """The followers to choose from."""
+        followers = known.in_sync_followers
+        if self._rack is None:
+            sources.know(followers)
+            return
+        near = {broker for broker, rack in layout.racks.items() if rack == self._rack}
+        if known.leader in near:
+            sources.know((), leader_is_nearest=True)
+        else:
+            sources.know([follower for follower in followers if follower in near])
 
     def _fetch_from(self, partition: int, reader: PartitionReader) -> None:
         """`reader` is resolved."""
@@ -381,7 +404,7 @@ class StreamReading:
                 continue
             reader.fetcher.on_metadata(known.leader_epoch)
             if reader.fetcher.followers is not None:
-                reader.fetcher.followers.know(known.in_sync_followers)
+                self._tell(reader.fetcher.followers, layout, known)
 
     def _fail(self, error: BaseException, partition: int | None = None) -> None:
         self.failures.setdefault(partition, error)

@@ -12,6 +12,7 @@
     data_dir = "/var/lib/tidelog"
     boot_id_file = "/run/boot-id"           # where the system has no boot id of its own: see docs/operations.md
     namespace = "tidelog"
+    rack = "eu-1a"                          # where it runs, for consumers that read from the nearest replica
     log_level = "info"
     master_key_file = "master-keys"         # for streams with encryption: dataplane.encryption.master_keys; SIGHUP
                                             # makes a running broker read it again
@@ -30,8 +31,8 @@
 
 Environment: TIDELOG_ID, TIDELOG_NATS, TIDELOG_RAFT_ADDRESS, TIDELOG_RAFT_PEERS ("b2=host:port,b3=host:port"),
 TIDELOG_RAFT_SECRET, TIDELOG_RAFT_SECRET_FILE, TIDELOG_RAFT_CA, TIDELOG_RAFT_CERT, TIDELOG_RAFT_KEY, TIDELOG_DATA_DIR,
-TIDELOG_BOOT_ID_FILE, TIDELOG_NAMESPACE, TIDELOG_LOG_LEVEL, TIDELOG_MASTER_KEY_FILE, or TIDELOG_MASTER_KEY with the key
-itself; TIDELOG_NATS_USER and the others of the login.
+TIDELOG_BOOT_ID_FILE, TIDELOG_NAMESPACE, TIDELOG_RACK, TIDELOG_LOG_LEVEL, TIDELOG_MASTER_KEY_FILE, or TIDELOG_MASTER_KEY
+with the key itself; TIDELOG_NATS_USER and the others of the login.
 """
 
 from __future__ import annotations
@@ -56,6 +57,7 @@ from tidelog.runtime.loopback import is_loopback
 from tidelog.server.secret_file import SecretFile
 from wire.cluster_secrets import ClusterSecret, ClusterSecrets, parse_secrets, public_secrets
 from wire.errors import Code, TidelogError
+from wire.racks import check_rack
 from wire.subjects import DEFAULT_NAMESPACE, check_broker_id, check_namespace
 from wire.types import BrokerId
 
@@ -64,6 +66,7 @@ LOG_LEVELS = ("debug", "info", "warning", "error")
 _KEYS = (
     "id", "nats", "raft_address", "raft_peers", "raft_secret", "raft_secret_file", "data_dir", "boot_id_file",
     "namespace", "log_level", "master_key_file", "raft_ca", "raft_cert", "raft_key",
+    "rack",
 )  # fmt: skip
 _SECRET_FILES = ("raft_secret_file", "master_key_file", "raft_key")
 _RAFT_TLS = ("raft_ca", "raft_cert", "raft_key")
@@ -94,6 +97,8 @@ class ServerConfig:
     boot_id_file: Path = LINUX_BOOT_ID
     """Its content differs after every start of the operating system."""
     namespace: str = DEFAULT_NAMESPACE
+    rack: str | None = None
+    """Where this broker runs, for consumers that read from the nearest replica."""
     log_level: str = "info"
     master_keys: MasterKeys = field(default_factory=MasterKeys)
     master_key_file: Path | None = None
@@ -184,6 +189,7 @@ def _build(
         raft_secret_file=Path(str(named)) if named else None,
         raft_certificates=_raft_certificates(values),
         namespace=namespace,
+        rack=check_rack(str(values["rack"])) if values.get("rack") else None,
         log_level=level,
         master_keys=(
             keys_from_file(master_key_file)

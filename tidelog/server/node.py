@@ -54,6 +54,7 @@ from tidelog.server.secret_file import SecretWatch
 from wire import metadata_pb2 as pb
 from wire.errors import Code, TidelogError
 from wire.peers import REFUSAL_GRACE
+from wire.racks import RACK_LABEL
 from wire.subjects import Subjects
 from wire.transport import Message, Subscription
 from wire.types import BrokerId
@@ -204,6 +205,8 @@ class Node:
         """Fails when this broker cannot go on: another cluster's folder, another process under its id."""
         self._keyring = Keyring(config.master_keys, owner=f"broker {config.broker}")
         self._labels = {"host": socket.gethostname(), "pid": str(os.getpid())}
+        if config.rack is not None:
+            self._labels[RACK_LABEL] = config.rack
         self._tell_master_keys()
         self._stack = contextlib.AsyncExitStack()
         self._raft_address = config.raft_address

@@ -448,7 +448,43 @@ async def test_a_follower_that_comes_into_sync_is_read_from(
         assert await reading == list(range(101))
 
 
+@pytest.mark.parametrize(
+    ("rack", "asked"),
+    [("west", {"b2"}), ("north", {"b3"}), ("east", set()), ("elsewhere", set())],
+    ids=["a follower", "another", "the leader", "nobody"],
+)
+async def test_the_nearest_replica_is_read_from(replicated: Cluster, rack: str, asked: set[str]) -> None:
+    _, broker, client = replicated
+    broker.streams["s"]["racks"] = {"b1": "east", "b2": "west", "b3": "north", "b4": "west"}
+    for _ in range(3):
+        found = await numbers(client.consume("s", stop="latest", read_from="nearest", rack=rack))
+        assert found == list(range(100))
+    assert of_followers(broker) == asked
+
+
+async def test_the_leader_is_read_from_while_the_nearest_replica_does_not_serve(replicated: Cluster) -> None:
+    _, broker, client = replicated
+    broker.streams["s"]["racks"] = {"b1": "east", "b2": "west", "b3": "north"}
+    broker.followers["b2"] = TidelogError(Code.UNAVAILABLE, "is not in sync")
+    assert await numbers(client.consume("s", stop="latest", read_from="nearest", rack="west")) == list(range(100))
+    assert of_followers(broker) == {"b2"}
+
+
+async def test_a_rack_that_becomes_known_is_read_from(replicated: Cluster, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A new controller knows the racks once brokers have answered it."""
+    _, broker, client = replicated
+    monkeypatch.setattr("tidelog.client.sources.REST_NS", 0)
+    async with client.consume("s", stop=101, read_from="nearest", rack="west") as consumer:
+        reading = asyncio.create_task(numbers(consumer))
+        broker.streams["s"]["racks"] = {"b2": "west"}
+        async with asyncio.timeout(10):
+            while "b2" not in broker.asked:  # noqa: ASYNC110 - a list is no event
+                await asyncio.sleep(0.01)
+        broker.seed("s", 0, [b"100"])
+        assert await reading == list(range(101))
+
+
 async def test_a_slip_in_read_from_is_named(replicated: Cluster) -> None:
     _, _, client = replicated
-    with pytest.raises(BadRequest, match="read_from='isr' is none of 'leader' and 'follower'"):
+    with pytest.raises(BadRequest, match="read_from='isr' is none of 'leader', 'follower' and 'nearest'"):
         client.consume("s", read_from="isr")  # type: ignore[arg-type]

@@ -44,6 +44,14 @@ def test_newer_metadata_changes_the_choice_and_keeps_the_resting_replicas() -> N
     assert sources.choose(NOW) is None
 
 
+def test_while_the_leader_is_the_nearest_nothing_is_asked_for() -> None:
+    sources = FollowerSources((), 0)
+    sources.know((), leader_is_nearest=True)
+    assert not any(sources.is_out_of_date(NOW + i * REST_NS) for i in range(5))
+    sources.know(())
+    assert [sources.is_out_of_date(NOW + i * REST_NS) for i in range(5, 7)] == [True, True]
+
+
 def test_without_followers_metadata_is_asked_for_once_in_a_while() -> None:
     sources = FollowerSources((), 0)
     asked = [sources.is_out_of_date(NOW + i * REST_NS // 4) for i in range(9)]

@@ -33,6 +33,8 @@ def test_flags_go_before_environment_before_file_before_defaults(tmp_path: Path)
     found = config({"id": "flag"}, environment, file)
     assert (found.broker, found.nats, found.namespace, found.log_level) == ("flag", ("nats://env:1",), "file", "info")
     assert found.data_dir == tmp_path / "data", "relative to the file that says so"
+    assert found.rack is None
+    assert config({"id": "flag", "rack": "eu-1a"}, environment, file).rack == "eu-1a"
 
 
 def test_the_boot_id_is_read_from_the_systems_file_or_from_another(tmp_path: Path) -> None:
@@ -96,6 +98,7 @@ def test_the_login_and_the_certificates_of_raft_are_the_files(tmp_path: Path) ->
         ({**MINIMAL, "raft_peers": ("b2",)}, "", ["b2", "ID=HOST:PORT"]),
         ({**MINIMAL, "raft_address": "h:1", "raft_peers": ("b2=h:2",)}, "", ["2 Raft voters", "1, 3 or 5"]),
         ({**MINIMAL, "log_level": "loud"}, "", ["loud", "debug"]),
+        ({**MINIMAL, "rack": "a b"}, "", ["rack='a b'", "'eu-1a'"]),
         (MINIMAL, "colour = 1", ["colour", "known"]),
         (MINIMAL, "[replica]\ncolour = 1", ["[replica]", "colour", "replica_max_lag_time"]),
         (MINIMAL, "[replica]\nreplica_max_idle_wait = 9.0", ["[replica]", "replica_max_idle_wait", "9.0"]),
