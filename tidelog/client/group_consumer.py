@@ -43,7 +43,7 @@ from wire.types import StreamName
 
 _BREATH = 0.02
 """Seconds after which a program that takes records without waiting lets the event loop work: heartbeats leave then."""
-_CLOSE_TIMEOUT = 10.0
+_CLOSE_TIMEOUT = 5.0
 """Seconds for the last commit."""
 _EPOCH = datetime(1970, 1, 1, tzinfo=UTC)
 
