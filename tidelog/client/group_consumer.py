@@ -15,14 +15,13 @@ import time
 from collections.abc import AsyncIterator, Callable, Iterable, Mapping
 from dataclasses import replace
 from datetime import UTC, datetime, timedelta
-from itertools import islice
 from types import TracebackType
 from typing import Generic, NamedTuple, Self
 
 from tidelog.client.arguments import bad, check_number, check_text, check_whole
 from tidelog.client.consumer import MOST_SECONDS
 from tidelog.client.coordinator_link import CoordinatorLink
-from tidelog.client.errors import Closed, DeserializationFailed
+from tidelog.client.errors import Closed
 from tidelog.client.fetched_ahead import Head
 from tidelog.client.group_commits import COMMIT_TIMEOUT, GroupCommits
 from tidelog.client.group_partitions import GroupPartitions
@@ -247,14 +246,7 @@ class GroupConsumer(Generic[K, V]):
         if found is None:
             return []
         reading, head = found
-        records: list[Record[K, V]] = []
-        try:
-            records.extend(islice(head.records(), max_records))
-        except DeserializationFailed:
-            if not records:
-                raise  # else the next call raises it, once those before it are taken
-        reading.ahead.hand_out(records)
-        return records
+        return reading.ahead.take(head, max_records)
 
     async def batches(self) -> AsyncIterator[Batch]:
         """Batches of columns instead of single records."""
