@@ -163,10 +163,6 @@ class GroupConsumer(Generic[K, V]):
         """Of the group, that this member has reached; it grows with each change of the group."""
         return 0 if self._session is None else self._session.generation
 
-    def _session_left(self) -> float:
-        """Seconds from now in which records may be handed out, unless the coordinator answers until then."""
-        return 0.0 if self._session is None else self._session.session_until - self._clock()
-
     @property
     def assignment(self) -> frozenset[Name]:
         """The partitions that are read, or are about to be."""
@@ -375,7 +371,7 @@ class GroupConsumer(Generic[K, V]):
     def _next(self, session: GroupSession, now: float) -> tuple[StreamReading, Head] | None:
         session.raise_failure()
         self._partitions.raise_failure()
-        left = session.session_until - now
+        left = session.seconds_left(now)
         if left <= 0:
             return None
         found = self._reading.head()
