@@ -247,7 +247,9 @@ class GroupConsumer(Generic[K, V]):
     def __iter__(self) -> Iterator[Record[K, V]]:
         inner, stopwatch = self._inner, self._inner._stopwatch
         while (found := self._thread.run(inner._head())) is not None:
-            ahead, look_at = found[0].ahead, stopwatch() + min(inner._session_left(), _CALL_EVERY)
+            assert inner._session is not None
+            left = inner._session.seconds_left(inner._clock())
+            ahead, look_at = found[0].ahead, stopwatch() + min(left, _CALL_EVERY)
             for record in found[1].records():
                 ahead.last = record
                 yield record

@@ -14,6 +14,7 @@ The stream is compacted. A key is a kind and names, which cannot contain the zer
     m GROUP MEMBER      MemberRecord       a member, and its partitions
     o GROUP STREAM PARTITION INCARNATION   OffsetRecord, a committed offset
     c CURSOR            CursorRecord
+    b                   nothing: that it was committed proves that its LeaderEpoch lasts (`tidelog.groups.shard`)
 """
 
 from __future__ import annotations
@@ -126,7 +127,12 @@ class CursorKey(NamedTuple):
         return _join("c", self.cursor)
 
 
-RecordKey = GroupKey | MemberKey | OffsetKey | CursorKey
+class BarrierKey(NamedTuple):
+    def encode(self) -> bytes:
+        return b"b"
+
+
+RecordKey = GroupKey | MemberKey | OffsetKey | CursorKey | BarrierKey
 
 
 def decode_key(key: bytes) -> RecordKey:
@@ -140,6 +146,8 @@ def decode_key(key: bytes) -> RecordKey:
             return OffsetKey(group, StreamPartition(stream, int(incarnation), int(partition)))
         case ["c", cursor]:
             return CursorKey(cursor)
+        case ["b"]:
+            return BarrierKey()
         case _:
             pass
     raise ValueError(f"{key!r} is no key of {GROUPS.name}")

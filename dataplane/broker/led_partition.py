@@ -36,6 +36,11 @@ class LedPartition(Protocol):
     @property
     def high_watermark(self) -> Offset: ...
 
+    @property
+    def max_batch_bytes(self) -> int:
+        """Of a batch that `append` takes."""
+        ...
+
     async def read_committed(self, offset: Offset) -> Sequence[Buffer]:
         """Whole batches below the HW, from the one with `offset` on; none: there are no more at present. Raises
         TidelogError, LogDamaged, CorruptData."""

@@ -7,6 +7,7 @@ from collections.abc import Callable, Sequence
 from dataplane.broker.acks import LocalReply
 from dataplane.broker.appending import Appending
 from dataplane.broker.reading import ReadableRole
+from dataplane.encryption.bodies import OVERHEAD
 from dataplane.replica.leader import Leader
 from wire.batch import EncodedBatch
 from wire.errors import Code, TidelogError
@@ -47,10 +48,22 @@ class OwnPartition:
     def high_watermark(self) -> Offset:
         return self._core.high_watermark
 
+    @property
+    def max_batch_bytes(self) -> int:
+        return self._role.context.max_batch_bytes - OVERHEAD
+
     async def read_committed(self, offset: Offset) -> Sequence[Buffer]:
         return await self._role.read_below(offset, self.high_watermark)
 
     def append(self, batch: EncodedBatch, timeout: float, done: Callable[[TidelogError | None], None]) -> None:
+        if batch.size > self.max_batch_bytes:  # it could be sent to no follower
+            done(
+                TidelogError(
+                    Code.RECORD_TOO_LARGE,
+                    f"a batch of {batch.size} bytes for {self.key}; {self.max_batch_bytes} are taken",
+                )
+            )
+            return
         is_taken = False
 
         def append() -> None:

@@ -136,6 +136,8 @@ def test_the_python_page(cluster: DevCluster, tmp_path: Path) -> None:
     assert said["Take records as you need them"] == ["behind: True", "paused: True others: True", "again: True"]
     again = "Go on where the last run stopped"
     assert said[again] == ["did 1101"]
+    assert said["Share the work: consumer groups"] == ["read 1101 lag 0"]
+    assert said["Remember a value: cursors"] == ["imports: 1"]
     assert said["Write only if nothing came in between"] == ["balance 10"]
     assert said["Keys and values that are not bytes"] == ["ada 1815"]
     assert said["Without asyncio"][0].startswith("offset ")

@@ -5,12 +5,11 @@ from __future__ import annotations
 import asyncio
 from collections.abc import AsyncIterator, Callable, Iterable, Mapping
 from datetime import datetime
-from itertools import islice
 from types import TracebackType
 from typing import Generic, Self
 
 from tidelog.client.arguments import bad, check_number, check_whole, shown, whole
-from tidelog.client.errors import Closed, DeserializationFailed
+from tidelog.client.errors import Closed
 from tidelog.client.fetched_ahead import Head
 from tidelog.client.fetcher import FetchSettings
 from tidelog.client.metadata import MetadataCache
@@ -183,14 +182,7 @@ class Consumer(Generic[K, V]):
         head = await self._head(timeout)
         if head is None:
             return []
-        records: list[Record[K, V]] = []
-        try:
-            records.extend(islice(head.records(), max_records))
-        except DeserializationFailed:
-            if not records:
-                raise  # else the next call raises it, once those before it are taken
-        self._ahead.hand_out(records)
-        return records
+        return self._ahead.take(head, max_records)
 
     async def seek(self, partition: int, position: str | int | datetime | AtTime) -> None:
         """The next record of `partition` is the one at `position`, spelled as a start; a paused partition stays paused.

@@ -8,10 +8,12 @@ Pure; records leave one by one or as whole batches, in any mixture.
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
+from itertools import islice
 from typing import Any, TypeAlias
 
+from tidelog.client.errors import DeserializationFailed
 from tidelog.client.records import Batch, Record
 from wire.batch import RecordBatch
 from wire.types import Offset
@@ -170,23 +172,27 @@ class FetchedAhead:
         taken before."""
         self.finish()
         self.is_changed = False
-        for _ in range(len(self._ready)):
-            answer = next((ready for ready in self._ready if ready.partition not in self.paused), None)
-            if answer is None:
-                return None
-            if answer.begin():
-                self._on_begun(answer.partition)
-            if answer.has_more(None):
-                self._head = answer
-                return answer
-            self._positions[answer.partition] = answer.end
-            self._ready.remove(answer)
-        return None
+        return self._next(None)
 
-    def hand_out(self, records: Sequence[Record[Any, Any]]) -> None:
-        """These, of the head, are handed out together."""
-        self.last = records[-1]
+    def take(self, head: Head, most: int) -> list[Record[Any, Any]]:
+        """The next records of that head's partition, which are handed out together: `most`, or as many as are here.
+        Raises DeserializationFailed for the first one; one of the others is the first one the next time."""
+        records: list[Record[Any, Any]] = []
+        found: Head | None = head
+        while found is not None:
+            try:
+                records.extend(islice(found.records(), most - len(records)))
+            except DeserializationFailed:
+                if not records:
+                    raise
+                most = 0
+            self.last = records[-1]
+            if len(records) >= most:
+                break
+            self._settle()
+            found = self._next(head.partition)
         self._out = records[0].partition, records[0].offset
+        return records
 
     def take_batch(self) -> Batch | None:
         """What is left of the next batch; it counts as handed out."""
@@ -210,6 +216,28 @@ class FetchedAhead:
             self._positions[last.partition] = last.offset + 1
             self._head.handed_out(last)
             self._out = unfinished
+
+    def _next(self, of: int | None) -> Head | None:
+        """The oldest answer with a batch left, of that partition (None: of any) unless it is paused."""
+        for _ in range(len(self._ready)):
+            answer = next(
+                (
+                    ready
+                    for ready in self._ready
+                    if ready.partition not in self.paused and (of is None or ready.partition == of)
+                ),
+                None,
+            )
+            if answer is None:
+                return None
+            if answer.begin():
+                self._on_begun(answer.partition)
+            if answer.has_more(None):
+                self._head = answer
+                return answer
+            self._positions[answer.partition] = answer.end
+            self._ready.remove(answer)
+        return None
 
     def _forget_unfinished(self, partition: int) -> None:
         if self._out is not None and self._out[0] == partition:

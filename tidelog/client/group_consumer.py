@@ -15,14 +15,13 @@ import time
 from collections.abc import AsyncIterator, Callable, Iterable, Mapping
 from dataclasses import replace
 from datetime import UTC, datetime, timedelta
-from itertools import islice
 from types import TracebackType
 from typing import Generic, NamedTuple, Self
 
 from tidelog.client.arguments import bad, check_number, check_text, check_whole
 from tidelog.client.consumer import MOST_SECONDS
 from tidelog.client.coordinator_link import CoordinatorLink
-from tidelog.client.errors import Closed, DeserializationFailed
+from tidelog.client.errors import Closed
 from tidelog.client.fetched_ahead import Head
 from tidelog.client.group_commits import COMMIT_TIMEOUT, GroupCommits
 from tidelog.client.group_partitions import GroupPartitions
@@ -43,7 +42,7 @@ from wire.types import StreamName
 
 _BREATH = 0.02
 """Seconds after which a program that takes records without waiting lets the event loop work: heartbeats leave then."""
-_CLOSE_TIMEOUT = 10.0
+_CLOSE_TIMEOUT = 5.0
 """Seconds for the last commit."""
 _EPOCH = datetime(1970, 1, 1, tzinfo=UTC)
 
@@ -164,10 +163,6 @@ class GroupConsumer(Generic[K, V]):
         """Of the group, that this member has reached; it grows with each change of the group."""
         return 0 if self._session is None else self._session.generation
 
-    def _session_left(self) -> float:
-        """Seconds from now in which records may be handed out, unless the coordinator answers until then."""
-        return 0.0 if self._session is None else self._session.session_until - self._clock()
-
     @property
     def assignment(self) -> frozenset[Name]:
         """The partitions that are read, or are about to be."""
@@ -247,14 +242,7 @@ class GroupConsumer(Generic[K, V]):
         if found is None:
             return []
         reading, head = found
-        records: list[Record[K, V]] = []
-        try:
-            records.extend(islice(head.records(), max_records))
-        except DeserializationFailed:
-            if not records:
-                raise  # else the next call raises it, once those before it are taken
-        reading.ahead.hand_out(records)
-        return records
+        return reading.ahead.take(head, max_records)
 
     async def batches(self) -> AsyncIterator[Batch]:
         """Batches of columns instead of single records."""
@@ -383,7 +371,7 @@ class GroupConsumer(Generic[K, V]):
     def _next(self, session: GroupSession, now: float) -> tuple[StreamReading, Head] | None:
         session.raise_failure()
         self._partitions.raise_failure()
-        left = session.session_until - now
+        left = session.seconds_left(now)
         if left <= 0:
             return None
         found = self._reading.head()

@@ -111,10 +111,9 @@ class GroupSession:
     def is_member(self) -> bool:
         return self._membership.state is State.MEMBER
 
-    @property
-    def session_until(self) -> float:
-        """Records are handed out before this time of `clock`."""
-        return self._membership.session_until
+    def seconds_left(self, now: float) -> float:
+        """In which records may be handed out, if no heartbeat is answered until then."""
+        return self._membership.session_until - now
 
     async def join(self) -> None:
         """Raises NoServer when no coordinator takes the member in, and what it refuses it for."""

@@ -17,8 +17,9 @@ Rules (docs/groups.md):
    is to be given up; `applied` becomes the version when all of that has been given up, and the next heartbeat, which
    leaves at once, says so.
 4. A partition that is assigned again while it is being given up is given up first, and begun anew afterwards.
-5. UNKNOWN_MEMBER: all partitions are lost at once, and the member joins under a new id. Any other refusal that does not
-   pass, such as FENCED_INSTANCE, loses them as well, and ends the membership.
+5. UNKNOWN_MEMBER: all partitions are lost at once, and the member joins under a new id. It says LEAVE before that, for
+   a member that was expelled keeps its partitions from others until its session ends, or until it says so. Any other
+   refusal that does not pass, such as FENCED_INSTANCE, loses them as well, and ends the membership.
 6. No responders, silence, and refusals that pass are answered by another heartbeat after a growing wait: the
    coordinator moves with the leader of its partition.
 7. A program that takes no records for `max_poll_interval` loses all partitions, and the member leaves. The program
@@ -290,7 +291,8 @@ class Membership:
         if error.code is Code.UNKNOWN_MEMBER:
             wait = self._back_off() if self._setbacks else 0.0
             self._setbacks += 1
-            return lost + self._join(now, wait)
+            leave: Effects = [self._heartbeat(now, HeartbeatRequest.LEAVE)] if lost else []
+            return lost + leave + self._join(now, wait)
         self.state = State.LEFT
         self._due = float("inf")
         return [*lost, Fail(typed(error))]
@@ -370,7 +372,8 @@ class Membership:
         self._applied = self._version
         return self.request_heartbeat(now)
 
-    def _heartbeat(self, now: float) -> SendHeartbeat:
+    def _heartbeat(self, now: float, kind: HeartbeatRequest.Kind.ValueType | None = None) -> SendHeartbeat:
+        """`kind`: None = that of its state."""
         settings = self._settings
         self._number += 1
         self._in_flight = self._number
@@ -381,6 +384,9 @@ class Membership:
         request = HeartbeatRequest(
             group=settings.group, member=self.member_id, applied=self._applied, cluster_id=settings.cluster_id
         )
+        if kind is not None:
+            request.kind = kind
+            return SendHeartbeat(self._number, request, settings.heartbeat_timeout)
         match self.state:
             case State.JOINING:
                 request.kind = HeartbeatRequest.JOIN

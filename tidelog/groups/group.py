@@ -8,6 +8,9 @@
         revoking is empty                     it reaches the generation, and gets the free partitions of its target;
                                               version + 1 where these are any
 
+A partition that becomes free in one step is assigned in the next one, when that is committed. So the records of one
+step may be appended in several batches: whichever of them a successor finds, no two members have a partition.
+
 Invariant: a partition is in `assigned` or `revoking` of one member at most.
 Invariant: `assigned` of a member is part of its target, once `step` has run.
 """
@@ -27,13 +30,21 @@ from wire.echo import echo
 from wire.errors import Code, InvariantViolation, TidelogError
 from wire.groups import GroupKey, MemberKey, OffsetKey, RecordKey, StreamPartition, unknown_member
 from wire.groups_pb2 import CommittedOffset, GroupRecord, HeartbeatRequest, OffsetRecord
+from wire.subjects import MAX_NAME_LENGTH
 
 MAX_MEMBERS = 1000
 MAX_PARTITIONS = 20_000
 """Of all streams to which a group's members have subscribed."""
+MAX_TARGET_BYTES = 128 << 10
+"""Of the same partitions in the record of a member that has them all. It has them up to three times, and a batch takes
+1 MiB."""
 MAX_METADATA = 1024
 """Characters of the text that is committed with an offset."""
 MAX_OFFSET = (1 << 63) - 1
+CLOCK_SLACK = 1.02
+"""Sessions last so much longer here than at the member, whose clock may be slower."""
+_MOST_BYTES = MAX_NAME_LENGTH + 24
+"""In a record, of the only partition of a stream."""
 
 Records: TypeAlias = "dict[RecordKey, ProtoMessage | None]"
 """To be written; None deletes."""
@@ -56,13 +67,17 @@ class Group:
     """Targets are to be computed anew."""
     _is_unsettled: bool = False
     """A member may have to give something up, or get something."""
+    _is_resumed: bool = False
+    """A new coordinator has not compared the targets with what is subscribed."""
+    _freed: set[StreamPartition] = field(default_factory=set)
+    """Became free in this step."""
     _subscribed: frozenset[StreamPartition] | None = None
-    """For which the targets were computed. None: not known since the coordinator began."""
+    """For which the targets were computed. None: they were not, since the coordinator began."""
 
     @property
     def is_nothing(self) -> bool:
         """Nothing of it is in a record."""
-        return not (self.generation or self.members or self.offsets or self.emptied_at)
+        return not (self.generation or self.members or self.offsets or self.emptied_at or self._is_stale)
 
     # ---- members ---------------------------------------------------------------------------------------------------
 
@@ -71,8 +86,9 @@ class Group:
         match request.kind:
             case HeartbeatRequest.JOIN:
                 known = self.members.get(request.member)
-                is_here = known is not None and not known.parted  # its answer was lost
-                member = known if known is not None and is_here else self._join(Member.of_request(request), records)
+                if known is None or not known.is_here:
+                    known = self._join(Member.of_request(request), records)
+                member = known  # or else its answer was lost
             case HeartbeatRequest.STAY:
                 member = self._known(request.member)
             case HeartbeatRequest.LEAVE | HeartbeatRequest.PART:
@@ -82,9 +98,10 @@ class Group:
                 raise TidelogError(Code.BAD_REQUEST, f"a heartbeat of the unknown kind {request.kind}")
         if request.kind == HeartbeatRequest.STAY and request.HasField("subscription"):
             self._subscribe(member, request, records)
-        member.session_ends = now + member.session_timeout
+        member.session_ends = now + member.session_timeout * CLOCK_SLACK
         member.token = token
         if member.revoking and request.applied == member.version:
+            self._freed |= member.revoking
             member.revoking = frozenset()
             member.revoke_by = None
             self._changed(member, records)
@@ -92,7 +109,7 @@ class Group:
 
     def _known(self, member_id: str) -> Member:
         member = self.members.get(member_id)
-        if member is not None and not member.parted:
+        if member is not None and member.is_here:
             return member
         if member_id in self.replaced:
             raise fenced_instance(self.name, member_id)
@@ -113,6 +130,7 @@ class Group:
             self._is_stale = True
         else:
             # What it had to give up is given up: a process that is fenced commits nothing any more.
+            self._freed |= before.revoking
             joining.assigned, joining.target, joining.version = before.assigned, before.target, before.version + 1
             joining.generation = before.generation
             if joining.subscription != before.subscription:
@@ -136,9 +154,10 @@ class Group:
         member = self.members.get(request.member)
         if member is None or member.parted:
             return
-        if request.kind == HeartbeatRequest.PART and member.instance:
+        if request.kind == HeartbeatRequest.PART and member.instance and member.is_here:
+            self._freed |= member.revoking
             member.parted, member.revoking, member.revoke_by = True, frozenset(), None
-            member.session_ends, member.token = now + member.session_timeout, None
+            member.session_ends, member.token = now + member.session_timeout * CLOCK_SLACK, None
             self._changed(member, records)
         else:
             self.remove(member, records)
@@ -152,6 +171,7 @@ class Group:
 
     def remove(self, member: Member, records: Records) -> None:
         """It left, or is dead."""
+        self._freed |= member.held
         self._remove(member, records)
         self._is_stale = True
 
@@ -171,37 +191,40 @@ class Group:
         for of in [of for of in self.offsets if view.is_gone(of)]:
             del self.offsets[of]
             records[OffsetKey(self.name, of)] = None
-        if self.members and self._partitions_of(view) != self._subscribed:
-            self._is_stale = True
+        if self._subscribed is not None and self._partitions_of(view) != self._subscribed:
+            self._is_stale = bool(self.members)
 
-    def step(self, view: StreamsView, now: float, time_ns: int, records: Records) -> None:
-        """Whatever can be done now of what has changed."""
-        if self._is_stale:
+    @property
+    def is_unsettled(self) -> bool:
+        """There is something to do for `step`."""
+        return self._is_stale or self._is_resumed or self._is_unsettled
+
+    def step(self, view: StreamsView, now: float, time_ns: int, records: Records) -> bool:
+        """Whatever can be done now of what has changed. False: there was nothing."""
+        if self._is_stale or self._is_resumed:
             self._retarget(view, time_ns, records)
-        if self._is_unsettled:
-            self._is_unsettled = False
-            self._reconcile(now, records)
+        if not self._is_unsettled:
+            return False
+        self._reconcile(now, records)
+        return True
 
     def _retarget(self, view: StreamsView, time_ns: int, records: Records) -> None:
-        self._is_stale = False
-        is_first, self._subscribed = self._subscribed is None, self._partitions_of(view)
-        if len(self._subscribed) > MAX_PARTITIONS:
-            limit = sorted(self._subscribed)[MAX_PARTITIONS:]
-            self._subscribed -= frozenset(limit)
+        has_changed, self._is_stale, self._is_resumed = self._is_stale, False, False
+        self._subscribed = self._partitions_of(view)
         by_stream: dict[str, list[StreamPartition]] = {}
         for partition in self._subscribed:
             by_stream.setdefault(partition.stream, []).append(partition)
-        present = {member.id: member.target for member in self.members.values()}
-        subscribed = {member.id: self._names_of(member, view) for member in self.members.values()}
+        present = {member.id: member.target for member in self.members.values() if not member.is_expelled}
+        subscribed = {member: self._names_of(self.members[member], view) for member in present}
         targets = assign(subscribed, by_stream, present)
-        if is_first and targets == present and all(m.generation == self.generation for m in self.members.values()):
+        if not has_changed and targets == present:
             return  # a new coordinator finds everything as it was left
         self.generation += 1
         if not self.members:
             self.emptied_at = time_ns
         records[GroupKey(self.name)] = self.to_record()
         for member in self.members.values():
-            member.target = targets[member.id]
+            member.target = targets.get(member.id, frozenset())
             self._changed(member, records)
 
     def _names_of(self, member: Member, view: StreamsView) -> frozenset[str]:
@@ -213,10 +236,11 @@ class Group:
         stream yet."""
         names: set[str] = set()
         for member in self.members.values():
-            names |= view.matching(member.streams, member.patterns)
+            if not member.is_expelled:
+                names |= view.matching(member.streams, member.patterns)
         unknown = {p for member in self.members.values() for p in member.target if view.is_unknown(p)}
         known = {p for name in names for p in view.partitions(name)}
-        return frozenset(known | unknown)
+        return _limited(frozenset(known | unknown))
 
     def _reconcile(self, now: float, records: Records) -> None:
         for member in self.members.values():
@@ -225,11 +249,14 @@ class Group:
                 continue
             member.assigned -= over
             member.version += 1
-            if not member.parted:  # else its process has ended
+            if member.parted:  # its process has ended
+                self._freed |= over
+            else:
                 member.revoking |= over
-                member.revoke_by = member.revoke_by or now + member.rebalance_timeout
+                if not member.is_expelled:
+                    member.revoke_by = member.revoke_by or now + member.rebalance_timeout
             self._changed(member, records)
-        held = {partition for member in self.members.values() for partition in member.held}
+        held = {partition for member in self.members.values() for partition in member.held} | self._freed
         for member in self.members.values():
             if member.revoking:
                 continue
@@ -241,14 +268,15 @@ class Group:
             if free or member.generation != self.generation:
                 member.generation = self.generation
                 self._changed(member, records)
-        self._is_unsettled = False
+        self._is_unsettled = bool(self._freed)
+        self._freed = set()
 
     def begin(self, now: float, patience: float) -> None:
         """A new coordinator has read the records. `patience`: see the module `shard`."""
         for member in self.members.values():
-            member.session_ends = now + member.session_timeout + patience
+            member.session_ends = now + (member.session_timeout + patience) * CLOCK_SLACK
             member.revoke_by = now + member.rebalance_timeout + patience if member.revoking else None
-        self._is_stale = self._is_unsettled = bool(self.members)
+        self._is_resumed = self._is_unsettled = bool(self.members)
 
     def on_slept(self, seconds: float) -> None:
         """The coordinator stood still for so long: what members sent meanwhile may wait to be read."""
@@ -258,16 +286,19 @@ class Group:
                 member.revoke_by += seconds
 
     def on_time(self, now: float, records: Records) -> bool:
-        """Removes the members whose time is over. False: there are none."""
-        dead = [
-            member
-            for member in self.members.values()
-            if now >= member.session_ends or (member.revoke_by is not None and now >= member.revoke_by)
-        ]
+        """Removes the members whose sessions are over, and expels those that have not given up in time. False: there
+        are none."""
+        dead = [member for member in self.members.values() if now >= member.session_ends]
+        late = [m for m in self.members.values() if m.revoke_by is not None and now >= m.revoke_by and m not in dead]
         for member in dead:
             self.remove(member, records)
+        for member in late:
+            member.is_expelled, member.revoke_by = True, None
+            self._is_stale = True
+        for member in (*dead, *late):
             self.farewells.append((member.token, unknown_member(self.name, member.id)))
-        return bool(dead)
+            member.token = None
+        return bool(dead or late)
 
     # ---- offsets ---------------------------------------------------------------------------------------------------
 
@@ -313,12 +344,13 @@ class Group:
         return GroupRecord(generation=self.generation, emptied_at=self.emptied_at)
 
     def forget(self, records: Records) -> None:
-        """All of it, its members too."""
-        records[GroupKey(self.name)] = None
+        """All of it. The record of the group goes last: a part of it may be all that a successor finds."""
         for member in self.members:
             records[MemberKey(self.name, member)] = None
         for of in self.offsets:
             records[OffsetKey(self.name, of)] = None
+        records.pop(GroupKey(self.name), None)
+        records[GroupKey(self.name)] = None
 
     @property
     def state(self) -> str:
@@ -340,6 +372,21 @@ class Group:
                 raise InvariantViolation(f"group {self.name}: {member.id} is assigned more than its target")
             if member.generation > self.generation:
                 raise InvariantViolation(f"group {self.name}: {member.id} is ahead of the group's generation")
+
+
+def _limited(partitions: frozenset[StreamPartition]) -> frozenset[StreamPartition]:
+    """The first ones, in the order of their names, as many as a group can have."""
+    if len(partitions) * _MOST_BYTES <= MAX_TARGET_BYTES:
+        return partitions
+    taken: set[StreamPartition] = set()
+    size, last = 0, None
+    for partition in sorted(partitions):
+        size += 3 if partition[:2] == last else len(partition.stream) + _MOST_BYTES - MAX_NAME_LENGTH
+        last = partition[:2]
+        if size > MAX_TARGET_BYTES or len(taken) == MAX_PARTITIONS:
+            break
+        taken.add(partition)
+    return frozenset(taken)
 
 
 def fenced_instance(group: str, member: str) -> TidelogError:

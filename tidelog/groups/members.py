@@ -55,10 +55,18 @@ class Member:
     session_ends: float = field(default=0.0, compare=False)
     """Monotonic seconds, as the next one."""
     revoke_by: float | None = field(default=None, compare=False)
+    is_expelled: bool = field(default=False, compare=False)
+    """It has not given up partitions in time: it is a member no more, and has its partitions until its session ends,
+    because it may not have heard of it."""
     token: object = field(default=None, compare=False)
     """Of its newest heartbeat: where it is told of changes. None: it is not told."""
     told: tuple[int, int] = field(default=(0, 0), compare=False)
     """Version and generation that it was told there."""
+
+    @property
+    def is_here(self) -> bool:
+        """It heartbeats and commits."""
+        return not self.parted and not self.is_expelled
 
     @property
     def held(self) -> frozenset[StreamPartition]:

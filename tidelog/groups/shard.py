@@ -4,8 +4,16 @@ Sessions are judged by the coordinator's own clock, with exceptions that keep it
 
 - A new coordinator gives each member its session timeout and `patience` before it removes it. `patience` is the lease:
   a deposed coordinator may answer heartbeats until its lease is over, and these prolong sessions at the members.
-- Where two calls of `settle` are further apart than LATE, the process stood still; the delay is added to all sessions.
-- `next_deadline` is never later than BEAT, so that a delay is noticed.
+- `next_deadline` is never later than BEAT. Where `settle` is called later than that, the process may have stood still;
+  the delay is added to all sessions. BEAT and a member's interval together are less than the shortest session.
+- Nobody is removed while requests wait to be carried out: heartbeats may be among them.
+- Sessions last CLOCK_SLACK longer here than at the member.
+
+A deposed coordinator may not know of it for the time of its lease (R29), and a witness or an operator may make another
+one meanwhile. Heartbeats that change nothing are answered nevertheless, because successors have that patience. Any
+other answer tells what is so (what was committed, that a member is not known) and could be wrong. Where it comes
+without a record to be committed, `settle` asks for a BARRIER: a record that only proves, by being committed, that the
+LeaderEpoch lasts.
 """
 
 from __future__ import annotations
@@ -15,7 +23,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from typing import Any, Final
 
 from tidelog.groups.cursors import Cursors
-from tidelog.groups.group import MAX_METADATA, MAX_OFFSET, Group, Records, group_not_empty
+from tidelog.groups.group import MAX_METADATA, MAX_OFFSET, MAX_PARTITIONS, Group, Records, group_not_empty
 from tidelog.groups.members import Member
 from tidelog.groups.requests import Admin, Answer, Request, Settled
 from tidelog.groups.streams import StreamsView
@@ -25,6 +33,7 @@ from wire.error_details import LIMIT
 from wire.errors import Code, InvariantViolation, TidelogError
 from wire.groups import (
     MAX_COMMITTED,
+    BarrierKey,
     CursorKey,
     GroupKey,
     MemberKey,
@@ -41,6 +50,7 @@ from wire.groups_pb2 import (
     CommittedOffset,
     CursorRecord,
     CursorRequest,
+    CursorResponse,
     GroupRecord,
     HeartbeatRequest,
     HeartbeatResponse,
@@ -51,22 +61,29 @@ from wire.groups_pb2 import (
 )
 from wire.internal_streams import GROUPS
 
-BEAT: Final = 1.0
+BEAT: Final = 0.5
 """Seconds between two looks at the clock, as the next one."""
-LATE: Final = 2.0
+LATE: Final = 0.05
+"""A look that is later than BEAT by less is on time."""
 MAX_GROUPS: Final = 5000
 MAX_MEMBERS_OF_ALL: Final = 20_000
 """Of all groups of one coordinator, as the next one."""
 MAX_OFFSETS_OF_ALL: Final = 500_000
 MAX_BYTES: Final = 256 << 10
-"""Of records, from which on no further request is carried out before these are committed."""
+"""Of records, from which on no further request is carried out, and no further group takes a step, before these are
+committed. A step of one group may make more than that."""
 SESSION_INTERVAL: Final = 0.25
 """Seconds between two looks for members whose sessions are over."""
 EXPIRY_INTERVAL: Final = 60.0
 """Seconds between two looks for groups to forget."""
 
-_RECORD_BYTES: Final = 128
 _ADMIN_BYTES: Final = 16 << 10
+"""Of a request of the controller, roughly."""
+BARRIER: Final = (BarrierKey().encode(), b"")
+_STATELESS: Final = frozenset(
+    {Code.BAD_REQUEST, Code.BAD_NAME, Code.LIMIT_REACHED, Code.UNAVAILABLE, Code.WRONG_INCARNATION}
+)
+"""Refusals that do not follow from the records, or that the asker takes for no answer."""
 
 
 class GroupShard:
@@ -84,6 +101,11 @@ class GroupShard:
         self._retention = retention
         self._view = StreamsView()
         self._taken: deque[tuple[object, Request]] = deque()
+        self._taken_bytes = 0
+        self._in_hand: list[object] = []
+        """Tokens of the requests that `settle` is carrying out."""
+        self._unsettled: dict[str, None] = {}
+        """Groups that may have to take a step."""
         self._is_view_new = False
         self._seen_at: float | None = None
         self._expires_at = 0.0
@@ -121,6 +143,8 @@ class GroupShard:
                     self.cursors.known.pop(name, None)
                 else:
                     self.cursors.known[name] = CursorRecord.FromString(value)
+            case BarrierKey():
+                pass
 
     def _group(self, name: str) -> Group:
         group = self.groups.get(name)
@@ -135,13 +159,14 @@ class GroupShard:
         self._view, self._is_view_new, self._seen_at = view, True, now
         for group in self.groups.values():
             group.begin(now, self._patience)
+        self._unsettled = dict.fromkeys(self.groups)
 
     # ---- requests --------------------------------------------------------------------------------------------------
 
     @property
     def is_waiting(self) -> bool:
         """Something was taken that is not settled."""
-        return bool(self._taken) or self._is_view_new
+        return bool(self._taken or self._unsettled) or self._is_view_new
 
     @property
     def waiting(self) -> int:
@@ -151,13 +176,27 @@ class GroupShard:
     def on_streams(self, view: StreamsView) -> None:
         self._view, self._is_view_new = view, True
 
+    @property
+    def waiting_bytes(self) -> int:
+        """Of these requests."""
+        return self._taken_bytes
+
     def take(self, token: object, request: Request) -> None:
         self._taken.append((token, request))
+        self._taken_bytes += _size_of(request)
+
+    def take_over(self, other: GroupShard) -> None:
+        """What waits there."""
+        while other._taken:
+            self.take(*other._taken.popleft())
+        other._taken_bytes = 0
 
     def abandon(self) -> list[object]:
-        """The tokens of requests that were not carried out."""
-        tokens = [token for token, _ in self._taken]
+        """The tokens of requests that were not carried out, or not to the end."""
+        tokens = [*self._in_hand, *(token for token, _ in self._taken)]
+        self._in_hand.clear()
         self._taken.clear()
+        self._taken_bytes = 0
         return tokens
 
     def settle(self, now: float, time_ns: int) -> Settled:
@@ -166,44 +205,67 @@ class GroupShard:
         self._look_at_clock(now)
         records: Records = {}
         settled, due = Settled(), list[tuple[object, Member, int]]()
-        touched: dict[str, Group] = {}
+        size = 0
         if self._is_view_new:
             self._is_view_new = False
-            touched.update(self.groups)
             for group in self.groups.values():
                 group.on_streams(self._view, records)
-        size = 0
+                self._unsettled[group.name] = None
         while self._taken and size < MAX_BYTES:
             token, request = self._taken.popleft()
-            size += _size_of(request)
+            self._taken_bytes -= _size_of(request)
+            self._in_hand.append(token)
+            made: Records = {}
             try:
-                answer = self._carry_out(token, request, now, time_ns, records, touched, due)
+                answer = self._carry_out(token, request, now, time_ns, made, due)
                 if answer is not None:
                     settled.answers.append((token, answer))
             except TidelogError as error:
                 settled.answers.append((token, error))
-        if now >= self._sessions_at:
+            size += _add(made, records)
+        if not self._taken and now >= self._sessions_at:
             self._sessions_at = now + SESSION_INTERVAL
             for group in self.groups.values():
                 if group.on_time(now, records):
-                    touched[group.name] = group
+                    self._unsettled[group.name] = None
         self._forget_old(now, time_ns, records)
-        for group in touched.values():
-            group.step(self._view, now, time_ns, records)
-        settled.answers += [(token, self._told(member, applied)) for token, member, applied in due]
-        for group in touched.values():
-            settled.unasked += self._unasked(group)
+        stepped = self._step(size, now, time_ns, records)
+        settled.answers += [(token, _told(member, applied)) for token, member, applied in due]
+        for group in stepped:
+            settled.unasked += _unasked(group)
         settled.records = [
             (key.encode(), None if record is None else record.SerializeToString(deterministic=True))
             for key, record in records.items()
         ]
+        if not records and any(_tells_what_is_so(answer) for _, answer in settled.answers):
+            settled.records.append(BARRIER)
+        self._in_hand.clear()
         return settled
+
+    def _step(self, size: int, now: float, time_ns: int, records: Records) -> list[Group]:
+        """The groups that have taken a step; those for which `size` leaves no room take theirs next time."""
+        stepped: list[Group] = []
+        again: dict[str, None] = {}
+        while self._unsettled and size < MAX_BYTES:
+            name = next(iter(self._unsettled))
+            del self._unsettled[name]
+            group = self.groups.get(name)
+            if group is None:
+                continue
+            made: Records = {}
+            if group.step(self._view, now, time_ns, made):
+                stepped.append(group)
+            if group.is_unsettled:
+                again[name] = None
+            size += _add(made, records)
+        self._unsettled.update(again)
+        return stepped
 
     def _look_at_clock(self, now: float) -> None:
         seen, self._seen_at = self._seen_at, now
-        if seen is not None and now - seen > LATE:
+        if seen is not None and now - seen > BEAT + LATE:
             for group in self.groups.values():
-                group.on_slept(now - seen)
+                group.on_slept(now - seen - BEAT)
 
     def next_deadline(self) -> float:
         """Monotonic seconds; infinity: nothing is waited for."""
@@ -219,7 +281,6 @@ class GroupShard:
         now: float,
         time_ns: int,
         records: Records,
-        touched: dict[str, Group],
         due: list[tuple[object, Member, int]],
     ) -> Answer | None:
         """None: the answer is due once assignments are computed. Raises TidelogError."""
@@ -229,7 +290,7 @@ class GroupShard:
                 if group is None:
                     group = Group(request.group)  # without members, it refuses or ignores
                 else:
-                    touched[group.name] = group
+                    self._unsettled[group.name] = None
                 try:
                     if request.kind == HeartbeatRequest.JOIN and request.member not in group.members:
                         self._check_room("members", (len(g.members) for g in self.groups.values()), MAX_MEMBERS_OF_ALL)
@@ -324,6 +385,10 @@ class GroupShard:
         check_group_name(request.group)
         group = self.groups.get(request.group) or Group(request.group)
         wanted = sorted(from_stream_partitions(request.partitions) if request.partitions else group.offsets)
+        if request.partitions and len(wanted) > MAX_PARTITIONS:
+            raise TidelogError(
+                Code.BAD_REQUEST, f"{len(wanted)} partitions; {MAX_PARTITIONS} are asked at once at most"
+            )
         return OffsetsResponse(offsets=map(group.committed, wanted))
 
     def _forget_old(self, now: float, time_ns: int, records: Records) -> None:
@@ -333,27 +398,6 @@ class GroupShard:
         before = time_ns - int(self._retention * 1e9)
         for name in [n for n, g in self.groups.items() if not g.members and g.emptied_at and g.emptied_at < before]:
             self.groups.pop(name).forget(records)
-
-    # ---- answers to members ----------------------------------------------------------------------------------------
-
-    def _told(self, member: Member, applied: int) -> HeartbeatResponse:
-        member.told = (member.version, member.generation)
-        return HeartbeatResponse(
-            generation=member.generation,
-            heartbeat_interval_ms=member.heartbeat_interval_ms,
-            version=member.version,
-            assigned=to_stream_partitions(member.assigned) if applied != member.version else [],
-        )
-
-    def _unasked(self, group: Group) -> list[tuple[object, Answer]]:
-        found: list[tuple[object, Answer]] = list(group.farewells)
-        group.farewells.clear()
-        for member in group.members.values():
-            if member.token is not None and member.told != (member.version, member.generation):
-                response = self._told(member, applied=0)
-                response.unasked = True
-                found.append((member.token, response))
-        return [(token, answer) for token, answer in found if token is not None]
 
     # ---- operators -------------------------------------------------------------------------------------------------
 
@@ -428,9 +472,43 @@ class GroupShard:
             group.validate()
 
 
+def _told(member: Member, applied: int) -> HeartbeatResponse:
+    member.told = (member.version, member.generation)
+    return HeartbeatResponse(
+        generation=member.generation,
+        heartbeat_interval_ms=member.heartbeat_interval_ms,
+        version=member.version,
+        assigned=to_stream_partitions(member.assigned) if applied != member.version else [],
+    )
+
+
+def _unasked(group: Group) -> list[tuple[object, Answer]]:
+    found: list[tuple[object, Answer]] = list(group.farewells)
+    group.farewells.clear()
+    for member in group.members.values():
+        if member.token is not None and member.told != (member.version, member.generation):
+            response = _told(member, applied=0)
+            response.unasked = True
+            found.append((member.token, response))
+    return [(token, answer) for token, answer in found if token is not None]
+
+
 def _size_of(request: Request) -> int:
-    """Bytes, roughly, of the records that it may cause."""
-    return _ADMIN_BYTES if isinstance(request, Admin) else request.ByteSize() + _RECORD_BYTES
+    return _ADMIN_BYTES if isinstance(request, Admin) else request.ByteSize()
+
+
+def _add(made: Records, records: Records) -> int:
+    """Returns the size of `made`, without the keys."""
+    for key, record in made.items():
+        records.pop(key, None)  # it goes behind what it follows
+        records[key] = record
+    return sum(0 if record is None else record.ByteSize() for record in made.values())
+
+
+def _tells_what_is_so(answer: Answer) -> bool:
+    if isinstance(answer, TidelogError):
+        return answer.code not in _STATELESS
+    return isinstance(answer, OffsetsResponse | CursorResponse)
 
 
 def _partition_of(offset: CommittedOffset) -> StreamPartition:

@@ -12,10 +12,14 @@ its state stands on are committed, and an answer without any needs a valid lease
 not heard of it would tell what is not so any more.
 
 The log is read again after any append that failed: the shard has changed already. That waits until all of the log is
-committed, also what an append with an unknown outcome has left.
+committed, also what an append with an unknown outcome has left. So it is after a bug, whose requests are refused with
+INTERNAL.
 
-At most MAX_WAITING requests wait; one more is refused with BACKPRESSURE. While the log is being read for longer than
-PATIENT_S, requests are refused with UNAVAILABLE, which clients ride out.
+Records of a settlement may take several batches, which are appended at once. A part of them is a state, too
+(`tidelog.groups.group`).
+
+At most MAX_WAITING requests, or MAX_WAITING_BYTES of them, wait; one more is refused with BACKPRESSURE. While the log
+is being read for longer than PATIENT_S, requests are refused with UNAVAILABLE, which clients ride out.
 """
 
 from __future__ import annotations
@@ -37,14 +41,15 @@ from tidelog.groups.shard import GroupShard
 from tidelog.groups.streams import StreamsView
 from wire import groups_pb2 as pb
 from wire import json_codec
-from wire.batch import BatchBuilder, RecordBatch, iter_batches
+from wire import operations as op
+from wire.batch import BatchBuilder, EncodedBatch, RecordBatch, iter_batches
 from wire.error_details import LIMIT, RETRY_AFTER_MS
 from wire.errors import Code, CorruptData, TidelogError
 from wire.groups import COMMIT, CURSOR, HEARTBEAT, OFFSETS
-from wire.operations import OPERATIONS
+from wire.operation import Operation
 from wire.peers import PeerTransport
 from wire.subjects import Subjects
-from wire.transport import Message, Subscription, Transport
+from wire.transport import Message, Subscription, Transport, answer_too_large
 
 _log = logging.getLogger(__name__)
 
@@ -56,15 +61,21 @@ COMMITTED_PAUSE_S: Final = 0.01
 """Between two looks whether all of the log is committed."""
 PATIENT_S: Final = 1.0
 MAX_WAITING: Final = 10_000
+MAX_WAITING_BYTES: Final = 16 << 20
 MAX_REQUEST_BYTES: Final = 64 << 10
 MAX_ADMIN_BYTES: Final = 512 << 10
 """Of a request that the controller hands over."""
+RECORD_BYTES: Final = 32
+"""Of a record in a batch, at most, beside its key and its value."""
 
 _KINDS: Final[Mapping[str, Callable[[bytes], Request]]] = {
     HEARTBEAT: pb.HeartbeatRequest.FromString,
     COMMIT: pb.CommitRequest.FromString,
     OFFSETS: pb.OffsetsRequest.FromString,
     CURSOR: pb.CursorRequest.FromString,
+}
+_HANDED: Final[Mapping[str, Operation[..., Any, Any]]] = {
+    operation.name: operation for operation in (op.GROUP_LIST, op.GROUP_DESCRIBE, op.GROUP_RESET, op.GROUP_DELETE)
 }
 
 
@@ -113,12 +124,11 @@ class Coordinator:
         self._ports = ports
         self._make_shard = make_shard
         self._shard = make_shard()
+        """While the log is read: with the requests that wait for that, and nothing else."""
         self._view: StreamsView | None = None
         self._state = _State.LOADING
         self._since = ports.now()
         """Of `_state`."""
-        self._waiting: list[tuple[_Inbox, Request]] = []
-        """Came while the log was read."""
         self._subscriptions: list[Subscription] = []
         self._is_appending = False
         self._flush: asyncio.Handle | None = None
@@ -176,9 +186,6 @@ class Coordinator:
             self._spawn(subscription.unsubscribe())
 
     def _refuse_all(self, error: TidelogError) -> None:
-        waiting, self._waiting = self._waiting, []
-        for inbox, _ in waiting:
-            inbox.send(error)
         for token in self._shard.abandon():
             assert isinstance(token, _Inbox)
             token.send(error)
@@ -194,24 +201,27 @@ class Coordinator:
         while not self.is_over:
             try:
                 shard = await self._read_log()
-            except (LogDamaged, CorruptData, DecodeError, TidelogError) as error:
+                if shard is None:
+                    return
+                self._view = self._ports.streams()
+                shard.begin(self._view, self._ports.now())
+            except Exception as error:  # noqa: BLE001 - it is tried again, as long as this broker leads
                 if not self.is_over:
-                    _log.error("coordinator %s cannot read its log: %s", self._led.key, error)
+                    is_known = isinstance(error, LogDamaged | CorruptData | DecodeError | TidelogError)
+                    _log.error(
+                        "coordinator %s cannot read its log: %s", self._led.key, error,
+                        exc_info=None if is_known else error,
+                    )  # fmt: skip
+                    self._refuse_if_late("it cannot read its log")
                     await asyncio.sleep(RELOAD_PAUSE_S)
                 continue
-            if shard is None:
-                return
-            self._view = self._ports.streams()
-            shard.begin(self._view, self._ports.now())
+            shard.take_over(self._shard)
             self._shard = shard
             self._state, self._since = _State.ACTIVE, self._ports.now()
             _log.info(
                 "coordinator %s: begins in LeaderEpoch %d with %d groups",
                 self._led.key, self._led.leader_epoch, len(shard.groups),
             )  # fmt: skip
-            waiting, self._waiting = self._waiting, []
-            for inbox, request in waiting:
-                shard.take(inbox, request)
             self._soon()
             return
 
@@ -285,24 +295,21 @@ class Coordinator:
             return
         inbox = _PeerInbox(message.reply, self._ports.peers)
         try:
+            if len(message.data) > MAX_ADMIN_BYTES:
+                raise ValueError(f"{len(message.data)} bytes are above {MAX_ADMIN_BYTES}")
             handed = json_codec.decode(dict[str, Any], message.data, "the request of the controller")
-            operation = OPERATIONS[handed["operation"]]
+            operation = _HANDED[handed["operation"]]
             request = json_codec.decode(operation.request_kind, json.dumps(handed["request"]).encode(), "the request")
-        except (ValueError, KeyError) as error:
+        except (ValueError, KeyError, TypeError, TidelogError) as error:
             inbox.send(TidelogError(Code.BAD_REQUEST, f"the request of the controller does not decode: {error}"))
             return
         self._take(inbox, Admin(operation, request))
 
     def _take(self, inbox: _Inbox, request: Request) -> None:
-        if self._state is _State.LOADING:
-            if self._ports.now() - self._since > PATIENT_S:
-                inbox.send(self._unavailable("it reads its log"))
-            elif len(self._waiting) >= MAX_WAITING:
-                inbox.send(self._too_many())
-            else:
-                self._waiting.append((inbox, request))
+        if self._state is _State.LOADING and self._ports.now() - self._since > PATIENT_S:
+            inbox.send(self._unavailable("it reads its log"))
             return
-        if self._shard.waiting >= MAX_WAITING:
+        if self._shard.waiting >= MAX_WAITING or self._shard.waiting_bytes >= MAX_WAITING_BYTES:
             inbox.send(self._too_many())
             return
         self._shard.take(inbox, request)
@@ -311,7 +318,7 @@ class Coordinator:
     def _too_many(self) -> TidelogError:
         return TidelogError(
             Code.BACKPRESSURE,
-            f"{MAX_WAITING} requests wait for the coordinator of {self._led.key}; try again",
+            f"{self._shard.waiting} requests wait for the coordinator of {self._led.key}; try again",
             [RETRY_AFTER_MS.of(round(RELOAD_PAUSE_S * 1000)), LIMIT.of("group_requests")],
         )
 
@@ -332,7 +339,12 @@ class Coordinator:
         if view is not self._view:
             self._view = view
             self._shard.on_streams(view)
-        settled = self._shard.settle(self._ports.now(), self._ports.time_ns())
+        try:
+            settled = self._shard.settle(self._ports.now(), self._ports.time_ns())
+        except Exception as bug:  # noqa: BLE001 - the shard may be half changed
+            _log.exception("coordinator %s met a bug", self._led.key)
+            self._reload(TidelogError(Code.INTERNAL, f"the coordinator of {self._led.key} met a bug: {bug!r}"))
+            return
         if settled.records:
             self._append(settled)
             return
@@ -347,11 +359,16 @@ class Coordinator:
 
     def _append(self, settled: Settled) -> None:
         self._is_appending = True
-        builder = BatchBuilder()
-        for key, value in settled.records:
-            builder.add_record(value, key)
+        batches = self._batches(settled)
+        left = len(batches)
 
         def done(error: TidelogError | None) -> None:
+            nonlocal left
+            if left == 0:  # one of them has failed already
+                return
+            left = left - 1 if error is None else 0
+            if left:
+                return
             self._is_appending = False
             if error is None:
                 _send(settled)
@@ -360,16 +377,32 @@ class Coordinator:
             for token, _ in settled.answers:
                 assert isinstance(token, _Inbox)
                 token.send(error)
-            self._reload(error)
+            self._reload(self._unavailable(f"an append failed: {error.message}"))
 
-        self._led.append(builder.build(self._ports.time_ns()), CONFIRM_TIMEOUT_S, done)
+        for batch in batches:
+            if left:
+                self._led.append(batch, CONFIRM_TIMEOUT_S, done)
+
+    def _batches(self, settled: Settled) -> list[EncodedBatch]:
+        most = self._led.max_batch_bytes // 2
+        batches: list[EncodedBatch] = []
+        builder, size = BatchBuilder(), 0
+        for key, value in settled.records:
+            wanted = len(key) + len(value or b"") + RECORD_BYTES
+            if size and size + wanted > most:
+                batches.append(builder.build(self._ports.time_ns()))
+                builder, size = BatchBuilder(), 0
+            builder.add_record(value, key)
+            size += wanted
+        return [*batches, builder.build(self._ports.time_ns())]
 
     def _reload(self, error: TidelogError) -> None:
+        """`error`: for requests that wait."""
         if self.is_over:
             return
         _log.warning("coordinator %s reads its log again: %s", self._led.key, error)
         self._state, self._since = _State.LOADING, self._ports.now()
-        self._refuse_all(self._unavailable(f"an append failed: {error.message}"))
+        self._refuse_all(error)
         self._spawn(self._load_after_pause())
 
     async def _load_after_pause(self) -> None:
@@ -401,10 +434,12 @@ class _Inbox:
         try:
             if isinstance(answer, TidelogError):
                 self._publish(b"", answer.to_headers())
-            elif isinstance(answer, ProtoMessage):
-                self._publish(answer.SerializeToString(), None)
-            else:
-                self._publish(json_codec.encode(answer), None)
+                return
+            data = answer.SerializeToString() if isinstance(answer, ProtoMessage) else json_codec.encode(answer)
+            try:
+                self._publish(data, None)
+            except TidelogError as too_large:
+                self._publish(b"", answer_too_large(too_large, "the answer of the coordinator").to_headers())
         except TidelogError as error:
             _log.warning("an answer of a coordinator is not sent: %s", error)
         except ValueError as error:

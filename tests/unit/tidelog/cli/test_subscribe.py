@@ -222,3 +222,21 @@ async def test_positions_are_kept_while_nothing_comes(
             await reading
     assert written[0] == {0: 0}
     assert capsysbinary.readouterr().out == b"a\nb\n"
+
+
+@pytest.mark.parametrize(
+    ("arguments", "sentence"),
+    [
+        ([], "name one stream"),
+        (["a", "b"], "several are for the members of a group (--group)"),
+        (["a", "--pattern", "b*"], "--pattern and --instance-id are for members of a group"),
+        (["a", "--group", "g", "--stop", "latest"], "--stop is not for a member of a group"),
+        (["a", "--group", "g", "--partition", "0"], "--partition is not for a member of a group"),
+        (["a", "--group", "g", "--resume", "f"], "--resume is not for a member of a group"),
+        (["a", "--group", "g", "--start", "7"], "--start 7: with --group it is one of earliest, latest, new"),
+    ],
+)
+def test_options_of_members_and_of_others(arguments: list[str], sentence: str) -> None:
+    result = CliRunner().invoke(main, ["subscribe", *arguments])
+    assert result.exit_code == 2
+    assert sentence in " ".join(result.stderr.split())

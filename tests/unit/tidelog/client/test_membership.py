@@ -284,6 +284,8 @@ class TestLosing:
         member.answer(1.0, 2, A, number=2, unasked=True)
         member(member.machine.tick(5.0))
         assert member.refuse(Code.UNKNOWN_MEMBER, 5.0) == [Lose(frozenset({A, B}))]
+        leave = member.sent[-2].request
+        assert (leave.kind, leave.member) == (HeartbeatRequest.LEAVE, "m1"), "others need not wait for its session"
         assert (member.last.kind, member.last.member, member.last.applied) == (HeartbeatRequest.JOIN, "m2", 0)
         assert not member.machine.may_hand_out(5.0)
 
@@ -303,7 +305,7 @@ class TestLosing:
         member.answer(5.0, 1, A)
         assert member.last.kind == HeartbeatRequest.STAY
         member.refuse(Code.UNKNOWN_MEMBER, 5.0)
-        assert member.last.kind == HeartbeatRequest.STAY, "the join waits"
+        assert member.last.kind == HeartbeatRequest.LEAVE, "the join waits"
         assert 5.0 < member.machine.next_deadline < 5.2
 
     def test_a_fenced_instance_is_over(self) -> None:

@@ -16,7 +16,7 @@ from tests.unit.tidelog.groups.groups_world import (
     settle_members,
     view,
 )
-from wire.errors import Code
+from wire.errors import Code, TidelogError
 from wire.groups import StreamPartition
 from wire.groups_pb2 import HeartbeatRequest, HeartbeatResponse, Subscription
 
@@ -96,16 +96,47 @@ def a_says(world: World, member: str) -> object:
     return world.heartbeat(member, applied=1)
 
 
-def test_a_member_that_does_not_give_up_in_time_is_removed() -> None:
+def test_a_member_that_does_not_give_up_in_time_is_expelled_and_has_its_partitions_until_its_session_ends() -> None:
+    """It may not have heard that it is expelled, and reads until then."""
     world = World()
     a = Member(world, "a", rebalance_timeout_ms=5000)
     b = Member(world, "b")
-    for _ in range(6):
+    for _ in range(4):
         world.pass_(1)
         world.heartbeat("a", applied=a.version)  # it lives, and never applies the newer version
-        b.beat()
-    assert b.numbers == [0, 1, 2, 3]
+    world.pass_(2)
+    assert [code(answer) for _, answer in world.unasked if isinstance(answer, TidelogError)] == [Code.UNKNOWN_MEMBER]
     assert code(a_says(world, "a")) is Code.UNKNOWN_MEMBER
+    assert code(world.commit("a", {0: 1})) is Code.UNKNOWN_MEMBER
+    b.beat()
+    assert b.numbers == []
+    world.pass_(SESSION - 3)
+    b.beat()
+    assert b.numbers == []
+    world.pass_(1.5)
+    b.beat()
+    assert b.numbers == [0, 1, 2, 3]
+
+
+def test_an_expelled_member_that_leaves_frees_its_partitions() -> None:
+    world = World()
+    a = Member(world, "a", rebalance_timeout_ms=1000)
+    b = Member(world, "b")
+    world.pass_(1.5)
+    assert code(world.heartbeat("a", applied=a.version)) is Code.UNKNOWN_MEMBER
+    world.heartbeat("a", HeartbeatRequest.LEAVE)
+    b.beat()
+    assert b.numbers == [0, 1, 2, 3]
+
+
+def test_a_successor_takes_an_expelled_member_for_one_that_lives() -> None:
+    world = World()
+    a = Member(world, "a", rebalance_timeout_ms=1000)
+    b = Member(world, "b")
+    world.pass_(1.5)
+    world.fail_over()
+    settle_members(a, b)
+    assert sorted(a.numbers + b.numbers) == [0, 1, 2, 3]
 
 
 def test_a_removed_member_is_told_on_the_inbox_of_its_last_heartbeat() -> None:

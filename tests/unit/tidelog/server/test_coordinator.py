@@ -42,6 +42,7 @@ class Led:
         self.key = KEY
         self.subject = "tidelog.__groups.3"
         self.leader_epoch = LeaderEpoch(4)
+        self.max_batch_bytes = 1 << 20
         self.log_start_offset = Offset(0)
         self.high_watermark = Offset(0)
         self.batches: list[bytes] = []
@@ -188,6 +189,9 @@ async def test_an_answer_leaves_when_its_records_are_committed_and_not_before() 
     world.led.commit()
     await delivered()
     assert HeartbeatResponse.FromString(answers[0].data).assigned[0].partitions == [0, 1]
+    assert not later, "a record proves first that no other broker leads"
+    world.led.commit()
+    await delivered()
     assert len(later) == 1
 
 
@@ -210,8 +214,9 @@ async def test_without_a_lease_nothing_is_answered_that_is_not_committed_just_no
     world = World()
     await world.until_active()
     world.ports.has_lease = False
-    assert refusal(await world.ask("offsets", OffsetsRequest(group=GROUP))) is Code.UNAVAILABLE
     assert TidelogError.from_headers((await world.join()).headers) is None
+    beat = HeartbeatRequest(group=GROUP, member="m", applied=1)
+    assert refusal(await world.ask("heartbeat", beat)) is Code.UNAVAILABLE
 
 
 async def test_after_an_append_that_failed_the_answers_are_errors_and_the_log_is_read_again(
@@ -246,6 +251,7 @@ async def test_what_an_append_of_unknown_outcome_has_left_is_read_once_it_is_com
     await delivered()
     assert not later, "the record may be committed yet"
     world.led.high_watermark = world.led.log_end_offset
+    world.led.at_once = True
     await delivered()
     assert CursorResponse.FromString(later[0].data).value == b"v"
 
