@@ -15,6 +15,7 @@ from dataplane.broker import checkpoints
 from dataplane.broker.acks import AppendReply, BareReplies, each_reply
 from dataplane.broker.follower_driver import FollowerDriver
 from dataplane.broker.leader_driver import LeaderDriver, Mover
+from dataplane.broker.publish_rules import ExpectationReply
 from dataplane.broker.reading import Reader
 from dataplane.log.partition_log import PartitionLog
 from dataplane.replica.effects import (
@@ -88,12 +89,18 @@ def token_shown(token: object) -> str:
             return token
         case AppendReply(inbox=inbox, response=response):
             duplicate = f" (a duplicate of what is at {response.base_offset})" if response.duplicate else ""
-            return inbox.removeprefix(CLIENT) + duplicate
+            places = zip(response.repeated_records, response.original_offsets, strict=True)
+            repeated = "".join(f" (record {place} is a repetition of {offset})" for place, offset in places)
+            return inbox.removeprefix(CLIENT) + duplicate + repeated
         case Reader(inbox=inbox):
             return inbox.removeprefix(CLIENT)
-        case BareReplies(runs=runs):
+        case BareReplies(runs=runs) as token:
             replies = [reply.decode() for _, run in runs for reply in each_reply(run) if reply is not None]
-            return " ".join(reply.removeprefix(CLIENT) for reply in replies)
+            offsets = " ".join(str(offset) for offset, _ in runs)
+            repeated = f" (a repetition of {offsets})" if token.is_repetition else ""
+            return " ".join(reply.removeprefix(CLIENT) for reply in replies) + repeated
+        case ExpectationReply(reply=reply):
+            return reply.decode().removeprefix(CLIENT)
         case Mover(move=move):
             return f"move to {move.target}"
         case _:
@@ -120,6 +127,8 @@ def effect_shown(effect: Told, asked_on: Callable[[str], Asked | None]) -> str:
             return f"notify {replica}"
         case ProposeIsr(change):
             return f"propose ISR {members_shown(change)} at p{change.expected_epoch} ({change.reason})"
+        case CompleteProduce(ExpectationReply() as token, None):
+            return f"the place that {token_shown(token)} expected is committed"
         case CompleteProduce(token, error):
             return f"ack {token_shown(token)}" if error is None else f"end {token_shown(token)} {error_shown(error)}"
         case CompleteDrain(token, error):

@@ -21,7 +21,7 @@ from __future__ import annotations
 
 import math
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
 from dataclasses import replace
 from functools import partial
@@ -365,8 +365,10 @@ class ReplicaSet:
         durability: str = "",
         producer: tuple[int, int, int] | None = None,
         expects: int | None = None,
+        ids: list[str | None] | None = None,
     ) -> None:
-        """An append request with one batch, a record for each character; `expects`: the offset of the first."""
+        """An append request with one batch, a record for each character; `expects`: the offset of the first; `ids`:
+        their message ids."""
         view = self.brokers[name].life.replica.view
         assert view is not None
         request = AppendRequest(
@@ -379,18 +381,21 @@ class ReplicaSet:
         if expects is not None:
             request.expected_last_offset = expects - 1
         time_ns = self.brokers[name].life.process.time_ns()
-        batch, _ = batch_of(values, time_ns, producer).stamp(Offset(0), LeaderEpoch(0))
+        batch, _ = batch_of(values, time_ns, producer, ids).stamp(Offset(0), LeaderEpoch(0))
         data = b"".join(encode_append(request, batch))
         self._request(name, SUBJECTS.append(self.key.stream, 0), data, token or values)
 
-    def publish_bare(self, name: str, values: str, token: str) -> None:
+    def publish_bare(
+        self, name: str, values: str, token: str, ids: list[str | None], headers: Mapping[str, str]
+    ) -> None:
         """NATS messages to the stream's subject, which arrive in one chunk."""
         sink: BulkHandler | None = self.brokers[name].life.connection.subscribed.get(self.view().subject)
         assert sink is not None, f"{name} does not lead"
 
         def chunk() -> None:
-            count = len(values)
-            sink.on_messages([value.encode() for value in values], [(CLIENT + token).encode()] * count, [None] * count)
+            blocks = [_header_block({"Nats-Msg-Id": each, **headers} if each else headers) for each in ids]
+            replies: list[bytes | None] = [(CLIENT + token).encode()] * len(values)
+            sink.on_messages([value.encode() for value in values], replies, blocks)
             sink.chunk_done()
 
         self.brokers[name].runs(chunk)
@@ -529,3 +534,11 @@ class ReplicaSet:
         for broker in self.brokers.values():
             if broker.leading is not None:
                 yield broker, broker.leading
+
+
+def _header_block(headers: Mapping[str, str]) -> bytes | None:
+    """As NATS carries them."""
+    if not headers:
+        return None
+    lines = "".join(f"{name}: {text}\r\n" for name, text in headers.items())
+    return f"NATS/1.0\r\n{lines}\r\n".encode()

@@ -7,8 +7,10 @@
     epoch 5                                before `begin`: LeaderEpoch of the first view
     begin                                  the view goes to everybody
     publish a xyz [acks=all|leader|none] [durability=LEVEL] [as=TOKEN] [timeout=S] [lease=no]
-              [producer=ID/EPOCH/SEQUENCE] [expects=OFFSET]     an append request
+              [producer=ID/EPOCH/SEQUENCE] [expects=OFFSET] [ids=I/-/K]     an append request
     publish a xyz bare [as=TOKEN] [lease=no]    a plain NATS message for each character
+              [ids=I/-/K] [last=SEQUENCE] [last-id=I]     message ids; what they expect
+    counted-on a                           a controller has counted on its leaderships by now
     deliver                                everything on its way, and what comes of it, until all is quiet
     deliver a>b …                          what is on these links now
     step                                   everything that is on its way now, not what comes of it
@@ -69,7 +71,20 @@ MOST_DELIVERIES = 500
 """In one command; a transcript that needs more goes round in circles."""
 
 
-_STREAM_SETTINGS = ("min_isr", "durability", "producer_byte_rate", "producer_record_rate")
+_STREAM_SETTINGS = ("min_isr", "durability", "producer_byte_rate", "producer_record_rate", "dedup_window_ms")
+
+
+_EXPECTATIONS = {"Last-Sequence": "last", "Last-Msg-Id": "last-id"}
+
+
+def _ids(text: str | None, values: str) -> list[str | None]:
+    """A message id for each record."""
+    if text is None:
+        return [None] * len(values)
+    ids = [None if each == "-" else each for each in text.split("/")]
+    if len(ids) != len(values):
+        raise ScriptError(f"ids={text} for {len(values)} records")
+    return ids
 
 
 class ReplicationScript:
@@ -84,6 +99,7 @@ class ReplicationScript:
             "epoch": self._epoch,
             "begin": self._begin,
             "publish": self._publish,
+            "counted-on": self._counted_on,
             "deliver": self._deliver,
             "step": self._step,
             "hold": self._hold,
@@ -316,7 +332,9 @@ class ReplicationScript:
     # ---- publishing and consuming ----------------------------------------------------------------------------------
 
     def _publish(self, command: Command) -> None:
-        command.check_options("acks", "durability", "as", "timeout", "lease", "producer", "expects")
+        command.check_options(
+            "acks", "durability", "as", "timeout", "lease", "producer", "expects", "ids", *_EXPECTATIONS.values()
+        )
         name, values, *how = command.words
         self._check_leads(name)
         options, world = command.options, self.world
@@ -325,7 +343,9 @@ class ReplicationScript:
         broker.has_lease = options.get("lease") != "no"
         before = len(self._lines)
         if "bare" in how:
-            world.publish_bare(name, values, token)
+            ids = _ids(options.get("ids"), values)
+            headers = {f"Nats-Expected-{title}": options.get(key) for title, key in _EXPECTATIONS.items()}
+            world.publish_bare(name, values, token, ids, {name: text for name, text in headers.items() if text})
         else:
             producer = tuple(map(int, options["producer"].split("/"))) if "producer" in options else None
             world.publish(
@@ -337,10 +357,15 @@ class ReplicationScript:
                 durability=options.get("durability", ""),
                 producer=producer,  # type: ignore[arg-type]
                 expects=int(options["expects"]) if "expects" in options else None,
+                ids=_ids(options.get("ids"), values) if "ids" in options else None,
             )
         if len(self._lines) == before and not broker.has_lease:
             self._lines.append(f"  {name}: silent to {token}")
         broker.has_lease = True
+
+    def _counted_on(self, command: Command) -> None:
+        broker = self.world.brokers[command.words[0]]
+        broker.counted_on_at = broker.life.process.time()
 
     def _consume(self, command: Command) -> None:
         command.check_options("offset", "wait", "last", "as")

@@ -29,7 +29,7 @@ from dataplane.replica.leader import Leader
 from tests.fake_nats import FakeTransport
 from tests.simulation.disk import SimDisk
 from tests.simulation.world import Process, SimulatedCrash
-from wire.batch import BatchBuilder, EncodedBatch, RecordBatch, iter_batches
+from wire.batch import BatchBuilder, EncodedBatch, RecordBatch, iter_batches, with_message_id
 from wire.reply_subjects import ReplySubjects
 from wire.subjects import Subjects
 from wire.tidelog_pb2 import (
@@ -128,11 +128,19 @@ def _values(batch: bytes) -> tuple[tuple[int, str], ...]:
     )
 
 
-def batch_of(values: str, timestamp: int, producer: tuple[int, int, int] | None = None) -> EncodedBatch:
-    """A record for each character, which is its key, too; a capital is the tombstone of its letter."""
+def batch_of(
+    values: str,
+    timestamp: int,
+    producer: tuple[int, int, int] | None = None,
+    ids: list[str | None] | None = None,
+) -> EncodedBatch:
+    """A record for each character, which is its key, too; a capital is the tombstone of its letter. `ids`: their
+    message ids."""
     builder = BatchBuilder()
-    for value in values:
-        builder.add_record(None if value.isupper() else value.encode(), value.lower().encode())
+    builder.has_message_ids = ids is not None
+    for value, each in zip(values, ids or [None] * len(values), strict=True):
+        headers = with_message_id(b"", each.encode()) if each else b""
+        builder.add_record(None if value.isupper() else value.encode(), value.lower().encode(), headers)
     identity, epoch, sequence = producer or (NO_PRODUCER, -1, -1)
     return builder.build(timestamp, producer_id=identity, producer_epoch=epoch, base_sequence=sequence)
 
@@ -255,6 +263,8 @@ class Broker:
     def __init__(self, replicas: ReplicaSet, name: str) -> None:
         self.name = BrokerId(name)
         self.has_lease = True
+        self.counted_on_at = -math.inf
+        """When a controller was last known to count on its leaderships."""
         self.disk = SimDisk(crash=SimulatedCrash)
         self._set = replicas
         self._life: _Life | None = None
@@ -348,6 +358,7 @@ class _Life:
             report_leader=self._ask_meta,
             withdraw=self._ask_meta,
             lease_valid=lambda _now: broker.has_lease,
+            led_at=lambda moment: broker.counted_on_at >= moment,
         )
         storage = StorageSettings(
             min_free_bytes=MIN_FREE_BYTES,
@@ -369,7 +380,7 @@ class _Life:
             executor=ROLES,
             checkpoints=cast(Any, None),
             decoders=cast(Any, None),
-            readers=cast(Any, None),
+            readers=ROLES,
             housekeeping=cast(Any, None),
             space=space,
             loop=process,

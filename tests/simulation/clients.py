@@ -40,6 +40,16 @@ MAX_WAITING = 64
 EXPECTING = 0.1
 """The share of records with acks=all that are sent with the offset that they expect."""
 
+EXPECTING_BARE = 0.2
+"""The same of bare publishes, where records have message ids."""
+AGAIN = 0.15
+"""The share of records that are sent again under their message id, though they were acknowledged."""
+
+
+def _id_of(value: bytes) -> str:
+    """The message id of a record: its writer and number."""
+    return ":".join(value.decode().split(":")[:2])
+
 
 @dataclass(slots=True)
 class _Asked:
@@ -54,6 +64,8 @@ class _Asked:
     is_envelope: bool
     is_sent_once: bool
     """One answer is given for all of it."""
+    expects: int | None
+    """The end of the log, or it is refused; None: any."""
 
 
 def _told(message: Message) -> tuple[int, Code | None]:
@@ -80,9 +92,11 @@ class Workload:
         *,
         rate: float,
         keys: int = 0,
+        identifies: bool = False,
     ) -> None:
         """`rate`: records per second of each producer. `keys`: so many different ones, and the stream is compacted; 0:
-        none."""
+        none. `identifies`: records have message ids, and are sent again under them."""
+        self.identifies = identifies
         self.world = world
         self.invariants = invariants
         self.process = Process.begun(world, name)
@@ -249,6 +263,7 @@ class Workload:
                 continue
             waiting = 0
             number = 0
+            stored: list[tuple[bytes, int]] = []
 
             def answered(
                 value: bytes,
@@ -257,6 +272,7 @@ class Workload:
                 incarnation: int,
                 failed: asyncio.Event,
                 place: tuple[int, int | None],
+                stored: list[tuple[bytes, int]],
                 future: asyncio.Future[Receipt],
             ) -> None:
                 nonlocal waiting
@@ -274,6 +290,8 @@ class Workload:
                     failed.set()
                     return
                 receipt = future.result()
+                if committed:
+                    stored.append((value, receipt.partition))
                 if place[1] not in (None, receipt.offset):
                     self.world.broken("ExpectedOffset", f"{value[:12]!r} is at {receipt.offset}, not {place[1]}")
                 self.acknowledged += 1
@@ -293,16 +311,23 @@ class Workload:
                     number += 1
                     value = self._value(name, number)
                     partition = self.rng.randrange(self.partitions)
+                    is_again = self.identifies and stored and self.rng.random() < AGAIN
+                    if is_again:
+                        value, partition = self.rng.choice(stored)
                     key = None
                     if self.keys:
                         key = b"%d" % self.rng.randrange(self.keys)
                         value = b"" if self.rng.random() < 0.2 else value
                     expected = None
-                    if acks == "all" and self.rng.random() < EXPECTING:
+                    if acks == "all" and not is_again and self.rng.random() < EXPECTING:
                         expected = self.invariants.acked_end(self.stream, incarnation, partition)
                     try:
                         future = producer.send_nowait(
-                            value or None, key=key, partition=partition, expected_offset=expected
+                            value or None,
+                            key=key,
+                            partition=partition,
+                            expected_offset=expected,
+                            msg_id=_id_of(value) if self.identifies else None,
                         )
                     except TidelogError as error:
                         self.world.say(f"{name} fails: {error}")
@@ -320,6 +345,7 @@ class Workload:
                             incarnation,
                             failed,
                             (partition, expected),
+                            stored,
                         )
                     )
             if failed.is_set() or incarnation != self.incarnation:
@@ -382,20 +408,28 @@ class Workload:
                 promised=not self.invariants.has_zombie(self.stream, partition),
                 is_envelope=number % 3 == 0,
                 is_sent_once=not self.connection.nats.weather.duplication,
+                expects=None,
             )
+            if self.identifies and not asked.is_envelope and self.rng.random() < EXPECTING_BARE:
+                end = self.invariants.acked_end(self.stream, self.incarnation, partition)
+                asked.expects = max(0, end + self.rng.choice((-1, 0, 0, 0, 1)))
             self.connection.on_inbox(asked.inbox, partial(self._answered, asked))
             self.sent += 1
             self._send(asked)
-            if number % 2:
+            if number % 2 and asked.expects is None:
                 self.process.call_later(1.0, self._again, asked)
 
     def _send(self, asked: _Asked) -> None:
         subject = ingest_subject(self.stream, asked.partition)
+        headers = {"Nats-Msg-Id": _id_of(asked.value)} if self.identifies else {}
         if asked.is_envelope:
-            message = Envelope(value=asked.value, ackInbox=asked.inbox, ackPolicy=AckPolicy.ALL)
+            encoded = {name: text.encode() for name, text in headers.items()}
+            message = Envelope(value=asked.value, ackInbox=asked.inbox, ackPolicy=AckPolicy.ALL, headers=encoded)
             self.connection.publish(subject, [encode_publish(message)])
-        else:
-            self.connection.publish(subject, [asked.value], reply=asked.inbox)
+            return
+        if asked.expects is not None:
+            headers["Nats-Expected-Last-Sequence"] = str(asked.expects)
+        self.connection.publish(subject, [asked.value], reply=asked.inbox, headers=headers or None)
 
     def _again(self, asked: _Asked) -> None:
         if self.connection.waits_on(asked.inbox) and asked.incarnation == self.incarnation and not self.stopped:
@@ -416,6 +450,8 @@ class Workload:
             return
         self.connection.on_inbox(asked.inbox, None)
         self.acknowledged += 1
+        if asked.expects not in (None, offset) and asked.promised:
+            self.world.broken("ExpectedOffset", f"{asked.value[:12]!r} is at {offset}, not {asked.expects}")
         if asked.promised:
             ack = Acknowledged(self.stream, asked.incarnation, asked.partition, offset, asked.value, self.process.name)
             self._acked(ack, promised=True)
@@ -507,6 +543,8 @@ class Workload:
         expected = self.consumed.get((incarnation, partition), 0)
         known = self.invariants.history.named(self.stream, incarnation, partition)
         gone = known[1].removed_to if known is not None else 0
+        if self.identifies and known is not None and first > expected and known[1].holds_nothing(expected, first):
+            expected = first  # records that were not stored again leave holes
         if self.keys and first >= expected:
             told = first - expected  # compaction leaves holes
         elif not expected <= first <= expected + told or (first > expected and first > gone):

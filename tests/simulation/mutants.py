@@ -13,7 +13,11 @@ from dataplane.broker.appending import Appending
 from dataplane.broker.broker import Broker
 from dataplane.broker.follower_driver import FollowerDriver
 from dataplane.broker.housekeeping import Housekeeping
+from dataplane.broker.id_keeper import IdKeeper
+from dataplane.broker.id_learning import IdLearning
 from dataplane.broker.leader_driver import LeaderDriver
+from dataplane.broker.publish_rules import PublishRules
+from dataplane.broker.repetitions import Repetitions
 from dataplane.broker.replica import Replica
 from dataplane.broker.requests import Requests
 from dataplane.broker.sync_requests import SyncRequests
@@ -217,9 +221,29 @@ MUTANTS: tuple[Mutant, ...] = (
         "a duplicate is acknowledged before the original is committed",
         (
             Appending._append_batch,
-            "self._run(self._await(request, level, verdict.end_offset, response, inbox, now))",
+            "self._run(self._await(request, level, end, response, inbox, now))",
             "self._role.answers.append(AppendReply(inbox, response, False))",
         ),
+    ),
+    _mutant(
+        "a record is stored again under its message id",
+        (Repetitions.find, "if not self.are_sought:", "if True:"),
+    ),
+    _mutant(
+        "a new leader does not know the message ids of its log",
+        (IdLearning.learn, "if role.ids.is_current(role.log):", "if True:"),
+    ),
+    _mutant(
+        "a repetition is acknowledged before the original is committed",
+        (
+            PublishRules._wait,
+            "self.waiting += 1",
+            "if isinstance(token, BareReplies):\n        return self._role.answers.bare(token)\n    self.waiting += 1",
+        ),
+    ),
+    _mutant(
+        "message ids above a cut are remembered",
+        (IdKeeper.cutting, "self.table.cut(kept)", "pass"),
     ),
     _mutant(
         "duplicates are appended again",

@@ -59,6 +59,10 @@ QUICK_METADATA = MetadataSettings(
 )
 
 
+WINDOW_MS = 24 * 3_600_000
+"""Of message ids: longer than a run, and than clocks are apart."""
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RunPlan:
     """Settings that differ from run to run, besides the faults."""
@@ -89,6 +93,8 @@ class RunPlan:
     """Settings of the streams that make old records go."""
     housekeeping_interval: float = 5.0
     """Seconds."""
+    identifies: bool = False
+    """Records have message ids, and are sent again under them."""
     keys: int = 0
     """Of the records, and then the streams are compacted; 0: records without keys."""
     producers: ProducerLimits = DEFAULT_LIMITS
@@ -162,6 +168,10 @@ class RunPlan:
             min_dirty_ratio=rng.choice((0.01, 0.3)),
         )
 
+    def identifying(self, rng: Random) -> RunPlan:
+        """Some runs have records with message ids; not where records go, for their ids go with them."""
+        return self if self.keys or self.retention or rng.random() >= 0.5 else replace(self, identifies=True)
+
 
 @dataclass(slots=True)
 class Result:
@@ -197,6 +207,7 @@ class Cluster:
         self.plan = RunPlan.drawn(rng, scenario).keeping_less(Random(f"retention of {world.seed}"))
         self.plan = self.plan.compacting(Random(f"compaction of {world.seed}"))
         self.plan = self.plan.forgetting(Random(f"producers of {world.seed}"))
+        self.plan = self.plan.identifying(Random(f"message ids of {world.seed}"))
         names = tuple(f"b{number + 1}" for number in range(self.plan.brokers))
         if schedule is None:
             schedule = draw(rng, names, self.plan.duration, scenario)
@@ -246,7 +257,14 @@ class Cluster:
                 broker.metadata_settings = QUICK_METADATA
         self.workloads = [
             Workload(
-                self.world, self.nats, self.invariants, self.subjects, name, rate=self.plan.rate, keys=self.plan.keys
+                self.world,
+                self.nats,
+                self.invariants,
+                self.subjects,
+                name,
+                rate=self.plan.rate,
+                keys=self.plan.keys,
+                identifies=self.plan.identifies,
             )
             for name in ("c", "d")[: self.plan.streams]
         ]
@@ -367,6 +385,8 @@ class Cluster:
         config = {"durability": str(plan.durability), "segment_bytes": str(plan.segment_bytes)}
         config["min_isr"] = str(plan.min_isr)
         config.update({key: str(value) for key, value in plan.retention})
+        if plan.identifies:
+            config["dedup_window_ms"] = str(WINDOW_MS)
         if plan.keys:
             config |= {"compact": "true", "tombstone_retention_ms": str(plan.tombstone_retention_ms)}
         self._create("s", clients, config)
@@ -483,7 +503,7 @@ class Cluster:
         for key, history in self.invariants.history.of.items():
             if truth.partition(key) is not None:
                 read = consumed[key.stream].get((key.stream_incarnation, key.partition), 0)
-                if read < history.end and not self._is_empty(key):
+                if read < history.end and not self._is_empty(key) and not history.holds_nothing(read, history.end):
                     return f"the consumer of {key} is at {read}, committed is {history.end}"
         return None
 

@@ -14,6 +14,8 @@ from typing import TYPE_CHECKING, Any, TypeVar
 
 import click
 
+from tidelog.cli.session import fail
+
 if TYPE_CHECKING:
     from tidelog.client.positions import AtTime
 
@@ -87,17 +89,18 @@ def point_in_time(option: str, text: str, zone: tzinfo | None) -> AtTime:
 
 
 def position(option: str, text: str, zone: tzinfo | None) -> str | int | AtTime:
-    """A start or stop as `Client.consume` takes it. Raises click.BadParameter."""
+    """A start or stop as `Client.consume` takes it. Raises Failure, as for positions that the client refuses."""
     if text in _POSITIONS:
         return text
     if text.isascii() and text.isdigit():
         return int(text[:_MOST_DIGITS])
-    found = _point(option, text, zone)
+    try:
+        found = _point(option, text, zone)
+    except click.BadParameter as error:
+        fail(f"{option}: {error.message}")
     if found is None:
         words = ", ".join(_POSITIONS)
-        raise click.BadParameter(
-            f"{text!r} is no position; give {words}, an offset (digits) or a time: {FORMS}", param_hint=option
-        )
+        fail(f"{option}: {text!r} is no position; give {words}, an offset (digits) or a time: {FORMS}")
     return found
 
 

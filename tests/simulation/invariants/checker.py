@@ -13,6 +13,7 @@ from tests.simulation.invariants.clients import (
     ConsumersSeeOneValue,
     ConsumersSeeOnlyCommitted,
     ConsumersSeeTheNewest,
+    MessageIdsAreStoredOnce,
     NoAcknowledgedRecordLost,
     NoDuplicates,
     NoFalseAlarm,
@@ -102,6 +103,7 @@ INVARIANTS: tuple[type[Invariant], ...] = (
     ConsumersSeeOnlyCommitted,
     ConsumersSeeOneValue,
     ConsumersSeeTheNewest,
+    MessageIdsAreStoredOnce,
     NoDuplicates,
     ProducerOrder,
     ReadonlyTakesNothing,
@@ -368,7 +370,11 @@ class Invariants:
                 continue
             values: list[bytes] = []
             for _, data in history.batches:
-                values += [value or b"" for value in RecordBatch.decode(data).values]
+                batch = RecordBatch.decode(data)
+                for offset, value in zip(batch.offsets.tolist(), batch.values, strict=True):
+                    values += [b""] * (offset - len(values))  # of records that were not stored again
+                    values.append(value or b"")
+                values += [b""] * (batch.header.end_offset - len(values))
             out[key.stream, key.stream_incarnation, key.partition] = values
         return out
 

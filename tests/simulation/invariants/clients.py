@@ -6,12 +6,12 @@ from typing import TYPE_CHECKING
 
 from tests.simulation.invariants.base import Acknowledged, Invariant, Numbered, Scene
 from tests.simulation.invariants.history import Row, rows, value_at
+from wire.batch import RecordBatch
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
 
     from tests.simulation.invariants.history import History
-    from wire.batch import RecordBatch
     from wire.types import LeaderEpoch, PartitionKey
 
 
@@ -166,6 +166,20 @@ class NoDuplicates(Invariant):
     def on_numbered(self, record: Numbered) -> None:
         if record.number == record.before:
             self.broken(f"{record.where} offset {record.offset}: {record.value[:20]!r} twice")
+
+
+class MessageIdsAreStoredOnce(Invariant):
+    """To publishers: a record that is sent again under its message id, by whomever, is stored once. Windows are longer
+    than runs, and no record of these streams goes."""
+
+    def at_the_end(self, records: Mapping[tuple[str, int, int], list[bytes]]) -> None:
+        for key, history in self.history.of.items():
+            found: dict[bytes, int] = {}
+            for _, data in history.batches:
+                for offset, message_id in RecordBatch.decode(data).message_ids():
+                    if message_id in found:
+                        self.broken(f"{message_id!r} is at offsets {found[message_id]} and {offset} of {key}")
+                    found[message_id] = offset
 
 
 class ProducerOrder(Invariant):

@@ -43,6 +43,17 @@ class History:
         self.end = next(header.end_offset for _, header in iter_batches(data))
         self.told_by[base] = broker
 
+    def holds_nothing(self, start: int, end: int) -> bool:
+        """No record has an offset from `start` on, below `end`."""
+        for base, data in self.batches:
+            if (
+                base < end
+                and parse_header(data).end_offset > start
+                and any(start <= r.offset < end for r in rows(data))
+            ):
+                return False
+        return True
+
 
 class CommittedHistory:
     def __init__(self, world: World) -> None:
