@@ -32,6 +32,12 @@ from tidelog.cli.login_options import given_login, login_options, warn_of_secret
     help="File with the master keys of encrypted streams, a line 'ID KEY' each, the first one in use; read again at "
     "SIGHUP.",
 )
+@click.option(
+    "--liftbridge-port",
+    type=click.IntRange(1, 65535),
+    metavar="PORT",
+    help="Answer Liftbridge's clients there, on loopback unless the configuration says otherwise.  [default: no port]",
+)
 @click.option("--data-dir", help="Folder of this broker's data; one broker per folder.")
 @click.option("--namespace", help="First token of Tidelog's own subjects.  [default: tidelog]")
 @click.option(
@@ -50,6 +56,7 @@ def server(
     raft_cert: str | None,
     raft_key: str | None,
     master_key_file: str | None,
+    liftbridge_port: int | None,
     data_dir: str | None,
     namespace: str | None,
     rack: str | None,
@@ -85,6 +92,7 @@ def server(
         "raft_cert": raft_cert,
         "raft_key": raft_key,
         "master_key_file": master_key_file,
+        "liftbridge_port": liftbridge_port,
         "data_dir": data_dir,
         "namespace": namespace,
         "rack": rack,

@@ -38,6 +38,12 @@ if TYPE_CHECKING:
     type=click.Path(path_type=Path, dir_okay=False, exists=True),
     help="Master keys of encrypted streams, for all brokers; see `tidelog server --help`.",
 )
+@click.option(
+    "--liftbridge-port",
+    type=click.IntRange(1, 65535),
+    metavar="PORT",
+    help="Answer Liftbridge's clients: b1 on this port, b2 on the next one, and so on.",
+)
 @click.option("--json", "as_json", is_flag=True, help="Print the content of cluster.json when all serve.")
 def up(
     nodes: int,
@@ -45,6 +51,7 @@ def up(
     port: int,
     restart_after: float | None,
     master_key_file: Path | None,
+    liftbridge_port: int | None,
     as_json: bool,
 ) -> None:
     """Run a development cluster: a real nats-server and brokers b1, b2, …, each a process.
@@ -69,7 +76,9 @@ def up(
     console = Console(stderr=True)
     stop = _Stop()
     try:
-        with DevCluster(data_dir, nodes=nodes, port=port, master_key_file=master_key_file) as cluster:
+        with DevCluster(
+            data_dir, nodes=nodes, port=port, master_key_file=master_key_file, liftbridge_port=liftbridge_port
+        ) as cluster:
             try:
                 keeper = NatsKeeper(
                     cluster.nats, lambda text: console.print(text, style="bold red", soft_wrap=True, highlight=False)
@@ -93,6 +102,9 @@ def up(
                         " Ctrl-C stops the cluster.",
                         soft_wrap=True,
                     )
+                    if liftbridge_port is not None:
+                        addresses = ", ".join(str(cluster.liftbridge_address(each)) for each in cluster.broker_ids)
+                        console.print(f"Liftbridge's clients: {addresses}.", soft_wrap=True)
                 _watch(
                     cluster, on_wait, restart_after, lambda text: console.print(text, soft_wrap=True, highlight=False)
                 )

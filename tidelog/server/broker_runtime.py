@@ -235,6 +235,11 @@ class BrokerRuntime:
         """0 until this life is registered."""
         return self._context.incarnation
 
+    @property
+    def reply_subjects(self) -> ReplySubjects:
+        """Where this broker answers clients."""
+        return self._replies
+
     def _current_lives(self) -> list[str]:
         return [known.life_id for known in self.metadata.state.brokers.values()]
 

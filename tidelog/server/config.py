@@ -9,6 +9,13 @@
     raft_ca = "ca.pem"                      # these three: TLS between the brokers' Raft nodes
     raft_cert = "b1.pem"
     raft_key = "b1.key"
+    liftbridge_port = 9292                  # Liftbridge's gRPC API, off without it: docs/liftbridge.md
+    liftbridge_host = "127.0.0.1"           # where it listens; beyond loopback only when it is said here
+    liftbridge_advertised = "b1:9292"       # what clients are told; else host and port
+    liftbridge_cert = "b1.pem"              # these three: TLS on that port; with a CA, clients show certificates, too
+    liftbridge_key = "b1.key"
+    liftbridge_ca = "clients.pem"
+    liftbridge_login = "login.toml"         # a [login] to NATS for the calls on that port
     data_dir = "/var/lib/tidelog"
     boot_id_file = "/run/boot-id"           # where the system has no boot id of its own: see docs/operations.md
     namespace = "tidelog"
@@ -32,7 +39,7 @@
 Environment: TIDELOG_ID, TIDELOG_NATS, TIDELOG_RAFT_ADDRESS, TIDELOG_RAFT_PEERS ("b2=host:port,b3=host:port"),
 TIDELOG_RAFT_SECRET, TIDELOG_RAFT_SECRET_FILE, TIDELOG_RAFT_CA, TIDELOG_RAFT_CERT, TIDELOG_RAFT_KEY, TIDELOG_DATA_DIR,
 TIDELOG_BOOT_ID_FILE, TIDELOG_NAMESPACE, TIDELOG_RACK, TIDELOG_LOG_LEVEL, TIDELOG_MASTER_KEY_FILE, or TIDELOG_MASTER_KEY
-with the key itself; TIDELOG_NATS_USER and the others of the login.
+with the key itself; TIDELOG_LIFTBRIDGE_PORT and its like; TIDELOG_NATS_USER and the others of the login.
 """
 
 from __future__ import annotations
@@ -54,11 +61,13 @@ from metadata.settings import MetadataSettings
 from tidelog.runtime.login import NO_LOGIN, NatsLogin
 from tidelog.runtime.login_sources import LoginSources, urls
 from tidelog.runtime.loopback import is_loopback
+from tidelog.server.liftbridge.settings import FILE_KEYS, SECRET_FILE_KEYS, LiftbridgeSettings, read_settings
+from tidelog.server.liftbridge.settings import KEYS as LIFTBRIDGE_KEYS
 from tidelog.server.secret_file import SecretFile
 from wire.cluster_secrets import ClusterSecret, ClusterSecrets, parse_secrets, public_secrets
 from wire.errors import Code, TidelogError
 from wire.racks import check_rack
-from wire.subjects import DEFAULT_NAMESPACE, check_broker_id, check_namespace
+from wire.subjects import DEFAULT_INBOX_PREFIX, DEFAULT_NAMESPACE, check_broker_id, check_namespace
 from wire.types import BrokerId
 
 VOTER_COUNTS = (1, 3, 5)
@@ -66,9 +75,9 @@ LOG_LEVELS = ("debug", "info", "warning", "error")
 _KEYS = (
     "id", "nats", "raft_address", "raft_peers", "raft_secret", "raft_secret_file", "data_dir", "boot_id_file",
     "namespace", "log_level", "master_key_file", "raft_ca", "raft_cert", "raft_key",
-    "rack",
+    "rack", *LIFTBRIDGE_KEYS,
 )  # fmt: skip
-_SECRET_FILES = ("raft_secret_file", "master_key_file", "raft_key")
+_SECRET_FILES = ("raft_secret_file", "master_key_file", "raft_key", *SECRET_FILE_KEYS)
 _RAFT_TLS = ("raft_ca", "raft_cert", "raft_key")
 _Settings = TypeVar("_Settings", ReplicaSettings, MetadataSettings, StorageSettings)
 _SECTIONS = ("replica", "metadata", "storage")
@@ -94,6 +103,8 @@ class ServerConfig:
     """Where `secrets` are from; None: the environment, or nowhere."""
     raft_certificates: RaftCertificates | None = None
     """Of TLS between the brokers' Raft nodes; None: without TLS."""
+    liftbridge: LiftbridgeSettings | None = None
+    """The port for Liftbridge's clients; None: there is none."""
     boot_id_file: Path = LINUX_BOOT_ID
     """Its content differs after every start of the operating system."""
     namespace: str = DEFAULT_NAMESPACE
@@ -103,6 +114,12 @@ class ServerConfig:
     master_keys: MasterKeys = field(default_factory=MasterKeys)
     master_key_file: Path | None = None
     """Where `master_keys` are from; None: the environment, or nowhere."""
+    liftbridge_login: Callable[[], tuple[Callable[[], NatsLogin], str]] = lambda: (
+        lambda: NO_LOGIN,
+        DEFAULT_INBOX_PREFIX,
+    )
+    """The login to `nats` of the Liftbridge port, read anew at each call of it, and where its answers come. Raises
+    TidelogError(BAD_CONFIG)."""
     replica: ReplicaSettings = field(default_factory=ReplicaSettings)
     metadata: MetadataSettings = field(default_factory=MetadataSettings)
     storage: StorageSettings = field(default_factory=StorageSettings)
@@ -126,7 +143,7 @@ def load(flags: Mapping[str, Any], environment: Mapping[str, str], file: Path | 
             known = ", ".join([*_KEYS, *(f"[{section}]" for section in (*_SECTIONS, "login"))])
             raise _bad(f"{file}: unknown setting {unknown[0]!r}; known: {known}")
         values.update(document)
-        for key in ("raft_secret_file", "data_dir", "boot_id_file", "master_key_file", *_RAFT_TLS):
+        for key in ("raft_secret_file", "data_dir", "boot_id_file", "master_key_file", *_RAFT_TLS, *FILE_KEYS):
             if key in values:
                 values[key] = str(file.parent / str(values[key]))
     for key in _KEYS:
@@ -176,6 +193,7 @@ def _build(
             " file, or leave the file out"
         )
     found = sources.find()
+    liftbridge = read_settings(values)
     config = ServerConfig(
         broker=broker,
         nats=found.servers,
@@ -188,6 +206,8 @@ def _build(
         secrets=_secrets(values, is_alone=address is None and not peers),
         raft_secret_file=Path(str(named)) if named else None,
         raft_certificates=_raft_certificates(values),
+        liftbridge=liftbridge,
+        liftbridge_login=lambda: _login_of_port(liftbridge, sources, found.servers),
         namespace=namespace,
         rack=check_rack(str(values["rack"])) if values.get("rack") else None,
         log_level=level,
@@ -280,6 +300,18 @@ def _raft_certificates(values: Mapping[str, Any]) -> RaftCertificates | None:
             f"TLS between brokers needs raft_ca, raft_cert and raft_key, and there is no {missing}; give it, too"
         )
     return None
+
+
+def _login_of_port(
+    settings: LiftbridgeSettings | None, sources: LoginSources, servers: tuple[str, ...]
+) -> tuple[Callable[[], NatsLogin], str]:
+    """The broker's own login where the port has none."""
+    if settings is None or settings.login is None:
+        return sources.login, DEFAULT_INBOX_PREFIX
+    own = LoginSources(
+        environment={}, server_variable="TIDELOG_NATS", servers=servers, options={}, files=(settings.login,)
+    )
+    return own.login, own.find().inbox_prefix or DEFAULT_INBOX_PREFIX
 
 
 def _section(kind: type[_Settings], name: str, values: Mapping[str, Any]) -> _Settings:

@@ -30,13 +30,14 @@ from pathlib import Path
 from typing import IO, Any, Self
 
 from tidelog.runtime.login_sources import PREFIX
-from tidelog.runtime.loopback import free_addresses
+from tidelog.runtime.loopback import HOST, free_addresses
 from tidelog.runtime.orphans import ends_with_us
 from tidelog.runtime.server import MAX_PAYLOAD, EmbeddedNatsServer, NatsPortTaken, NatsServerFailed
 from tidelog.server.config import VOTER_COUNTS
 from wire.errors import Code, TidelogError
 
 MAX_NODES = 16
+MOST_PORT = 65535
 LOCK_FILE = "up.lock"
 NATS_PAUSE = 0.5
 """Seconds before the second start in a row of a nats-server that does not stay; doubled with each further one."""
@@ -61,15 +62,22 @@ class DevCluster:
         settings: dict[str, dict[str, Any]] | None = None,
         server_command: Sequence[str] | None = None,
         master_key_file: Path | None = None,
+        liftbridge_port: int | None = None,
         max_payload: int = MAX_PAYLOAD,
         nats_config: str = "",
         settings_of: Mapping[str, Mapping[str, Any]] | None = None,
     ) -> None:
         """`port` 0: any free one. `settings`: sections of the brokers' configuration (`replica`, `metadata`).
         `server_command`: arguments of this Python that run one broker, in place of `-m tidelog server`.
-        `master_key_file`: of all brokers. `max_payload`: of nats-server, bytes. `nats_config`: further configuration of
-        nats-server. `settings_of`: by broker id, what its configuration has besides: values at the top (`raft_ca`), and
-        mappings as sections (`login`)."""
+        `master_key_file`: of all brokers. `liftbridge_port`: of the first broker; the next one has the next port.
+        `max_payload`: of nats-server, bytes. `nats_config`: further configuration of nats-server. `settings_of`: by
+        broker id, what its configuration has besides: values at the top (`raft_ca`), and mappings as sections
+        (`login`)."""
+        if liftbridge_port is not None and liftbridge_port + nodes - 1 > MOST_PORT:
+            raise TidelogError(
+                Code.BAD_CONFIG,
+                f"liftbridge_port={liftbridge_port} leaves no ports for {_nodes(nodes)}; give a lower one",
+            )
         if not 1 <= nodes <= MAX_NODES:
             raise TidelogError(Code.BAD_CONFIG, f"{nodes} nodes asked for; a development cluster has 1 to {MAX_NODES}")
         self.data_dir = data_dir.absolute()
@@ -78,6 +86,7 @@ class DevCluster:
         self._server_command = [*(server_command or ("-m", "tidelog", "server"))]
         self._master_key_file = master_key_file.absolute() if master_key_file is not None else None
         self._port = port
+        self._liftbridge_port = liftbridge_port
         self._max_payload = max_payload
         self._nats_config = nats_config
         self._settings_of = settings_of or {}
@@ -165,6 +174,12 @@ class DevCluster:
 
     def config_file(self, broker: str) -> Path:
         return self.data_dir / f"{broker}.toml"
+
+    def liftbridge_address(self, broker: str) -> str | None:
+        """Of its port for Liftbridge's clients; None: there is none."""
+        if self._liftbridge_port is None:
+            return None
+        return f"{HOST}:{self._liftbridge_port + self.broker_ids.index(broker)}"
 
     def log_file(self, broker: str) -> Path:
         return self.data_dir / f"{broker}.log"
@@ -299,7 +314,7 @@ class DevCluster:
         addresses = {broker: self._known_address(broker) for broker in voters}
         new = [broker for broker, address in addresses.items() if address is None]
         addresses.update(zip(new, free_addresses(len(new)), strict=True))
-        for broker in self.broker_ids:
+        for at, broker in enumerate(self.broker_ids):
             peers = ", ".join(f'{v} = "{addresses[v]}"' for v in voters if v != broker)
             lines = [
                 f'id = "{broker}"',
@@ -308,6 +323,7 @@ class DevCluster:
                 f"raft_peers = {{ {peers} }}",
                 'raft_secret_file = "raft-secret"',
                 f'data_dir = "{broker}"',
+                *([f"liftbridge_port = {self._liftbridge_port + at}"] if self._liftbridge_port is not None else []),
                 *([f"master_key_file = {json.dumps(str(self._master_key_file))}"] if self._master_key_file else []),
             ]
             own = self._settings_of.get(broker, {})
@@ -337,6 +353,7 @@ class DevCluster:
                     "data_dir": str(self.broker_dir(broker)),
                     "raft": self._known_address(broker),
                     "config": str(self.config_file(broker)),
+                    **({"liftbridge": address} if (address := self.liftbridge_address(broker)) else {}),
                 }
                 for broker in self.broker_ids
             ],

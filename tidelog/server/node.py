@@ -24,7 +24,7 @@ import uuid
 from collections.abc import Awaitable, Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from functools import partial
-from typing import Any, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 from google.protobuf.message import DecodeError
 
@@ -46,6 +46,7 @@ from tidelog.runtime.nats_errors import NatsRefused, NatsUnavailable
 from tidelog.runtime.private_files import PRIVATE_UMASK, warn_of_open
 from tidelog.server.broker_runtime import BrokerDependencies, BrokerRuntime
 from tidelog.server.config import ServerConfig
+from tidelog.server.liftbridge.settings import ADDRESS_LABEL
 from tidelog.server.log_limit import LogLimit
 from tidelog.server.open_files import raise_limit
 from tidelog.server.peers.link import PeerLink
@@ -58,6 +59,9 @@ from wire.racks import RACK_LABEL
 from wire.subjects import Subjects
 from wire.transport import Message, Subscription
 from wire.types import BrokerId
+
+if TYPE_CHECKING:
+    from tidelog.server.liftbridge.port import LiftbridgePort
 
 _log = logging.getLogger(__name__)
 
@@ -233,6 +237,7 @@ class Node:
         if config.raft_secret_file is not None:
             self._secret_watch = SecretWatch(config.raft_secret_file, config.secrets, config.broker, loop)
             stack.callback(self._secret_watch.close)
+        liftbridge = self._bind_liftbridge()
         ready = config.data_dir / "ready"
         ready.unlink(missing_ok=True)
         stack.callback(ready.unlink, missing_ok=True)
@@ -332,6 +337,12 @@ class Node:
                     else ""
                 ),
             )
+        if liftbridge is not None:
+            connection = await self._connect_liftbridge()
+            stack.push_async_callback(liftbridge.close)
+            await liftbridge.serve(
+                config.broker, connection, subjects, lambda: runtime.metadata.state, runtime.reply_subjects
+            )
         try:
             ready.write_text(f"{os.getpid()}\n")
         except OSError as e:  # processes that wait for the start read it; nothing here depends on it
@@ -369,6 +380,43 @@ class Node:
                     f" `tidelog security nats-config --role broker --broker {broker} --subject SUBJECT` prints",
                 )
             return connection
+
+    def _bind_liftbridge(self) -> LiftbridgePort | None:
+        """Raises TidelogError(BAD_CONFIG)."""
+        settings = self.config.liftbridge
+        if settings is None:
+            return None
+        try:
+            from tidelog.server.liftbridge.port import LiftbridgePort  # grpc is there with the extra only
+        except ImportError as error:
+            raise TidelogError(
+                Code.BAD_CONFIG,
+                f"liftbridge_port needs grpcio, which cannot be imported ({error}); install it with"
+                " `pip install 'tidelog[liftbridge]'`, or leave liftbridge_port out",
+            ) from error
+        self._labels[ADDRESS_LABEL] = settings.advertised
+        return LiftbridgePort.bind(settings)
+
+    async def _connect_liftbridge(self) -> NatsConnection:
+        """With the login of the port's clients. Raises TidelogError where NATS refuses it."""
+        config = self.config
+        login, inboxes = config.liftbridge_login()
+        try:
+            connection = await NatsConnection.connect(
+                config.nats, name=f"tidelog {config.broker} liftbridge", login=login, inbox_prefix=inboxes
+            )
+        except NatsUnavailable as error:
+            raise TidelogError(Code.UNAVAILABLE, f"liftbridge_login: {error}") from error
+        try:
+            connection.violations.check_answers_arrive()
+        except TidelogError as error:
+            await connection.close()
+            raise TidelogError(
+                error.code,
+                f"the login to NATS of the Liftbridge port: {error.message}; give it a login of a client with"
+                " liftbridge_login",
+            ) from error
+        return connection
 
     async def _check_cluster_for_ever(self, check_cluster: Callable[[], Awaitable[None]]) -> None:
         try:

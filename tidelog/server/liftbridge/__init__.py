@@ -1,0 +1,24 @@
+"""Liftbridge's gRPC API on a port of the broker, for clients that were written for Liftbridge.
+
+    Liftbridge client ── gRPC ──> port.py ── calls.py ──> streams.py, metadata.py, publishing.py, subscribing.py
+                                                              └─ a client of Tidelog ── NATS ──> controller and leaders
+
+Every broker with the port answers every call: behind it is an ordinary client of the cluster, with a NATS connection
+and a login of its own, which finds leaders and outlives them. So nothing here knows of replication, and nobody does
+over the port what that login may not do over NATS. Metadata of streams come from the cluster state that this broker has
+applied.
+
+| module | what it does |
+|---|---|
+| `settings.py` | the configuration |
+| `port.py` | listens: TLS, limits, begin and end |
+| `calls.py` | the calls by name; requests decoded, refusals made into statuses of gRPC |
+| `gateway.py` | what the calls share: the client, the cluster state, the addresses of the brokers |
+| `streams.py`, `stream_settings.py` | CreateStream, DeleteStream, PauseStream, SetStreamReadonly |
+| `metadata.py` | FetchMetadata, FetchPartitionMetadata |
+| `publishing.py`, `producers.py` | Publish, PublishAsync, PublishToSubject |
+| `subscribing.py` | Subscribe |
+
+Only this folder imports grpc, which the extra `liftbridge` installs, and only a broker with the port imports this
+folder beyond `settings.py`. docs/liftbridge.md tells users what differs from Liftbridge.
+"""

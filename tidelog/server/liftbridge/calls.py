@@ -1,0 +1,133 @@
+"""The calls of `proto.API`, by name. Requests and answers pass as bytes and are decoded here, so that bytes that are no
+request end with a sentence and not with a trace in the log."""
+
+from __future__ import annotations
+
+from collections.abc import AsyncIterator, Awaitable, Callable
+from typing import Any, Never, Protocol, TypeAlias, TypeVar
+
+import grpc
+from google.protobuf.message import DecodeError
+from google.protobuf.message import Message as ProtobufMessage
+from grpc import StatusCode
+from grpc.aio import EOF
+
+from tidelog.server.liftbridge.gateway import Gateway
+from tidelog.server.liftbridge.metadata import MetadataCalls
+from tidelog.server.liftbridge.publishing import PublishCalls
+from tidelog.server.liftbridge.refusals import Refused, refusal
+from tidelog.server.liftbridge.streams import StreamCalls
+from tidelog.server.liftbridge.subscribing import SubscribeCalls
+from wire import liftbridge_pb2 as pb
+from wire.errors import TidelogError
+from wire.reply_subjects import ReplySubjects
+
+SERVICE = "proto.API"
+
+_LATER = "is not offered on this port yet; use Tidelog's own client for it"
+
+
+class Context(Protocol):
+    """The part of grpc.aio.ServicerContext that is used here."""
+
+    async def abort(self, code: StatusCode, details: str = ...) -> Never: ...
+
+    async def read(self) -> Any: ...
+
+    async def write(self, message: bytes) -> None: ...
+
+    def time_remaining(self) -> float | None: ...
+
+
+_R = TypeVar("_R", bound=ProtobufMessage)
+_Unary: TypeAlias = Callable[[_R], Awaitable[ProtobufMessage]]
+_Handler: TypeAlias = "grpc.RpcMethodHandler[bytes, bytes]"
+
+
+class Calls:
+    def __init__(self, gateway: Gateway, replies: ReplySubjects) -> None:
+        self._streams = StreamCalls(gateway)
+        self._metadata = MetadataCalls(gateway)
+        self._publishing = PublishCalls(gateway, replies)
+        self._subscribing = SubscribeCalls(gateway)
+
+    async def close(self) -> None:
+        await self._subscribing.close()
+        await self._publishing.close()
+
+    def handlers(self) -> dict[str, _Handler]:
+        return {
+            "CreateStream": _unary(pb.CreateStreamRequest, self._streams.create),
+            "DeleteStream": _unary(pb.DeleteStreamRequest, self._streams.delete),
+            "PauseStream": _later("PauseStream"),
+            "SetStreamReadonly": _unary(pb.SetStreamReadonlyRequest, self._streams.set_readonly),
+            "Subscribe": grpc.unary_stream_rpc_method_handler(self._subscribe),
+            "FetchMetadata": _unary(pb.FetchMetadataRequest, self._metadata.fetch),
+            "FetchPartitionMetadata": _unary(pb.FetchPartitionMetadataRequest, self._metadata.fetch_partition),
+            "Publish": _unary(pb.PublishRequest, self._publishing.publish),
+            "PublishAsync": grpc.stream_stream_rpc_method_handler(self._publish_async),
+            "PublishToSubject": grpc.unary_unary_rpc_method_handler(self._publish_to_subject),
+            "SetCursor": _later("SetCursor"),
+            "FetchCursor": _later("FetchCursor"),
+            "JoinConsumerGroup": _later("JoinConsumerGroup"),
+            "LeaveConsumerGroup": _later("LeaveConsumerGroup"),
+            "FetchConsumerGroupAssignments": _later("FetchConsumerGroupAssignments"),
+            "ReportConsumerGroupCoordinator": _later("ReportConsumerGroupCoordinator"),
+        }
+
+    async def _subscribe(self, data: bytes, context: Context) -> None:
+        await _told(context, lambda: self._subscribing.subscribe(_decoded(pb.SubscribeRequest, data), context.write))
+
+    async def _publish_async(self, _requests: object, context: Context) -> None:
+        await _told(context, lambda: self._publishing.publish_async(_read(context), context.write))
+
+    async def _publish_to_subject(self, data: bytes, context: Context) -> bytes:
+        async def answer() -> ProtobufMessage:
+            request = _decoded(pb.PublishToSubjectRequest, data)
+            return await self._publishing.publish_to_subject(request, context.time_remaining())
+
+        return (await _told(context, answer)).SerializeToString()
+
+
+_T = TypeVar("_T")
+
+
+async def _told(context: Context, call: Callable[[], Awaitable[_T]]) -> _T:
+    """What `call` gives; a refusal ends the call with its status."""
+    try:
+        return await call()
+    except (TidelogError, Refused) as error:
+        refused = refusal(error)
+        return await context.abort(refused.status, refused.sentence)
+
+
+def _unary(kind: type[_R], answer: _Unary[_R]) -> _Handler:
+    async def serve(data: bytes, context: Context) -> bytes:
+        return (await _told(context, lambda: _answered(kind, answer, data))).SerializeToString()
+
+    return grpc.unary_unary_rpc_method_handler(serve)
+
+
+async def _answered(kind: type[_R], answer: _Unary[_R], data: bytes) -> ProtobufMessage:
+    return await answer(_decoded(kind, data))
+
+
+def _decoded(kind: type[_R], data: bytes) -> _R:
+    try:
+        return kind.FromString(data)
+    except DecodeError:
+        raise Refused(
+            StatusCode.INVALID_ARGUMENT, f"{len(data)} bytes are no {kind.DESCRIPTOR.name}; see liftbridge-api"
+        ) from None
+
+
+def _later(name: str) -> _Handler:
+    async def refuse(_data: bytes, context: Context) -> bytes:
+        await context.abort(StatusCode.UNIMPLEMENTED, f"{name} {_LATER}")
+
+    return grpc.unary_unary_rpc_method_handler(refuse)
+
+
+async def _read(context: Context) -> AsyncIterator[bytes]:
+    while (data := await context.read()) is not EOF:
+        yield data

@@ -1,0 +1,107 @@
+"""What the calls share: the client of the cluster, the cluster state that this broker has applied, and the addresses
+of the brokers' ports.
+
+A broker tells the address of its port in its labels, with its answers to the controller's probes; `cluster status` has
+them all. They are asked for at most once in ADDRESSES_FOR seconds, and the last ones count while no controller answers.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections.abc import Callable, Mapping
+
+from metadata.cluster import Cluster
+from metadata.model import Stream
+from tidelog.client.connection import Client
+from tidelog.server.liftbridge.settings import ADDRESS_LABEL
+from wire.errors import TidelogError
+from wire.internal_streams import is_internal
+from wire.subjects import Subjects
+from wire.transport import Transport
+from wire.types import BrokerId, StreamName
+
+_log = logging.getLogger(__name__)
+
+ADDRESSES_FOR = 2.0
+"""Seconds."""
+KNOWN_WITHIN = 2.0
+"""Seconds that a created stream waits to be known to this broker with its leaders."""
+_LOOK_AGAIN = 0.01
+
+
+class Gateway:
+    """`transport` is that of `client`. `state`: as applied at the time of the call."""
+
+    def __init__(
+        self,
+        broker: BrokerId,
+        client: Client,
+        transport: Transport,
+        subjects: Subjects,
+        state: Callable[[], Cluster],
+        own_address: str,
+    ) -> None:
+        self.broker = broker
+        self.client = client
+        self.transport = transport
+        self.subjects = subjects
+        self._state = state
+        self._addresses: dict[BrokerId, str] = {broker: own_address}
+        self._addresses_until = 0.0
+        self._asking = asyncio.Lock()
+        self.is_closing = False
+
+    @property
+    def state(self) -> Cluster:
+        return self._state()
+
+    def stream(self, name: str) -> Stream | None:
+        """None: there is none, or it is Tidelog's own."""
+        stream = self.state.streams.get(StreamName(name))
+        return None if stream is None or is_internal(name, stream.subject, self.subjects) else stream
+
+    def streams(self) -> list[Stream]:
+        """Without Tidelog's own."""
+        return [each for each in self.state.streams.values() if not is_internal(each.name, each.subject, self.subjects)]
+
+    async def until_known(self, name: str) -> None:
+        """Until this broker knows the stream and a leader of each of its partitions; for KNOWN_WITHIN at most: it is
+        created whatever this broker has heard."""
+        loop = asyncio.get_running_loop()
+        deadline = loop.time() + KNOWN_WITHIN
+        while loop.time() < deadline:
+            stream = self.stream(name)
+            if stream is not None and all(each.leader is not None for each in stream.partitions.values()):
+                return
+            await asyncio.sleep(_LOOK_AGAIN)
+
+    async def addresses(self) -> Mapping[BrokerId, str]:
+        """Of the brokers that are alive and have the port: `host:port`."""
+        loop = asyncio.get_running_loop()
+        if loop.time() >= self._addresses_until:
+            async with self._asking:
+                if loop.time() >= self._addresses_until:
+                    await self._ask_for_addresses()
+                    self._addresses_until = loop.time() + ADDRESSES_FOR
+        state = self.state
+        return {
+            broker: address
+            for broker, address in self._addresses.items()
+            if broker == self.broker or state.is_alive(broker)
+        }
+
+    async def _ask_for_addresses(self) -> None:
+        try:
+            status = await self.client.cluster_status()
+        except TidelogError as error:
+            if not error.retriable:
+                raise
+            _log.info("the addresses of other brokers are those of before: %s", error)
+            return
+        found = {
+            BrokerId(each["id"]): each["labels"][ADDRESS_LABEL]
+            for each in status["brokers"]
+            if ADDRESS_LABEL in each["labels"]
+        }
+        self._addresses = {**found, self.broker: self._addresses[self.broker]}

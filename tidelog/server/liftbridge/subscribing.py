@@ -1,0 +1,164 @@
+"""Subscribe: the committed records of one partition, from any replica's broker.
+
+The first message is empty: the subscription stands, and its position is fixed. Then come records, as fast as the client
+takes them; while it does not, at most PREFETCH_BYTES wait here, and what gRPC itself holds. A subscription ends with
+RESOURCE_EXHAUSTED at its stop and at the end of a partition that takes no records, as Liftbridge's do.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Awaitable, Callable
+
+from grpc import StatusCode
+
+from tidelog.client.consumer import Consumer
+from tidelog.client.positions import AtTime, Start, Stop
+from tidelog.client.records import Record
+from tidelog.server.liftbridge.gateway import Gateway
+from tidelog.server.liftbridge.refusals import Refused
+from wire import liftbridge_pb2 as pb
+from wire.errors import Code, TidelogError
+from wire.subjects import ingest_subject
+from wire.tidelog_pb2 import Message
+
+MAX_SUBSCRIPTIONS = 256
+"""Of one broker."""
+PREFETCH_BYTES = 1 << 20
+FETCH_BYTES = 256 << 10
+_RECORDS_AT_ONCE = 256
+IDLE_LOOK = 1.0
+"""Seconds without a record after which a subscription looks whether its partition takes records at all."""
+_MAX_OFFSET = (1 << 63) - 1
+
+Write = Callable[[bytes], Awaitable[None]]
+
+
+class SubscribeCalls:
+    def __init__(self, gateway: Gateway) -> None:
+        self._gateway = gateway
+        self._consumers: set[Consumer] = set()
+
+    async def close(self) -> None:
+        """Their clients hear that the broker stops."""
+        for consumer in [*self._consumers]:
+            await consumer.aclose()
+
+    async def subscribe(self, request: pb.SubscribeRequest, write: Write) -> None:
+        if len(self._consumers) >= MAX_SUBSCRIPTIONS:
+            raise Refused(
+                StatusCode.UNAVAILABLE,
+                f"this broker has {MAX_SUBSCRIPTIONS} subscriptions, which is its limit; use another broker",
+            )
+        if request.HasField("consumer") and request.consumer.groupId:
+            raise Refused(StatusCode.UNIMPLEMENTED, "consumer groups are not offered on this port yet")
+        start, stop = _start(request), await self._stop(request)
+        consumer: Consumer = self._gateway.client.consume(
+            request.stream,
+            start=start,
+            stop=stop,
+            partitions=[request.partition],
+            max_bytes=FETCH_BYTES,
+            prefetch_bytes=PREFETCH_BYTES,
+            read_from="follower" if request.readISRReplica else "leader",
+            on_gap="skip",
+        )
+        self._consumers.add(consumer)
+        try:
+            await self._serve(consumer, request, stop, write)
+        except TidelogError as error:
+            if self._gateway.is_closing:
+                raise Refused(StatusCode.UNAVAILABLE, "this broker stops; use another one") from error
+            raise
+        finally:
+            self._consumers.discard(consumer)
+            await consumer.aclose()
+
+    async def _serve(self, consumer: Consumer, request: pb.SubscribeRequest, stop: Stop, write: Write) -> None:
+        await self._check_partition(request)
+        await consumer.start()
+        position = consumer.position(request.partition)
+        if isinstance(stop, int) and stop <= position:
+            raise Refused(StatusCode.INVALID_ARGUMENT, f"Stop offset is before start offset: {stop - 1} < {position}")
+        await write(b"")
+        subject = await self._subject(request)
+        while True:
+            records = await consumer.getmany(_RECORDS_AT_ONCE, IDLE_LOOK)
+            for record in records:
+                await write(_message(record, subject))
+            if records:
+                continue
+            if consumer.is_at_end:
+                raise Refused(StatusCode.RESOURCE_EXHAUSTED, "Stop offset reached")
+            if await self._is_at_readonly_end(consumer, request):
+                raise Refused(StatusCode.RESOURCE_EXHAUSTED, "End of readonly partition")
+
+    async def _check_partition(self, request: pb.SubscribeRequest) -> None:
+        layout = await self._gateway.client.metadata(request.stream)
+        if request.partition not in layout.partitions:
+            raise Refused(
+                StatusCode.NOT_FOUND, f"there is no partition {request.partition} in stream {request.stream!r}"
+            )
+
+    async def _subject(self, request: pb.SubscribeRequest) -> str:
+        stream = self._gateway.stream(request.stream)
+        return ingest_subject(stream.subject if stream is not None else request.stream, request.partition)
+
+    async def _is_at_readonly_end(self, consumer: Consumer, request: pb.SubscribeRequest) -> bool:
+        stream = self._gateway.stream(request.stream)
+        partition = None if stream is None else stream.partitions.get(request.partition)
+        if partition is None or not partition.readonly:
+            return False
+        ends = await consumer.end_offsets()
+        return consumer.position(request.partition) >= ends[request.partition]
+
+    async def _stop(self, request: pb.SubscribeRequest) -> Stop:
+        match request.stopPosition:
+            case pb.STOP_ON_CANCEL:
+                return None
+            case pb.STOP_OFFSET:
+                if request.stopOffset < 0:
+                    raise _bad(f"stopOffset={request.stopOffset} is negative; give the last offset that is wanted")
+                return min(request.stopOffset + 1, _MAX_OFFSET)
+            case pb.STOP_TIMESTAMP:
+                return AtTime(min(request.stopTimestamp + 1, _MAX_OFFSET))
+            case pb.STOP_LATEST:
+                await self._check_partition(request)
+                ends = await self._gateway.client.offsets(request.stream, "latest", partitions=[request.partition])
+                if not ends[request.partition]:
+                    raise Refused(StatusCode.RESOURCE_EXHAUSTED, "Stream is empty")
+                return "latest"
+            case unknown:
+                raise _bad(f"stopPosition {unknown} is none of 0 to 3")
+
+
+def _start(request: pb.SubscribeRequest) -> Start:
+    match request.startPosition:
+        case pb.NEW_ONLY:
+            return "new"
+        case pb.OFFSET:
+            return max(request.startOffset, 0)
+        case pb.EARLIEST:
+            return "earliest"
+        case pb.LATEST:
+            return "latest"
+        case pb.TIMESTAMP:
+            return AtTime(request.startTimestamp)
+        case unknown:
+            raise _bad(f"startPosition {unknown} is none of 0 to 4")
+
+
+def _message(record: Record, subject: str) -> bytes:
+    return Message(
+        offset=record.offset,
+        key=record.key,
+        value=record.value,
+        timestamp=record.timestamp,
+        stream=record.stream,
+        partition=record.partition,
+        subject=subject,
+        headers=record.headers,
+    ).SerializeToString()
+
+
+def _bad(sentence: str) -> TidelogError:
+    return TidelogError(Code.BAD_REQUEST, sentence)
