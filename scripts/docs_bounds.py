@@ -32,6 +32,11 @@ from tidelog.runtime.delivery import MAX_HEADER_BYTES
 from tidelog.runtime.micro import MAX_QUESTIONS_IN_WORK
 from tidelog.runtime.pace import ANSWER_BYTES_PER_S, REST
 from tidelog.runtime.request_queue import MAX_WAITING, MAX_WAITING_ALIKE, MAX_WAITING_BYTES
+from tidelog.server.liftbridge.port import MAX_CALLS, MAX_CALLS_OF_CONNECTION
+from tidelog.server.liftbridge.port import MAX_MESSAGE_BYTES as MAX_CALL_BYTES
+from tidelog.server.liftbridge.producers import BUFFER_BYTES, MAX_PRODUCERS
+from tidelog.server.liftbridge.publishing import MAX_IN_FLIGHT
+from tidelog.server.liftbridge.subscribing import MAX_SUBSCRIPTIONS, PREFETCH_BYTES
 from tidelog.server.log_limit import MAX_ARGUMENT, MAX_BYTES, MAX_BYTES_OF_ALL, MAX_LINES
 from tidelog.server.peers.replay import WINDOW
 from tidelog.server.peers.tags import MAX_SENDERS, UNHEARD_PER_S
@@ -367,5 +372,24 @@ BOUNDS = (
         limit="an acknowledgement of a later LeaderEpoch than the request named, or of an offset outside 63 bits, is"
         " left alone; where no leader knows a LeaderEpoch that an answer told, the metadata's counts",
         where="tidelog/client/accumulator.py",
+    ),
+    Bound(
+        on="calls on the port for [Liftbridge's clients](liftbridge.md)",
+        limit=f"{MAX_CALLS} at once, {MAX_CALLS_OF_CONNECTION} of one connection; requests of {MAX_CALL_BYTES} bytes",
+        where="tidelog/server/liftbridge/port.py",
+        answer="RESOURCE_EXHAUSTED of gRPC; a connection with too many waits",
+    ),
+    Bound(
+        on="subscriptions on that port",
+        limit=f"{MAX_SUBSCRIPTIONS}, each with {PREFETCH_BYTES} bytes that its client has not taken",
+        where="tidelog/server/liftbridge/subscribing.py",
+        answer="UNAVAILABLE of gRPC; a client that does not read is sent nothing",
+    ),
+    Bound(
+        on="publishes on that port that are not acknowledged",
+        limit=f"of {MAX_PRODUCERS} streams and levels, {BUFFER_BYTES} bytes each; {MAX_IN_FLIGHT} of one PublishAsync,"
+        " those whose answers were not read counted",
+        where="tidelog/server/liftbridge/publishing.py",
+        answer="UNAVAILABLE of gRPC; a PublishAsync is read no more",
     ),
 )

@@ -394,6 +394,7 @@ class Node:
                 f"liftbridge_port needs grpcio, which cannot be imported ({error}); install it with"
                 " `pip install 'tidelog[liftbridge]'`, or leave liftbridge_port out",
             ) from error
+        self.config.liftbridge_login()  # a file that is wrong is told of now
         self._labels[ADDRESS_LABEL] = settings.advertised
         return LiftbridgePort.bind(settings)
 

@@ -3,6 +3,7 @@ of the brokers' ports.
 
 A broker tells the address of its port in its labels, with its answers to the controller's probes; `cluster status` has
 them all. They are asked for at most once in ADDRESSES_FOR seconds, and the last ones count while no controller answers.
+Where the port's login may not ask, this broker is the only one with an address, and answers for all leaders.
 """
 
 from __future__ import annotations
@@ -15,7 +16,7 @@ from metadata.cluster import Cluster
 from metadata.model import Stream
 from tidelog.client.connection import Client
 from tidelog.server.liftbridge.settings import ADDRESS_LABEL
-from wire.errors import TidelogError
+from wire.errors import Code, TidelogError
 from wire.internal_streams import is_internal
 from wire.subjects import Subjects
 from wire.transport import Transport
@@ -95,7 +96,7 @@ class Gateway:
         try:
             status = await self.client.cluster_status()
         except TidelogError as error:
-            if not error.retriable:
+            if not error.retriable and error.code is not Code.NOT_PERMITTED:
                 raise
             _log.info("the addresses of other brokers are those of before: %s", error)
             return

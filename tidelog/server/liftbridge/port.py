@@ -9,6 +9,7 @@ only when the broker serves. Certificates are read again for new connections whe
 from __future__ import annotations
 
 import logging
+import ssl
 from collections.abc import Callable
 from pathlib import Path
 
@@ -126,7 +127,7 @@ class _Certificates:
         return self._configuration()
 
     def read_if_changed(self) -> grpc.ServerCertificateConfiguration:
-        """Called by gRPC, in a thread of its own, before each handshake. Files that cannot be read change nothing."""
+        """Called by gRPC, in a thread of its own, before each handshake. Files that cannot be used change nothing."""
         try:
             self._seen = self._contents()
         except TidelogError as error:
@@ -138,13 +139,17 @@ class _Certificates:
         return grpc.ssl_server_certificate_configuration([(key, cert)], root_certificates=ca or None)
 
     def _contents(self) -> tuple[bytes, ...]:
-        contents = []
-        for file in self._files:
-            try:
-                contents.append(b"" if file is None else file.read_bytes())
-            except OSError as error:
-                raise TidelogError(
-                    Code.BAD_CONFIG,
-                    f"the certificate file {file} of the Liftbridge port cannot be read: {error.strerror}",
-                ) from error
-        return tuple(contents)
+        """Raises TidelogError(BAD_CONFIG) for files that cannot be read, are no PEM, or do not fit each other."""
+        ca, cert, key = self._files
+        context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
+        what = f"the certificate {cert} of the Liftbridge port with its key {key}"
+        try:
+            context.load_cert_chain(cert, key, password=lambda: b"")
+            if ca is not None:
+                what = f"the CA {ca} of the Liftbridge port"
+                context.load_verify_locations(ca)
+            return tuple(b"" if file is None else file.read_bytes() for file in self._files)
+        except OSError as error:  # an SSLError is one, too
+            raise TidelogError(
+                Code.BAD_CONFIG, f"{what} cannot be used: {error.strerror or error}; give PEM files that fit each other"
+            ) from error

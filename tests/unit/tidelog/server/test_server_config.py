@@ -159,3 +159,41 @@ def test_master_keys_are_not_settings_of_the_file(tmp_path: Path) -> None:
     file = write(tmp_path, f'id = "b1"\ndata_dir = "d"\nmaster_key = "{KEY}"\n')
     with pytest.raises(TidelogError, match="unknown setting 'master_key'"):
         config({}, file=file)
+
+
+def test_the_port_for_liftbridges_clients(tmp_path: Path) -> None:
+    assert config().liftbridge is None
+    by_flag = config({**MINIMAL, "liftbridge_port": 9292}).liftbridge
+    assert by_flag is not None
+    assert (by_flag.address, by_flag.advertised, by_flag.cert) == ("127.0.0.1:9292", "127.0.0.1:9292", None)
+    assert config(environment={"TIDELOG_LIFTBRIDGE_PORT": "9293"}).liftbridge is not None
+    file = write(
+        tmp_path,
+        'id = "b1"\ndata_dir = "d"\nliftbridge_port = 9292\nliftbridge_host = "::"\nliftbridge_advertised = "b1:80"\n'
+        'liftbridge_cert = "b1.pem"\nliftbridge_ca = "ca.pem"\nliftbridge_login = "login.toml"\n',
+    )
+    by_file = config({}, file=file).liftbridge
+    assert by_file is not None
+    assert (by_file.address, by_file.advertised) == ("[::]:9292", "b1:80")
+    assert (by_file.cert, by_file.ca, by_file.key) == (tmp_path / "b1.pem", tmp_path / "ca.pem", None)
+    assert tmp_path / "login.toml" in config({}, file=file).secret_files
+
+
+@pytest.mark.parametrize(
+    ("given", "words"),
+    [
+        ({"liftbridge_port": "x"}, "liftbridge_port='x' is no port"),
+        ({"liftbridge_port": 0}, "liftbridge_port='0' is no port"),
+        ({"liftbridge_port": True}, "is no port"),
+        ({"liftbridge_port": 99999}, "is no port"),
+        ({"liftbridge_host": "h"}, "there is no liftbridge_port"),
+        ({"liftbridge_port": 1, "liftbridge_host": "a b"}, "is no host"),
+        ({"liftbridge_port": 1, "liftbridge_advertised": "b1"}, "is not of the form HOST:PORT"),
+        ({"liftbridge_port": 1, "liftbridge_ca": "ca.pem"}, "needs liftbridge_cert"),
+        ({"liftbridge_port": 1, "liftbridge_key": "b1.key"}, "needs liftbridge_cert"),
+    ],
+)
+def test_a_port_that_cannot_be_is_refused(given: dict[str, Any], words: str) -> None:
+    with pytest.raises(TidelogError, match=words) as refused:
+        config({**MINIMAL, **given})
+    assert refused.value.code is Code.BAD_CONFIG
