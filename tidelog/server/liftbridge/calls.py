@@ -3,6 +3,7 @@ request end with a sentence and not with a trace in the log."""
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import AsyncIterator, Awaitable, Callable
 from typing import Any, Never, Protocol, TypeAlias, TypeVar
 
@@ -10,7 +11,7 @@ import grpc
 from google.protobuf.message import DecodeError
 from google.protobuf.message import Message as ProtobufMessage
 from grpc import StatusCode
-from grpc.aio import EOF
+from grpc.aio import EOF, InternalError
 
 from tidelog.server.liftbridge.gateway import Gateway
 from tidelog.server.liftbridge.metadata import MetadataCalls
@@ -76,10 +77,10 @@ class Calls:
         }
 
     async def _subscribe(self, data: bytes, context: Context) -> None:
-        await _told(context, lambda: self._subscribing.subscribe(_decoded(pb.SubscribeRequest, data), context.write))
+        await _told(context, lambda: self._subscribing.subscribe(_decoded(pb.SubscribeRequest, data), _writer(context)))
 
     async def _publish_async(self, _requests: object, context: Context) -> None:
-        await _told(context, lambda: self._publishing.publish_async(_read(context), context.write))
+        await _told(context, lambda: self._publishing.publish_async(_read(context), _writer(context)))
 
     async def _publish_to_subject(self, data: bytes, context: Context) -> bytes:
         async def answer() -> ProtobufMessage:
@@ -98,7 +99,10 @@ async def _told(context: Context, call: Callable[[], Awaitable[_T]]) -> _T:
         return await call()
     except (TidelogError, Refused) as error:
         refused = refusal(error)
-        return await context.abort(refused.status, refused.sentence)
+        try:
+            return await context.abort(refused.status, refused.sentence)
+        except InternalError:
+            raise asyncio.CancelledError from None  # as in `_writer`
 
 
 def _unary(kind: type[_R], answer: _Unary[_R]) -> _Handler:
@@ -126,6 +130,18 @@ def _later(name: str) -> _Handler:
         await context.abort(StatusCode.UNIMPLEMENTED, f"{name} {_LATER}")
 
     return grpc.unary_unary_rpc_method_handler(refuse)
+
+
+def _writer(context: Context) -> Callable[[bytes], Awaitable[None]]:
+    """A write to a client that has just left fails before gRPC cancels the call: it counts as cancelled."""
+
+    async def write(message: bytes) -> None:
+        try:
+            await context.write(message)
+        except InternalError:
+            raise asyncio.CancelledError from None
+
+    return write
 
 
 async def _read(context: Context) -> AsyncIterator[bytes]:

@@ -52,6 +52,10 @@ class Producers:
         finally:
             place.users -= 1
 
+    async def prepare(self, stream: str, level: Level) -> None:
+        """As `use`; the next `use` gives the producer without a wait."""
+        await self._place(stream, level)
+
     async def close(self) -> None:
         places, self._places = self._places, {}
         for place in places.values():
@@ -68,6 +72,7 @@ class Producers:
         try:
             await producer.start()
             layout = await self._client.metadata(stream)
+            await self._make_room()  # others may have come meanwhile
         except BaseException:
             await producer.close()
             raise

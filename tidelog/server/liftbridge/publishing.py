@@ -45,8 +45,12 @@ class PublishCalls:
         self._gateway = gateway
         self._replies = replies
         self._producers = Producers(gateway.client)
+        self._sessions: set[_Session] = set()
 
     async def close(self) -> None:
+        """What was taken is acknowledged or has failed; no more is taken."""
+        for session in self._sessions:
+            session.stop()
         await self._producers.close()
 
     async def publish(self, request: pb.PublishRequest) -> pb.PublishResponse:
@@ -56,16 +60,15 @@ class PublishCalls:
         return pb.PublishResponse(ack=await self._acknowledged(request), correlationId=request.correlationId)
 
     async def publish_async(self, requests: AsyncIterator[bytes], write: Callable[[bytes], Awaitable[None]]) -> None:
-        session = _Session(self._outcome)
-        reading = asyncio.create_task(session.read(requests))
+        session = _Session(self._prepare, self._outcome)
+        self._sessions.add(session)
+        session.begin(requests)
         try:
-            while (response := await session.next_response(reading)) is not None:
+            while (response := await session.next_response()) is not None:
                 await write(response)
                 session.on_written()
-            await reading
         finally:
-            reading.cancel()
-            await asyncio.gather(reading, return_exceptions=True)
+            self._sessions.discard(session)
             await session.close()
 
     async def publish_to_subject(
@@ -110,13 +113,14 @@ class PublishCalls:
         self._tell_inbox(ack)
         return pb.PublishToSubjectResponse(ack=ack)
 
+    async def _prepare(self, request: pb.PublishRequest) -> None:
+        """What may wait for a controller before the record is given to a producer."""
+        _check(request)
+        await self._producers.prepare(request.stream, _LEVELS[request.ackPolicy])
+
     async def _outcome(self, request: pb.PublishRequest) -> pb.PublishResponse | None:
         """None: nobody wants to hear of it."""
-        try:
-            ack = await self._acknowledged(request)
-        except (TidelogError, Refused) as error:
-            # An empty ack: clients from before `asyncError` look into nothing else.
-            return pb.PublishResponse(correlationId=request.correlationId, asyncError=async_error(error), ack=Ack())
+        ack = await self._acknowledged(request)
         if request.ackPolicy == AckPolicy.NONE:
             return None
         return pb.PublishResponse(ack=ack, correlationId=request.correlationId)
@@ -127,9 +131,7 @@ class PublishCalls:
 
     async def _producing(self, request: pb.PublishRequest, action: Callable[[Place], Awaitable[_T]]) -> _T:
         """`action` with a producer for the stream; once more where the stream has been created anew meanwhile."""
-        _check_policy(request.ackPolicy)
-        if not request.stream:
-            raise TidelogError(Code.BAD_REQUEST, "no stream is given; name the one to publish to")
+        _check(request)
         level = _LEVELS[request.ackPolicy]
         for is_last in (False, True):
             try:
@@ -201,36 +203,62 @@ class PublishCalls:
 
 
 class _Session:
-    """One PublishAsync."""
+    """One PublishAsync. `prepare` is awaited for one request after the other, in their order; `outcome` gives the
+    record to a producer before it waits."""
 
-    def __init__(self, outcome: Callable[[pb.PublishRequest], Awaitable[pb.PublishResponse | None]]) -> None:
+    def __init__(
+        self,
+        prepare: Callable[[pb.PublishRequest], Awaitable[None]],
+        outcome: Callable[[pb.PublishRequest], Awaitable[pb.PublishResponse | None]],
+    ) -> None:
+        self._prepare = prepare
         self._outcome = outcome
         self._places = asyncio.Semaphore(MAX_IN_FLIGHT)
         self._tasks: set[asyncio.Task[None]] = set()
         self._responses: deque[bytes] = deque()
         self._changed = asyncio.Event()
+        self._reading: asyncio.Task[None] | None = None
+        self._is_stopping = False
 
-    async def read(self, requests: AsyncIterator[bytes]) -> None:
+    def begin(self, requests: AsyncIterator[bytes]) -> None:
+        self._reading = asyncio.create_task(self._read(requests))
+        self._reading.add_done_callback(lambda _: self._changed.set())
+
+    def stop(self) -> None:
+        """The broker stops: no more is read, and the call ends when all that was read is answered."""
+        self._is_stopping = True
+        if self._reading is not None:
+            self._reading.cancel()
+        self._changed.set()
+
+    async def _read(self, requests: AsyncIterator[bytes]) -> None:
         """Until the client has no more. Raises Refused for bytes that are no request."""
-        try:
-            async for data in requests:
-                try:
-                    request = pb.PublishRequest.FromString(data)
-                except DecodeError:
-                    raise Refused(
-                        StatusCode.INVALID_ARGUMENT, f"a message of {len(data)} bytes is no PublishRequest"
-                    ) from None
-                await self._places.acquire()
-                task = asyncio.create_task(self._one(request))
-                self._tasks.add(task)
-                task.add_done_callback(self._on_done)
-        finally:
-            self._changed.set()
+        async for data in requests:
+            try:
+                request = pb.PublishRequest.FromString(data)
+            except DecodeError:
+                raise Refused(
+                    StatusCode.INVALID_ARGUMENT, f"a message of {len(data)} bytes is no PublishRequest"
+                ) from None
+            await self._places.acquire()
+            try:
+                await self._prepare(request)
+            except (TidelogError, Refused) as error:
+                self._respond(_failed(request, error))
+                continue
+            task = asyncio.create_task(self._one(request))
+            self._tasks.add(task)
+            task.add_done_callback(self._on_done)
 
-    async def next_response(self, reading: asyncio.Task[None]) -> bytes | None:
-        """None: there is none to come."""
+    async def next_response(self) -> bytes | None:
+        """None: there is none to come. Raises Refused where the client's messages end with one."""
+        reading = self._reading
+        assert reading is not None
         while not self._responses:
             if reading.done() and not self._tasks:
+                if self._is_stopping:
+                    raise Refused(StatusCode.UNAVAILABLE, "this broker stops; use another one")
+                reading.result()
                 return None
             self._changed.clear()
             await self._changed.wait()
@@ -240,21 +268,39 @@ class _Session:
         self._places.release()
 
     async def close(self) -> None:
-        tasks = [*self._tasks]
+        tasks = [*self._tasks, *([self._reading] if self._reading is not None else [])]
         for task in tasks:
             task.cancel()
         await asyncio.gather(*tasks, return_exceptions=True)
 
     async def _one(self, request: pb.PublishRequest) -> None:
-        response = await self._outcome(request)
+        try:
+            response = await self._outcome(request)
+        except (TidelogError, Refused) as error:
+            response = _failed(request, error)
         if response is None:
             self._places.release()
         else:
-            self._responses.append(response.SerializeToString())
+            self._respond(response)
+
+    def _respond(self, response: pb.PublishResponse) -> None:
+        self._responses.append(response.SerializeToString())
+        self._changed.set()
 
     def _on_done(self, task: asyncio.Task[None]) -> None:
         self._tasks.discard(task)
         self._changed.set()
+
+
+def _failed(request: pb.PublishRequest, error: TidelogError | Refused) -> pb.PublishResponse:
+    """With an empty ack: clients from before `asyncError` look into nothing else."""
+    return pb.PublishResponse(correlationId=request.correlationId, asyncError=async_error(error), ack=Ack())
+
+
+def _check(request: pb.PublishRequest) -> None:
+    _check_policy(request.ackPolicy)
+    if not request.stream:
+        raise TidelogError(Code.BAD_REQUEST, "no stream is given; name the one to publish to")
 
 
 def _check_policy(policy: int) -> None:
