@@ -133,6 +133,7 @@ def test_the_python_page(cluster: DevCluster, tmp_path: Path) -> None:
     assert said["Publish much"][0].startswith("1000 in ")
     assert said["Consume"][0].endswith("b'21.5' {'unit': b'celsius'}")
     assert said["Consume"][1] == "1101 values in batches"
+    assert said["Columns for Arrow"] == ["1101 ['key', 'value', 'offset', 'timestamp']"]
     assert said["Take records as you need them"] == ["behind: True", "paused: True others: True", "again: True"]
     again = "Go on where the last run stopped"
     assert said[again] == ["did 1101"]

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import sys
+from datetime import UTC
 from typing import TYPE_CHECKING, Any
 
 import click
@@ -39,7 +40,8 @@ def check_stream(_ctx: click.Context, _parameter: click.Parameter, given: str | 
 @click.option(
     "--since",
     metavar="TIMESTAMP",
-    help=f"Only acts from then on: {FORMS}.  [default: all that are kept]",
+    help=f"Only acts from then on: {FORMS}; also a date, and times without a zone, which are UTC here as those of the"
+    " trail are.  [default: all that are kept]",
 )
 @time_zone_option
 @click.option("--stream", callback=check_stream, help="Only acts on this stream.")
@@ -64,7 +66,7 @@ def audit(
     Example, who deleted a stream in the last days:
       tidelog audit --since 3d --stream flights
     """
-    start = "earliest" if since is None else point_in_time("--since", since, zone)
+    start = "earliest" if since is None else point_in_time("--since", since, zone or UTC)
 
     async def work(client: Client) -> None:
         rows = []
