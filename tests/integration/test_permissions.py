@@ -34,6 +34,7 @@ USERS = {
     "consumer-orders": ["--role", "consumer", "--stream", "orders"],
     "spark-orders": ["--role", "spark", "--stream", "orders", "--stream", "payments"],
     "consumer-payments": ["--role", "consumer", "--stream", "payments"],
+    "member-billing": ["--role", "consumer", "--stream", "orders", "--group", "billing", "--user", "member-billing"],
     "monitoring": ["--role", "monitoring"],
 }
 SCOPES = {
@@ -46,6 +47,10 @@ SCOPES = {
     ),
     "consumer-orders": (Role.CONSUMER, Scope(streams=("orders",), inbox_prefix="_INBOX.consumer-orders")),
     "spark-orders": (Role.SPARK, Scope(streams=("orders", "payments"), inbox_prefix="_INBOX.spark-orders")),
+    "member-billing": (
+        Role.CONSUMER,
+        Scope(streams=("orders",), groups=("billing",), inbox_prefix="_INBOX.member-billing"),
+    ),
     "monitoring": (Role.MONITORING, Scope(inbox_prefix="_INBOX.monitoring")),
 }
 
@@ -68,6 +73,13 @@ OTHERS = [
     "tidelog.api.stream.delete.payments", "payments", "payments.1",
 ]  # fmt: skip
 AUDIT = ["tidelog.__audit.0.fetch", "tidelog.__audit.0.fetch.b1"]
+GROUPS = [
+    "tidelog.__groups.0.heartbeat.billing",
+    "tidelog.__groups.0.commit.billing",
+    "tidelog.__groups.0.offsets.billing",
+    "tidelog.__groups.0.cursor.billing",
+]
+OTHER_GROUPS = [subject.replace("billing", "other") for subject in GROUPS] + ["tidelog.__groups.0.coordinate"]
 READING = ["tidelog.orders.0.fetch", "tidelog.orders.0.fetch.b1"]
 WRITING = ["tidelog.orders.0.append", "tidelog.orders.0.leader", "orders", "orders.1"]
 MAY_NOT_PUBLISH = {
@@ -76,7 +88,9 @@ MAY_NOT_PUBLISH = {
     "admin": [*OF_BROKERS, *READING, *WRITING, *(each for each in OTHERS if ".api." not in each)],
     "admin-orders": [*OF_BROKERS, *AUDIT, *READING, *WRITING, *OTHERS, "tidelog.api.cluster.alter"],
     "producer-orders": [*OF_BROKERS, *AUDIT, *WRITES, *OTHERS, *READING, "tidelog.api.stream.list"],
-    "consumer-orders": [*OF_BROKERS, *AUDIT, *WRITES, *OTHERS, *WRITING, "tidelog.api.producer.init"],
+    "consumer-orders": [*OF_BROKERS, *AUDIT, *WRITES, *OTHERS, *WRITING, *GROUPS, "tidelog.api.producer.init"],
+    "member-billing": [*OF_BROKERS, *AUDIT, *WRITES, *OTHERS, *WRITING, *OTHER_GROUPS, "tidelog.__groups.0.append",
+                       "tidelog.api.group.reset.billing", "tidelog.api.group.delete.billing"],
     "spark-orders": [*OF_BROKERS, *AUDIT, *WRITES, *WRITING, "tidelog.payments.0.append", "tidelog.logins.0.fetch"],
     "monitoring": [*OF_BROKERS, *AUDIT, *WRITES, *READING, *WRITING, "tidelog.api.producer.init"],
 }  # fmt: skip
@@ -197,6 +211,28 @@ async def test_each_does_its_work(cluster: DevCluster) -> None:
             await client.delete_stream("payments")
         with pytest.raises(tidelog.TidelogError):
             await client.alter_cluster(config={"min_isr": 1})
+
+
+async def test_a_member_has_its_group_and_no_other(cluster: DevCluster) -> None:
+    async with await client_of(cluster, "member-billing") as client:
+        async with client.subscribe("orders", group="billing") as member:
+            count = 0
+            while count < 202:
+                count += len(await member.getmany(timeout=LIMIT))
+        cursor = client.cursor("billing")
+        assert await cursor.set(b"x") == (await cursor.get() or (b"", 0))[1]
+        with pytest.raises(tidelog.NotPermitted, match=r"__groups\.\d\.heartbeat\.other"):
+            await client.subscribe("orders", group="other").start()
+        with pytest.raises(tidelog.NotPermitted):
+            await client.cursor("other").get()
+        with pytest.raises(tidelog.NotPermitted):
+            await client.delete_group("billing")
+    async with await client_of(cluster, "consumer-orders") as client:
+        with pytest.raises(tidelog.NotPermitted):
+            await client.subscribe("orders", group="billing").start()
+    async with await client_of(cluster, "admin") as client:
+        assert sum(entry["committed"] or 0 for entry in (await client.describe_group("billing"))["progress"]) == 202
+        await client.delete_group("billing")
 
 
 def test_a_spark_job_reads_its_streams(cluster: DevCluster) -> None:

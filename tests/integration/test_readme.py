@@ -168,6 +168,7 @@ def run_in_shell(folder: Path, heading: str, source: str, environment: dict[str,
     return done.stdout.splitlines()
 
 
+@pytest.mark.timeout(360)  # some fifty commands
 def test_the_command_line_page(cluster: DevCluster, tmp_path: Path) -> None:
     """Each block by itself, in order, in one folder."""
     environment = shell_environment(cluster, tmp_path)
@@ -191,6 +192,9 @@ def test_the_command_line_page(cluster: DevCluster, tmp_path: Path) -> None:
     assert sorted(resumed[:first]) == ["a", "b", "c", "x", '{"item": "tea"}']
     assert resumed[first].startswith("published 1 record, ")
     assert resumed[-1] == "more"
+    assert set(said["Share the work"][:4]) <= {"a", "b", "c", "x", "more", '{"item": "tea"}'}
+    assert said["Share the work"][-1] == "deleted group billing"
+    assert said["Remember a value"][1] == "17"
     assert said["Delete"] == ["deleted stream orders"]
 
 

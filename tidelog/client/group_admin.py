@@ -10,7 +10,7 @@ from typing import Any, TypeAlias, TypedDict
 from tidelog.client.api import Api
 from tidelog.client.arguments import bad, check_text, check_whole, shown, whole
 from tidelog.client.coordinator_link import CoordinatorLink
-from tidelog.client.errors import GroupNotEmpty, UnknownGroup, typed
+from tidelog.client.errors import GroupNotEmpty, NotPermitted, UnknownGroup, typed
 from tidelog.client.group_commits import COMMIT_TIMEOUT, Mark, commit_requests
 from tidelog.client.metadata import MetadataCache, StreamMetadata
 from tidelog.client.positions import Anchor, AtOffset, AtTime, position_from_text, timestamp_ns
@@ -36,7 +36,7 @@ class GroupProgress(TypedDict):
     committed: int | None
     """The next offset to read; None: nothing is committed."""
     end: int | None
-    """Of the committed log; None: no leader tells it, or the stream is gone."""
+    """Of the committed log; None: no leader tells it, the stream is gone, or it may not be asked for."""
     lag: int | None
     """Records, with those that compaction has removed, between the two."""
     member: str | None
@@ -60,13 +60,13 @@ class OffsetChange(TypedDict):
 
 
 class GroupAdmin:
-    """`look_up`: `Client.offsets`."""
+    """`offsets`: `Client.offsets`."""
 
-    def __init__(self, api: Api, metadata: MetadataCache, link: CoordinatorLink, look_up: LookUp) -> None:
+    def __init__(self, api: Api, metadata: MetadataCache, link: CoordinatorLink, offsets: LookUp) -> None:
         self._api = api
         self._metadata = metadata
         self._link = link
-        self._look_up = look_up
+        self._offsets = offsets
 
     async def describe(self, group: str) -> DescribedGroup:
         found = await self._describe(group)
@@ -160,9 +160,26 @@ class GroupAdmin:
         try:
             return await self._look_up(stream, "latest")
         except TidelogError as error:
-            if not error.retriable and error.code is not Code.UNKNOWN_STREAM:
+            if not error.retriable and error.code not in (Code.UNKNOWN_STREAM, Code.NOT_PERMITTED):
                 raise
             return {}
+
+    async def _look_up(self, stream: str, which: Which) -> dict[int, int]:
+        """As `Client.offsets`. An admin who may not read the stream is told by the brokers' reports, which know no
+        times."""
+        try:
+            return await self._offsets(stream, which)
+        except NotPermitted:
+            if which not in _WORDS.values():
+                raise
+            described = await self._api.call(op.STREAM_DESCRIBE, stream)
+            found = {
+                each["partition"]: each["log_start_offset"] if which == "earliest" else _end(each["high_watermark"])
+                for each in described["partitions"]
+            }
+            if None in found.values():
+                raise
+            return {partition: offset for partition, offset in found.items() if offset is not None}
 
     async def _committed(self, group: str, *, is_named: bool) -> tuple[dict[Name, int], list[str]]:
         """What a group without members has committed, and of which streams. A group that is not there yet has committed
@@ -225,6 +242,10 @@ class GroupAdmin:
 
 
 _WORDS = {Anchor.EARLIEST: "earliest", Anchor.LATEST: "latest"}
+
+
+def _end(high_watermark: int | None) -> int | None:
+    return None if high_watermark is None else high_watermark + 1
 
 
 def _target(to: str | int | datetime | AtTime | None, shift: int | None) -> Anchor | AtOffset | AtTime | int:
