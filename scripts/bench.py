@@ -7,6 +7,7 @@
     scripts/bench --from figures.json          the table of that run
     scripts/bench --from figures.json --picture docs/benchmark.svg
     scripts/bench log                          the log on disk against dd (its own options: scripts/bench log --help)
+    scripts/bench ids                          message ids: memory, and CPU time of each record (half a minute)
 
 {workloads}
 
@@ -26,7 +27,7 @@ import time
 from pathlib import Path
 from types import ModuleType
 
-from scripts.benchmarks import acked, catchup, failover, lag, log, picture, plain, read, spread, sync, tags, tail
+from scripts.benchmarks import acked, catchup, failover, ids, lag, log, picture, plain, read, spread, sync, tags, tail
 from scripts.benchmarks.comparison import Comparison
 from scripts.benchmarks.machine import about
 from scripts.benchmarks.report import Report
@@ -42,7 +43,17 @@ KILLS, QUICK_KILLS = 10, 4
 
 
 def main(words: list[str]) -> int:
+    if words[:1] == ["ids"]:
+        return _ids(words[1:])
     return _log(words[1:]) if words[:1] == ["log"] else _compare(words)
+
+
+def _ids(words: list[str]) -> int:
+    parser = argparse.ArgumentParser(prog="scripts/bench ids", description=ids.__doc__)
+    parser.add_argument("--ids", type=int, default=1_000_000, help="of the window (default: %(default)s)")
+    for what, figure in ids.rows(parser.parse_args(words).ids):
+        print(f"{what:<70} {figure:>12}", flush=True)
+    return 0
 
 
 def _compare(words: list[str]) -> int:

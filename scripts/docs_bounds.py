@@ -6,9 +6,11 @@ from dataclasses import dataclass
 
 from dataplane.broker.decoding import MAX_QUEUED_BATCHES, MAX_QUEUED_BYTES, MAX_QUEUED_BYTES_OF_ALL
 from dataplane.broker.ingest import MAX_ENVELOPE_HEADERS
+from dataplane.broker.publish_rules import MAX_WAITING as MAX_WAITING_ANSWERS
 from dataplane.broker.reading import MAX_COLD_READS
 from dataplane.broker.serving_turn import ANSWER_COST
 from dataplane.broker.serving_turn import MAX_BYTES as MAX_SERVED
+from dataplane.replica.message_ids import LONG as LONG_ID
 from dataplane.replica.settings import ReplicaSettings
 from metadata.model import MAX_PARTITIONS
 from metadata.raft.framing import MAX_FIRST_FRAME_BYTES
@@ -43,6 +45,7 @@ from tidelog.server.peers.tags import MAX_SENDERS, UNHEARD_PER_S
 from wire.batch.columns import MAX_EXPANSION
 from wire.batch.encoded import FREE_BYTES, FREE_RECORDS, HEAVY_BYTES, HEAVY_HEADER_BYTES, MAX_RECORDS_PER_BYTE
 from wire.batch.header import MAX_RECORDS
+from wire.batch.message_ids import MAX_MESSAGE_IDS
 from wire.batch.record_headers import MAX_RECORD_HEADERS
 from wire.echo import MOST_ECHOED
 from wire.json_codec import MAX_BITS, MAX_DEPTH
@@ -280,6 +283,29 @@ BOUNDS = (
         where="dataplane/broker/ingest.py",
         answer="LIMIT_REACHED, at its ack inbox",
         counter="dropped_too_dense",
+    ),
+    Bound(
+        on="message ids that are remembered, `message_ids`",
+        limit=(
+            f"{ReplicaSettings().max_message_ids} of a partition, {ReplicaSettings().max_message_ids_of_all} of all"
+            f" that a broker leads; those above {LONG_ID} bytes as hashes"
+        ),
+        where="dataplane/broker/repetitions.py",
+        answer="BACKPRESSURE, to records with new ids",
+        counter="dropped_refused",
+    ),
+    Bound(
+        on="records of a client's batch that says they have message ids, `batch_message_ids`",
+        limit=str(MAX_MESSAGE_IDS),
+        where="wire/batch/encoded.py",
+        answer="LIMIT_REACHED",
+        counter="dropped_too_dense",
+    ),
+    Bound(
+        on="bare publishes that were repetitions, or not as they expect, and wait for their answers, `waiting_answers`",
+        limit=f"{MAX_WAITING_ANSWERS} of a partition, of either kind",
+        where="dataplane/broker/publish_rules.py",
+        answer="BACKPRESSURE",
     ),
     Bound(
         on="bytes that are appended and not committed",

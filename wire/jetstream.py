@@ -28,6 +28,7 @@ MESSAGE_ID: Final = "Nats-Msg-Id"
 MAY_ACT: Final = b"\r\nNats-"
 """No block of headers without these bytes has one that JetStream acts upon."""
 
+_MESSAGE_ID: Final = b"\r\nNats-Msg-Id: "
 _FIELD: Final = re.compile(rb"\r\nNats-([A-Za-z-]+):[ \t]*([^\r\n]*)")
 _DURATION: Final = re.compile(rb"(\d+(\.\d+)?(h|m|s|ms|us|ns))+")
 
@@ -69,6 +70,17 @@ _ACTING: Final = frozenset(
         b"Expected-Last-Msg-Id",
     }
 )
+
+
+def sole_message_id(block: bytes) -> bytes | None:
+    """The message id in a block of headers in which nothing else can be acted upon, and which is written as most
+    clients write it. None: look closer (`PublishHeaders.of`)."""
+    at = block.find(MAY_ACT)
+    if not block.startswith(_MESSAGE_ID, at) or block.find(MAY_ACT, at + 1) >= 0:
+        return None
+    start = at + len(_MESSAGE_ID)
+    message_id = block[start : block.find(b"\r\n", start)]
+    return message_id if message_id[:1] not in (b" ", b"\t", b"") else None
 
 
 @dataclass(frozen=True, slots=True)

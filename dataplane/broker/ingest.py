@@ -13,19 +13,19 @@ batches are latency, large ones throughput.
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Collection, Sequence
 from dataclasses import dataclass
 from typing import Protocol
 
 import numpy as np
 
 from dataplane.broker.acks import Replies, each_reply, reply_column
-from dataplane.replica.message_ids import kept_form
+from dataplane.replica.message_ids import LONG, kept_form
 from dataplane.replica.quota import Quota
 from wire.batch import BatchBuilder, Compression, EncodedBatch, Joined, encode_headers
 from wire.envelope import MAGIC, any_envelope, decode_publish, is_envelope
 from wire.errors import CorruptData, TidelogError, limit_reached
-from wire.jetstream import MAY_ACT, MESSAGE_ID, PublishHeaders
+from wire.jetstream import MAY_ACT, MESSAGE_ID, PublishHeaders, sole_message_id
 from wire.record_limit import RecordLimit
 from wire.tidelog_pb2 import AckPolicy, Message
 from wire.transport import BulkHandler, UniformRun
@@ -53,7 +53,7 @@ class Rules(Protocol):
     def before(self, ingest: Ingest, wanted: PublishHeaders, reply: bytes | None) -> bool: ...
     def repeated(self, message_id: bytes, reply: bytes | None) -> bool: ...
     def after(self, ingest: Ingest, wanted: PublishHeaders, reply: bytes | None) -> bool: ...
-    def knows(self, message_id: bytes) -> bool: ...
+    def may_know(self, message_ids: Collection[bytes]) -> bool: ...
     def repeated_envelope(self, message_id: bytes, message: Message) -> bool: ...
     def refuse_ids(self, new: int) -> TidelogError | None: ...
 
@@ -364,21 +364,22 @@ class Ingest(BulkHandler):
     def _new_ids(self, headers: Sequence[bytes | None]) -> list[tuple[int, bytes]] | None:
         """Of the messages of a chunk: (place in it, id). None: some header asks for more, or some id is not new."""
         ids: list[tuple[int, bytes]] = []
-        seen: set[bytes] = set()
         for place, block in enumerate(headers):
             if block is None or MAY_ACT not in block:
                 continue
-            wanted = PublishHeaders.of(block)
-            if wanted is None:
-                continue
-            message_id = wanted.message_id
-            if message_id is None or wanted.asks_for_more:
+            message_id = sole_message_id(block)
+            if message_id is None:
+                wanted = PublishHeaders.of(block)
+                if wanted is None:
+                    continue
+                message_id = wanted.message_id
+                if message_id is None or wanted.asks_for_more:
+                    return None
+            ids.append((place, message_id if len(message_id) <= LONG else kept_form(message_id)))
+        if self._seeks_repetitions and ids:
+            new = {message_id for _, message_id in ids}
+            if len(new) < len(ids) or not self._ids.keys().isdisjoint(new) or self._rules.may_know(new):
                 return None
-            kept = kept_form(message_id)
-            if self._seeks_repetitions and (kept in seen or kept in self._ids or self._rules.knows(kept)):
-                return None
-            seen.add(kept)
-            ids.append((place, kept))
         return None if self._rules.refuse_ids(len(self._ids) + len(ids)) is not None else ids
 
     def _note(self, kept: bytes, place: int) -> None:

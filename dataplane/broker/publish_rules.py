@@ -21,7 +21,7 @@ such a refusal waits until it holds of every leader:
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Callable
+from collections.abc import Callable, Collection
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Final
 
@@ -118,8 +118,8 @@ class PublishRules:
             self._await(level, Offset(offset + 1), token, reply)
         return True
 
-    def knows(self, message_id: bytes) -> bool:
-        return self._repetitions.find(message_id) is not None
+    def may_know(self, message_ids: Collection[bytes]) -> bool:
+        return self._repetitions.may_hold(message_ids)
 
     def refuse_ids(self, new: int) -> TidelogError | None:
         return self._repetitions.refuse(new)

@@ -7,7 +7,7 @@ was acknowledged is not forgotten before its window is over.
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Collection, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
@@ -57,6 +57,12 @@ class Repetitions:
         self._count()
         return found
 
+    def may_hold(self, message_ids: Collection[bytes]) -> bool:
+        """False: none of them is in the log."""
+        found = self.are_sought and self._keeper.table.may_hold(message_ids, self._context.time_ns())
+        self._count()
+        return found
+
     def refuse(self, new: int) -> TidelogError | None:
         """Why records with `new` ids cannot be stored now."""
         if not self.are_sought or not new:
@@ -82,12 +88,11 @@ class Repetitions:
             [RETRY_AFTER_MS.of(100), LIMIT.of("message_ids")],
         )
 
-    def stored(self, ids: Iterable[tuple[int, bytes]], header: BatchHeader) -> None:
+    def stored(self, ids: Sequence[tuple[int, bytes]], header: BatchHeader) -> None:
         """Records of a batch that was appended; `ids` by place, in their kept form."""
-        table, base = self._keeper.table, header.base_offset
-        for place, message_id in ids:
-            table.add(message_id, Offset(base + place), header.append_time)
-        self._count()
+        if ids:
+            self._keeper.table.add_all(ids, header.base_offset, header.append_time)
+            self._count()
 
     def last_id(self, end: Offset) -> bytes | None:
         """Of the last record of a log that ends there, in its kept form."""

@@ -18,6 +18,7 @@ Pure. One thread at a time.
 from __future__ import annotations
 
 from collections import deque
+from collections.abc import Collection, Sequence
 from dataclasses import dataclass, field
 from hashlib import blake2b
 from typing import Final
@@ -97,29 +98,46 @@ class MessageIds:
                 return Offset(offset) if offset >= self._ticks[0].first else None
         return None
 
+    def may_hold(self, message_ids: Collection[bytes], time: int) -> bool:
+        """False: none of them is known. Quicker than to look for each."""
+        self.go_on_to(time)
+        return not all(part.offsets.keys().isdisjoint(message_ids) for part in self._parts)
+
     def last_id(self, end: Offset) -> bytes | None:
         """Of the record at `end` - 1, the last one of a log, in its kept form; None: it has none, or is not known."""
         return self._last[1] if self._last is not None and self._last[0] == end - 1 else None
 
     def add(self, message_id: bytes, offset: Offset, time: int) -> None:
         """`message_id` in its kept form; in the order of offsets."""
-        self._last = offset, message_id
+        self.add_all([(0, message_id)], offset, time)
+
+    def add_all(self, ids: Sequence[tuple[int, bytes]], base: Offset, time: int) -> None:
+        """(place, id in its kept form) of records of one batch, which begins at `base`; at least one, in order."""
+        self._last = base + ids[-1][0], ids[-1][1]
         if not self._window:
             return
+        part = self._part_from(base + ids[0][0], time)
+        offsets = part.offsets
+        before = len(offsets)
+        for place, message_id in ids:
+            offsets[message_id] = base + place
+        part.last = base + ids[-1][0]
+        self.count += len(offsets) - before
+
+    def _part_from(self, first: int, time: int) -> _Part:
+        """That takes ids from that offset on."""
         self.go_on_to(time)
         time = self._time
         tick = self._ticks[-1] if self._ticks else None
         if tick is None or time - tick.began > self._window // _TICKS:
-            self._ticks.append(_Tick(offset, time, time))
+            self._ticks.append(_Tick(first, time, time))
         else:
             tick.last_time = time
         part = self._parts[-1] if self._parts else None
         if part is None or time - part.began > self._window // _PARTS or len(part.offsets) > self._most // _PARTS:
             part = _Part(time)
             self._parts.append(part)
-        before = len(part.offsets)
-        part.offsets[message_id] = part.last = offset
-        self.count += len(part.offsets) - before
+        return part
 
     def learn(self, message_id: bytes, offset: Offset, time: int) -> None:
         """As `add`, from the log."""

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Collection
 from dataclasses import dataclass, field
 
 from dataplane.broker.acks import each_reply
@@ -43,8 +44,8 @@ class HeaderRules:
             return True
         return False
 
-    def knows(self, message_id: bytes) -> bool:
-        return message_id in self.stored
+    def may_know(self, message_ids: Collection[bytes]) -> bool:
+        return not self.stored.keys().isdisjoint(message_ids)
 
     def repeated(self, message_id: bytes, reply: bytes | None) -> bool:
         if message_id in self.stored:
@@ -423,3 +424,82 @@ def test_without_a_quota_nothing_is_counted() -> None:
     partition.uniform([b"x"] * 10_000)
     partition.ingest.chunk_done()
     assert (len(partition.values), partition.refused) == (10_000, [])
+
+
+# ---- message ids, and headers that ask for more
+
+
+def identified(*ids: str | None, extra: str = "") -> list[bytes | None]:
+    lines = [None if each is None else f"NATS/1.0\r\nNats-Msg-Id: {each}\r\n{extra}\r\n" for each in ids]
+    return [None if line is None else line.encode() for line in lines]
+
+
+def test_new_ids_of_a_chunk_go_in_as_columns() -> None:
+    partition = Partition(max_batch=300)
+    replies: list[bytes | None] = [b"_INBOX.%d" % number for number in range(20)]
+    ids = [None if number % 3 == 0 else f"i{number}" for number in range(20)]
+    partition.ingest.on_messages([b"%02d" % number for number in range(20)], replies, identified(*ids))
+    partition.ingest.chunk_done()
+    assert len(partition.batches) > 2, "the places count in each batch anew"
+    assert partition.values == [b"%02d" % number for number in range(20)]
+    assert partition.rules.stored == {f"i{n}".encode(): n for n in range(20) if n % 3}
+    assert all(batch.header.has_message_ids for batch in partition.batches)
+
+
+def test_batches_without_ids_do_not_say_that_they_have_some() -> None:
+    partition = Partition()
+    other: list[bytes | None] = [b"NATS/1.0\r\nNats-Whatever: 1\r\n\r\n"]
+    partition.ingest.on_messages([b"v"] * 9, [None] * 9, other * 9)
+    partition.ingest.chunk_done()
+    assert not partition.batches[0].header.has_message_ids
+
+
+def test_repetitions_within_a_chunk_an_open_batch_and_the_log() -> None:
+    partition = Partition(wants=False)
+
+    def publish(*ids: str, reply: bytes) -> None:
+        count = len(ids)
+        partition.ingest.on_messages([b"v"] * count, [reply + b".%d" % n for n in range(count)], identified(*ids))
+
+    publish("a", "b", "a", "c", reply=b"first")
+    publish("b", reply=b"open")
+    assert partition.ingest.open_records == 3
+    assert partition.ingest.last_id() == b"c"
+    partition.seal()
+    assert partition.repetitions == [(0, b"first.2"), (1, b"open.0")]
+    publish("c", "d", reply=b"log")
+    assert partition.rules.answered == [(b"log.0", 2)]
+    assert partition.ingest.open_records == 1
+
+
+def test_an_envelope_has_a_message_id_too() -> None:
+    partition = Partition(wants=False)
+    first, second = (
+        Message(value=b"v", ackInbox=inbox, ackPolicy=AckPolicy.ALL, headers={"Nats-Msg-Id": b"1"})
+        for inbox in ("one", "two")
+    )
+    for message in (first, second):
+        partition.ingest.on_messages([encode_publish(message)], [None], [None])
+    partition.seal()
+    assert partition.values == [b"v"]
+    assert partition.batches[0].header.has_message_ids
+    partition.ingest.on_messages([encode_publish(second)], [None], [None])
+    assert partition.rules.answered == [(b"two", 0)]
+
+
+def test_an_expected_sequence_seals_the_open_batch_first() -> None:
+    partition = Partition(wants=False)
+    expecting: list[bytes | None] = [None] * 4 + [b"NATS/1.0\r\nNats-Expected-Last-Sequence: 4\r\n\r\n"]
+    partition.ingest.on_messages([b"v"] * 5, [b"r"] * 5, expecting)
+    assert len(partition.values) == 4
+    assert partition.rules.settled == [b"r"]
+    assert partition.ingest.open_records == 0
+
+
+def test_the_last_id_is_that_of_the_last_record_of_the_open_batch() -> None:
+    partition = Partition(wants=False)
+    expects = identified(None, "a", None)
+    partition.ingest.on_messages([b"v"] * 2, [None] * 2, expects[:2])
+    assert partition.ingest.last_id() == b"a"
+    partition.ingest.on_messages([b"v"], [None], [None])
+    assert partition.ingest.last_id() is None

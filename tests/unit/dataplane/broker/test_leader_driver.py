@@ -418,3 +418,22 @@ async def test_a_batch_that_waits_for_the_decoding_thread_keeps_no_role_from_its
     await turn()
     assert refusals(bench) == [("inbox", "NOT_LEADER", None)]
     assert bench.log.log_end_offset == 0
+
+
+def identified(*ids: str) -> list[bytes | None]:
+    return [f"NATS/1.0\r\nNats-Msg-Id: {each}\r\n\r\n".encode() for each in ids]
+
+
+async def test_new_ids_above_the_bound_are_refused_and_repetitions_are_answered(bench: Bench) -> None:
+    bench.context.settings = replace(bench.context.settings, max_message_ids=3, max_message_ids_of_all=2)
+    role = await lead(bench)
+    ingest = bench.ingest.subscribed["s"]
+    ingest.on_messages([b"v"] * 4, [b"a", b"b", b"c", b"d"], identified("1", "2", "3", "1"))
+    ingest.chunk_done()
+    role._run(role.core.on_synced(role.log.log_end_offset, 0.0))
+    assert role.log.log_end_offset == 2
+    assert bench.context.message_ids.count == 2
+    refused = [(subject, headers) for subject, _, headers in bench.control.sent if subject]
+    assert [(subject, (headers or {})["Tidelog-Limit"]) for subject, headers in refused] == [("c", "message_ids")]
+    await role.end("it is over")
+    assert bench.context.message_ids.count == 0, "the next leader counts them"

@@ -1,0 +1,73 @@
+"""Message ids of a producer: what is sent, and receipts of records that were there already. What leaders do with them
+is tested on real ones (tests/integration/test_message_ids.py)."""
+
+from __future__ import annotations
+
+import asyncio
+from typing import Any
+
+import pytest
+
+from tests.unit.tidelog.client.fake_broker import Cluster
+from tidelog.client.batches import Gathering, PendingBatch
+from tidelog.client.errors import BadRequest
+from tidelog.client.receipts import Receipts
+from tidelog.client.records import BatchReceipt, Receipt
+from wire.batch import MAX_MESSAGE_IDS, RecordBatch, with_message_id
+
+
+async def test_ids_travel_as_the_header_of_jetstream_and_the_batch_says_so(cluster: Cluster) -> None:
+    _, broker, client = cluster
+    async with client.producer("s") as producer:
+        await producer.send(b"a")
+        await producer.send(b"b", msg_id="1", headers={"h": b"v"})
+        await producer.send(b"c", headers={"Nats-Msg-Id": b"2"})
+        await producer.send(b"d", msg_id=b"\xff")
+    hints = [header.has_message_ids for header, _ in broker.logs["s", 0].batches]
+    assert hints == [False, True, True, True]
+    batches = [RecordBatch.decode(data) for _, data in broker.logs["s", 0].batches]
+    assert [batch.headers[0] for batch in batches] == [
+        {},
+        {"Nats-Msg-Id": b"1", "h": b"v"},
+        {"Nats-Msg-Id": b"2"},
+        {"Nats-Msg-Id": b"\xff"},
+    ]
+
+
+@pytest.mark.parametrize("msg_id", ["", b"", 17, "\ud800", ["a"]])
+async def test_a_slip_is_named(cluster: Cluster, msg_id: Any) -> None:
+    _, _, client = cluster
+    async with client.producer("s") as producer:
+        with pytest.raises(BadRequest, match="msg_id="):
+            await producer.send(b"a", msg_id=msg_id)
+        with pytest.raises(BadRequest, match="msg_id="):
+            producer.send_nowait(b"a", msg_id=msg_id)
+
+
+def test_a_batch_with_ids_ends_at_the_leaders_limit() -> None:
+    gathering = Gathering(1 << 30, 60.0)
+    identified = with_message_id(b"", b"1")
+    sealed = [gathering.append(b"v", None, identified, None, 10, None, 0.0) for _ in range(MAX_MESSAGE_IDS + 1)]
+    assert sealed == [False] * MAX_MESSAGE_IDS + [True]
+    assert [len(batch) for batch in gathering.batches] == [MAX_MESSAGE_IDS, 1]
+    assert gathering.append_run([b"v"] * 10_000, None, 1000, range(10_000), None, 0.0), "a run has a batch of its own"
+    assert gathering.append(b"v", None, identified, None, 10, None, 0.0), "and so has an id behind a long one"
+    assert [batch.has_message_ids for batch in gathering.batches] == [True, True, False, True]
+
+
+async def test_receipts_of_records_that_were_there_already() -> None:
+    batch = PendingBatch(0.0, 1.0)
+    batch.timestamp = 5
+    loop = asyncio.get_running_loop()
+    futures: list[asyncio.Future[Receipt]] = [loop.create_future() for _ in range(3)]
+    for number, future in enumerate(futures):
+        batch.add(b"v", None, None, 77 if number == 2 else None, 10, future)
+    many: asyncio.Future[BatchReceipt] = loop.create_future()
+    batch.add_run([b"v", b"v"], None, 10, [0, 1], many)
+    Receipts().acknowledge(batch, 4, 100, {0: 17, 2: 3})
+    assert [future.result() for future in futures] == [
+        Receipt(4, 17, 5, duplicate=True),
+        Receipt(4, 101, 5),
+        Receipt(4, 3, 77, duplicate=True),
+    ]
+    assert many.result().base_offset == 103
