@@ -39,6 +39,7 @@ FIGURES = (
         note=_NOTE,
     ),
     Figure(key="read/records", what="an object each", unit="records/s", ratio_at_least=10.0, note=_NOTE),
+    Figure(key="read/group", what="an object each, to a member of a group", unit="records/s"),
     Figure(key="read/callback", what="nats-py, ordered consumer, callback", unit="records/s"),
     Figure(key="read/iterator", what="nats-py, ordered consumer, iterator", unit="records/s"),
     Figure(key="read/pull", what=f"nats-py, pull, {FETCH:,} at once", unit="records/s"),
@@ -53,6 +54,7 @@ async def run(run: Run) -> None:
             if isinstance(system, Tidelog):
                 run.add("read/records", system, await _rate(_records, system, stream, count))
                 run.add("read/columns", system, await _rate(_columns, system, stream, count))
+                run.add("read/group", system, await _rate(_shared, system, stream, count))
             elif isinstance(system, JetStream):
                 rates = []
                 for key, way in (("callback", _callback), ("iterator", _iterator), ("pull", _pull)):
@@ -98,6 +100,17 @@ async def _columns(system: Tidelog, stream: str, count: int) -> int:  # noqa: AR
     seen = 0
     async for batch in system.client.consume(stream, start="earliest", stop="latest").batches():
         seen += len(batch.values)
+    return seen
+
+
+async def _shared(system: Tidelog, stream: str, count: int) -> int:
+    """With all that a member does: heartbeats, and commits of what is finished."""
+    seen = 0
+    async with system.client.subscribe(stream, group=stream) as member:
+        async for _ in member:
+            seen += 1
+            if seen == count:
+                break
     return seen
 
 

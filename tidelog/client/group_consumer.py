@@ -11,6 +11,7 @@ exception. Automatic commits are of what is finished only, so that a record is r
 from __future__ import annotations
 
 import asyncio
+import logging
 import time
 from collections.abc import AsyncIterator, Callable, Iterable, Mapping
 from dataclasses import replace
@@ -39,6 +40,8 @@ from wire.groups import StreamPartition
 from wire.subjects import Subjects
 from wire.transport import Transport
 from wire.types import StreamName
+
+_log = logging.getLogger(__name__)
 
 _BREATH = 0.02
 """Seconds after which a program that takes records without waiting lets the event loop work: heartbeats leave then."""
@@ -122,6 +125,8 @@ class GroupConsumer(Generic[K, V]):
         """When the event loop has worked last."""
         self._look_at = 0.0
         """When an iteration is to ask for the head again, by `_stopwatch`."""
+        self._is_withheld = False
+        """The log says that nothing is handed out."""
         self._is_closed = False
         self._home = HomeLoop(f"this consumer of group {self.group!r}")
 
@@ -373,7 +378,16 @@ class GroupConsumer(Generic[K, V]):
         self._partitions.raise_failure()
         left = session.seconds_left(now)
         if left <= 0:
+            if session.is_member and not self._is_withheld:
+                self._is_withheld = True
+                _log.warning(
+                    "the coordinator of group %r has not answered for %g s (session_timeout): no records are handed out"
+                    " until it does",
+                    self.group,
+                    self._settings.session_timeout,
+                )
             return None
+        self._is_withheld = False
         found = self._reading.head()
         self._look_at = self._stopwatch() + min(left, _BREATH)
         return found

@@ -353,7 +353,9 @@ async def test_a_program_that_takes_nothing_hears_of_it_and_joins_anew(world: Wo
         assert consumer.member_id != before
 
 
-async def test_after_its_session_it_hands_out_nothing_until_it_is_answered(world: World) -> None:
+async def test_after_its_session_it_hands_out_nothing_until_it_is_answered(
+    world: World, caplog: pytest.LogCaptureFixture
+) -> None:
     world.coordinator.interval_ms = 50
     now = 0.0
     consumer = world.client().subscribe("s", group="g", session_timeout=1)
@@ -363,6 +365,7 @@ async def test_after_its_session_it_hands_out_nothing_until_it_is_answered(world
         world.coordinator.kill()
         now = 2.0  # the process was stopped so long
         assert await consumer.getone(timeout=0.05) is None
+        assert caplog.text.count("no records are handed out until it does") == 1
         world.coordinator.take_over()
         assert len(await take(consumer, 19)) == 19
 
