@@ -25,11 +25,6 @@ from wire import liftbridge_pb2 as pb
 from wire.envelope import decode_ack
 from wire.tidelog_pb2 import AckPolicy, Message
 
-CLIENTS_LATER = (
-    "PauseStream", "SetCursor", "FetchCursor", "JoinConsumerGroup", "LeaveConsumerGroup",
-    "FetchConsumerGroupAssignments", "ReportConsumerGroupCoordinator",
-)  # fmt: skip
-
 
 @pytest.fixture(scope="module")
 def cluster(tmp_path_factory: pytest.TempPathFactory) -> Iterator[DevCluster]:
@@ -61,7 +56,7 @@ async def test_a_stream_is_created_described_and_deleted_at_any_broker(cluster: 
             assert {*partition.replicas} == {*partition.isr} == {*addresses}, "-1 replicas are all brokers"
             assert partition.leader in addresses
         whole = await b3.call(pb.FetchMetadataRequest())
-        assert [each.name for each in whole.streamMetadata] == ["everywhere"], "Tidelog's own streams are not shown"
+        assert [each.name for each in whole.streamMetadata] == ["__cursors", "everywhere"], "and none of Tidelog's own"
         assert sum(each.leaderCount for each in whole.brokers) == 2
         empty = await b3.call(pb.FetchPartitionMetadataRequest(stream="everywhere", partition=1))
         assert (empty.metadata.highWatermark, empty.metadata.newestOffset, empty.metadata.id) == (-1, -1, 1)
@@ -146,7 +141,25 @@ async def test_wrong_requests_have_the_status_that_clients_know(cluster: DevClus
             (pb.PublishToSubjectRequest(subject="$SYS.x"), StatusCode.INVALID_ARGUMENT),
             (pb.PublishToSubjectRequest(subject="_INBOX.x"), StatusCode.INVALID_ARGUMENT),
             (pb.PublishToSubjectRequest(subject="a b"), StatusCode.INVALID_ARGUMENT),
-            *((UNARY[name].request(), StatusCode.UNIMPLEMENTED) for name in CLIENTS_LATER),
+            (pb.PauseStreamRequest(name="there"), StatusCode.UNIMPLEMENTED),
+            (pb.SetCursorRequest(stream="there"), StatusCode.INVALID_ARGUMENT),
+            (pb.SetCursorRequest(cursorId="c"), StatusCode.INVALID_ARGUMENT),
+            (pb.SetCursorRequest(stream="nowhere", cursorId="c"), StatusCode.NOT_FOUND),
+            (pb.FetchCursorRequest(stream="there", partition=2, cursorId="c"), StatusCode.NOT_FOUND),
+            (pb.FetchCursorRequest(stream="there", cursorId="c" * 1025), StatusCode.INVALID_ARGUMENT),
+            (pb.JoinConsumerGroupRequest(groupId="g", consumerId="c"), StatusCode.INVALID_ARGUMENT),
+            (pb.JoinConsumerGroupRequest(groupId="g", streams=["there"]), StatusCode.INVALID_ARGUMENT),
+            (pb.JoinConsumerGroupRequest(consumerId="c", streams=["there"]), StatusCode.INVALID_ARGUMENT),
+            (pb.JoinConsumerGroupRequest(groupId="g.x", consumerId="c", streams=["x"]), StatusCode.INVALID_ARGUMENT),
+            (pb.JoinConsumerGroupRequest(groupId="g", consumerId="c", streams=["nowhere"]), StatusCode.NOT_FOUND),
+            (pb.LeaveConsumerGroupRequest(consumerId="c"), StatusCode.INVALID_ARGUMENT),
+            (pb.FetchConsumerGroupAssignmentsRequest(groupId="g"), StatusCode.INVALID_ARGUMENT),
+            (pb.ReportConsumerGroupCoordinatorRequest(groupId="g", consumerId="c"), StatusCode.INVALID_ARGUMENT),
+            (
+                pb.ReportConsumerGroupCoordinatorRequest(groupId="nobodys", consumerId="c", coordinator="b1"),
+                StatusCode.NOT_FOUND,
+            ),
+            (pb.FetchMetadataRequest(groups=[str(number) for number in range(101)]), StatusCode.INVALID_ARGUMENT),
         ]
         for request, status in wrong:
             code, sentence = await calls.refusal(request)

@@ -102,6 +102,7 @@ async def test_gufo_liftbridge_goes_on_while_leaders_are_killed(python: Path, cl
     """Everything that the publisher heard to be committed is read, in order, and no offset twice with another value."""
     read: dict[int, str] = {}
     published: list[int] = []
+    resumed: list[int] = []
     kills = 0
     names = ("gufo", str(RECORDS), *addresses(cluster))
     async with session(python, "gufo_session.py", *names) as client, await tidelog.connect(cluster.nats_url) as own:
@@ -113,6 +114,10 @@ async def test_gufo_liftbridge_goes_on_while_leaders_are_killed(python: Path, cl
                     assert sorted(step["offsets"]) == [*range(10)]
                 case "read":
                     assert read.setdefault(step["offset"], step["value"]) == step["value"]
+                case "cursor":
+                    assert step["stored"] == step["expected"]
+                case "resumed":
+                    resumed += step["offsets"]
                 case "published":
                     published.append(step["number"])
                     if step["number"] in (RECORDS // 3, 2 * RECORDS // 3):
@@ -128,6 +133,7 @@ async def test_gufo_liftbridge_goes_on_while_leaders_are_killed(python: Path, cl
     first = list(dict.fromkeys(value for value in values if value.startswith("record")))
     assert first == [f"record{number}" for number in range(RECORDS)]
     assert [*sorted(read)] == [*range(len(read))], "no gap"
+    assert resumed == [*range(10)], "by the cursor, without a gap or a repeat"
 
 
 def kill_and_start(cluster: DevCluster, broker: str) -> None:

@@ -80,9 +80,27 @@ async def subscribe(brokers: list[str], stream: str, count: int) -> None:
                 return
 
 
+async def resume(brokers: list[str], stream: str) -> None:
+    """Two subscribers one after the other; the second goes on at the cursor of the first."""
+    async with LiftbridgeClient(brokers) as client:
+        await client.wait_for_cursors()
+        for expected in (-1, 5):
+            tell(step="cursor", stored=await client.get_cursor(stream, 0, "resumed"), expected=expected)
+            values = []
+            async for message in client.subscribe(
+                stream, partition=0, start_position=StartPosition.RESUME, cursor_id="resumed"
+            ):
+                values.append(message.offset)
+                await client.set_cursor(stream, partition=0, cursor_id="resumed", offset=message.offset)
+                if len(values) == 5:
+                    break
+            tell(step="resumed", offsets=values)
+
+
 async def main(stream: str, count: int, brokers: list[str]) -> None:
     await create(brokers, stream)
     await asyncio.gather(publish(brokers, stream, count), subscribe(brokers, stream, count))
+    await resume(brokers, stream)
     tell(step="done")
 
 

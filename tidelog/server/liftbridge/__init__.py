@@ -18,6 +18,8 @@ applied.
 | `metadata.py` | FetchMetadata, FetchPartitionMetadata |
 | `publishing.py`, `producers.py` | Publish, PublishAsync, PublishToSubject |
 | `subscribing.py` | Subscribe |
+| `cursors.py` | SetCursor, FetchCursor |
+| `groups.py` | JoinConsumerGroup, LeaveConsumerGroup, FetchConsumerGroupAssignments, ReportConsumerGroupCoordinator |
 
 Only this folder imports grpc, which the extra `liftbridge` installs, and only a broker with the port imports this
 folder beyond `settings.py`. docs/liftbridge.md tells users what differs from Liftbridge.

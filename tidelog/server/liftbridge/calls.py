@@ -13,7 +13,9 @@ from google.protobuf.message import Message as ProtobufMessage
 from grpc import StatusCode
 from grpc.aio import EOF, InternalError
 
+from tidelog.server.liftbridge.cursors import CursorCalls
 from tidelog.server.liftbridge.gateway import Gateway
+from tidelog.server.liftbridge.groups import GroupCalls
 from tidelog.server.liftbridge.metadata import MetadataCalls
 from tidelog.server.liftbridge.publishing import PublishCalls
 from tidelog.server.liftbridge.refusals import Refused, refusal
@@ -48,9 +50,11 @@ _Handler: TypeAlias = "grpc.RpcMethodHandler[bytes, bytes]"
 class Calls:
     def __init__(self, gateway: Gateway, replies: ReplySubjects) -> None:
         self._streams = StreamCalls(gateway)
-        self._metadata = MetadataCalls(gateway)
+        self._groups = GroupCalls(gateway)
+        self._cursors = CursorCalls(gateway)
+        self._metadata = MetadataCalls(gateway, self._groups)
         self._publishing = PublishCalls(gateway, replies)
-        self._subscribing = SubscribeCalls(gateway)
+        self._subscribing = SubscribeCalls(gateway, self._groups)
 
     async def close(self) -> None:
         await self._subscribing.close()
@@ -68,12 +72,12 @@ class Calls:
             "Publish": _unary(pb.PublishRequest, self._publishing.publish),
             "PublishAsync": grpc.stream_stream_rpc_method_handler(self._publish_async),
             "PublishToSubject": grpc.unary_unary_rpc_method_handler(self._publish_to_subject),
-            "SetCursor": _later("SetCursor"),
-            "FetchCursor": _later("FetchCursor"),
-            "JoinConsumerGroup": _later("JoinConsumerGroup"),
-            "LeaveConsumerGroup": _later("LeaveConsumerGroup"),
-            "FetchConsumerGroupAssignments": _later("FetchConsumerGroupAssignments"),
-            "ReportConsumerGroupCoordinator": _later("ReportConsumerGroupCoordinator"),
+            "SetCursor": _unary(pb.SetCursorRequest, self._cursors.set),
+            "FetchCursor": _unary(pb.FetchCursorRequest, self._cursors.fetch),
+            "JoinConsumerGroup": _unary(pb.JoinConsumerGroupRequest, self._groups.join),
+            "LeaveConsumerGroup": _unary(pb.LeaveConsumerGroupRequest, self._groups.leave),
+            "FetchConsumerGroupAssignments": _unary(pb.FetchConsumerGroupAssignmentsRequest, self._groups.assignments),
+            "ReportConsumerGroupCoordinator": _unary(pb.ReportConsumerGroupCoordinatorRequest, self._groups.report),
         }
 
     async def _subscribe(self, data: bytes, context: Context) -> None:

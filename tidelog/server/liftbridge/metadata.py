@@ -9,29 +9,35 @@ from grpc import StatusCode
 
 from metadata.model import Partition, Stream
 from tidelog.server.liftbridge.gateway import Gateway
+from tidelog.server.liftbridge.groups import GroupCalls
 from tidelog.server.liftbridge.refusals import Refused
 from tidelog.server.liftbridge.settings import split_address
 from wire import liftbridge_pb2 as pb
 from wire.types import BrokerId
 
+CURSORS = "__cursors"
+"""Liftbridge's stream of cursors. There is none here; it is told to clients, which look for its leader."""
+
 
 class MetadataCalls:
-    def __init__(self, gateway: Gateway) -> None:
+    def __init__(self, gateway: Gateway, groups: GroupCalls) -> None:
         self._gateway = gateway
+        self._groups = groups
 
     async def fetch(self, request: pb.FetchMetadataRequest) -> pb.FetchMetadataResponse:
         addresses = await self._gateway.addresses()
         answer = pb.FetchMetadataResponse(brokers=self._brokers(addresses))
         streams = [(name, self._gateway.stream(name)) for name in dict.fromkeys(request.streams)]
         if not streams:
-            streams = [(each.name, each) for each in self._gateway.streams()]
+            streams = [(CURSORS, None), *((each.name, each) for each in self._gateway.streams())]
         for name, stream in streams:
-            if stream is None:
+            if name == CURSORS:
+                answer.streamMetadata.append(self._cursors())
+            elif stream is None:
                 answer.streamMetadata.add(name=name, error=pb.StreamMetadata.UNKNOWN_STREAM)
             else:
                 answer.streamMetadata.append(self._described(stream, addresses))
-        for group in request.groups:
-            answer.groupMetadata.add(groupId=group, error=pb.ConsumerGroupMetadata.UNKNOWN_GROUP)
+        answer.groupMetadata.extend(await self._groups.metadata([*dict.fromkeys(request.groups)]))
         return answer
 
     async def fetch_partition(self, request: pb.FetchPartitionMetadataRequest) -> pb.FetchPartitionMetadataResponse:
@@ -77,6 +83,13 @@ class MetadataCalls:
                     pb.Broker(id=broker, host=host, port=port, partitionCount=held[broker], leaderCount=led[broker])
                 )
         return brokers
+
+    def _cursors(self) -> pb.StreamMetadata:
+        """Clients send calls about cursors to the leader of this stream of Liftbridge's; any broker takes them."""
+        described = pb.StreamMetadata(name=CURSORS, subject=CURSORS)
+        own = self._gateway.broker
+        described.partitions[0].CopyFrom(pb.PartitionMetadata(id=0, leader=own, replicas=[own], isr=[own]))
+        return described
 
     def _described(self, stream: Stream, addresses: Container[BrokerId]) -> pb.StreamMetadata:
         described = pb.StreamMetadata(name=stream.name, subject=stream.subject)

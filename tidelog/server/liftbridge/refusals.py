@@ -27,6 +27,10 @@ _STATUS: Mapping[Code, StatusCode] = {
     Code.READONLY: StatusCode.FAILED_PRECONDITION,
     Code.PAUSED: StatusCode.FAILED_PRECONDITION,
     Code.WRONG_INCARNATION: StatusCode.NOT_FOUND,
+    Code.UNKNOWN_GROUP: StatusCode.NOT_FOUND,
+    Code.UNKNOWN_MEMBER: StatusCode.FAILED_PRECONDITION,
+    Code.NOT_ASSIGNED: StatusCode.FAILED_PRECONDITION,
+    Code.STALE_GENERATION: StatusCode.FAILED_PRECONDITION,
     Code.NOT_PERMITTED: StatusCode.PERMISSION_DENIED,
     # A client that hears RESOURCE_EXHAUSTED of a publish takes the message for too large and drops it.
     Code.RECORD_TOO_LARGE: StatusCode.RESOURCE_EXHAUSTED,

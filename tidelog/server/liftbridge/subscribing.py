@@ -7,6 +7,7 @@ RESOURCE_EXHAUSTED at its stop and at the end of a partition that takes no recor
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import Awaitable, Callable
 
 from grpc import StatusCode
@@ -15,6 +16,7 @@ from tidelog.client.consumer import Consumer
 from tidelog.client.positions import AtTime, Start, Stop
 from tidelog.client.records import Record
 from tidelog.server.liftbridge.gateway import Gateway
+from tidelog.server.liftbridge.groups import GroupCalls
 from tidelog.server.liftbridge.refusals import Refused
 from wire import liftbridge_pb2 as pb
 from wire.errors import Code, TidelogError
@@ -28,15 +30,20 @@ FETCH_BYTES = 256 << 10
 _RECORDS_AT_ONCE = 256
 IDLE_LOOK = 1.0
 """Seconds without a record after which a subscription looks whether its partition takes records at all."""
+ASSIGNED_LOOK = 5.0
+"""Seconds after which the subscription of a group's consumer looks whether the partition is still its own."""
 _MAX_OFFSET = (1 << 63) - 1
 
 Write = Callable[[bytes], Awaitable[None]]
 
 
 class SubscribeCalls:
-    def __init__(self, gateway: Gateway) -> None:
+    def __init__(self, gateway: Gateway, groups: GroupCalls) -> None:
         self._gateway = gateway
+        self._groups = groups
         self._consumers: set[Consumer] = set()
+        self._of_groups: dict[tuple[str, str, int], Consumer] = {}
+        """By group, stream and partition."""
 
     async def close(self) -> None:
         """Their clients hear that the broker stops."""
@@ -49,8 +56,9 @@ class SubscribeCalls:
                 StatusCode.UNAVAILABLE,
                 f"this broker has {MAX_SUBSCRIPTIONS} subscriptions, which is its limit; use another broker",
             )
-        if request.HasField("consumer") and request.consumer.groupId:
-            raise Refused(StatusCode.UNIMPLEMENTED, "consumer groups are not offered on this port yet")
+        group = request.consumer.groupId
+        if group and request.readISRReplica:
+            raise _bad("Consumer groups not compatible with ReadISRReplica; leave one of them out")
         start, stop = _start(request), await self._stop(request)
         consumer: Consumer = self._gateway.client.consume(
             request.stream,
@@ -63,15 +71,31 @@ class SubscribeCalls:
             on_gap="skip",
         )
         self._consumers.add(consumer)
+        place = (group, request.stream, request.partition)
         try:
+            if group:
+                await self._check_partition(request)
+                await self._groups.check_assigned(request.consumer, request.stream, request.partition)
+                await self._take_over(place, consumer)
             await self._serve(consumer, request, stop, write)
         except TidelogError as error:
             if self._gateway.is_closing:
                 raise Refused(StatusCode.UNAVAILABLE, "this broker stops; use another one") from error
+            if group and self._of_groups.get(place, consumer) is not consumer:
+                raise Refused(StatusCode.FAILED_PRECONDITION, "another subscription has taken its place") from error
             raise
         finally:
             self._consumers.discard(consumer)
+            if self._of_groups.get(place) is consumer:
+                del self._of_groups[place]
             await consumer.aclose()
+
+    async def _take_over(self, place: tuple[str, str, int], consumer: Consumer) -> None:
+        """A group has one subscription to a partition at a broker: the one that its assignment allowed last."""
+        before = self._of_groups.get(place)
+        self._of_groups[place] = consumer
+        if before is not None:
+            await before.aclose()
 
     async def _serve(self, consumer: Consumer, request: pb.SubscribeRequest, stop: Stop, write: Write) -> None:
         await self._check_partition(request)
@@ -81,7 +105,12 @@ class SubscribeCalls:
             raise Refused(StatusCode.INVALID_ARGUMENT, f"Stop offset is before start offset: {stop - 1} < {position}")
         await write(b"")
         subject = await self._subject(request)
+        loop = asyncio.get_running_loop()
+        look_at = loop.time() + ASSIGNED_LOOK if request.consumer.groupId else float("inf")
         while True:
+            if loop.time() >= look_at:
+                await self._groups.check_assigned(request.consumer, request.stream, request.partition)
+                look_at = loop.time() + ASSIGNED_LOOK
             records = await consumer.getmany(_RECORDS_AT_ONCE, IDLE_LOOK)
             for record in records:
                 await write(_message(record, subject))
