@@ -8,7 +8,7 @@ from __future__ import annotations
 import asyncio
 import logging
 from collections import deque
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable
 
 from tidelog.client.fetched_ahead import Head
 from tidelog.client.metadata import StreamMetadata
@@ -158,20 +158,16 @@ class GroupReading:
     def raise_failure(self) -> None:
         """Why a partition cannot be read on. One that the coordinator is about to take away is not reading any more, as
         the log says."""
-        for of, error in self._failures():
-            if isinstance(error, TidelogError) and error.code in GONE:
-                if of not in self._told:
-                    self._told.add(of)
-                    _log.warning("%s is read no more: %s", of, error.message)
-                continue
-            raise error from None
-
-    # ----
-
-    def _failures(self) -> Iterator[tuple[StreamPartition, BaseException]]:
         for life, reading in self._readings.items():
             for partition, error in reading.failures.items():
-                yield StreamPartition(*life, -1 if partition is None else partition), error
+                if not (isinstance(error, TidelogError) and error.code in GONE):
+                    raise error from None
+                of = StreamPartition(*life, -1 if partition is None else partition)
+                if of not in self._told:
+                    self._told.add(of)
+                    _log.warning("%s is read no more: %s", life[0] if partition is None else of, error.message)
+
+    # ----
 
     def _each(self, told: Callable[[StreamReading], dict[int, int]]) -> dict[StreamPartition, int]:
         return {

@@ -12,7 +12,7 @@ import pytest
 from tests.fake_nats import FakeTransport, delivered
 from tests.unit.tidelog.client.fake_broker import FakeBroker, make
 from tests.unit.tidelog.client.fake_coordinator import FakeCoordinator, ModelGroup
-from tidelog.client import coordinator_link, group_session
+from tidelog.client import coordinator_link, group_session, partition_reader
 from tidelog.client.connection import Client
 from tidelog.client.errors import BadRequest, Closed, FencedInstance, NoServer, NotAssigned, UnknownMember
 from tidelog.client.group_consumer import Committed, GroupConsumer
@@ -96,6 +96,7 @@ async def test_one_member_reads_everything_and_commits_what_it_finished(world: W
         assert consumer.lag == {S0: 0, S1: 0}
         assert await consumer.getone(timeout=0) is None
     assert world.committed == {S0: 10, S1: 10}
+    assert [offset.partition_incarnation for _, offset in sorted(world.group.offsets.items())] == [20, 21]
     assert not world.group.members
 
 
@@ -296,6 +297,7 @@ async def test_a_partition_of_another_member_cannot_be_committed(world: World) -
 async def test_commits_are_one_at_a_time(world: World) -> None:
     async with world.client().subscribe("s", group="g", auto_commit=False) as consumer:
         await take(consumer, 1)
+        world.coordinator.refusals[COMMIT].append(TidelogError(Code.UNAVAILABLE, "the first one has to wait"))
         await asyncio.gather(*(consumer.commit({S0: offset}) for offset in range(1, 8)))
         assert [request.offsets[0].offset for request in world.group.commits] == list(range(1, 8))
         assert await consumer.committed() == {S0: Committed(7, "", 0)}
@@ -459,11 +461,15 @@ async def test_a_stream_that_is_created_anew_is_read_from_its_beginning(world: W
     assert world.group.offsets[StreamPartition("s", incarnation, 0)].offset == 3
 
 
-async def test_a_partition_without_a_leader_does_not_keep_the_others(world: World) -> None:
+async def test_a_partition_without_a_leader_does_not_keep_the_others(
+    world: World, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(partition_reader, "LOOK_UP_TIMEOUT", 0.05)
     fetch = world.broker.subjects.fetch(StreamName("s"), 1)
     world.transport.listen(fetch, None)
     async with world.client().subscribe("s", group="g") as consumer:
         assert len(await take(consumer, 10)) == 10
+        assert await consumer.getone(timeout=0.1) is None
         world.broker._listen("s")
         assert len(await take(consumer, 10)) == 10
 
