@@ -54,6 +54,13 @@ _OF_ONE_MESSAGE = re.compile(r"[A-Za-z0-9_-]{20,}|[0-9]+")
 """Parts of a subject by which messages of one kind differ: random names, numbers."""
 _EXTREMES = (b"\xff" * 9 + b"\x01", b"\xff\xff\xff\xff\x0f", b"\x80" * 9 + b"\x01", b"\0" * 8, b"\xff" * 8, b"\x7f")
 """Varints and integers at their ends."""
+_ACTED_UPON = (
+    "Nats-Msg-Id", "Nats-Expected-Stream", "Nats-Expected-Last-Sequence", "Nats-Expected-Last-Msg-Id", "Nats-Rollup",
+    "Nats-Expected-Last-Subject-Sequence", "Nats-Expected-Last-Subject-Sequence-Subject", "Nats-TTL", "Nats-Incr",
+    "Nats-Batch-Id", "Nats-Schedule", "Nats-Stream-Source", "Nats-",
+)  # fmt: skip
+"""Headers of bare publishes that a leader looks into, and one that has no name."""
+_HEADER_VALUES = ("", "0", "1", "-1", "9" * 30, "x" * 3000, "all", "1h", "é", FUZZED, "\x7f")
 
 
 @dataclass(frozen=True, slots=True)
@@ -86,7 +93,7 @@ class Generator:
         self._replies = ["", FUZZED, f"_INBOX.{'x' * 22}.1", "$SYS.x", *(shot.reply for shot in corpus)]
 
     def shots(self) -> Iterator[Shot]:
-        kinds = (self._random, self._changed, self._repeated, self._crossed, self._spliced)
+        kinds = (self._random, self._changed, self._repeated, self._crossed, self._spliced, self._headed)
         while True:
             shot = self._rng.choice(kinds)()
             if self._rng.random() < 0.3:
@@ -98,6 +105,13 @@ class Generator:
     def _random(self) -> Shot:
         size = min(int(self._rng.expovariate(1 / 200)), 100_000)
         return Shot(self._repeated().subject, self._rng.randbytes(size))
+
+    def _headed(self) -> Shot:
+        """To a stream's subject, with headers that JetStream acts upon."""
+        rng = self._rng
+        names = rng.sample(_ACTED_UPON, rng.randint(1, 3))
+        headers = {name: rng.choice((*_HEADER_VALUES, f"{rng.randrange(50)}")) for name in names}
+        return Shot(FUZZED, rng.choice((b"plain", self._repeated().data)), rng.choice(self._replies), headers)
 
     def _repeated(self) -> Shot:
         return self._rng.choice(self._rng.choice(self._kinds))
@@ -163,6 +177,7 @@ async def captured(url: str, client: tidelog.Client) -> list[Shot]:
         async with client.producer(FUZZED) as producer:
             while time.monotonic() < end:
                 await producer.send(b"value", key=b"key", headers={"a": b"b"})
+                await producer.send(b"value", msg_id="1")
                 await client.describe(FUZZED)
                 await client.cluster_status()
                 await client.alter_stream(FUZZED, config={"retention_max_bytes": 1_000_000_000})
