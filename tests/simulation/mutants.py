@@ -616,6 +616,20 @@ MUTANTS: tuple[Mutant, ...] = (
 TOLD: tuple[tuple[Mutant, str], ...] = (
     (
         _mutant(
+            "a leader denies at once what its successor may have stored",
+            (PublishRules._refuse_end, "expected < 0 or len(self._role.view.replicas) == 1", "True"),
+        ),
+        "replication/what_a_bare_publish_expects",
+    ),
+    (
+        _mutant(
+            "a leader denies at once that its last record has the message id which its successor's may have",
+            (PublishRules._refuse_id, "len(self._role.view.replicas) == 1", "True"),
+        ),
+        "replication/what_a_bare_publish_expects",
+    ),
+    (
+        _mutant(
             "records are deleted by the word of a leader of another LeaderEpoch",
             (streams.delete_records, "item.leader_epoch != known.leader_epoch", "False"),
         ),
