@@ -58,8 +58,8 @@ from dataplane.log.files import LINUX_BOOT_ID
 from dataplane.replica.settings import ReplicaSettings
 from metadata.raft import RaftCertificates
 from metadata.settings import MetadataSettings
-from tidelog.runtime.login import NO_LOGIN, NatsLogin
-from tidelog.runtime.login_sources import LoginSources, urls
+from tidelog.runtime.login import NO_LOGIN, NatsLogin, split_url
+from tidelog.runtime.login_sources import Found, LoginSources, urls
 from tidelog.runtime.loopback import is_loopback
 from tidelog.server.liftbridge.settings import FILE_KEYS, SECRET_FILE_KEYS, LiftbridgeSettings, read_settings
 from tidelog.server.liftbridge.settings import KEYS as LIFTBRIDGE_KEYS
@@ -194,6 +194,7 @@ def _build(
         )
     found = sources.find()
     liftbridge = read_settings(values)
+    _check_port_lends_nothing(liftbridge, found)
     config = ServerConfig(
         broker=broker,
         nats=found.servers,
@@ -302,14 +303,29 @@ def _raft_certificates(values: Mapping[str, Any]) -> RaftCertificates | None:
     return None
 
 
+def _check_port_lends_nothing(settings: LiftbridgeSettings | None, found: Found) -> None:
+    """Everybody who reaches the port acts with its login to NATS: that must not be the broker's. Raises TidelogError
+    (BAD_CONFIG)."""
+    if settings is None or settings.login is not None:
+        return
+    login = found.login
+    if login.identity is not None or login.cert is not None or any(split_url(url)[1] for url in found.servers):
+        raise _bad(
+            "liftbridge_port needs liftbridge_login, a file with the port's own login to NATS, for this broker has a"
+            " login: without it everybody who reaches the port would act as the broker. Give it what these clients may"
+            " do, such as `tidelog security nats-config --role producer --role consumer --role monitoring` prints"
+        )
+
+
 def _login_of_port(
     settings: LiftbridgeSettings | None, sources: LoginSources, servers: tuple[str, ...]
 ) -> tuple[Callable[[], NatsLogin], str]:
-    """The broker's own login where the port has none."""
+    """Of a port without a login of its own: the broker's, who is nobody then (`_check_port_lends_nothing`)."""
     if settings is None or settings.login is None:
         return sources.login, DEFAULT_INBOX_PREFIX
+    bare = tuple(split_url(url)[0] for url in servers)  # a login in a URL is the broker's, and would go before the file
     own = LoginSources(
-        environment={}, server_variable="TIDELOG_NATS", servers=servers, options={}, files=(settings.login,)
+        environment={}, server_variable="TIDELOG_NATS", servers=bare, options={}, files=(settings.login,)
     )
     return own.login, own.find().inbox_prefix or DEFAULT_INBOX_PREFIX
 

@@ -40,6 +40,7 @@ from metadata.master_keys import MASTER_KEYS_LABEL, warn_of_missing_keys
 from metadata.raft import RaftConfig, RaftError, RaftNode, RaftStatus, StateMachine
 from metadata.raft.node import end_process
 from tidelog.runtime.allocator import collect_only_what_comes, keep_freed_memory
+from tidelog.runtime.login import split_url
 from tidelog.runtime.loopback import free_addresses
 from tidelog.runtime.nats import NatsConnection
 from tidelog.runtime.nats_errors import NatsRefused, NatsUnavailable
@@ -404,7 +405,10 @@ class Node:
         login, inboxes = config.liftbridge_login()
         try:
             connection = await NatsConnection.connect(
-                config.nats, name=f"tidelog {config.broker} liftbridge", login=login, inbox_prefix=inboxes
+                [split_url(url)[0] for url in config.nats],  # a login in a URL is the broker's
+                name=f"tidelog {config.broker} liftbridge",
+                login=login,
+                inbox_prefix=inboxes,
             )
         except NatsUnavailable as error:
             raise TidelogError(Code.UNAVAILABLE, f"liftbridge_login: {error}") from error

@@ -179,6 +179,25 @@ def test_the_port_for_liftbridges_clients(tmp_path: Path) -> None:
     assert tmp_path / "login.toml" in config({}, file=file).secret_files
 
 
+def test_a_broker_with_a_login_lends_it_to_nobody(tmp_path: Path) -> None:
+    with_port = {**MINIMAL, "liftbridge_port": 9292}
+    by_environment = {"TIDELOG_NATS_USER": "broker", "TIDELOG_NATS_PASSWORD": "x"}
+    for given, environment in (
+        (with_port, by_environment),
+        (with_port, {"TIDELOG_NATS_CERT": "broker.pem"}),
+        ({**with_port, "nats": ("nats://broker:x@127.0.0.1:4222",)}, {}),
+    ):
+        with pytest.raises(TidelogError, match="needs liftbridge_login") as refused:
+            config(given, environment)
+        assert refused.value.code is Code.BAD_CONFIG
+    config(MINIMAL, by_environment)
+    (tmp_path / "login.toml").write_text('[login]\nuser = "port"\npassword = "y"\n')
+    own = {**with_port, "liftbridge_login": str(tmp_path / "login.toml")}
+    for given, environment in ((own, by_environment), ({**own, "nats": ("nats://broker:x@127.0.0.1:4222",)}, {})):
+        login, _ = config(given, environment).liftbridge_login()
+        assert login().user == "port"
+
+
 @pytest.mark.parametrize(
     ("given", "words"),
     [
