@@ -116,8 +116,6 @@ class SubscribeCalls:
                 await write(_message(record, subject))
             if records:
                 continue
-            if self._gateway.is_closing:
-                raise Refused(StatusCode.UNAVAILABLE, "this broker stops; use another one")
             if consumer.is_at_end:
                 raise Refused(StatusCode.RESOURCE_EXHAUSTED, "Stop offset reached")
             if await self._is_at_readonly_end(consumer, request):
