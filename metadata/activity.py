@@ -156,6 +156,8 @@ class ActivityWatch:
             if new.readonly != before.readonly:
                 event = activity.READONLY_SET if new.readonly else activity.READONLY_LIFTED
                 together.setdefault(event, []).append(key.partition)
+            if new.paused != before.paused:
+                together.setdefault(activity.PAUSED if new.paused else activity.RESUMED, []).append(key.partition)
         for event, numbers in together.items():
             for first in range(0, len(numbers), MAX_NUMBERS):
                 yield {**about, "event": event, "partitions": numbers[first : first + MAX_NUMBERS]}

@@ -145,6 +145,7 @@ def changed_form(
             {
                 "partition": number,
                 "readonly": partition.readonly,
+                "paused": partition.paused,
                 "log_start_offset": max(
                     partition.purged_end, leaders.get(number, {}).get("log_start_offset") or Offset(0)
                 ),

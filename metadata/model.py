@@ -70,8 +70,11 @@ class Partition:
     unclean_epoch: LeaderEpoch = LeaderEpoch(0)
     """The last one that an operator began with an unclean election; 0: none."""
     state: PartitionState = PartitionState.ACTIVE
-    """DRAINING and RETIRED, and `paused`, are stored and not yet acted on: docs/design.md."""
+    """DRAINING and RETIRED are stored and not yet acted on: docs/design.md."""
     paused: bool = False
+    """Its followers sleep until a record comes (R47)."""
+    resume_all: bool = False
+    """While it is paused: a record that comes resumes all of the stream."""
     readonly: bool = False
     """It takes no records (R43)."""
     purged_end: Offset = Offset(0)

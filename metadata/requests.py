@@ -208,6 +208,22 @@ class AdminRequests:
             )
         )
 
+    def set_paused(self, name: str, paused: bool, partitions: Sequence[int], *, resume_all: bool = False) -> pb.Command:
+        """As `set_readonly`."""
+        stream = self._changeable(name)
+        for number in partitions:
+            self._find(name, number)
+        return pb.Command(
+            set_paused=pb.SetPaused(
+                office=self._epoch(),
+                name=name,
+                incarnation=stream.incarnation,
+                partitions=sorted({*partitions}),
+                paused=paused,
+                resume_all=resume_all,
+            )
+        )
+
     def delete_records(
         self, name: str, before: Mapping[int, int], committed: Mapping[int, tuple[LeaderEpoch, int]]
     ) -> pb.Command:

@@ -103,6 +103,10 @@ class ClusterState(Cluster):
                 return streams.alter_stream(ledger, message.alter_stream)
             case "set_readonly":
                 return streams.set_readonly(ledger, message.set_readonly)
+            case "set_paused":
+                return streams.set_paused(ledger, message.set_paused)
+            case "alter_paused":
+                return partitions.alter_paused(ledger, message.alter_paused)
             case "delete_records":
                 return streams.delete_records(ledger, message.delete_records)
             case "alter_cluster":

@@ -410,6 +410,8 @@ class Client:
     describe_broker = _blocking(connection.Client.describe_broker)
     alter_cluster = _blocking(connection.Client.alter_cluster)
     set_readonly = _blocking(connection.Client.set_readonly)
+    pause = _blocking(connection.Client.pause)
+    resume = _blocking(connection.Client.resume)
     delete_records = _blocking(connection.Client.delete_records)
     copy_stream = _blocking(connection.Client.copy_stream)
     metadata = _blocking(connection.Client.metadata)

@@ -25,6 +25,8 @@ ISR_EXPANDED = "isr_expanded"
 REPLICA_WITHDRAWN = "replica_withdrawn"
 READONLY_SET = "readonly_set"
 READONLY_LIFTED = "readonly_lifted"
+PAUSED = "paused"
+RESUMED = "resumed"
 RECORDS_DELETED = "records_deleted"
 EVENTS_LOST = "events_lost"
 

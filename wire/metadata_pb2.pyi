@@ -96,6 +96,8 @@ class Command(_message.Message):
     ALTER_CLUSTER_FIELD_NUMBER: _builtins.int
     SET_READONLY_FIELD_NUMBER: _builtins.int
     DELETE_RECORDS_FIELD_NUMBER: _builtins.int
+    SET_PAUSED_FIELD_NUMBER: _builtins.int
+    ALTER_PAUSED_FIELD_NUMBER: _builtins.int
     client: _builtins.str
     """(client, sequence) is answered once: a repeat gets the first outcome. Empty client: applied as often as it comes."""
     sequence: _builtins.int
@@ -127,6 +129,10 @@ class Command(_message.Message):
     def set_readonly(self) -> Global___SetReadonly: ...
     @_builtins.property
     def delete_records(self) -> Global___DeleteRecords: ...
+    @_builtins.property
+    def set_paused(self) -> Global___SetPaused: ...
+    @_builtins.property
+    def alter_paused(self) -> Global___AlterPaused: ...
     def __init__(
         self,
         *,
@@ -146,12 +152,14 @@ class Command(_message.Message):
         alter_cluster: Global___AlterCluster | None = ...,
         set_readonly: Global___SetReadonly | None = ...,
         delete_records: Global___DeleteRecords | None = ...,
+        set_paused: Global___SetPaused | None = ...,
+        alter_paused: Global___AlterPaused | None = ...,
     ) -> None: ...
-    _HasFieldArgType: _TypeAlias = _typing.Literal["allocate_producer_ids", b"allocate_producer_ids", "alter_cluster", b"alter_cluster", "alter_isr", b"alter_isr", "alter_stream", b"alter_stream", "body", b"body", "brokers_dead", b"brokers_dead", "create_stream", b"create_stream", "delete_records", b"delete_records", "delete_stream", b"delete_stream", "elect_leaders", b"elect_leaders", "register_broker", b"register_broker", "set_readonly", b"set_readonly", "take_office", b"take_office", "unclean_elect", b"unclean_elect", "withdraw", b"withdraw"]  # noqa: Y015
+    _HasFieldArgType: _TypeAlias = _typing.Literal["allocate_producer_ids", b"allocate_producer_ids", "alter_cluster", b"alter_cluster", "alter_isr", b"alter_isr", "alter_paused", b"alter_paused", "alter_stream", b"alter_stream", "body", b"body", "brokers_dead", b"brokers_dead", "create_stream", b"create_stream", "delete_records", b"delete_records", "delete_stream", b"delete_stream", "elect_leaders", b"elect_leaders", "register_broker", b"register_broker", "set_paused", b"set_paused", "set_readonly", b"set_readonly", "take_office", b"take_office", "unclean_elect", b"unclean_elect", "withdraw", b"withdraw"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["allocate_producer_ids", b"allocate_producer_ids", "alter_cluster", b"alter_cluster", "alter_isr", b"alter_isr", "alter_stream", b"alter_stream", "body", b"body", "brokers_dead", b"brokers_dead", "client", b"client", "create_stream", b"create_stream", "delete_records", b"delete_records", "delete_stream", b"delete_stream", "elect_leaders", b"elect_leaders", "register_broker", b"register_broker", "sequence", b"sequence", "set_readonly", b"set_readonly", "take_office", b"take_office", "unclean_elect", b"unclean_elect", "withdraw", b"withdraw"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["allocate_producer_ids", b"allocate_producer_ids", "alter_cluster", b"alter_cluster", "alter_isr", b"alter_isr", "alter_paused", b"alter_paused", "alter_stream", b"alter_stream", "body", b"body", "brokers_dead", b"brokers_dead", "client", b"client", "create_stream", b"create_stream", "delete_records", b"delete_records", "delete_stream", b"delete_stream", "elect_leaders", b"elect_leaders", "register_broker", b"register_broker", "sequence", b"sequence", "set_paused", b"set_paused", "set_readonly", b"set_readonly", "take_office", b"take_office", "unclean_elect", b"unclean_elect", "withdraw", b"withdraw"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
-    _WhichOneofReturnType_body: _TypeAlias = _typing.Literal["take_office", "register_broker", "brokers_dead", "create_stream", "delete_stream", "alter_isr", "elect_leaders", "withdraw", "allocate_producer_ids", "unclean_elect", "alter_stream", "alter_cluster", "set_readonly", "delete_records"]  # noqa: Y015
+    _WhichOneofReturnType_body: _TypeAlias = _typing.Literal["take_office", "register_broker", "brokers_dead", "create_stream", "delete_stream", "alter_isr", "elect_leaders", "withdraw", "allocate_producer_ids", "unclean_elect", "alter_stream", "alter_cluster", "set_readonly", "delete_records", "set_paused", "alter_paused"]  # noqa: Y015
     _WhichOneofArgType_body: _TypeAlias = _typing.Literal["body", b"body"]  # noqa: Y015
     def WhichOneof(self, oneof_group: _WhichOneofArgType_body) -> _WhichOneofReturnType_body | None: ...
 
@@ -524,6 +532,103 @@ class SetReadonly(_message.Message):
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
 Global___SetReadonly: _TypeAlias = SetReadonly  # noqa: Y015
+
+@_typing.final
+class SetPaused(_message.Message):
+    """Partitions are paused, or resumed (R47)."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    OFFICE_FIELD_NUMBER: _builtins.int
+    NAME_FIELD_NUMBER: _builtins.int
+    INCARNATION_FIELD_NUMBER: _builtins.int
+    PARTITIONS_FIELD_NUMBER: _builtins.int
+    PAUSED_FIELD_NUMBER: _builtins.int
+    RESUME_ALL_FIELD_NUMBER: _builtins.int
+    office: _builtins.int
+    name: _builtins.str
+    incarnation: _builtins.int
+    """compare-and-set, of the stream"""
+    paused: _builtins.bool
+    resume_all: _builtins.bool
+    """a publish to one of them resumes all partitions of the stream"""
+    @_builtins.property
+    def partitions(self) -> _containers.RepeatedScalarFieldContainer[_builtins.int]:
+        """empty: all"""
+
+    def __init__(
+        self,
+        *,
+        office: _builtins.int = ...,
+        name: _builtins.str = ...,
+        incarnation: _builtins.int = ...,
+        partitions: _abc.Iterable[_builtins.int] | None = ...,
+        paused: _builtins.bool = ...,
+        resume_all: _builtins.bool = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["incarnation", b"incarnation", "name", b"name", "office", b"office", "partitions", b"partitions", "paused", b"paused", "resume_all", b"resume_all"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___SetPaused: _TypeAlias = SetPaused  # noqa: Y015
+
+@_typing.final
+class PauseAlteration(_message.Message):
+    """A leader's compare-and-set on whether its partition is paused."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    PARTITION_FIELD_NUMBER: _builtins.int
+    LEADER_FIELD_NUMBER: _builtins.int
+    LEADER_EPOCH_FIELD_NUMBER: _builtins.int
+    EXPECTED_EPOCH_FIELD_NUMBER: _builtins.int
+    PAUSED_FIELD_NUMBER: _builtins.int
+    leader: _builtins.str
+    leader_epoch: _builtins.int
+    expected_epoch: _builtins.int
+    paused: _builtins.bool
+    @_builtins.property
+    def partition(self) -> Global___PartitionRef: ...
+    def __init__(
+        self,
+        *,
+        partition: Global___PartitionRef | None = ...,
+        leader: _builtins.str = ...,
+        leader_epoch: _builtins.int = ...,
+        expected_epoch: _builtins.int = ...,
+        paused: _builtins.bool = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _typing.Literal["partition", b"partition"]  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["expected_epoch", b"expected_epoch", "leader", b"leader", "leader_epoch", b"leader_epoch", "partition", b"partition", "paused", b"paused"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___PauseAlteration: _TypeAlias = PauseAlteration  # noqa: Y015
+
+@_typing.final
+class AlterPaused(_message.Message):
+    """Leaders resume partitions to which records come, and pause those to which none come (R47)."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    ITEMS_FIELD_NUMBER: _builtins.int
+    @_builtins.property
+    def items(self) -> _containers.RepeatedCompositeFieldContainer[Global___PauseAlteration]: ...
+    def __init__(
+        self,
+        *,
+        items: _abc.Iterable[Global___PauseAlteration] | None = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["items", b"items"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___AlterPaused: _TypeAlias = AlterPaused  # noqa: Y015
 
 @_typing.final
 class PurgePoint(_message.Message):
@@ -1114,6 +1219,7 @@ class PartitionStateRecord(_message.Message):
     READONLY_FIELD_NUMBER: _builtins.int
     UNCLEAN_EPOCH_FIELD_NUMBER: _builtins.int
     PURGED_END_FIELD_NUMBER: _builtins.int
+    RESUME_ALL_FIELD_NUMBER: _builtins.int
     partition: _builtins.int
     incarnation: _builtins.int
     state: _builtins.int
@@ -1127,6 +1233,8 @@ class PartitionStateRecord(_message.Message):
     unclean_epoch: _builtins.int
     purged_end: _builtins.int
     """records below it were deleted by an operator (R44)"""
+    resume_all: _builtins.bool
+    """of a paused partition: a publish to it resumes all of the stream (R47)"""
     @_builtins.property
     def replicas(self) -> _containers.RepeatedScalarFieldContainer[_builtins.int]: ...
     @_builtins.property
@@ -1152,10 +1260,11 @@ class PartitionStateRecord(_message.Message):
         readonly: _builtins.bool = ...,
         unclean_epoch: _builtins.int = ...,
         purged_end: _builtins.int = ...,
+        resume_all: _builtins.bool = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["eligible", b"eligible", "epoch", b"epoch", "incarnation", b"incarnation", "isr", b"isr", "leader", b"leader", "leader_epoch", b"leader_epoch", "partition", b"partition", "paused", b"paused", "purged_end", b"purged_end", "readonly", b"readonly", "replicas", b"replicas", "state", b"state", "unclean_epoch", b"unclean_epoch", "withdrawn", b"withdrawn"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["eligible", b"eligible", "epoch", b"epoch", "incarnation", b"incarnation", "isr", b"isr", "leader", b"leader", "leader_epoch", b"leader_epoch", "partition", b"partition", "paused", b"paused", "purged_end", b"purged_end", "readonly", b"readonly", "replicas", b"replicas", "resume_all", b"resume_all", "state", b"state", "unclean_epoch", b"unclean_epoch", "withdrawn", b"withdrawn"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
@@ -1364,6 +1473,32 @@ class AlterIsrRequest(_message.Message):
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
 Global___AlterIsrRequest: _TypeAlias = AlterIsrRequest  # noqa: Y015
+
+@_typing.final
+class PauseRequest(_message.Message):
+    """Leaders ask that their partitions be paused or resumed (R47)."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    ITEMS_FIELD_NUMBER: _builtins.int
+    CLUSTER_ID_FIELD_NUMBER: _builtins.int
+    cluster_id: _builtins.str
+    """as above"""
+    @_builtins.property
+    def items(self) -> _containers.RepeatedCompositeFieldContainer[Global___PauseAlteration]: ...
+    def __init__(
+        self,
+        *,
+        items: _abc.Iterable[Global___PauseAlteration] | None = ...,
+        cluster_id: _builtins.str = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["cluster_id", b"cluster_id", "items", b"items"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___PauseRequest: _TypeAlias = PauseRequest  # noqa: Y015
 
 @_typing.final
 class LeaderReports(_message.Message):

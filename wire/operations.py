@@ -20,7 +20,7 @@ from typing import Any, NotRequired, TypedDict
 
 from wire.errors import Code
 from wire.operation import Operation
-from wire.partition_operations import STREAM_DELETE_RECORDS, STREAM_SET_READONLY
+from wire.partition_operations import STREAM_DELETE_RECORDS, STREAM_PAUSE, STREAM_RESUME, STREAM_SET_READONLY
 
 # ---- forms that several operations share ---------------------------------------------------------------------------
 
@@ -688,7 +688,7 @@ CLUSTER_ALTER = Operation(
 
 
 _HERE = [each for each in [*globals().values()] if isinstance(each, Operation)]
-_OF_PARTITIONS = (STREAM_SET_READONLY, STREAM_DELETE_RECORDS)
+_OF_PARTITIONS = (STREAM_SET_READONLY, STREAM_PAUSE, STREAM_RESUME, STREAM_DELETE_RECORDS)
 
 OPERATIONS: Mapping[str, Operation[..., Any, Any]] = {
     operation.name: operation for operation in (*_HERE, *_OF_PARTITIONS)

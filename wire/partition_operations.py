@@ -12,6 +12,7 @@ from wire.operation import Operation
 class ChangedPartition(TypedDict):
     partition: int
     readonly: bool
+    paused: bool
     log_start_offset: int
     """No record below it is served any more."""
     not_yet: list[str]
@@ -35,6 +36,44 @@ STREAM_SET_READONLY = Operation(
     request=SetReadonlyRequest,
     answer=ChangedPartitions,
     help="let partitions take no records, or take them again; answered when all live replicas know, or after 3 s",
+    writes=True,
+    stream="name",
+    refusals=(Code.UNKNOWN_STREAM,),
+)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class PauseRequest:
+    name: str
+    partitions: list[int] = field(default_factory=list)
+    """None of them: all."""
+    resume_all: bool = False
+    """A publish to one of them resumes all partitions of the stream."""
+
+
+STREAM_PAUSE = Operation(
+    name="stream.pause",
+    request=PauseRequest,
+    answer=ChangedPartitions,
+    help="let followers of partitions sleep until a record comes; answered when all live replicas know, or after 3 s",
+    writes=True,
+    stream="name",
+    refusals=(Code.UNKNOWN_STREAM,),
+)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ResumeRequest:
+    name: str
+    partitions: list[int] = field(default_factory=list)
+    """None of them: all."""
+
+
+STREAM_RESUME = Operation(
+    name="stream.resume",
+    request=ResumeRequest,
+    answer=ChangedPartitions,
+    help="end the pause of partitions; answered when all live replicas know, or after 3 s",
     writes=True,
     stream="name",
     refusals=(Code.UNKNOWN_STREAM,),

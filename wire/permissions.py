@@ -208,6 +208,7 @@ def _broker(subjects: Subjects, scope: Scope) -> Permissions:
     to_controller = [
         Grant(subjects.cluster(), "to which cluster brokers belong"),
         Grant(subjects.alter_isr(), "leaders ask the controller for ISR changes"),
+        Grant(subjects.pause(), "leaders pause and resume partitions"),
         Grant(subjects.report_leader(), "followers report leaders that are silent"),
         Grant(subjects.withdraw(), "replicas withdraw"),
     ]

@@ -329,6 +329,14 @@ class StreamConfig:
         "lz4 (fast) or zstd (dense): how the leader compresses the batches that it makes of plain publishes and"
         " envelopes, and what producers do that do not choose",
     )
+    auto_pause_time_ms: int = _setting(
+        0,
+        WholeNumber(0, 1 << 52),
+        "a partition to which no record came for so long is paused until one comes; 0 = never",
+    )
+    auto_pause_disable_if_subscribers: bool = _setting(
+        False, Flag(), "a partition is not paused by itself while consumers wait for its records at the leader"
+    )
     delete_protection: bool = _setting(
         False, Flag(), "the stream cannot be deleted before this is false again, or unset"
     )

@@ -108,6 +108,10 @@ class Subjects:
         """Leaders propose ISR changes to the controller."""
         return f"{self.namespace}.metadata.alter_isr"
 
+    def pause(self) -> str:
+        """Leaders ask the controller to pause or to resume their partitions."""
+        return f"{self.namespace}.metadata.pause"
+
     def report_leader(self) -> str:
         """Followers report a failed leader to the controller."""
         return f"{self.namespace}.metadata.report_leader"

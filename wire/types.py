@@ -105,6 +105,7 @@ class PartitionView:
     """This LeaderEpoch began with an unclean election: an operator knows that the leader lacks committed records."""
     state: PartitionState = PartitionState.ACTIVE
     paused: bool = False
+    """Its followers sleep until a record comes (R47)."""
     readonly: bool = False
     """It takes no records (R43)."""
     purged_end: Offset = Offset(0)
@@ -135,6 +136,17 @@ class IsrChange:
     expected_epoch: PartitionEpoch
     new_isr: tuple[IsrMember, ...]
     reason: str
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class PauseChange:
+    """A leader's request to pause its partition, or to resume it; a compare-and-set as `IsrChange`."""
+
+    key: PartitionKey
+    leader: BrokerId
+    leader_epoch: LeaderEpoch
+    expected_epoch: PartitionEpoch
+    paused: bool
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

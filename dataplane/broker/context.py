@@ -22,7 +22,7 @@ from wire.peers import PeerTransport
 from wire.reply_subjects import ReplySubjects
 from wire.subjects import Subjects
 from wire.transport import Transport
-from wire.types import BrokerId, Incarnation, IsrChange, LeaderReport, Withdrawal
+from wire.types import BrokerId, Incarnation, IsrChange, LeaderReport, PauseChange, Withdrawal
 
 ANSWER_OVERHEAD = 1024
 """Room in a message for the 16-byte header, NATS headers and an append preamble, or for the bytes that encryption adds
@@ -34,6 +34,7 @@ class MetadataPort(Protocol):
     views."""
 
     def alter_isr(self, change: IsrChange) -> None: ...
+    def alter_paused(self, change: PauseChange) -> None: ...
     def report_leader(self, report: LeaderReport) -> None: ...
     def withdraw(self, withdrawal: Withdrawal) -> None: ...
     def lease_valid(self, now: float) -> bool:

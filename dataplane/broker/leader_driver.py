@@ -36,6 +36,7 @@ from dataplane.replica.effects import (
     LeaderEffect,
     Notify,
     ProposeIsr,
+    ProposePause,
     Refuse,
     RefuseConsumer,
     RequestSync,
@@ -351,6 +352,9 @@ class LeaderDriver(ReadableRole):
                         self.view.key, ",".join(m.broker for m in change.new_isr), change.reason,
                     )  # fmt: skip
                     self.context.metadata.alter_isr(change)
+                case ProposePause(change):
+                    _log.info("partition %s: asks to be %s", self.view.key, "paused" if change.paused else "resumed")
+                    self.context.metadata.alter_paused(change)
                 case CompleteDrain(token, error):
                     assert isinstance(token, Mover)
                     _log.info("partition %s: %s", self.view.key, error or f"{token.move.target} holds all of the log")

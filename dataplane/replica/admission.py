@@ -31,8 +31,6 @@ class Admission:
             return TidelogError(
                 Code.READONLY, f"stream {view.key.stream} is read-only; publish elsewhere or make it writable"
             )
-        if view.paused:
-            return TidelogError(Code.PAUSED, f"partition {view.key} is paused; resume it first")
         moving = self._draining.refuse_publish()
         if moving is not None:
             return moving

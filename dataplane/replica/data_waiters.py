@@ -102,7 +102,9 @@ class DataWaiters:
         state = self._state
         settings = state.settings
         for replica, follower in state.followers.items():
-            if follower.notified_at is not None and now - follower.last_fetch_at > settings.replica_max_lag_time:
+            # A follower of a paused partition may have asked for nothing for long, and hears of records now.
+            heard_at = max(follower.last_fetch_at, follower.fired_at)
+            if follower.notified_at is not None and now - heard_at > settings.replica_max_lag_time:
                 follower.notified_at = None  # it seems dead; should it live, it asks after its idle wait anyway
             elif follower.notified_at is not None and now - follower.notified_at >= self._patience(follower):
                 follower.patience = 2 * self._patience(follower)

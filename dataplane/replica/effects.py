@@ -13,7 +13,7 @@ from dataclasses import dataclass
 from typing import TypeAlias
 
 from wire.errors import TidelogError
-from wire.types import BrokerId, IsrChange, LeaderEpoch, LeaderReport, Offset
+from wire.types import BrokerId, IsrChange, LeaderEpoch, LeaderReport, Offset, PauseChange
 
 
 # ---------------------------------------------------------------- leader
@@ -48,6 +48,11 @@ class Notify:
 @dataclass(frozen=True, slots=True)
 class ProposeIsr:
     change: IsrChange
+
+
+@dataclass(frozen=True, slots=True)
+class ProposePause:
+    change: PauseChange
 
 
 @dataclass(slots=True)
@@ -181,6 +186,7 @@ LeaderEffect: TypeAlias = (
     | Refuse
     | Notify
     | ProposeIsr
+    | ProposePause
     | CompleteProduce
     | ServeConsumer
     | RefuseConsumer

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import math
+
 from dataplane.replica.backoff import Backoff
 from dataplane.replica.effects import FollowerEffect, SendFetch
 from dataplane.replica.follower_states import Fetching, Idle, Syncing
@@ -39,6 +41,8 @@ class Fetcher:
 
     def fetch(self, now: float) -> list[FollowerEffect]:
         replica = self._replica
+        if replica.is_asleep:
+            self._contact.on_late_tick(now)  # the leader was not asked for anything meanwhile
         self._sequence += 1
         replica.was_notified = False
         self._contact.no_responders = False
@@ -88,4 +92,6 @@ class Fetcher:
 
     def idle(self, state: Fetching | Idle, now: float) -> None:
         """The answer was empty: the leader's data waiter, a notification or the time ends the wait."""
-        self._replica.enter(Idle(state.sequence, state.offset, now + self._settings.replica_max_idle_wait), now)
+        may_sleep = self._replica.may_sleep and not self.no_space and not self.disk_hangs
+        until = math.inf if may_sleep else now + self._settings.replica_max_idle_wait
+        self._replica.enter(Idle(state.sequence, state.offset, until), now)

@@ -372,7 +372,8 @@ class Follower:
             self._replica.story.tell(f"ISR {','.join(view.isr)}, partition epoch {view.epoch}", now)
         if view.epoch >= self._replica.view.epoch:
             self._replica.view = view
-        return self._reads.refuse_waiting(now)
+        woken = self._fetcher.fetch(now) if self._replica.is_asleep and not self._replica.may_sleep else []
+        return [*woken, *self._reads.refuse_waiting(now)]
 
     # ------------------------------------------------------------------ time
     def tick(self, now: float) -> list[FollowerEffect]:
@@ -394,7 +395,8 @@ class Follower:
                 out += self._fetcher.fetch(now)
             case _:
                 pass
-        if not isinstance(state, (Leaderless, Truncating)) and self._contact.is_connected:
+        is_silent = isinstance(self._replica.state, (Leaderless, Truncating)) or replica.is_asleep
+        if not is_silent and self._contact.is_connected:
             out += self._contact.report(replica.view, replica.broker, now)
         out += self._reads.refuse_waiting(now)
         out += self._reads.expire(now)
@@ -411,7 +413,8 @@ class Follower:
             raise InvariantViolation(f"{self.view.key}, follower: {broken}\n{self._replica.story}") from broken
 
     def next_deadline(self) -> float:
-        state = self._replica.state
+        replica = self._replica
+        state = replica.state
         match state:
             case Fetching():
                 due = state.unanswered_at
@@ -421,4 +424,6 @@ class Follower:
                 due = state.ask_again_at
             case _:
                 return math.inf
+        if replica.is_asleep:
+            return self._reads.next_deadline()
         return min(due, self._contact.next_deadline(self._ticked_at), self._reads.next_deadline())

@@ -7,6 +7,7 @@ passes the events to them.
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass, field
 
 from dataplane.replica.follower_states import (
@@ -84,6 +85,22 @@ class Followership:
     def is_relied_on(self) -> bool:
         """It is in the ISR, or eligible: it holds all that is committed, and answers for it."""
         return self.broker in (*self.view.isr, *self.view.eligible)
+
+    @property
+    def may_sleep(self) -> bool:
+        """Its partition is paused, and it has nothing to ask for: it is in the ISR, and knows that all it holds is
+        committed. Its leader wakes it with the next record (R47)."""
+        view = self.view
+        return (
+            view.paused
+            and self.broker in view.isr
+            and self.high_watermark == self.log_end_offset
+            and not self.owes_a_sync
+        )
+
+    @property
+    def is_asleep(self) -> bool:
+        return isinstance(self.state, Idle) and self.state.until == math.inf
 
     @property
     def reported_end(self) -> Offset | None:

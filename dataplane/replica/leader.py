@@ -9,6 +9,7 @@ to its parts, which share one `Leadership`:
     data_waiters    answers to fetches, data waiters, notifications
     isr_keeping     which replicas are dropped from the ISR and which join it
     draining        a planned move of leadership
+    pausing         a pause of the partition
     consumers       consumers that read here
 
 Invariants, beside those of the parts
@@ -38,6 +39,7 @@ from dataplane.replica.epochs import LeaderEpochCache
 from dataplane.replica.isr import CommittedIsr, IsrState
 from dataplane.replica.isr_keeping import IsrKeeper
 from dataplane.replica.leadership import FollowerProgress, Leadership
+from dataplane.replica.pausing import Pausing
 from dataplane.replica.quota import Quota
 from dataplane.replica.refusals import before_log, deletions_gone, fenced
 from dataplane.replica.requests import CheckpointFetch, FollowerFetch
@@ -109,6 +111,7 @@ class Leader:
         self._waiters = DataWaiters(state, self._commits)
         self._isr_keeper = IsrKeeper(state)
         self._draining = Draining(state)
+        self._pausing = Pausing(state, now)
         self.quota = Quota(view.key, view.config, now)
         self._admission = Admission(state, self._isr_keeper, self._draining, self._commits, self.quota)
         self._last_tick = now
@@ -155,10 +158,11 @@ class Leader:
         state, commits = self._state, self._commits
         if end <= state.log_end_offset:
             raise InvariantViolation(f"{state.view.key}: appended up to {end} at LEO {state.log_end_offset}")
+        out: list[LeaderEffect] = []
+        self._pausing.on_append(now, out)
         state.log_end_offset = end
         state.appended_at = now
         commits.add(end, size, now)
-        out: list[LeaderEffect] = []
         self._waiters.fire_all(now, out)
         if state.is_durable or commits.sync_wanted_here() > state.durable_end:
             out.append(RequestSync())
@@ -306,7 +310,8 @@ class Leader:
             )
         if view.epoch < state.view.epoch:
             return []
-        moved = view.epoch > state.view.epoch
+        moved, was_paused = view.epoch > state.view.epoch, state.view.paused
+        self._pausing.excuse_sleepers(now)
         state.view = view
         self.quota.configure(view.config, now)
         for replica in view.replicas:
@@ -317,6 +322,7 @@ class Leader:
                 del state.followers[replica]
         out: list[LeaderEffect] = []
         if moved:
+            self._pausing.on_view(was_paused, now, out)
             self._isr_keeper.on_view(view, now)
             self._commits.advance(now, out)
             self._draining.look(now, out)
@@ -360,6 +366,7 @@ class Leader:
             self._state.story.tell(f"it slept for {now - self._last_tick:.1f} s: lag clocks begin anew", now)
             self._state.restart_lag_clocks(now)
         self._last_tick = now
+        self._pausing.tick(now, self._consumers.has_waiting, out)
         self._commits.advance(now, out)  # a leader without followers gets no fetch that would move its HW
         self._draining.look(now, out)
         out.extend(self._commits.acks.expire(now))

@@ -22,7 +22,6 @@ REFUSED_BY_ANY_LEADER: Final = frozenset(
         Code.PARTITION_DRAINING,
         Code.PARTITION_RETIRED,
         Code.READONLY,
-        Code.PAUSED,
     }
 )
 """They follow from the message itself, or from the stream's settings: a successor refuses the same message as well. All

@@ -16,7 +16,7 @@ from wire import metadata_pb2 as pb
 from wire.errors import Code
 from wire.types import BrokerId, PartitionEpoch, PartitionKey
 
-_Item = TypeVar("_Item", pb.IsrAlteration, pb.Election, pb.WithdrawReplica)
+_Item = TypeVar("_Item", pb.IsrAlteration, pb.PauseAlteration, pb.Election, pb.WithdrawReplica)
 _Decide: TypeAlias = Callable[[Ledger, _Item, Partition, int], tuple[Code | None, Partition]]
 
 
@@ -46,6 +46,39 @@ def _alter_one_isr(
     changed = election.with_isr(partition, members, min_isr=min_isr)
     # The present ISR may be proposed too: that outdates every earlier proposal.
     return None, replace(changed, epoch=PartitionEpoch(partition.epoch + 1))
+
+
+def alter_paused(ledger: Ledger, command: pb.AlterPaused) -> Outcome:
+    """A partition that is resumed takes the others of its stream along where its pause says so."""
+    outcome = _each_partition(ledger, command.items, _alter_one_paused)
+    resumed = {
+        key.stream
+        for key in outcome.changes.partitions
+        if (partition := ledger.partition(key)) is not None and partition.resume_all and not partition.paused
+    }
+    if not resumed:
+        return outcome
+    changed = {*outcome.changes.partitions}
+    for name in sorted(resumed):
+        stream = ledger.contents.streams[name]
+        for number, partition in sorted(stream.partitions.items()):
+            if partition.paused or partition.resume_all:
+                ledger.store(stream.key(number), replace(partition, paused=False, resume_all=False))
+                changed.add(stream.key(number))
+    return replace(outcome, changes=Changes(partitions=tuple(sorted(changed))))
+
+
+def _alter_one_paused(
+    ledger: Ledger,  # noqa: ARG001 - as for the others
+    item: pb.PauseAlteration,
+    partition: Partition,
+    min_isr: int,  # noqa: ARG001
+) -> tuple[Code | None, Partition]:
+    if partition.leader != BrokerId(item.leader) or item.leader_epoch != partition.leader_epoch:
+        return Code.FENCED_LEADER_EPOCH, partition
+    if item.expected_epoch != partition.epoch:
+        return Code.STALE_EPOCH, partition
+    return None, replace(partition, paused=item.paused)
 
 
 def elect_leaders(ledger: Ledger, command: pb.ElectLeaders) -> Outcome:

@@ -135,6 +135,15 @@ def set_readonly(ledger: Ledger, command: pb.SetReadonly) -> Outcome:
     return _change_partitions(ledger, stream, changes)
 
 
+def set_paused(ledger: Ledger, command: pb.SetPaused) -> Outcome:
+    stream = _stream_of(ledger, command)
+    if isinstance(stream, Outcome):
+        return stream
+    wanted = sorted({*command.partitions}) or sorted(stream.partitions)
+    fields = {"paused": command.paused, "resume_all": command.paused and command.resume_all}
+    return _change_partitions(ledger, stream, dict.fromkeys(wanted, fields))
+
+
 def delete_records(ledger: Ledger, command: pb.DeleteRecords) -> Outcome:
     """A leader of that LeaderEpoch has told that all below each end is committed: another one may lead with less, after
     an unclean election. An end at or below the present one changes nothing: the command may be repeated, and come after
@@ -204,7 +213,7 @@ def delete_stream(ledger: Ledger, command: pb.DeleteStream) -> Outcome:
 
 
 def _stream_of(
-    ledger: Ledger, command: pb.AlterStream | pb.SetReadonly | pb.DeleteRecords | pb.DeleteStream
+    ledger: Ledger, command: pb.AlterStream | pb.SetReadonly | pb.SetPaused | pb.DeleteRecords | pb.DeleteStream
 ) -> Stream | Outcome:
     """The stream that the command is about, or why it is refused."""
     refused = ledger.not_controller(command.office)

@@ -44,9 +44,13 @@ from wire.json_codec import decode
 from wire.operation import handles
 from wire.partition_operations import (
     STREAM_DELETE_RECORDS,
+    STREAM_PAUSE,
+    STREAM_RESUME,
     STREAM_SET_READONLY,
     ChangedPartitions,
     DeleteRecordsRequest,
+    PauseRequest,
+    ResumeRequest,
     SetReadonlyRequest,
 )
 from wire.reports import BrokerReport, ReplicaReport, StreamReport
@@ -159,6 +163,20 @@ class Admin:
     @handles(STREAM_SET_READONLY)
     async def set_readonly(self, request: SetReadonlyRequest) -> ChangedPartitions:
         command = self._context.core.requests.set_readonly(request.name, request.readonly, request.partitions)
+        (await self._commit(command)).raise_for_refusal()
+        return await self._changed_partitions(request.name, request.partitions)
+
+    @handles(STREAM_PAUSE)
+    async def pause(self, request: PauseRequest) -> ChangedPartitions:
+        command = self._context.core.requests.set_paused(
+            request.name, True, request.partitions, resume_all=request.resume_all
+        )
+        (await self._commit(command)).raise_for_refusal()
+        return await self._changed_partitions(request.name, request.partitions)
+
+    @handles(STREAM_RESUME)
+    async def resume(self, request: ResumeRequest) -> ChangedPartitions:
+        command = self._context.core.requests.set_paused(request.name, False, request.partitions)
         (await self._commit(command)).raise_for_refusal()
         return await self._changed_partitions(request.name, request.partitions)
 

@@ -1,11 +1,11 @@
 """Requests of the data plane to the controller, repeated until applied state shows that they are over.
 
-An ISR change is over when the partition has another LeaderEpoch, or an epoch above the one it expected; a withdrawal
-when the replica is neither in the ISR nor eligible and the LeaderEpoch that it names is over, or when it is marked as
-withdrawn. The state is the answer: none is waited for, and a copy that arrives late fails its compare-and-set. A report
-is sent once; its follower repeats it.
+An ISR change, or a pause, is over when the partition has another LeaderEpoch, or an epoch above the one it expected; a
+withdrawal when the replica is neither in the ISR nor eligible and the LeaderEpoch that it names is over, or when it is
+marked as withdrawn. The state is the answer: none is waited for, and a copy that arrives late fails its
+compare-and-set. A report is sent once; its follower repeats it.
 
-Bounded: one ISR change, one withdrawal and one report per partition. Pauses double up to `LONGEST_PAUSE_S`.
+Bounded: one ISR change, one pause, one withdrawal and one report per partition. Pauses double up to `LONGEST_PAUSE_S`.
 """
 
 from __future__ import annotations
@@ -19,13 +19,13 @@ from typing import TypeVar
 from metadata.references import ref_of
 from metadata.runtime.context import MetadataContext
 from wire import metadata_pb2 as pb
-from wire.types import Incarnation, IsrChange, LeaderReport, PartitionKey, Withdrawal
+from wire.types import Incarnation, IsrChange, LeaderReport, PartitionKey, PauseChange, Withdrawal
 
 MESSAGE_BYTES = 256 << 10
 """More goes into further messages: each must fit into a NATS message, and into a Raft command."""
 LONGEST_PAUSE_S = 1.0
 
-_Item = TypeVar("_Item", pb.IsrAlteration, pb.WithdrawReplica, pb.LeaderReports.Report)
+_Item = TypeVar("_Item", pb.IsrAlteration, pb.PauseAlteration, pb.WithdrawReplica, pb.LeaderReports.Report)
 
 
 @dataclass(slots=True)
@@ -49,17 +49,24 @@ class OutboundRequests:
     def __init__(self, context: MetadataContext) -> None:
         self._context = context
         self._changes: dict[PartitionKey, tuple[IsrChange, _Repeat]] = {}
+        self._pauses: dict[PartitionKey, tuple[PauseChange, _Repeat]] = {}
         self._withdrawals: dict[PartitionKey, tuple[Withdrawal, _Repeat]] = {}
         self._reports: dict[PartitionKey, LeaderReport] = {}
         self._wake: asyncio.TimerHandle | asyncio.Handle | None = None
 
     def __len__(self) -> int:
-        return len(self._changes) + len(self._withdrawals)
+        return len(self._changes) + len(self._pauses) + len(self._withdrawals)
 
     def alter_isr(self, change: IsrChange) -> None:
         known = self._changes.get(change.key)
         if known is None or known[0] != change:
             self._changes[change.key] = (change, _Repeat())
+            self._send_soon()
+
+    def alter_paused(self, change: PauseChange) -> None:
+        known = self._pauses.get(change.key)
+        if known is None or known[0] != change:
+            self._pauses[change.key] = (change, _Repeat())
             self._send_soon()
 
     def report(self, report: LeaderReport) -> None:
@@ -77,14 +84,15 @@ class OutboundRequests:
 
     def settle(self) -> None:
         """The state has changed: forget requests that are over."""
-        for key, (change, _) in [*self._changes.items()]:
-            partition = self._context.state.partition(key)
-            if (
-                partition is None
-                or partition.leader_epoch != change.leader_epoch
-                or partition.epoch > change.expected_epoch
-            ):
-                del self._changes[key]
+        for requests in (self._changes, self._pauses):
+            for key, (change, _) in [*requests.items()]:
+                partition = self._context.state.partition(key)
+                if (
+                    partition is None
+                    or partition.leader_epoch != change.leader_epoch
+                    or partition.epoch > change.expected_epoch
+                ):
+                    del requests[key]
         for key, (withdrawal, _) in [*self._withdrawals.items()]:
             partition = self._context.state.partition(key)
             broker = withdrawal.broker
@@ -100,6 +108,7 @@ class OutboundRequests:
 
     def close(self) -> None:
         self._changes.clear()
+        self._pauses.clear()
         self._withdrawals.clear()
         self._reports.clear()
         if self._wake is not None:
@@ -123,6 +132,12 @@ class OutboundRequests:
                 self._context.subjects.alter_isr(),
                 [pb.AlterIsrRequest(items=altered, cluster_id=cluster_id).SerializeToString()],
             )
+        due_pauses = [(change, repeat) for change, repeat in self._pauses.values() if repeat.is_due(now)]
+        for paused in _parts([_pause(change) for change, _ in due_pauses]):
+            self._context.transport.publish(
+                self._context.subjects.pause(),
+                [pb.PauseRequest(items=paused, cluster_id=cluster_id).SerializeToString()],
+            )
         incarnation = self._context.incarnation
         due_withdrawals = [
             (withdrawal, repeat) for withdrawal, repeat in self._withdrawals.values() if repeat.is_due(now)
@@ -135,7 +150,7 @@ class OutboundRequests:
                     self._context.subjects.withdraw(),
                     [pb.WithdrawRequest(items=withdrawn, cluster_id=cluster_id).SerializeToString()],
                 )
-        for _, repeat in (*due_changes, *due_withdrawals):
+        for _, repeat in (*due_changes, *due_pauses, *due_withdrawals):
             repeat.sent(now, shortest)
         reports, self._reports = [*self._reports.values()], {}
         for reported in _parts([_report(report) for report in reports]):
@@ -147,7 +162,8 @@ class OutboundRequests:
                     ).SerializeToString()
                 ],
             )
-        times = [repeat.at for _, repeat in (*self._changes.values(), *self._withdrawals.values())]
+        waiting = (*self._changes.values(), *self._pauses.values(), *self._withdrawals.values())
+        times = [repeat.at for _, repeat in waiting]
         if times:
             self._wake = asyncio.get_running_loop().call_later(max(0.0, min(times) - now), self._send)
 
@@ -185,6 +201,16 @@ def _alteration(change: IsrChange) -> pb.IsrAlteration:
         expected_epoch=change.expected_epoch,
         new_isr=[pb.BrokerLife(broker=member.broker, incarnation=member.incarnation) for member in change.new_isr],
         reason=change.reason,
+    )
+
+
+def _pause(change: PauseChange) -> pb.PauseAlteration:
+    return pb.PauseAlteration(
+        partition=ref_of(change.key),
+        leader=change.leader,
+        leader_epoch=change.leader_epoch,
+        expected_epoch=change.expected_epoch,
+        paused=change.paused,
     )
 
 

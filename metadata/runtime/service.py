@@ -38,7 +38,7 @@ from wire.errors import Code, TidelogError
 from wire.peers import PeerTransport
 from wire.subjects import Subjects
 from wire.transport import Subscription
-from wire.types import BrokerId, Incarnation, IsrChange, LeaderReport, Withdrawal
+from wire.types import BrokerId, Incarnation, IsrChange, LeaderReport, PauseChange, Withdrawal
 
 _log = logging.getLogger(__name__)
 
@@ -214,6 +214,10 @@ class MetadataService:
     def alter_isr(self, change: IsrChange) -> None:
         """Ask for another ISR. A later request for a partition replaces the one on its way. Views tell how it ended."""
         self._outbound.alter_isr(change)
+
+    def alter_paused(self, change: PauseChange) -> None:
+        """Ask that a partition led here be paused, or resumed; as `alter_isr`."""
+        self._outbound.alter_paused(change)
 
     def report_leader(self, report: LeaderReport) -> None:
         """Tell the controller that a leader seems to have failed. Sent once: a follower repeats it while it lasts."""

@@ -61,6 +61,7 @@ from wire.types import (
     PartitionGone,
     PartitionKey,
     PartitionView,
+    PauseChange,
     StreamName,
     Withdrawal,
 )
@@ -83,6 +84,9 @@ class Metadata:
 
     def alter_isr(self, change: IsrChange) -> None:
         self.changes.append(change)
+
+    def alter_paused(self, change: PauseChange) -> None:
+        pass
 
     def report_leader(self, report: LeaderReport) -> None:
         self.reports.append(report)

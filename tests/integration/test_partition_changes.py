@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import json
 from collections.abc import Iterator
 
@@ -93,7 +94,7 @@ async def test_a_read_only_stream_takes_nothing_and_is_read(processes: DevCluste
             with pytest.raises(ReadOnly):
                 await producer.send(b"refused")
         answer = await cluster.request(STREAM, b"refused")
-        assert answer["error"]["code"] == "READONLY"
+        assert answer["tidelog"]["code"] == "READONLY"
         first = await cluster.leader(STREAM, isr=3)
         cluster.kill(first.broker)
         await cluster.leader(STREAM, above_epoch=first.leader_epoch)
@@ -145,6 +146,71 @@ async def test_some_partitions_of_a_stream(processes: DevCluster) -> None:
         )
         assert status == 1
         assert f"{STREAM}/0 is committed up to offset 2" in err
+
+
+async def test_a_paused_partition_wakes_with_the_next_record_of_any_kind(processes: DevCluster) -> None:
+    async with observed(processes) as cluster:
+        client = cluster.client
+        await cluster.create(STREAM)
+        await cluster.send(STREAM, b"first")
+
+        async def paused() -> bool:
+            return (await client.describe(STREAM))["partitions"][0]["paused"]
+
+        async def resumed() -> bool:
+            return not await paused()
+
+        (changed,) = await client.pause(STREAM)
+        assert (changed["paused"], changed["not_yet"]) == (True, [])
+        assert await values_of(client) == [b"first"], "it is read while it is paused"
+        await asyncio.sleep(4.0)  # longer than the idle wait, the leader timeout and the lag time
+        assert await paused(), "reading and waiting leave it so"
+        assert len((await cluster.leader(STREAM)).isr) == 3
+        assert (await cluster.request(STREAM, b"bare"))["offset"] == 1
+        await until(resumed, "the end of the pause by a bare publish")
+
+        await client.pause(STREAM)
+        await asyncio.sleep(4.0)
+        assert await cluster.send(STREAM, b"batch") == [2]
+        await until(resumed, "the end of the pause by a producer")
+
+        await client.pause(STREAM)
+        await asyncio.sleep(4.0)
+        first = await cluster.leader(STREAM, isr=3)
+        cluster.kill(first.broker)
+        await cluster.leader(STREAM, above_epoch=first.leader_epoch)
+        assert await cluster.send(STREAM, b"after the kill") == [3]
+        cluster.start(first.broker)
+        await cluster.leader(STREAM, isr=3)
+        assert await values_of(client) == [b"first", b"bare", b"batch", b"after the kill"]
+        await cluster.assert_identical(STREAM)
+
+
+async def test_idle_partitions_are_paused_by_themselves_and_resumed_together(processes: DevCluster) -> None:
+    async with observed(processes) as cluster:
+        client = cluster.client
+        await client.create_stream(STREAM, partitions=3, config={"auto_pause_time_ms": 500})
+
+        async def how_many() -> int:
+            return sum(partition["paused"] for partition in (await client.describe(STREAM))["partitions"])
+
+        async def all_paused() -> bool:
+            return await how_many() == 3
+
+        async def none_paused() -> bool:
+            return await how_many() == 0
+
+        await until(all_paused, "idle partitions to be paused")
+        status, out, err = command(processes, "stream", "alter", STREAM, "--unset", "auto_pause_time_ms")
+        assert (status, err) == (0, "")
+        status, out, err = command(processes, "stream", "resume", STREAM)
+        assert (status, out, err) == (0, f"partitions 0, 1, 2 of stream {STREAM} are not paused\n", "")
+        status, out, err = command(processes, "stream", "pause", STREAM, "--resume-all")
+        assert (status, out, err) == (0, f"partitions 0, 1, 2 of stream {STREAM} are paused\n", "")
+        await asyncio.sleep(1.0)
+        async with client.producer(STREAM) as producer:
+            assert (await producer.send(b"x", partition=1)).offset == 0
+        await until(none_paused, "a record of one partition to resume all")
 
 
 async def test_operators_acts_are_in_the_audit_trail(processes: DevCluster) -> None:

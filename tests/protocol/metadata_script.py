@@ -7,6 +7,8 @@
     settings s KEY=VALUE … [unset=KEY,…]   settings of a living stream
     defaults KEY=VALUE … [unset=KEY,…]     settings of streams that are made from then on
     readonly s [N …] [off]   partitions of a stream (all) take no records
+    pause s [N …] [resume-all] | resume s [N …]     partitions of a stream (all)
+    leader-resumes N [p=N] [e=N] | leader-pauses N ...      the leader of partition N asks for it
     purge s N=OFFSET … [e=N] [epoch=N]     records of partition N below the offset go, as a leader of epoch e told
     register b [life=same] [folder=other|old] [cache=lost] [unsound=N,…]
     die b c [life=N] [epoch=N]
@@ -80,6 +82,7 @@ from wire.types import (
     LeaderReport,
     PartitionEpoch,
     PartitionKey,
+    PauseChange,
     Room,
     StreamName,
 )
@@ -113,6 +116,10 @@ class MetadataScript:
             "settings": self._settings,
             "defaults": self._defaults,
             "readonly": self._readonly,
+            "pause": self._pause,
+            "resume": self._pause,
+            "leader-resumes": self._leader_pauses,
+            "leader-pauses": self._leader_pauses,
             "purge": self._purge,
             "register": self._register,
             "die": self._die,
@@ -208,7 +215,7 @@ class MetadataScript:
             return f"{key} gone"
         eligible = f" eligible {','.join(partition.eligible)}" if partition.eligible else ""
         withdrawn = "".join(f" withdrawn {entry.replica}" for entry in partition.withdrawn)
-        readonly = " readonly" if partition.readonly else ""
+        readonly = (" paused" if partition.paused else "") + (" readonly" if partition.readonly else "")
         purged = f" purged to {partition.purged_end}" if partition.purged_end else ""
         return (
             f"{key} p{partition.epoch} e{partition.leader_epoch} leader {partition.leader or '-'}"
@@ -252,6 +259,32 @@ class MetadataScript:
         outcome = self.cluster.set_readonly(name, *numbers, readonly="off" not in rest)
         self._ended(outcome)
         self._explained(outcome)
+
+    def _pause(self, command: Command) -> None:
+        command.check_options()
+        name, *rest = command.words
+        numbers = [int(word) for word in rest if word != "resume-all"]
+        outcome = self.cluster.set_paused(
+            name, *numbers, paused=command.name == "pause", resume_all="resume-all" in rest
+        )
+        self._ended(outcome)
+        self._explained(outcome)
+
+    def _leader_pauses(self, command: Command) -> None:
+        command.check_options("p", "e")
+        number = int(command.words[0])
+        partition = self._partition(number)
+        self._ended(
+            self.cluster.alter_paused(
+                PauseChange(
+                    key=self._key(number),
+                    leader=partition.leader or BrokerId(""),
+                    leader_epoch=LeaderEpoch(int(command.options.get("e", partition.leader_epoch))),
+                    expected_epoch=PartitionEpoch(int(command.options.get("p", partition.epoch))),
+                    paused=command.name == "leader-pauses",
+                )
+            )
+        )
 
     def _purge(self, command: Command) -> None:
         ends = {int(key): int(value) for key, value in command.options.items() if key.isdigit()}

@@ -25,6 +25,7 @@ from dataplane.replica.effects import (
     InstallCheckpoint,
     Notify,
     ProposeIsr,
+    ProposePause,
     Refuse,
     RefuseConsumer,
     ReportLeader,
@@ -65,7 +66,7 @@ from wire.tidelog_pb2 import (
 )
 from wire.transport import NO_RESPONDERS
 from wire.transport import Message as NatsMessage
-from wire.types import BrokerId, IsrChange, LeaderReport, Offset, PartitionView, Withdrawal
+from wire.types import BrokerId, IsrChange, LeaderReport, Offset, PartitionView, PauseChange, Withdrawal
 
 
 def error_shown(error: TidelogError) -> str:
@@ -129,6 +130,8 @@ def effect_shown(effect: Told, asked_on: Callable[[str], Asked | None]) -> str:
             return f"propose ISR {members_shown(change)} at p{change.expected_epoch} ({change.reason})"
         case CompleteProduce(ExpectationReply() as token, None):
             return f"the place that {token_shown(token)} expected is committed"
+        case ProposePause(change):
+            return f"ask to {'pause' if change.paused else 'resume'} at p{change.expected_epoch}"
         case CompleteProduce(token, error):
             return f"ack {token_shown(token)}" if error is None else f"end {token_shown(token)} {error_shown(error)}"
         case CompleteDrain(token, error):
@@ -192,6 +195,8 @@ def message_shown(message: Message, outcome: str = "") -> str:
             text = f"ISR {members_shown(body)} at p{body.expected_epoch}"
         case LeaderReport():
             text = f"report of {body.leader} e{body.leader_epoch} p{body.epoch}"
+        case PauseChange():
+            text = f"{'pause' if body.paused else 'resume'} at p{body.expected_epoch}"
         case Withdrawal():
             text = f"withdrawal at p{body.expected_epoch}: {body.reason}"
         case PartitionView():
@@ -264,7 +269,7 @@ def brokers_shown(brokers: tuple[BrokerId, ...]) -> str:
 
 def view_shown(view: PartitionView) -> str:
     eligible = f" eligible {brokers_shown(view.eligible)}" if view.eligible else ""
-    readonly = " readonly" if view.readonly else ""
+    readonly = (" paused" if view.paused else "") + (" readonly" if view.readonly else "")
     purged = f" purged to {view.purged_end}" if view.purged_end else ""
     return (
         f"p{view.epoch} e{view.leader_epoch} leader {view.leader or '-'} ISR {brokers_shown(view.isr)}{eligible}"

@@ -90,6 +90,7 @@ from wire.types import (
     LeaderMove,
     Offset,
     PartitionView,
+    PauseChange,
     Withdrawal,
 )
 
@@ -305,6 +306,10 @@ class ReplicaSet:
         match body:
             case IsrChange():
                 self._alter_isr(body)
+            case PauseChange():
+                code = self.cluster.alter_paused(body).items[0]
+                self.tell(META, "pause changed" if code is None else f"pause not changed: {code.name}")
+                self.spread()
             case Withdrawal():
                 self.cluster.withdraw(source, expected_epoch=body.expected_epoch)
                 self.spread()

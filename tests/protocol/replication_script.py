@@ -27,6 +27,7 @@
     drain a to=b [timeout=S]               a planned move: a sequences nothing more until b has everything
     alter KEY=VALUE …                      settings of the living stream
     readonly on|off                        the partition takes no records | takes them again
+    pause | resume                         an operator pauses the partition | resumes it
     purge OFFSET [e=N]                     an operator deletes the records below it
     isr a,b                                the ISR is changed behind the leader's back
     kill b [power] | restart b             restart: a new life, registered
@@ -71,7 +72,15 @@ MOST_DELIVERIES = 500
 """In one command; a transcript that needs more goes round in circles."""
 
 
-_STREAM_SETTINGS = ("min_isr", "durability", "producer_byte_rate", "producer_record_rate", "dedup_window_ms")
+_STREAM_SETTINGS = (
+    "min_isr",
+    "durability",
+    "auto_pause_time_ms",
+    "auto_pause_disable_if_subscribers",
+    "producer_byte_rate",
+    "producer_record_rate",
+    "dedup_window_ms",
+)
 
 
 _EXPECTATIONS = {"Last-Sequence": "last", "Last-Msg-Id": "last-id"}
@@ -118,6 +127,8 @@ class ReplicationScript:
             "drain": self._drain,
             "alter": self._alter,
             "readonly": self._readonly,
+            "pause": self._pause,
+            "resume": self._pause,
             "purge": self._purge,
             "unclean": self._unclean,
             "isr": self._isr,
@@ -412,6 +423,10 @@ class ReplicationScript:
 
     def _readonly(self, command: Command) -> None:
         self.world.cluster.set_readonly(readonly=command.words[0] == "on")
+        self._decided(None)
+
+    def _pause(self, command: Command) -> None:
+        self.world.cluster.set_paused(paused=command.name == "pause")
         self._decided(None)
 
     def _purge(self, command: Command) -> None:

@@ -46,6 +46,7 @@ from wire.types import (
     LeaderReport,
     Offset,
     PartitionView,
+    PauseChange,
     Withdrawal,
 )
 
@@ -81,7 +82,7 @@ class DiskCall:
     """
 
 
-Body: TypeAlias = NatsMessage | DiskCall | IsrChange | LeaderReport | Withdrawal | PartitionView
+Body: TypeAlias = NatsMessage | DiskCall | IsrChange | PauseChange | LeaderReport | Withdrawal | PartitionView
 
 
 @dataclass(eq=False, slots=True)
@@ -355,6 +356,7 @@ class _Life:
         self.connection.subscribed[SUBJECTS.notify(name)] = self._on_notification
         metadata = SimpleNamespace(
             alter_isr=self._ask_meta,
+            alter_paused=self._ask_meta,
             report_leader=self._ask_meta,
             withdraw=self._ask_meta,
             lease_valid=lambda _now: broker.has_lease,
@@ -391,7 +393,7 @@ class _Life:
         self.replica = Replica(replicas.key, replicas.directory, replicas.log_config, files=broker.disk)
         self.replica.open(page_cache_survived=broker.cache_survived)
 
-    def _ask_meta(self, body: IsrChange | LeaderReport | Withdrawal) -> None:
+    def _ask_meta(self, body: IsrChange | PauseChange | LeaderReport | Withdrawal) -> None:
         self._set.send(Message(self.broker.name, META, body))
 
     def _on_call(self, call: DiskCall, executor: object) -> None:

@@ -130,7 +130,9 @@ def draw_operator(rng: Random, duration: float) -> list[Fault]:
     """As `draw_forger`."""
     if rng.random() >= OPERATOR_SHARE:
         return []
-    kinds = rng.choice((("delete records",), ("readonly",), ("delete records", "readonly")))
+    kinds = rng.choice(
+        (("delete records",), ("readonly",), ("pause partitions",), ("delete records", "readonly", "pause partitions"))
+    )
     return [
         Fault(at=rng.random() * duration, kind=rng.choice(kinds), lasts=rng.choice((0.05, 0.3, 1.0)))
         for _ in range(rng.randrange(1, 5))
@@ -462,6 +464,10 @@ def _readonly(fault: Fault, cluster: Cluster) -> bool:
     return True
 
 
+def _pause_partitions(_: Fault, cluster: Cluster) -> bool:
+    return cluster.operator.pause()
+
+
 def _forger(fault: Fault, cluster: Cluster) -> bool:
     if cluster.nats.believed is None:
         return False
@@ -503,6 +509,7 @@ _DO: dict[str, Callable[[Fault, Cluster], bool]] = {
     "alter": _alter,
     "delete records": _delete_records,
     "readonly": _readonly,
+    "pause partitions": _pause_partitions,
     "forger": _forger,
     "scenario": _scenario,
 }

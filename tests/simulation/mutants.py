@@ -40,11 +40,13 @@ from dataplane.replica.consumers import Consumers
 from dataplane.replica.data_waiters import DataWaiters
 from dataplane.replica.draining import Draining
 from dataplane.replica.epochs import LeaderEpochCache
+from dataplane.replica.fetching import Fetcher
 from dataplane.replica.follower import Follower
 from dataplane.replica.followership import Followership
 from dataplane.replica.isr_keeping import IsrKeeper
 from dataplane.replica.leader import Leader
 from dataplane.replica.leadership import Leadership
+from dataplane.replica.pausing import Pausing
 from dataplane.replica.pending import PendingAcks
 from dataplane.replica.producers import ProducerTable
 from dataplane.replica.quota import Quota
@@ -627,6 +629,45 @@ TOLD: tuple[tuple[Mutant, str], ...] = (
             (PublishRules._refuse_id, "len(self._role.view.replicas) == 1", "True"),
         ),
         "replication/what_a_bare_publish_expects",
+    ),
+    (
+        _mutant(
+            "a follower of a paused partition sleeps outside of the ISR",
+            (Followership.may_sleep, "and self.broker in view.isr", ""),
+        ),
+        "replication/a_paused_replica_outside_the_isr_is_awake",
+    ),
+    (
+        _mutant(
+            "a leader takes the sleep of its followers for lag",
+            (Pausing.excuse_sleepers, "if not state.view.paused:", "if True:"),
+        ),
+        "replication/a_paused_partition_sleeps_and_wakes",
+    ),
+    (
+        _mutant("a record leaves its partition paused", (Pausing.on_append, "self._ask(False, out)", "pass")),
+        "replication/a_paused_partition_sleeps_and_wakes",
+    ),
+    (
+        _mutant(
+            "a follower that wakes takes its own sleep for the leader's silence",
+            (Fetcher.fetch, "if replica.is_asleep:", "if False:"),
+        ),
+        "replication/the_record_that_wakes_a_paused_partition_is_lost",
+    ),
+    (
+        _mutant(
+            "a sleeping follower to which a record was pushed in vain is left alone",
+            (DataWaiters.tick, "max(follower.last_fetch_at, follower.fired_at)", "follower.last_fetch_at"),
+        ),
+        "replication/the_record_that_wakes_a_paused_partition_is_lost",
+    ),
+    (
+        _mutant(
+            "a leader's word on a pause is taken in another partition epoch",
+            (partitions._alter_one_paused, "item.expected_epoch != partition.epoch", "False"),
+        ),
+        "metadata/partitions_are_paused",
     ),
     (
         _mutant(

@@ -1,5 +1,6 @@
-"""An operator of the cluster, who deletes records and makes partitions read-only, and a reader that looks for deleted
-records: once their deletion was answered, and the lease of whoever was not asked is over, no broker serves them."""
+"""An operator of the cluster, who deletes records, makes partitions read-only and pauses them, and a reader that looks
+for deleted records: once their deletion was answered, and the lease of whoever was not asked is over, no broker serves
+them."""
 
 from __future__ import annotations
 
@@ -68,6 +69,28 @@ class Operator:
                     if readonly:
                         break
                     await asyncio.sleep(0.1)
+        self.waits -= 1
+
+    # ---- paused
+
+    def pause(self) -> bool:
+        """Records go on coming: their partitions are resumed by them."""
+        clients = self._clients
+        if not clients.incarnation:
+            return False
+        numbers = [number for number in range(clients.partitions) if self._rng.random() < 0.7] or [0]
+        resume_all = self._rng.random() < 0.5
+        self.waits += 1
+        clients.spawn(lambda: self._pause(numbers, resume_all))
+        return True
+
+    async def _pause(self, numbers: list[int], resume_all: bool) -> None:
+        clients = self._clients
+        try:
+            await clients.client.pause(clients.stream, numbers, resume_all)
+            clients.world.say(f"{clients.stream} {numbers} is paused")
+        except TidelogError as error:
+            clients.world.say(f"{clients.stream} {numbers} is not paused: {error}")
         self.waits -= 1
 
     # ---- deleted records

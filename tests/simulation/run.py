@@ -99,6 +99,7 @@ class RunPlan:
     """Of the records, and then the streams are compacted; 0: records without keys."""
     producers: ProducerLimits = DEFAULT_LIMITS
     """How many are remembered, and for how long."""
+    auto_pause_time_ms: int = 0
     tombstone_retention_ms: int = 0
     min_dirty_ratio: float = 0.5
 
@@ -155,6 +156,12 @@ class RunPlan:
         )
         return replace(self, producers=limits)
 
+    def pausing(self, rng: Random) -> RunPlan:
+        """Some runs have streams whose partitions are paused when no record comes."""
+        if rng.random() >= 0.25:
+            return self
+        return replace(self, auto_pause_time_ms=rng.choice((50, 300, 1000)))
+
     def compacting(self, rng: Random) -> RunPlan:
         """Some runs have streams that are compacted."""
         if self.keys or rng.random() >= 0.35:
@@ -208,6 +215,7 @@ class Cluster:
         self.plan = self.plan.compacting(Random(f"compaction of {world.seed}"))
         self.plan = self.plan.forgetting(Random(f"producers of {world.seed}"))
         self.plan = self.plan.identifying(Random(f"message ids of {world.seed}"))
+        self.plan = self.plan.pausing(Random(f"pause of {world.seed}"))
         names = tuple(f"b{number + 1}" for number in range(self.plan.brokers))
         if schedule is None:
             schedule = draw(rng, names, self.plan.duration, scenario)
@@ -387,6 +395,8 @@ class Cluster:
         config.update({key: str(value) for key, value in plan.retention})
         if plan.identifies:
             config["dedup_window_ms"] = str(WINDOW_MS)
+        if plan.auto_pause_time_ms:
+            config["auto_pause_time_ms"] = str(plan.auto_pause_time_ms)
         if plan.keys:
             config |= {"compact": "true", "tombstone_retention_ms": str(plan.tombstone_retention_ms)}
         self._create("s", clients, config)

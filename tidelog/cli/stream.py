@@ -201,6 +201,50 @@ def set_readonly(
     run(server, namespace, work)
 
 
+@stream.command()
+@click.argument("name")
+@partitions_option
+@click.option("--resume-all", is_flag=True, help="A publish to one of them resumes all partitions of the stream.")
+@cluster_options
+def pause(
+    name: str, partitions: tuple[int, ...], resume_all: bool, server: str | None, namespace: str, as_json: bool
+) -> None:
+    """Pause a stream, or some of its partitions, to which nothing is published for long.
+
+    Followers of a paused partition sleep: they neither ask their leader for records nor watch it. A publish of any kind
+    ends the pause of its partition by itself, and is stored and acknowledged as ever; consumers read on. With the
+    setting auto_pause_time_ms partitions are paused by themselves.
+    """
+
+    async def work(client: Client) -> None:
+        changed = await client.pause(name, partitions or None, resume_all)
+        _show_changed(name, changed, "paused", as_json)
+
+    run(server, namespace, work)
+
+
+@stream.command()
+@click.argument("name")
+@partitions_option
+@cluster_options
+def resume(name: str, partitions: tuple[int, ...], server: str | None, namespace: str, as_json: bool) -> None:
+    """End the pause of a stream, or of some of its partitions."""
+
+    async def work(client: Client) -> None:
+        _show_changed(name, await client.resume(name, partitions or None), "not paused", as_json)
+
+    run(server, namespace, work)
+
+
+def _show_changed(name: str, changed: list[ChangedPartition], how: str, as_json: bool) -> None:
+    if as_json:
+        print_json(changed)
+        return
+    numbers = [part["partition"] for part in changed]
+    click.echo(f"{_partitions_of(name, numbers)} {'is' if len(numbers) == 1 else 'are'} {how}")
+    _warn_of_late(changed)
+
+
 @stream.command(name="delete-records")
 @click.argument("name")
 @click.option(
@@ -307,6 +351,9 @@ def _show_description(found: StreamDescription) -> None:
     readonly = [partition["partition"] for partition in found["partitions"] if partition.get("readonly")]
     if readonly:
         click.echo(f"{_partitions_of(found['name'], readonly)} {_takes(readonly)} no records (read-only)")
+    paused = [partition["partition"] for partition in found["partitions"] if partition.get("paused")]
+    if paused:
+        click.echo(f"{_partitions_of(found['name'], paused)} {'is' if len(paused) == 1 else 'are'} paused")
     for partition in found["partitions"]:
         for broker, subjects in (partition.get("not_heard") or {}).items():
             console().print(

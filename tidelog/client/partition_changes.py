@@ -12,6 +12,8 @@ from tidelog.client.metadata import stream_name
 from wire.partition_operations import (
     LATEST,
     STREAM_DELETE_RECORDS,
+    STREAM_PAUSE,
+    STREAM_RESUME,
     STREAM_SET_READONLY,
     ChangedPartition,
 )
@@ -41,6 +43,32 @@ class PartitionChanges(ABC):
         name = stream_name(stream)
         numbers = [] if partitions is None else partition_numbers(partitions)
         answer = await self._api.call(STREAM_SET_READONLY, name=name, readonly=readonly, partitions=numbers)
+        return answer["partitions"]
+
+    async def pause(
+        self, stream: str, partitions: Iterable[int] | None = None, resume_all: bool = False
+    ) -> list[ChangedPartition]:
+        """Pause partitions (None: all) to which nothing is published for long: their followers sleep, and cost next to
+        nothing. A publish of any kind ends the pause of its partition by itself, and is stored and acknowledged as
+        ever; with `resume_all` it ends the pause of the whole stream. Paused partitions can be read. Returns the
+        partitions as `set_readonly` does.
+
+        Raises UnknownStream, BadRequest (no such partition, one of Tidelog's own streams), NoServer.
+        """
+        self._check_open()
+        if not isinstance(resume_all, bool):
+            raise bad(f"resume_all={shown(resume_all)} is neither True nor False")
+        name = stream_name(stream)
+        numbers = [] if partitions is None else partition_numbers(partitions)
+        answer = await self._api.call(STREAM_PAUSE, name=name, partitions=numbers, resume_all=resume_all)
+        return answer["partitions"]
+
+    async def resume(self, stream: str, partitions: Iterable[int] | None = None) -> list[ChangedPartition]:
+        """End the pause of partitions (None: all). Returns and raises as `pause`."""
+        self._check_open()
+        name = stream_name(stream)
+        numbers = [] if partitions is None else partition_numbers(partitions)
+        answer = await self._api.call(STREAM_RESUME, name=name, partitions=numbers)
         return answer["partitions"]
 
     async def delete_records(

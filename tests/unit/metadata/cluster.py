@@ -8,7 +8,7 @@ from metadata.model import Outcome, Partition
 from metadata.references import ref_of
 from metadata.state import ClusterState
 from wire import metadata_pb2 as pb
-from wire.types import BrokerId, PartitionKey, StreamName
+from wire.types import BrokerId, PartitionKey, PauseChange, StreamName
 
 CLUSTER_ID = "c1"
 
@@ -183,6 +183,36 @@ class Cluster:
                 )
             )
         )
+
+    def set_paused(
+        self, name: str = "s", *partitions: int, paused: bool = True, resume_all: bool = False, epoch: int | None = None
+    ) -> Outcome:
+        stream = self.state.streams.get(StreamName(name))
+        return self.apply(
+            pb.Command(
+                set_paused=pb.SetPaused(
+                    office=self.state.controller_epoch if epoch is None else epoch,
+                    name=name,
+                    incarnation=stream.incarnation if stream else 0,
+                    partitions=partitions,
+                    paused=paused,
+                    resume_all=resume_all,
+                )
+            )
+        )
+
+    def alter_paused(self, *changes: PauseChange) -> Outcome:
+        items = [
+            pb.PauseAlteration(
+                partition=ref_of(change.key),
+                leader=change.leader,
+                leader_epoch=change.leader_epoch,
+                expected_epoch=change.expected_epoch,
+                paused=change.paused,
+            )
+            for change in changes
+        ]
+        return self.apply(pb.Command(alter_paused=pb.AlterPaused(items=items)))
 
     def delete_records(
         self,

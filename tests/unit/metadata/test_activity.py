@@ -69,6 +69,8 @@ def test_the_life_of_a_stream() -> None:
     cluster.alter_stream("s", config={"compact": "true"}, unset=["min_isr"])
     cluster.set_readonly("s")
     cluster.set_readonly("s", 1, readonly=False)
+    cluster.set_paused("s")
+    cluster.set_paused("s", 1, paused=False)
     cluster.delete_records({0: 5, 1: 7})
     cluster.delete_records({0: 5, 1: 8})
     cluster.delete("s")
@@ -80,6 +82,8 @@ def test_the_life_of_a_stream() -> None:
         },
         {"event": "readonly_set", "stream": "s", "partitions": [0, 1]},
         {"event": "readonly_lifted", "stream": "s", "partitions": [1]},
+        {"event": "paused", "stream": "s", "partitions": [0, 1]},
+        {"event": "resumed", "stream": "s", "partitions": [1]},
         {"event": "records_deleted", "stream": "s", "partition": 0, "log_start_offset": 5},
         {"event": "records_deleted", "stream": "s", "partition": 1, "log_start_offset": 7},
         {"event": "records_deleted", "stream": "s", "partition": 1, "log_start_offset": 8},

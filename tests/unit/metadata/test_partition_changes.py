@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import pytest
 
-from tests.unit.metadata.brokers import CREATE, running, until
+from tests.unit.metadata.brokers import CREATE, SUBJECTS, running, until
 from wire.errors import Code, TidelogError
 from wire.partition_operations import LATEST
-from wire.types import BrokerId
+from wire.types import BrokerId, PauseChange
 
 
 async def test_some_or_all_partitions_take_no_records() -> None:
@@ -30,6 +30,49 @@ async def test_some_or_all_partitions_take_no_records() -> None:
         ):
             with pytest.raises(TidelogError, match=sentence):
                 await world.api("stream.set_readonly", **body)
+
+
+async def test_some_or_all_partitions_are_paused_and_resumed() -> None:
+    async with running("a", "b", "c") as world:
+        await world.api("stream.create", **CREATE)
+        changed = await world.api("stream.pause", name="s", partitions=[1], resume_all=True)
+        assert [(part["partition"], part["paused"], part["not_yet"]) for part in changed["partitions"]] == [
+            (1, True, [])
+        ]  # fmt: skip
+        assert [world.view(number, by="c").paused for number in range(3)] == [False, True, False]
+        changed = await world.api("stream.resume", name="s")
+        assert [part["paused"] for part in changed["partitions"]] == [False] * 3
+        with pytest.raises(TidelogError, match="stream s has partitions 0 to 2, not 3"):
+            await world.api("stream.pause", name="s", partitions=[3])
+
+
+async def test_a_leader_is_heard_until_its_partition_is_resumed() -> None:
+    async with running("a", "b", "c") as world:
+        await world.api("stream.create", **CREATE)
+        await world.api("stream.pause", name="s", resume_all=True)
+        view = world.view(0)
+        leader = world.brokers[str(view.leader)]
+        lost: list[str] = []
+
+        def lose(subject: str) -> bool:
+            if subject != SUBJECTS.pause() or len(lost) == 3:
+                return False
+            lost.append(subject)
+            return True
+
+        world.hub.lose = lose
+        leader.service.alter_paused(
+            PauseChange(
+                key=view.key,
+                leader=leader.id,
+                leader_epoch=view.leader_epoch,
+                expected_epoch=view.epoch,
+                paused=False,
+            )
+        )
+        await until(lambda: not any(world.view(number).paused for number in range(3)))
+        assert len(lost) == 3
+        assert leader.service.status()["open_wishes"] == 0
 
 
 async def test_records_are_deleted_below_an_offset_or_all_that_are_committed() -> None:
@@ -76,7 +119,7 @@ async def test_replicas_that_have_not_heard_of_a_change_are_named(monkeypatch: p
         late.reports = [{"partition": 0, "incarnation": view.key.partition_incarnation, "partition_epoch": 1}]
         changed = await world.api("stream.delete_records", name="s", before={"0": 5})
         assert changed["partitions"] == [
-            {"partition": 0, "readonly": False, "log_start_offset": 5, "not_yet": [BrokerId(late.id)]}
+            {"partition": 0, "readonly": False, "paused": False, "log_start_offset": 5, "not_yet": [BrokerId(late.id)]}
         ]
 
 
@@ -87,6 +130,8 @@ async def test_streams_of_tidelogs_own_are_left_as_they_are() -> None:
         await world.brokers["a"].service.admin.create_internal(AUDIT)
         for operation, body in (
             ("stream.set_readonly", {}),
+            ("stream.pause", {}),
+            ("stream.resume", {}),
             ("stream.delete_records", {"before": {"0": LATEST}}),
         ):
             with pytest.raises(TidelogError, match="is Tidelog's own"):

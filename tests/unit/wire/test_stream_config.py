@@ -42,7 +42,7 @@ def test_a_refusal_names_the_setting_the_value_and_the_values_that_it_takes(sett
 
 
 def test_an_unknown_setting_is_refused_with_the_known_ones() -> None:
-    with pytest.raises(TidelogError, match=r"unknown stream setting 'colour'; known: compact, compression, .*segment"):
+    with pytest.raises(TidelogError, match=r"unknown stream setting 'colour'; known: .* compact, .*segment"):
         StreamConfig.from_strings({"colour": "red"})
 
 

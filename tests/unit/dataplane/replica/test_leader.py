@@ -547,7 +547,7 @@ def test_a_commit_is_late_by_the_oldest_record_that_waits_for_one() -> None:
     assert driver.leader.refuse_publish(None, lease_valid=True, now=late) is None
 
 
-def test_read_only_and_paused_partitions_refuse() -> None:
+def test_read_only_partitions_refuse() -> None:
     driver = Driver()
     driver.leader.on_view(replace(view(epoch=2), readonly=True), 0.0)
     refused = driver.leader.refuse_publish(ALL, lease_valid=True, now=0.0)
