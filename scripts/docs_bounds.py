@@ -403,7 +403,7 @@ BOUNDS = (
         on="calls on the port for [Liftbridge's clients](liftbridge.md)",
         limit=f"{MAX_CALLS} at once, {MAX_CALLS_OF_CONNECTION} of one connection; requests of {MAX_CALL_BYTES} bytes",
         where="tidelog/server/liftbridge/port.py",
-        answer="RESOURCE_EXHAUSTED of gRPC; a connection with too many waits",
+        answer="gRPC's `resource exhausted`; a connection with too many waits",
     ),
     Bound(
         on="subscriptions on that port",
