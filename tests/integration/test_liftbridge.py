@@ -79,7 +79,7 @@ async def test_settings_of_a_stream_are_tidelogs_or_refused(cluster: DevCluster)
                 compactEnabled=pb.NullableBool(value=True),
                 minIsr=pb.NullableInt32(value=1),
                 encryption=pb.NullableBool(value=False),
-                autoPauseTime=pb.NullableInt64(value=0),
+                autoPauseTime=pb.NullableInt64(value=90_000),
                 optimisticConcurrencyControl=pb.NullableBool(value=False),
             )
         )
@@ -89,13 +89,12 @@ async def test_settings_of_a_stream_are_tidelogs_or_refused(cluster: DevCluster)
         wanted = {
             "retention_max_bytes": "1048576", "retention_max_messages": "1000", "retention_max_age_ms": "60000",
             "segment_bytes": "8192", "segment_max_age_ms": "30000", "compact": "true", "min_isr": "1",
+            "auto_pause_time_ms": "90000",
         }  # fmt: skip
         assert {key: config[key] for key in wanted} == wanted
         refused = {
             "cleanerInterval": pb.NullableInt64(value=1000),
             "compactMaxGoroutines": pb.NullableInt32(value=2),
-            "autoPauseTime": pb.NullableInt64(value=1000),
-            "autoPauseDisableIfSubscribers": pb.NullableBool(value=True),
             "optimisticConcurrencyControl": pb.NullableBool(value=True),
             "segmentMaxBytes": pb.NullableInt64(value=1),
             "retentionMaxAge": pb.NullableInt64(value=-1),
@@ -106,6 +105,23 @@ async def test_settings_of_a_stream_are_tidelogs_or_refused(cluster: DevCluster)
             code, sentence = await calls.refusal(request)
             assert (code, sentence.startswith(name)) == (StatusCode.INVALID_ARGUMENT, True), sentence
         assert "never" not in {each["name"] for each in await client.streams()}
+
+
+async def test_a_paused_stream_is_resumed_by_a_publish(cluster: DevCluster) -> None:
+    async with stub(cluster.liftbridge_address("b1")) as calls, await tidelog.connect(cluster.nats_url) as client:
+        await made(calls, "resting", 2)
+
+        async def paused() -> list[bool]:
+            return [each["paused"] for each in (await client.describe("resting"))["partitions"]]
+
+        async def resumed() -> bool:
+            return not any(await paused())
+
+        await calls.call(pb.PauseStreamRequest(name="resting", resumeAll=True))
+        assert await paused() == [True, True]
+        answer = await calls.call(pb.PublishRequest(stream="resting", partition=1, value=b"x", ackPolicy=AckPolicy.ALL))
+        assert answer.ack.offset == 0
+        await until(resumed, "a publish to one partition to resume both")
 
 
 async def test_wrong_requests_have_the_status_that_clients_know(cluster: DevCluster) -> None:
@@ -141,7 +157,8 @@ async def test_wrong_requests_have_the_status_that_clients_know(cluster: DevClus
             (pb.PublishToSubjectRequest(subject="$SYS.x"), StatusCode.INVALID_ARGUMENT),
             (pb.PublishToSubjectRequest(subject="_INBOX.x"), StatusCode.INVALID_ARGUMENT),
             (pb.PublishToSubjectRequest(subject="a b"), StatusCode.INVALID_ARGUMENT),
-            (pb.PauseStreamRequest(name="there"), StatusCode.UNIMPLEMENTED),
+            (pb.PauseStreamRequest(name="nowhere"), StatusCode.NOT_FOUND),
+            (pb.PauseStreamRequest(name="there", partitions=[7]), StatusCode.NOT_FOUND),
             (pb.SetCursorRequest(stream="there"), StatusCode.INVALID_ARGUMENT),
             (pb.SetCursorRequest(cursorId="c"), StatusCode.INVALID_ARGUMENT),
             (pb.SetCursorRequest(stream="nowhere", cursorId="c"), StatusCode.NOT_FOUND),

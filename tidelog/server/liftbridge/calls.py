@@ -27,8 +27,6 @@ from wire.reply_subjects import ReplySubjects
 
 SERVICE = "proto.API"
 
-_LATER = "is not offered on this port yet; use Tidelog's own client for it"
-
 
 class Context(Protocol):
     """The part of grpc.aio.ServicerContext that is used here."""
@@ -64,7 +62,7 @@ class Calls:
         return {
             "CreateStream": _unary(pb.CreateStreamRequest, self._streams.create),
             "DeleteStream": _unary(pb.DeleteStreamRequest, self._streams.delete),
-            "PauseStream": _later("PauseStream"),
+            "PauseStream": _unary(pb.PauseStreamRequest, self._streams.pause),
             "SetStreamReadonly": _unary(pb.SetStreamReadonlyRequest, self._streams.set_readonly),
             "Subscribe": grpc.unary_stream_rpc_method_handler(self._subscribe),
             "FetchMetadata": _unary(pb.FetchMetadataRequest, self._metadata.fetch),
@@ -127,13 +125,6 @@ def _decoded(kind: type[_R], data: bytes) -> _R:
         raise Refused(
             StatusCode.INVALID_ARGUMENT, f"{len(data)} bytes are no {kind.DESCRIPTOR.name}; see liftbridge-api"
         ) from None
-
-
-def _later(name: str) -> _Handler:
-    async def refuse(_data: bytes, context: Context) -> bytes:
-        await context.abort(StatusCode.UNIMPLEMENTED, f"{name} {_LATER}")
-
-    return grpc.unary_unary_rpc_method_handler(refuse)
 
 
 def _writer(context: Context) -> Callable[[bytes], Awaitable[None]]:

@@ -16,6 +16,8 @@ _COUNTERPARTS: Mapping[str, str] = {
     "segmentMaxAge": "segment_max_age_ms",
     "compactEnabled": "compact",
     "minIsr": "min_isr",
+    "autoPauseTime": "auto_pause_time_ms",
+    "autoPauseDisableIfSubscribers": "auto_pause_disable_if_subscribers",
     "encryption": "encryption",
 }
 """Numbers have the same units in both."""
@@ -24,14 +26,12 @@ _WITHOUT: Mapping[str, str] = {
     "cleanerInterval": "brokers look for what retention and compaction remove at an interval of their own"
     " ([storage] housekeeping_interval of their configuration)",
     "compactMaxGoroutines": "a broker compacts one log at a time",
-    "autoPauseTime": "idle partitions are not paused by themselves",
-    "autoPauseDisableIfSubscribers": "idle partitions are not paused by themselves",
     "optimisticConcurrencyControl": "it is no setting of a stream: a publish whose expectedOffset is above 0 is checked"
     " on every stream",
 }
 """And why."""
-_FOR_NOTHING = ("autoPauseTime", "autoPauseDisableIfSubscribers", "optimisticConcurrencyControl")
-"""0 or false asks for what is so."""
+_FOR_NOTHING = ("optimisticConcurrencyControl",)
+"""False asks for what is so."""
 
 
 def stream_config(request: CreateStreamRequest) -> dict[str, str]:

@@ -1,4 +1,4 @@
-"""CreateStream, DeleteStream, SetStreamReadonly."""
+"""CreateStream, DeleteStream, PauseStream, SetStreamReadonly."""
 
 from __future__ import annotations
 
@@ -42,6 +42,11 @@ class StreamCalls:
     async def delete(self, request: pb.DeleteStreamRequest) -> pb.DeleteStreamResponse:
         await self._gateway.client.delete_stream(request.name)
         return pb.DeleteStreamResponse()
+
+    async def pause(self, request: pb.PauseStreamRequest) -> pb.PauseStreamResponse:
+        self._check_partitions(request.name, request.partitions)
+        await self._gateway.client.pause(request.name, [*request.partitions] or None, request.resumeAll)
+        return pb.PauseStreamResponse()
 
     async def set_readonly(self, request: pb.SetStreamReadonlyRequest) -> pb.SetStreamReadonlyResponse:
         self._check_partitions(request.name, request.partitions)
