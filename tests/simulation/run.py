@@ -25,15 +25,17 @@ from tests.simulation.broker import DATA, SimBroker
 from tests.simulation.clients import Workload
 from tests.simulation.cpu_limit import CPU_LIMIT, OutOfCpuTime, cpu_limit
 from tests.simulation.disk import AMPLE
-from tests.simulation.faults import Fault, carry_out, draw, draw_forger, draw_operator, draw_scenario
+from tests.simulation.faults import Fault, carry_out, draw, draw_forger, draw_operator, draw_scenario, with_members
 from tests.simulation.invariants import Invariants
 from tests.simulation.invariants.messages import OnlyBrokersAreBelieved
+from tests.simulation.members import SimGroup, small_groups
 from tests.simulation.messaging import Nats, Weather
 from tests.simulation.operators import Operator
 from tests.simulation.raft import RaftGroup
 from tests.simulation.scenarios.catalog import REQUIRED_PLANS
 from tests.simulation.world import InvariantBroken, Process, World, inhabited
 from wire.durability import ACCEPTED, DURABLE, Durability, DurabilityKind
+from wire.internal_streams import is_reserved
 from wire.subjects import Subjects
 from wire.types import PartitionKey
 
@@ -99,6 +101,8 @@ class RunPlan:
     """Of the records, and then the streams are compacted; 0: records without keys."""
     producers: ProducerLimits = DEFAULT_LIMITS
     """How many are remembered, and for how long."""
+    has_group: bool = False
+    """A consumer group reads the first stream."""
     tombstone_retention_ms: int = 0
     min_dirty_ratio: float = 0.5
 
@@ -155,6 +159,12 @@ class RunPlan:
         )
         return replace(self, producers=limits)
 
+    def grouping(self, rng: Random, scenario: str | None) -> RunPlan:
+        """Some runs without a scenario have a consumer group."""
+        if scenario is not None or rng.random() >= 0.5:
+            return self
+        return replace(self, has_group=True, duration=max(self.duration, 3.0), partitions=3)
+
     def compacting(self, rng: Random) -> RunPlan:
         """Some runs have streams that are compacted."""
         if self.keys or rng.random() >= 0.35:
@@ -208,11 +218,14 @@ class Cluster:
         self.plan = self.plan.compacting(Random(f"compaction of {world.seed}"))
         self.plan = self.plan.forgetting(Random(f"producers of {world.seed}"))
         self.plan = self.plan.identifying(Random(f"message ids of {world.seed}"))
+        self.plan = self.plan.grouping(Random(f"group of {world.seed}"), scenario)
         names = tuple(f"b{number + 1}" for number in range(self.plan.brokers))
         if schedule is None:
             schedule = draw(rng, names, self.plan.duration, scenario)
             if len(schedule) > 1:
                 schedule += draw_forger(Random(f"forger of {world.seed}"), self.plan.duration)
+                if self.plan.has_group:
+                    schedule = with_members(schedule, Random(f"members of {world.seed}"), names, self.plan.duration)
                 schedule += draw_operator(Random(f"operator of {world.seed}"), self.plan.duration)
         self.schedule = schedule
         self.data = DATA
@@ -273,6 +286,8 @@ class Cluster:
         ]
         self.clients = self.workloads[0]
         """Of the stream that is made first."""
+        settings = Random(f"group settings of {world.seed}")
+        self.group = SimGroup(self.clients, self.subjects, settings) if self.plan.has_group else None
         metadata_settings = QUICK_METADATA if self.plan.quick else MetadataSettings()
         self.operator = Operator(self.clients, metadata_settings.leader_lease_s)
         self._lifts: list[Callable[[], object]] = []
@@ -397,6 +412,8 @@ class Cluster:
         clients.spawn(clients.publish)
         clients.spawn(clients.consume)
         clients.spawn(clients.ask_for_the_end)
+        if self.group is not None:
+            self.group.begin(START_LIMIT)
         for other in self.workloads[1:]:
             self._create("t", other, config)
             other.spawn(lambda other=other: other.produce("all"))  # type: ignore[misc]
@@ -410,6 +427,9 @@ class Cluster:
         self._settle("after the faults")
         self._write_more()
         self._settle("after the last records")
+        if self.group is not None:
+            self.group.ask_at_the_end()
+            self._settle("after the last question")
         self._compare()
 
     def _create(self, name: str, clients: Workload, config: dict[str, str]) -> None:
@@ -501,11 +521,11 @@ class Cluster:
             return f"{waiting} records have no answer"
         consumed = {clients.stream: clients.consumed for clients in self.workloads}
         for key, history in self.invariants.history.of.items():
-            if truth.partition(key) is not None:
+            if truth.partition(key) is not None and not is_reserved(key.stream):
                 read = consumed[key.stream].get((key.stream_incarnation, key.partition), 0)
                 if read < history.end and not self._is_empty(key) and not history.holds_nothing(read, history.end):
                     return f"the consumer of {key} is at {read}, committed is {history.end}"
-        return None
+        return self.group.unsettled() if self.group is not None else None
 
     def _is_empty(self, key: PartitionKey) -> bool:
         """Its leader has no record any more: nothing is left to be read."""
@@ -549,7 +569,7 @@ def run(
     time than `cpu_seconds` has failed."""
     began = time.perf_counter()
     world = World(seed, traced=traced)
-    with inhabited(world), patch.object(recent_states, "STATE_INTERVAL", STATE_INTERVAL):
+    with inhabited(world), patch.object(recent_states, "STATE_INTERVAL", STATE_INTERVAL), small_groups():
         cluster = Cluster(world, schedule)
         broken: InvariantBroken | None = None
         try:
