@@ -13,6 +13,9 @@ from hypothesis import HealthCheck, settings
 from tidelog.runtime.loopback import PORTS_VARIABLE, free_ports
 from tidelog.runtime.server import EmbeddedNatsServer
 
+os.environ["GRPC_ENABLE_FORK_SUPPORT"] = "0"
+"""Tests start brokers after they have used gRPC, whose handler of forks may end them with signal 11."""
+
 
 def pytest_addoption(parser: pytest.Parser) -> None:
     parser.addoption(

@@ -13,6 +13,7 @@ from pathlib import Path
 import pytest
 
 from tests import datadriven
+from tests.protocol.groups_script import GroupsScript
 from tests.protocol.life_script import LifeScript
 from tests.protocol.metadata_script import MetadataScript
 from tests.protocol.replication_script import ReplicationScript
@@ -26,6 +27,7 @@ AREAS: dict[str, Callable[[], AbstractContextManager[datadriven.Handler]]] = {
     "metadata": lambda: nullcontext(MetadataScript()),
     "replication": ReplicationScript,
     "replica_life": lambda: nullcontext(LifeScript()),
+    "groups": lambda: nullcontext(GroupsScript()),
 }
 
 

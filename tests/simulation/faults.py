@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING
 
 from tests.simulation.disk import AMPLE, SURVIVALS, Survival, damageable_files, is_nothing_torn, vouched_places
 from tests.simulation.forger import Forger
+from tests.simulation.members import MEMBERS
 from tests.simulation.messaging import Weather
 from tests.simulation.scenarios.catalog import SCENARIOS
 from tests.simulation.scenarios.running import ScenarioRun
@@ -136,6 +137,27 @@ def draw_operator(rng: Random, duration: float) -> list[Fault]:
     return [
         Fault(at=rng.random() * duration, kind=rng.choice(kinds), lasts=rng.choice((0.05, 0.3, 1.0)))
         for _ in range(rng.randrange(1, 5))
+    ]
+
+
+MEMBER_FAULTS = ("pause", "pause", "kill", "kill", "leave", "slow", "cut", "cut", "move")
+
+
+def with_members(schedule: list[Fault], rng: Random, brokers: tuple[str, ...], duration: float) -> list[Fault]:
+    """What happens to the members of a group, and to its coordinator; the rest is thinned, because a group comes to
+    nothing in a cluster without a quiet moment."""
+    schedule = schedule[:: rng.choice((1, 3, 8))]
+    kinds = [kind for kind in MEMBER_FAULTS if rng.random() < 0.6] or ["kill"]
+    return schedule + [
+        Fault(
+            at=rng.random() * duration,
+            kind="member",
+            broker=rng.choice(brokers),
+            detail=rng.choice(kinds),
+            lasts=rng.choice((0.1, 0.5, 1.5, 3.0)) * (0.5 + rng.random()),
+            number=rng.randrange(MEMBERS),
+        )
+        for _ in range(rng.randrange(2, 3 + int(2 * duration)))
     ]
 
 
@@ -477,6 +499,35 @@ def _forger(fault: Fault, cluster: Cluster) -> bool:
     return True
 
 
+def _member(fault: Fault, cluster: Cluster) -> bool:
+    group, number = cluster.group, fault.number
+    if group is None:
+        return False
+    member = group.members[number]
+    if fault.detail == "move":
+        group.move_coordinator(fault.broker)
+        return True
+    if not member.process.alive or member.process.paused:
+        return False
+    match fault.detail:
+        case "pause":
+            member.process.pause()
+            cluster.lift(fault.lasts * 2, member.process.resume)
+        case "kill":
+            member.die()
+            cluster.lift(fault.lasts, lambda: group.restart(number))
+        case "leave":
+            member.leave()
+            cluster.lift(fault.lasts, lambda: group.restart(number))
+        case "slow":
+            member.is_slow = True
+            cluster.lift(fault.lasts * 2, lambda: setattr(member, "is_slow", False))
+        case _:
+            cluster.nats.block(member.connection, up=fault.lasts < 1.0, down=fault.lasts > 0.3)
+            cluster.lift(fault.lasts * 2, lambda: cluster.nats.unblock(member.connection))
+    return True
+
+
 _DO: dict[str, Callable[[Fault, Cluster], bool]] = {
     "kill": _kill,
     "power": _power,
@@ -512,4 +563,5 @@ _DO: dict[str, Callable[[Fault, Cluster], bool]] = {
     "pause partitions": _pause_partitions,
     "forger": _forger,
     "scenario": _scenario,
+    "member": _member,
 }

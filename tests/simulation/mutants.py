@@ -66,6 +66,9 @@ from metadata.runtime.controller_driver import ControllerDriver
 from metadata.runtime.service import MetadataService
 from tests.simulation.mutation import Edit, Mutant
 from tidelog.client.accumulator import PartitionAccumulator
+from tidelog.groups.group import Group
+from tidelog.groups.shard import GroupShard
+from tidelog.server.coordinator import Coordinator
 from tidelog.server.peers import tags
 from tidelog.server.peers.tags import Verifier
 from wire import subjects
@@ -613,6 +616,38 @@ MUTANTS: tuple[Mutant, ...] = (
         (retention.expired, "if following.base_offset <= purged_end", "if segment.base_offset < purged_end"),
         (retention.expired, "segments[1].base_offset > purged_end", "segments[0].base_offset >= purged_end"),
     ),
+    _mutant(
+        "a partition is assigned before its holder has given it up",
+        (Group._reconcile, "member.revoking |= over", "pass"),
+    ),
+    _mutant(
+        "a coordinator answers before its records are committed",
+        (
+            Coordinator._append,
+            "self._is_appending = True",
+            "self._is_appending = True\n    _send(settled)\n    settled.answers, settled.unasked = [], []",
+        ),
+    ),
+    _mutant(
+        "a coordinator forgets its members",
+        (
+            GroupShard.begin,
+            "self._view, self._is_view_new",
+            "for group in self.groups.values():\n        group.members.clear()\n    self._view, self._is_view_new",
+        ),
+    ),
+    _mutant(
+        "a coordinator begins before all of its log is committed",
+        (
+            Coordinator._read_log,
+            "while led.high_watermark < end:",
+            "end = led.high_watermark\n    while False:",
+        ),
+    ),
+    _mutant(
+        "a new coordinator has no patience",
+        (Group.begin, "(member.session_timeout + patience)", "0.2"),
+    ),
 )
 
 TOLD: tuple[tuple[Mutant, str], ...] = (
@@ -668,6 +703,77 @@ TOLD: tuple[tuple[Mutant, str], ...] = (
             (partitions._alter_one_paused, "item.expected_epoch != partition.epoch", "False"),
         ),
         "metadata/partitions_are_paused",
+    ),
+    (
+        _mutant(
+            "commits of members that were removed are taken",
+            (Group.check_commit, "member = self._known(member_id)", "member = self.members.get(member_id)"),
+            (Group.check_commit, "if generation !=", "if member is None:\n        return\n    if generation !="),
+        ),
+        "groups/a_member_that_dies",
+    ),
+    (
+        _mutant(
+            "commits of another generation are taken",
+            (Group.check_commit, "if generation != member.generation:", "if False:"),
+        ),
+        "groups/a_fenced_commit",
+    ),
+    (
+        _mutant(
+            "commits of partitions that are others' are taken",
+            (Group.check_commit, "others = sorted(set(offsets) - member.held)", "others: list[StreamPartition] = []"),
+        ),
+        "groups/a_fenced_commit",
+    ),
+    (
+        _mutant(
+            "offsets are reset while a group has members",
+            (GroupShard._administrate, "if group.members:", "if False:"),
+        ),
+        "groups/a_reset_is_refused",
+    ),
+    (
+        _mutant(
+            "a deposed coordinator inside its lease tells what was committed",
+            (GroupShard.settle, "if not records and any(", "if False and any("),
+        ),
+        "groups/a_reset_is_refused",
+    ),
+    (
+        _mutant(
+            "a member that has not given up in time loses its partitions at once",
+            (Group.on_time, "late = [", "dead += [m for m in self.members.values() if m.revoke_by]\n    late = ["),
+        ),
+        "groups/a_member_that_does_not_give_up",
+    ),
+    (
+        _mutant(
+            "sessions end at the coordinator as early as by a member's slower clock",
+            (Group.heartbeat, "member.session_timeout * CLOCK_SLACK", "member.session_timeout"),
+        ),
+        "groups/a_member_that_dies",
+    ),
+    (
+        _mutant(
+            "a coordinator that slept removes members that live",
+            (GroupShard._look_at_clock, "if seen is not None and", "if False and"),
+        ),
+        "groups/a_coordinator_that_slept",
+    ),
+    (
+        _mutant(
+            "one step frees a partition and assigns it",
+            (Group._reconcile, "for partition in member.held} | self._freed", "for partition in member.held}"),
+        ),
+        "groups/a_second_member",
+    ),
+    (
+        _mutant(
+            "a process that takes the instance of another one does not fence it",
+            (Group._join, "self._remember_replaced(before.id)", "pass"),
+        ),
+        "groups/a_static_member_restarts",
     ),
     (
         _mutant(

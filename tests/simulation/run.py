@@ -18,22 +18,22 @@ from unittest.mock import patch
 
 from dataplane.broker.settings import StorageSettings
 from dataplane.log import recent_states
-from dataplane.replica.producers import DEFAULT_LIMITS, ProducerLimits
 from dataplane.replica.settings import ReplicaSettings
 from metadata.settings import MetadataSettings
 from tests.simulation.broker import DATA, SimBroker
 from tests.simulation.clients import Workload
 from tests.simulation.cpu_limit import CPU_LIMIT, OutOfCpuTime, cpu_limit
 from tests.simulation.disk import AMPLE
-from tests.simulation.faults import Fault, carry_out, draw, draw_forger, draw_operator, draw_scenario
+from tests.simulation.faults import Fault, carry_out, draw, draw_forger, draw_operator, draw_scenario, with_members
 from tests.simulation.invariants import Invariants
 from tests.simulation.invariants.messages import OnlyBrokersAreBelieved
+from tests.simulation.members import SimGroup, small_groups
 from tests.simulation.messaging import Nats, Weather
 from tests.simulation.operators import Operator
+from tests.simulation.plan import WINDOW_MS, RunPlan
 from tests.simulation.raft import RaftGroup
-from tests.simulation.scenarios.catalog import REQUIRED_PLANS
 from tests.simulation.world import InvariantBroken, Process, World, inhabited
-from wire.durability import ACCEPTED, DURABLE, Durability, DurabilityKind
+from wire.internal_streams import is_reserved
 from wire.subjects import Subjects
 from wire.types import PartitionKey
 
@@ -57,127 +57,6 @@ QUICK = ReplicaSettings(
 QUICK_METADATA = MetadataSettings(
     broker_silence_timeout_s=0.5, liveness_grace_s=0.2, witness_window_s=1.5, leader_lease_s=2.1
 )
-
-
-WINDOW_MS = 24 * 3_600_000
-"""Of message ids: longer than a run, and than clocks are apart."""
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class RunPlan:
-    """Settings that differ from run to run, besides the faults."""
-
-    brokers: int
-    replication_factor: int
-    streams: int
-    partitions: int
-    durability: Durability
-    segment_bytes: int
-    duration: float
-    rate: float
-    push_to_waiters: bool
-    min_isr: int
-    latency: float
-    """Mean of one way to or from NATS, in seconds: it decides how much is on its way when a leader dies."""
-    disk_delay: float
-    """Mean of a call that waits for the disk, in seconds."""
-    quick: bool
-    """Timeouts a fraction of the usual ones: more happens in a simulated second."""
-
-    asked: Durability
-    """Level that a producer asks for, in place of the stream's."""
-
-    fetch_max_bytes: int
-    """Of one answer to a follower: below a batch's size at times."""
-    retention: tuple[tuple[str, int], ...] = ()
-    """Settings of the streams that make old records go."""
-    housekeeping_interval: float = 5.0
-    """Seconds."""
-    identifies: bool = False
-    """Records have message ids, and are sent again under them."""
-    keys: int = 0
-    """Of the records, and then the streams are compacted; 0: records without keys."""
-    producers: ProducerLimits = DEFAULT_LIMITS
-    """How many are remembered, and for how long."""
-    auto_pause_time_ms: int = 0
-    tombstone_retention_ms: int = 0
-    min_dirty_ratio: float = 0.5
-
-    @classmethod
-    def drawn(cls, rng: Random, scenario: str | None) -> RunPlan:
-        plan = cls(
-            brokers=3,
-            replication_factor=3,
-            streams=rng.choice((1, 1, 1, 2)),
-            partitions=rng.choice((1, 1, 2)),
-            durability=ACCEPTED if rng.random() < 0.25 else DURABLE,
-            asked=DURABLE,
-            segment_bytes=rng.choice((4096, 16384, 1 << 20)),
-            duration=rng.choice((1.5, 3.0, 6.0)),
-            rate=rng.choice((2.0, 5.0, 12.0)),
-            push_to_waiters=rng.random() < 0.6,
-            quick=rng.random() < 0.6,
-            min_isr=rng.choice((1, 2, 2, 2, 2, 3)),
-            latency=rng.choice((0.0001, 0.002, 0.015)),
-            disk_delay=rng.choice((0.0003, 0.003, 0.015)),
-            fetch_max_bytes=rng.choice((1 << 20, 1 << 20, 4096, 256)),
-        )
-        if plan.latency > 0.001:  # a batch a round trip, and each takes long: followers would not catch up in time
-            plan = replace(plan, fetch_max_bytes=1 << 20)
-        if scenario is not None:
-            plan = replace(plan, **({"duration": 6.0} | REQUIRED_PLANS.get(scenario, {})))
-        levels = (DURABLE, Durability(DurabilityKind.REPLICA_DURABLE, 3))
-        if plan.durability.is_synced:
-            levels = (ACCEPTED, Durability(DurabilityKind.REPLICA_ACCEPTED, 3))
-        return replace(plan, asked=rng.choice(levels))
-
-    def keeping_less(self, rng: Random) -> RunPlan:
-        """Some runs have streams that forget."""
-        if self.retention or self.keys or rng.random() >= 0.4:
-            return self
-        limits: tuple[tuple[str, int], ...] = rng.choice(
-            (
-                (("retention_max_messages", rng.choice((1, 20, 80))),),
-                (("retention_max_bytes", rng.choice((1, 8192))),),
-                (
-                    ("retention_max_age_ms", rng.choice((200, 1000, 3000))),
-                    ("segment_max_age_ms", rng.choice((0, 200, 1000))),
-                ),
-            )
-        )
-        return replace(self, segment_bytes=4096, retention=limits, housekeeping_interval=rng.choice((0.05, 0.3, 1.0)))
-
-    def forgetting(self, rng: Random) -> RunPlan:
-        """Some runs have brokers that forget producers which are still at work."""
-        if rng.random() >= 0.3:
-            return self
-        limits = ProducerLimits(
-            max_producers=rng.choice((1, 2, 3, 20)), expiration_ms=rng.choice((300, 1500, 7 * 24 * 3_600_000))
-        )
-        return replace(self, producers=limits)
-
-    def pausing(self, rng: Random) -> RunPlan:
-        """Some runs have streams whose partitions are paused when no record comes."""
-        if rng.random() >= 0.25:
-            return self
-        return replace(self, auto_pause_time_ms=rng.choice((50, 300, 1000)))
-
-    def compacting(self, rng: Random) -> RunPlan:
-        """Some runs have streams that are compacted."""
-        if self.keys or rng.random() >= 0.35:
-            return self
-        return replace(
-            self,
-            segment_bytes=4096,
-            housekeeping_interval=rng.choice((0.05, 0.2, 0.6)),
-            keys=rng.choice((2, 5, 20)),
-            tombstone_retention_ms=rng.choice((0, 0, 300, 2000)),
-            min_dirty_ratio=rng.choice((0.01, 0.3)),
-        )
-
-    def identifying(self, rng: Random) -> RunPlan:
-        """Some runs have records with message ids; not where records go, for their ids go with them."""
-        return self if self.keys or self.retention or rng.random() >= 0.5 else replace(self, identifies=True)
 
 
 @dataclass(slots=True)
@@ -216,11 +95,14 @@ class Cluster:
         self.plan = self.plan.forgetting(Random(f"producers of {world.seed}"))
         self.plan = self.plan.identifying(Random(f"message ids of {world.seed}"))
         self.plan = self.plan.pausing(Random(f"pause of {world.seed}"))
+        self.plan = self.plan.grouping(Random(f"group of {world.seed}"), scenario)
         names = tuple(f"b{number + 1}" for number in range(self.plan.brokers))
         if schedule is None:
             schedule = draw(rng, names, self.plan.duration, scenario)
             if len(schedule) > 1:
                 schedule += draw_forger(Random(f"forger of {world.seed}"), self.plan.duration)
+                if self.plan.has_group:
+                    schedule = with_members(schedule, Random(f"members of {world.seed}"), names, self.plan.duration)
                 schedule += draw_operator(Random(f"operator of {world.seed}"), self.plan.duration)
         self.schedule = schedule
         self.data = DATA
@@ -281,6 +163,8 @@ class Cluster:
         ]
         self.clients = self.workloads[0]
         """Of the stream that is made first."""
+        settings = Random(f"group settings of {world.seed}")
+        self.group = SimGroup(self.clients, self.subjects, settings) if self.plan.has_group else None
         metadata_settings = QUICK_METADATA if self.plan.quick else MetadataSettings()
         self.operator = Operator(self.clients, metadata_settings.leader_lease_s)
         self._lifts: list[Callable[[], object]] = []
@@ -407,6 +291,8 @@ class Cluster:
         clients.spawn(clients.publish)
         clients.spawn(clients.consume)
         clients.spawn(clients.ask_for_the_end)
+        if self.group is not None:
+            self.group.begin(START_LIMIT)
         for other in self.workloads[1:]:
             self._create("t", other, config)
             other.spawn(lambda other=other: other.produce("all"))  # type: ignore[misc]
@@ -420,6 +306,9 @@ class Cluster:
         self._settle("after the faults")
         self._write_more()
         self._settle("after the last records")
+        if self.group is not None:
+            self.group.ask_at_the_end()
+            self._settle("after the last question")
         self._compare()
 
     def _create(self, name: str, clients: Workload, config: dict[str, str]) -> None:
@@ -511,11 +400,11 @@ class Cluster:
             return f"{waiting} records have no answer"
         consumed = {clients.stream: clients.consumed for clients in self.workloads}
         for key, history in self.invariants.history.of.items():
-            if truth.partition(key) is not None:
+            if truth.partition(key) is not None and not is_reserved(key.stream):
                 read = consumed[key.stream].get((key.stream_incarnation, key.partition), 0)
                 if read < history.end and not self._is_empty(key) and not history.holds_nothing(read, history.end):
                     return f"the consumer of {key} is at {read}, committed is {history.end}"
-        return None
+        return self.group.unsettled() if self.group is not None else None
 
     def _is_empty(self, key: PartitionKey) -> bool:
         """Its leader has no record any more: nothing is left to be read."""
@@ -559,7 +448,7 @@ def run(
     time than `cpu_seconds` has failed."""
     began = time.perf_counter()
     world = World(seed, traced=traced)
-    with inhabited(world), patch.object(recent_states, "STATE_INTERVAL", STATE_INTERVAL):
+    with inhabited(world), patch.object(recent_states, "STATE_INTERVAL", STATE_INTERVAL), small_groups():
         cluster = Cluster(world, schedule)
         broken: InvariantBroken | None = None
         try:

@@ -9,19 +9,21 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, NoReturn
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping
+    from collections.abc import Mapping, Sequence
 
     from dataplane.broker.leader_driver import LeaderDriver
     from dataplane.broker.replica import Replica
     from dataplane.log.partition_log import PartitionLog
     from metadata.model import Outcome, Partition
     from tests.simulation.broker import SimBroker
+    from tests.simulation.invariants.groups import OffsetCommit
     from tests.simulation.invariants.history import CommittedHistory, History
     from tests.simulation.raft import RaftGroup
     from tests.simulation.world import World
     from wire import metadata_pb2 as pb
     from wire.batch import RecordBatch
     from wire.durability import Durability
+    from wire.groups import StreamPartition
     from wire.types import LeaderReport, PartitionKey
 
 
@@ -189,6 +191,20 @@ class Invariant:
 
     def on_consumed(self, who: str, where: str, history: History | None, batch: RecordBatch) -> None:
         """A consumer got a batch. `history`: None where nothing was ever committed."""
+
+    # ---- members of groups
+
+    def on_readers(self, readers: Mapping[StreamPartition, Sequence[str]]) -> None:
+        """Members that would hand out records now, by partition; whenever a member has heard or done something."""
+
+    def on_offset_sent(self, commit: OffsetCommit) -> None:
+        """A member sends a commit."""
+
+    def on_offset_committed(self, commit: OffsetCommit) -> None:
+        """It was acknowledged."""
+
+    def on_offset_told(self, of: StreamPartition, offset: int, floor: int) -> None:
+        """A member was told what is committed. `floor`: what it could not be below when it asked."""
 
     # ---- the end
 

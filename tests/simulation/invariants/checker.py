@@ -27,6 +27,7 @@ from tests.simulation.invariants.commits import (
     NoCommitBelowMinIsr,
     OnlyLeadersCommit,
 )
+from tests.simulation.invariants.groups import CommittedOffsetsStay, OneReaderPerPartition, OnlyHoldersCommit
 from tests.simulation.invariants.history import CommittedHistory, batches_of
 from tests.simulation.invariants.levels import FloorHolds, HeldByAllStays, SyncedByAllStays
 from tests.simulation.invariants.metadata import (
@@ -55,16 +56,19 @@ from tests.simulation.invariants.replicas import (
 from tests.simulation.invariants.retention import OnlyCommittedIsRemoved, OnlyWhatHasOutlivedItsLimitsIsRemoved
 from wire import metadata_pb2 as pb
 from wire.batch import RecordBatch
+from wire.internal_streams import is_reserved
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Mapping
+    from collections.abc import Callable, Mapping, Sequence
 
     from dataplane.broker.replica import Replica
     from dataplane.log.partition_log import PartitionLog
     from metadata.model import Outcome
     from tests.simulation.broker import SimBroker
+    from tests.simulation.invariants.groups import OffsetCommit
     from tests.simulation.raft import RaftGroup
     from tests.simulation.world import World
+    from wire.groups import StreamPartition
     from wire.types import LeaderReport, PartitionKey
 
 INVARIANTS: tuple[type[Invariant], ...] = (
@@ -108,6 +112,9 @@ INVARIANTS: tuple[type[Invariant], ...] = (
     ProducerOrder,
     ReadonlyTakesNothing,
     OnlyCommittedIsDeleted,
+    OneReaderPerPartition,
+    OnlyHoldersCommit,
+    CommittedOffsetsStay,
 )
 """The first that falls is the one that is named."""
 
@@ -159,6 +166,10 @@ class Invariants:
         self._on_consumed = self._that_override("on_consumed")
         self._at_the_end = self._that_override("at_the_end")
         self._on_numbered = self._that_override("on_numbered")
+        self._on_readers = self._that_override("on_readers")
+        self._on_offset_sent = self._that_override("on_offset_sent")
+        self._on_offset_committed = self._that_override("on_offset_committed")
+        self._on_offset_told = self._that_override("on_offset_told")
         self._seen: dict[tuple[str, int, PartitionKey], _Seen] = {}
         self._leaders: dict[tuple[str, int, PartitionKey], Replica] = {}
         self._acked_ends: dict[tuple[str, int, int], int] = {}
@@ -352,6 +363,24 @@ class Invariants:
         for invariant in self._on_consumed:
             invariant.on_consumed(who, f"{stream}/{partition}", history, batch)
 
+    # ---- members of groups
+
+    def readers(self, readers: Mapping[StreamPartition, Sequence[str]]) -> None:
+        for invariant in self._on_readers:
+            invariant.on_readers(readers)
+
+    def offset_sent(self, commit: OffsetCommit) -> None:
+        for invariant in self._on_offset_sent:
+            invariant.on_offset_sent(commit)
+
+    def offset_committed(self, commit: OffsetCommit) -> None:
+        for invariant in self._on_offset_committed:
+            invariant.on_offset_committed(commit)
+
+    def offset_told(self, of: StreamPartition, offset: int, floor: int) -> None:
+        for invariant in self._on_offset_told:
+            invariant.on_offset_told(of, offset, floor)
+
     # ---- the end
 
     def at_the_end(self) -> None:
@@ -360,7 +389,8 @@ class Invariants:
         for invariant in self._at_the_end:
             invariant.at_the_end(records)
         for (stream, _, partition), values in records.items():
-            self._look_at_order(f"{stream}/{partition}", values)
+            if not is_reserved(stream):
+                self._look_at_order(f"{stream}/{partition}", values)
 
     def records(self) -> dict[tuple[str, int, int], list[bytes]]:
         """(stream, incarnation, partition) -> the committed values, of streams that exist."""
