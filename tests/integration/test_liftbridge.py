@@ -39,6 +39,32 @@ async def made(calls: Stub, name: str, partitions: int = 1, replicas: int = 3) -
     return name
 
 
+async def test_offsets_and_times_of_partitions(cluster: DevCluster) -> None:
+    addresses = [cluster.liftbridge_address(broker) for broker in cluster.broker_ids]
+    async with stub(addresses[0]) as b1, stub(addresses[1]) as b2:
+        await b1.call(pb.CreateStreamRequest(subject="dated", name="dated", replicationFactor=3, partitions=2))
+        acks = [
+            (await b1.call(pb.PublishRequest(stream="dated", value=b"x", ackPolicy=AckPolicy.ALL))).ack
+            for _ in range(3)
+        ]
+
+        async def told() -> pb.StreamMetadata | None:
+            (stream,) = (await b2.call(pb.FetchMetadataRequest(streams=["dated"]))).streamMetadata
+            partitions = stream.partitions
+            return stream if 0 in partitions and partitions[0].highWatermark == 2 else None
+
+        partitions = (await until(told, "the offsets")).partitions
+        offsets = [(each.highWatermark, each.newestOffset) for _, each in sorted(partitions.items())]
+        assert offsets == [(2, 2), (-1, -1)]
+        told_by_leader = (await b2.call(pb.FetchPartitionMetadataRequest(stream="dated"))).metadata
+        times = told_by_leader.messagesReceivedTimestamps
+        assert acks[0].receptionTimestamp <= times.firstTimestamp <= acks[0].commitTimestamp
+        assert acks[2].receptionTimestamp <= times.latestTimestamp <= acks[2].commitTimestamp
+        empty = (await b2.call(pb.FetchPartitionMetadataRequest(stream="dated", partition=1))).metadata
+        assert not empty.HasField("messagesReceivedTimestamps")
+        await b1.call(pb.DeleteStreamRequest(name="dated"))
+
+
 async def test_a_stream_is_created_described_and_deleted_at_any_broker(cluster: DevCluster) -> None:
     addresses = {broker: cluster.liftbridge_address(broker) for broker in cluster.broker_ids}
     async with stub(addresses["b1"]) as b1, stub(addresses["b2"]) as b2, stub(addresses["b3"]) as b3:

@@ -1,9 +1,16 @@
-"""FetchMetadata, from the cluster state that this broker has applied, and FetchPartitionMetadata, from the leader."""
+"""FetchMetadata, from the cluster state that this broker has applied, with the offsets that replicas tell; and
+FetchPartitionMetadata, from the leader.
+
+Offsets cost a question to the replicas of each stream: FetchMetadata asks for those of the first MAX_DESCRIBED streams,
+and waits OFFSETS_WITHIN for them, because clients ask when a leader has died. Those that are not told are UNKNOWN, as
+of an empty partition.
+"""
 
 from __future__ import annotations
 
+import asyncio
 from collections import Counter
-from collections.abc import Container, Mapping
+from collections.abc import Container, Mapping, Sequence
 
 from grpc import StatusCode
 
@@ -13,10 +20,20 @@ from tidelog.server.liftbridge.groups import GroupCalls
 from tidelog.server.liftbridge.refusals import Refused
 from tidelog.server.liftbridge.settings import split_address
 from wire import liftbridge_pb2 as pb
+from wire.errors import TidelogError
+from wire.operations import PartitionDescription
 from wire.types import BrokerId
 
 CURSORS = "__cursors"
 """Liftbridge's stream of cursors. There is none here; it is told to clients, which look for its leader."""
+
+MAX_DESCRIBED = 100
+DESCRIBED_AT_ONCE = 8
+OFFSETS_WITHIN = 1.0
+"""Seconds."""
+RECORD_WITHIN = 5.0
+"""Seconds to wait for a record whose time is asked for."""
+UNKNOWN = -1
 
 
 class MetadataCalls:
@@ -30,13 +47,14 @@ class MetadataCalls:
         streams = [(name, self._gateway.stream(name)) for name in dict.fromkeys(request.streams)]
         if not streams:
             streams = [(CURSORS, None), *((each.name, each) for each in self._gateway.streams())]
+        offsets = await self._offsets([name for name, stream in streams if stream is not None])
         for name, stream in streams:
             if name == CURSORS:
                 answer.streamMetadata.append(self._cursors())
             elif stream is None:
                 answer.streamMetadata.add(name=name, error=pb.StreamMetadata.UNKNOWN_STREAM)
             else:
-                answer.streamMetadata.append(self._described(stream, addresses))
+                answer.streamMetadata.append(self._described(stream, addresses, offsets.get(name, {})))
         answer.groupMetadata.extend(await self._groups.metadata([*dict.fromkeys(request.groups)]))
         return answer
 
@@ -65,7 +83,45 @@ class MetadataCalls:
             paused=told["paused"],
             readonly=told["readonly"],
         )
+        start = told["log_start_offset"]
+        if start is not None and start <= committed:
+            first, last = await self._times(request.stream, request.partition, start, committed)
+            metadata.messagesReceivedTimestamps.firstTimestamp = first
+            metadata.messagesReceivedTimestamps.latestTimestamp = last
         return pb.FetchPartitionMetadataResponse(metadata=metadata)
+
+    async def _times(self, stream: str, partition: int, start: int, committed: int) -> tuple[int, int]:
+        """Of the first and the last record; 0 for one that retention removes meanwhile."""
+        times = []
+        for offset in (start, committed):
+            async with self._gateway.client.consume(
+                stream, partitions=[partition], start=offset, stop=committed + 1, on_gap="skip", max_bytes=1
+            ) as consumer:
+                record = await consumer.getone(RECORD_WITHIN)
+            times.append(0 if record is None else record.timestamp)
+        return times[0], times[1]
+
+    async def _offsets(self, streams: Sequence[str]) -> dict[str, dict[int, PartitionDescription]]:
+        """By stream and partition."""
+        told: dict[str, dict[int, PartitionDescription]] = {}
+        room = asyncio.Semaphore(DESCRIBED_AT_ONCE)
+
+        async def ask(name: str) -> None:
+            async with room:
+                try:
+                    description = await self._gateway.client.describe(name)
+                except TidelogError:
+                    return
+            told[name] = {each["partition"]: each for each in description["partitions"]}
+
+        tasks = [asyncio.ensure_future(ask(name)) for name in streams[:MAX_DESCRIBED]]
+        try:
+            if tasks:
+                await asyncio.wait(tasks, timeout=OFFSETS_WITHIN)
+        finally:
+            for task in tasks:
+                task.cancel()
+        return told
 
     def _brokers(self, addresses: Mapping[BrokerId, str]) -> list[pb.Broker]:
         led: Counter[BrokerId] = Counter()
@@ -91,10 +147,17 @@ class MetadataCalls:
         described.partitions[0].CopyFrom(pb.PartitionMetadata(id=0, leader=own, replicas=[own], isr=[own]))
         return described
 
-    def _described(self, stream: Stream, addresses: Container[BrokerId]) -> pb.StreamMetadata:
+    def _described(
+        self, stream: Stream, addresses: Container[BrokerId], offsets: Mapping[int, PartitionDescription]
+    ) -> pb.StreamMetadata:
         described = pb.StreamMetadata(name=stream.name, subject=stream.subject)
         for number, partition in stream.partitions.items():
-            described.partitions[number].CopyFrom(self._partition(number, partition, addresses))
+            metadata = self._partition(number, partition, addresses)
+            told = offsets.get(number)
+            committed, end = (None, None) if told is None else (told["high_watermark"], told["log_end_offset"])
+            metadata.highWatermark = UNKNOWN if committed is None else committed
+            metadata.newestOffset = UNKNOWN if end is None else end - 1
+            described.partitions[number].CopyFrom(metadata)
         return described
 
     def _partition(self, number: int, partition: Partition, addresses: Container[BrokerId]) -> pb.PartitionMetadata:
