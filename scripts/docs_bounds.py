@@ -385,8 +385,8 @@ BOUNDS = (
     Bound(
         on="what a member asks for, commits, and gets",
         limit=f"{MAX_SUBSCRIPTION} streams and patterns; {MAX_COMMITTED} offsets at once, with {MAX_METADATA}"
-        f" characters each; {MAX_GROUP_PARTITIONS} partitions of a group, {MAX_TARGET_BYTES >> 10} KiB in its record, the first by"
-        " name",
+        f" characters each; {MAX_GROUP_PARTITIONS} partitions of a group, {MAX_TARGET_BYTES >> 10} KiB in its record,"
+        " the first by name",
         where="tidelog/groups/group.py",
         answer="BAD_REQUEST; partitions beyond are assigned to nobody",
     ),
