@@ -30,10 +30,18 @@ from metadata.runtime.namespace import (
 from metadata.runtime.services import MAX_ANSWER_BYTES, MAX_ANSWERS, MAX_ENDPOINTS, WAIT_S
 from metadata.runtime.services import MAX_BYTES_OF_ALL as MAX_BYTES_OF_SERVICES
 from metadata.settings import MetadataSettings
+from tidelog.groups.cursors import MAX_CURSORS, MAX_VALUE
+from tidelog.groups.group import MAX_MEMBERS, MAX_METADATA, MAX_TARGET_BYTES
+from tidelog.groups.group import MAX_PARTITIONS as MAX_GROUP_PARTITIONS
+from tidelog.groups.members import MAX_SUBSCRIPTION
+from tidelog.groups.shard import MAX_GROUPS, MAX_MEMBERS_OF_ALL, MAX_OFFSETS_OF_ALL
 from tidelog.runtime.delivery import MAX_HEADER_BYTES
 from tidelog.runtime.micro import MAX_QUESTIONS_IN_WORK
 from tidelog.runtime.pace import ANSWER_BYTES_PER_S, REST
 from tidelog.runtime.request_queue import MAX_WAITING, MAX_WAITING_ALIKE, MAX_WAITING_BYTES
+from tidelog.server.coordinator import MAX_REQUEST_BYTES as GROUP_REQUEST
+from tidelog.server.coordinator import MAX_WAITING as GROUP_REQUESTS
+from tidelog.server.coordinator import MAX_WAITING_BYTES as GROUP_BYTES
 from tidelog.server.liftbridge.port import MAX_CALLS, MAX_CALLS_OF_CONNECTION
 from tidelog.server.liftbridge.port import MAX_MESSAGE_BYTES as MAX_CALL_BYTES
 from tidelog.server.liftbridge.producers import BUFFER_BYTES, MAX_PRODUCERS
@@ -48,6 +56,7 @@ from wire.batch.header import MAX_RECORDS
 from wire.batch.message_ids import MAX_MESSAGE_IDS
 from wire.batch.record_headers import MAX_RECORD_HEADERS
 from wire.echo import MOST_ECHOED
+from wire.groups import MAX_COMMITTED
 from wire.json_codec import MAX_BITS, MAX_DEPTH
 from wire.operation import MAX_READING_REQUEST_BYTES, MAX_REQUEST_BYTES
 from wire.reply_subjects import MAX_VERDICTS
@@ -360,6 +369,32 @@ BOUNDS = (
         where="dataplane/broker/reading.py",
         answer="BACKPRESSURE",
         counter="dropped_cold_reads",
+    ),
+    Bound(
+        on="requests that wait for a coordinator of groups, `group_requests`",
+        limit=f"{GROUP_REQUESTS}, or {GROUP_BYTES >> 20} MiB of them; {GROUP_REQUEST >> 10} KiB each",
+        where="tidelog/server/coordinator.py",
+        answer="BACKPRESSURE; BAD_REQUEST for one that is too large",
+    ),
+    Bound(
+        on="what a coordinator keeps: `groups`, `group_members`, `group_offsets`, `cursors`",
+        limit=f"{MAX_GROUPS}, {MAX_MEMBERS_OF_ALL} ({MAX_MEMBERS} of a group), {MAX_OFFSETS_OF_ALL}, {MAX_CURSORS}",
+        where="tidelog/groups/shard.py",
+        answer="LIMIT_REACHED",
+    ),
+    Bound(
+        on="what a member asks for, commits, and gets",
+        limit=f"{MAX_SUBSCRIPTION} streams and patterns; {MAX_COMMITTED} offsets at once, with {MAX_METADATA}"
+        f" characters each; {MAX_GROUP_PARTITIONS} partitions of a group, {MAX_TARGET_BYTES >> 10} KiB in its record,"
+        " the first by name",
+        where="tidelog/groups/group.py",
+        answer="BAD_REQUEST; partitions beyond are assigned to nobody",
+    ),
+    Bound(
+        on="a cursor's value",
+        limit=f"{MAX_VALUE} bytes",
+        where="tidelog/groups/cursors.py",
+        answer="BAD_REQUEST",
     ),
     Bound(
         on="positions in a follower's request",

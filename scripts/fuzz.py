@@ -174,7 +174,7 @@ async def captured(url: str, client: tidelog.Client) -> list[Shot]:
         await listener.subscribe(">", cb=on_message)
         await listener.flush()
         end = time.monotonic() + CAPTURE_SECONDS
-        async with client.producer(FUZZED) as producer:
+        async with client.producer(FUZZED) as producer, client.subscribe(FUZZED, group=FUZZED) as member:
             while time.monotonic() < end:
                 await producer.send(b"value", key=b"key", headers={"a": b"b"})
                 await producer.send(b"value", msg_id="1")
@@ -184,6 +184,9 @@ async def captured(url: str, client: tidelog.Client) -> list[Shot]:
                 await client.streams()
                 _ = [record async for record in client.consume(FUZZED, start="earliest", stop="latest")]
                 await listener.publish(FUZZED, b"plain", reply=listener.new_inbox())
+                await member.getmany(timeout=1)
+                await member.commit()
+                await client.describe_group(FUZZED)
     finally:
         await listener.close()
     return [shot for _, shots in sorted(kinds.items()) for shot in shots]

@@ -39,6 +39,9 @@ from wire.batch import BatchBuilder, BatchHeader, Compression, encode_headers
 from wire.batch.columns import Column
 from wire.batch.header import encode_header
 from wire.errors import CLUSTER_HEADER
+from wire.groups import HEARTBEAT, KINDS, coordinator_subject
+from wire.groups_pb2 import HeartbeatRequest, Subscription
+from wire.subjects import Subjects
 from wire.tidelog_pb2 import AppendRequest, FetchRequest
 from wire.types import LeaderEpoch, Offset
 
@@ -469,3 +472,42 @@ async def _drip(port: int, stop: asyncio.Event) -> None:
             finally:
                 writer.close()
         await asyncio.sleep(0.01)
+
+
+# ---- coordinators of groups -----------------------------------------------------------------------------------------
+
+
+async def test_requests_to_coordinators_that_no_member_would_send(cluster: DevCluster) -> None:
+    """A group that is in use goes on, and keeps what it has committed."""
+    async with under_load(cluster, "grouped") as target:
+        subjects = Subjects()
+        async with target.client.subscribe("grouped", group="used") as consumer:
+            read = await consumer.getmany(timeout=LIMIT)
+            await consumer.commit()
+            position = read[-1].offset + 1
+            names = [f"{'s' * 55}{number}" for number in range(900)]
+            large = HeartbeatRequest(
+                kind=HeartbeatRequest.JOIN,
+                subscription=Subscription(streams=names),
+                session_timeout_ms=1000,
+                rebalance_timeout_ms=1000,
+            )
+            for number in range(3000):
+                for kind in KINDS:
+                    subject = coordinator_subject(subjects, kind, "used")
+                    await target.stranger.publish(subject, b"\xff" * (number % 50), reply="_INBOX.stranger.1")
+                    await target.stranger.publish(subject, b"\n\x04used\x12\x01x", reply="grouped")
+            for number in range(200):
+                large.group, large.member = "used", f"m{number}"
+                subject = coordinator_subject(subjects, HEARTBEAT, "used")
+                await target.stranger.publish(subject, large.SerializeToString(), reply="_INBOX.stranger.2")
+            await target.stranger.flush()
+            # The members that were made are removed when their sessions end.
+            await until(lambda: consumer.assignment, "the partition")
+            assert (await consumer.getmany(timeout=LIMIT))[0].offset >= position
+            await consumer.commit()
+
+            async def alone() -> bool:
+                return (await target.client.describe_group("used"))["members"] == 1
+
+            await until(alone, "the end of the stranger's members")

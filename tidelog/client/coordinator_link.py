@@ -83,6 +83,9 @@ class CoordinatorLink:
                 message = await self._transport.request(subject, payload, timeout=min(left, ATTEMPT_TIMEOUT))
             except TimeoutError:
                 attempts.repeated = attempts.repeated or self._transport.is_connected
+                if not has_looked:  # a listener on `>` keeps NATS from saying that nobody coordinates
+                    await self.look(name)
+                has_looked = True
             except TidelogError as not_sent:  # too large for NATS, or not permitted
                 raise typed(not_sent) from None
             else:

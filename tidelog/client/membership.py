@@ -308,7 +308,9 @@ class Membership:
         if number != self._in_flight:
             return []
         self._in_flight = None
-        return self._repeat_later(now)
+        # A listener on `>` keeps NATS from saying that nobody coordinates.
+        looking: Effects = [AskWhere()] if self.state is State.JOINING else []
+        return [*looking, *self._repeat_later(now)]
 
     # ----
 

@@ -105,7 +105,7 @@ class TestJoining:
     def test_it_joins_again_under_the_same_id_until_it_is_answered(self) -> None:
         member = Member()
         member(member.machine.begin(0.0))
-        assert member(member.machine.on_silence(1, 3.0)) == []
+        assert member(member.machine.on_silence(1, 3.0)) == [AskWhere()]
         assert len(member.sent) == 1
         member(member.machine.tick(member.machine.next_deadline))
         assert (member.last.kind, member.last.member) == (HeartbeatRequest.JOIN, "m1")
