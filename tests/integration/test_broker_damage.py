@@ -98,7 +98,7 @@ async def test_a_follower_is_repaired_without_a_restart(
         (said,) = b.broker.stream_status(KEY.stream, KEY.partition)["partitions"]
         told = [event["event"] for event in said["story"]]
         assert "its log is damaged: somebody found it" in told
-        assert any(event.startswith("follows a in LeaderEpoch 2, LEO 10") for event in told), told
+        assert any(event.startswith("follows a in LeaderEpoch 2, log end 10") for event in told), told
         assert said["quarantined"]["events"] == 1
         latest = said["quarantined"]["latest"]
         assert latest is not None

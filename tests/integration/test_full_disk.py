@@ -44,7 +44,7 @@ async def refused(nats: NatsConnection, stream: str) -> str | None:
         return None
     if answer.status is not None:
         return None
-    error: dict[str, Any] | None = json.loads(answer.data).get("error")
+    error: dict[str, Any] | None = json.loads(answer.data).get("tidelog")
     return str(error["details"].get("reason", error["code"])) if error is not None else None
 
 
