@@ -76,10 +76,6 @@ class Coordinators:
             )
             self._living[partition] = Coordinator(led, self, make_shard)
 
-    @property
-    def living(self) -> list[Coordinator]:
-        return [coordinator for coordinator in self._living.values() if not coordinator.is_over]
-
     def streams(self) -> StreamsView:
         """Made anew when streams were created or deleted; less often where there are so many that this takes long."""
         changes = self._metadata.stream_changes
