@@ -8,6 +8,7 @@ before the next: the new one is added behind the old one, the two change places,
     key of Raft's frames                                metadata.raft.framing
     keys of one life of a broker, for its messages      `ClusterSecret.key_of`, `short_key_of`
     fingerprint, which says which secret is meant       `ClusterSecret.fingerprint`
+    key of tickets, which brokers give to clients        `ClusterSecret.ticket_key`
 
 A cluster that is reachable from this machine alone may do without: `PUBLIC` stands in, and keeps nobody out.
 """
@@ -16,6 +17,7 @@ from __future__ import annotations
 
 import hmac
 from collections.abc import Callable, Sequence
+from functools import cached_property
 from typing import Final
 
 from wire.errors import Code, TidelogError
@@ -33,6 +35,7 @@ _SALT = bytes(32)  # RFC 5869, section 2.2: no salt
 _KEY_INFO = b"tidelog peer v1 key "
 _SHORT_KEY_INFO = b"tidelog peer v1 short key "
 _FINGERPRINT_INFO = b"tidelog peer v1 fingerprint"
+_TICKET_INFO = b"tidelog transaction v1 ticket"
 
 
 class ClusterSecret:
@@ -52,6 +55,11 @@ class ClusterSecret:
     def short_key_of(self, life: bytes) -> bytes:
         """The same for its small messages."""
         return self._expand(_SHORT_KEY_INFO + life)
+
+    @cached_property
+    def ticket_key(self) -> bytes:
+        """KEY_BYTES of the key of tickets (`wire.tickets`)."""
+        return self._expand(_TICKET_INFO)
 
     def _expand(self, info: bytes) -> bytes:
         """The first block of HKDF-Expand, 32 bytes. A stranger may name another life in each message; each costs one

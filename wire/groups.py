@@ -13,6 +13,7 @@ The stream is compacted. A key is a kind and names, which cannot contain the zer
     g GROUP             GroupRecord        its generation
     m GROUP MEMBER      MemberRecord       a member, and its partitions
     o GROUP STREAM PARTITION INCARNATION   OffsetRecord, a committed offset
+    p GROUP PRODUCER    PendingRecord, offsets in the transaction of a producer
     c CURSOR            CursorRecord
     b                   nothing: that it was committed proves that its LeaderEpoch lasts (`tidelog.groups.shard`)
 """
@@ -120,6 +121,14 @@ class OffsetKey(NamedTuple):
         return _join("o", self.group, self.of.stream, str(self.of.partition), str(self.of.incarnation))
 
 
+class PendingKey(NamedTuple):
+    group: str
+    producer_id: int
+
+    def encode(self) -> bytes:
+        return _join("p", self.group, str(self.producer_id))
+
+
 class CursorKey(NamedTuple):
     cursor: str
 
@@ -132,7 +141,7 @@ class BarrierKey(NamedTuple):
         return b"b"
 
 
-RecordKey = GroupKey | MemberKey | OffsetKey | CursorKey | BarrierKey
+RecordKey = GroupKey | MemberKey | OffsetKey | PendingKey | CursorKey | BarrierKey
 
 
 def decode_key(key: bytes) -> RecordKey:
@@ -144,6 +153,8 @@ def decode_key(key: bytes) -> RecordKey:
             return MemberKey(group, member)
         case ["o", group, stream, partition, incarnation]:
             return OffsetKey(group, StreamPartition(stream, int(incarnation), int(partition)))
+        case ["p", group, producer_id]:
+            return PendingKey(group, int(producer_id))
         case ["c", cursor]:
             return CursorKey(cursor)
         case ["b"]:

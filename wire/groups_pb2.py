@@ -24,7 +24,7 @@ _sym_db = _symbol_database.Default()
 
 
 
-DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n\x11wire/groups.proto\x12\x0etidelog.groups\"K\n\x10StreamPartitions\x12\x0e\n\x06stream\x18\x01 \x01(\t\x12\x13\n\x0bincarnation\x18\x02 \x01(\x04\x12\x12\n\npartitions\x18\x03 \x03(\r\"1\n\x0cSubscription\x12\x0f\n\x07streams\x18\x01 \x03(\t\x12\x10\n\x08patterns\x18\x02 \x03(\t\"\xcc\x02\n\x10HeartbeatRequest\x12\r\n\x05group\x18\x01 \x01(\t\x12\x0e\n\x06member\x18\x02 \x01(\t\x12\x33\n\x04kind\x18\x03 \x01(\x0e\x32%.tidelog.groups.HeartbeatRequest.Kind\x12\x0f\n\x07\x61pplied\x18\x04 \x01(\x04\x12\x32\n\x0csubscription\x18\x05 \x01(\x0b\x32\x1c.tidelog.groups.Subscription\x12\x10\n\x08instance\x18\x06 \x01(\t\x12\x0e\n\x06\x63lient\x18\x07 \x01(\t\x12\x1a\n\x12session_timeout_ms\x18\x08 \x01(\r\x12\x1c\n\x14rebalance_timeout_ms\x18\t \x01(\r\x12\x12\n\ncluster_id\x18\n \x01(\t\"/\n\x04Kind\x12\x08\n\x04STAY\x10\x00\x12\x08\n\x04JOIN\x10\x01\x12\t\n\x05LEAVE\x10\x02\x12\x08\n\x04PART\x10\x03\"\x9c\x01\n\x11HeartbeatResponse\x12\x12\n\ngeneration\x18\x01 \x01(\x04\x12\x1d\n\x15heartbeat_interval_ms\x18\x02 \x01(\r\x12\x0f\n\x07version\x18\x03 \x01(\x04\x12\x32\n\x08\x61ssigned\x18\x04 \x03(\x0b\x32 .tidelog.groups.StreamPartitions\x12\x0f\n\x07unasked\x18\x05 \x01(\x08\"\xa0\x01\n\x0f\x43ommittedOffset\x12\x0e\n\x06stream\x18\x01 \x01(\t\x12\x13\n\x0bincarnation\x18\x02 \x01(\x04\x12\x11\n\tpartition\x18\x03 \x01(\r\x12\x1d\n\x15partition_incarnation\x18\x04 \x01(\x04\x12\x0e\n\x06offset\x18\x05 \x01(\x03\x12\x10\n\x08metadata\x18\x06 \x01(\t\x12\x14\n\x0c\x63ommitted_at\x18\x07 \x01(\x03\"\x88\x01\n\rCommitRequest\x12\r\n\x05group\x18\x01 \x01(\t\x12\x0e\n\x06member\x18\x02 \x01(\t\x12\x12\n\ngeneration\x18\x03 \x01(\x04\x12\x30\n\x07offsets\x18\x04 \x03(\x0b\x32\x1f.tidelog.groups.CommittedOffset\x12\x12\n\ncluster_id\x18\n \x01(\t\"\x10\n\x0e\x43ommitResponse\"i\n\x0eOffsetsRequest\x12\r\n\x05group\x18\x01 \x01(\t\x12\x34\n\npartitions\x18\x02 \x03(\x0b\x32 .tidelog.groups.StreamPartitions\x12\x12\n\ncluster_id\x18\n \x01(\t\"C\n\x0fOffsetsResponse\x12\x30\n\x07offsets\x18\x01 \x03(\x0b\x32\x1f.tidelog.groups.CommittedOffset\"\x97\x01\n\rCursorRequest\x12\x0e\n\x06\x63ursor\x18\x01 \x01(\t\x12\x0e\n\x06writes\x18\x02 \x01(\x08\x12\r\n\x05value\x18\x03 \x01(\x0c\x12\x1d\n\x10\x65xpected_version\x18\x04 \x01(\x04H\x00\x88\x01\x01\x12\x0f\n\x07\x64\x65letes\x18\x05 \x01(\x08\x12\x12\n\ncluster_id\x18\n \x01(\tB\x13\n\x11_expected_version\"0\n\x0e\x43ursorResponse\x12\x0f\n\x07version\x18\x01 \x01(\x04\x12\r\n\x05value\x18\x02 \x01(\x0c\"5\n\x0bGroupRecord\x12\x12\n\ngeneration\x18\x01 \x01(\x04\x12\x12\n\nemptied_at\x18\x02 \x01(\x03\"\xed\x02\n\x0cMemberRecord\x12\x12\n\ngeneration\x18\x01 \x01(\x04\x12\x10\n\x08instance\x18\x02 \x01(\t\x12\x0e\n\x06\x63lient\x18\x03 \x01(\t\x12\x32\n\x0csubscription\x18\x04 \x01(\x0b\x32\x1c.tidelog.groups.Subscription\x12\x1a\n\x12session_timeout_ms\x18\x05 \x01(\r\x12\x1c\n\x14rebalance_timeout_ms\x18\x06 \x01(\r\x12\x0f\n\x07version\x18\x07 \x01(\x04\x12\x32\n\x08\x61ssigned\x18\x08 \x03(\x0b\x32 .tidelog.groups.StreamPartitions\x12\x32\n\x08revoking\x18\t \x03(\x0b\x32 .tidelog.groups.StreamPartitions\x12\x30\n\x06target\x18\n \x03(\x0b\x32 .tidelog.groups.StreamPartitions\x12\x0e\n\x06parted\x18\x0b \x01(\x08\"e\n\x0cOffsetRecord\x12\x0e\n\x06offset\x18\x01 \x01(\x03\x12\x1d\n\x15partition_incarnation\x18\x02 \x01(\x04\x12\x10\n\x08metadata\x18\x03 \x01(\t\x12\x14\n\x0c\x63ommitted_at\x18\x04 \x01(\x03\".\n\x0c\x43ursorRecord\x12\x0f\n\x07version\x18\x01 \x01(\x04\x12\r\n\x05value\x18\x02 \x01(\x0c\x62\x06proto3')
+DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n\x11wire/groups.proto\x12\x0etidelog.groups\"K\n\x10StreamPartitions\x12\x0e\n\x06stream\x18\x01 \x01(\t\x12\x13\n\x0bincarnation\x18\x02 \x01(\x04\x12\x12\n\npartitions\x18\x03 \x03(\r\"1\n\x0cSubscription\x12\x0f\n\x07streams\x18\x01 \x03(\t\x12\x10\n\x08patterns\x18\x02 \x03(\t\"\xcc\x02\n\x10HeartbeatRequest\x12\r\n\x05group\x18\x01 \x01(\t\x12\x0e\n\x06member\x18\x02 \x01(\t\x12\x33\n\x04kind\x18\x03 \x01(\x0e\x32%.tidelog.groups.HeartbeatRequest.Kind\x12\x0f\n\x07\x61pplied\x18\x04 \x01(\x04\x12\x32\n\x0csubscription\x18\x05 \x01(\x0b\x32\x1c.tidelog.groups.Subscription\x12\x10\n\x08instance\x18\x06 \x01(\t\x12\x0e\n\x06\x63lient\x18\x07 \x01(\t\x12\x1a\n\x12session_timeout_ms\x18\x08 \x01(\r\x12\x1c\n\x14rebalance_timeout_ms\x18\t \x01(\r\x12\x12\n\ncluster_id\x18\n \x01(\t\"/\n\x04Kind\x12\x08\n\x04STAY\x10\x00\x12\x08\n\x04JOIN\x10\x01\x12\t\n\x05LEAVE\x10\x02\x12\x08\n\x04PART\x10\x03\"\x9c\x01\n\x11HeartbeatResponse\x12\x12\n\ngeneration\x18\x01 \x01(\x04\x12\x1d\n\x15heartbeat_interval_ms\x18\x02 \x01(\r\x12\x0f\n\x07version\x18\x03 \x01(\x04\x12\x32\n\x08\x61ssigned\x18\x04 \x03(\x0b\x32 .tidelog.groups.StreamPartitions\x12\x0f\n\x07unasked\x18\x05 \x01(\x08\"\xa0\x01\n\x0f\x43ommittedOffset\x12\x0e\n\x06stream\x18\x01 \x01(\t\x12\x13\n\x0bincarnation\x18\x02 \x01(\x04\x12\x11\n\tpartition\x18\x03 \x01(\r\x12\x1d\n\x15partition_incarnation\x18\x04 \x01(\x04\x12\x0e\n\x06offset\x18\x05 \x01(\x03\x12\x10\n\x08metadata\x18\x06 \x01(\t\x12\x14\n\x0c\x63ommitted_at\x18\x07 \x01(\x03\"\xc5\x01\n\rCommitRequest\x12\r\n\x05group\x18\x01 \x01(\t\x12\x0e\n\x06member\x18\x02 \x01(\t\x12\x12\n\ngeneration\x18\x03 \x01(\x04\x12\x30\n\x07offsets\x18\x04 \x03(\x0b\x32\x1f.tidelog.groups.CommittedOffset\x12\x13\n\x0bproducer_id\x18\x05 \x01(\x03\x12\x16\n\x0eproducer_epoch\x18\x06 \x01(\x05\x12\x0e\n\x06ticket\x18\x07 \x01(\x0c\x12\x12\n\ncluster_id\x18\n \x01(\t\"\x10\n\x0e\x43ommitResponse\"i\n\x0eOffsetsRequest\x12\r\n\x05group\x18\x01 \x01(\t\x12\x34\n\npartitions\x18\x02 \x03(\x0b\x32 .tidelog.groups.StreamPartitions\x12\x12\n\ncluster_id\x18\n \x01(\t\"C\n\x0fOffsetsResponse\x12\x30\n\x07offsets\x18\x01 \x03(\x0b\x32\x1f.tidelog.groups.CommittedOffset\"\x97\x01\n\rCursorRequest\x12\x0e\n\x06\x63ursor\x18\x01 \x01(\t\x12\x0e\n\x06writes\x18\x02 \x01(\x08\x12\r\n\x05value\x18\x03 \x01(\x0c\x12\x1d\n\x10\x65xpected_version\x18\x04 \x01(\x04H\x00\x88\x01\x01\x12\x0f\n\x07\x64\x65letes\x18\x05 \x01(\x08\x12\x12\n\ncluster_id\x18\n \x01(\tB\x13\n\x11_expected_version\"0\n\x0e\x43ursorResponse\x12\x0f\n\x07version\x18\x01 \x01(\x04\x12\r\n\x05value\x18\x02 \x01(\x0c\"5\n\x0bGroupRecord\x12\x12\n\ngeneration\x18\x01 \x01(\x04\x12\x12\n\nemptied_at\x18\x02 \x01(\x03\"\xed\x02\n\x0cMemberRecord\x12\x12\n\ngeneration\x18\x01 \x01(\x04\x12\x10\n\x08instance\x18\x02 \x01(\t\x12\x0e\n\x06\x63lient\x18\x03 \x01(\t\x12\x32\n\x0csubscription\x18\x04 \x01(\x0b\x32\x1c.tidelog.groups.Subscription\x12\x1a\n\x12session_timeout_ms\x18\x05 \x01(\r\x12\x1c\n\x14rebalance_timeout_ms\x18\x06 \x01(\r\x12\x0f\n\x07version\x18\x07 \x01(\x04\x12\x32\n\x08\x61ssigned\x18\x08 \x03(\x0b\x32 .tidelog.groups.StreamPartitions\x12\x32\n\x08revoking\x18\t \x03(\x0b\x32 .tidelog.groups.StreamPartitions\x12\x30\n\x06target\x18\n \x03(\x0b\x32 .tidelog.groups.StreamPartitions\x12\x0e\n\x06parted\x18\x0b \x01(\x08\"e\n\x0cOffsetRecord\x12\x0e\n\x06offset\x18\x01 \x01(\x03\x12\x1d\n\x15partition_incarnation\x18\x02 \x01(\x04\x12\x10\n\x08metadata\x18\x03 \x01(\t\x12\x14\n\x0c\x63ommitted_at\x18\x04 \x01(\x03\".\n\x0c\x43ursorRecord\x12\x0f\n\x07version\x18\x01 \x01(\x04\x12\r\n\x05value\x18\x02 \x01(\x0c\"m\n\rPendingRecord\x12\x16\n\x0eproducer_epoch\x18\x01 \x01(\x05\x12\x30\n\x07offsets\x18\x02 \x03(\x0b\x32\x1f.tidelog.groups.CommittedOffset\x12\x12\n\nchanged_at\x18\x03 \x01(\x03\x62\x06proto3')
 
 _globals = globals()
 _builder.BuildMessageAndEnumDescriptors(DESCRIPTOR, _globals)
@@ -44,23 +44,25 @@ if not _descriptor._USE_C_DESCRIPTORS:
   _globals['_COMMITTEDOFFSET']._serialized_start=660
   _globals['_COMMITTEDOFFSET']._serialized_end=820
   _globals['_COMMITREQUEST']._serialized_start=823
-  _globals['_COMMITREQUEST']._serialized_end=959
-  _globals['_COMMITRESPONSE']._serialized_start=961
-  _globals['_COMMITRESPONSE']._serialized_end=977
-  _globals['_OFFSETSREQUEST']._serialized_start=979
-  _globals['_OFFSETSREQUEST']._serialized_end=1084
-  _globals['_OFFSETSRESPONSE']._serialized_start=1086
-  _globals['_OFFSETSRESPONSE']._serialized_end=1153
-  _globals['_CURSORREQUEST']._serialized_start=1156
-  _globals['_CURSORREQUEST']._serialized_end=1307
-  _globals['_CURSORRESPONSE']._serialized_start=1309
-  _globals['_CURSORRESPONSE']._serialized_end=1357
-  _globals['_GROUPRECORD']._serialized_start=1359
-  _globals['_GROUPRECORD']._serialized_end=1412
-  _globals['_MEMBERRECORD']._serialized_start=1415
-  _globals['_MEMBERRECORD']._serialized_end=1780
-  _globals['_OFFSETRECORD']._serialized_start=1782
-  _globals['_OFFSETRECORD']._serialized_end=1883
-  _globals['_CURSORRECORD']._serialized_start=1885
-  _globals['_CURSORRECORD']._serialized_end=1931
+  _globals['_COMMITREQUEST']._serialized_end=1020
+  _globals['_COMMITRESPONSE']._serialized_start=1022
+  _globals['_COMMITRESPONSE']._serialized_end=1038
+  _globals['_OFFSETSREQUEST']._serialized_start=1040
+  _globals['_OFFSETSREQUEST']._serialized_end=1145
+  _globals['_OFFSETSRESPONSE']._serialized_start=1147
+  _globals['_OFFSETSRESPONSE']._serialized_end=1214
+  _globals['_CURSORREQUEST']._serialized_start=1217
+  _globals['_CURSORREQUEST']._serialized_end=1368
+  _globals['_CURSORRESPONSE']._serialized_start=1370
+  _globals['_CURSORRESPONSE']._serialized_end=1418
+  _globals['_GROUPRECORD']._serialized_start=1420
+  _globals['_GROUPRECORD']._serialized_end=1473
+  _globals['_MEMBERRECORD']._serialized_start=1476
+  _globals['_MEMBERRECORD']._serialized_end=1841
+  _globals['_OFFSETRECORD']._serialized_start=1843
+  _globals['_OFFSETRECORD']._serialized_end=1944
+  _globals['_CURSORRECORD']._serialized_start=1946
+  _globals['_CURSORRECORD']._serialized_end=1992
+  _globals['_PENDINGRECORD']._serialized_start=1994
+  _globals['_PENDINGRECORD']._serialized_end=2103
 # @@protoc_insertion_point(module_scope)

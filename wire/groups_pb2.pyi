@@ -250,12 +250,21 @@ class CommitRequest(_message.Message):
     MEMBER_FIELD_NUMBER: _builtins.int
     GENERATION_FIELD_NUMBER: _builtins.int
     OFFSETS_FIELD_NUMBER: _builtins.int
+    PRODUCER_ID_FIELD_NUMBER: _builtins.int
+    PRODUCER_EPOCH_FIELD_NUMBER: _builtins.int
+    TICKET_FIELD_NUMBER: _builtins.int
     CLUSTER_ID_FIELD_NUMBER: _builtins.int
     group: _builtins.str
     member: _builtins.str
     """empty: not a member; taken while the group has none"""
     generation: _builtins.int
     """that the member has reached"""
+    producer_id: _builtins.int
+    """as a part of the transaction of this producer: the offsets are committed when it is. 0: of none"""
+    producer_epoch: _builtins.int
+    """of the transaction"""
+    ticket: _builtins.bytes
+    """proves that the coordinator of the transaction knows of this group's part in it"""
     cluster_id: _builtins.str
     @_builtins.property
     def offsets(self) -> _containers.RepeatedCompositeFieldContainer[Global___CommittedOffset]: ...
@@ -266,11 +275,14 @@ class CommitRequest(_message.Message):
         member: _builtins.str = ...,
         generation: _builtins.int = ...,
         offsets: _abc.Iterable[Global___CommittedOffset] | None = ...,
+        producer_id: _builtins.int = ...,
+        producer_epoch: _builtins.int = ...,
+        ticket: _builtins.bytes = ...,
         cluster_id: _builtins.str = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["cluster_id", b"cluster_id", "generation", b"generation", "group", b"group", "member", b"member", "offsets", b"offsets"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["cluster_id", b"cluster_id", "generation", b"generation", "group", b"group", "member", b"member", "offsets", b"offsets", "producer_epoch", b"producer_epoch", "producer_id", b"producer_id", "ticket", b"ticket"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
@@ -552,3 +564,33 @@ class CursorRecord(_message.Message):
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
 Global___CursorRecord: _TypeAlias = CursorRecord  # noqa: Y015
+
+@_typing.final
+class PendingRecord(_message.Message):
+    """Offsets that a transaction commits, if it is committed; without offsets: proof that it has ended here."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    PRODUCER_EPOCH_FIELD_NUMBER: _builtins.int
+    OFFSETS_FIELD_NUMBER: _builtins.int
+    CHANGED_AT_FIELD_NUMBER: _builtins.int
+    producer_epoch: _builtins.int
+    """of the transaction; older ones have ended"""
+    changed_at: _builtins.int
+    """ns since 1970"""
+    @_builtins.property
+    def offsets(self) -> _containers.RepeatedCompositeFieldContainer[Global___CommittedOffset]: ...
+    def __init__(
+        self,
+        *,
+        producer_epoch: _builtins.int = ...,
+        offsets: _abc.Iterable[Global___CommittedOffset] | None = ...,
+        changed_at: _builtins.int = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["changed_at", b"changed_at", "offsets", b"offsets", "producer_epoch", b"producer_epoch"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___PendingRecord: _TypeAlias = PendingRecord  # noqa: Y015

@@ -77,7 +77,17 @@ GROUPS = InternalStream(
 )
 """Each partition has a coordinator (`wire.groups`). Their number is fixed: it decides where a group belongs."""
 
-INTERNAL_STREAMS: Mapping[str, InternalStream] = {stream.name: stream for stream in (AUDIT, ACTIVITY, GROUPS)}
+TRANSACTIONS = InternalStream(
+    name="__transactions",
+    help="transactional ids, and how far their transactions are",
+    partitions=8,
+    settings=StreamConfig(reply_acks=False, compact=True, segment_bytes=16 << 20, segment_max_age_ms=_DAY_MS),
+)
+"""Each partition has a coordinator (`wire.transactions`). Their number is fixed: it decides where an id belongs."""
+
+INTERNAL_STREAMS: Mapping[str, InternalStream] = {
+    stream.name: stream for stream in (AUDIT, ACTIVITY, GROUPS, TRANSACTIONS)
+}
 """By name."""
 
 

@@ -88,6 +88,10 @@ class Subjects:
         """Clients append a batch."""
         return f"{self.namespace}.{stream}.{partition}.append"
 
+    def mark(self, stream: StreamName, partition: int | str) -> str:
+        """A coordinator of transactions ends one in this partition."""
+        return f"{self.namespace}.{stream}.{partition}.mark"
+
     def fetch(self, stream: StreamName, partition: int | str) -> str:
         """Clients read committed batches at the leader, and ask it for positions."""
         return f"{self.namespace}.{stream}.{partition}.fetch"
@@ -152,7 +156,7 @@ class Subjects:
         return (
             len(tokens) == _REQUEST_TOKENS
             and tokens[0] == self.namespace
-            and tokens[-1] in ("replicate", "offset", "checkpoint", "write", "last", "coordinate")
+            and tokens[-1] in ("replicate", "offset", "checkpoint", "write", "last", "mark", "coordinate")
         )
 
     def presence(self) -> str:

@@ -525,6 +525,7 @@ class AppendRequest(_message.Message):
     EXPECTED_LAST_OFFSET_FIELD_NUMBER: _builtins.int
     DURABILITY_REPLICAS_FIELD_NUMBER: _builtins.int
     CLUSTER_ID_FIELD_NUMBER: _builtins.int
+    TICKET_FIELD_NUMBER: _builtins.int
     stream_incarnation: _builtins.int
     """life of the stream; 0: any"""
     partition_incarnation: _builtins.int
@@ -545,6 +546,8 @@ class AppendRequest(_message.Message):
     """N of replica_accepted and replica_durable"""
     cluster_id: _builtins.str
     """the cluster that the client began with; a leader of another one stays silent (R41). Empty: any"""
+    ticket: _builtins.bytes
+    """of a transactional batch: proves that the coordinator knows of this partition's part in the transaction"""
     def __init__(
         self,
         *,
@@ -558,10 +561,11 @@ class AppendRequest(_message.Message):
         expected_last_offset: _builtins.int | None = ...,
         durability_replicas: _builtins.int = ...,
         cluster_id: _builtins.str = ...,
+        ticket: _builtins.bytes = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["_expected_last_offset", b"_expected_last_offset", "expected_last_offset", b"expected_last_offset"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["_expected_last_offset", b"_expected_last_offset", "acks", b"acks", "cluster_id", b"cluster_id", "confirm_timeout_ms", b"confirm_timeout_ms", "durability", b"durability", "durability_replicas", b"durability_replicas", "expected_last_offset", b"expected_last_offset", "leader_epoch", b"leader_epoch", "partition_incarnation", b"partition_incarnation", "partitioning_version", b"partitioning_version", "stream_incarnation", b"stream_incarnation"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["_expected_last_offset", b"_expected_last_offset", "acks", b"acks", "cluster_id", b"cluster_id", "confirm_timeout_ms", b"confirm_timeout_ms", "durability", b"durability", "durability_replicas", b"durability_replicas", "expected_last_offset", b"expected_last_offset", "leader_epoch", b"leader_epoch", "partition_incarnation", b"partition_incarnation", "partitioning_version", b"partitioning_version", "stream_incarnation", b"stream_incarnation", "ticket", b"ticket"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     _WhichOneofReturnType__expected_last_offset: _TypeAlias = _typing.Literal["expected_last_offset"]  # noqa: Y015
     _WhichOneofArgType__expected_last_offset: _TypeAlias = _typing.Literal["_expected_last_offset", b"_expected_last_offset"]  # noqa: Y015
@@ -630,6 +634,7 @@ class FetchRequest(_message.Message):
     MAX_WAIT_MS_FIELD_NUMBER: _builtins.int
     LAST_RECORD_EPOCH_FIELD_NUMBER: _builtins.int
     CLUSTER_ID_FIELD_NUMBER: _builtins.int
+    READ_UNCOMMITTED_FIELD_NUMBER: _builtins.int
     stream_incarnation: _builtins.int
     """life of the stream; 0: any"""
     partition_incarnation: _builtins.int
@@ -652,6 +657,8 @@ class FetchRequest(_message.Message):
     """LeaderEpoch of the batch before `offset`; 0: not known"""
     cluster_id: _builtins.str
     """as in AppendRequest"""
+    read_uncommitted: _builtins.bool
+    """records of open and of aborted transactions too; every end is the HW then. False: the last stable offset"""
     def __init__(
         self,
         *,
@@ -666,13 +673,51 @@ class FetchRequest(_message.Message):
         max_wait_ms: _builtins.int = ...,
         last_record_epoch: _builtins.int = ...,
         cluster_id: _builtins.str = ...,
+        read_uncommitted: _builtins.bool = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["earliest", b"earliest", "latest", b"latest", "offset", b"offset", "position", b"position", "timestamp", b"timestamp"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["cluster_id", b"cluster_id", "earliest", b"earliest", "last_record_epoch", b"last_record_epoch", "latest", b"latest", "leader_epoch", b"leader_epoch", "max_bytes", b"max_bytes", "max_wait_ms", b"max_wait_ms", "offset", b"offset", "partition_incarnation", b"partition_incarnation", "position", b"position", "stream_incarnation", b"stream_incarnation", "timestamp", b"timestamp"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["cluster_id", b"cluster_id", "earliest", b"earliest", "last_record_epoch", b"last_record_epoch", "latest", b"latest", "leader_epoch", b"leader_epoch", "max_bytes", b"max_bytes", "max_wait_ms", b"max_wait_ms", "offset", b"offset", "partition_incarnation", b"partition_incarnation", "position", b"position", "read_uncommitted", b"read_uncommitted", "stream_incarnation", b"stream_incarnation", "timestamp", b"timestamp"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     _WhichOneofReturnType_position: _TypeAlias = _typing.Literal["offset", "earliest", "latest", "timestamp"]  # noqa: Y015
     _WhichOneofArgType_position: _TypeAlias = _typing.Literal["position", b"position"]  # noqa: Y015
     def WhichOneof(self, oneof_group: _WhichOneofArgType_position) -> _WhichOneofReturnType_position | None: ...
 
 Global___FetchRequest: _TypeAlias = FetchRequest  # noqa: Y015
+
+@_typing.final
+class EndTransactionRequest(_message.Message):
+    """On `.mark`: a coordinator of transactions ends one in this partition. The answer is empty once the marker is committed."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    PRODUCER_ID_FIELD_NUMBER: _builtins.int
+    PRODUCER_EPOCH_FIELD_NUMBER: _builtins.int
+    COMMITS_FIELD_NUMBER: _builtins.int
+    STREAM_INCARNATION_FIELD_NUMBER: _builtins.int
+    PARTITION_INCARNATION_FIELD_NUMBER: _builtins.int
+    producer_id: _builtins.int
+    producer_epoch: _builtins.int
+    """of the transaction that ends; the producer's next one has the next epoch"""
+    commits: _builtins.bool
+    """false: it is aborted"""
+    stream_incarnation: _builtins.int
+    """life of the stream"""
+    partition_incarnation: _builtins.int
+    """life of the partition"""
+    def __init__(
+        self,
+        *,
+        producer_id: _builtins.int = ...,
+        producer_epoch: _builtins.int = ...,
+        commits: _builtins.bool = ...,
+        stream_incarnation: _builtins.int = ...,
+        partition_incarnation: _builtins.int = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["commits", b"commits", "partition_incarnation", b"partition_incarnation", "producer_epoch", b"producer_epoch", "producer_id", b"producer_id", "stream_incarnation", b"stream_incarnation"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___EndTransactionRequest: _TypeAlias = EndTransactionRequest  # noqa: Y015

@@ -30,6 +30,8 @@ Generation = NewType("Generation", int)
 
 NO_PRODUCER = -1
 """producer_id of batches that no idempotent producer wrote."""
+FIRST_TRANSACTIONAL_ID = 1 << 62
+"""Producer ids from here on are given out by the coordinators of transactions, all below by the controller."""
 REMEMBERED_BATCHES = 5
 """A leader tells a repetition from a new batch among so many last ones of a producer, per partition; so a producer
 has no more of them unresolved."""

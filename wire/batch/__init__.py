@@ -10,7 +10,8 @@ begins at a multiple of 8 and is padded with zeros to the next one.
     20  u8  magic = 1
     21  u8  0
     22  u16 attributes        bits 0-2 compression: 0 none, 1 lz4, 2 zstd; bit 3 control batch,
-                           bit 4 encrypted body
+                           bit 4 encrypted body, bit 5 part of a transaction; of a control batch,
+                           bit 6 commits the producer's transaction, bit 7 aborts it
     24  u32 columns           which sections the body has, see below
     28  u32 body_crc          CRC-32C of the body as stored
     32  u32 record_count
@@ -59,7 +60,7 @@ from __future__ import annotations
 from wire.batch.builder import BatchBuilder, Joined
 from wire.batch.columns import Column
 from wire.batch.compacting import CompactableBatch, emptied, without_repetitions
-from wire.batch.control import ControlRecord, ControlType, control_batch, decode_control
+from wire.batch.control import ControlRecord, ControlType, control_batch, decode_control, transaction_marker
 from wire.batch.encoded import EncodedBatch, ReceivedBatch
 from wire.batch.header import (
     HEADER_SIZE,
@@ -68,6 +69,7 @@ from wire.batch.header import (
     MAX_RECORDS,
     BatchHeader,
     Compression,
+    Marker,
     holds_encrypted,
     iter_batches,
     parse_header,
@@ -93,6 +95,7 @@ __all__ = [
     "EncodedBatch",
     "GivenHeaders",
     "Joined",
+    "Marker",
     "ReceivedBatch",
     "RecordBatch",
     "control_batch",
@@ -104,6 +107,7 @@ __all__ = [
     "holds_encrypted",
     "iter_batches",
     "parse_header",
+    "transaction_marker",
     "verify_body",
     "with_message_id",
     "without_repetitions",

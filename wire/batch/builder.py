@@ -11,7 +11,7 @@ import numpy as np
 
 from wire.batch.columns import LITTLE_I32, LITTLE_I64, Column, compress, padded, padding
 from wire.batch.encoded import EncodedBatch, seal
-from wire.batch.header import INT64_MAX, MAX_BODY_BYTES, MAX_RECORDS, MESSAGE_IDS_HINT, Compression
+from wire.batch.header import INT64_MAX, MAX_BODY_BYTES, MAX_RECORDS, MESSAGE_IDS_HINT, TRANSACTIONAL_BIT, Compression
 from wire.errors import Code, InvariantViolation, TidelogError
 from wire.types import NO_PRODUCER
 
@@ -232,6 +232,7 @@ class BatchBuilder:
         producer_epoch: int = -1,
         base_sequence: int = -1,
         compression: Compression = Compression.NONE,
+        is_transactional: bool = False,
     ) -> EncodedBatch:
         """The batch of everything added, and a builder that is empty again.
 
@@ -275,7 +276,7 @@ class BatchBuilder:
         self._reset()
         return seal(
             parts,
-            attributes=int(compression),
+            attributes=int(compression) | (TRANSACTIONAL_BIT if is_transactional else 0),
             columns=columns,
             record_count=count,
             first_timestamp=first_timestamp,

@@ -16,7 +16,7 @@ import lz4.block
 import numpy as np
 import zstandard
 
-from wire.batch.header import COMPRESSION_MASK, CONTROL_BIT, BatchHeader, Compression
+from wire.batch.header import COMPRESSION_MASK, CONTROL_BIT, TRANSACTIONAL_BIT, BatchHeader, Compression
 from wire.errors import CorruptData
 from wire.record_limit import RecordLimit
 
@@ -221,7 +221,7 @@ def sections_of(body: memoryview, header: BatchHeader, max_body_bytes: int) -> m
     """The body without compression, at most `max_body_bytes` long. Raises CorruptData."""
     if header.is_encrypted:
         raise CorruptData(f"{header} is encrypted: only a broker that has the master key can read it")
-    if header.attributes & ~(COMPRESSION_MASK | CONTROL_BIT):
+    if header.attributes & ~(COMPRESSION_MASK | CONTROL_BIT | TRANSACTIONAL_BIT):
         raise CorruptData(f"{header}: unknown attributes {header.attributes:#x}")
     size, packed = _packed(body, header, max_body_bytes)
     if header.compression is Compression.NONE:

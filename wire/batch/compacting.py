@@ -42,6 +42,7 @@ from wire.batch.control import ControlType, control_batch
 from wire.batch.encoded import EncodedBatch, length_and_crc
 from wire.batch.header import (
     MAX_BODY_BYTES,
+    TRANSACTIONAL_BIT,
     BatchHeader,
     Compression,
     body_of,
@@ -191,7 +192,10 @@ def emptied(header: BatchHeader) -> EncodedBatch:
     """The control batch that takes the place and the range of offsets of a batch without records left."""
     control = control_batch(ControlType.EMPTIED, 1, b"")
     left = header._replace(
-        attributes=control.header.attributes, columns=0, record_count=1, offset_span=header.offset_count
+        attributes=control.header.attributes | header.attributes & TRANSACTIONAL_BIT,
+        columns=0,
+        record_count=1,
+        offset_span=header.offset_count,
     )
     return _encoded(left, control.parts)
 

@@ -10,7 +10,16 @@ from typing import TYPE_CHECKING
 
 from wire.batch.columns import padded
 from wire.batch.encoded import EncodedBatch, seal
-from wire.batch.header import CONTROL_BIT, body_of, parse_header, verify_body
+from wire.batch.header import (
+    ABORT_BIT,
+    COMMIT_BIT,
+    CONTROL_BIT,
+    TRANSACTIONAL_BIT,
+    Marker,
+    body_of,
+    parse_header,
+    verify_body,
+)
 from wire.errors import CorruptData
 from wire.types import NO_PRODUCER
 
@@ -26,6 +35,9 @@ class ControlType(IntEnum):
     EMPTIED = 1
     """Stands for a batch that compaction has left no record of: its range of offsets, epoch and producer. No
     payload."""
+
+    TRANSACTION_END = 2
+    """The end of a producer's transaction in this partition (`BatchHeader.marker`). No payload."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -51,10 +63,23 @@ def control_batch(type: int, version: int, payload: bytes, timestamp: int = 0) -
     )
 
 
+def transaction_marker(producer_id: int, next_epoch: int, marker: Marker, timestamp: int = 0) -> EncodedBatch:
+    """Ends the transaction of `producer_id`, whose next one has `next_epoch`. `timestamp` in ns since 1970."""
+    batch = control_batch(ControlType.TRANSACTION_END, 1, b"", timestamp)
+    header = batch.header._replace(
+        attributes=CONTROL_BIT | TRANSACTIONAL_BIT | marker.value,
+        producer_id=producer_id,
+        producer_epoch=next_epoch,
+        base_sequence=0,
+    )
+    return EncodedBatch(header, batch.parts)
+
+
 def decode_control(buf: Buffer) -> ControlRecord:
     """The content of a control batch, body CRC checked. Raises CorruptData. Readers skip unknown types."""
     header = parse_header(buf)
-    if not header.is_control or header.columns or header.record_count != 1 or header.attributes & ~CONTROL_BIT:
+    known = CONTROL_BIT | TRANSACTIONAL_BIT | COMMIT_BIT | ABORT_BIT
+    if not header.is_control or header.columns or header.record_count != 1 or header.attributes & ~known:
         raise CorruptData(f"{header} is no control batch")
     verify_body(buf, 0, header)
     body = body_of(buf, 0, header)

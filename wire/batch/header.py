@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import struct
 from collections.abc import Iterator
-from enum import IntEnum
+from enum import Enum, IntEnum
 from typing import TYPE_CHECKING, Final, NamedTuple
 
 from crc32c import crc32c
@@ -25,6 +25,9 @@ MAX_RECORDS: Final = 1 << 20
 COMPRESSION_MASK: Final = 0b0111
 CONTROL_BIT: Final = 0b1000
 ENCRYPTED_BIT: Final = 0b1_0000
+TRANSACTIONAL_BIT: Final = 0b10_0000
+COMMIT_BIT: Final = 0b100_0000
+ABORT_BIT: Final = 0b1000_0000
 MESSAGE_IDS_HINT: Final = 1
 INT64_MAX: Final = (1 << 63) - 1
 
@@ -38,6 +41,13 @@ class Compression(IntEnum):
     NONE = 0
     LZ4 = 1
     ZSTD = 2
+
+
+class Marker(Enum):
+    """How a transaction ends in a partition."""
+
+    COMMIT = COMMIT_BIT
+    ABORT = ABORT_BIT
 
 
 class BatchHeader(NamedTuple):
@@ -92,6 +102,18 @@ class BatchHeader(NamedTuple):
     def is_encrypted(self) -> bool:
         """The body is as `dataplane.encryption` writes it; the header is in the clear."""
         return bool(self.attributes & ENCRYPTED_BIT)
+
+    @property
+    def is_transactional(self) -> bool:
+        """Its records count once the transaction of its producer is committed."""
+        return bool(self.attributes & TRANSACTIONAL_BIT)
+
+    @property
+    def marker(self) -> Marker | None:
+        """How it ends the transaction of its producer. Its `producer_epoch` is that of the next transaction."""
+        if not self.is_control or not self.attributes & (COMMIT_BIT | ABORT_BIT):
+            return None
+        return Marker.COMMIT if self.attributes & COMMIT_BIT else Marker.ABORT
 
     @property
     def compression(self) -> Compression:

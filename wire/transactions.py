@@ -1,0 +1,101 @@
+"""Transactions on the wire: where their coordinators listen, and the keys of the records that they keep.
+
+A transactional id belongs to one partition of the internal stream `__transactions`, by its hash. The leader of that
+partition is its coordinator. Producers ask it on
+
+    <ns>.__transactions.<partition>.<kind>.<transactional id>       kind: init, add, end
+
+so that permissions of NATS can be given for one id. The messages are those of `wire/transactions.proto`; errors stand
+in the headers of the answer, as everywhere.
+
+The stream is compacted. A key is a kind and a name, which cannot contain the zero byte between them:
+
+    t ID     TransactionRecord
+    n        ProducerIds
+    b        nothing: that it was committed proves that its LeaderEpoch lasts
+"""
+
+from __future__ import annotations
+
+import zlib
+from typing import Final, NamedTuple
+
+from wire.internal_streams import TRANSACTIONS
+from wire.subjects import Subjects, check_name
+from wire.types import FIRST_TRANSACTIONAL_ID, StreamName
+
+INIT: Final = "init"
+ADD: Final = "add"
+END: Final = "end"
+KINDS: Final = (INIT, ADD, END)
+
+MAX_PARTICIPANTS: Final = 1000
+"""Partitions and groups of one transaction."""
+MIN_TIMEOUT_MS: Final = 100
+DEFAULT_TIMEOUT_MS: Final = 60_000
+MAX_TIMEOUT_MS: Final = 900_000
+MAX_EPOCH: Final = (1 << 31) - 2
+"""A producer with this epoch gets a new id when it begins anew."""
+
+_SEPARATOR: Final = b"\0"
+_SERIAL_BITS: Final = 56
+
+
+def check_transactional_id(name: str) -> str:
+    """Raises TidelogError(BAD_NAME)."""
+    return check_name(name, "transactional id")
+
+
+def coordinator_partition(transactional_id: str) -> int:
+    """The partition of `__transactions` to which an id belongs."""
+    return zlib.crc32(transactional_id.encode()) % TRANSACTIONS.partitions
+
+
+def coordinator_subject(subjects: Subjects, kind: str, transactional_id: str) -> str:
+    """Where the coordinator of an id takes requests of that kind. `transactional_id` "*": of all of its own."""
+    return subjects.coordinator(
+        StreamName(TRANSACTIONS.name), coordinator_partition(transactional_id), kind, transactional_id
+    )
+
+
+def producer_id(partition: int, serial: int) -> int:
+    """The `serial`th id, from 0, that the coordinators of a partition of `__transactions` give out. No other producer
+    has it."""
+    return FIRST_TRANSACTIONAL_ID | partition << _SERIAL_BITS | serial
+
+
+# ---- keys of the records -------------------------------------------------------------------------------------------
+
+
+class TransactionKey(NamedTuple):
+    transactional_id: str
+
+    def encode(self) -> bytes:
+        return b"t" + _SEPARATOR + self.transactional_id.encode()
+
+
+class ProducerIdsKey(NamedTuple):
+    def encode(self) -> bytes:
+        return b"n"
+
+
+class BarrierKey(NamedTuple):
+    def encode(self) -> bytes:
+        return b"b"
+
+
+RecordKey = TransactionKey | ProducerIdsKey | BarrierKey
+
+
+def decode_key(key: bytes) -> RecordKey:
+    """Raises ValueError for a key of no kind that this version knows."""
+    match key.decode().split(_SEPARATOR.decode()):
+        case ["t", transactional_id]:
+            return TransactionKey(transactional_id)
+        case ["n"]:
+            return ProducerIdsKey()
+        case ["b"]:
+            return BarrierKey()
+        case _:
+            pass
+    raise ValueError(f"{key!r} is no key of {TRANSACTIONS.name}")
