@@ -14,8 +14,8 @@ that nobody ends, behind which consumers would wait for ever. The leader needs n
     over at   s since 1970
     tag       BLAKE2b-128, keyed, over the first 12 bytes, the producer, its epoch, the cluster and the target
 
-A ticket of an ended transaction is worth nothing in a partition that has its marker: the producer's epoch is over there.
-A partition remembers a transactional producer for longer than LIFETIME_S after its last batch or marker.
+A ticket of an ended transaction is worth nothing in a partition that has its marker: the producer's epoch is over
+there. A partition remembers a transactional producer for longer than LIFETIME_S after its last batch or marker.
 """
 
 from __future__ import annotations

@@ -38,6 +38,7 @@ from wire.groups import (
     GroupKey,
     MemberKey,
     OffsetKey,
+    PendingKey,
     StreamPartition,
     check_group_name,
     decode_key,
@@ -143,7 +144,7 @@ class GroupShard:
                     self.cursors.known.pop(name, None)
                 else:
                     self.cursors.known[name] = CursorRecord.FromString(value)
-            case BarrierKey():
+            case PendingKey() | BarrierKey():
                 pass
 
     def _group(self, name: str) -> Group:
