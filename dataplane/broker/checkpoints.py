@@ -109,5 +109,7 @@ def install(partition_log: PartitionLog, effect: InstallCheckpoint, leader_epoch
     snapshot = decode_snapshot(b"".join(effect.pieces))
     if snapshot.offset != effect.offset:
         raise CorruptData(f"the leader's state at offset {effect.offset} is that at {snapshot.offset}")
+    if not snapshot.is_whole:
+        raise CorruptData(f"the leader's state at offset {effect.offset} lacks a part: another version wrote it")
     partition_log.install(snapshot, CompactionPoint.of_copy(effect.deleted_end, leader_epoch))
     return snapshot.offset

@@ -79,6 +79,7 @@ class FollowerDriver(ReadableRole):
             durable_end=partition_log.durable_end,
             high_watermark=setup.high_watermark,
             epochs=partition_log.epochs,
+            transactions=partition_log.transactions,
             settings=context.settings,
             first_sequence=first_sequence,
             connected_since=context.peers.connected_since,

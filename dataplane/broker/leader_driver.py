@@ -96,6 +96,7 @@ class LeaderDriver(ReadableRole):
             durable_end=partition_log.durable_end,
             high_watermark=setup.high_watermark,
             epochs=partition_log.epochs,
+            transactions=partition_log.transactions,
             settings=context.settings,
             now=context.now(),
             no_space=context.space.is_full,

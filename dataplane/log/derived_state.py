@@ -1,4 +1,5 @@
-"""What a log keeps of its batches beside them: what producers wrote, and snapshots of the derived state.
+"""What a log keeps of its batches beside them: what producers wrote, their transactions, and snapshots of the derived
+state.
 
     append      the producers learn of each batch; at a roll, and every SNAPSHOT_INTERVAL_BYTES, the state of that
                 moment is captured: a copy of references, taken between two batches
@@ -189,9 +190,9 @@ class DerivedState:
         return sorted(int(name.removesuffix(SNAPSHOT_SUFFIX)) for name in names)
 
     def content_at(self, offset: Offset) -> bytes | None:
-        """As it lies on disk; None: missing or damaged."""
+        """As it lies on disk; None: missing, damaged, or no state to go on from."""
         found = self._load(offset)
-        return found[0] if found is not None else None
+        return found[0] if found is not None and found[1].is_whole else None
 
     def newest(self, start: Offset, end: Offset) -> Snapshot | None:
         """The newest sound one from `start` to `end`, both inclusive, that is a state to go on from."""
@@ -231,6 +232,7 @@ class DerivedState:
             self.begin_at(base)
         for header in batches(base.offset, end) if base.offset < end else ():
             self.record([header], header.size)
+        self.producers.transactions.forget_aborted(start)
         return base.offset
 
     def build(

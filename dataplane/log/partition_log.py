@@ -85,6 +85,7 @@ if TYPE_CHECKING:
     from dataplane.log.snapshot import Snapshot
     from dataplane.replica.epochs import LeaderEpochCache
     from dataplane.replica.producers import ProducerTable
+    from dataplane.replica.transactions import TransactionTable
     from wire.batch import BatchHeader
     from wire.transport import Buffer
     from wire.types import LeaderEpoch
@@ -285,6 +286,15 @@ class PartitionLog:
         """The producers and their batches, up to the log's end. Changed by `append`, `truncate` and `install` only;
         read by the appending thread."""
         return self._state.derived.producers
+
+    @property
+    def transactions(self) -> TransactionTable:
+        """Those of `producers`. The same object as long as the log is open."""
+        return self._state.derived.producers.transactions
+
+    def last_stable(self, high_watermark: Offset) -> Offset:
+        """The last stable offset at that HW (`TransactionTable.last_stable`), in the log."""
+        return max(self.transactions.last_stable(high_watermark), self._state.log_start_offset)
 
     @property
     def compaction_point(self) -> CompactionPoint:

@@ -9,8 +9,8 @@ acknowledged writes wait for a follower that truncates.
 
 A cut of n batches reads the headers of at most `interval` or DISTANCE * n batches, whichever is more (and of one append
 where that holds more), as long as it is not deeper than the oldest state: for that there are snapshots. `interval` is
-STATE_INTERVAL, or the number of producers where these are more: a state is a copy of references to all of them, so that
-each batch pays for one reference at most.
+STATE_INTERVAL, or the number of producers and aborted transactions where these are more: a state is a copy of
+references to all of them, so that each batch pays for one reference at most.
 
 What always holds: a state is that of a prefix of this log, without gaps; so the states above a cut are forgotten before
 the first batch is appended behind it. Their memory: at most MAX_STATES states, and at most MAX_REFERENCES references
@@ -29,13 +29,13 @@ if TYPE_CHECKING:
     from wire.types import Offset
 
 STATE_INTERVAL = 128
-"""Batches between two states; with more producers than that, as many as there are producers."""
+"""Batches between two states; with more producers and aborted transactions than that, as many as there are of these."""
 DISTANCE: Final = 3
 """A state is forgotten once the two beside it are at most this many times as far apart as they are from the end."""
 MAX_STATES: Final = 8
 """The oldest one is then some ten thousand batches back."""
 MAX_REFERENCES: Final = 40_000
-"""To producers, in all states together: of two states of a full table."""
+"""To producers and aborted transactions, in all states together: of two states of a full table of producers."""
 
 
 class RecentState(NamedTuple):
@@ -66,9 +66,9 @@ class RecentStates:
             below, above = states[at - 1].batches, states[at + 1].batches
             if above - below <= DISTANCE * (state.batches - above):
                 del states[at]
-        references = sum(len(each.producers.producers) for each in states)
+        references = sum(each.producers.references for each in states)
         while len(states) > MAX_STATES or (len(states) > 2 and references > MAX_REFERENCES):
-            references -= len(states.pop(0).producers.producers)
+            references -= states.pop(0).producers.references
         self._await_next()
 
     def back_to(self, start: Offset, end: Offset) -> RecentState | None:
@@ -85,4 +85,4 @@ class RecentStates:
 
     def _await_next(self) -> None:
         newest = self._states[-1] if self._states else None
-        self.due = newest.batches + max(STATE_INTERVAL, len(newest.producers.producers)) if newest else 0
+        self.due = newest.batches + max(STATE_INTERVAL, newest.producers.references) if newest else 0

@@ -15,11 +15,16 @@ A row of sections, each with a name and a version of its own. Little-endian:
     producers 1         see `dataplane.replica.producers`: the first piece
     producer-times 1    the second piece; a version that does not know it carries it on, and then it is not used
     message-ids 1       see `dataplane.replica.id_marks`; it is there where some batch had message ids
+    transactional-producers 1   the third piece; it is there, with the next one, where such producers have written
+    transactions 1      see `dataplane.replica.transactions`
     producers-partial 1     empty; it is there where the producers are not all of them (`KnownProducers.is_partial`)
 
 A section that this version does not know, by its name or by its version, is kept as it is: it is shipped on to
 followers, and goes into later snapshots with the offset at which it holds, so that a version that knows it can go on
 from there. A file says nothing unless all of it is sound.
+
+A version that does not know transactions takes transactional producers for others, and markers for batches. What it
+wrote after the first of them is no state to go on from (`Snapshot.is_whole`).
 """
 
 from __future__ import annotations
@@ -32,9 +37,17 @@ from crc32c import crc32c
 
 from dataplane.replica.epochs import EpochEntry, LeaderEpochCache
 from dataplane.replica.id_marks import NO_IDS, decode_marks, encode_marks
-from dataplane.replica.producers import NOBODY, decode_producers, encode_producers, encode_times
+from dataplane.replica.producers import (
+    NOBODY,
+    decode_producers,
+    decode_transactional,
+    encode_producers,
+    encode_times,
+    encode_transactional,
+)
+from dataplane.replica.transactions import NO_TRANSACTIONS, decode_transactions, encode_transactions
 from wire.errors import CorruptData, InvariantViolation
-from wire.types import LeaderEpoch, Offset
+from wire.types import FIRST_TRANSACTIONAL_ID, LeaderEpoch, Offset
 
 if TYPE_CHECKING:
     from dataplane.replica.id_marks import IdMarks
@@ -46,6 +59,8 @@ PRODUCERS = "producers"
 PRODUCER_TIMES = "producer-times"
 PRODUCERS_PARTIAL = "producers-partial"
 MESSAGE_IDS = "message-ids"
+TRANSACTIONAL_PRODUCERS = "transactional-producers"
+TRANSACTIONS = "transactions"
 
 _MAGIC = b"tlgstate"
 _FILE_VERSION = 1
@@ -77,7 +92,7 @@ class Snapshot:
     carried: tuple[Section, ...] = ()
     """Sections that this version does not know."""
     is_whole: bool = True
-    """Both sections of ours were there: a state to go on from."""
+    """All sections of ours were there: a state to go on from."""
 
 
 def snapshot_name(offset: int) -> str:
@@ -92,6 +107,7 @@ def encode_snapshot(snapshot: Snapshot) -> bytes:
         Section(PRODUCERS, _SECTION_VERSION, offset, encode_producers(snapshot.producers)),
         Section(PRODUCER_TIMES, _SECTION_VERSION, offset, encode_times(snapshot.producers)),
         *([Section(MESSAGE_IDS, _SECTION_VERSION, offset, encode_marks(marks))] if (marks := _marks(snapshot)) else ()),
+        *_transactions(snapshot),
         *([Section(PRODUCERS_PARTIAL, _SECTION_VERSION, offset, b"")] if snapshot.producers.is_partial else ()),
         *snapshot.carried,
     )
@@ -104,6 +120,16 @@ def encode_snapshot(snapshot: Snapshot) -> bytes:
 def _marks(snapshot: Snapshot) -> IdMarks | None:
     marks = snapshot.producers.id_marks
     return marks if marks.marks else None
+
+
+def _transactions(snapshot: Snapshot) -> tuple[Section, ...]:
+    known = snapshot.producers
+    if not known.transactional and known.transactions == NO_TRANSACTIONS:
+        return ()
+    return (
+        Section(TRANSACTIONAL_PRODUCERS, _SECTION_VERSION, snapshot.offset, encode_transactional(known)),
+        Section(TRANSACTIONS, _SECTION_VERSION, snapshot.offset, encode_transactions(known.transactions)),
+    )
 
 
 def _encode_section(section: Section) -> bytes:
@@ -158,9 +184,11 @@ def _understood(offset: Offset, sections: list[Section]) -> Snapshot:
     epochs: tuple[EpochEntry, ...] | None = None
     producers: bytes | None = None
     times: bytes | None = None
+    of_transactions: dict[str, bytes] = {}
     is_partial = False
     marks = NO_IDS
     carried = []
+    is_whole = True
     for section in sections:
         kind = section[:3]
         if kind == (LEADER_EPOCHS, _SECTION_VERSION, offset):
@@ -171,13 +199,23 @@ def _understood(offset: Offset, sections: list[Section]) -> Snapshot:
             times = section.payload
         elif kind == (MESSAGE_IDS, _SECTION_VERSION, offset):
             marks = decode_marks(section.payload)
+        elif kind[:2] in ((TRANSACTIONAL_PRODUCERS, _SECTION_VERSION), (TRANSACTIONS, _SECTION_VERSION)):
+            of_transactions[section.name] = section.payload
+            is_whole &= section.offset == offset
         elif kind[:2] == (PRODUCERS_PARTIAL, _SECTION_VERSION):  # it holds at every later offset, too
             is_partial = True
         elif kind[:2] not in ((PRODUCER_TIMES, _SECTION_VERSION), (MESSAGE_IDS, _SECTION_VERSION)):
             carried.append(section)
+            is_whole &= section.name not in (TRANSACTIONAL_PRODUCERS, TRANSACTIONS)
     known = NOBODY if producers is None else decode_producers(producers, times)
-    is_whole = epochs is not None and producers is not None
     known = known._replace(is_partial=is_partial, id_marks=marks)
+    is_whole &= epochs is not None and producers is not None
+    is_whole &= len(of_transactions) in (0, 2) and max(known.producers, default=0) < FIRST_TRANSACTIONAL_ID
+    if is_whole and of_transactions:
+        known = known._replace(
+            transactional=decode_transactional(of_transactions[TRANSACTIONAL_PRODUCERS]),
+            transactions=decode_transactions(of_transactions[TRANSACTIONS]),
+        )
     return Snapshot(offset, epochs or (), known, tuple(carried), is_whole)
 
 

@@ -103,6 +103,7 @@ class Commits:
             raise InvariantViolation(f"{state.view.key}: HW {end} above LEO {state.log_end_offset}")
         state.high_watermark = end
         state.high_watermark_at = now
+        state.transactions.on_committed(end)
         done = 0
         for uncommitted_end, size, _ in self._uncommitted:
             if uncommitted_end > end:

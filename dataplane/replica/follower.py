@@ -50,6 +50,7 @@ from dataplane.replica.leader_contact import LeaderContact
 from dataplane.replica.reconciling import BeginAnew, Reconciler
 from dataplane.replica.settings import ReplicaSettings
 from dataplane.replica.story import Story
+from dataplane.replica.transactions import TransactionTable
 from dataplane.replica.validation import require
 from wire.error_details import DELETIONS_GONE, LOG_START
 from wire.errors import Code, InvariantViolation, TidelogError
@@ -67,6 +68,7 @@ class Follower:
         durable_end: Offset,
         high_watermark: Offset,
         epochs: LeaderEpochCache,
+        transactions: TransactionTable,
         settings: ReplicaSettings,
         first_sequence: int,
         connected_since: float,
@@ -92,6 +94,7 @@ class Follower:
             durable_end=durable_end,
             high_watermark=min(high_watermark, log_end_offset),
             is_durable=view.config.is_durable,
+            transactions=transactions,
             question=first_sequence,
             story=story or Story(),
         )
@@ -163,6 +166,7 @@ class Follower:
         its end moves too, and `on_truncated` tells both."""
         if not isinstance(self._replica.state, Truncating):
             self._replica.log_start_offset = log_start
+            self._replica.transactions.forget_aborted(log_start)
 
     def on_truncated(self, log_start: Offset, log_end: Offset, now: float) -> list[FollowerEffect]:
         """The log was cut (or dropped) and that is on disk."""

@@ -35,6 +35,7 @@ class FollowerReads:
         """The leader's HW: this replica's is never above its own LEO, and only grows."""
         replica = self._replica
         replica.high_watermark = max(replica.high_watermark, min(high_watermark, replica.log_end_offset))
+        replica.transactions.on_committed(replica.high_watermark)
         return [*self._consumers.on_high_watermark(self._readable(now))] if self._consumers.has_waiting else []
 
     def _readable(self, now: float) -> Readable:

@@ -22,6 +22,7 @@ from dataplane.replica.follower_states import (
     Reconciling,
 )
 from dataplane.replica.story import Story
+from dataplane.replica.transactions import TransactionTable
 from dataplane.replica.validation import require
 from wire.errors import InvariantViolation
 from wire.types import BrokerId, LeaderEpoch, Offset, PartitionView
@@ -37,6 +38,8 @@ class Followership:
     durable_end: Offset
     high_watermark: Offset
     is_durable: bool
+    transactions: TransactionTable
+    """Those of the log, up to its end; while the log is being cut, of some part of it."""
     sync_to: Offset = Offset(0)
     """How far the leader has asked for a sync, on an `accepted` stream."""
     question: int

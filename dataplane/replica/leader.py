@@ -45,6 +45,7 @@ from dataplane.replica.refusals import before_log, deletions_gone, fenced
 from dataplane.replica.requests import CheckpointFetch, FollowerFetch
 from dataplane.replica.settings import ReplicaSettings
 from dataplane.replica.story import Story
+from dataplane.replica.transactions import TransactionTable
 from dataplane.replica.uncommitted import Uncommitted
 from dataplane.replica.validation import require
 from wire.echo import one_line
@@ -65,6 +66,7 @@ class Leader:
         durable_end: Offset,
         high_watermark: Offset,
         epochs: LeaderEpochCache,
+        transactions: TransactionTable,
         settings: ReplicaSettings,
         now: float,
         no_space: bool = False,
@@ -94,6 +96,7 @@ class Leader:
             high_watermark_at=now,
             isr=CommittedIsr(frozenset(view.isr)),
             settings=settings,
+            transactions=transactions,
             is_durable=view.config.is_durable,
             no_space=no_space,
             disk_hangs=disk_hangs,
@@ -333,6 +336,7 @@ class Leader:
     def on_log_start(self, log_start: Offset) -> None:
         """The oldest segments were removed. All of them were committed."""
         self._state.log_start_offset = log_start
+        self._state.transactions.forget_aborted(log_start)
 
     def on_space(self, no_space: bool, now: float) -> list[LeaderEffect]:
         """This replica's disk has no room for records any more, or has some again."""

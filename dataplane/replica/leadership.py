@@ -16,6 +16,7 @@ from dataplane.replica.isr import validate as validate_isr
 from dataplane.replica.requests import FollowerFetch
 from dataplane.replica.settings import ReplicaSettings
 from dataplane.replica.story import Story
+from dataplane.replica.transactions import TransactionTable
 from dataplane.replica.validation import require
 from wire.echo import echo
 from wire.errors import Code, TidelogError
@@ -113,6 +114,8 @@ class Leadership:
     """When the HW last moved."""
     isr: IsrState
     settings: ReplicaSettings
+    transactions: TransactionTable
+    """Those of the log, up to its end."""
     is_durable: bool
     """A replica's acknowledged end is the end of its synced log, on a `durable` stream; else its LEO."""
     secondary_watermark: Offset = Offset(0)

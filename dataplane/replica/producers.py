@@ -19,11 +19,18 @@ The table of a log that begins above 0 can be partial: the state at the log star
 before it and not since are unknown. A batch of an unknown producer that is not its first one is then refused in the
 same way, since the batches before it may lie below the log start.
 
-Beside the producers the table knows where the batches with message ids lie (`dataplane.replica.id_marks`).
+Transactional producers, whose ids begin at FIRST_TRANSACTIONAL_ID, are kept apart. A marker ends the transaction of one
+and says the epoch of the next: batches of an earlier epoch are refused from then on (PRODUCER_FENCED). A batch of one
+that is not known here has a ticket of its coordinator (`wire.tickets`), so it is no old one: the producer is
+remembered for longer than any ticket is valid, and while its transaction is open. They are forgotten by their silence
+alone. When `MAX_TRANSACTIONAL` are known and none may be forgotten, a leader takes no batch of another one.
+
+Beside the producers the table knows their transactions (`dataplane.replica.transactions`), and where the batches with
+message ids lie (`dataplane.replica.id_marks`).
 
 The table at an offset can be copied at little cost (`known`: its values are never changed, only replaced),
-encoded, and taken up again, by this replica or another one. Encoded, little-endian, in two pieces; earlier versions
-know the first one alone:
+encoded, and taken up again, by this replica or another one. Encoded, little-endian, in three pieces; earlier versions
+know the first one alone, or the first two:
 
     u32 producers       the one that wrote longest ago first
         i64 id, i64 epoch, i64 next sequence, u32 batches       oldest first
@@ -32,6 +39,8 @@ know the first one alone:
     i64 highest id that was forgotten, -1 = none; i64 the newest write of the forgotten ones; i64 time of the log
         both in ns since 1970, 0 = not known
     i64 for each producer, in the same order: the time of the log when it wrote last
+
+    of transactional producers: as the first piece, and then as the last line of the second
 """
 
 from __future__ import annotations
@@ -41,17 +50,24 @@ from collections import OrderedDict
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from itertools import pairwise
-from typing import NamedTuple, TypeAlias
+from types import MappingProxyType
+from typing import Final, NamedTuple, TypeAlias
 
 from dataplane.replica.id_marks import NO_IDS, IdMarks
+from dataplane.replica.transactions import MAX_ABORTED, NO_TRANSACTIONS, KnownTransactions, TransactionTable
 from dataplane.replica.validation import require
 from wire.batch import BatchHeader
-from wire.error_details import EXPECTED_SEQUENCE, REMEMBERED_MS
+from wire.error_details import EXPECTED_SEQUENCE, LIMIT, REMEMBERED_MS, RETRY_AFTER_MS
 from wire.errors import Code, CorruptData, TidelogError
-from wire.types import NO_PRODUCER, REMEMBERED_BATCHES, Offset
+from wire.types import FIRST_TRANSACTIONAL_ID, NO_PRODUCER, REMEMBERED_BATCHES, Offset
 
 MAX_PRODUCERS = 20_000
 EXPIRATION_MS = 7 * 24 * 3_600_000
+MAX_TRANSACTIONAL: Final = 20_000
+"""Transactional producers of a partition whose batches are taken. Markers are taken of more: their number is bounded by
+that of transactional ids, which coordinators bound."""
+TRANSACTIONAL_MS: Final = 2 * 3_600_000
+"""For so long a transactional producer is remembered at least: twice as long as a ticket is valid."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -99,7 +115,7 @@ class Producer(NamedTuple):
     epoch: int
     next_sequence: int
     batches: tuple[RememberedBatch, ...]
-    """Oldest first, at most REMEMBERED_BATCHES."""
+    """Oldest first, at most REMEMBERED_BATCHES. None where a marker came since."""
     written: int = 0
     """The time of the log when it wrote last, in ns since 1970; 0: not known."""
 
@@ -119,6 +135,14 @@ class KnownProducers(NamedTuple):
     """Producers that wrote before the log start and not since are not among them, because the state there was lost."""
     id_marks: IdMarks = NO_IDS
     """Where the batches with message ids lie, of whatever producer."""
+    transactional: Mapping[int, Producer] = MappingProxyType({})
+    """As `producers`: those of transactions."""
+    transactions: KnownTransactions = NO_TRANSACTIONS
+
+    @property
+    def references(self) -> int:
+        """What a copy costs."""
+        return len(self.producers) + len(self.transactional) + len(self.transactions.aborted)
 
 
 NOBODY = KnownProducers({})
@@ -128,14 +152,20 @@ _PRODUCER = struct.Struct("<qqqI")
 _BATCH = struct.Struct("<qqI")
 _FORGOTTEN_AND_TIME = struct.Struct("<qqq")
 _WRITTEN = struct.Struct("<q")
+_RETRY_LATER_MS = 1000
 _NS_PER_MS = 1_000_000
+_TRANSACTIONAL_NS = TRANSACTIONAL_MS * _NS_PER_MS
 
 
 class ProducerTable:
     def __init__(self, headers: Iterable[BatchHeader] = (), *, limits: ProducerLimits = DEFAULT_LIMITS) -> None:
         self._max_producers = limits.max_producers
         self._expiration_ns = limits.expiration_ms * _NS_PER_MS
+        self._transactional_ns = max(limits.expiration_ms, TRANSACTIONAL_MS) * _NS_PER_MS
         self._producers: OrderedDict[int, Producer] = OrderedDict()
+        self._transactional: OrderedDict[int, Producer] = OrderedDict()
+        self.transactions = TransactionTable()
+        """The same object for good."""
         self._forgotten = NO_PRODUCER
         self._forgotten_at = 0
         self._time = 0
@@ -157,6 +187,8 @@ class ProducerTable:
             self._time,
             self._is_partial,
             self._id_marks,
+            dict(self._transactional),
+            self.transactions.known,
         )
 
     @property
@@ -167,26 +199,40 @@ class ProducerTable:
     def restore(self, known: KnownProducers, headers: Iterable[BatchHeader] = ()) -> None:
         """Forget all, take up the table at some offset, and learn from the batches behind it."""
         self._producers = OrderedDict(known.producers)
-        _, self._forgotten, self._forgotten_at, self._time, self._is_partial, self._id_marks = known
+        self._transactional = OrderedDict(known.transactional)
+        self._forgotten, self._forgotten_at, self._time = known.forgotten, known.forgotten_at, known.time
+        self._is_partial, self._id_marks = known.is_partial, known.id_marks
+        self.transactions.restore(known.transactions)
         for header in headers:
             self.record(header)
 
     def __len__(self) -> int:
-        return len(self._producers)
+        return len(self._producers) + len(self._transactional)
 
     def validate(self) -> None:
         """Raises InvariantViolation."""
         require(len(self._producers) <= self._max_producers, "no more producers than the limit", len(self._producers))
+        require(
+            all(each < FIRST_TRANSACTIONAL_ID for each in self._producers), "ids below are of no transactions", None
+        )
+        require(all(each >= FIRST_TRANSACTIONAL_ID for each in self._transactional), "ids above are of them", None)
+        self._validate_each(self._producers, 1)
+        self._validate_each(self._transactional, 0)
+        for producer_id in self.transactions.known.open:
+            require(producer_id in self._transactional, "the producer of an open transaction is known", producer_id)
+        self.transactions.validate()
+
+    def _validate_each(self, producers: Mapping[int, Producer], least_batches: int) -> None:
         written = 0
-        for producer_id, producer in self._producers.items():
+        for producer_id, producer in producers.items():
             found = producer_id, producer
             require(written <= producer.written <= self._time, "the one that wrote longest ago is first", found)
             written = producer.written
             batches = producer.batches
-            require(0 < len(batches) <= REMEMBERED_BATCHES, "the last batches of each producer are remembered", found)
-            require(
-                producer.next_sequence == batches[-1][0] + batches[-1][2], "the last batch says what comes next", found
-            )
+            is_bounded = least_batches <= len(batches) <= REMEMBERED_BATCHES
+            require(is_bounded, "the last batches of each producer are remembered", found)
+            follows = batches[-1][0] + batches[-1][2] if batches else 0
+            require(producer.next_sequence == follows, "the last batch says what comes next", found)
             for (sequence, base, span), (later_sequence, later_base, _) in pairwise(batches):
                 in_order = sequence + span <= later_sequence and base + span <= later_base
                 require(in_order, "batches of a producer follow one another", found)
@@ -195,8 +241,10 @@ class ProducerTable:
         """Judge a batch before it is appended. `producer_id` may be NO_PRODUCER: always fresh."""
         if producer_id == NO_PRODUCER:
             return Fresh()
-        known = self._producers.get(producer_id)
-        if known is None and (producer_id <= self._forgotten or (self._is_partial and base_sequence)):
+        is_transactional = producer_id >= FIRST_TRANSACTIONAL_ID
+        known = (self._transactional if is_transactional else self._producers).get(producer_id)
+        may_be_forgotten = producer_id <= self._forgotten and not is_transactional
+        if known is None and (may_be_forgotten or (self._is_partial and base_sequence)):
             return Rejected(_unknown(producer_id, (self._time - self._forgotten_at) // _NS_PER_MS))
         if known is None or epoch > known.epoch:
             if base_sequence == 0:
@@ -216,9 +264,42 @@ class ProducerTable:
                 return Duplicate(Offset(base), Offset(base + span))
         return Rejected(_out_of_order(producer_id, base_sequence, known.next_sequence))
 
+    def epoch_of(self, producer_id: int) -> int | None:
+        """The epoch in which a transactional producer may write; None: it is not known here, and may in any."""
+        known = self._transactional.get(producer_id)
+        return None if known is None else known.epoch
+
+    def refuse_transaction(self, producer_id: int, epoch: int, now_ns: int) -> TidelogError | None:
+        """Why no batch of a transactional producer may be appended, that `check` has found to be fresh. `now_ns`: the
+        time of the append, since 1970."""
+        known = self._transactional.get(producer_id)
+        if self.transactions.opened_at(producer_id) is not None:
+            if known is None or known.epoch >= epoch:
+                return None
+            return TidelogError(
+                Code.TRANSACTION_ABORTED,
+                f"the transaction of producer {producer_id} in epoch {known.epoch} has no end here; abort this one, of"
+                f" epoch {epoch}, and begin again",
+            )
+        if self.transactions.aborted_count >= MAX_ABORTED:
+            return _limit_reached("aborted_transactions", f"{MAX_ABORTED} aborted transactions are remembered here")
+        if known is None and len(self._transactional) >= MAX_TRANSACTIONAL and not self._may_forget(now_ns):
+            return _limit_reached("transactional_producers", f"{MAX_TRANSACTIONAL} are remembered here")
+        return None
+
+    def _may_forget(self, time: int) -> bool:
+        """Whether a transactional producer could be forgotten at that time of the log."""
+        for producer_id, producer in self._transactional.items():
+            if producer.written + _TRANSACTIONAL_NS > time:
+                return False
+            if self.transactions.opened_at(producer_id) is None:
+                return True
+        return False
+
     def remembers(self, header: BatchHeader) -> bool:
         """Whether that batch is one by which a repetition is recognised. Any thread."""
-        known = self._producers.get(header.producer_id)
+        is_transactional = header.producer_id >= FIRST_TRANSACTIONAL_ID
+        known = (self._transactional if is_transactional else self._producers).get(header.producer_id)
         return known is not None and any(base == header.base_offset for _, base, _ in known.batches)
 
     def record(self, header: BatchHeader) -> None:
@@ -227,28 +308,58 @@ class ProducerTable:
             self._go_on_to(header.append_time)
         if header.has_message_ids:
             self._id_marks = self._id_marks.with_batch(self._time, header.base_offset)
-        if header.producer_id != NO_PRODUCER:
-            self._learn(header)
+        if header.producer_id >= FIRST_TRANSACTIONAL_ID:
+            self._record_transactional(header)
+        elif header.producer_id != NO_PRODUCER:
+            self._learn(header, self._producers)
             while len(self._producers) > self._max_producers:
                 self._forget_oldest()
         while self._producers and self._oldest.written + self._expiration_ns <= self._time:
             self._forget_oldest()
+        if self._transactional:
+            self._forget_transactional(self._transactional_ns)
 
-    def _learn(self, header: BatchHeader) -> None:
+    def _learn(self, header: BatchHeader, producers: OrderedDict[int, Producer]) -> None:
         producer_id = header.producer_id
-        known = self._producers.get(producer_id)
+        known = producers.get(producer_id)
         before = known.batches if known is not None and header.producer_epoch <= known.epoch else ()
         epoch = known.epoch if before and known is not None else header.producer_epoch
         span = header.offset_count  # as many as it was sent with: compaction may have taken records since
         batches = (*before[1 - REMEMBERED_BATCHES :], (header.base_sequence, header.base_offset, span))
-        self._producers[producer_id] = Producer(epoch, header.base_sequence + span, batches, self._time)
-        self._producers.move_to_end(producer_id)
+        producers[producer_id] = Producer(epoch, header.base_sequence + span, batches, self._time)
+        producers.move_to_end(producer_id)
+
+    def _record_transactional(self, header: BatchHeader) -> None:
+        producers = self._transactional
+        if header.marker is None:
+            self._learn(header, producers)
+        else:
+            producers[header.producer_id] = Producer(header.producer_epoch, 0, (), self._time)
+            producers.move_to_end(header.producer_id)
+        self.transactions.record(header)
+        if len(producers) > MAX_TRANSACTIONAL:
+            self._forget_transactional(_TRANSACTIONAL_NS, down_to=MAX_TRANSACTIONAL)
+
+    def _forget_transactional(self, kept_ns: int, down_to: int = 0) -> None:
+        """Forget those that wrote so long ago, until `down_to` are left. One whose transaction is open counts as if it
+        had written now."""
+        producers = self._transactional
+        while len(producers) > down_to:
+            producer_id, producer = next(iter(producers.items()))
+            if producer.written + kept_ns > self._time:
+                break
+            if self.transactions.opened_at(producer_id) is None:
+                del producers[producer_id]
+            else:
+                producers[producer_id] = producer._replace(written=self._time)
+                producers.move_to_end(producer_id)
 
     def _go_on_to(self, time: int) -> None:
         if not self._time:  # all that is known was written by a leader that did not say when: the time begins here
             self._forgotten_at = time
-            for producer_id, producer in self._producers.items():
-                self._producers[producer_id] = producer._replace(written=time)
+            for producers in (self._producers, self._transactional):
+                for producer_id, producer in producers.items():
+                    producers[producer_id] = producer._replace(written=time)
         self._time = time
 
     @property
@@ -263,38 +374,56 @@ class ProducerTable:
 
 def encode_producers(known: KnownProducers) -> bytes:
     """The first piece."""
-    out = bytearray(_COUNT.pack(len(known.producers)))
-    for producer_id, producer in known.producers.items():
+    return _encode_each(known.producers)
+
+
+def encode_times(known: KnownProducers) -> bytes:
+    """The second piece."""
+    head = _FORGOTTEN_AND_TIME.pack(known.forgotten, known.forgotten_at, known.time)
+    return head + _encode_written(known.producers)
+
+
+def encode_transactional(known: KnownProducers) -> bytes:
+    """The third piece."""
+    return _encode_each(known.transactional) + _encode_written(known.transactional)
+
+
+def _encode_each(producers: Mapping[int, Producer]) -> bytes:
+    out = bytearray(_COUNT.pack(len(producers)))
+    for producer_id, producer in producers.items():
         out += _PRODUCER.pack(producer_id, producer.epoch, producer.next_sequence, len(producer.batches))
         for batch in producer.batches:
             out += _BATCH.pack(*batch)
     return bytes(out)
 
 
-def encode_times(known: KnownProducers) -> bytes:
-    """The second piece."""
-    written = b"".join(_WRITTEN.pack(producer.written) for producer in known.producers.values())
-    return _FORGOTTEN_AND_TIME.pack(known.forgotten, known.forgotten_at, known.time) + written
+def _encode_written(producers: Mapping[int, Producer]) -> bytes:
+    return b"".join(_WRITTEN.pack(producer.written) for producer in producers.values())
 
 
 def decode_producers(payload: bytes, times: bytes | None) -> KnownProducers:
     """`times` is None where a version that does not know the second piece wrote the first. Whom that one has forgotten
     is not known; it did so only when it knew MAX_PRODUCERS. Raises CorruptData."""
-    producers = _decode_producers(payload)
+    producers, end = _decode_each(payload)
+    if end != len(payload):
+        raise CorruptData(f"the state of {len(producers)} producers takes {end} bytes, and there are {len(payload)}")
     if times is None:
         return KnownProducers(producers, max(producers) if len(producers) >= MAX_PRODUCERS else NO_PRODUCER)
-    if len(times) != _FORGOTTEN_AND_TIME.size + len(producers) * _WRITTEN.size:
-        raise CorruptData(f"the times of {len(producers)} producers take {len(times)} bytes")
+    if len(times) < _FORGOTTEN_AND_TIME.size:
+        raise CorruptData(f"the times of producers take {len(times)} bytes")
     forgotten, forgotten_at, time = _FORGOTTEN_AND_TIME.unpack_from(times)
-    written = _WRITTEN.iter_unpack(times[_FORGOTTEN_AND_TIME.size :])
-    dated = {
-        number: producer._replace(written=at)
-        for (number, producer), (at,) in zip(producers.items(), written, strict=True)
-    }
+    dated = _with_written(producers, times[_FORGOTTEN_AND_TIME.size :])
     return KnownProducers(dated, forgotten, forgotten_at, time)
 
 
-def _decode_producers(payload: bytes) -> dict[int, Producer]:
+def decode_transactional(payload: bytes) -> dict[int, Producer]:
+    """Raises CorruptData."""
+    producers, end = _decode_each(payload)
+    return _with_written(producers, payload[end:])
+
+
+def _decode_each(payload: bytes) -> tuple[dict[int, Producer], int]:
+    """Producers, and where they end."""
     try:
         (count,) = _COUNT.unpack_from(payload)
         at = _COUNT.size
@@ -310,9 +439,17 @@ def _decode_producers(payload: bytes) -> dict[int, Producer]:
             known[producer_id] = Producer(epoch, next_sequence, batches)
     except struct.error as error:
         raise CorruptData(f"the state of producers is cut off: {error}") from error
-    if at != len(payload):
-        raise CorruptData(f"the state of {count} producers takes {at} bytes, and there are {len(payload)}")
-    return known
+    return known, at
+
+
+def _with_written(producers: dict[int, Producer], times: bytes) -> dict[int, Producer]:
+    if len(times) != len(producers) * _WRITTEN.size:
+        raise CorruptData(f"the times of {len(producers)} producers take {len(times)} bytes")
+    written = _WRITTEN.iter_unpack(times)
+    return {
+        number: producer._replace(written=at)
+        for (number, producer), (at,) in zip(producers.items(), written, strict=True)
+    }
 
 
 def _unknown(producer_id: int, remembered_ms: int) -> TidelogError:
@@ -331,4 +468,12 @@ def _out_of_order(producer_id: int, sequence: int, expected: int) -> TidelogErro
         f"producer {producer_id} sent sequence {sequence} where {expected} comes next;"
         f" send the missing batches again first",
         [EXPECTED_SEQUENCE.of(expected)],
+    )
+
+
+def _limit_reached(limit: str, why: str) -> TidelogError:
+    return TidelogError(
+        Code.LIMIT_REACHED,
+        f"no transaction can begin in this partition: {why}; try again later",
+        [LIMIT.of(limit), RETRY_AFTER_MS.of(_RETRY_LATER_MS)],
     )

@@ -37,6 +37,7 @@ def copy_from(leader: PartitionLog, log: PartitionLog, high_watermark: Offset) -
         durable_end=log.durable_end,
         high_watermark=high_watermark,
         epochs=log.epochs,
+        transactions=log.transactions,
         settings=ReplicaSettings(),
         first_sequence=0,
         connected_since=0.0,

@@ -13,6 +13,7 @@ from dataplane.replica.follower_states import FetchAnswer, Fetching, Idle, Offse
 from dataplane.replica.leader import Leader
 from dataplane.replica.requests import FollowerFetch
 from dataplane.replica.settings import ReplicaSettings
+from dataplane.replica.transactions import TransactionTable
 from dataplane.replica.uncommitted import Uncommitted
 from tests.views import A, B, C, partition_view
 from wire.errors import Code, TidelogError
@@ -48,6 +49,7 @@ class Driver:
         epochs = LeaderEpochCache([EpochEntry(LeaderEpoch(1), Offset(0))] if log_end else [])
         if log_end and first.leader_epoch > 1:
             epochs.assign(first.leader_epoch, Offset(log_end))
+        self.transactions = TransactionTable()
         self.leader = Leader(
             view=first,
             broker=A,
@@ -57,6 +59,7 @@ class Driver:
             durable_end=Offset(log_end),
             high_watermark=Offset(high_watermark),
             epochs=epochs,
+            transactions=self.transactions,
             settings=settings,
             now=0.0,
             shared=shared,
@@ -136,6 +139,7 @@ def follower(
         durable_end=Offset(log_end),
         high_watermark=Offset(high_watermark),
         epochs=epochs or LeaderEpochCache([EpochEntry(LeaderEpoch(e), Offset(s)) for e, s in entries]),
+        transactions=TransactionTable(),
         settings=settings,
         first_sequence=0,
         connected_since=connected_since,

@@ -1,0 +1,254 @@
+"""Transactions as the log of one partition knows them. A function of the log: learned from batch headers, in order.
+
+    none ──a transactional batch──> open ──marker──> ended ──HW above the marker──> committed, or aborted: settled
+
+A producer has one transaction at a time in a partition. It is open from its first batch on (one that compaction has
+emptied counts as well), until a marker of that producer. Each marker ends what is open of its producer, and does
+nothing where nothing is open.
+
+What always holds
+* The last stable offset is at or below the first batch of every transaction that is open, or whose marker may still be
+  lost because it is not committed. So whatever lies below it is decided, and stays so.
+* A transaction that was aborted is remembered as long as the log may hold records of it. Compaction and retention take
+  these away; whoever knows that says so with `forget_aborted`. One that has no record left when the log is read again
+  is not remembered at all.
+
+Which marker is committed is no fact of the log. `on_committed` tells it, and only takes away what needs no memory:
+`last_stable` is right without it.
+
+The state at an offset can be copied (`known`: its values are never changed, only replaced), encoded, and taken up again
+by this replica or another one. Encoded, little-endian:
+
+    u32 open            the one that began first comes first
+        i64 producer, i64 offset of the first batch, u8 1: it has records
+    u32 ended           in the order of their markers
+        i64 first batch, i64 marker
+    u32 aborted         the same
+        i64 producer, i64 first batch, i64 marker, i64 first batch of those that end later, or more
+
+Threads: `record`, `restore`, `known`, `on_committed` and `forget_aborted` by the thread that appends, or while nobody
+appends; `last_stable` and `aborted` by any.
+"""
+
+from __future__ import annotations
+
+import struct
+from bisect import bisect_left, bisect_right
+from collections import OrderedDict
+from collections.abc import Iterable, Mapping, Sequence
+from itertools import pairwise
+from types import MappingProxyType
+from typing import Final, NamedTuple
+
+from dataplane.replica.validation import require
+from wire.batch import BatchHeader, Marker
+from wire.batch.header import INT64_MAX
+from wire.errors import CorruptData
+from wire.types import Offset
+
+MAX_ABORTED: Final = 100_000
+"""Aborted transactions that are remembered. With so many a leader begins no new transaction here."""
+
+_NONE_OPEN: Final = Offset(INT64_MAX)
+
+
+class Open(NamedTuple):
+    first: Offset
+    """Where its first batch begins."""
+    has_records: bool
+    """False: compaction has emptied all batches of it."""
+
+
+class Ended(NamedTuple):
+    first: Offset
+    marker: Offset
+
+
+class Aborted(NamedTuple):
+    """Of its producer, all data batches from `first` on and below `marker` belong to it."""
+
+    producer_id: int
+    first: Offset
+    marker: Offset
+    stable: Offset
+    """No transaction that ends later has a batch below it."""
+
+
+class KnownTransactions(NamedTuple):
+    """All transactions as a log knows them."""
+
+    open: Mapping[int, Open] = MappingProxyType({})
+    """By producer; the one that began first comes first."""
+    ended: Sequence[Ended] = ()
+    """Those whose marker is not known to be committed, and that no later one makes superfluous. In the order of their
+    markers, which is that of their first batches."""
+    aborted: Sequence[Aborted] = ()
+    """In the order of their markers."""
+
+
+NO_TRANSACTIONS: Final = KnownTransactions()
+
+
+class TransactionTable:
+    def __init__(self, headers: Iterable[BatchHeader] = ()) -> None:
+        self._open: OrderedDict[int, Open] = OrderedDict()
+        self._first_open = _NONE_OPEN
+        self._ended: list[Ended] = []
+        self._aborted: list[Aborted] = []
+        for header in headers:
+            self.record(header)
+
+    @property
+    def known(self) -> KnownTransactions:
+        """All of it, now: a copy that later batches do not change."""
+        if not (self._open or self._ended or self._aborted):
+            return NO_TRANSACTIONS
+        return KnownTransactions(dict(self._open), tuple(self._ended), tuple(self._aborted))
+
+    def restore(self, known: KnownTransactions) -> None:
+        """Forget all, and take up the state at some offset."""
+        self._open = OrderedDict(known.open)
+        self._ended = list(known.ended)
+        self._aborted = list(known.aborted)
+        self._note_first()
+
+    @property
+    def aborted_count(self) -> int:
+        return len(self._aborted)
+
+    def opened_at(self, producer_id: int) -> Offset | None:
+        """Where the first batch of its open transaction begins; None: it has none open."""
+        found = self._open.get(producer_id)
+        return None if found is None else found.first
+
+    def record(self, header: BatchHeader) -> None:
+        """Take note of an appended batch; called for every batch of a transactional producer, in log order, on every
+        replica."""
+        marker = header.marker
+        if marker is not None:
+            self._end(header, marker)
+        elif header.is_transactional:
+            known = self._open.get(header.producer_id)
+            if known is None:
+                self._open[header.producer_id] = Open(header.base_offset, not header.is_control)
+                self._note_first()
+            elif not known.has_records and not header.is_control:
+                self._open[header.producer_id] = Open(known.first, True)
+
+    def _end(self, header: BatchHeader, marker: Marker) -> None:
+        opened = self._open.pop(header.producer_id, None)
+        if opened is None:
+            return
+        self._note_first()
+        first, at = opened.first, header.base_offset
+        while self._ended and self._ended[-1].first >= first:  # what holds this one back holds that one back
+            self._ended.pop()
+        self._ended.append(Ended(first, at))
+        if marker is Marker.ABORT and opened.has_records:
+            stable = Offset(min(self._first_open, at + 1))
+            self._aborted.append(Aborted(header.producer_id, first, at, stable))
+
+    def _note_first(self) -> None:
+        self._first_open = next(iter(self._open.values())).first if self._open else _NONE_OPEN
+
+    def on_committed(self, high_watermark: Offset) -> None:
+        """Everything below it is committed."""
+        ended = self._ended
+        if ended and ended[0].marker < high_watermark:
+            self._ended = ended[bisect_left(ended, high_watermark, key=_marker_of) :]
+
+    def forget_aborted(self, below: Offset) -> None:
+        """No batch below this offset has records of an aborted transaction any more."""
+        aborted = self._aborted
+        if aborted and aborted[0].marker < below:
+            self._aborted = aborted[bisect_left(aborted, below, key=_marker_of) :]
+
+    def last_stable(self, high_watermark: Offset) -> Offset:
+        """The end, exclusive, of what is committed and belongs to no transaction that may turn out either way. It may
+        lie below the log start, where a transaction began there that is open."""
+        first = self._first_open
+        for ended in self._ended:  # seldom any, and seldom more than one below the HW
+            if ended.marker >= high_watermark:
+                first = min(first, ended.first)
+                break
+        return min(high_watermark, first)
+
+    def aborted(self, start: Offset, end: Offset) -> list[Aborted]:
+        """The aborted transactions that may have a batch which holds an offset from `start` to `end`, exclusive, in the
+        order of their markers."""
+        aborted = self._aborted
+        if not aborted or aborted[-1].marker <= start:
+            return []
+        found = []
+        for at in range(bisect_right(aborted, start, key=_marker_of), len(aborted)):
+            each = aborted[at]
+            if each.first < end:
+                found.append(each)
+            if each.stable >= end:
+                break
+        return found
+
+    def validate(self) -> None:
+        """Raises InvariantViolation."""
+        firsts = [each.first for each in self._open.values()]
+        require(firsts == sorted(firsts), "the transaction that began first is first", self._open)
+        require(self._first_open == min(firsts, default=_NONE_OPEN), "the first open one is known", self._open)
+        require(all(each.first < each.marker for each in self._ended), "a marker follows its batches", self._ended)
+        for ended, later in pairwise(self._ended):
+            in_order = ended.first < later.first and ended.marker < later.marker
+            require(in_order, "ended transactions hold back the end one after the other", (ended, later))
+        for aborted in self._aborted:
+            require(aborted.first < aborted.marker, "a marker follows its batches", aborted)
+        for before, after in pairwise(self._aborted):
+            in_order = before.marker < after.marker and before.stable <= after.stable and before.stable <= after.first
+            require(in_order, "aborted transactions are in the order of their markers", (before, after))
+
+
+def _marker_of(each: Ended | Aborted) -> Offset:
+    return each.marker
+
+
+_COUNT = struct.Struct("<I")
+_OPEN = struct.Struct("<qqB")
+_ENDED = struct.Struct("<qq")
+_ABORTED = struct.Struct("<qqqq")
+
+
+def encode_transactions(known: KnownTransactions) -> bytes:
+    out = bytearray(_COUNT.pack(len(known.open)))
+    for producer_id, opened in known.open.items():
+        out += _OPEN.pack(producer_id, opened.first, opened.has_records)
+    out += _COUNT.pack(len(known.ended))
+    for ended in known.ended:
+        out += _ENDED.pack(*ended)
+    out += _COUNT.pack(len(known.aborted))
+    for aborted in known.aborted:
+        out += _ABORTED.pack(*aborted)
+    return bytes(out)
+
+
+def decode_transactions(payload: bytes) -> KnownTransactions:
+    """Raises CorruptData."""
+    at = 0
+    pieces: list[list[tuple[int, ...]]] = []
+    for form in (_OPEN, _ENDED, _ABORTED):
+        try:
+            (count,) = _COUNT.unpack_from(payload, at)
+        except struct.error as error:
+            raise CorruptData(f"the state of transactions is cut off: {error}") from error
+        begin = at + _COUNT.size
+        at = begin + count * form.size
+        if at > len(payload):
+            raise CorruptData(f"the state of transactions is cut off: {count} of {form.size} bytes at byte {begin}")
+        pieces.append(list(form.iter_unpack(payload[begin:at])))
+    if at != len(payload):
+        raise CorruptData(f"the state of transactions takes {at} bytes, and there are {len(payload)}")
+    opened, ended, aborted = pieces
+    return KnownTransactions(
+        {producer_id: Open(Offset(first), bool(has_records)) for producer_id, first, has_records in opened},
+        tuple(Ended(Offset(first), Offset(marker)) for first, marker in ended),
+        tuple(
+            Aborted(producer_id, Offset(first), Offset(marker), Offset(stable))
+            for producer_id, first, marker, stable in aborted
+        ),
+    )
