@@ -107,7 +107,7 @@ def test_the_forger_makes_good_batches_too() -> None:
         ({"columns": 1 << 31}, "unknown column bit 0x80000000"),
         ({"attributes": 3}, "unknown compression 3"),
         ({"attributes": 16}, "encrypted"),
-        ({"attributes": 32}, "unknown attributes 0x20"),
+        ({"attributes": 64}, "unknown attributes 0x40"),
         ({"attributes": 1}, "compressed body of 0 bytes"),
     ],
 )
