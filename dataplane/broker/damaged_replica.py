@@ -93,7 +93,9 @@ class DamagedReplica(ReadableRole):
         pass  # nothing of a damaged log is removed
 
     def _tick(self) -> None:
-        self._run(self._consumers.expire(self.context.now(), self._high_watermark))
+        now = self.context.now()
+        if self._consumers.are_due(now):
+            self._run(self._consumers.expire(now, self._readable_from(Offset(0))))
 
     def _next_deadline(self) -> float:
         return self._consumers.next_deadline()
@@ -132,33 +134,26 @@ class DamagedReplica(ReadableRole):
             case "earliest":
                 self._fetch_from(request, self.first_record, inbox, looked_up=True)
             case "latest":
-                self._fetch_from(request, self._high_watermark, inbox, looked_up=True)
+                self._fetch_from(request, self._latest(request), inbox, looked_up=True)
             case _:
-                self._read_for_consumer(inbox, self._fetch_from_time(request, inbox))
+                self._read_for_consumer(inbox, self._fetch_from_time(request, self._latest(request), inbox))
 
-    async def _fetch_from_time(self, request: FetchRequest, inbox: str) -> None:
-        end = self._high_watermark
-        try:
-            found = await self.context.loop.run_in_executor(
-                self.context.readers, self.log.offset_for_timestamp, request.timestamp, end
-            )
-        except (LogDamaged, CorruptData, TidelogError) as e:
-            self._read_failed(inbox, e)
-            return
-        if not self.ended:
-            position = end if found is None else max(found, self.first_record)
-            self._fetch_from(request, position, inbox, looked_up=True)
+    def _latest(self, request: FetchRequest) -> Offset:
+        return self._high_watermark if request.read_uncommitted else max(self.last_stable_offset, self.first_record)
 
     def _on_consumer_fetch(self, fetch: ConsumerFetch) -> None:
-        behind = self._high_watermark <= fetch.offset < self.log.known_end
-        readable = Readable(
+        self._run(self._consumers.on_fetch(fetch, self._readable_from(fetch.offset), self.context.now()))
+
+    def _readable_from(self, offset: Offset) -> Readable:
+        behind = self._high_watermark <= offset < self.log.known_end
+        return Readable(
             view=self.view,
             log_start_offset=self.log.log_start_offset,
             log_end_offset=self.log.log_end_offset,
             high_watermark=self._high_watermark,
-            refusal=self._damaged(f"offset {fetch.offset} lies behind the damage") if behind else None,
+            last_stable_offset=self.last_stable_offset,
+            refusal=self._damaged(f"offset {offset} lies behind the damage") if behind else None,
         )
-        self._run(self._consumers.on_fetch(fetch, readable, self.context.now()))
 
     def _run(self, effects: list[ConsumerEffect]) -> None:
         for effect in effects:

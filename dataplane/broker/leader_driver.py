@@ -260,18 +260,18 @@ class LeaderDriver(ReadableRole):
             case "earliest":
                 self._fetch_from(request, self.first_record, inbox, looked_up=True)
             case "latest":
-                latest = self.latest()
+                latest = self.latest(read_uncommitted=request.read_uncommitted)
                 if isinstance(latest, TidelogError):
                     self.answers.error(inbox, latest)
                 else:
                     self._fetch_from(request, latest, inbox, looked_up=True)
             case _:
-                self._read_for_consumer(inbox, self._fetch_from_time(request, inbox))
+                self._read_for_consumer(inbox, self._look_up_time(request, inbox))
 
     def _on_consumer_fetch(self, fetch: ConsumerFetch) -> None:
         self._run(self.core.on_consumer_fetch(fetch, self.context.now()))
 
-    def latest(self) -> Offset | TidelogError:
+    def latest(self, *, read_uncommitted: bool = False) -> Offset | TidelogError:
         """Without a lease another broker may lead by now, and have told a later one; a client's never goes back."""
         if not self.context.metadata.lease_valid(self.context.now()):
             return TidelogError(
@@ -280,25 +280,14 @@ class LeaderDriver(ReadableRole):
                 " more; try again",
                 [RETRY_AFTER_MS.of(100)],
             )
-        return self.core.latest()
+        return self.core.latest(read_uncommitted=read_uncommitted)
 
-    async def _fetch_from_time(self, request: FetchRequest, inbox: str) -> None:
-        latest = self.latest()
+    async def _look_up_time(self, request: FetchRequest, inbox: str) -> None:
+        latest = self.latest(read_uncommitted=request.read_uncommitted)
         if isinstance(latest, TidelogError):
             self.answers.error(inbox, latest)
-            return
-        try:
-            found = await self.context.loop.run_in_executor(
-                self.context.readers,
-                lambda: self.log.offset_for_timestamp(request.timestamp, latest, decrypt=self.cipher.decrypted),
-            )
-        except (LogDamaged, CorruptData, TidelogError) as e:
-            self._read_failed(inbox, e)
-            return
-        if not self.ended:
-            position = latest if found is None else max(found, self.first_record)
-            self._fetch_from(request, position, inbox, looked_up=True)
-            self.timer.schedule()
+        else:
+            await self._fetch_from_time(request, latest, inbox)
 
     # ------------------------------------------------------------------ brokers that write internal streams
     def _on_last(self, message: Message) -> None:
@@ -316,7 +305,7 @@ class LeaderDriver(ReadableRole):
     async def _send_last(self, end: Offset, inbox: str) -> None:
         offset = Offset(end - 1)
         try:
-            data = await self.read_plain(offset, end)
+            data = await self.read_plain(offset, end, self.context.max_batch_bytes)
         except TidelogError as e:
             self.peer_answers.error(inbox, e)
         except CorruptData as e:

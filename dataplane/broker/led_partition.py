@@ -42,8 +42,8 @@ class LedPartition(Protocol):
         ...
 
     async def read_committed(self, offset: Offset) -> Sequence[Buffer]:
-        """Whole batches below the HW, from the one with `offset` on; none: there are no more at present. Raises
-        TidelogError, LogDamaged, CorruptData."""
+        """Whole batches below the last stable offset, from the one with `offset` on, those of aborted transactions
+        without their records; none: there are no more at present. Raises TidelogError, LogDamaged, CorruptData."""
         ...
 
     def append(self, batch: EncodedBatch, timeout: float, done: Callable[[TidelogError | None], None]) -> None:

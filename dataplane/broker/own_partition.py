@@ -53,7 +53,7 @@ class OwnPartition:
         return self._role.context.max_batch_bytes - OVERHEAD
 
     async def read_committed(self, offset: Offset) -> Sequence[Buffer]:
-        return await self._role.read_below(offset, self.high_watermark)
+        return await self._role.read_committed(offset)
 
     def append(self, batch: EncodedBatch, timeout: float, done: Callable[[TidelogError | None], None]) -> None:
         if batch.size > self.max_batch_bytes:  # it could be sent to no follower

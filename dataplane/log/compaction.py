@@ -1,6 +1,6 @@
-"""Compaction of a log: of each key the newest record below the high watermark stays, at its offset.
+"""Compaction of a log: of each key the newest record below the last stable offset stays, at its offset.
 
-    log start            clean_end              map's end            high watermark     log end
+    log start            clean_end              map's end            last stable        log end
         |   one of each key  |   dirty: a map of    |   dirty: next pass   |   never touched |
         |                    |   its keys is made   |                      |   nor is the last segment
         |<-- rewritten, segment by segment -------->|
@@ -12,6 +12,10 @@ moves up, durably. A pass that is broken off has done no harm and begins anew.
 
 Records without a key are no key's records: they stay. No publish may be refused for one, since plain publishes have
 none.
+
+Below the last stable offset every transaction has ended. Records of committed ones are like all others. Those of
+aborted ones count as not there: they supersede nothing, a tombstone among them deletes nothing, and their batches are
+emptied whether they can be read or not. Markers stay.
 
 A batch by which a repetition is recognised stays, with no record if need be. Which ones these are is judged at the end
 of what is finished: below the HW, so that no truncation makes others count.
@@ -74,8 +78,10 @@ class Dirt(NamedTuple):
 
 
 def dirt_of(log: PartitionLog, high_watermark: Offset) -> Dirt:
+    """Loop thread."""
     clean_end = log.compaction_point.clean_end
-    sizes = [(segment.size, end > clean_end) for segment, end in log.swapping.finished_below(high_watermark)]
+    stable_end = log.last_stable(high_watermark)
+    sizes = [(segment.size, end > clean_end) for segment, end in log.swapping.finished_below(stable_end)]
     return Dirt(sum(size for size, is_dirty in sizes if is_dirty), sum(size for size, _ in sizes))
 
 
@@ -108,7 +114,8 @@ class _Removed(Exception):
 
 
 class CompactionPass:
-    """One pass over one log. Belongs to one thread; the log goes on meanwhile. `memory`: bytes for the map.
+    """One pass over one log, up to the last stable offset at that high watermark. Belongs to one thread, in which it is
+    made; the log goes on meanwhile. `memory`: bytes for the map.
     `max_batch_bytes`: a larger batch that an older version compacted is made smaller, if that can be."""
 
     def __init__(
@@ -131,7 +138,8 @@ class CompactionPass:
         self._now_ms = now_ms
         self._max_batch_bytes = max_batch_bytes
         self._cipher = cipher
-        self._segments = log.swapping.finished_below(high_watermark)
+        stable_end, self._aborted = log.swapping.decided_below(high_watermark)
+        self._segments = log.swapping.finished_below(stable_end)
         is_over = now_ms >= self._point.settled_at_ms + tombstone_retention_ms
         self._is_due = is_over and not self._point.is_in_doubt
         self._tombstones_below = self._point.settled_end if self._is_due else Offset(0)
@@ -172,7 +180,7 @@ class CompactionPass:
                 continue
             with suppress(_Removed):
                 try:
-                    for found in batches_of(segment, self._reader(segment), self._cipher):
+                    for found in batches_of(segment, self._reader(segment), self._cipher, self._aborted):
                         end = self._map(found)
                         if end is not None:
                             return end
@@ -230,6 +238,7 @@ class CompactionPass:
             files=self._log.files,
             read=self._reader(segment),
             cipher=self._cipher,
+            aborted=self._aborted,
             judge=self._judge,
             on_left_whole=self._left_whole,
             is_remembered=self._producers.remembers,
@@ -326,4 +335,4 @@ class CompactionPass:
 
 
 def _is_unreadable(batch: LocatedBatch) -> bool:
-    return batch.content is None and not batch.header.is_control
+    return batch.content is None and not batch.is_aborted and not batch.header.is_control

@@ -416,10 +416,17 @@ class PartitionLog:
         return self._reading.read_from_disk(offset, max_bytes=max_bytes, end_offset=end_offset)
 
     def offset_for_timestamp(
-        self, timestamp_ns: int, end_offset: Offset, *, decrypt: Callable[[Buffer], bytes] = bytes
+        self,
+        timestamp_ns: int,
+        end_offset: Offset,
+        *,
+        decrypt: Callable[[Buffer], bytes] = bytes,
+        read_uncommitted: bool = False,
     ) -> Offset | None:
         """See `Reading.offset_for_timestamp`."""
-        return self._reading.offset_for_timestamp(timestamp_ns, end_offset, decrypt=decrypt)
+        return self._reading.offset_for_timestamp(
+            timestamp_ns, end_offset, decrypt=decrypt, read_uncommitted=read_uncommitted
+        )
 
     def first_timestamp(self, base_offset: int) -> int | None:
         """See `Reading.first_timestamp`."""

@@ -14,6 +14,7 @@ import numpy as np
 from dataplane.log.errors import LogDamaged
 from dataplane.log.scan import walk
 from dataplane.log.segment import base_offset_of
+from dataplane.replica.aborted import is_aborted
 from wire.batch import HEADER_SIZE, RecordBatch, parse_header
 from wire.error_details import LOG_START
 from wire.errors import Code, CorruptData, TidelogError
@@ -100,15 +101,23 @@ class Reading:
         return block if whole == len(block) else memoryview(block)[:whole]  # not copied: it may be megabytes
 
     def offset_for_timestamp(
-        self, timestamp_ns: int, end_offset: Offset, *, decrypt: Callable[[Buffer], bytes] = bytes
+        self,
+        timestamp_ns: int,
+        end_offset: Offset,
+        *,
+        decrypt: Callable[[Buffer], bytes] = bytes,
+        read_uncommitted: bool = False,
     ) -> Offset | None:
         """The offset of the first record, in order of offset, with a timestamp of at least `timestamp_ns`; None when
-        there is none below `end_offset`. Control batches do not count. `decrypt` makes a batch that is encrypted one
-        that is not. Blocking, any thread. Raises as `read_from_disk` and `decrypt`."""
-        return self.stable(lambda: self._offset_for_timestamp(timestamp_ns, end_offset, decrypt))
+        there is none below `end_offset`. Control batches do not count, and those of aborted transactions with
+        `read_uncommitted` alone. `decrypt` makes a batch that is encrypted one that is not. Blocking, any thread.
+        Raises as `read_from_disk` and `decrypt`."""
+        return self.stable(
+            lambda: self._offset_for_timestamp(timestamp_ns, end_offset, decrypt, read_uncommitted=read_uncommitted)
+        )
 
     def _offset_for_timestamp(
-        self, timestamp: int, end_offset: Offset, decrypt: Callable[[Buffer], bytes]
+        self, timestamp: int, end_offset: Offset, decrypt: Callable[[Buffer], bytes], *, read_uncommitted: bool
     ) -> Offset | None:
         state = self._state
         end_offset = min(end_offset, state.log_end_offset)
@@ -123,7 +132,9 @@ class Reading:
                 for position, header in self.walk_segment(segment, handle, start, segment.size):
                     if header.base_offset >= end_offset:
                         return None
-                    if header.last_timestamp >= timestamp and not header.is_control:
+                    if header.last_timestamp < timestamp or header.is_control:
+                        continue
+                    if read_uncommitted or not is_aborted(header, state.derived.producers.transactions):
                         found = self._record_at(handle, position, header, timestamp, decrypt)
                         return found if found < end_offset else None
         return None

@@ -13,6 +13,7 @@ The fate of a batch:
                                    the segment, by which its end is known, and of those by which a producer's repetition
                                    is recognised, also by replicas that copy this log; until it is none of these any
                                    more
+    of an aborted transaction      as if none of its records stayed, whether it can be read or not
     control, or not to be read     as it is
 
 A batch that is larger than `max_batch_bytes`, because an older version made it larger than it was, is written anew in
@@ -54,7 +55,8 @@ if TYPE_CHECKING:
     from dataplane.encryption.bodies import BatchCipher
     from dataplane.log.files import FileSystem
     from dataplane.log.segment import Segment
-    from wire.batch import BatchHeader
+    from dataplane.replica.aborted import AbortedBatches
+    from wire.batch import BatchHeader, EncodedBatch
     from wire.transport import Buffer
 
     BoolArray: TypeAlias = NDArray[np.bool_]
@@ -74,11 +76,13 @@ class LocatedBatch(NamedTuple):
     data: memoryview
     """Header and body."""
     content: CompactableBatch | None
-    """None: nothing can be taken from it."""
+    """None: no single record can be taken from it."""
+    is_aborted: bool
+    """Its records do not count."""
 
 
 def batches_of(
-    segment: Segment, read: Callable[[int, int], bytes], cipher: BatchCipher
+    segment: Segment, read: Callable[[int, int], bytes], cipher: BatchCipher, aborted: AbortedBatches
 ) -> Iterator[list[LocatedBatch]]:
     """The batches of a segment, about BLOCK_BYTES of them at a time; CRCs are checked. `read(size, position)`. Raises
     CorruptData that names the place, and as `read` does."""
@@ -96,8 +100,13 @@ def batches_of(
                 if at + header.size > len(block):
                     needed = header.size
                     break
-                content = _opened(block, at, header, cipher)
-                found.append(LocatedBatch(position + at, header, view[at : at + header.size], content))
+                is_aborted = aborted.has_batch(header)
+                content = None
+                if is_aborted:
+                    verify_body(block, at, header)
+                else:
+                    content = _opened(block, at, header, cipher)
+                found.append(LocatedBatch(position + at, header, view[at : at + header.size], content, is_aborted))
                 at += header.size
             if len(block) < size or position + at + (needed if at < len(block) else 0) > segment.size:
                 raise CorruptData("the file ends within a batch")
@@ -182,6 +191,7 @@ def rewrite(
     files: FileSystem,
     read: Callable[[int, int], bytes],
     cipher: BatchCipher,
+    aborted: AbortedBatches,
     judge: Judge,
     on_left_whole: Callable[[LocatedBatch], None],
     is_remembered: Callable[[BatchHeader], bool],
@@ -199,14 +209,16 @@ def rewrite(
     size, newest, previous_end, epoch = 0, NO_TIMESTAMP, segment.base_offset, -1
     removed = 0
     try:
-        for found in batches_of(segment, read, cipher):
+        for found in batches_of(segment, read, cipher, aborted):
             yield sum(len(batch.data) for batch in found)
             for batch, kept in zip(found, judge(found), strict=True):
                 header = batch.header
                 is_last = batch.position + header.size == segment.size
                 is_wanted = is_last or header.leader_epoch != epoch or is_remembered(header)
                 left = _what_is_left(batch, kept, cipher, is_wanted=is_wanted, max_batch_bytes=max_batch_bytes)
-                if kept is not None:
+                if batch.is_aborted:
+                    removed += header.record_count
+                elif kept is not None:
                     if left is not None:
                         removed += int((~kept).sum())
                     elif not kept.all():
@@ -252,20 +264,20 @@ def _what_is_left(
     header, content = batch.header, batch.content
     if not is_wanted and header.is_control and decode_control(batch.data).type == ControlType.EMPTIED:
         return []
-    if content is None or kept is None:
+    if batch.is_aborted or (kept is not None and not kept.any()):
+        if not is_wanted:
+            return []
+        left: EncodedBatch | None = emptied(header)
+    elif content is None or kept is None:
         return None
-    if kept.all():
+    elif kept.all():
         # Encryption makes a batch larger after its size was looked at, and messages have room for that.
         too_large = header.size - max_batch_bytes - (OVERHEAD if header.is_encrypted else 0)
         if too_large <= 0 or not content.has_offset_deltas:
             return None
         left = content.keep(kept, content.header.length - too_large)
-    elif kept.any():
-        left = content.keep(kept)
-    elif is_wanted:
-        left = emptied(header)
     else:
-        return []
+        left = content.keep(kept)
     if left is None:
         return None
     if header.is_encrypted and not left.header.is_control:

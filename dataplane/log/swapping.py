@@ -3,7 +3,7 @@ keeps in mind how far that has come.
 
 Any thread, while appends and reads go on; blocking. `replace_segment` and `save_compaction_point` take the I/O lock;
 `cut_compaction_point` and `save_point_locked` are called by its holder. `begin_role` takes it too, and belongs to a
-worker between two roles. `forget_compacted` is the loop thread's.
+worker between two roles. `decided_below` takes the lock of the derived state. `forget_compacted` is the loop thread's.
 """
 
 from __future__ import annotations
@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING
 
 from dataplane.log.checkpoints import NOT_COMPACTED, CompactionPoint, write_compaction
 from dataplane.log.errors import LogDamaged
+from dataplane.replica.aborted import AbortedBatches
 from wire.types import Offset
 
 if TYPE_CHECKING:
@@ -42,9 +43,26 @@ class Swapping:
             if following.base_offset <= end and segment.is_finished and segment.synced_size == segment.size
         ]
 
+    def decided_below(self, high_watermark: Offset) -> tuple[Offset, AbortedBatches]:
+        """The last stable offset at that HW, and the batches below it that belong to aborted transactions. Blocking,
+        any thread, while appends and reads go on."""
+        state = self._state
+        with state.derived.lock:  # after a cut it is restored, and is that of a part of the log meanwhile
+            transactions = state.derived.producers.transactions
+            end = transactions.last_stable(high_watermark)
+            return end, AbortedBatches(transactions.aborted(state.log_start_offset, end))
+
     def forget_compacted(self) -> None:
-        """Compacted batches are read from disk, as it is now, and no longer from memory. Loop thread."""
-        self._state.tail.drop_before(self._state.compaction_point.clean_end)
+        """Compacted batches are read from disk, as it is now, and no longer from memory. Transactions of which they
+        were the last records are forgotten. Loop thread, never waits."""
+        state = self._state
+        clean_end = state.compaction_point.clean_end
+        state.tail.drop_before(clean_end)
+        if state.derived.lock.acquire(blocking=False):  # else they are forgotten after the next pass
+            try:
+                state.derived.producers.transactions.forget_aborted(clean_end)
+            finally:
+                state.derived.lock.release()
 
     def holds(self, segment: Segment) -> bool:
         return segment in self._state.segments

@@ -2,8 +2,11 @@
 followers follow the same rules:
 
 * Only what lies below THIS replica's HW is served. Everything below any HW is committed, so it is the same everywhere
-  and stays.
-* A position at or above the HW waits, and is answered with nothing when its time is up, `max_fetch_wait` at the latest.
+  and stays. A consumer that does not ask for uncommitted transactions is served what lies below the last stable offset
+  (LSO): the HW, or the first record of a transaction whose end is not committed yet. The LSO is a function of the log
+  below the HW, so that it moves only when the HW does.
+* A position at or above that end waits, and is answered with nothing when its time is up, `max_fetch_wait` at the
+  latest.
   `max_waiting_fetches` may wait, and of one client `max_waiting_fetches_per_client`; one more is refused with
   BACKPRESSURE.
 * Asked with a LeaderEpoch above its own, or by a consumer that has read a record of one, a replica says nothing; asked
@@ -44,6 +47,8 @@ class ConsumerFetch:
     token: object
     client: str = ""
     """Of which client it is, as far as its inbox tells."""
+    read_uncommitted: bool = False
+    """Records of open and of aborted transactions too."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -54,8 +59,14 @@ class Readable:
     log_start_offset: Offset
     log_end_offset: Offset
     high_watermark: Offset
+    last_stable_offset: Offset
+    """Never above the HW."""
     refusal: TidelogError | None = None
     """Why nothing of it may be read at the moment."""
+
+    def end_for(self, fetch: ConsumerFetch) -> Offset:
+        """Exclusive end of the records that the consumer may read."""
+        return self.high_watermark if fetch.read_uncommitted else self.last_stable_offset
 
 
 @dataclass(frozen=True, slots=True)
@@ -85,10 +96,11 @@ class Consumers:
         error = self._refuse(fetch, log)
         if error is not None:
             return [RefuseConsumer(fetch.token, error)]
-        if fetch.offset < log.high_watermark:
-            return [self._serve(fetch, log.high_watermark)]
+        end = log.end_for(fetch)
+        if fetch.offset < end:
+            return [self._serve(fetch, end)]
         if fetch.max_wait <= 0:
-            return [ServeConsumer(fetch.token, fetch.offset, 0, log.high_watermark)]
+            return [ServeConsumer(fetch.token, fetch.offset, 0, end)]
         full = self._full(fetch.client)
         if full is not None:
             waits, limit = full
@@ -133,33 +145,35 @@ class Consumers:
                 )
         return None
 
-    def _serve(self, fetch: ConsumerFetch, high_watermark: Offset) -> ServeConsumer:
+    def _serve(self, fetch: ConsumerFetch, end: Offset) -> ServeConsumer:
         limit = min(fetch.max_bytes, self._settings.fetch_max_bytes)
-        return ServeConsumer(fetch.token, fetch.offset, limit, high_watermark)
+        return ServeConsumer(fetch.token, fetch.offset, limit, end)
 
     def on_high_watermark(self, log: Readable) -> list[ConsumerEffect]:
-        """It has moved up."""
-        over = [w.fetch for w in self._waiting if w.fetch.offset < log.high_watermark]
+        """It has moved up, and the LSO may have."""
+        over = [w.fetch for w in self._waiting if w.fetch.offset < log.end_for(w.fetch)]
         if not over:
             return []
-        self._keep([w for w in self._waiting if w.fetch.offset >= log.high_watermark])
+        self._keep([w for w in self._waiting if w.fetch.offset >= log.end_for(w.fetch)])
         out: list[ConsumerEffect] = []
         for fetch in over:
             error = self._refuse(fetch, log)
-            out.append(self._serve(fetch, log.high_watermark) if error is None else RefuseConsumer(fetch.token, error))
+            out.append(self._serve(fetch, log.end_for(fetch)) if error is None else RefuseConsumer(fetch.token, error))
         return out
 
     @property
     def has_waiting(self) -> bool:
         return bool(self._waiting)
 
-    def expire(self, now: float, high_watermark: Offset) -> list[ConsumerEffect]:
+    def are_due(self, now: float) -> bool:
+        """The time of some is up: `expire`."""
+        return now >= self._due
+
+    def expire(self, now: float, log: Readable) -> list[ConsumerEffect]:
         """Consumers whose time is up get an answer without records."""
-        if now < self._due:
-            return []
-        over = [w for w in self._waiting if w.deadline <= now]
+        over = [w.fetch for w in self._waiting if w.deadline <= now]
         self._keep([w for w in self._waiting if w.deadline > now])
-        return [ServeConsumer(w.fetch.token, w.fetch.offset, 0, high_watermark) for w in over]
+        return [ServeConsumer(fetch.token, fetch.offset, 0, log.end_for(fetch)) for fetch in over]
 
     def refuse_all(self, error: TidelogError) -> list[ConsumerEffect]:
         over = self._waiting

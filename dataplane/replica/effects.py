@@ -161,13 +161,13 @@ class ReportLeader:
 # ---------------------------------------------------------------- both
 @dataclass(frozen=True, slots=True)
 class ServeConsumer:
-    """Answer a consumer with committed batches from `offset` on (none when `max_bytes` is 0), below
-    `high_watermark`."""
+    """Answer a consumer with committed batches from `offset` on (none when `max_bytes` is 0), below `end`: the HW, or
+    the last stable offset, as it asked."""
 
     token: object
     offset: Offset
     max_bytes: int
-    high_watermark: Offset
+    end: Offset
 
 
 @dataclass(frozen=True, slots=True)

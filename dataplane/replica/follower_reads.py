@@ -1,8 +1,8 @@
 """Consumers that read at a follower.
 
-They are served, below this replica's HW, only by a member of the ISR that is fetching, and whose last good fetch in
-this LeaderEpoch is fresh: its records are committed whenever that was, but a replica that has lost the leader would
-keep its consumers waiting for records that others have.
+They are served, below this replica's HW and by the transactions of its own log, only by a member of the ISR that is
+fetching, and whose last good fetch in this LeaderEpoch is fresh: its records are committed whenever that was, but a
+replica that has lost the leader would keep its consumers waiting for records that others have.
 """
 
 from __future__ import annotations
@@ -45,6 +45,7 @@ class FollowerReads:
             log_start_offset=replica.log_start_offset,
             log_end_offset=replica.log_end_offset,
             high_watermark=replica.high_watermark,
+            last_stable_offset=replica.last_stable_offset,
             refusal=self.refusal(now),
         )
 
@@ -77,7 +78,7 @@ class FollowerReads:
         return [*self._consumers.refuse_all(error)]
 
     def expire(self, now: float) -> list[FollowerEffect]:
-        return [*self._consumers.expire(now, self._replica.high_watermark)]
+        return [*self._consumers.expire(now, self._readable(now))] if self._consumers.are_due(now) else []
 
     def next_deadline(self) -> float:
         """inf: no consumer waits."""

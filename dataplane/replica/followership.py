@@ -80,6 +80,11 @@ class Followership:
             case _:
                 pass
 
+    @property
+    def last_stable_offset(self) -> Offset:
+        """Exclusive end of what consumers may read that do not read uncommitted transactions."""
+        return max(self.transactions.last_stable(self.high_watermark), self.log_start_offset)
+
     def next_question(self) -> int:
         self.question += 1
         return self.question

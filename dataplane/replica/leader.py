@@ -292,8 +292,8 @@ class Leader:
         """Committed batches from `fetch.offset` on, now or when there are some."""
         return [*self._consumers.on_fetch(fetch, self._state.readable(), now)]
 
-    def latest(self) -> Offset | TidelogError:
-        """The offset that the next record to be committed will have, or why that is not known yet."""
+    def latest(self, *, read_uncommitted: bool = False) -> Offset | TidelogError:
+        """Exclusive end of the records that consumers may read, or why that is not known yet."""
         state = self._state
         if state.high_watermark < state.epoch_start:
             return TidelogError(
@@ -301,7 +301,9 @@ class Leader:
                 f"the new leader of {state.view.key} does not know yet what is committed; try again",
                 [RETRY_AFTER_MS.of(20)],
             )
-        return state.high_watermark
+        if read_uncommitted:
+            return state.high_watermark
+        return max(state.last_stable_offset, state.view.first_record(state.log_start_offset))
 
     # ------------------------------------------------------------------ metadata, disks and connection
     def on_view(self, view: PartitionView, now: float) -> list[LeaderEffect]:
@@ -375,7 +377,8 @@ class Leader:
         self._draining.look(now, out)
         out.extend(self._commits.acks.expire(now))
         self._waiters.tick(now, out)
-        out.extend(self._consumers.expire(now, self._state.high_watermark))
+        if self._consumers.are_due(now):
+            out.extend(self._consumers.expire(now, self._state.readable()))
         self._isr_keeper.tick(now, out)
         return out
 

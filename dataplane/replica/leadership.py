@@ -130,6 +130,11 @@ class Leadership:
     followers: dict[BrokerId, FollowerProgress] = field(default_factory=dict)
     story: Story
 
+    @property
+    def last_stable_offset(self) -> Offset:
+        """Exclusive end of what consumers may read that do not read uncommitted transactions."""
+        return max(self.transactions.last_stable(self.high_watermark), self.log_start_offset)
+
     def end_of(self, member: BrokerId, *, is_synced: bool) -> Offset:
         """The end of its log, or of its synced log; -1: not known in this LeaderEpoch."""
         if member == self.broker:
@@ -209,4 +214,5 @@ class Leadership:
             log_start_offset=self.log_start_offset,
             log_end_offset=self.log_end_offset,
             high_watermark=self.high_watermark,
+            last_stable_offset=self.last_stable_offset,
         )

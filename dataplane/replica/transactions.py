@@ -136,14 +136,15 @@ class TransactionTable:
                 self._open[header.producer_id] = Open(known.first, True)
 
     def _end(self, header: BatchHeader, marker: Marker) -> None:
-        opened = self._open.pop(header.producer_id, None)
+        opened = self._open.get(header.producer_id)
         if opened is None:
             return
-        self._note_first()
         first, at = opened.first, header.base_offset
         while self._ended and self._ended[-1].first >= first:  # what holds this one back holds that one back
             self._ended.pop()
         self._ended.append(Ended(first, at))
+        del self._open[header.producer_id]  # now that it holds `last_stable` back as an ended one: other threads ask
+        self._note_first()
         if marker is Marker.ABORT and opened.has_records:
             stable = Offset(min(self._first_open, at + 1))
             self._aborted.append(Aborted(header.producer_id, first, at, stable))
@@ -172,6 +173,11 @@ class TransactionTable:
                 first = min(first, ended.first)
                 break
         return min(high_watermark, first)
+
+    def has_aborted_above(self, offset: Offset) -> bool:
+        """Whether an aborted transaction may have a batch that ends above `offset`."""
+        aborted = self._aborted
+        return bool(aborted) and aborted[-1].marker > offset
 
     def aborted(self, start: Offset, end: Offset) -> list[Aborted]:
         """The aborted transactions that may have a batch which holds an offset from `start` to `end`, exclusive, in the

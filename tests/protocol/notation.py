@@ -140,10 +140,8 @@ def effect_shown(effect: Told, asked_on: Callable[[str], Asked | None]) -> str:
                 if error is None
                 else f"end drain {token_shown(token)} {error_shown(error)}"
             )
-        case ServeConsumer(token, offset, max_bytes, high_watermark):
-            return f"serve {token_shown(token)} " + (
-                f"[{offset},{high_watermark})" if max_bytes else f"empty HW={high_watermark}"
-            )
+        case ServeConsumer(token, offset, max_bytes, end):
+            return f"serve {token_shown(token)} " + (f"[{offset},{end})" if max_bytes else f"empty HW={end}")
         case RefuseConsumer(token, error):
             return f"refuse {token_shown(token)} {error_shown(error)}"
         case VerifyOwnCopy(offset, reason):

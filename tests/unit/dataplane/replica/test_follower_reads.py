@@ -54,8 +54,8 @@ def refusal(effects: list[FollowerEffect]) -> TidelogError:
 
 
 def served(effects: list[FollowerEffect]) -> list[tuple[object, int, int]]:
-    """(token, offset, HW) of each consumer that got records."""
-    return [(e.token, e.offset, e.high_watermark) for e in effects if isinstance(e, ServeConsumer) and e.max_bytes > 0]
+    """(token, offset, end) of each consumer that got records."""
+    return [(e.token, e.offset, e.end) for e in effects if isinstance(e, ServeConsumer) and e.max_bytes > 0]
 
 
 # ---------------------------------------------------------------- served

@@ -573,7 +573,7 @@ def test_consumers_wait_for_the_commit_and_see_nothing_above_it() -> None:
     assert driver.leader.on_consumer_fetch(consumer(0), 0.0) == []
     driver.fetch(B, 3)
     (served,) = of(ServeConsumer, driver.fetch(C, 5))
-    assert (served.offset, served.high_watermark) == (0, 3)
+    assert (served.offset, served.end) == (0, 3)
 
 
 def test_a_consumers_wait_ends_with_an_empty_answer() -> None:
