@@ -6,12 +6,15 @@ from dataclasses import dataclass
 
 from dataplane.broker.decoding import MAX_QUEUED_BATCHES, MAX_QUEUED_BYTES, MAX_QUEUED_BYTES_OF_ALL
 from dataplane.broker.ingest import MAX_ENVELOPE_HEADERS
+from dataplane.broker.marking import MAX_WAITING as MAX_WAITING_MARKS
 from dataplane.broker.publish_rules import MAX_WAITING as MAX_WAITING_ANSWERS
 from dataplane.broker.reading import MAX_COLD_READS
 from dataplane.broker.serving_turn import ANSWER_COST
 from dataplane.broker.serving_turn import MAX_BYTES as MAX_SERVED
 from dataplane.replica.message_ids import LONG as LONG_ID
+from dataplane.replica.producers import MAX_TRANSACTIONAL, TRANSACTIONAL_MS
 from dataplane.replica.settings import ReplicaSettings
+from dataplane.replica.transactions import MAX_ABORTED
 from metadata.model import MAX_PARTITIONS
 from metadata.raft.framing import MAX_FIRST_FRAME_BYTES
 from metadata.raft.introductions import MAX_INTRODUCTIONS
@@ -285,6 +288,25 @@ BOUNDS = (
         where="dataplane/broker/decoding.py",
         answer="BACKPRESSURE",
         counter="dropped_decode_queue",
+    ),
+    Bound(
+        on="producers of a partition that are remembered for their transactions, `transactional_producers`",
+        limit=f"{MAX_TRANSACTIONAL}; a new one is taken when the one that wrote longest ago did so"
+        f" {TRANSACTIONAL_MS // 3_600_000} h ago",
+        where="dataplane/replica/producers.py",
+        answer="LIMIT_REACHED",
+    ),
+    Bound(
+        on="aborted transactions of a partition whose records are in the log, `aborted_transactions`",
+        limit=str(MAX_ABORTED),
+        where="dataplane/replica/transactions.py",
+        answer="LIMIT_REACHED",
+    ),
+    Bound(
+        on="ends of transactions in a partition that wait for their commit, `waiting_marks`",
+        limit=str(MAX_WAITING_MARKS),
+        where="dataplane/broker/marking.py",
+        answer="BACKPRESSURE",
     ),
     Bound(
         on="headers of an envelope, `envelope_headers`",

@@ -204,6 +204,9 @@ def _broker(subjects: Subjects, scope: Scope) -> Permissions:
         Grant(subjects.write(ANY_STREAM, ANY_PARTITION), "brokers append to Tidelog's own streams"),
         Grant(subjects.last(ANY_STREAM, ANY_PARTITION), "brokers ask for the last record of such a stream"),
     ]
+    from_coordinators = [
+        Grant(subjects.mark(ANY_STREAM, ANY_PARTITION), "coordinators of transactions end them in a partition")
+    ]
     to_coordinators = [Grant(subjects.coordinate(_GROUPS, ANY_PARTITION), "the controller asks coordinators of groups")]
     to_controller = [
         Grant(subjects.cluster(), "to which cluster brokers belong"),
@@ -224,6 +227,7 @@ def _broker(subjects: Subjects, scope: Scope) -> Permissions:
     publish = [
         *from_followers,
         *from_writers,
+        *from_coordinators,
         *to_coordinators,
         *to_controller,
         *told_to(ANY_BROKER),
@@ -238,6 +242,7 @@ def _broker(subjects: Subjects, scope: Scope) -> Permissions:
         Grant(f"{subjects.broker_inbox(broker)}.>", "its inboxes"),
         *from_followers,
         *from_writers,
+        *from_coordinators,
         *to_coordinators,
         *to_controller,
         *told_to(broker),

@@ -71,6 +71,13 @@ class AppendReply:
 
 
 @dataclass(frozen=True, slots=True)
+class MarkReply:
+    """The end of a transaction (`dataplane.broker.marking`)."""
+
+    inbox: str
+
+
+@dataclass(frozen=True, slots=True)
 class LocalReply:
     """A batch of this process (`dataplane.broker.led_partition`)."""
 

@@ -20,6 +20,7 @@ from dataplane.broker.ingest import SEAL_BYTES, Ingest, envelope_waits, envelope
 from dataplane.broker.publish_rules import ExpectationReply, PublishRules
 from dataplane.broker.reading import ReadableRole
 from dataplane.broker.repetitions import Repetitions
+from dataplane.broker.transaction_rules import TransactionRules
 from dataplane.log.errors import LogDamaged, NoSpace
 from dataplane.replica.ack_levels import AckLevel, ack_level
 from dataplane.replica.effects import LeaderEffect
@@ -45,7 +46,7 @@ from wire.stream_config import MAX_CONFIRM_TIMEOUT_MS
 from wire.tidelog_pb2 import AppendRequest, AppendResponse
 from wire.tidelog_pb2 import Message as EnvelopeMessage
 from wire.transport import BulkHandler, Message
-from wire.types import NO_PRODUCER, LeaderEpoch, Offset, PartitionState
+from wire.types import FIRST_TRANSACTIONAL_ID, NO_PRODUCER, LeaderEpoch, Offset, PartitionState
 
 _log = logging.getLogger(__name__)
 
@@ -68,6 +69,7 @@ class Appending:
         self._core = core
         self._run = run
         self._is_internal = is_of_internal(role.view.key, role.view.subject, role.context.subjects)
+        self._transactions = TransactionRules(role.view.key, role.context, is_internal=self._is_internal)
         self._append_answers = role.peer_answers if self._is_internal else role.answers
         self.syncing = False
         """A sync is out that covers the newest records."""
@@ -141,7 +143,7 @@ class Appending:
             return
         taken = self._ingest.take(self._compression)
         batch, replies, envelopes = taken.batch, taken.replies, taken.envelopes
-        header = self._append(batch)
+        header = self.append(batch)
         if isinstance(header, TidelogError):
             self._context.counters.dropped_refused += batch.record_count
             for _, run in replies:
@@ -185,11 +187,12 @@ class Appending:
         self._run(effects)
         self._role.timer.schedule()
 
-    def _append(self, batch: EncodedBatch) -> BatchHeader | TidelogError:
-        """Stamp, encrypt where the stream asks for it, and append; the caller tells the core. An error: nothing was
-        stored for want of room, or the log has failed, and this replica withdraws."""
+    def append(self, batch: EncodedBatch) -> BatchHeader | TidelogError:
+        """Stamp, encrypt where the stream asks for it (control batches hold no records, and stay as they are), and
+        append; the caller tells the core. An error: nothing was stored for want of room, or the log has failed, and
+        this replica withdraws."""
         parts, header = batch.stamp(self._log.log_end_offset, self._role.leader_epoch, self._context.time_ns())
-        if self._role.view.config.encryption:
+        if self._role.view.config.encryption and not header.is_control:
             parts, header = self._role.cipher.encrypt(header, batch.parts)
         try:
             self._context.space.append(self._log, parts, [header])
@@ -203,7 +206,7 @@ class Appending:
                 Code.OUTCOME_UNKNOWN,
                 f"{self._context.broker} could not write to the log of {self._role.view.key}: {self._role.failed}",
             )
-        if not self._is_internal:
+        if not self._is_internal and not header.is_control:
             counters = self._context.counters
             counters.batches_in += 1
             counters.records_in += batch.record_count
@@ -281,7 +284,7 @@ class Appending:
         """A batch of this process, acknowledged as acks=all. `timeout`: seconds, after which the outcome is unknown."""
         now = self._context.now()
         error = self._refuse_publish(acknowledged=True)
-        header = error or self._append(batch)
+        header = error or self.append(batch)
         if isinstance(header, TidelogError):
             reply.done(header)
             return
@@ -304,6 +307,7 @@ class Appending:
             level = self._asked_level(request)
             self._check_append(request, level, message.reply, lambda: parse_header(buffer).record_count)
             batch = ReceivedBatch(buffer, max_body_bytes=self._context.max_batch_bytes - HEADER_SIZE)
+            self._transactions.check(request, level, batch.header)
         except (CorruptData, TidelogError) as e:
             self._refuse_batch(request, message.reply, e)
             return
@@ -388,6 +392,13 @@ class Appending:
         if isinstance(verdict, Rejected):
             self._refuse_append(request.leader_epoch, inbox, verdict.error)
             return
+        if sent.producer_id >= FIRST_TRANSACTIONAL_ID and not isinstance(verdict, Duplicate):
+            error = self._log.producers.refuse_transaction(
+                sent.producer_id, sent.producer_epoch, self._context.time_ns()
+            )
+            if error is not None:
+                self._refuse_append(request.leader_epoch, inbox, error)
+                return
         ids = self.repetitions.ids_of(batch) if sent.has_message_ids else []
         if isinstance(verdict, Duplicate):
             base, end = verdict.base_offset, verdict.end_offset
@@ -419,7 +430,7 @@ class Appending:
             )
             self._refuse_append(request.leader_epoch, inbox, error)
             return
-        header = self._append(without_repetitions(batch, repeated) if repeated else batch)
+        header = self.append(without_repetitions(batch, repeated) if repeated else batch)
         if isinstance(header, TidelogError):
             self._refuse_append(request.leader_epoch, inbox, header)
             return

@@ -21,6 +21,7 @@ from dataplane.replica.uncommitted import Uncommitted
 from wire.peers import PeerTransport
 from wire.reply_subjects import ReplySubjects
 from wire.subjects import Subjects
+from wire.tickets import Tickets
 from wire.transport import Transport
 from wire.types import BrokerId, Incarnation, IsrChange, LeaderReport, PauseChange, Withdrawal
 
@@ -141,6 +142,8 @@ class BrokerContext:
     """Carries replication and notifications, over the connection of `control`."""
     subjects: Subjects
     replies: ReplySubjects
+    tickets: Tickets
+    """Of the brokers' secret: transactional batches show one."""
     settings: ReplicaSettings
     metadata: MetadataPort
     syncer: Syncer

@@ -1,13 +1,13 @@
 """Drives `dataplane.replica.leader`: subscriptions in, the core in the middle, log and answers out.
 
 A `LeaderDriver` is made once its LeaderEpoch is durable (`begin_leader_epoch`), so that it has a core from its first
-moment. Its parts: publishes (`dataplane.broker.appending`), followers (`dataplane.broker.follower_service`), consumers
-(`dataplane.broker.reading`).
+moment. Its parts: publishes (`dataplane.broker.appending`), ends of transactions (`dataplane.broker.marking`),
+followers (`dataplane.broker.follower_service`), consumers (`dataplane.broker.reading`).
 
 Subjects, all subscribed when leadership begins and given up when it ends (a killed process loses them at once, which
 lets others see its death as a 503):
 
-    between brokers      <ns>.<stream>.<p>.replicate   .offset   .checkpoint
+    between brokers      <ns>.<stream>.<p>.replicate   .offset   .checkpoint   .mark
     ingest connection    the stream's subject          .append   .fetch
 
 Batches are appended in the event loop (page cache), answered to waiting followers before our own fdatasync begins.
@@ -19,10 +19,12 @@ import asyncio
 import logging
 from dataclasses import dataclass
 
+from dataplane.broker.acks import MarkReply
 from dataplane.broker.appending import Appending
 from dataplane.broker.context import BrokerContext
 from dataplane.broker.follower_service import FollowerService
 from dataplane.broker.id_learning import IdLearning
+from dataplane.broker.marking import Marking
 from dataplane.broker.own_partition import OwnPartition
 from dataplane.broker.reading import ReadableRole
 from dataplane.broker.role import RoleSetup
@@ -106,6 +108,7 @@ class LeaderDriver(ReadableRole):
         )
         self._appending = Appending(self, self.core, self.ids, self._run)
         self._followers = FollowerService(self, self.core, self._appending, self._run)
+        self._marking = Marking(self, self.core, self._appending, self._run)
         self._own = OwnPartition(self, self.core, self._appending)
 
     # ------------------------------------------------------------------ life
@@ -160,6 +163,7 @@ class LeaderDriver(ReadableRole):
                 lambda: ingest.subscribe_bulk(self.view.subject, self._bulk_handler(self._appending.ingest)),
                 told(ingest, subjects.append(key.stream, key.partition), self._appending.on_append),
                 told(ingest, subjects.leader(key.stream, key.partition), self.on_leader_question),
+                told(peers, subjects.mark(key.stream, key.partition), self._marking.on_mark),
             ]
         return await self._subscriptions.make(
             *of_publishers,
@@ -325,6 +329,8 @@ class LeaderDriver(ReadableRole):
                 case RequestSync():
                     self._appending.syncing = True
                     self._syncs.request()
+                case CompleteProduce(MarkReply() as token, error):
+                    self._marking.complete(token, error)
                 case CompleteProduce(token, error):
                     self._appending.complete(token, error)
                 case ServeConsumer():

@@ -1,4 +1,5 @@
-"""Answers to other brokers that are not replication: refusals, and acknowledgements of what a broker appends."""
+"""Answers to other brokers that are not replication: refusals, and acknowledgements of what a broker appends or
+ends."""
 
 from __future__ import annotations
 
@@ -20,6 +21,10 @@ class PeerAnswers:
 
     def append(self, token: AppendReply) -> None:
         self._peers.publish(token.inbox, [token.response.SerializeToString()])
+
+    def done(self, inbox: str) -> None:
+        """What was asked for is done: the answer is empty."""
+        self._peers.publish(inbox, [b""])
 
     def error(self, inbox: str | None, error: TidelogError, body: Buffer = b"") -> None:
         """The answer is lost when there is no connection, or when NATS does not carry it: it asks again."""

@@ -23,6 +23,7 @@ from wire.errors import Code, TidelogError
 from wire.tidelog_pb2 import (
     AppendRequest,
     CheckpointRequest,
+    EndTransactionRequest,
     FetchRequest,
     LeaderEpochOffsetRequest,
     ReplicationRequest,
@@ -32,7 +33,7 @@ from wire.types import BrokerId, Incarnation, LeaderEpoch, Offset, PartitionKey
 
 _log = logging.getLogger(__name__)
 
-FollowerRequest: TypeAlias = ReplicationRequest | LeaderEpochOffsetRequest | CheckpointRequest
+PeerRequest: TypeAlias = ReplicationRequest | LeaderEpochOffsetRequest | CheckpointRequest | EndTransactionRequest
 ClientRequest: TypeAlias = AppendRequest | FetchRequest
 
 
@@ -50,11 +51,11 @@ class Requests:
     def decode(
         self,
         kind: str,
-        request: FollowerRequest,
+        request: PeerRequest,
         message: Message,
         refusal_body: Callable[[], Buffer] = _no_body,
     ) -> bool:
-        """Parse a follower's message into `request`. False: it has been refused or is left without an answer.
+        """Parse the message of a broker into `request`. False: it has been refused or is left without an answer.
         `refusal_body`: the payload of a WRONG_INCARNATION answer."""
         if not self._parse(kind, request, message, self._peer_answers):
             return False
@@ -77,7 +78,7 @@ class Requests:
         return request
 
     def _parse(
-        self, kind: str, request: FollowerRequest | FetchRequest, message: Message, answers: Answers | PeerAnswers
+        self, kind: str, request: PeerRequest | FetchRequest, message: Message, answers: Answers | PeerAnswers
     ) -> bool:
         try:
             request.ParseFromString(message.data)
@@ -90,7 +91,7 @@ class Requests:
         key = self._key
         return stream_incarnation == key.stream_incarnation and partition_incarnation == key.partition_incarnation
 
-    def is_outlived(self, request: FollowerRequest | ClientRequest) -> bool:
+    def is_outlived(self, request: PeerRequest | ClientRequest) -> bool:
         """The stream was deleted and created again, and this replica of the deleted stream has not heard of it yet. It
         shares its subjects with the replicas of the new stream, whose answer it must not overtake with a refusal."""
         key = self._key
@@ -120,6 +121,10 @@ class Requests:
     def refuse_bad(self, kind: str, message: Message, why: str) -> None:
         """The request of a client."""
         self._refuse_bad(kind, message, why, self._answers)
+
+    def refuse_bad_of_peer(self, kind: str, message: Message, why: str) -> None:
+        """The request of a broker."""
+        self._refuse_bad(kind, message, why, self._peer_answers)
 
     def _refuse_bad(self, kind: str, message: Message, why: str, answers: Answers | PeerAnswers) -> None:
         self._context.counters.bad_requests += 1

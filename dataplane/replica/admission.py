@@ -25,12 +25,22 @@ class Admission:
     def refuse(self, level: AckLevel | None, *, lease_valid: bool, now: float) -> TidelogError | None:
         """Why a publish may not be appended now; None when it may. `level`: None for one that wants no
         acknowledgement."""
-        state = self._state
-        view = state.view
+        view = self._state.view
         if view.readonly:
             return TidelogError(
                 Code.READONLY, f"stream {view.key.stream} is read-only; publish elsewhere or make it writable"
             )
+        return self._refuse_batch(level, lease_valid=lease_valid, now=now) or self._quota.refuse(now)
+
+    def refuse_marker(self, now: float) -> TidelogError | None:
+        """Why the end of a transaction may not be appended now. It adds no record: neither a read-only stream nor a
+        quota refuses it. It waits for the HW, which needs no lease."""
+        level = AckLevel(is_local=False, is_synced=self._state.is_durable)
+        return self._refuse_batch(level, lease_valid=True, now=now)
+
+    def _refuse_batch(self, level: AckLevel | None, *, lease_valid: bool, now: float) -> TidelogError | None:
+        state = self._state
+        view = state.view
         moving = self._draining.refuse_publish()
         if moving is not None:
             return moving
@@ -63,4 +73,4 @@ class Admission:
                 f"partition {view.key} has {too_much}; slow down",
                 [RETRY_AFTER_MS.of(50)],
             )
-        return self._quota.refuse(now)
+        return None

@@ -116,7 +116,7 @@ class Leader:
         self._draining = Draining(state)
         self._pausing = Pausing(state, now)
         self.quota = Quota(view.key, view.config, now)
-        self._admission = Admission(state, self._isr_keeper, self._draining, self._commits, self.quota)
+        self.admission = Admission(state, self._isr_keeper, self._draining, self._commits, self.quota)
         self._last_tick = now
         self._tick_interval = settings.replica_max_lag_time / 4
 
@@ -154,7 +154,7 @@ class Leader:
     def refuse_publish(self, level: AckLevel | None, *, lease_valid: bool, now: float) -> TidelogError | None:
         """Why a publish may not be appended now; None when it may. `level`: None for one that wants no
         acknowledgement."""
-        return self._admission.refuse(level, lease_valid=lease_valid, now=now)
+        return self.admission.refuse(level, lease_valid=lease_valid, now=now)
 
     def on_appended(self, end: Offset, size: int, now: float) -> list[LeaderEffect]:
         """The log holds everything below `end` (page cache); `size` bytes wait with it."""

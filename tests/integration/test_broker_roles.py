@@ -38,6 +38,7 @@ from dataplane.replica.producers import ProducerLimits
 from dataplane.replica.settings import ReplicaSettings
 from tests.integration.waiting import until
 from tests.peers import peer_link
+from tests.tickets import tickets
 from tests.views import A, B, partition_view
 from tidelog.runtime.nats import NatsConnection
 from tidelog.runtime.server import EmbeddedNatsServer
@@ -129,6 +130,7 @@ class Node:
             peers=peer_link(self.control),
             subjects=SUBJECTS,
             replies=ReplySubjects(SUBJECTS, list, int),
+            tickets=tickets(),
             settings=settings or ReplicaSettings(),
             metadata=self.metadata,
             syncer=self.syncer,

@@ -3,7 +3,9 @@
 Offsets are as in the code: every end is EXCLUSIVE, the high watermark (HW) too. `[2,5)` are the records 2, 3 and 4;
 `e3` is LeaderEpoch 3; `p4` is partition epoch 4; `1:ab 3:c` is a log with two records of LeaderEpoch 1 and one of
 LeaderEpoch 3; in `1:.b` the first was compacted away; `b#7` is the answer to request 7 of b; `epochs 1@0 3@2` is the
-leader-epoch cache.
+leader-epoch cache. `+` and `-` in a log are markers: the end of a transaction, committed or aborted; `open 1@3` is the
+transaction of producer 1 that begins at 3, `ended 3..5` one whose marker at 5 is not known to be committed, `aborted
+1@3..5` one with its marker, and LSO the last stable offset.
 """
 
 from __future__ import annotations
@@ -12,7 +14,7 @@ from collections.abc import Callable, Sequence
 from typing import assert_never
 
 from dataplane.broker import checkpoints
-from dataplane.broker.acks import AppendReply, BareReplies, each_reply
+from dataplane.broker.acks import AppendReply, BareReplies, MarkReply, each_reply
 from dataplane.broker.follower_driver import FollowerDriver
 from dataplane.broker.leader_driver import LeaderDriver, Mover
 from dataplane.broker.publish_rules import ExpectationReply
@@ -53,6 +55,7 @@ from dataplane.replica.follower_states import (
 )
 from dataplane.replica.isr import CommittedIsr, PendingExpandIsr, PendingShrinkIsr
 from dataplane.replica.leader import Leader
+from dataplane.replica.transactions import NO_TRANSACTIONS
 from tests.protocol.running_broker import CLIENT, HOLE, Asked, Broker, DiskCall, Message, Told, records_of
 from wire.batch import iter_batches, verify_body
 from wire.errors import CorruptData, TidelogError
@@ -66,7 +69,16 @@ from wire.tidelog_pb2 import (
 )
 from wire.transport import NO_RESPONDERS
 from wire.transport import Message as NatsMessage
-from wire.types import BrokerId, IsrChange, LeaderReport, Offset, PartitionView, PauseChange, Withdrawal
+from wire.types import (
+    FIRST_TRANSACTIONAL_ID,
+    BrokerId,
+    IsrChange,
+    LeaderReport,
+    Offset,
+    PartitionView,
+    PauseChange,
+    Withdrawal,
+)
 
 
 def error_shown(error: TidelogError) -> str:
@@ -93,7 +105,7 @@ def token_shown(token: object) -> str:
             places = zip(response.repeated_records, response.original_offsets, strict=True)
             repeated = "".join(f" (record {place} is a repetition of {offset})" for place, offset in places)
             return inbox.removeprefix(CLIENT) + duplicate + repeated
-        case Reader(inbox=inbox):
+        case Reader(inbox=inbox) | MarkReply(inbox=inbox):
             return inbox.removeprefix(CLIENT)
         case BareReplies(runs=runs) as token:
             replies = [reply.decode() for _, run in runs for reply in each_reply(run) if reply is not None]
@@ -291,6 +303,20 @@ def log_shown(log: PartitionLog) -> str:
     return start + (" ".join(":".join(run) for run in runs) or "empty")
 
 
+def transactions_shown(log: PartitionLog, high_watermark: Offset) -> str:
+    known = log.transactions.known
+    if known == NO_TRANSACTIONS:
+        return ""
+    found = [f"open {_producer_shown(identity)}@{opened.first}" for identity, opened in known.open.items()]
+    found += [f"ended {ended.first}..{ended.marker}" for ended in known.ended]
+    found += [f"aborted {_producer_shown(each.producer_id)}@{each.first}..{each.marker}" for each in known.aborted]
+    return f" | LSO {log.last_stable(high_watermark)} {', '.join(found)}"
+
+
+def _producer_shown(producer_id: int) -> int:
+    return producer_id - FIRST_TRANSACTIONAL_ID
+
+
 def broker_shown(broker: Broker) -> str:
     role = broker.role
     log = broker.log
@@ -301,18 +327,19 @@ def broker_shown(broker: Broker) -> str:
         ends += f" (tombstones gone below {point.deletions_end}, what they delete below {point.deleted_end})"
     if log.durable_end != log.log_end_offset:
         ends += f" synced {log.durable_end}"
-    isr = ""
+    tail = ""
     match role:
         case None:
             kind = "no role" if broker.running else "down"
-            return f"{broker.name}  {kind} | {ends} | epochs {epochs}"
+            return f"{broker.name}  {kind} | {ends} | epochs {epochs}{transactions_shown(log, broker.high_watermark)}"
         case LeaderDriver(core=core):
-            kind, isr = "leads", f" | ISR {isr_shown(core)}"
+            kind, tail = "leads", f" | ISR {isr_shown(core)}"
         case FollowerDriver(core=core):
             kind = state_shown(core)
         case _:
             assert_never(role)
-    return f"{broker.name}  {kind} e{role.leader_epoch} | {ends} HW {role.high_watermark} | epochs {epochs}{isr}"
+    tail += transactions_shown(log, broker.high_watermark)
+    return f"{broker.name}  {kind} e{role.leader_epoch} | {ends} HW {role.high_watermark} | epochs {epochs}{tail}"
 
 
 def state_shown(follower: Follower) -> str:

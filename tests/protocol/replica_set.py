@@ -76,6 +76,7 @@ from wire.errors import TidelogError
 from wire.replication import OFFSET_HEADER
 from wire.tidelog_pb2 import (
     AppendRequest,
+    EndTransactionRequest,
     FetchRequest,
     LeaderEpochOffsetResponse,
     ReplicationRequest,
@@ -371,9 +372,10 @@ class ReplicaSet:
         producer: tuple[int, int, int] | None = None,
         expects: int | None = None,
         ids: list[str | None] | None = None,
+        ticket: bytes | None = None,
     ) -> None:
         """An append request with one batch, a record for each character; `expects`: the offset of the first; `ids`:
-        their message ids."""
+        their message ids; `ticket`: of a transactional batch, None for any other."""
         view = self.brokers[name].life.replica.view
         assert view is not None
         request = AppendRequest(
@@ -385,8 +387,11 @@ class ReplicaSet:
             ask_durability(request, Durability.parse(durability))
         if expects is not None:
             request.expected_last_offset = expects - 1
+        if ticket is not None:
+            request.ticket = ticket
         time_ns = self.brokers[name].life.process.time_ns()
-        batch, _ = batch_of(values, time_ns, producer, ids).stamp(Offset(0), LeaderEpoch(0))
+        sent = batch_of(values, time_ns, producer, ids, is_transactional=ticket is not None)
+        batch, _ = sent.stamp(Offset(0), LeaderEpoch(0))
         data = b"".join(encode_append(request, batch))
         self._request(name, SUBJECTS.append(self.key.stream, 0), data, token or values)
 
@@ -404,6 +409,10 @@ class ReplicaSet:
             sink.chunk_done()
 
         self.brokers[name].runs(chunk)
+
+    def mark(self, name: str, request: EndTransactionRequest, token: str) -> None:
+        """A coordinator of transactions ends one."""
+        self._request(name, SUBJECTS.mark(self.key.stream, 0), request.SerializeToString(), token)
 
     def fetch(self, name: str, request: FetchRequest, token: str) -> None:
         self._request(name, SUBJECTS.fetch(self.key.stream, 0), request.SerializeToString(), token)

@@ -10,6 +10,9 @@
               [producer=ID/EPOCH/SEQUENCE] [expects=OFFSET] [ids=I/-/K]     an append request
     publish a xyz bare [as=TOKEN] [lease=no]    a plain NATS message for each character
               [ids=I/-/K] [last=SEQUENCE] [last-id=I]     message ids; what they expect
+    publish a xyz acks=all transaction=ID/EPOCH/SEQUENCE [ticket=none|expired|other-epoch|other-life]
+                                           a batch of transactional producer ID
+    mark a ID/EPOCH commit|abort [as=TOKEN] [life=other]    a coordinator ends the transaction of a producer
     counted-on a                           a controller has counted on its leaderships by now
     deliver                                everything on its way, and what comes of it, until all is quiet
     deliver a>b …                          what is on these links now
@@ -60,13 +63,15 @@ from dataplane.replica.settings import ReplicaSettings
 from tests.datadriven import Command, ScriptError
 from tests.protocol.notation import broker_shown, effect_shown, message_shown, view_shown
 from tests.protocol.replica_set import ReplicaSet
-from tests.protocol.running_broker import META, Message, Told
+from tests.protocol.running_broker import META, Broker, Message, Told
 from tests.simulation.world import TIMER_LATENESS
+from tests.tickets import tickets
 from wire.replication import HEADER_SIZE
-from wire.tidelog_pb2 import FetchRequest, ReplicationRequest
+from wire.tickets import LIFETIME_S, partition_target
+from wire.tidelog_pb2 import EndTransactionRequest, FetchRequest, ReplicationRequest
 from wire.transport import Message as NatsMessage
 from wire.transport import answer_too_large, too_large
-from wire.types import PartitionEpoch
+from wire.types import FIRST_TRANSACTIONAL_ID, Incarnation, PartitionEpoch
 
 MOST_DELIVERIES = 500
 """In one command; a transcript that needs more goes round in circles."""
@@ -96,6 +101,11 @@ def _ids(text: str | None, values: str) -> list[str | None]:
     return ids
 
 
+def _three_numbers(text: str) -> tuple[int, int, int]:
+    first, second, third = map(int, text.split("/"))
+    return first, second, third
+
+
 class ReplicationScript:
     """It has more than thirty methods because each command is one."""
 
@@ -108,6 +118,7 @@ class ReplicationScript:
             "epoch": self._epoch,
             "begin": self._begin,
             "publish": self._publish,
+            "mark": self._mark,
             "counted-on": self._counted_on,
             "deliver": self._deliver,
             "step": self._step,
@@ -344,7 +355,17 @@ class ReplicationScript:
 
     def _publish(self, command: Command) -> None:
         command.check_options(
-            "acks", "durability", "as", "timeout", "lease", "producer", "expects", "ids", *_EXPECTATIONS.values()
+            "acks",
+            "durability",
+            "as",
+            "timeout",
+            "lease",
+            "producer",
+            "expects",
+            "ids",
+            "transaction",
+            "ticket",
+            *_EXPECTATIONS.values(),
         )
         name, values, *how = command.words
         self._check_leads(name)
@@ -358,7 +379,13 @@ class ReplicationScript:
             headers = {f"Nats-Expected-{title}": options.get(key) for title, key in _EXPECTATIONS.items()}
             world.publish_bare(name, values, token, ids, {name: text for name, text in headers.items() if text})
         else:
-            producer = tuple(map(int, options["producer"].split("/"))) if "producer" in options else None
+            producer, ticket = None, None
+            if "producer" in options:
+                producer = _three_numbers(options["producer"])
+            if "transaction" in options:
+                identity, epoch, sequence = _three_numbers(options["transaction"])
+                producer = FIRST_TRANSACTIONAL_ID + identity, epoch, sequence
+                ticket = self._ticket(broker, *producer[:2], options.get("ticket", ""))
             world.publish(
                 name,
                 values,
@@ -366,13 +393,49 @@ class ReplicationScript:
                 token=token,
                 timeout=float(options["timeout"]) if "timeout" in options else None,
                 durability=options.get("durability", ""),
-                producer=producer,  # type: ignore[arg-type]
+                producer=producer,
+                ticket=ticket,
                 expects=int(options["expects"]) if "expects" in options else None,
                 ids=_ids(options.get("ids"), values) if "ids" in options else None,
             )
         if len(self._lines) == before and not broker.has_lease:
             self._lines.append(f"  {name}: silent to {token}")
         broker.has_lease = True
+
+    def _ticket(self, broker: Broker, producer_id: int, epoch: int, kind: str) -> bytes:
+        key = self.world.key
+        given, life = broker.life.process.time_ns() / 1_000_000_000, key.partition_incarnation
+        match kind:
+            case "none":
+                return b""
+            case "expired":
+                given -= LIFETIME_S
+            case "other-epoch":
+                epoch += 1
+            case "other-life":
+                life = Incarnation(life + 1)
+            case _:
+                pass
+        target = partition_target(key.stream, key.stream_incarnation, key.partition, life)
+        return tickets(lambda: given).make(producer_id, epoch, target)
+
+    def _mark(self, command: Command) -> None:
+        command.check_options("as", "life")
+        name, producer, how = command.words
+        self._check_leads(name)
+        identity, epoch = map(int, producer.split("/"))
+        key = self.world.key
+        request = EndTransactionRequest(
+            producer_id=FIRST_TRANSACTIONAL_ID + identity,
+            producer_epoch=epoch,
+            commits=how == "commit",
+            stream_incarnation=key.stream_incarnation,
+            partition_incarnation=key.partition_incarnation - ("life" in command.options),
+        )
+        before = len(self._lines)
+        self.world.mark(name, request, command.options.get("as", f"{how}-{producer}"))
+        if len(self._lines) == before:
+            self._lines.append(f"  {name}: silent")
 
     def _counted_on(self, command: Command) -> None:
         broker = self.world.brokers[command.words[0]]

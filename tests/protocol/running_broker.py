@@ -29,7 +29,16 @@ from dataplane.replica.leader import Leader
 from tests.fake_nats import FakeTransport
 from tests.simulation.disk import SimDisk
 from tests.simulation.world import Process, SimulatedCrash
-from wire.batch import BatchBuilder, EncodedBatch, RecordBatch, iter_batches, with_message_id
+from tests.tickets import tickets
+from wire.batch import (
+    BatchBuilder,
+    EncodedBatch,
+    Marker,
+    RecordBatch,
+    iter_batches,
+    parse_header,
+    with_message_id,
+)
 from wire.reply_subjects import ReplySubjects
 from wire.subjects import Subjects
 from wire.tidelog_pb2 import (
@@ -62,6 +71,8 @@ ROLES: Any = "roles"
 CLIENT = "_INBOX.client."
 HOLE = "."
 """In the place of a record that was compacted away."""
+COMMITTED, ABORTED = "+", "-"
+"""A marker, which ends a transaction."""
 MIN_FREE_BYTES = 1500
 
 
@@ -108,7 +119,8 @@ Told: TypeAlias = LeaderEffect | FollowerEffect | str
 
 
 def records_of(log: PartitionLog) -> Iterator[tuple[Offset, LeaderEpoch, str]]:
-    """(offset, LeaderEpoch, value) of each record; of a tombstone the capital of its key."""
+    """(offset, LeaderEpoch, value) of each record, of a tombstone the capital of its key; and of each marker, as
+    COMMITTED or ABORTED."""
     at = log.log_start_offset
     while at < log.log_end_offset:
         data = log.read_from_disk(at, max_bytes=log.size_bytes, end_offset=log.log_end_offset)
@@ -120,6 +132,9 @@ def records_of(log: PartitionLog) -> Iterator[tuple[Offset, LeaderEpoch, str]]:
 
 @lru_cache(maxsize=4096)
 def _values(batch: bytes) -> tuple[tuple[int, str], ...]:
+    marker = parse_header(batch).marker
+    if marker is not None:
+        return ((0, COMMITTED if marker is Marker.COMMIT else ABORTED),)
     decoded = RecordBatch.decode(batch)
     found = zip(decoded.offsets.tolist(), decoded.keys, decoded.values, strict=True)
     base = decoded.header.base_offset
@@ -134,6 +149,8 @@ def batch_of(
     timestamp: int,
     producer: tuple[int, int, int] | None = None,
     ids: list[str | None] | None = None,
+    *,
+    is_transactional: bool = False,
 ) -> EncodedBatch:
     """A record for each character, which is its key, too; a capital is the tombstone of its letter. `ids`: their
     message ids."""
@@ -143,7 +160,13 @@ def batch_of(
         headers = with_message_id(b"", each.encode()) if each else b""
         builder.add_record(None if value.isupper() else value.encode(), value.lower().encode(), headers)
     identity, epoch, sequence = producer or (NO_PRODUCER, -1, -1)
-    return builder.build(timestamp, producer_id=identity, producer_epoch=epoch, base_sequence=sequence)
+    return builder.build(
+        timestamp,
+        producer_id=identity,
+        producer_epoch=epoch,
+        base_sequence=sequence,
+        is_transactional=is_transactional,
+    )
 
 
 class ScriptedProcess(Process):
@@ -376,6 +399,7 @@ class _Life:
             peers=self.connection,
             subjects=SUBJECTS,
             replies=ReplySubjects(SUBJECTS, list, int),
+            tickets=tickets(lambda: process.time_ns() / 1_000_000_000),
             settings=replicas.settings,
             metadata=cast(Any, metadata),
             syncer=Syncer(lambda call: replicas.send(Message(name, name, call))),

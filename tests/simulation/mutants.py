@@ -16,11 +16,13 @@ from dataplane.broker.housekeeping import Housekeeping
 from dataplane.broker.id_keeper import IdKeeper
 from dataplane.broker.id_learning import IdLearning
 from dataplane.broker.leader_driver import LeaderDriver
+from dataplane.broker.marking import Marking
 from dataplane.broker.publish_rules import PublishRules
 from dataplane.broker.repetitions import Repetitions
 from dataplane.broker.replica import Replica
 from dataplane.broker.requests import Requests
 from dataplane.broker.sync_requests import SyncRequests
+from dataplane.broker.transaction_rules import TransactionRules
 from dataplane.log import derived_state, retention, snapshot
 from dataplane.log.appending import Appending as LogAppending
 from dataplane.log.checkpoints import CompactionPoint
@@ -52,6 +54,7 @@ from dataplane.replica.producers import ProducerTable
 from dataplane.replica.quota import Quota
 from dataplane.replica.reconciling import Reconciler
 from dataplane.replica.refusals import told_without_epoch
+from dataplane.replica.transactions import TransactionTable
 from metadata import election
 from metadata.commands import brokers, partitions, streams
 from metadata.commands.ledger import Ledger
@@ -256,7 +259,7 @@ MUTANTS: tuple[Mutant, ...] = (
     ),
     _mutant(
         "a forgotten producer is taken for a producer that never wrote",
-        (ProducerTable.check, "producer_id <= self._forgotten or", "False or"),
+        (ProducerTable.check, "producer_id <= self._forgotten and", "False and"),
     ),
     _mutant(
         "the set of forgotten producers is lost when a log is opened",
@@ -310,7 +313,7 @@ MUTANTS: tuple[Mutant, ...] = (
         "the replica count that a publish asks for is not compared when it is acknowledged",
         (PendingAcks.commit, "if pending.floor <= members:", "if True:"),
         (Commits.reached, "if len(state.isr.members) < level.floor:", "if False:"),
-        (Admission.refuse, "max(view.config.min_isr, level.floor)", "view.config.min_isr"),
+        (Admission._refuse_batch, "max(view.config.min_isr, level.floor)", "view.config.min_isr"),
     ),
     _mutant(
         "the leader-epoch file is written once and later LeaderEpochs are not",
@@ -650,6 +653,81 @@ MUTANTS: tuple[Mutant, ...] = (
 )
 
 TOLD: tuple[tuple[Mutant, str], ...] = (
+    (
+        _mutant(
+            "a transaction is opened without a ticket",
+            (TransactionRules.check, "self._context.tickets.check(request.ticket,", "str((request.ticket,"),
+            (TransactionRules.check, "sent.producer_epoch, self._target)", "sent.producer_epoch, self._target))"),
+        ),
+        "replication/a_ticket_that_does_not_hold",
+    ),
+    (
+        _mutant(
+            "a late batch of an ended transaction begins another one",
+            (ProducerTable._record_transactional, "Producer(header.producer_epoch, 0,", "Producer(0, 0,"),
+        ),
+        "replication/a_late_batch_of_an_ended_transaction",
+    ),
+    (
+        _mutant(
+            "the end of a transaction is answered before its marker is committed",
+            (Marking._mark, "AckLevel(is_local=False, is_synced=view.config.is_durable)", "AckLevel(True, False)"),
+        ),
+        "replication/a_marker_is_answered_when_it_is_committed",
+    ),
+    (
+        _mutant(
+            "a repeated end of a transaction is answered though its marker is not committed",
+            (Marking._mark, "self._core.await_ack(level, self._core.log_end_offset,", "self._core.await_ack(level, 0,"),
+        ),
+        "replication/a_marker_is_answered_when_it_is_committed",
+    ),
+    (
+        _mutant(
+            "a transaction is stable whose marker is not committed",
+            (TransactionTable.last_stable, "if ended.marker >= high_watermark:", "if False:"),
+        ),
+        "replication/a_marker_is_answered_when_it_is_committed",
+    ),
+    (
+        _mutant(
+            "an open transaction is stable behind a later one",
+            (TransactionTable._note_first, "if self._open else _NONE_OPEN", "if len(self._open) == 1 else _NONE_OPEN"),
+        ),
+        "replication/an_open_transaction_survives_restarts",
+    ),
+    (
+        _mutant(
+            "a truncation leaves a transaction ended whose marker it takes",
+            (ProducerTable.restore, "self.transactions.restore(known.transactions)", "pass"),
+        ),
+        "replication/a_marker_is_lost_with_its_leader",
+    ),
+    (
+        _mutant(
+            "a follower begins at the log start without the transactions",
+            (snapshot.encode_snapshot, "*_transactions(snapshot),", ""),
+        ),
+        "replication/checkpoint_install_keeps_transactions",
+    ),
+    (
+        _mutant(
+            "an aborted transaction is taken for a committed one",
+            (TransactionTable._end, "if marker is Marker.ABORT and", "if False and"),
+        ),
+        "replication/a_transaction_aborts",
+    ),
+    (
+        _mutant(
+            "a read-only stream takes no end of a transaction",
+            (
+                Marking._mark,
+                "self._core.admission.refuse_marker(now)",
+                "self._core.refuse_publish(level, lease_valid=True, now=now)",
+            ),
+        ),
+        "replication/a_marker_is_taken_where_records_are_not",
+    ),
     (
         _mutant(
             "a leader denies at once what its successor may have stored",

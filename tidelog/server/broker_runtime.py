@@ -50,6 +50,7 @@ from wire.internal_streams import ACTIVITY, AUDIT
 from wire.reply_subjects import ReplySubjects
 from wire.reports import BrokerReport, StreamReport
 from wire.subjects import Subjects
+from wire.tickets import Tickets
 from wire.transport import Transport
 from wire.types import (
     BrokerId,
@@ -155,6 +156,9 @@ class BrokerRuntime:
             registration=registration,
             **observing,
         )
+        self._tickets = Tickets(
+            needs.secrets, lambda: self._context.cluster_id, lambda: needs.time_ns() / 1_000_000_000
+        )
         self.coordinators = Coordinators(
             self.metadata,
             clients=ingest,
@@ -173,6 +177,7 @@ class BrokerRuntime:
             control=control,
             peers=peers,
             replies=self._replies,
+            tickets=self._tickets,
             subjects=needs.subjects,
             settings=needs.replica_settings,
             metadata=self.metadata,

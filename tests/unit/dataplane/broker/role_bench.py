@@ -21,6 +21,7 @@ from dataplane.replica.settings import ReplicaSettings
 from dataplane.replica.story import Story
 from tests.fake_nats import FakeTransport
 from tests.simulation.disk import SimDisk
+from tests.tickets import tickets
 from tests.views import A, partition_view
 from wire.reply_subjects import ReplySubjects
 from wire.subjects import Subjects
@@ -133,6 +134,7 @@ class Bench:
             peers=self.control,
             subjects=Subjects("tidelog"),
             replies=ReplySubjects(Subjects("tidelog"), list, int),
+            tickets=tickets(),
             settings=ReplicaSettings(),
             metadata=cast(Any, metadata),
             syncer=self.syncer,
