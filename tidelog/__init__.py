@@ -55,6 +55,7 @@ if TYPE_CHECKING:
     from tidelog.client.errors import ReadOnly as ReadOnly
     from tidelog.client.errors import RecordTooLarge as RecordTooLarge
     from tidelog.client.errors import SerializationFailed as SerializationFailed
+    from tidelog.client.errors import StaleCommit as StaleCommit
     from tidelog.client.errors import StaleGeneration as StaleGeneration
     from tidelog.client.errors import StreamExists as StreamExists
     from tidelog.client.errors import SubjectTaken as SubjectTaken
@@ -81,9 +82,10 @@ _ERRORS = (
     "BadConfig", "BadName", "BadReplicationFactor", "BadRequest", "BadSubject", "BufferFull", "Closed", "CorruptBatch",
     "CorruptEnvelope", "CursorChanged", "DeliveryTimeout", "DeserializationFailed", "FencedInstance", "GroupNotEmpty",
     "IncorrectOffset", "LeaderNotMoved", "LimitReached", "LogTruncated", "MessageTooLarge", "NoKey", "NoServer",
-    "NoSpace", "NotAssigned", "NotEnoughReplicas", "NotPermitted", "OffsetOutOfRange", "OutOfOrderSequence", "Paused",
-    "ProducerFenced", "ReadOnly", "RecordTooLarge", "SerializationFailed", "StaleGeneration", "StreamExists",
-    "SubjectTaken", "UnknownGroup", "UnknownMember", "UnknownStream", "WrongCluster", "WrongIncarnation",
+    "NoSpace", "NotAssigned", "NotEnoughReplicas", "NotPermitted", "OffsetOutOfRange", "OutOfOrderSequence",
+    "ProducerFenced", "ReadOnly", "RecordTooLarge", "SerializationFailed", "StaleCommit", "StaleGeneration",
+    "StreamExists", "SubjectTaken", "UnknownGroup", "UnknownMember", "UnknownStream", "WrongCluster",
+    "WrongIncarnation",
 )  # fmt: skip
 
 _HOMES = {

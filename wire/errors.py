@@ -111,6 +111,7 @@ class Code(Enum):
     UNKNOWN_MEMBER = Entry(False, False)
     FENCED_INSTANCE = Entry(False, False)
     STALE_GENERATION = Entry(True, False)
+    STALE_COMMIT = Entry(False, False)
     NOT_ASSIGNED = Entry(False, False)
     NOT_IN_TRANSACTION = Entry(False, False)
     TRANSACTION_ABORTED = Entry(False, False)

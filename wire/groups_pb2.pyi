@@ -253,6 +253,7 @@ class CommitRequest(_message.Message):
     PRODUCER_ID_FIELD_NUMBER: _builtins.int
     PRODUCER_EPOCH_FIELD_NUMBER: _builtins.int
     TICKET_FIELD_NUMBER: _builtins.int
+    NUMBER_FIELD_NUMBER: _builtins.int
     CLUSTER_ID_FIELD_NUMBER: _builtins.int
     group: _builtins.str
     member: _builtins.str
@@ -265,6 +266,8 @@ class CommitRequest(_message.Message):
     """of the transaction"""
     ticket: _builtins.bytes
     """proves that the coordinator of the transaction knows of this group's part in it"""
+    number: _builtins.int
+    """of the commits of a member: grows within one life of it, and stays when the commit is repeated. 0: not numbered"""
     cluster_id: _builtins.str
     @_builtins.property
     def offsets(self) -> _containers.RepeatedCompositeFieldContainer[Global___CommittedOffset]: ...
@@ -278,11 +281,12 @@ class CommitRequest(_message.Message):
         producer_id: _builtins.int = ...,
         producer_epoch: _builtins.int = ...,
         ticket: _builtins.bytes = ...,
+        number: _builtins.int = ...,
         cluster_id: _builtins.str = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["cluster_id", b"cluster_id", "generation", b"generation", "group", b"group", "member", b"member", "offsets", b"offsets", "producer_epoch", b"producer_epoch", "producer_id", b"producer_id", "ticket", b"ticket"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["cluster_id", b"cluster_id", "generation", b"generation", "group", b"group", "member", b"member", "number", b"number", "offsets", b"offsets", "producer_epoch", b"producer_epoch", "producer_id", b"producer_id", "ticket", b"ticket"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
@@ -520,11 +524,17 @@ class OffsetRecord(_message.Message):
     PARTITION_INCARNATION_FIELD_NUMBER: _builtins.int
     METADATA_FIELD_NUMBER: _builtins.int
     COMMITTED_AT_FIELD_NUMBER: _builtins.int
+    MEMBER_FIELD_NUMBER: _builtins.int
+    NUMBER_FIELD_NUMBER: _builtins.int
     offset: _builtins.int
     partition_incarnation: _builtins.int
     metadata: _builtins.str
     committed_at: _builtins.int
     """ns since 1970"""
+    member: _builtins.str
+    """that committed it; empty: no member did"""
+    number: _builtins.int
+    """of the commit"""
     def __init__(
         self,
         *,
@@ -532,10 +542,12 @@ class OffsetRecord(_message.Message):
         partition_incarnation: _builtins.int = ...,
         metadata: _builtins.str = ...,
         committed_at: _builtins.int = ...,
+        member: _builtins.str = ...,
+        number: _builtins.int = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["committed_at", b"committed_at", "metadata", b"metadata", "offset", b"offset", "partition_incarnation", b"partition_incarnation"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["committed_at", b"committed_at", "member", b"member", "metadata", b"metadata", "number", b"number", "offset", b"offset", "partition_incarnation", b"partition_incarnation"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 

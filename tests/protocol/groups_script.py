@@ -7,7 +7,8 @@ Commands; records, answers and unasked answers are printed one a line, by step:
                                               it subscribes to s where nothing else is said; seconds
     heartbeat a [applied=2]
     leave a | part a
-    commit a s/0=5 [s/1=6] [generation=2]     `commit - s/0=5`: by no member; the member's own generation if not given
+    commit a s/0=5 [s/1=6] [generation=2] [number=3]
+                                              `commit - s/0=5`: by no member; the member's own generation if not given
     offsets
     reset s/0=5 | delete
     pass 3.5                                  seconds, in which the timers fire
@@ -149,7 +150,9 @@ class GroupsScript:
         group = self._shard.groups.get(GROUP)
         known = group.members.get(member) if group is not None else None
         generation = int(options.pop("generation", known.generation if known is not None else 0))
-        request = CommitRequest(group=GROUP, member="" if member == "-" else member, generation=generation)
+        number = int(options.pop("number", "0"))
+        member_id = "" if member == "-" else member
+        request = CommitRequest(group=GROUP, member=member_id, generation=generation, number=number)
         for of, offset in options.items():
             stream, partition = of.split("/")
             incarnation = self._view.streams[stream].incarnation

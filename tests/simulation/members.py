@@ -75,6 +75,8 @@ class SimMember:
         self.rng = Random(f"{world.seed}-{self.name}")
         self.process = Process.begun(world, self.name, rate=1.0 + (self.rng.random() - 0.5) * 0.01)
         self.ids = 0
+        self.commits = 0
+        """Number of the newest commit."""
         self.is_slow = False
         self.positions: dict[StreamPartition, int] = {}
         """The next offset to read of what it holds, and has asked for."""
@@ -224,7 +226,7 @@ class SimMember:
         return told
 
     async def _commit(self) -> None:
-        """One commit at a time, and not again: it may still be on its way."""
+        """One commit at a time. Where no answer comes, the next one follows, and the first may still be on its way."""
         while True:
             await asyncio.sleep(self.rng.expovariate(8.0))
             offsets = {of: at + 1 for of, at in self.positions.items() if of in self.membership._held}
@@ -232,18 +234,16 @@ class SimMember:
                 continue
             now, world = self.group.world.now, self.group.world
             commits = [
-                OffsetCommit(
-                    self.membership.member_id, of, offset, now, self.group.reader_of.get(of), self.group.is_weather_bad
-                )
+                OffsetCommit(self.membership.member_id, of, offset, now, self.group.reader_of.get(of))
                 for of, offset in offsets.items()
             ]
-            for commit in commits:
-                self.group.invariants.offset_sent(commit)
-                self.positions[commit.of] = commit.offset
+            self.positions |= offsets
+            self.commits += 1
             request = CommitRequest(
                 group=GROUP,
                 member=self.membership.member_id,
                 generation=self.membership.generation,
+                number=self.commits,
                 offsets=[
                     CommittedOffset(stream=of.stream, incarnation=of.incarnation, partition=of.partition, offset=offset)
                     for of, offset in offsets.items()
@@ -291,11 +291,6 @@ class SimGroup:
         if not self.world.run_until(self.world.now + limit, lambda: self.unsettled() is None):
             self.world.broken("Liveness", f"no group after {limit} s: {self.unsettled()}")
 
-    @property
-    def is_weather_bad(self) -> bool:
-        weather = self.nats.weather
-        return bool(weather.duplication or weather.any_order or not weather.in_order)
-
     def assigned(self, member: SimMember, partitions: Partitions) -> None:
         for of in sorted(partitions):
             self.reader_of[of] = Assigned(member.membership.member_id, self.world.now)
@@ -309,7 +304,7 @@ class SimGroup:
 
     def floor(self, of: StreamPartition) -> int:
         (invariant,) = (one for one in self.invariants._all if isinstance(one, CommittedOffsetsStay))
-        return invariant._floor_of(of)
+        return invariant.floor_of(of)
 
     # ---- faults
 

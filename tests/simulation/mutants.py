@@ -647,6 +647,14 @@ MUTANTS: tuple[Mutant, ...] = (
         ),
     ),
     _mutant(
+        "a commit of a member that comes late takes a later one back",
+        (Group.check_commit, "if 0 < number < member.newest_commit:", "if False:"),
+    ),
+    _mutant(
+        "a new coordinator does not know the numbers of commits",
+        (Group.begin, "for record in self.offsets.values():", "for record in ():"),
+    ),
+    _mutant(
         "a new coordinator has no patience",
         (Group.begin, "(member.session_timeout + patience)", "0.2"),
     ),
@@ -795,6 +803,20 @@ TOLD: tuple[tuple[Mutant, str], ...] = (
             (Group.check_commit, "if generation != member.generation:", "if False:"),
         ),
         "groups/a_fenced_commit",
+    ),
+    (
+        _mutant(
+            "a commit of a member that comes late takes a later one back, as long as one coordinator lives",
+            (Group.check_commit, "if 0 < number < member.newest_commit:", "if False:"),
+        ),
+        "groups/a_commit_that_comes_late",
+    ),
+    (
+        _mutant(
+            "a new coordinator does not find the numbers of commits in the records",
+            (Group.begin, "for record in self.offsets.values():", "for record in ():"),
+        ),
+        "groups/a_commit_that_comes_late",
     ),
     (
         _mutant(

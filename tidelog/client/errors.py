@@ -144,6 +144,10 @@ class StaleGeneration(TidelogError):
     """A commit names another generation than the member has; nothing was committed."""
 
 
+class StaleCommit(TidelogError):
+    """A later commit of the same member was taken before this one came; nothing was committed."""
+
+
 class NotAssigned(TidelogError):
     """A commit names a partition that is not the member's any more; nothing was committed."""
 
@@ -251,6 +255,7 @@ _CLASSES: Mapping[Code, type[TidelogError]] = {
     Code.UNKNOWN_MEMBER: UnknownMember,
     Code.FENCED_INSTANCE: FencedInstance,
     Code.STALE_GENERATION: StaleGeneration,
+    Code.STALE_COMMIT: StaleCommit,
     Code.NOT_ASSIGNED: NotAssigned,
     Code.CURSOR_CHANGED: CursorChanged,
     Code.READONLY: ReadOnly,

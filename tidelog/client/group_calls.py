@@ -174,7 +174,8 @@ class GroupCalls(ABC):
 
     async def commit_offsets(self, group: str, offsets: Mapping[Name, int], metadata: str = "") -> None:
         """Commit {(stream, partition): the next offset to read} for a group without members, as programs do that choose
-        their partitions themselves; `describe_group` tells them. Returns when the in-sync replicas have it.
+        their partitions themselves; `describe_group` tells them. Returns when the in-sync replicas have it. A call that
+        failed with NoServer may still take effect later, and then takes a later one back.
 
         Raises GroupNotEmpty, UnknownStream, BadRequest, NoServer.
         """

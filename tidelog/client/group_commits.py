@@ -1,4 +1,8 @@
-"""Commits of a member of a group: one at a time, so that an older one never overtakes a newer one."""
+"""Commits of a member of a group: one at a time, and numbered.
+
+One without an answer is sent again, and NATS may carry what was sent first later than the commits that follow. The
+coordinator refuses that by its number.
+"""
 
 from __future__ import annotations
 
@@ -33,6 +37,8 @@ class GroupCommits:
         self._session = session
         self._group = group
         self._one_at_a_time = asyncio.Lock()
+        self._number = 0
+        """Of the newest commit."""
         self._committed: dict[StreamPartition, int] = {}
         """Offsets that are committed as far as this member knows, of the partitions that it has."""
 
@@ -71,7 +77,8 @@ class GroupCommits:
             try:
                 async with asyncio.timeout(timeout):
                     for request in commit_requests(self._group, marks, metadata):
-                        request.member, request.cluster_id = life, cluster_id
+                        self._number += 1
+                        request.member, request.number, request.cluster_id = life, self._number, cluster_id
                         await self._commit(request, timeout)
             except TimeoutError:
                 raise NoServer(

@@ -276,6 +276,8 @@ class Group:
         for member in self.members.values():
             member.session_ends = now + (member.session_timeout + patience) * CLOCK_SLACK
             member.revoke_by = now + member.rebalance_timeout + patience if member.revoking else None
+        for record in self.offsets.values():
+            self._count_commit(record)
         self._is_resumed = self._is_unsettled = bool(self.members)
 
     def on_slept(self, seconds: float) -> None:
@@ -302,8 +304,9 @@ class Group:
 
     # ---- offsets ---------------------------------------------------------------------------------------------------
 
-    def check_commit(self, member_id: str, generation: int, offsets: Iterable[StreamPartition]) -> None:
-        """Raises TidelogError: this member, or a program that is none, may not commit."""
+    def check_commit(self, member_id: str, generation: int, number: int, offsets: Iterable[StreamPartition]) -> None:
+        """Raises TidelogError: this member, or a program that is none, may not commit, or it has committed later ones
+        (`number`; 0: not numbered)."""
         if not member_id:
             if self.members:
                 raise group_not_empty(self.name, len(self.members))
@@ -315,6 +318,12 @@ class Group:
                 f"member {member_id!r} of group {self.name!r} is in generation {member.generation}, the commit in"
                 f" {generation}; commit again after the next heartbeat",
             )
+        if 0 < number < member.newest_commit:
+            raise TidelogError(
+                Code.STALE_COMMIT,
+                f"commit {number} of member {member_id!r} of group {self.name!r} came after its commit"
+                f" {member.newest_commit}, which holds; nothing was committed",
+            )
         others = sorted(set(offsets) - member.held)
         if others:
             raise TidelogError(
@@ -325,10 +334,16 @@ class Group:
 
     def commit(self, of: StreamPartition, record: OffsetRecord, records: Records) -> None:
         self.offsets[of] = record
+        self._count_commit(record)
         records[OffsetKey(self.name, of)] = record
         if not self.members:
             self.emptied_at = record.committed_at
             records[GroupKey(self.name)] = self.to_record()
+
+    def _count_commit(self, record: OffsetRecord) -> None:
+        member = self.members.get(record.member)
+        if member is not None:
+            member.newest_commit = max(member.newest_commit, record.number)
 
     def committed(self, of: StreamPartition) -> CommittedOffset:
         record = self.offsets.get(of)

@@ -62,6 +62,9 @@ class Member:
     """Of its newest heartbeat: where it is told of changes. None: it is not told."""
     told: tuple[int, int] = field(default=(0, 0), compare=False)
     """Version and generation that it was told there."""
+    newest_commit: int = field(default=0, compare=False)
+    """Its highest number of those taken. A new coordinator finds it in the records of offsets: the number of every
+    offset that is still this member's."""
 
     @property
     def is_here(self) -> bool:

@@ -351,10 +351,11 @@ class GroupShard:
         checked = [(of := _partition_of(offset), self._record_of(of, offset, time_ns)) for offset in request.offsets]
         group = self._found_or_made(request.group, makes=not request.member) or Group(request.group)
         try:
-            group.check_commit(request.member, request.generation, (of for of, _ in checked))
+            group.check_commit(request.member, request.generation, request.number, (of for of, _ in checked))
             if any(of not in group.offsets for of, _ in checked):
                 self._check_room("offsets", (len(g.offsets) for g in self.groups.values()), MAX_OFFSETS_OF_ALL)
             for of, record in checked:
+                record.member, record.number = request.member, request.number
                 group.commit(of, record, records)
         finally:
             self._drop_if_nothing(group)

@@ -197,11 +197,8 @@ class Invariant:
     def on_readers(self, readers: Mapping[StreamPartition, Sequence[str]]) -> None:
         """Members that would hand out records now, by partition; whenever a member has heard or done something."""
 
-    def on_offset_sent(self, commit: OffsetCommit) -> None:
-        """A member sends a commit."""
-
     def on_offset_committed(self, commit: OffsetCommit) -> None:
-        """It was acknowledged."""
+        """The commit of a member was acknowledged."""
 
     def on_offset_told(self, of: StreamPartition, offset: int, floor: int) -> None:
         """A member was told what is committed. `floor`: what it could not be below when it asked."""

@@ -167,7 +167,6 @@ class Invariants:
         self._at_the_end = self._that_override("at_the_end")
         self._on_numbered = self._that_override("on_numbered")
         self._on_readers = self._that_override("on_readers")
-        self._on_offset_sent = self._that_override("on_offset_sent")
         self._on_offset_committed = self._that_override("on_offset_committed")
         self._on_offset_told = self._that_override("on_offset_told")
         self._seen: dict[tuple[str, int, PartitionKey], _Seen] = {}
@@ -368,10 +367,6 @@ class Invariants:
     def readers(self, readers: Mapping[StreamPartition, Sequence[str]]) -> None:
         for invariant in self._on_readers:
             invariant.on_readers(readers)
-
-    def offset_sent(self, commit: OffsetCommit) -> None:
-        for invariant in self._on_offset_sent:
-            invariant.on_offset_sent(commit)
 
     def offset_committed(self, commit: OffsetCommit) -> None:
         for invariant in self._on_offset_committed:

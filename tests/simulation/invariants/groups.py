@@ -27,8 +27,6 @@ class OffsetCommit:
     sent_at: float
     before: Assigned | None
     """Who had begun to read the partition last when it was sent."""
-    may_come_again: bool
-    """NATS delivered some messages twice, or in any order, when it was sent."""
 
 
 class OneReaderPerPartition(Invariant):
@@ -53,26 +51,19 @@ class OnlyHoldersCommit(Invariant):
 
 
 class CommittedOffsetsStay(Invariant):
-    """To members of a group: what they are told to be committed is not below what was acknowledged before they asked,
-    unless an earlier commit that was never answered can have come late."""
+    """To members of a group: what they are told to be committed is not below what was acknowledged before they asked.
+    An earlier commit that comes late, or again, takes nothing back."""
 
     def __init__(self, scene: Scene) -> None:
         super().__init__(scene)
         self._acknowledged: dict[StreamPartition, int] = {}
-        self._open: dict[StreamPartition, dict[OffsetCommit, None]] = {}
-
-    def on_offset_sent(self, commit: OffsetCommit) -> None:
-        self._open.setdefault(commit.of, {})[commit] = None
 
     def on_offset_committed(self, commit: OffsetCommit) -> None:
         self._acknowledged[commit.of] = max(self._acknowledged.get(commit.of, -1), commit.offset)
-        if not commit.may_come_again:
-            self._open[commit.of].pop(commit, None)
 
-    def _floor_of(self, of: StreamPartition) -> int:
+    def floor_of(self, of: StreamPartition) -> int:
         """Below this nothing may be told from now on."""
-        late = [commit.offset for commit in self._open.get(of, ())]
-        return min([self._acknowledged.get(of, -1), *late])
+        return self._acknowledged.get(of, -1)
 
     def on_offset_told(self, of: StreamPartition, offset: int, floor: int) -> None:
         if offset < floor:

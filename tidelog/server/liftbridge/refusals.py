@@ -31,6 +31,7 @@ _STATUS: Mapping[Code, StatusCode] = {
     Code.UNKNOWN_MEMBER: StatusCode.FAILED_PRECONDITION,
     Code.NOT_ASSIGNED: StatusCode.FAILED_PRECONDITION,
     Code.STALE_GENERATION: StatusCode.FAILED_PRECONDITION,
+    Code.STALE_COMMIT: StatusCode.FAILED_PRECONDITION,
     Code.NOT_PERMITTED: StatusCode.PERMISSION_DENIED,
     # A client that hears RESOURCE_EXHAUSTED of a publish takes the message for too large and drops it.
     Code.RECORD_TOO_LARGE: StatusCode.RESOURCE_EXHAUSTED,

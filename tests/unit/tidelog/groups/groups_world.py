@@ -110,7 +110,9 @@ class World:
         more = {"session_timeout_ms": round(SESSION * 1000), "rebalance_timeout_ms": 30_000, **more}
         return self.heartbeat(member, HeartbeatRequest.JOIN, subscription=subscription, **more)
 
-    def commit(self, member: str, offsets: dict[int, int], generation: int | None = None, **more: Any) -> Answer:
+    def commit(
+        self, member: str, offsets: dict[int, int], generation: int | None = None, number: int = 0, **more: Any
+    ) -> Answer:
         group = self.shard.groups.get(GROUP)
         if generation is None:
             known = group.members.get(member) if group is not None else None
@@ -122,6 +124,7 @@ class World:
                 group=GROUP,
                 member=member,
                 generation=generation,
+                number=number,
                 offsets=[
                     CommittedOffset(stream=stream, incarnation=incarnation, partition=partition, offset=offset, **more)
                     for partition, offset in offsets.items()

@@ -18,6 +18,7 @@ from wire.groups_pb2 import (
     CommitResponse,
     CommittedOffset,
     CursorResponse,
+    HeartbeatRequest,
     OffsetsRequest,
     OffsetsResponse,
 )
@@ -75,6 +76,50 @@ def test_a_member_commits_what_it_still_has_to_give_up_and_not_what_it_has_given
     a.beat()
     assert code(world.commit("a", {3: 6})) is Code.NOT_ASSIGNED
     assert world.committed() == {S0._replace(partition=3): 5}
+
+
+def test_a_commit_that_was_sent_before_another_one_and_comes_later_changes_nothing() -> None:
+    world = World()
+    Member(world, "a")
+    assert isinstance(world.commit("a", {0: 5}, number=1), CommitResponse)
+    assert isinstance(world.commit("a", {0: 9}, number=3), CommitResponse)
+    assert code(world.commit("a", {0: 5}, number=1)) is Code.STALE_COMMIT
+    assert code(world.commit("a", {1: 5}, number=2)) is Code.STALE_COMMIT
+    assert world.committed() == {S0: 9}
+
+
+def test_a_commit_that_is_repeated_is_taken_again_and_a_later_one_may_go_back() -> None:
+    world = World()
+    Member(world, "a")
+    for number, offset in ((1, 9), (1, 9), (2, 4)):
+        assert isinstance(world.commit("a", {0: offset}, number=number), CommitResponse)
+    assert world.committed() == {S0: 4}
+
+
+@pytest.mark.parametrize("compacted", [False, True])
+def test_a_new_coordinator_knows_which_commit_of_a_member_was_the_newest(compacted: bool) -> None:
+    world = World()
+    Member(world, "a")
+    world.commit("a", {0: 5, 1: 5}, number=2)
+    world.commit("a", {0: 9}, number=4)
+    world.fail_over(compacted=compacted)
+    assert code(world.commit("a", {0: 5}, number=3)) is Code.STALE_COMMIT
+    assert code(world.commit("a", {1: 4}, number=1)) is Code.STALE_COMMIT
+    assert world.committed() == {S0: 9, S0._replace(partition=1): 5}
+    assert isinstance(world.commit("a", {0: 10}, number=5), CommitResponse)
+
+
+def test_members_number_their_commits_by_themselves_and_one_that_does_not_commits_as_before() -> None:
+    world = World()
+    a, b = Member(world, "a"), Member(world, "b")
+    settle_members(a, b)
+    assert isinstance(world.commit("a", {0: 5}, number=7), CommitResponse)
+    assert isinstance(world.commit("b", {3: 5}, number=1), CommitResponse)
+    assert isinstance(world.commit("a", {0: 6}), CommitResponse)
+    world.heartbeat("a", HeartbeatRequest.LEAVE)
+    again = Member(world, "a2")
+    settle_members(b, again)
+    assert isinstance(world.commit("a2", {again.numbers[0]: 7}, number=1), CommitResponse)
 
 
 def test_a_member_that_was_removed_commits_nothing() -> None:
