@@ -50,7 +50,6 @@ if TYPE_CHECKING:
     from tidelog.client.errors import NotPermitted as NotPermitted
     from tidelog.client.errors import OffsetOutOfRange as OffsetOutOfRange
     from tidelog.client.errors import OutOfOrderSequence as OutOfOrderSequence
-    from tidelog.client.errors import Paused as Paused
     from tidelog.client.errors import ProducerFenced as ProducerFenced
     from tidelog.client.errors import ReadOnly as ReadOnly
     from tidelog.client.errors import RecordTooLarge as RecordTooLarge

@@ -95,7 +95,6 @@ class Code(Enum):
     CORRUPT_ENVELOPE = Entry(False, False)
     BAD_REQUEST = Entry(False, False, details=(ERR_CODE,))
     READONLY = Entry(False, False)
-    PAUSED = Entry(False, False)
     UNKNOWN_STREAM = Entry(False, True)
     STREAM_EXISTS = Entry(False, False)
     SUBJECT_TAKEN = Entry(False, False)

@@ -165,10 +165,6 @@ class ReadOnly(TidelogError):
     """The stream or partition takes no records at present."""
 
 
-class Paused(TidelogError):
-    """The stream or partition is paused."""
-
-
 class CorruptBatch(TidelogError):
     """A record batch with a wrong checksum or structure."""
 
@@ -259,7 +255,6 @@ _CLASSES: Mapping[Code, type[TidelogError]] = {
     Code.NOT_ASSIGNED: NotAssigned,
     Code.CURSOR_CHANGED: CursorChanged,
     Code.READONLY: ReadOnly,
-    Code.PAUSED: Paused,
     Code.CORRUPT_BATCH: CorruptBatch,
     Code.CORRUPT_ENVELOPE: CorruptEnvelope,
     Code.NOT_PERMITTED: NotPermitted,

@@ -37,7 +37,7 @@ def test_layout_without_crc() -> None:
 
 
 def test_acks() -> None:
-    ack = Ack(stream="s", offset=7, partition=2, errorCode="PAUSED")
+    ack = Ack(stream="s", offset=7, partition=2, errorCode="READONLY")
     assert encode_ack(ack)[:8] == MAGIC + b"\x00\x0c\x01\x01"
     assert decode_ack(encode_ack(ack)) == ack
 
