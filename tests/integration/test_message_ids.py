@@ -12,6 +12,7 @@ import pytest
 import tidelog
 from tests.integration.replicated_cluster import ReplicatedCluster, observed, three_brokers
 from tests.integration.waiting import until
+from tidelog.client.records import BatchReceipt
 from tidelog.server.devcluster import DevCluster
 
 RECORDS = 400
@@ -31,6 +32,30 @@ async def cluster(processes: DevCluster) -> AsyncIterator[ReplicatedCluster]:
 
 async def values(client: tidelog.Client, stream: str) -> list[bytes | None]:
     return [record.value async for record in client.consume(stream, start="earliest", stop="latest")]
+
+
+async def test_a_list_of_records_that_is_sent_again_is_written_once(cluster: ReplicatedCluster) -> None:
+    await cluster.create("lists", partitions=3)
+    values = [b"%d" % number for number in range(9000)]
+    ids = [None if number % 100 == 0 else f"id-{number}" for number in range(9000)]
+    offsets: list[dict[int, tuple[int, int]]] = []
+    receipts: list[BatchReceipt] = []
+    async with cluster.client.producer("lists") as producer:
+        for _ in range(2):
+            receipts = await producer.send_many(values, keys=values, msg_ids=ids)
+            offsets.append({})
+            for receipt in receipts:
+                own = {index: receipt.base_offset + at for at, index in enumerate(receipt.indices)}
+                for index, offset in {**own, **receipt.duplicates}.items():
+                    offsets[-1][index] = receipt.partition, offset
+    assert sum(len(receipt.duplicates) for receipt in receipts) == 9000 - 90
+    for number in range(9000):
+        assert (offsets[0][number] == offsets[1][number]) == (number % 100 != 0)
+    records = [record async for record in cluster.client.consume("lists", start="earliest", stop="latest")]
+    assert len(records) == 9000 + 90
+    assert {(r.partition, r.offset): r.value for r in records} == {
+        at: values[index] for found in offsets for index, at in found.items()
+    }
 
 
 @pytest.mark.parametrize("durability", ["durable", "accepted"])

@@ -111,6 +111,12 @@ def _parsed_headers(_: click.Context, __: click.Parameter, given: tuple[str, ...
     help="The hash that gives a key its partition; murmur2 as in Kafka's Java clients.",
 )
 @click.option("--partition", type=click.IntRange(min=0), help="Publish to this partition, whatever the key.")
+@click.option(
+    "--msg-id",
+    metavar="ID",
+    help="Of VALUE: where a record with this id was stored in the same partition within the stream's dedup_window_ms,"
+    " nothing is written.",
+)
 @cluster_options
 def publish(
     stream: str,
@@ -125,6 +131,7 @@ def publish(
     compression: str | None,
     partitioner: str,
     partition: int | None,
+    msg_id: str | None,
     server: str | None,
     namespace: str,
     as_json: bool,
@@ -133,7 +140,8 @@ def publish(
 
     `--format jsonl` takes the output of `tidelog subscribe --json`: a JSON object on each line. "value" is text, null
     (deletes the key in a compacted stream), or an object or list, which is stored as compact JSON; "key" is text, and
-    so is each of "headers"; "timestamp" is ISO-8601 or ns since 1970. All but "value" may be left out.
+    so is each of "headers"; "timestamp" is ISO-8601 or ns since 1970; "msg_id" is as --msg-id. All but "value" may be
+    left out.
 
     \b
     Examples:
@@ -149,6 +157,8 @@ def publish(
         file = sys.stdin.buffer
         if file.isatty():
             click.echo("reading lines from the terminal; Ctrl-D ends them", err=True)
+    if msg_id is not None and file is not None:
+        raise click.UsageError('--msg-id is the id of one VALUE; lines of `--format jsonl` have a "msg_id" each')
     level = cast("Literal['all', 'leader', 'none']", acks)
     codec = cast("Literal['none', 'lz4', 'zstd'] | None", compression)
     given = _Given(None if key is None else _bytes(key), headers, partition)
@@ -167,15 +177,21 @@ def publish(
                     await _publish_file(producer, file, form, given, acknowledged=acks != "none", as_json=as_json)
                     return
                 receipt = await producer.send(
-                    _bytes(value or ""), key=given.key, headers=given.headers, partition=partition
+                    _bytes(value or ""),
+                    key=given.key,
+                    headers=given.headers,
+                    partition=partition,
+                    msg_id=None if msg_id is None else _bytes(msg_id),
                 )
             offset = None if receipt.offset < 0 else receipt.offset
             if as_json:
-                print_json({"stream": stream, "partition": receipt.partition, "offset": offset})
+                told = {"stream": stream, "partition": receipt.partition, "offset": offset}
+                print_json({**told, "duplicate": True} if receipt.duplicate else told)
             elif offset is None:
                 click.echo(f"{stream}/{receipt.partition} sent, not acknowledged")
             else:
-                click.echo(f"{stream}/{receipt.partition} offset {offset}")
+                again = " was there already" if receipt.duplicate else ""
+                click.echo(f"{stream}/{receipt.partition} offset {offset}{again}")
 
     run(server, namespace, work)
 
@@ -251,6 +267,8 @@ class _Published:
         """Of which the outcome is known, and good."""
         self.bytes = 0
         """Of those lines."""
+        self.duplicates = 0
+        """Records that were there already, by their message ids; the others were written."""
         self._began = time.monotonic()
         self._per_partition: Counter[int] = Counter()
         self._under_way = 0
@@ -284,12 +302,19 @@ class _Published:
             fail(_not_given(error, self.lines, chunk, self.state, self.unit))
         if failure := next((one for _, one in outcomes if isinstance(one, TidelogError)), None):
             fail(_given_up(failure, self.lines, outcomes, self.state, self.unit))
-        for indices, receipt in outcomes:
-            if not isinstance(receipt, TidelogError):
-                self._per_partition[receipt.partition] += len(indices)
+        self.count(outcomes)
         self.lines += len(chunk)
         self.bytes += size
         self._under_way = 0
+
+    def count(self, outcomes: _Outcomes) -> None:
+        from tidelog.client.records import Receipt
+        from wire.errors import TidelogError
+
+        for indices, receipt in outcomes:
+            if not isinstance(receipt, TidelogError):
+                self._per_partition[receipt.partition] += len(indices)
+                self.duplicates += receipt.duplicate if isinstance(receipt, Receipt) else len(receipt.duplicates)
 
     def tell(self, stream: str, *, as_json: bool, interrupted: bool = False) -> None:
         seconds = time.monotonic() - self._began
@@ -301,6 +326,7 @@ class _Published:
                 "bytes": self.bytes,
                 "seconds": round(seconds, 3),
                 "partitions": {str(p): n for p, n in sorted(self._per_partition.items())},
+                "duplicates": self.duplicates,
             }
             print_json({**outcome, "interrupted": True, "in_doubt": self._under_way} if interrupted else outcome)
             return
@@ -309,6 +335,8 @@ class _Published:
             f"{done} {counted(records, 'record')}, {counted(self.bytes, 'byte')}, to {stream} in {seconds:.1f} s"
             f" ({records / max(seconds, 0.001):,.0f} records/s)"
         )
+        if self.duplicates:
+            told += f"; {self.duplicates:,} of them {'was' if self.duplicates == 1 else 'were'} there already"
         if interrupted:
             told = f"interrupted: {told}"
             if self._under_way:
@@ -401,7 +429,7 @@ async def _publish_json(
             parsed = from_json(line)
             key = given.key if parsed.key is None else parsed.key
             headers = {**given.headers, **parsed.headers}
-            await one_by_one.send(at, parsed.value, key, headers, parsed.timestamp)
+            await one_by_one.send(at, parsed.value, key, headers, parsed.timestamp, parsed.msg_id)
         except (ValueError, BadRequest, RecordTooLarge) as error:
             for _, outcome in await one_by_one.outcomes():
                 if isinstance(outcome, TidelogError):
@@ -427,12 +455,19 @@ class _OneByOne:
         key: bytes | None,
         headers: Mapping[str, bytes | list[bytes]],
         timestamp: int | AtTime | None = None,
+        msg_id: bytes | None = None,
     ) -> None:
         """Waits while the producer's buffer is full. Raises BadRequest, RecordTooLarge."""
         from tidelog.client.errors import BufferFull
 
         given = partial(
-            self._producer.send_nowait, value, key=key, headers=headers, partition=self._partition, timestamp=timestamp
+            self._producer.send_nowait,
+            value,
+            key=key,
+            headers=headers,
+            partition=self._partition,
+            timestamp=timestamp,
+            msg_id=msg_id,
         )
         try:
             future = given()

@@ -7,8 +7,9 @@
 Key, value and header values are text; a header with several values is a list of them. When any of them is not UTF-8,
 all of them are base64 and the line has `"encoding": "base64"`. A null key or value is null. On input only
 `value` is needed; `stream`, `partition` and `offset` are not looked at; a value that is an object or a list stands for
-its own compact JSON. A number, true or false is refused, as a value, a key or a header: several texts spell the same
-number, and a key must be the very bytes that other publishers of that key send.
+its own compact JSON; `msg_id` is the message id, which is printed as the header that it becomes. A number, true or
+false is refused, as a value, a key, a header or an id: several texts spell the same number, and a key must be the very
+bytes that other publishers of that key send.
 """
 
 from __future__ import annotations
@@ -29,6 +30,7 @@ class Parsed(NamedTuple):
     key: bytes | None
     headers: dict[str, bytes | list[bytes]]
     timestamp: int | AtTime | None
+    msg_id: bytes | None = None
 
 
 def to_json(record: Record) -> str:
@@ -85,6 +87,7 @@ def from_json(line: bytes) -> Parsed:
         _bytes("key", found.get("key"), as_base64),
         {name: _header(name, value, as_base64) for name, value in headers.items()},
         _timestamp(found.get("timestamp")),
+        _bytes("msg_id", found.get("msg_id"), as_base64),
     )
 
 

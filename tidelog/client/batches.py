@@ -132,11 +132,12 @@ class PendingBatch:
         self,
         values: Sequence[bytes | None],
         keys: Sequence[bytes | None] | None,
+        headers: Sequence[bytes | None] | None,
         size: int,
         indices: Sequence[int],
         future: Any,
     ) -> None:
-        """Take records that share one claim; `size` bounds all of them together."""
+        """Take records that share one claim; `size` bounds all of them together. `headers`: with message ids."""
         place, count = len(self.values), len(values)
         self.claims.append((place, indices, future))
         self.values.extend(values)
@@ -144,8 +145,11 @@ class PendingBatch:
             self.keys = [None] * place
         if self.keys is not None:
             self.keys.extend([None] * count if keys is None else keys)
+        if headers is not None:
+            self.has_message_ids = True
+            self.headers = [None] * place if self.headers is None else self.headers
         if self.headers is not None:
-            self.headers.extend([None] * count)
+            self.headers.extend([None] * count if headers is None else headers)
         if self.timestamps is not None:
             self.timestamps.extend([None] * count)
         self.size += size
@@ -256,18 +260,19 @@ class Gathering:
         self,
         values: Sequence[bytes | None],
         keys: Sequence[bytes | None] | None,
+        headers: Sequence[bytes | None] | None,
         size: int,
         indices: Sequence[int],
         future: Any,
         now: float,
     ) -> bool:
-        """Take records that lie in one batch: `size` bounds all of them together and must not exceed a batch. True when
-        a batch was sealed."""
-        ends_open = self.open is not None and self.open.has_message_ids
+        """Take records that lie in one batch: `size` bounds all of them together and must not exceed a batch.
+        `headers`: with message ids, of MAX_MESSAGE_IDS records at most. True when a batch was sealed."""
+        ends_open = self.open is not None and (headers is not None or self.open.has_message_ids)
         if ends_open:
             self.seal()
         batch, sealed = self._batch_for(size, now)
-        batch.add_run(values, keys, size, indices, future)
+        batch.add_run(values, keys, headers, size, indices, future)
         return sealed or ends_open
 
     def has_room(self, size: int) -> bool:

@@ -42,7 +42,7 @@ from tidelog.client.positions import Moment, timestamp_ns
 from tidelog.client.receipts import Receipts
 from tidelog.client.records import BatchReceipt, K, Receipt, V
 from tidelog.client.refusals import check_partition, closed, no_key, no_partition
-from tidelog.client.runs import Rooms, Run, check_bytes, check_lists, keyed_runs, unkeyed_runs
+from tidelog.client.runs import Rooms, Run, Values, check_bytes, check_lists, keyed_runs, unkeyed_runs
 from tidelog.client.send_buffer import SendBuffer
 from tidelog.client.serialization import Serializers
 from tidelog.client.upkeep import Upkeep
@@ -330,13 +330,16 @@ class Producer(Generic[K, V]):
         *,
         keys: Sequence[K | None] | None = None,
         partition: int | None = None,
+        msg_ids: Sequence[str | bytes | None] | None = None,
     ) -> list[BatchReceipt]:
         """Append many records and wait until all are acknowledged; one receipt per batch, for much less than one each.
 
-        `keys`, when given, has the length of `values`. Without keys the list fills batch after batch, of one partition
-        each. Records that share a partition keep their order. Raises the first failure; others may have been written.
+        `keys` and `msg_ids`, when given, have the length of `values`. Without keys the list fills batch after batch, of
+        one partition each. Records that share a partition keep their order. `msg_ids`: as `msg_id` of `send`, None for
+        a record without one; the receipts tell the `duplicates`. Raises the first failure; others may have been
+        written.
         """
-        outcomes = await self.outcomes(values, keys=keys, partition=partition)
+        outcomes = await self.outcomes(values, keys=keys, partition=partition, msg_ids=msg_ids)
         for _, outcome in outcomes:
             if isinstance(outcome, TidelogError):
                 raise outcome
@@ -348,6 +351,7 @@ class Producer(Generic[K, V]):
         *,
         keys: Sequence[K | None] | None = None,
         partition: int | None = None,
+        msg_ids: Sequence[str | bytes | None] | None = None,
     ) -> list[tuple[Sequence[int], BatchReceipt | TidelogError]]:
         """As `send_many`, and tells what became of each record: the receipt or the error of the records at these
         positions of the list, whether others failed or not. Raises what keeps records from being given at all, such as
@@ -355,15 +359,16 @@ class Producer(Generic[K, V]):
         if self._partitioner is None:
             await self.start()
         self._check_usable()
-        check_lists(values, keys)
+        check_lists(values, keys=keys, msg_ids=msg_ids)
         data, key_data = self._serializers.lists(values, keys)
         check_bytes(data, key_data)
+        headers = None if msg_ids is None else [None if each is None else identified(None, each) for each in msg_ids]
         if self._is_compacted and values and (keys is None or None in keys):
             raise no_key(self._stream)
         positions: list[Sequence[int]] = []
         futures: list[asyncio.Future[BatchReceipt]] = []
         try:
-            for run in self._runs(data, key_data, partition):
+            for run in self._runs(data, key_data, headers, partition):
                 if not self._buffer.has_room(run.size):
                     await self._buffer.wait_for_room(run.size)
                 futures.append(self._append_run(run))
@@ -491,7 +496,7 @@ class Producer(Generic[K, V]):
         self._gathering = None
 
     def _runs(
-        self, values: Sequence[bytes | None], keys: Sequence[bytes | None] | None, partition: int | None
+        self, values: Values, keys: Values | None, headers: Values | None, partition: int | None
     ) -> Iterator[Run]:
         partitioner = self._partitioner
         assert partitioner is not None
@@ -499,11 +504,11 @@ class Producer(Generic[K, V]):
             check_partition(partition, self._stream, self._pipes)
         rooms = Rooms(lambda target, size: self._pipes[target].core.gathering.room_for(size), self._check_size)
         if keys is None:
-            return unkeyed_runs(values, lambda: partitioner.sticky if partition is None else partition, rooms)
+            return unkeyed_runs(values, lambda: partitioner.sticky if partition is None else partition, rooms, headers)
         if partition is not None:
-            return keyed_runs(values, keys, lambda _: partition, rooms)
+            return keyed_runs(values, keys, lambda _: partition, rooms, headers)
         sticky = partitioner.sticky
-        return keyed_runs(values, keys, lambda key: sticky if key is None else partitioner.for_key(key), rooms)
+        return keyed_runs(values, keys, lambda key: sticky if key is None else partitioner.for_key(key), rooms, headers)
 
     def _append_run(self, run: Run) -> asyncio.Future[BatchReceipt]:
         self._check_usable()
@@ -511,7 +516,8 @@ class Producer(Generic[K, V]):
         pipe = self._pipes[run.partition]
         future: asyncio.Future[BatchReceipt] = self._loop.create_future()
         self._buffer.used += run.size
-        if pipe.core.gathering.append_run(run.values, run.keys, run.size, run.indices, future, self._loop.time()):
+        gathering, now = pipe.core.gathering, self._loop.time()
+        if gathering.append_run(run.values, run.keys, run.headers, run.size, run.indices, future, now):
             self._leave_partition(run.partition)
             pipe.pump()
         self._touch(pipe)

@@ -34,7 +34,9 @@ class Receipts:
                     _give_originals(batch, partition, first, originals, waiting)
                 _give(batch, partition, first, offset, step, waiting)
             elif not waiting.done():
-                waiting.set_result(BatchReceipt(partition, offset, batch.timestamp, indices))
+                own = range(first, first + len(indices))
+                found = {indices[place - first]: at for place, at in originals.items() if place in own}
+                waiting.set_result(BatchReceipt(partition, offset, batch.timestamp, indices, found))
 
     def fail(self, batch: PendingBatch, error: TidelogError) -> None:
         quiet = False

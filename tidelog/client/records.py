@@ -6,6 +6,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from datetime import UTC, datetime, timedelta
 from functools import partial
 from itertools import repeat
+from types import MappingProxyType
 from typing import TYPE_CHECKING, Any, Generic, NamedTuple
 
 from wire.batch.record_headers import header_items
@@ -43,7 +44,8 @@ class Receipt(NamedTuple):
 
 
 class BatchReceipt(NamedTuple):
-    """Where a run of records lies: offsets base_offset .. base_offset + len(indices) - 1 of one partition."""
+    """Where a run of records lies: offsets base_offset .. base_offset + len(indices) - 1 of one partition, but for
+    `duplicates`."""
 
     partition: int
     base_offset: int
@@ -52,6 +54,9 @@ class BatchReceipt(NamedTuple):
     """ns since 1970 that the records carry."""
     indices: Sequence[int]
     """Positions in the list given to `send_many`: the value at indices[i] has offset base_offset + i."""
+    duplicates: Mapping[int, int] = MappingProxyType({})
+    """By position in that list, of the records that were not written because one with their message id is there: its
+    offset. Nothing is at their own."""
 
     @property
     def record_count(self) -> int:

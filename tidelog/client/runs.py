@@ -13,14 +13,18 @@ import numpy as np
 
 from tidelog.client.arguments import bad, check_list
 from tidelog.client.encoding import BYTES_OR_NONE, RECORD_OVERHEAD, not_bytes, size_of
+from wire.batch import MAX_MESSAGE_IDS
 
 Values = Sequence[bytes | None]
+"""One of each record: values, keys, or headers as they are encoded."""
 
 
 class Run(NamedTuple):
     partition: int
     values: Values
     keys: Values | None
+    headers: Values | None
+    """With message ids; then there are at most MAX_MESSAGE_IDS records."""
     size: int
     """Upper bound of the encoded size of the records, in bytes."""
     indices: Sequence[int]
@@ -36,14 +40,15 @@ class Rooms(NamedTuple):
     """Raises RecordTooLarge."""
 
 
-def check_lists(values: Sequence[object], keys: Sequence[object] | None) -> None:
-    """Raises BadRequest for what are no lists of one length."""
+def check_lists(values: Sequence[object], **others: Sequence[object] | None) -> None:
+    """Raises BadRequest for what are no lists of one length. `others`: by name; None: not given."""
     check_list("values", values, "[b'a', b'b']")
-    if keys is None:
-        return
-    check_list("keys", keys, "[b'a', b'b']")
-    if len(keys) != len(values):
-        raise bad(f"{len(keys)} keys were given for {len(values)} values")
+    for name, given in others.items():
+        if given is None:
+            continue
+        check_list(name, given, "[b'a', b'b']")
+        if len(given) != len(values):
+            raise bad(f"{len(given)} {name} were given for {len(values)} values")
 
 
 def check_bytes(values: Values, keys: Values | None) -> None:
@@ -55,10 +60,16 @@ def check_bytes(values: Values, keys: Values | None) -> None:
             raise not_bytes(f"{name}[{place}]", wrong)
 
 
-def unkeyed_runs(values: Values, target: Callable[[], int], rooms: Rooms) -> Iterator[Run]:
+def unkeyed_runs(
+    values: Values, target: Callable[[], int], rooms: Rooms, headers: Values | None = None
+) -> Iterator[Run]:
     """Fill batch after batch; `target` gives the partition of the next one."""
     filled = [value or b"" for value in values] if None in values else cast("Sequence[bytes]", values)
     sizes = np.fromiter(map(len, filled), np.int64, len(values)) + RECORD_OVERHEAD
+    most = len(values)
+    if headers is not None:
+        sizes += np.fromiter((len(each or b"") for each in headers), np.int64, len(values))
+        most = MAX_MESSAGE_IDS
     if len(values):
         rooms.check_size(int(sizes.max()))
     ends = np.cumsum(sizes)
@@ -67,33 +78,41 @@ def unkeyed_runs(values: Values, target: Callable[[], int], rooms: Rooms) -> Ite
     while at < len(values):
         partition = target()
         room = rooms.room_for(partition, int(sizes[at]))
-        end = max(int(np.searchsorted(ends, before + room, "right")), at + 1)
+        end = max(min(int(np.searchsorted(ends, before + room, "right")), at + most), at + 1)
         size = int(ends[end - 1]) - before
-        yield Run(partition, values[at:end], None, size, range(at, end))
+        yield Run(partition, values[at:end], None, headers and headers[at:end], size, range(at, end))
         at, before = end, before + size
 
 
-def keyed_runs(values: Values, keys: Values, target: Callable[[bytes | None], int], rooms: Rooms) -> Iterator[Run]:
+def keyed_runs(
+    values: Values,
+    keys: Values,
+    target: Callable[[bytes | None], int],
+    rooms: Rooms,
+    headers: Values | None = None,
+) -> Iterator[Run]:
     """Group the records by partition, in order; `target` gives the partition of a key."""
     groups: dict[int, list[int]] = {}
     for index, key in enumerate(keys):
         groups.setdefault(target(key), []).append(index)
+    most = len(values) if headers is None else MAX_MESSAGE_IDS
     for partition, indices in groups.items():
         run: list[int] = []
         size = 0
         room = 0
         for index in indices:
-            each = size_of(values[index], keys[index], None)
+            each = size_of(values[index], keys[index], None if headers is None else headers[index])
             rooms.check_size(each)
-            if run and size + each > room:
-                yield _run(partition, values, keys, size, run)
+            if run and (size + each > room or len(run) >= most):
+                yield _run(partition, values, keys, headers, size, run)
                 run, size = [], 0
             if not run:
                 room = rooms.room_for(partition, each)
             run.append(index)
             size += each
-        yield _run(partition, values, keys, size, run)
+        yield _run(partition, values, keys, headers, size, run)
 
 
-def _run(partition: int, values: Values, keys: Values, size: int, indices: list[int]) -> Run:
-    return Run(partition, [values[i] for i in indices], [keys[i] for i in indices], size, indices)
+def _run(partition: int, values: Values, keys: Values, headers: Values | None, size: int, indices: list[int]) -> Run:
+    chosen = None if headers is None else [headers[i] for i in indices]
+    return Run(partition, [values[i] for i in indices], [keys[i] for i in indices], chosen, size, indices)

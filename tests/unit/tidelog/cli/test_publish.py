@@ -12,11 +12,14 @@ from pathlib import Path
 from typing import Literal
 
 import pytest
+from click.testing import CliRunner
 
 from tests.unit.tidelog.client.fake_broker import make
-from tidelog.cli import publish, record_input
-from tidelog.cli.publish import _Given, _publish_file
+from tidelog.cli import main, publish, record_input
+from tidelog.cli.publish import _Given, _publish_file, _Published
 from tidelog.cli.session import Failure
+from tidelog.client.records import BatchReceipt, Receipt
+from wire.batch import RecordBatch
 from wire.error_details import RETRY_AFTER_MS
 from wire.errors import Code, TidelogError
 
@@ -52,6 +55,33 @@ async def test_records_are_counted(
 ) -> None:
     await published(data, form, acks=acks)
     assert capsys.readouterr().out.startswith(said)
+
+
+async def test_ids_of_lines_are_their_message_ids(capsys: pytest.CaptureFixture[str]) -> None:
+    _, broker, client = make()
+    broker.create("s", 1)
+    lines = (
+        b'{"value": "a", "msg_id": "1"}\n{"value": "b"}\n{"value": "Yg==", "msg_id": "/w==", "encoding": "base64"}\n'
+    )
+    async with client.producer("s") as producer:
+        await _publish_file(producer, BytesIO(lines), "jsonl", _Given(), acknowledged=True, as_json=True)
+    assert json.loads(capsys.readouterr().out)["duplicates"] == 0
+    (batch,) = [RecordBatch.decode(data) for _, data in broker.logs["s", 0].batches]
+    assert batch.headers == [{"Nats-Msg-Id": b"1"}, {}, {"Nats-Msg-Id": b"\xff"}]
+
+
+def test_records_that_were_there_already_are_counted(capsys: pytest.CaptureFixture[str]) -> None:
+    told = _Published("acknowledged", "line")
+    told.count([(range(2), BatchReceipt(0, 5, 0, range(2), {1: 3})), (range(1), Receipt(1, 7, 0, duplicate=True))])
+    told.tell("s", as_json=False)
+    assert "published 3 records" in (said := capsys.readouterr().out)
+    assert said.endswith("; 2 of them were there already\n")
+
+
+def test_an_id_is_of_one_value() -> None:
+    told = CliRunner().invoke(main, ["publish", "s", "--file", "-", "--msg-id", "1"], input="a\nb\n")
+    assert told.exit_code == 2
+    assert "--msg-id is the id of one VALUE" in told.stderr
 
 
 @pytest.mark.parametrize(

@@ -50,9 +50,11 @@ def test_a_batch_with_ids_ends_at_the_leaders_limit() -> None:
     sealed = [gathering.append(b"v", None, identified, None, 10, None, 0.0) for _ in range(MAX_MESSAGE_IDS + 1)]
     assert sealed == [False] * MAX_MESSAGE_IDS + [True]
     assert [len(batch) for batch in gathering.batches] == [MAX_MESSAGE_IDS, 1]
-    assert gathering.append_run([b"v"] * 10_000, None, 1000, range(10_000), None, 0.0), "a run has a batch of its own"
+    many = range(10_000)
+    assert gathering.append_run([b"v"] * 10_000, None, None, 1000, many, None, 0.0), "a run has a batch of its own"
     assert gathering.append(b"v", None, identified, None, 10, None, 0.0), "and so has an id behind a long one"
-    assert [batch.has_message_ids for batch in gathering.batches] == [True, True, False, True]
+    assert gathering.append_run([b"v"], None, [identified], 10, [0], None, 0.0), "and a run with ids"
+    assert [batch.has_message_ids for batch in gathering.batches] == [True, True, False, True, True]
 
 
 async def test_receipts_of_records_that_were_there_already() -> None:
@@ -62,12 +64,43 @@ async def test_receipts_of_records_that_were_there_already() -> None:
     futures: list[asyncio.Future[Receipt]] = [loop.create_future() for _ in range(3)]
     for number, future in enumerate(futures):
         batch.add(b"v", None, None, 77 if number == 2 else None, 10, future)
-    many: asyncio.Future[BatchReceipt] = loop.create_future()
-    batch.add_run([b"v", b"v"], None, 10, [0, 1], many)
-    Receipts().acknowledge(batch, 4, 100, {0: 17, 2: 3})
+    many: list[asyncio.Future[BatchReceipt]] = [loop.create_future() for _ in range(2)]
+    batch.add_run([b"v", b"v"], None, None, 10, [0, 1], many[0])
+    batch.add_run([b"v", b"v"], None, [b"h", None], 10, [6, 8], many[1])
+    Receipts().acknowledge(batch, 4, 100, {0: 17, 2: 3, 6: 50})
     assert [future.result() for future in futures] == [
         Receipt(4, 17, 5, duplicate=True),
         Receipt(4, 101, 5),
         Receipt(4, 3, 77, duplicate=True),
     ]
-    assert many.result().base_offset == 103
+    assert [future.result() for future in many] == [
+        BatchReceipt(4, 103, 5, [0, 1]),
+        BatchReceipt(4, 105, 5, [6, 8], {8: 50}),
+    ]
+
+
+@pytest.mark.parametrize("keys", [None, [b"k"] * 5000])
+async def test_ids_of_many_records_travel_with_them(cluster: Cluster, keys: list[bytes] | None) -> None:
+    _, broker, client = cluster
+    ids = [None if number % 7 == 0 else str(number) for number in range(5000)]
+    async with client.producer("s") as producer:
+        receipts = await producer.send_many([b"%d" % number for number in range(5000)], keys=keys, msg_ids=ids)
+        await producer.send_many([b"without"], partition=0)
+    assert all(len(receipt.indices) <= MAX_MESSAGE_IDS for receipt in receipts)
+    assert sorted(index for receipt in receipts for index in receipt.indices) == [*range(5000)]
+    found: dict[bytes | None, bytes | None] = {}
+    for partition in range(3):
+        for header, data in broker.logs["s", partition].batches:
+            batch = RecordBatch.decode(data)
+            assert header.has_message_ids == (batch.values != [b"without"])
+            found |= {value: h.get("Nats-Msg-Id") for value, h in zip(batch.values, batch.headers, strict=True)}
+    wanted = {b"%d" % number: None if each is None else each.encode() for number, each in enumerate(ids)}
+    assert found == {**wanted, b"without": None}
+
+
+@pytest.mark.parametrize("msg_ids", [["a"], [1, 2], ["", "b"], "ab", {"a": 1, "b": 2}])
+async def test_a_slip_in_a_list_of_ids_is_named(cluster: Cluster, msg_ids: Any) -> None:
+    _, _, client = cluster
+    async with client.producer("s") as producer:
+        with pytest.raises(BadRequest, match="msg_id"):
+            await producer.send_many([b"a", b"b"], msg_ids=msg_ids)
