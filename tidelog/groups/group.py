@@ -8,8 +8,8 @@
         revoking is empty                     it reaches the generation, and gets the free partitions of its target;
                                               version + 1 where these are any
 
-A partition that becomes free in one step is assigned in the next one, when that is committed. So the records of one
-step may be appended in several batches: whichever of them a successor finds, no two members have a partition.
+A partition that becomes free in one step is assigned in the next one, when that is committed (R51). So the records of
+one step may be appended in several batches: whichever of them a successor finds, no two members have a partition.
 
 Invariant: a partition is in `assigned` or `revoking` of one member at most.
 Invariant: `assigned` of a member is part of its target, once `step` has run.
@@ -305,8 +305,8 @@ class Group:
     # ---- offsets ---------------------------------------------------------------------------------------------------
 
     def check_commit(self, member_id: str, generation: int, number: int, offsets: Iterable[StreamPartition]) -> None:
-        """Raises TidelogError: this member, or a program that is none, may not commit, or it has committed later ones
-        (`number`; 0: not numbered)."""
+        """Rule R55. Raises TidelogError: this member, or a program that is none, may not commit, or the member has
+        committed with a higher `number` (0: not numbered)."""
         if not member_id:
             if self.members:
                 raise group_not_empty(self.name, len(self.members))

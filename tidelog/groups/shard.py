@@ -1,6 +1,7 @@
 """The groups and cursors of one partition of `__groups`, in one LeaderEpoch. See the package.
 
-Sessions are judged by the coordinator's own clock, with exceptions that keep it from removing a member that lives:
+Sessions are judged by the coordinator's own clock, with exceptions that keep it from removing a member that lives
+(R53, R54):
 
 - A new coordinator gives each member its session timeout and `patience` before it removes it. `patience` is the lease:
   a deposed coordinator may answer heartbeats until its lease is over, and these prolong sessions at the members.
@@ -13,7 +14,7 @@ A deposed coordinator may not know of it for the time of its lease (R29), and a 
 one meanwhile. Heartbeats that change nothing are answered nevertheless, because successors have that patience. Any
 other answer tells what is so (what was committed, that a member is not known) and could be wrong. Where it comes
 without a record to be committed, `settle` asks for a BARRIER: a record that only proves, by being committed, that the
-LeaderEpoch lasts.
+LeaderEpoch lasts (R52).
 """
 
 from __future__ import annotations
