@@ -5,11 +5,12 @@
     scripts/simulate --seed 17                 one, with its trace
     scripts/simulate --seed 17 --shrink        the same with as few faults as still break it
     scripts/simulate --mutants                 defects made on purpose: which invariant finds each, after how many seeds
+                                               (those that are broken without the defect, too, do not count)
     scripts/simulate --mutants --only TEXT     only the mutants with TEXT in their name
 
 With --json the summary, or the table of mutants, is one JSON object on stdout; progress goes to stderr. A run that
 fails, or uses a minute of CPU time, prints its seed, the commit, and the command that replays it. The exit status is 1
-when a run failed or a mutant was not caught.
+when a run failed, a mutant was not caught, or a seed is broken without a mutant.
 """
 
 from __future__ import annotations
@@ -214,19 +215,27 @@ class Sight(NamedTuple):
     mutant: int
     invariant: str | None
     seeds: int
+    broken_anyway: list[int]
+    """Seeds that break an invariant without the mutant, too."""
 
 
 def hunt(order: tuple[int, int]) -> Sight:
     number, budget = order
     mutant = MUTANTS[number]
     seeds = (seed for seed in count(1) if mutant.scenario is None or scenario_of(seed) == mutant.scenario)
-    with mutant.applied():
-        for tried, seed in enumerate(islice(seeds, budget), 1):
+    broken_anyway: list[int] = []
+    for tried, seed in enumerate(islice(seeds, budget), 1):
+        with mutant.applied():
             result = run(seed)
-            gc.collect()
-            if result.broken is not None:
-                return Sight(number, result.broken.invariant, tried)
-    return Sight(number, None, budget)
+        gc.collect()
+        if result.broken is None:
+            continue
+        sound = run(seed).broken is None
+        gc.collect()
+        if sound:
+            return Sight(number, result.broken.invariant, tried, broken_anyway)
+        broken_anyway.append(seed)
+    return Sight(number, None, budget, broken_anyway)
 
 
 def mutants_with(text: str) -> list[int]:
@@ -236,19 +245,31 @@ def mutants_with(text: str) -> list[int]:
 
 def run_mutants(numbers: list[int], budget: int, jobs: int, *, as_json: bool) -> int:
     unseen = 0
+    broken: set[int] = set()
     width = max(len(MUTANTS[number].name) for number in numbers)
     tell(f"{'mutant':<{width}}  caught by                 after seeds", as_json=as_json)
     sights = []
     with multiprocessing.Pool(jobs, initializer=settle_in) as pool:
         for sight in pool.imap(hunt, [(number, budget) for number in numbers]):
             unseen += sight.invariant is None
+            broken.update(sight.broken_anyway)
             name = MUTANTS[sight.mutant].name
-            sights.append({"mutant": name, "caught_by": sight.invariant, "seeds": sight.seeds})
-            tell(f"{name:<{width}}  {sight.invariant or 'NOT CAUGHT':<24}  {sight.seeds}", as_json=as_json)
+            sights.append(
+                {
+                    "mutant": name,
+                    "caught_by": sight.invariant,
+                    "seeds": sight.seeds,
+                    "broken_anyway": sight.broken_anyway,
+                }
+            )
+            told = f"{name:<{width}}  {sight.invariant or 'NOT CAUGHT':<24}  {sight.seeds}"
+            if sight.broken_anyway:
+                told += f"  seeds that are broken without it: {', '.join(map(str, sight.broken_anyway))}"
+            tell(told, as_json=as_json)
     tell(f"{len(numbers) - unseen} of {len(numbers)} caught", as_json=as_json)
     if as_json:
         print(json.dumps({"commit": commit(), "mutants": sights}))
-    return 1 if unseen else 0
+    return 1 if unseen or broken else 0
 
 
 def main(arguments: list[str] | None = None) -> int:

@@ -19,7 +19,7 @@ from scripts import simulate
 from scripts.simulate import shrink
 from tests.simulation.mutants import MUTANTS
 from tests.simulation.mutation import Mutant
-from tests.simulation.run import Cluster, run
+from tests.simulation.run import Cluster, Result, run
 from tests.simulation.world import InvariantBroken, Process, World, inhabited
 
 ROOT = Path(__file__).parents[2]
@@ -194,6 +194,21 @@ def test_only_mutants_with_a_text_in_their_name_are_hunted(capsys: pytest.Captur
     found = json.loads(capsys.readouterr().out)["mutants"]
     assert [mutant["mutant"] for mutant in found] == ["a leader acknowledges before the commit"]
     assert found[0]["caught_by"] == "AckedIsCommitted"
+
+
+def test_a_seed_that_is_broken_without_the_mutant_proves_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
+    number = next(number for number, mutant in enumerate(MUTANTS) if mutant.scenario is None)
+    asked: list[int] = []
+
+    def judged(seed: int) -> Result:
+        """Seed 2 is broken whatever runs, seed 4 when it is asked first, with the mutant."""
+        asked.append(seed)
+        is_broken = seed == 2 or (seed == 4 and asked.count(4) == 1)
+        return Result(seed, InvariantBroken("AckedIsCommitted", "a story") if is_broken else None)
+
+    monkeypatch.setattr(simulate, "run", judged)
+    assert simulate.hunt((number, 10)) == simulate.Sight(number, "AckedIsCommitted", 4, [2])
+    assert asked == [1, 2, 2, 3, 4, 4]
 
 
 def test_a_text_that_no_mutant_has_is_refused(capsys: pytest.CaptureFixture[str]) -> None:
