@@ -37,14 +37,16 @@ from tidelog.groups.cursors import MAX_CURSORS, MAX_VALUE
 from tidelog.groups.group import MAX_MEMBERS, MAX_METADATA, MAX_TARGET_BYTES
 from tidelog.groups.group import MAX_PARTITIONS as MAX_GROUP_PARTITIONS
 from tidelog.groups.members import MAX_SUBSCRIPTION
+from tidelog.groups.pending import MAX_PENDING, MAX_PENDING_BYTES
 from tidelog.groups.shard import MAX_GROUPS, MAX_MEMBERS_OF_ALL, MAX_OFFSETS_OF_ALL
 from tidelog.runtime.delivery import MAX_HEADER_BYTES
 from tidelog.runtime.micro import MAX_QUESTIONS_IN_WORK
 from tidelog.runtime.pace import ANSWER_BYTES_PER_S, REST
 from tidelog.runtime.request_queue import MAX_WAITING, MAX_WAITING_ALIKE, MAX_WAITING_BYTES
-from tidelog.server.coordinator import MAX_REQUEST_BYTES as GROUP_REQUEST
-from tidelog.server.coordinator import MAX_WAITING as GROUP_REQUESTS
-from tidelog.server.coordinator import MAX_WAITING_BYTES as GROUP_BYTES
+from tidelog.server.coordinator import MAX_REQUEST_BYTES as COORDINATOR_REQUEST
+from tidelog.server.coordinator import MAX_WAITING as COORDINATOR_REQUESTS
+from tidelog.server.coordinator import MAX_WAITING_BYTES as COORDINATOR_BYTES
+from tidelog.server.deliveries import MOST_OF_ALL, MOST_OF_LANE
 from tidelog.server.liftbridge.port import MAX_CALLS, MAX_CALLS_OF_CONNECTION
 from tidelog.server.liftbridge.port import MAX_MESSAGE_BYTES as MAX_CALL_BYTES
 from tidelog.server.liftbridge.producers import BUFFER_BYTES, MAX_PRODUCERS
@@ -53,6 +55,7 @@ from tidelog.server.liftbridge.subscribing import MAX_SUBSCRIPTIONS, PREFETCH_BY
 from tidelog.server.log_limit import MAX_ARGUMENT, MAX_BYTES, MAX_BYTES_OF_ALL, MAX_LINES
 from tidelog.server.peers.replay import WINDOW
 from tidelog.server.peers.tags import MAX_SENDERS, UNHEARD_PER_S
+from tidelog.transactions.shard import MAX_HELD, MAX_IDS, MAX_PARTICIPANTS_OF_ALL
 from wire.batch.columns import MAX_EXPANSION
 from wire.batch.encoded import FREE_BYTES, FREE_RECORDS, HEAVY_BYTES, HEAVY_HEADER_BYTES, MAX_RECORDS_PER_BYTE
 from wire.batch.header import MAX_RECORDS
@@ -64,6 +67,7 @@ from wire.json_codec import MAX_BITS, MAX_DEPTH
 from wire.operation import MAX_READING_REQUEST_BYTES, MAX_REQUEST_BYTES
 from wire.reply_subjects import MAX_VERDICTS
 from wire.stream_config import MAX_CONFIRM_TIMEOUT_MS
+from wire.transactions import MAX_ADDED, MAX_PARTICIPANTS
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -393,10 +397,31 @@ BOUNDS = (
         counter="dropped_cold_reads",
     ),
     Bound(
-        on="requests that wait for a coordinator of groups, `group_requests`",
-        limit=f"{GROUP_REQUESTS}, or {GROUP_BYTES >> 20} MiB of them; {GROUP_REQUEST >> 10} KiB each",
+        on="requests that wait for a coordinator, `group_requests`, `transaction_requests`",
+        limit=f"{COORDINATOR_REQUESTS}, or {COORDINATOR_BYTES >> 20} MiB of them; {COORDINATOR_REQUEST >> 10} KiB each;"
+        f" {MAX_HELD} for the end of one transaction",
         where="tidelog/server/coordinator.py",
         answer="BACKPRESSURE; BAD_REQUEST for one that is too large",
+    ),
+    Bound(
+        on="what a coordinator of transactions keeps: `transactional_ids`, `transaction_participants`",
+        limit=f"{MAX_IDS} ids, {MAX_PARTICIPANTS_OF_ALL} partitions and groups that take part; {MAX_PARTICIPANTS} of"
+        f" one transaction, {MAX_ADDED} added at once",
+        where="tidelog/transactions/shard.py",
+        answer="LIMIT_REACHED; BAD_REQUEST for a request with more",
+    ),
+    Bound(
+        on="requests of a coordinator of transactions to other brokers that are under way",
+        limit=f"{MOST_OF_ALL}, {MOST_OF_LANE} of them to one partition, 1 to one that does not answer",
+        where="tidelog/server/deliveries.py",
+        answer="nobody is asking; the transactions end later",
+    ),
+    Bound(
+        on="offsets of transactions that have not ended, `pending_offsets`",
+        limit=f"of {MAX_PENDING} producers in groups of one coordinator; {MAX_PENDING_BYTES >> 10} KiB of one producer"
+        " in one group",
+        where="tidelog/groups/pending.py",
+        answer="LIMIT_REACHED",
     ),
     Bound(
         on="what a coordinator keeps: `groups`, `group_members`, `group_offsets`, `cursors`",

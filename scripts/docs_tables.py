@@ -107,7 +107,7 @@ def bounds() -> str:
 
 
 def permissions() -> str:
-    """With the placeholders STREAM, SUBJECT, BROKER, GROUP and USER."""
+    """With the placeholders STREAM, SUBJECT, BROKER, GROUP, ID and USER."""
     scope = Scope(streams=("STREAM",), subjects=("SUBJECT",), inbox_prefix="_INBOX.USER")
     scopes = {
         Role.BROKER: Scope(broker="BROKER", subjects=("SUBJECT",)),
@@ -122,6 +122,9 @@ def permissions() -> str:
     grouped = permissions_of(Role.CONSUMER, replace(scope, groups=("GROUP",)))
     more = tuple(grant for grant in grouped.publish if grant not in granted[f"`{Role.CONSUMER.value}`"].publish)
     granted["`consumer`, `spark` with `--group`: also"] = Permissions(more, grouped.subscribe)
+    transactional = permissions_of(Role.PRODUCER, replace(scope, transactional_ids=("ID",)))
+    more = tuple(grant for grant in transactional.publish if grant not in granted[f"`{Role.PRODUCER.value}`"].publish)
+    granted["`producer` with `--transactional-id`: also"] = Permissions(more, transactional.subscribe)
     return _table(
         ("role", "publishes to", "subscribes to"),
         ((name, spelled(each.publish), spelled(each.subscribe)) for name, each in granted.items()),
@@ -258,7 +261,21 @@ TABLES: Mapping[str, Callable[[], str]] = {
         "CursorRequest",
         "CursorResponse",
     ),
-    "group-records": message_rows("groups.proto", "GroupRecord", "MemberRecord", "OffsetRecord", "CursorRecord"),
+    "group-records": message_rows(
+        "groups.proto", "GroupRecord", "MemberRecord", "OffsetRecord", "PendingRecord", "CursorRecord"
+    ),
+    "transaction-messages": message_rows(
+        "transactions.proto",
+        "InitRequest",
+        "InitResponse",
+        "AddRequest",
+        "AddResponse",
+        "EndRequest",
+        "EndResponse",
+        "TransactionPartition",
+    ),
+    "transaction-ends": message_rows("tidelog.proto", "EndTransactionRequest"),
+    "transaction-records": message_rows("transactions.proto", "TransactionRecord", "ProducerIds"),
     "bounds": bounds,
     "permissions": permissions,
 }

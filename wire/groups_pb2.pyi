@@ -267,7 +267,9 @@ class CommitRequest(_message.Message):
     ticket: _builtins.bytes
     """proves that the coordinator of the transaction knows of this group's part in it"""
     number: _builtins.int
-    """of the commits of a member: grows within one life of it, and stays when the commit is repeated. 0: not numbered"""
+    """of the commits of a member: grows within one life of it, and stays when the commit is repeated; of those of a
+    transaction: the same within the transaction. 0: not numbered
+    """
     cluster_id: _builtins.str
     @_builtins.property
     def offsets(self) -> _containers.RepeatedCompositeFieldContainer[Global___CommittedOffset]: ...
@@ -586,10 +588,13 @@ class PendingRecord(_message.Message):
     PRODUCER_EPOCH_FIELD_NUMBER: _builtins.int
     OFFSETS_FIELD_NUMBER: _builtins.int
     CHANGED_AT_FIELD_NUMBER: _builtins.int
+    NUMBER_FIELD_NUMBER: _builtins.int
     producer_epoch: _builtins.int
     """of the transaction; older ones have ended"""
     changed_at: _builtins.int
     """ns since 1970"""
+    number: _builtins.int
+    """of the newest commit in that transaction"""
     @_builtins.property
     def offsets(self) -> _containers.RepeatedCompositeFieldContainer[Global___CommittedOffset]: ...
     def __init__(
@@ -598,10 +603,11 @@ class PendingRecord(_message.Message):
         producer_epoch: _builtins.int = ...,
         offsets: _abc.Iterable[Global___CommittedOffset] | None = ...,
         changed_at: _builtins.int = ...,
+        number: _builtins.int = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["changed_at", b"changed_at", "offsets", b"offsets", "producer_epoch", b"producer_epoch"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["changed_at", b"changed_at", "number", b"number", "offsets", b"offsets", "producer_epoch", b"producer_epoch"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 

@@ -25,8 +25,8 @@ MAX_READING_REQUEST_BYTES = 4 << 10
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
 class Operation(Generic[_P, _Request, _Answer]):
     name: str
-    """Its subject is `<ns>.api.<name>`, with the stream or the group behind it where it is about one; a broker's log
-    names it, too."""
+    """Its subject is `<ns>.api.<name>`, with the stream, the group or the transactional id behind it where it is about
+    one; a broker's log names it, too."""
     request: Callable[_P, _Request]
     """The dataclass."""
     answer: type[_Answer]
@@ -39,6 +39,8 @@ class Operation(Generic[_P, _Request, _Answer]):
     """The field of the request that names a stream, where it is about one."""
     group: str = ""
     """The field that names a consumer group, where it is about one."""
+    transaction: str = ""
+    """The field that has a transactional id, where it is about one."""
     refusals: tuple[Code, ...] = ()
     """Besides ALWAYS_POSSIBLE."""
     time_s: float = 0.0
@@ -66,7 +68,12 @@ class Operation(Generic[_P, _Request, _Answer]):
     @property
     def named(self) -> str:
         """The field whose value stands behind the operation in the subject; empty where none does."""
-        return self.stream or self.group
+        return self.stream or self.group or self.transaction
+
+    @property
+    def kind_named(self) -> str:
+        """What `named` names."""
+        return "stream" if self.stream else "group" if self.group else "transactional id"
 
     def name_in(self, request: _Request) -> str | None:
         return getattr(request, self.named) if self.named else None

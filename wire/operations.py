@@ -21,6 +21,12 @@ from typing import Any, NotRequired, TypedDict
 from wire.errors import Code
 from wire.operation import Operation
 from wire.partition_operations import STREAM_DELETE_RECORDS, STREAM_PAUSE, STREAM_RESUME, STREAM_SET_READONLY
+from wire.transaction_operations import (
+    TRANSACTION_ABORT,
+    TRANSACTION_COORDINATOR,
+    TRANSACTION_DESCRIBE,
+    TRANSACTION_LIST,
+)
 
 # ---- forms that several operations share ---------------------------------------------------------------------------
 
@@ -445,6 +451,17 @@ class GroupOffset(TypedDict):
     committed_at_ns: int
 
 
+class PendingGroupOffset(TypedDict):
+    """That a transaction commits, if it is committed."""
+
+    producer_id: int
+    stream: str
+    incarnation: int
+    """Life of the stream."""
+    partition: int
+    offset: int
+
+
 class GroupDescription(GroupSummary):
     coordinator: str
     """Id of the broker."""
@@ -453,6 +470,8 @@ class GroupDescription(GroupSummary):
     details: list[GroupMember]
     offsets: list[GroupOffset]
     """By stream and partition."""
+    pending: NotRequired[list[PendingGroupOffset]]
+    """By producer. While there are some, the offsets are neither told to consumers nor reset."""
 
 
 GROUP_DESCRIBE = Operation(
@@ -689,8 +708,9 @@ CLUSTER_ALTER = Operation(
 
 _HERE = [each for each in [*globals().values()] if isinstance(each, Operation)]
 _OF_PARTITIONS = (STREAM_SET_READONLY, STREAM_PAUSE, STREAM_RESUME, STREAM_DELETE_RECORDS)
+_OF_TRANSACTIONS = (TRANSACTION_COORDINATOR, TRANSACTION_LIST, TRANSACTION_DESCRIBE, TRANSACTION_ABORT)
 
 OPERATIONS: Mapping[str, Operation[..., Any, Any]] = {
-    operation.name: operation for operation in (*_HERE, *_OF_PARTITIONS)
+    operation.name: operation for operation in (*_HERE, *_OF_PARTITIONS, *_OF_TRANSACTIONS)
 }
 """By name."""

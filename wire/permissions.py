@@ -17,9 +17,10 @@ from dataclasses import dataclass
 from typing import Any, Final
 
 from wire import operations as op
+from wire import transactions
 from wire.errors import Code, TidelogError
 from wire.groups import KINDS, check_group_name
-from wire.internal_streams import ACTIVITY, AUDIT, GROUPS, InternalStream
+from wire.internal_streams import ACTIVITY, AUDIT, GROUPS, TRANSACTIONS, InternalStream
 from wire.operation import Operation
 from wire.subjects import (
     DEFAULT_INBOX_PREFIX,
@@ -29,13 +30,16 @@ from wire.subjects import (
     check_inbox_prefix,
     check_stream_name,
 )
+from wire.transaction_operations import TRANSACTION_COORDINATOR
 from wire.types import BrokerId, StreamName
 
 ANY_BROKER: Final = BrokerId("*")
 ANY_STREAM: Final = StreamName("*")
 ANY_GROUP: Final = "*"
+ANY_TRANSACTIONAL_ID: Final = "*"
 ANY_PARTITION: Final = "*"
 _GROUPS: Final = StreamName(GROUPS.name)
+_TRANSACTIONS: Final = StreamName(TRANSACTIONS.name)
 SERVICE_REPLIES: Final = "_R_.>"
 """Where a service of one account answers requests from another account."""
 
@@ -88,6 +92,8 @@ class Scope:
     """The broker whose user it is; "*": all brokers share one."""
     groups: tuple[str, ...] = ()
     """Of a consumer or a Spark job: its consumer groups and cursors, "*" for all."""
+    transactional_ids: tuple[str, ...] = ()
+    """Of a producer: those under which it may begin transactions, "*" for all."""
     across_accounts: bool = False
     """Some clients are in other accounts than the brokers."""
 
@@ -124,8 +130,10 @@ def _operations(
     subjects: Subjects, wanted: Iterable[Operation[..., Any, Any]], streams: list[StreamName]
 ) -> Iterator[Grant]:
     for operation in wanted:
-        named = (streams or [ANY_STREAM]) if operation.stream else [ANY_GROUP] if operation.group else [None]
-        for name in named:
+        named: list[Any] = (
+            [ANY_GROUP] if operation.group else [ANY_TRANSACTIONAL_ID] if operation.transaction else [None]
+        )
+        for name in (streams or [ANY_STREAM]) if operation.stream else named:
             yield Grant(subjects.api(operation.name, name), operation.help)
 
 
@@ -151,6 +159,13 @@ def _producer(subjects: Subjects, streams: list[StreamName], scope: Scope) -> It
     for stream in streams:
         yield Grant(subjects.append(stream, ANY_PARTITION), "its batches")
         yield Grant(subjects.leader(stream, ANY_PARTITION), "whether the leader is there; no records")
+    if scope.transactional_ids:
+        yield from _operations(subjects, [TRANSACTION_COORDINATOR], streams)
+    for given in scope.transactional_ids:
+        name = given if given == ANY_TRANSACTIONAL_ID else transactions.check_transactional_id(given)
+        for kind in transactions.KINDS:
+            subject = subjects.coordinator(_TRANSACTIONS, ANY_PARTITION, kind, name)
+            yield Grant(subject, f"{kind} of transactions under that id")
     for subject in map(subjects.check_subject, scope.subjects):
         yield Grant(subject, "plain publishes to partition 0")
         yield Grant(f"{subject}.*", "plain publishes to the other partitions")
@@ -207,7 +222,10 @@ def _broker(subjects: Subjects, scope: Scope) -> Permissions:
     from_coordinators = [
         Grant(subjects.mark(ANY_STREAM, ANY_PARTITION), "coordinators of transactions end them in a partition")
     ]
-    to_coordinators = [Grant(subjects.coordinate(_GROUPS, ANY_PARTITION), "the controller asks coordinators of groups")]
+    to_coordinators = [
+        Grant(subjects.coordinate(_GROUPS, ANY_PARTITION), "the controller asks coordinators of groups"),
+        Grant(subjects.coordinate(_TRANSACTIONS, ANY_PARTITION), "the controller asks coordinators of transactions"),
+    ]
     to_controller = [
         Grant(subjects.cluster(), "to which cluster brokers belong"),
         Grant(subjects.alter_isr(), "leaders ask the controller for ISR changes"),
@@ -253,6 +271,10 @@ def _broker(subjects: Subjects, scope: Scope) -> Permissions:
         *(
             Grant(subjects.coordinator(_GROUPS, ANY_PARTITION, kind, "*"), f"{kind} of groups and cursors")
             for kind in KINDS
+        ),
+        *(
+            Grant(subjects.coordinator(_TRANSACTIONS, ANY_PARTITION, kind, "*"), f"{kind} of transactions")
+            for kind in transactions.KINDS
         ),
         Grant(f"{ns}.api.>", "the API"),
         *(Grant(f"$SRV.*{named}", "`nats micro`") for named in ("", ".tidelog", ".tidelog.*")),

@@ -8,6 +8,9 @@ partition is its coordinator. Producers ask it on
 so that permissions of NATS can be given for one id. The messages are those of `wire/transactions.proto`; errors stand
 in the headers of the answer, as everywhere.
 
+Where a transaction ends, its coordinator tells the leader of each partition that takes part on `Subjects.mark`, and the
+coordinator of each group on `Subjects.coordinate`, with GROUP_END in place of an operation of the API.
+
 The stream is compacted. A key is a kind and a name, which cannot contain the zero byte between them:
 
     t ID     TransactionRecord
@@ -18,9 +21,12 @@ The stream is compacted. A key is a kind and a name, which cannot contain the ze
 from __future__ import annotations
 
 import zlib
+from dataclasses import dataclass
 from typing import Final, NamedTuple
 
 from wire.internal_streams import TRANSACTIONS
+from wire.operation import Operation
+from wire.operations import Done
 from wire.subjects import Subjects, check_name
 from wire.types import FIRST_TRANSACTIONAL_ID, StreamName
 
@@ -31,6 +37,8 @@ KINDS: Final = (INIT, ADD, END)
 
 MAX_PARTICIPANTS: Final = 1000
 """Partitions and groups of one transaction."""
+MAX_ADDED: Final = 500
+"""Partitions and groups of one request."""
 MIN_TIMEOUT_MS: Final = 100
 DEFAULT_TIMEOUT_MS: Final = 60_000
 MAX_TIMEOUT_MS: Final = 900_000
@@ -62,6 +70,25 @@ def producer_id(partition: int, serial: int) -> int:
     """The `serial`th id, from 0, that the coordinators of a partition of `__transactions` give out. No other producer
     has it."""
     return FIRST_TRANSACTIONAL_ID | partition << _SERIAL_BITS | serial
+
+
+@dataclass(frozen=True, slots=True)
+class EndInGroup:
+    group: str
+    producer_id: int
+    producer_epoch: int
+    """Of the transaction that ends."""
+    commits: bool
+
+
+GROUP_END = Operation(
+    name="group.end",
+    request=EndInGroup,
+    answer=Done,
+    help="a transaction has ended: its offsets of the group are committed, or given up",
+    writes=True,
+)
+"""Not an operation of the API: brokers alone ask for it."""
 
 
 # ---- keys of the records -------------------------------------------------------------------------------------------

@@ -216,7 +216,7 @@ Global___EndRequest: _TypeAlias = EndRequest  # noqa: Y015
 
 @_typing.final
 class EndResponse(_message.Message):
-    """Answer to an end, once the decision is committed and the markers are, or have been on their way for 2 s."""
+    """Answer to an end, once the decision is committed and the markers are, or have been on their way for 1.5 s."""
 
     DESCRIPTOR: _descriptor.Descriptor
 

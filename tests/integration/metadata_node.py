@@ -24,6 +24,7 @@ from tidelog.runtime.nats import NatsConnection
 from tidelog.server.api import Api
 from tidelog.server.audit import AuditTrail
 from tidelog.server.group_requests import GroupRequests
+from tidelog.server.transaction_requests import TransactionRequests
 from wire.cluster_secrets import public_secrets
 from wire.errors import Code, TidelogError
 from wire.reports import BrokerReport, StreamReport
@@ -83,8 +84,8 @@ class Node:
             ),
         )
         audit = AuditTrail(broker, life_id=broker, epoch=lambda: self.service.controller_epoch, time_ns=time.time_ns)
-        groups = GroupRequests(self.service, peers, subjects)
-        self.on_controller = Api(self.service, connection, subjects, audit, groups).on_controller
+        handed_over = [kind(self.service, peers, subjects) for kind in (GroupRequests, TransactionRequests)]
+        self.on_controller = Api(self.service, connection, subjects, audit, handed_over).on_controller
 
     def on_registered(self, cluster_id: str, incarnation: Incarnation) -> None:
         self._folder.write_text(json.dumps({"cluster_id": cluster_id, "incarnation": incarnation}))

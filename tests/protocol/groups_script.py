@@ -24,9 +24,10 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Sequence
 
 from tests.datadriven import Command, ScriptError
-from tidelog.groups.requests import Admin, Answer, Request
-from tidelog.groups.shard import BARRIER, GroupShard
-from tidelog.groups.streams import StreamLife, StreamsView
+from tests.unit.tidelog.groups.groups_world import check_ticket
+from tidelog.coordination.requests import Admin, Answer
+from tidelog.coordination.streams import StreamLife, StreamsView
+from tidelog.groups.shard import BARRIER, GroupShard, Request
 from wire import operations as op
 from wire.errors import TidelogError
 from wire.groups import GroupKey, MemberKey, OffsetKey, RecordKey, StreamPartition, decode_key, from_stream_partitions
@@ -88,7 +89,7 @@ class GroupsScript:
 
     @staticmethod
     def _new() -> GroupShard:
-        return GroupShard(broker="b1", partition=0, patience=PATIENCE, retention=RETENTION)
+        return GroupShard(broker="b1", partition=0, patience=PATIENCE, retention=RETENTION, check_ticket=check_ticket)
 
     def _settle(self) -> list[str]:
         lines: list[str] = []

@@ -627,7 +627,7 @@ MUTANTS: tuple[Mutant, ...] = (
         (
             Coordinator._append,
             "self._is_appending = True",
-            "self._is_appending = True\n    _send(settled)\n    settled.answers, settled.unasked = [], []",
+            "self._is_appending = True\n    self._send(settled)\n    settled.answers, settled.unasked = [], []",
         ),
     ),
     _mutant(

@@ -52,6 +52,13 @@ def security() -> None:
     metavar="NAME",
     help="For a consumer or Spark: a consumer group, or a cursor, that it may use; repeatable; '*': all.",
 )
+@click.option(
+    "--transactional-id",
+    "transactional_ids",
+    multiple=True,
+    metavar="ID",
+    help="For a producer: a transactional id that it may begin transactions under; repeatable; '*': all.",
+)
 @click.option("--user", metavar="NAME", help="The user's name.  [default: role and first stream]")
 @click.option("--nkey", metavar="KEY", help="The user's public NKey, in place of a name and a password.")
 @click.option(
@@ -79,6 +86,7 @@ def nats_config(
     streams: tuple[str, ...],
     subjects: tuple[str, ...],
     groups: tuple[str, ...],
+    transactional_ids: tuple[str, ...],
     user: str | None,
     nkey: str | None,
     namespace: str,
@@ -97,6 +105,7 @@ def nats_config(
       tidelog security nats-config --role broker --broker b1 --subject orders --subject 'app.>'
       tidelog security nats-config --role producer --stream orders --subject orders
       tidelog security nats-config --role consumer --stream orders --group billing --user alice
+      tidelog security nats-config --role producer --stream invoices --transactional-id billing-1
     """
     from wire.errors import TidelogError
     from wire.permissions import (
@@ -120,6 +129,8 @@ def nats_config(
         _refuse("--subject is for a producer, or a broker; leave it out")
     if groups and not {Role.CONSUMER, Role.SPARK} & set(asked):
         _refuse("--group is for a consumer or Spark; leave it out (an admin may use all)")
+    if transactional_ids and Role.PRODUCER not in asked:
+        _refuse("--transactional-id is for a producer; leave it out (an admin may look at all, and abort)")
     brokers = _accounts(account, brokers_account)
     _check_login(user, nkey)
     name = user or "-".join([*(role.value for role in asked), *([broker] if broker else []), *streams[:1]])
@@ -130,6 +141,7 @@ def nats_config(
         inbox_prefix=inbox_prefix or ("_INBOX" if is_broker else f"_INBOX.{nkey or name}"),
         broker=broker or ANY_BROKER,
         groups=groups,
+        transactional_ids=transactional_ids,
         across_accounts=across_accounts,
     )
     try:

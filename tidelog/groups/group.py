@@ -23,9 +23,9 @@ from typing import TypeAlias
 
 from google.protobuf.message import Message as ProtoMessage
 
+from tidelog.coordination.streams import StreamsView
 from tidelog.groups.assignor import assign
 from tidelog.groups.members import Member, subscription_of
-from tidelog.groups.streams import StreamsView
 from wire.echo import echo
 from wire.errors import Code, InvariantViolation, TidelogError
 from wire.groups import GroupKey, MemberKey, OffsetKey, RecordKey, StreamPartition, unknown_member
@@ -336,8 +336,12 @@ class Group:
         self.offsets[of] = record
         self._count_commit(record)
         records[OffsetKey(self.name, of)] = record
+        self.touch(record.committed_at, records)
+
+    def touch(self, time_ns: int, records: Records) -> None:
+        """Something was committed: without members, it is kept from now on for as long as before."""
         if not self.members:
-            self.emptied_at = record.committed_at
+            self.emptied_at = time_ns
             records[GroupKey(self.name)] = self.to_record()
 
     def _count_commit(self, record: OffsetRecord) -> None:

@@ -12,7 +12,7 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from typing import Final
 
-from tidelog.groups.streams import PATTERN
+from tidelog.coordination.streams import PATTERN
 from wire.echo import echo, one_line
 from wire.errors import Code, TidelogError
 from wire.groups import StreamPartition, from_stream_partitions, to_stream_partitions

@@ -19,15 +19,16 @@ LeaderEpoch lasts (R52).
 
 from __future__ import annotations
 
-from collections import deque
-from collections.abc import Iterable, Mapping, Sequence
-from typing import Any, Final
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from typing import Any, Final, TypeAlias
 
+from tidelog.coordination.requests import Admin, Answer, Settled, encoded
+from tidelog.coordination.shard import Shard
+from tidelog.coordination.streams import StreamsView
 from tidelog.groups.cursors import Cursors
 from tidelog.groups.group import MAX_METADATA, MAX_OFFSET, MAX_PARTITIONS, Group, Records, group_not_empty
 from tidelog.groups.members import Member
-from tidelog.groups.requests import Admin, Answer, Request, Settled
-from tidelog.groups.streams import StreamsView
+from tidelog.groups.pending import PendingOffsets, partition_of
 from wire import operations as op
 from wire.echo import echo
 from wire.error_details import LIMIT
@@ -60,8 +61,11 @@ from wire.groups_pb2 import (
     OffsetRecord,
     OffsetsRequest,
     OffsetsResponse,
+    PendingRecord,
 )
 from wire.internal_streams import GROUPS
+from wire.tickets import group_target
+from wire.transactions import GROUP_END, EndInGroup
 
 BEAT: Final = 0.5
 """Seconds between two looks at the clock, as the next one."""
@@ -79,33 +83,42 @@ SESSION_INTERVAL: Final = 0.25
 EXPIRY_INTERVAL: Final = 60.0
 """Seconds between two looks for groups to forget."""
 
-_ADMIN_BYTES: Final = 16 << 10
-"""Of a request of the controller, roughly."""
 BARRIER: Final = (BarrierKey().encode(), b"")
 _STATELESS: Final = frozenset(
-    {Code.BAD_REQUEST, Code.BAD_NAME, Code.LIMIT_REACHED, Code.UNAVAILABLE, Code.WRONG_INCARNATION}
+    {
+        Code.BAD_REQUEST,
+        Code.BAD_NAME,
+        Code.LIMIT_REACHED,
+        Code.UNAVAILABLE,
+        Code.WRONG_INCARNATION,
+        Code.NOT_IN_TRANSACTION,
+    }
 )
 """Refusals that do not follow from the records, or that the asker takes for no answer."""
 
 
-class GroupShard:
-    """`retention`: seconds for which a group without members is kept; `patience`: see the module; `broker` and
-    `partition`: for descriptions."""
+Request: TypeAlias = HeartbeatRequest | CommitRequest | OffsetsRequest | CursorRequest | Admin
+TicketCheck: TypeAlias = Callable[[bytes, int, int, str], None]
+"""Of a ticket, a producer, its epoch and the target. Raises TidelogError(NOT_IN_TRANSACTION)."""
 
-    def __init__(self, *, broker: str, partition: int, patience: float, retention: float) -> None:
+
+class GroupShard(Shard):
+    """`retention`: seconds for which a group without members is kept; `patience`: see the module; `broker` and
+    `partition`: for descriptions; `check_ticket`: `wire.tickets.Tickets.check`."""
+
+    def __init__(
+        self, *, broker: str, partition: int, patience: float, retention: float, check_ticket: TicketCheck
+    ) -> None:
+        super().__init__()
         self.groups: dict[str, Group] = {}
         self.cursors = Cursors()
-        self.unknown_records = 0
-        """Records of kinds that this version does not know; they are left as they are."""
+        self.pending = PendingOffsets()
+        self._check_ticket = check_ticket
         self._broker = broker
         self._partition = partition
         self._patience = patience
         self._retention = retention
         self._view = StreamsView()
-        self._taken: deque[tuple[object, Request]] = deque()
-        self._taken_bytes = 0
-        self._in_hand: list[object] = []
-        """Tokens of the requests that `settle` is carrying out."""
         self._unsettled: dict[str, None] = {}
         """Groups that may have to take a step."""
         self._is_view_new = False
@@ -116,7 +129,6 @@ class GroupShard:
     # ---- the log ---------------------------------------------------------------------------------------------------
 
     def replay(self, key: bytes, value: bytes | None) -> None:
-        """One record of the log, in its order. Raises DecodeError for one whose value cannot be read."""
         try:
             found = decode_key(key)
         except ValueError:
@@ -145,7 +157,9 @@ class GroupShard:
                     self.cursors.known.pop(name, None)
                 else:
                     self.cursors.known[name] = CursorRecord.FromString(value)
-            case PendingKey() | BarrierKey():
+            case PendingKey():
+                self.pending.put(found, None if value is None else PendingRecord.FromString(value))
+            case BarrierKey():
                 pass
 
     def _group(self, name: str) -> Group:
@@ -154,8 +168,11 @@ class GroupShard:
             group = self.groups[name] = Group(name)
         return group
 
+    @property
+    def summary(self) -> str:
+        return f"{len(self.groups)} groups"
+
     def begin(self, view: StreamsView, now: float) -> None:
-        """Everything was replayed."""
         # Tombstones that follow the one of their group make an empty group anew.
         self.groups = {name: group for name, group in self.groups.items() if not group.is_nothing}
         self._view, self._is_view_new, self._seen_at = view, True, now
@@ -167,43 +184,12 @@ class GroupShard:
 
     @property
     def is_waiting(self) -> bool:
-        """Something was taken that is not settled."""
         return bool(self._taken or self._unsettled) or self._is_view_new
-
-    @property
-    def waiting(self) -> int:
-        """Requests that were taken and are not carried out."""
-        return len(self._taken)
 
     def on_streams(self, view: StreamsView) -> None:
         self._view, self._is_view_new = view, True
 
-    @property
-    def waiting_bytes(self) -> int:
-        """Of these requests."""
-        return self._taken_bytes
-
-    def take(self, token: object, request: Request) -> None:
-        self._taken.append((token, request))
-        self._taken_bytes += _size_of(request)
-
-    def take_over(self, other: GroupShard) -> None:
-        """What waits there."""
-        while other._taken:
-            self.take(*other._taken.popleft())
-        other._taken_bytes = 0
-
-    def abandon(self) -> list[object]:
-        """The tokens of requests that were not carried out, or not to the end."""
-        tokens = [*self._in_hand, *(token for token, _ in self._taken)]
-        self._in_hand.clear()
-        self._taken.clear()
-        self._taken_bytes = 0
-        return tokens
-
     def settle(self, now: float, time_ns: int) -> Settled:
-        """Carries out what was taken, as much of it as is to be committed together; `is_waiting` tells whether
-        something is left. `time_ns`: since 1970."""
         self._look_at_clock(now)
         records: Records = {}
         settled, due = Settled(), list[tuple[object, Member, int]]()
@@ -214,9 +200,7 @@ class GroupShard:
                 group.on_streams(self._view, records)
                 self._unsettled[group.name] = None
         while self._taken and size < MAX_BYTES:
-            token, request = self._taken.popleft()
-            self._taken_bytes -= _size_of(request)
-            self._in_hand.append(token)
+            token, request = self._next_taken()
             made: Records = {}
             try:
                 answer = self._carry_out(token, request, now, time_ns, made, due)
@@ -235,10 +219,7 @@ class GroupShard:
         settled.answers += [(token, _told(member, applied)) for token, member, applied in due]
         for group in stepped:
             settled.unasked += _unasked(group)
-        settled.records = [
-            (key.encode(), None if record is None else record.SerializeToString(deterministic=True))
-            for key, record in records.items()
-        ]
+        settled.records = encoded(records)
         if not records and any(_tells_what_is_so(answer) for _, answer in settled.answers):
             settled.records.append(BARRIER)
         self._in_hand.clear()
@@ -270,7 +251,6 @@ class GroupShard:
                 group.on_slept(now - seen - BEAT)
 
     def next_deadline(self) -> float:
-        """Monotonic seconds; infinity: nothing is waited for."""
         assert self._seen_at is not None
         if not any(group.members for group in self.groups.values()):
             return self._expires_at if self.groups else float("inf")
@@ -349,18 +329,43 @@ class GroupShard:
             raise TidelogError(
                 Code.BAD_REQUEST, f"a commit of {len(request.offsets)} offsets; 1 to {MAX_COMMITTED} are taken at once"
             )
-        checked = [(of := _partition_of(offset), self._record_of(of, offset, time_ns)) for offset in request.offsets]
+        checked = [(of := partition_of(offset), self._record_of(of, offset, time_ns)) for offset in request.offsets]
+        producer, epoch = request.producer_id, request.producer_epoch
+        if producer:
+            self._check_ticket(request.ticket, producer, epoch, group_target(check_group_name(request.group)))
         group = self._found_or_made(request.group, makes=not request.member) or Group(request.group)
         try:
-            group.check_commit(request.member, request.generation, request.number, (of for of, _ in checked))
+            number = 0 if producer else request.number  # those of a transaction are numbered by its producer
+            group.check_commit(request.member, request.generation, number, (of for of, _ in checked))
             if any(of not in group.offsets for of, _ in checked):
                 self._check_room("offsets", (len(g.offsets) for g in self.groups.values()), MAX_OFFSETS_OF_ALL)
-            for of, record in checked:
-                record.member, record.number = request.member, request.number
-                group.commit(of, record, records)
+            if producer:
+                found = [_committed(of, record) for of, record in checked]
+                self.pending.commit(PendingKey(group.name, producer), epoch, request.number, found, time_ns, records)
+                group.touch(time_ns, records)
+            else:
+                for of, record in checked:
+                    record.member, record.number = request.member, request.number
+                    group.commit(of, record, records)
         finally:
             self._drop_if_nothing(group)
         return CommitResponse()
+
+    def _end_transaction(self, request: EndInGroup, time_ns: int, records: Records) -> Mapping[str, Any]:
+        """Offsets first, and then the proof that they are committed: a part of the records may be all that a successor
+        finds."""
+        key = PendingKey(check_group_name(request.group), request.producer_id)
+        left, proof = self.pending.end(key, request.producer_epoch, time_ns)
+        if request.commits and left:
+            group = self._group(request.group)  # those that were pending have room
+            for offset in left:
+                of = partition_of(offset)
+                if not self._view.is_gone(of):
+                    group.commit(of, _record(offset, time_ns), records)
+            self._drop_if_nothing(group)
+        if proof is not None:
+            records[key] = proof
+        return {}
 
     def _record_of(self, of: StreamPartition, offset: CommittedOffset, time_ns: int) -> OffsetRecord:
         """Raises TidelogError for a partition that is not there, or an offset that cannot be."""
@@ -392,6 +397,7 @@ class GroupShard:
             raise TidelogError(
                 Code.BAD_REQUEST, f"{len(wanted)} partitions; {MAX_PARTITIONS} are asked at once at most"
             )
+        self.pending.check_none(group.name, wanted if request.partitions else None)
         return OffsetsResponse(offsets=map(group.committed, wanted))
 
     def _forget_old(self, now: float, time_ns: int, records: Records) -> None:
@@ -399,8 +405,11 @@ class GroupShard:
             return
         self._expires_at = now + EXPIRY_INTERVAL
         before = time_ns - int(self._retention * 1e9)
-        for name in [n for n, g in self.groups.items() if not g.members and g.emptied_at and g.emptied_at < before]:
-            self.groups.pop(name).forget(records)
+        old = [n for n, g in self.groups.items() if not g.members and g.emptied_at and g.emptied_at < before]
+        for name in old:
+            if not self.pending.of(name):
+                self.groups.pop(name).forget(records)
+        self.pending.forget_old(time_ns, records)
 
     # ---- operators -------------------------------------------------------------------------------------------------
 
@@ -408,6 +417,8 @@ class GroupShard:
         request = asked.request
         if asked.operation is op.GROUP_LIST:
             return {"groups": [_summary(group) for _, group in sorted(self.groups.items())], "unanswered": []}
+        if asked.operation is GROUP_END:
+            return self._end_transaction(request, time_ns, records)
         group = self._found_or_made(request.group, makes=asked.operation is op.GROUP_RESET)
         if group is None:
             raise TidelogError(
@@ -419,6 +430,7 @@ class GroupShard:
         try:
             if group.members:
                 raise group_not_empty(group.name, len(group.members))
+            self.pending.check_none(group.name)
             if asked.operation is op.GROUP_DELETE:
                 del self.groups[group.name]
                 group.forget(records)
@@ -468,11 +480,23 @@ class GroupShard:
                 }
                 for of, record in sorted(group.offsets.items())
             ],
+            "pending": [
+                {
+                    "producer_id": producer,
+                    "stream": offset.stream,
+                    "incarnation": offset.incarnation,
+                    "partition": offset.partition,
+                    "offset": offset.offset,
+                }
+                for producer, record in sorted(self.pending.of(group.name))
+                for offset in record.offsets
+            ],
         }
 
     def validate(self) -> None:
         for group in self.groups.values():
             group.validate()
+        self.pending.validate()
 
 
 def _told(member: Member, applied: int) -> HeartbeatResponse:
@@ -496,10 +520,6 @@ def _unasked(group: Group) -> list[tuple[object, Answer]]:
     return [(token, answer) for token, answer in found if token is not None]
 
 
-def _size_of(request: Request) -> int:
-    return _ADMIN_BYTES if isinstance(request, Admin) else request.ByteSize()
-
-
 def _add(made: Records, records: Records) -> int:
     """Returns the size of `made`, without the keys."""
     for key, record in made.items():
@@ -514,8 +534,24 @@ def _tells_what_is_so(answer: Answer) -> bool:
     return isinstance(answer, OffsetsResponse | CursorResponse)
 
 
-def _partition_of(offset: CommittedOffset) -> StreamPartition:
-    return StreamPartition(offset.stream, offset.incarnation, offset.partition)
+def _committed(of: StreamPartition, record: OffsetRecord) -> CommittedOffset:
+    return CommittedOffset(
+        stream=of.stream,
+        incarnation=of.incarnation,
+        partition=of.partition,
+        partition_incarnation=record.partition_incarnation,
+        offset=record.offset,
+        metadata=record.metadata,
+    )
+
+
+def _record(offset: CommittedOffset, time_ns: int) -> OffsetRecord:
+    return OffsetRecord(
+        offset=offset.offset,
+        partition_incarnation=offset.partition_incarnation,
+        metadata=offset.metadata,
+        committed_at=time_ns,
+    )
 
 
 def _named(of: StreamPartition) -> str:

@@ -11,7 +11,7 @@ Requests of operations that read share answers: many that ask the same at a time
 from __future__ import annotations
 
 import logging
-from collections.abc import Awaitable, Callable, Hashable
+from collections.abc import Awaitable, Callable, Hashable, Iterable
 from contextlib import suppress
 from functools import cache, partial
 from importlib.metadata import version
@@ -21,7 +21,6 @@ from typing import Any
 from metadata.runtime.service import MetadataService
 from tidelog.runtime.micro import Answer, Endpoint, Service
 from tidelog.server.audit import Act, AuditTrail
-from tidelog.server.group_requests import GroupRequests
 from wire.echo import echo
 from wire.errors import CLUSTER_HEADER, Code, TidelogError
 from wire.json_codec import encode
@@ -36,7 +35,8 @@ _version = cache(version)
 
 
 class Api:
-    """See the module. `on_controller` belongs to the service's `BrokerPort`."""
+    """See the module. `handed_over`: they have the handlers of the operations that the controller hands over.
+    `on_controller` belongs to the service's `BrokerPort`."""
 
     def __init__(
         self,
@@ -44,7 +44,7 @@ class Api:
         transport: Transport,
         subjects: Subjects,
         audit: AuditTrail,
-        groups: GroupRequests,
+        handed_over: Iterable[object],
         work_time: Callable[[], float] = thread_time,
     ) -> None:
         self._service = service
@@ -56,7 +56,8 @@ class Api:
             subjects.api(operation.name, "*" if operation.named else None): Endpoint(
                 self._serving(operation, handler), partial(_question, operation) if operation.is_shared else None
             )
-            for operation, handler in {**handlers_of(service.admin), **handlers_of(groups)}.items()
+            for owner in (service.admin, *handed_over)
+            for operation, handler in handlers_of(owner).items()
         }
         self._micro: Service | None = None
         self._is_closed = False
@@ -109,9 +110,9 @@ class Api:
         return encode(await handler(request))
 
     def _check_subject(self, operation: Operation[..., Any, Any], request: object, subject: str) -> None:
-        """Permissions of NATS are given for the subject, so the request may be about no other stream or group. Raises
+        """Permissions of NATS are given for the subject, so the request may be about no other one. Raises
         TidelogError(BAD_REQUEST)."""
-        name, kind = operation.name_in(request), "stream" if operation.stream else "group"
+        name, kind = operation.name_in(request), operation.kind_named
         if subject != self._subjects.api(operation.name, name):
             raise TidelogError(
                 Code.BAD_REQUEST,

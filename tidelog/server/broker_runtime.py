@@ -44,6 +44,7 @@ from tidelog.server.internal_append import InternalAppender
 from tidelog.server.peers.link import PeerLink
 from tidelog.server.peers.refusals import Refusals
 from tidelog.server.permissions import PermissionWatch
+from tidelog.server.transaction_requests import TransactionRequests
 from wire.cluster_secrets import ClusterSecrets
 from wire.errors import Code, TidelogError
 from wire.internal_streams import ACTIVITY, AUDIT
@@ -169,6 +170,7 @@ class BrokerRuntime:
             patience=needs.metadata_settings.leader_lease_s,
             retention=needs.storage_settings.group_retention_ms / 1000,
             work_time=needs.work_time,
+            tickets=self._tickets,
         )
         self._context = BrokerContext(
             broker=needs.broker,
@@ -204,8 +206,8 @@ class BrokerRuntime:
             time_ns=needs.time_ns,
             on_record=self._audit_stream.on_record if needs.keeps_audit_stream else lambda _: None,
         )
-        groups = GroupRequests(self.metadata, peers, needs.subjects)
-        self._api = Api(self.metadata, public, needs.subjects, audit, groups, needs.work_time)
+        handed_over = (kind(self.metadata, peers, needs.subjects) for kind in (GroupRequests, TransactionRequests))
+        self._api = Api(self.metadata, public, needs.subjects, audit, handed_over, needs.work_time)
 
     @classmethod
     async def open(cls, needs: BrokerDependencies, on_fatal: Callable[[TidelogError], None]) -> BrokerRuntime:

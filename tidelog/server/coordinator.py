@@ -1,4 +1,5 @@
-"""The coordinator of the groups and cursors of one partition of `__groups`, while this broker leads that partition.
+"""The coordinator of what one partition of an internal stream keeps, while this broker leads that partition: consumer
+groups and cursors, or transactions (`tidelog.server.coordinated`).
 
 It lives as long as a LeaderEpoch of the partition, beside the leader, in the same process:
 
@@ -6,17 +7,18 @@ It lives as long as a LeaderEpoch of the partition, beside the leader, in the sa
        │                                                 │
        └───────────── the LeaderEpoch ends ──────────────┴──> OVER
 
-Requests are handed to the shard (`tidelog.groups`), which settles them together. One batch of records is on its way at
-a time; what comes meanwhile is settled together when that one is committed. No answer leaves before the records that
-its state stands on are committed, and an answer without any needs a valid lease (R29): a deposed coordinator that has
-not heard of it would tell what is not so any more.
+Requests are handed to the shard (`tidelog.coordination`), which settles them together. One batch of records is on its
+way at a time; what comes meanwhile is settled together when that one is committed. No answer leaves before the records
+that its state stands on are committed, and an answer without any needs a valid lease (R29): a deposed coordinator that
+has not heard of it would tell what is not so any more. Deliveries to other brokers (`tidelog.server.deliveries`) say
+what is committed, so they need no lease; they leave under the same rule, and are sent until they are confirmed.
 
 The log is read again after any append that failed: the shard has changed already. That waits until all of the log is
 committed, also what an append with an unknown outcome has left. So it is after a bug, whose requests are refused with
 INTERNAL.
 
 Records of a settlement may take several batches, which are appended at once. A part of them is a state, too
-(`tidelog.groups.group`).
+(`tidelog.groups.group`, `tidelog.transactions.shard`).
 
 At most MAX_WAITING requests, or MAX_WAITING_BYTES of them, wait; one more is refused with BACKPRESSURE. While the log
 is being read for longer than PATIENT_S, requests are refused with UNAVAILABLE, which clients ride out.
@@ -36,17 +38,15 @@ from google.protobuf.message import Message as ProtoMessage
 
 from dataplane.broker.led_partition import LedPartition
 from dataplane.log.errors import LogDamaged
-from tidelog.groups.requests import Admin, Answer, Request, Settled
-from tidelog.groups.shard import GroupShard
-from tidelog.groups.streams import StreamsView
-from wire import groups_pb2 as pb
+from tidelog.coordination.requests import Admin, Answer, Delivery, Settled
+from tidelog.coordination.shard import Shard
+from tidelog.coordination.streams import StreamsView
+from tidelog.server.coordinated import Coordinated
+from tidelog.server.deliveries import Deliveries
 from wire import json_codec
-from wire import operations as op
 from wire.batch import BatchBuilder, EncodedBatch, RecordBatch, iter_batches
 from wire.error_details import LIMIT, RETRY_AFTER_MS
 from wire.errors import Code, CorruptData, TidelogError
-from wire.groups import COMMIT, CURSOR, HEARTBEAT, OFFSETS
-from wire.operation import Operation
 from wire.peers import PeerTransport
 from wire.subjects import Subjects
 from wire.transport import Message, Subscription, Transport, answer_too_large
@@ -67,16 +67,6 @@ MAX_ADMIN_BYTES: Final = 512 << 10
 """Of a request that the controller hands over."""
 RECORD_BYTES: Final = 32
 """Of a record in a batch, at most, beside its key and its value."""
-
-_KINDS: Final[Mapping[str, Callable[[bytes], Request]]] = {
-    HEARTBEAT: pb.HeartbeatRequest.FromString,
-    COMMIT: pb.CommitRequest.FromString,
-    OFFSETS: pb.OffsetsRequest.FromString,
-    CURSOR: pb.CursorRequest.FromString,
-}
-_HANDED: Final[Mapping[str, Operation[..., Any, Any]]] = {
-    operation.name: operation for operation in (op.GROUP_LIST, op.GROUP_DESCRIBE, op.GROUP_RESET, op.GROUP_DELETE)
-}
 
 
 class CoordinatorPorts(Protocol):
@@ -117,13 +107,11 @@ class _State(Enum):
 
 
 class Coordinator:
-    """`make_shard`: an empty one."""
-
-    def __init__(self, led: LedPartition, ports: CoordinatorPorts, make_shard: Callable[[], GroupShard]) -> None:
+    def __init__(self, led: LedPartition, ports: CoordinatorPorts, of: Coordinated) -> None:
         self._led = led
         self._ports = ports
-        self._make_shard = make_shard
-        self._shard = make_shard()
+        self._of = of
+        self._shard = of.make_shard()
         """While the log is read: with the requests that wait for that, and nothing else."""
         self._view: StreamsView | None = None
         self._state = _State.LOADING
@@ -135,6 +123,9 @@ class Coordinator:
         self._timer: asyncio.TimerHandle | None = None
         self._loop = asyncio.get_running_loop()
         self._tasks: set[asyncio.Task[None]] = set()
+        self._deliveries = Deliveries(
+            f"coordinator {led.key}", ports.peers, ports.subjects, ports.now, self._is_awaited, self._on_delivered
+        )
         led.on_end(self._end)
         self._spawn(self._listen())
         self._spawn(self._load())
@@ -144,7 +135,7 @@ class Coordinator:
         return self._state is _State.OVER
 
     @property
-    def shard(self) -> GroupShard:
+    def shard(self) -> Shard:
         """Its state, for tests that look at it."""
         return self._shard
 
@@ -163,7 +154,7 @@ class Coordinator:
     async def _listen(self) -> None:
         key, subjects = self._led.key, self._ports.subjects
         clients, peers = self._ports.clients, self._ports.peers
-        for kind, decode in _KINDS.items():
+        for kind, decode in self._of.kinds.items():
             subject = subjects.coordinator(key.stream, key.partition, kind, "*")
             await self._hold(await clients.subscribe(subject, self._taking(decode)))
         await self._hold(await peers.subscribe(subjects.coordinate(key.stream, key.partition), self._on_admin))
@@ -179,6 +170,7 @@ class Coordinator:
         for handle in (self._flush, self._timer):
             if handle is not None:
                 handle.cancel()
+        self._deliveries.clear()
         gone = self._unavailable("another broker leads its partition by now")
         self._refuse_all(gone)
         subscriptions, self._subscriptions = self._subscriptions, []
@@ -219,15 +211,15 @@ class Coordinator:
             self._shard = shard
             self._state, self._since = _State.ACTIVE, self._ports.now()
             _log.info(
-                "coordinator %s: begins in LeaderEpoch %d with %d groups",
-                self._led.key, self._led.leader_epoch, len(shard.groups),
+                "coordinator %s: begins in LeaderEpoch %d with %s",
+                self._led.key, self._led.leader_epoch, shard.summary,
             )  # fmt: skip
             self._soon()
             return
 
-    async def _read_log(self) -> GroupShard | None:
+    async def _read_log(self) -> Shard | None:
         """All of the log, once it is committed; None: the LeaderEpoch has ended."""
-        led, shard = self._led, self._make_shard()
+        led, shard = self._led, self._of.make_shard()
         end = led.log_end_offset
         while led.high_watermark < end:
             if self.is_over:
@@ -256,7 +248,7 @@ class Coordinator:
 
     # ---- requests --------------------------------------------------------------------------------------------------
 
-    def _taking(self, decode: Callable[[bytes], Request]) -> Callable[[Message], None]:
+    def _taking(self, decode: Callable[[bytes], Any]) -> Callable[[Message], None]:
         def take(message: Message) -> None:
             if not message.reply or self.is_over:
                 return
@@ -273,10 +265,9 @@ class Coordinator:
             except DecodeError as error:
                 inbox.send(TidelogError(Code.BAD_REQUEST, f"the request does not decode: {error}"))
                 return
-            assert not isinstance(request, Admin)
             if request.cluster_id and request.cluster_id != self._ports.cluster_id:
                 return
-            name = request.cursor if isinstance(request, pb.CursorRequest) else request.group
+            name = self._of.name_of(request)
             if message.subject.rpartition(".")[2] != name:
                 inbox.send(
                     TidelogError(
@@ -297,15 +288,15 @@ class Coordinator:
         try:
             if len(message.data) > MAX_ADMIN_BYTES:
                 raise ValueError(f"{len(message.data)} bytes are above {MAX_ADMIN_BYTES}")
-            handed = json_codec.decode(dict[str, Any], message.data, "the request of the controller")
-            operation = _HANDED[handed["operation"]]
+            handed = json_codec.decode(dict[str, Any], message.data, "the request of a broker")
+            operation = self._of.handed[handed["operation"]]
             request = json_codec.decode(operation.request_kind, json.dumps(handed["request"]).encode(), "the request")
         except (ValueError, KeyError, TypeError, TidelogError) as error:
-            inbox.send(TidelogError(Code.BAD_REQUEST, f"the request of the controller does not decode: {error}"))
+            inbox.send(TidelogError(Code.BAD_REQUEST, f"the request of a broker does not decode: {error}"))
             return
         self._take(inbox, Admin(operation, request))
 
-    def _take(self, inbox: _Inbox, request: Request) -> None:
+    def _take(self, inbox: _Inbox, request: Any) -> None:
         if self._state is _State.LOADING and self._ports.now() - self._since > PATIENT_S:
             inbox.send(self._unavailable("it reads its log"))
             return
@@ -319,7 +310,7 @@ class Coordinator:
         return TidelogError(
             Code.BACKPRESSURE,
             f"{self._shard.waiting} requests wait for the coordinator of {self._led.key}; try again",
-            [RETRY_AFTER_MS.of(round(RELOAD_PAUSE_S * 1000)), LIMIT.of("group_requests")],
+            [RETRY_AFTER_MS.of(round(RELOAD_PAUSE_S * 1000)), LIMIT.of(self._of.limit)],
         )
 
     # ---- settling --------------------------------------------------------------------------------------------------
@@ -349,12 +340,13 @@ class Coordinator:
             self._append(settled)
             return
         if self._ports.lease_valid():
-            _send(settled)
+            self._send(settled)
         else:
             error = self._unavailable("it has not heard of a controller within its lease")
             for token, _ in settled.answers:
                 assert isinstance(token, _Inbox)
                 token.send(error)
+            self._deliveries.add(settled.deliveries)
         self._go_on()
 
     def _append(self, settled: Settled) -> None:
@@ -371,7 +363,7 @@ class Coordinator:
                 return
             self._is_appending = False
             if error is None:
-                _send(settled)
+                self._send(settled)
                 self._go_on()
                 return
             for token, _ in settled.answers:
@@ -402,6 +394,7 @@ class Coordinator:
             return
         _log.warning("coordinator %s reads its log again: %s", self._led.key, error)
         self._state, self._since = _State.LOADING, self._ports.now()
+        self._deliveries.clear()
         self._refuse_all(error)
         self._spawn(self._load_after_pause())
 
@@ -421,6 +414,20 @@ class Coordinator:
 
     def _on_timer(self) -> None:
         self._timer = None
+        self._soon()
+
+    def _send(self, settled: Settled) -> None:
+        for token, answer in (*settled.answers, *settled.unasked):
+            assert isinstance(token, _Inbox)
+            token.send(answer)
+        if not self.is_over:
+            self._deliveries.add(settled.deliveries)
+
+    def _is_awaited(self, delivery: Delivery) -> bool:
+        return self._shard.awaits(delivery)
+
+    def _on_delivered(self, delivery: Delivery) -> None:
+        self._shard.on_delivered(delivery)
         self._soon()
 
 
@@ -465,9 +472,3 @@ class _PeerInbox(_Inbox):
 
     def _publish(self, payload: bytes, headers: Mapping[str, str] | None) -> None:
         self._transport.publish(self._subject, [payload], headers=headers)
-
-
-def _send(settled: Settled) -> None:
-    for token, answer in (*settled.answers, *settled.unasked):
-        assert isinstance(token, _Inbox)
-        token.send(answer)

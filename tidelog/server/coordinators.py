@@ -1,4 +1,4 @@
-"""The coordinators of a broker: one for each partition of `__groups` that it leads."""
+"""The coordinators of a broker: one for each partition of `__groups` and of `__transactions` that it leads."""
 
 from __future__ import annotations
 
@@ -7,12 +7,15 @@ from functools import partial
 
 from dataplane.broker.led_partition import LedPartition
 from metadata.runtime.service import MetadataService
+from tidelog.coordination.streams import StreamLife, StreamsView
 from tidelog.groups.shard import GroupShard
-from tidelog.groups.streams import StreamLife, StreamsView
+from tidelog.server.coordinated import Coordinated, groups_and_cursors, transactional_ids
 from tidelog.server.coordinator import Coordinator
-from wire.internal_streams import GROUPS, is_internal, is_of_internal
+from tidelog.transactions.shard import TransactionShard
+from wire.internal_streams import GROUPS, TRANSACTIONS, is_internal, is_of_internal
 from wire.peers import PeerTransport
 from wire.subjects import Subjects
+from wire.tickets import Tickets
 from wire.transport import Transport
 
 VIEW_SHARE = 0.05
@@ -35,6 +38,7 @@ class Coordinators:
         patience: float,
         retention: float,
         work_time: Callable[[], float],
+        tickets: Tickets,
     ) -> None:
         self.clients = clients
         self.peers = peers
@@ -45,8 +49,10 @@ class Coordinators:
         self._patience = patience
         self._retention = retention
         self._work_time = work_time
-        self._living: dict[int, Coordinator] = {}
-        """By partition."""
+        self._tickets = tickets
+        self._kinds = {GROUPS.name: self._of_groups, TRANSACTIONS.name: self._of_transactions}
+        self._living: dict[tuple[str, int], Coordinator] = {}
+        """By stream and partition."""
         self._view = StreamsView()
         self._view_of: int | None = None
         """`stream_changes` when `_view` was made."""
@@ -65,16 +71,31 @@ class Coordinators:
 
     def on_led(self, led: LedPartition) -> None:
         """See `BrokerContext.on_led`."""
-        if led.key.stream == GROUPS.name and is_of_internal(led.key, led.subject, self.subjects):
-            partition = led.key.partition
-            make_shard = partial(
-                GroupShard,
-                broker=self.broker,
-                partition=partition,
-                patience=self._patience,
-                retention=self._retention,
-            )
-            self._living[partition] = Coordinator(led, self, make_shard)
+        stream, partition = led.key.stream, led.key.partition
+        kind = self._kinds.get(stream)
+        if kind is not None and is_of_internal(led.key, led.subject, self.subjects):
+            self._living[stream, partition] = Coordinator(led, self, kind(partition))
+
+    def _of_groups(self, partition: int) -> Coordinated:
+        make_shard = partial(
+            GroupShard,
+            broker=self.broker,
+            partition=partition,
+            patience=self._patience,
+            retention=self._retention,
+            check_ticket=self._tickets.check,
+        )
+        return groups_and_cursors(make_shard)
+
+    def _of_transactions(self, partition: int) -> Coordinated:
+        make_shard = partial(
+            TransactionShard,
+            broker=self.broker,
+            partition=partition,
+            patience=self._patience,
+            make_ticket=self._tickets.make,
+        )
+        return transactional_ids(make_shard)
 
     def streams(self) -> StreamsView:
         """Made anew when streams were created or deleted; less often where there are so many that this takes long."""

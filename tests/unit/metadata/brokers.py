@@ -25,6 +25,7 @@ from tests.fake_nats import FakeTransport, Hub
 from tidelog.server.api import Api
 from tidelog.server.audit import AuditTrail
 from tidelog.server.group_requests import GroupRequests
+from tidelog.server.transaction_requests import TransactionRequests
 from wire import metadata_pb2 as pb
 from wire.errors import TidelogError
 from wire.operation import ALWAYS_POSSIBLE
@@ -183,7 +184,7 @@ class Broker:
             self.transport,
             SUBJECTS,
             AuditTrail(self.id, life_id=self.id, epoch=lambda: self.service.controller_epoch, time_ns=lambda: 0),
-            GroupRequests(self.service, self.transport, SUBJECTS),
+            [kind(self.service, self.transport, SUBJECTS) for kind in (GroupRequests, TransactionRequests)],
         ).on_controller
 
     def on_registered(self, cluster_id: str, incarnation: Incarnation) -> None:

@@ -9,6 +9,7 @@ import pytest
 
 from metadata.runtime.admin import Admin
 from tidelog.server.group_requests import GroupRequests
+from tidelog.server.transaction_requests import TransactionRequests
 from wire import json_codec
 from wire.errors import Code, TidelogError
 from wire.operation import Operation, handlers_of
@@ -18,7 +19,9 @@ EACH = pytest.mark.parametrize("operation", OPERATIONS.values(), ids=OPERATIONS)
 
 
 def test_each_operation_has_one_handler() -> None:
-    marked = [*handlers_of(object.__new__(Admin)), *handlers_of(object.__new__(GroupRequests))]
+    marked = [
+        each for kind in (Admin, GroupRequests, TransactionRequests) for each in handlers_of(object.__new__(kind))
+    ]
     assert sorted(operation.name for operation in marked) == sorted(OPERATIONS)
 
 

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from typing import Any
 
-from tidelog.groups.requests import Admin, Answer, Request
-from tidelog.groups.shard import GroupShard
-from tidelog.groups.streams import StreamLife, StreamsView
+from tidelog.coordination.requests import Admin, Answer
+from tidelog.coordination.streams import StreamLife, StreamsView
+from tidelog.groups.shard import GroupShard, Request
 from wire.errors import Code, TidelogError
 from wire.groups import StreamPartition, from_stream_partitions
 from wire.groups_pb2 import (
@@ -39,6 +39,16 @@ def view(generation: int = 10, **streams: tuple[int, int]) -> StreamsView:
     )
 
 
+def check_ticket(ticket: bytes, producer_id: int, producer_epoch: int, target: str) -> None:
+    """As `wire.tickets.Tickets.check`, of tickets that everybody can make."""
+    if ticket != make_ticket(producer_id, producer_epoch, target):
+        raise TidelogError(Code.NOT_IN_TRANSACTION, f"{ticket!r} is no ticket for {target}")
+
+
+def make_ticket(producer_id: int, producer_epoch: int, target: str) -> bytes:
+    return f"{producer_id} {producer_epoch} {target}".encode()
+
+
 class World:
     def __init__(self, streams: StreamsView | None = None) -> None:
         self.now = 100.0
@@ -52,7 +62,7 @@ class World:
 
     @staticmethod
     def _new() -> GroupShard:
-        return GroupShard(broker="b1", partition=3, patience=PATIENCE, retention=RETENTION)
+        return GroupShard(broker="b1", partition=3, patience=PATIENCE, retention=RETENTION, check_ticket=check_ticket)
 
     def successor(self, *, compacted: bool = False) -> GroupShard:
         """Made of the log alone."""

@@ -5,10 +5,10 @@ from __future__ import annotations
 import pytest
 
 from tests.unit.tidelog.groups.groups_world import GROUP, SESSION, Member, World, code, view
+from tidelog.coordination.requests import Admin
 from tidelog.groups import group as group_module
 from tidelog.groups import members
 from tidelog.groups import shard as shard_module
-from tidelog.groups.requests import Admin
 from tidelog.groups.shard import BARRIER, BEAT
 from wire import operations as op
 from wire.errors import Code

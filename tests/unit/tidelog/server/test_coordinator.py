@@ -12,10 +12,12 @@ import pytest
 
 from tests.fake_nats import FakeTransport, Hub, delivered
 from tests.peers import peer_link
-from tests.unit.tidelog.groups.groups_world import view
+from tests.unit.tidelog.groups.groups_world import check_ticket, view
+from tidelog.coordination.streams import StreamsView
+from tidelog.groups.group import Group
 from tidelog.groups.shard import GroupShard
-from tidelog.groups.streams import StreamsView
 from tidelog.server import coordinator as module
+from tidelog.server.coordinated import groups_and_cursors
 from tidelog.server.coordinator import Coordinator
 from wire import json_codec
 from wire import operations as op
@@ -114,6 +116,10 @@ class Ports:
         return self.view
 
 
+def make_shard() -> GroupShard:
+    return GroupShard(broker="b1", partition=3, patience=5, retention=100, check_ticket=check_ticket)
+
+
 class World:
     def __init__(self, led: Led | None = None) -> None:
         self.hub = Hub()
@@ -121,11 +127,13 @@ class World:
         self.ports = Ports(self.hub)
         self.client = FakeTransport(self.hub)
         self.asking = peer_link(FakeTransport(self.hub))
-        self.coordinator = Coordinator(self.led, self.ports, self.make_shard)
+        self.coordinator = Coordinator(self.led, self.ports, groups_and_cursors(make_shard))
 
-    @staticmethod
-    def make_shard() -> GroupShard:
-        return GroupShard(broker="b1", partition=3, patience=5, retention=100)
+    @property
+    def groups(self) -> dict[str, Group]:
+        shard = self.coordinator.shard
+        assert isinstance(shard, GroupShard)
+        return shard.groups
 
     def send(self, kind: str, request: Any, name: str = GROUP) -> list[Message]:
         """What is answered stands in the list."""
@@ -227,7 +235,7 @@ async def test_after_an_append_that_failed_the_answers_are_errors_and_the_log_is
     await world.until_active()
     world.led.refusal = TidelogError(Code.NOT_ENOUGH_REPLICAS, "too few")
     assert refusal(await world.join()) is Code.NOT_ENOUGH_REPLICAS
-    assert not world.coordinator.shard.groups, "the state before the failed append"
+    assert not world.groups, "the state before the failed append"
     world.led.refusal = None
     assert TidelogError.from_headers((await world.join()).headers) is None
 
@@ -364,7 +372,7 @@ async def test_what_cannot_be_is_refused_or_not_answered(
     answers = world.send(kind, data, name)
     await delivered()
     assert [refusal(answer) for answer in answers if answer.status is None] == ([expected] if expected else [])
-    assert not world.coordinator.shard.groups
+    assert not world.groups
 
 
 async def test_an_operation_of_the_controller_is_carried_out_and_one_that_cannot_be_read_is_refused() -> None:

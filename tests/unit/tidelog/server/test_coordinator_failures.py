@@ -10,10 +10,11 @@ from typing import Any
 import pytest
 
 from tests.fake_nats import FakeTransport, Hub, delivered
-from tests.unit.tidelog.groups.groups_world import view
+from tests.unit.tidelog.groups.groups_world import check_ticket, view
+from tidelog.coordination.streams import StreamsView
 from tidelog.groups.shard import GroupShard
-from tidelog.groups.streams import StreamsView
 from tidelog.server import coordinator as module
+from tidelog.server.coordinated import groups_and_cursors
 from tidelog.server.coordinator import Coordinator
 from wire.batch import EncodedBatch, RecordBatch
 from wire.errors import Code, TidelogError
@@ -155,9 +156,11 @@ class Scene:
 
     def begin(self) -> Coordinator:
         def make() -> GroupShard:
-            return GroupShard(broker="b1", partition=PARTITION, patience=5.0, retention=1000.0)
+            return GroupShard(
+                broker="b1", partition=PARTITION, patience=5.0, retention=1000.0, check_ticket=check_ticket
+            )
 
-        return Coordinator(self.led, self.ports, make)
+        return Coordinator(self.led, self.ports, groups_and_cursors(make))
 
     async def send(self, kind: str, data: bytes, name: str = GROUP, *, reply: bool = True) -> str:
         inbox = self.client.new_inbox()
@@ -419,7 +422,9 @@ async def test_no_further_batch_is_appended_behind_one_that_was_refused() -> Non
         assert led.appends == appends + 1
         led.refusal, led.commits_at_once = None, True
         await scene.until_active()
-        assert len(scene.coordinator.shard.groups[GROUP].members) == 1
+        shard = scene.coordinator.shard
+        assert isinstance(shard, GroupShard)
+        assert len(shard.groups[GROUP].members) == 1
 
 
 async def test_the_bytes_of_the_queue_are_bounded_too(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -1,0 +1,66 @@
+"""The kinds of coordinators: what each of them keeps and takes."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from operator import attrgetter
+from typing import Any
+
+from tidelog.coordination.shard import Shard
+from wire import groups, groups_pb2, transactions, transactions_pb2
+from wire import operations as op
+from wire.operation import Operation
+from wire.transaction_operations import TRANSACTION_ABORT, TRANSACTION_DESCRIBE, TRANSACTION_LIST
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Coordinated:
+    make_shard: Callable[[], Shard]
+    """An empty one."""
+    kinds: Mapping[str, Callable[[bytes], Any]]
+    """How requests of clients are decoded, by the kind in their subject. Their messages have a `cluster_id`."""
+    name_of: Callable[[Any], str]
+    """What such a request is about: the last part of its subject is the same."""
+    handed: Mapping[str, Operation[..., Any, Any]]
+    """What other brokers ask for, by name."""
+    limit: str
+    """What the limit of requests that wait is called."""
+
+
+def groups_and_cursors(make_shard: Callable[[], Shard]) -> Coordinated:
+    return Coordinated(
+        make_shard=make_shard,
+        kinds={
+            groups.HEARTBEAT: groups_pb2.HeartbeatRequest.FromString,
+            groups.COMMIT: groups_pb2.CommitRequest.FromString,
+            groups.OFFSETS: groups_pb2.OffsetsRequest.FromString,
+            groups.CURSOR: groups_pb2.CursorRequest.FromString,
+        },
+        name_of=_group_or_cursor,
+        handed=_by_name(op.GROUP_LIST, op.GROUP_DESCRIBE, op.GROUP_RESET, op.GROUP_DELETE, transactions.GROUP_END),
+        limit="group_requests",
+    )
+
+
+def transactional_ids(make_shard: Callable[[], Shard]) -> Coordinated:
+    return Coordinated(
+        make_shard=make_shard,
+        kinds={
+            transactions.INIT: transactions_pb2.InitRequest.FromString,
+            transactions.ADD: transactions_pb2.AddRequest.FromString,
+            transactions.END: transactions_pb2.EndRequest.FromString,
+        },
+        name_of=attrgetter("transactional_id"),
+        handed=_by_name(TRANSACTION_LIST, TRANSACTION_DESCRIBE, TRANSACTION_ABORT),
+        limit="transaction_requests",
+    )
+
+
+def _group_or_cursor(request: Any) -> str:
+    name: str = request.cursor if isinstance(request, groups_pb2.CursorRequest) else request.group
+    return name
+
+
+def _by_name(*operations: Operation[..., Any, Any]) -> dict[str, Operation[..., Any, Any]]:
+    return {operation.name: operation for operation in operations}

@@ -1,0 +1,163 @@
+"""The transactional ids that a coordinator has, what is decided of their transactions, and who is still to be told."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable
+from typing import TypeAlias
+
+from google.protobuf.message import Message as ProtoMessage
+
+from tidelog.coordination.requests import Delivery
+from tidelog.coordination.streams import StreamsView
+from tidelog.transactions.participants import Participant, Told
+from tidelog.transactions.transaction import Ending, Idle, Open, Outcome, Transaction
+from wire.errors import InvariantViolation
+from wire.transactions import RecordKey, TransactionKey
+
+Records: TypeAlias = dict[RecordKey, ProtoMessage | None]
+"""To be written; None deletes."""
+
+
+class Decisions:
+    """`awaited`: the deliveries that were not confirmed yet; it is kept here. `on_complete`: the transaction of that id
+    has ended, and everybody knows."""
+
+    def __init__(self, awaited: set[Delivery], on_complete: Callable[[str], None]) -> None:
+        self.transactions: dict[str, Transaction] = {}
+        """By transactional id."""
+        self.active: dict[str, None] = {}
+        """Ids whose transaction is open or ends."""
+        self.participants = 0
+        """Of all transactions."""
+        self.to_tell: list[Delivery] = []
+        """Of decisions in this settlement."""
+        self.told: dict[str, None] = {}
+        """Ids whose transaction all participants were told of."""
+        self._awaited = awaited
+        self._on_complete = on_complete
+
+    # ---- a new coordinator -----------------------------------------------------------------------------------------
+
+    def begin(self) -> None:
+        """`transactions` are those of the records."""
+        for name, transaction in self.transactions.items():
+            if not isinstance(transaction.state, Idle):
+                self.active[name] = None
+                self.participants += len(transaction.participants)
+
+    def resume(self, now: float, time_ns: int, patience: float) -> None:
+        """Those that were decided go on; those that are open have as long as they had, or `patience`."""
+        for name in self.active:
+            transaction = self.transactions[name]
+            match transaction.state:
+                case Open() as state:
+                    timeout = transaction.timeout_ms / 1000
+                    left = timeout - (time_ns - state.opened_at) / 1e9
+                    state.deadline = now + min(timeout, max(left, patience))
+                case Ending() as state:
+                    state.since = now
+                    self._tell(transaction)
+                case Idle():
+                    raise InvariantViolation(f"{name} is idle, and counted as active")
+
+    # ---- a transaction ---------------------------------------------------------------------------------------------
+
+    def take_in(
+        self, transaction: Transaction, new: Iterable[Participant], now: float, time_ns: int, records: Records
+    ) -> None:
+        """They take part from now on."""
+        if isinstance(transaction.state, Idle):
+            transaction.state = Open(time_ns, deadline=now + transaction.timeout_ms / 1000)
+            self.active[transaction.transactional_id] = None
+        before = len(transaction.participants)
+        transaction.participants.update(dict.fromkeys(new))
+        self.participants += len(transaction.participants) - before
+        transaction.changed_at = time_ns
+        records[TransactionKey(transaction.transactional_id)] = transaction.to_record()
+
+    def decide(
+        self,
+        transaction: Transaction,
+        outcome: Outcome,
+        view: StreamsView,
+        now: float,
+        time_ns: int,
+        records: Records,
+    ) -> None:
+        assert isinstance(transaction.state, Open)
+        left = {each: None for each in transaction.state.participants if not each.is_gone(view)}
+        self.participants += len(left) - len(transaction.state.participants)
+        transaction.state = Ending(transaction.state.opened_at, outcome, left, since=now)
+        transaction.changed_at = time_ns
+        if left:
+            records[TransactionKey(transaction.transactional_id)] = transaction.to_record()
+            self._tell(transaction)
+        else:
+            self._complete(transaction, time_ns, records)
+
+    def _tell(self, transaction: Transaction) -> None:
+        told = [transaction.told(each) for each in transaction.participants]
+        self._awaited.update(told)
+        self.to_tell += told
+
+    def on_told(self, told: Told) -> None:
+        """Or it need not be told any more."""
+        transaction = self.transactions[told.transactional_id]
+        assert isinstance(transaction.state, Ending)
+        self._awaited.discard(told)
+        del transaction.state.left[told.to]
+        self.participants -= 1
+        if not transaction.state.left:
+            self.told[transaction.transactional_id] = None
+
+    def drop_gone(self, view: StreamsView) -> None:
+        """Streams or partitions may have been deleted."""
+        for name in self.active:
+            transaction = self.transactions[name]
+            if isinstance(transaction.state, Ending):
+                for participant in [each for each in transaction.state.left if each.is_gone(view)]:
+                    self.on_told(transaction.told(participant))
+
+    def complete(self, time_ns: int, records: Records) -> None:
+        """Those of which everybody was told."""
+        for name in self.told:
+            self._complete(self.transactions[name], time_ns, records)
+        self.told.clear()
+
+    def _complete(self, transaction: Transaction, time_ns: int, records: Records) -> None:
+        assert isinstance(transaction.state, Ending)
+        del self.active[transaction.transactional_id]
+        self.become_idle(transaction, transaction.state.outcome, time_ns, records)
+        self._on_complete(transaction.transactional_id)
+
+    def become_idle(self, transaction: Transaction, last: Outcome, time_ns: int, records: Records) -> None:
+        """In the next epoch."""
+        transaction.state, transaction.last = Idle(), last
+        transaction.epoch += 1
+        transaction.changed_at = time_ns
+        records[TransactionKey(transaction.transactional_id)] = transaction.to_record()
+
+    def forget(self, before_ns: int, records: Records) -> None:
+        """Ids that have been idle since."""
+        for name, transaction in [*self.transactions.items()]:
+            if isinstance(transaction.state, Idle) and transaction.changed_at < before_ns:
+                del self.transactions[name]
+                records[TransactionKey(name)] = None
+
+    def validate(self) -> None:
+        active = {name for name, each in self.transactions.items() if not isinstance(each.state, Idle)}
+        if active != set(self.active):
+            raise InvariantViolation(f"transactions {sorted(active ^ set(self.active))} are counted wrongly")
+        participants, awaited = 0, set[Delivery]()
+        for name, transaction in self.transactions.items():
+            transaction.validate()
+            participants += len(transaction.participants)
+            if isinstance(transaction.state, Ending):
+                awaited.update(map(transaction.told, transaction.state.left))
+                if not transaction.state.left and name not in self.told:
+                    raise InvariantViolation(f"everybody was told of the end of {name}'s transaction, and it goes on")
+        if (participants, awaited) != (self.participants, self._awaited):
+            raise InvariantViolation(
+                f"{participants} participants, {len(awaited)} to be told; counted {self.participants},"
+                f" {len(self._awaited)}"
+            )

@@ -1,0 +1,39 @@
+"""What operators see of a transaction."""
+
+from __future__ import annotations
+
+from tidelog.transactions.participants import GroupIn, PartitionIn
+from tidelog.transactions.transaction import Ending, Transaction
+from wire.transaction_operations import TransactionDescription, TransactionSummary
+
+
+def summary_of(transaction: Transaction) -> TransactionSummary:
+    groups = sum(isinstance(each, GroupIn) for each in transaction.participants)
+    return {
+        "transactional_id": transaction.transactional_id,
+        "state": transaction.state_name,
+        "producer_id": transaction.producer_id,
+        "producer_epoch": transaction.epoch,
+        "opened_at_ns": transaction.opened_at,
+        "timeout_ms": transaction.timeout_ms,
+        "partitions": len(transaction.participants) - groups,
+        "groups": groups,
+    }
+
+
+def described(transaction: Transaction, broker: str, partition: int) -> TransactionDescription:
+    ending = transaction.state if isinstance(transaction.state, Ending) else None
+    partitions = [each for each in transaction.participants if isinstance(each, PartitionIn)]
+    return {
+        **summary_of(transaction),
+        "coordinator": broker,
+        "partition": partition,
+        "client": transaction.client,
+        "changed_at_ns": transaction.changed_at,
+        "last": str(transaction.last if ending is None else ending.outcome),
+        "waits_for_partitions": [
+            {"stream": each.stream, "incarnation": each.stream_incarnation, "partition": each.partition}
+            for each in sorted(partitions)
+        ],
+        "waits_for_groups": sorted(each.group for each in transaction.participants if isinstance(each, GroupIn)),
+    }

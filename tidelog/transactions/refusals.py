@@ -1,0 +1,78 @@
+"""What a coordinator of transactions refuses, and why."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from wire.error_details import LIMIT, RETRY_AFTER_MS
+from wire.errors import Code, TidelogError
+
+if TYPE_CHECKING:
+    from tidelog.transactions.transaction import Outcome, Transaction
+
+RETRY_MS = 100
+
+
+def fenced(transaction: Transaction, epoch: int) -> TidelogError:
+    return TidelogError(
+        Code.PRODUCER_FENCED,
+        f"epoch {epoch} of a producer under transactional id {transaction.transactional_id!r} is over: a newer producer"
+        " has begun under that id, or an operator has aborted the transaction. Give each producer an id of its own",
+    )
+
+
+def forgotten(transactional_id: str) -> TidelogError:
+    return TidelogError(
+        Code.PRODUCER_FENCED,
+        f"transactional id {transactional_id!r} was not used for long, and is forgotten; begin a new producer",
+    )
+
+
+def ended(transaction: Transaction, outcome: Outcome) -> TidelogError:
+    """The producer goes on as if its transaction had not ended, or had ended otherwise."""
+    name = transaction.transactional_id
+    if outcome.commits:
+        return TidelogError(
+            Code.BAD_REQUEST, f"the transaction of {name!r} is committed, and cannot be changed any more"
+        )
+    because = (
+        "by its producer"
+        if outcome.name == "ABORTED"
+        else f"because it was open for longer than its timeout of {transaction.timeout_ms} ms"
+    )
+    return TidelogError(
+        Code.TRANSACTION_ABORTED,
+        f"the transaction of {name!r} was aborted {because}; nothing of it is seen. Abort it here, too, and begin anew",
+    )
+
+
+def ends_still(transaction: Transaction, waits_for: list[str]) -> TidelogError:
+    return TidelogError(
+        Code.UNAVAILABLE,
+        f"the transaction before of {transaction.transactional_id!r} is {transaction.state_name}, and waits for"
+        f" {', '.join(waits_for)}; try again",
+        [RETRY_AFTER_MS.of(RETRY_MS)],
+    )
+
+
+def too_many_held(transaction: Transaction, held: int) -> TidelogError:
+    return TidelogError(
+        Code.BACKPRESSURE,
+        f"{held} requests wait for the end of the transaction of {transaction.transactional_id!r}; try again",
+        [RETRY_AFTER_MS.of(RETRY_MS), LIMIT.of("transaction_requests")],
+    )
+
+
+def unknown(transactional_id: str) -> TidelogError:
+    return TidelogError(
+        Code.UNKNOWN_TRANSACTION,
+        f"there is no transactional id {transactional_id!r}; `tidelog transaction list --idle` shows those that there"
+        " are",
+    )
+
+
+def not_to_abort(transaction: Transaction) -> TidelogError:
+    why = "has no open transaction" if transaction.state_name == "idle" else "is committing: that is decided"
+    return TidelogError(
+        Code.NOT_IN_TRANSACTION, f"transactional id {transaction.transactional_id!r} {why}; nothing was aborted"
+    )

@@ -1,0 +1,461 @@
+"""The transactional ids of one partition of `__transactions`, in one LeaderEpoch. See the package.
+
+- Decided, committed, told: `settle` returns the record of a decision together with the deliveries that tell of it.
+  These leave once the record is committed, as answers do. So whatever a partition or a group was told, every
+  coordinator to come decides the same.
+- The record of a transaction that ends stays as it was at the decision until all is told. A coordinator that reads it
+  tells everybody again, which changes nothing where it was told before.
+- A participant whose stream was deleted needs to be told nothing.
+- Requests that need the end of a transaction that is decided (the end itself, an init, the first add of the next one)
+  are held. After HOLD_S an end is answered with what it waits for, and the others are refused: they come again.
+- The numbers of producers are never given twice: the record that counts them goes before those of their transactions.
+
+Answers tell what is so. Where they come without a record, `settle` asks for a BARRIER: see `tidelog.groups.shard`.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Callable, Iterable, Mapping
+from typing import Any, Final, TypeAlias
+
+from google.protobuf.message import Message as ProtoMessage
+
+from tidelog.coordination.requests import Admin, Answer, Delivery, Settled, encoded
+from tidelog.coordination.shard import Shard
+from tidelog.coordination.streams import StreamsView
+from tidelog.transactions import refusals
+from tidelog.transactions.decisions import Decisions, Records
+from tidelog.transactions.descriptions import described, summary_of
+from tidelog.transactions.held import Held, HeldRequests
+from tidelog.transactions.participants import GroupIn, Participant, PartitionIn, Told
+from tidelog.transactions.transaction import Ending, Idle, Open, Outcome, Transaction
+from wire.echo import one_line
+from wire.error_details import LIMIT
+from wire.errors import Code, InvariantViolation, TidelogError
+from wire.internal_streams import TRANSACTIONS
+from wire.tickets import LIFETIME_S
+from wire.transaction_operations import (
+    MAX_LISTED,
+    TRANSACTION_ABORT,
+    TRANSACTION_DESCRIBE,
+    TRANSACTION_LIST,
+    place_in_list,
+)
+from wire.transactions import (
+    MAX_ADDED,
+    MAX_EPOCH,
+    MAX_PARTICIPANTS,
+    MAX_TIMEOUT_MS,
+    MIN_TIMEOUT_MS,
+    BarrierKey,
+    ProducerIdsKey,
+    TransactionKey,
+    check_transactional_id,
+    decode_key,
+    producer_id,
+)
+from wire.transactions_pb2 import (
+    AddRequest,
+    AddResponse,
+    EndRequest,
+    EndResponse,
+    InitRequest,
+    InitResponse,
+    ProducerIds,
+    TransactionRecord,
+)
+
+HOLD_S: Final = 1.5
+"""For which a request is held; less than a client waits for an answer."""
+MAX_HELD: Final = 16
+"""Requests of one transactional id."""
+LOOK_INTERVAL: Final = 0.25
+"""Seconds between two looks for transactions that are open, and requests that are held, for too long."""
+EXPIRY_INTERVAL: Final = 60.0
+"""Seconds between two looks for ids to forget."""
+KEPT_S: Final = 7 * 24 * 3600
+"""For which an id without a transaction is kept."""
+KEPT_WHEN_FULL_S: Final = 2 * LIFETIME_S
+"""The same, where there is no room for new ones: after that no ticket of its last transaction is valid anywhere."""
+MAX_IDS: Final = 20_000
+MAX_PARTICIPANTS_OF_ALL: Final = 500_000
+MAX_BYTES: Final = 256 << 10
+"""Of records, from which on no further request is carried out before these are committed."""
+MAX_CLIENT: Final = 200
+"""Characters of the text with which a producer tells who it is; the rest is cut off."""
+MAX_NAMED: Final = 20
+"""Participants that an answer names as not told yet."""
+
+BARRIER: Final = (BarrierKey().encode(), b"")
+_STATELESS: Final = frozenset(
+    {Code.BAD_REQUEST, Code.BAD_NAME, Code.LIMIT_REACHED, Code.UNAVAILABLE, Code.BACKPRESSURE, Code.WRONG_INCARNATION}
+)
+"""Refusals that do not follow from the records, or that the asker takes for no answer."""
+
+Request: TypeAlias = InitRequest | AddRequest | EndRequest | Admin
+TicketMaker: TypeAlias = Callable[[int, int, str], bytes]
+"""Of a producer, its epoch, and the target: `wire.tickets.Tickets.make`."""
+
+
+class TransactionShard(Shard):
+    """`patience`: seconds that a transaction stays open, if its timeout is not shorter, after a new coordinator has
+    begun; `broker` and `partition`: for descriptions and numbers of producers."""
+
+    def __init__(self, *, broker: str, partition: int, patience: float, make_ticket: TicketMaker) -> None:
+        super().__init__()
+        self.given = 0
+        """Numbers of producers that were given out."""
+        self._broker = broker
+        self._partition = partition
+        self._patience = patience
+        self._make_ticket = make_ticket
+        self._view = StreamsView()
+        self._is_view_new = False
+        self._is_resumed = False
+        """A new coordinator has not begun to tell of what was decided."""
+        self._decisions = Decisions(self._awaited, self._release)
+        self._held = HeldRequests()
+        self._released: deque[tuple[object, Request]] = deque()
+        """Requests that were held, and are to be carried out."""
+        self._looks_at = 0.0
+        self._expires_at = 0.0
+        self._makes_room_at = 0
+        """ns since 1970: all ids are looked through no more often than once a second."""
+
+    # ---- the log ---------------------------------------------------------------------------------------------------
+
+    def replay(self, key: bytes, value: bytes | None) -> None:
+        try:
+            found = decode_key(key)
+        except ValueError:
+            self.unknown_records += 1
+            return
+        match found:
+            case TransactionKey(name):
+                if value is None:
+                    self.transactions.pop(name, None)
+                else:
+                    self.transactions[name] = Transaction.of_record(name, TransactionRecord.FromString(value))
+            case ProducerIdsKey():
+                self.given = 0 if value is None else ProducerIds.FromString(value).given
+            case BarrierKey():
+                pass
+
+    def begin(self, view: StreamsView, now: float) -> None:
+        self._view, self._is_resumed = view, True
+        self._looks_at = now
+        self._decisions.begin()
+
+    @property
+    def transactions(self) -> dict[str, Transaction]:
+        """By transactional id."""
+        return self._decisions.transactions
+
+    @property
+    def summary(self) -> str:
+        return f"{len(self.transactions)} transactional ids, {len(self._decisions.active)} transactions"
+
+    # ---- requests and events ---------------------------------------------------------------------------------------
+
+    @property
+    def waiting(self) -> int:
+        return super().waiting + self._held.count + len(self._released)
+
+    @property
+    def waiting_bytes(self) -> int:
+        return super().waiting_bytes + self._held.bytes
+
+    @property
+    def is_waiting(self) -> bool:
+        return bool(self._taken or self._released or self._decisions.told) or self._is_view_new or self._is_resumed
+
+    def abandon(self) -> list[object]:
+        tokens = super().abandon()
+        tokens += [token for token, _ in self._released]
+        tokens += [held.token for held in self._held.take_all()]
+        self._released.clear()
+        return tokens
+
+    def on_streams(self, view: StreamsView) -> None:
+        self._view, self._is_view_new = view, True
+
+    def on_delivered(self, delivery: Delivery) -> None:
+        if self.awaits(delivery):
+            assert isinstance(delivery, Told)
+            self._decisions.on_told(delivery)
+
+    # ---- settling --------------------------------------------------------------------------------------------------
+
+    def settle(self, now: float, time_ns: int) -> Settled:
+        settled, records = Settled(), Records()
+        if self._is_resumed:
+            self._is_resumed, self._is_view_new = False, True
+            self._decisions.resume(now, time_ns, self._patience)
+        if self._is_view_new:
+            self._is_view_new = False
+            self._decisions.drop_gone(self._view)
+        self._decisions.complete(time_ns, records)
+        size = 0
+        while (self._released or self._taken) and size < MAX_BYTES:
+            token, request = self._next()
+            made = Records()
+            try:
+                answer = self._carry_out(token, request, now, time_ns, made)
+                if answer is not None:
+                    settled.answers.append((token, answer))
+            except TidelogError as error:
+                settled.answers.append((token, error))
+            size += sum(0 if record is None else record.ByteSize() for record in made.values())
+            records |= made
+        if now >= self._looks_at:
+            self._look(now, time_ns, records, settled)
+        if now >= self._expires_at:
+            self._expires_at = now + EXPIRY_INTERVAL
+            self._decisions.forget(time_ns - KEPT_S * 10**9, records)
+        counted = records.pop(ProducerIdsKey(), None)
+        settled.records = encoded(records if counted is None else {ProducerIdsKey(): counted, **records})
+        if not settled.records and any(_tells_what_is_so(answer) for _, answer in settled.answers):
+            settled.records.append(BARRIER)
+        settled.deliveries, self._decisions.to_tell = self._decisions.to_tell, []
+        self._in_hand.clear()
+        return settled
+
+    def next_deadline(self) -> float:
+        if self._decisions.active:
+            return self._looks_at
+        return self._expires_at if self.transactions else float("inf")
+
+    def _next(self) -> tuple[object, Request]:
+        if not self._released:
+            return self._next_taken()
+        token, request = self._released.popleft()
+        self._in_hand.append(token)
+        return token, request
+
+    def _look(self, now: float, time_ns: int, records: Records, settled: Settled) -> None:
+        self._looks_at = now + LOOK_INTERVAL
+        for held in self._held.take_late(now):
+            answer = self._answer_of_held(self.transactions[held.transactional_id], held.request)
+            settled.answers.append((held.token, answer))
+        if self._taken:
+            return  # an end may be among them
+        for name in [*self._decisions.active]:
+            transaction = self.transactions[name]
+            if isinstance(transaction.state, Open) and now >= transaction.state.deadline:
+                self._decisions.decide(transaction, Outcome.TIMED_OUT, self._view, now, time_ns, records)
+
+    # ---- requests that are held ------------------------------------------------------------------------------------
+
+    def _hold(self, transaction: Transaction, token: object, request: Request, now: float) -> Answer | None:
+        """Until the transaction, which is decided, has ended. None: it is answered later."""
+        assert isinstance(transaction.state, Ending)
+        until = (transaction.state.since if isinstance(request, EndRequest) else now) + HOLD_S
+        if now >= until:
+            return self._answer_of_held(transaction, request)
+        name = transaction.transactional_id
+        if self._held.of(name) >= MAX_HELD:
+            raise refusals.too_many_held(transaction, MAX_HELD)
+        self._held.add(Held(name, token, request, until))
+        self._in_hand.remove(token)
+        return None
+
+    def _release(self, transactional_id: str) -> None:
+        """The transaction has ended. What waited for that is carried out next, ends first: an init before them would
+        hide the outcome."""
+        held = self._held.take(transactional_id)
+        held.sort(key=lambda each: not isinstance(each.request, EndRequest))
+        self._released.extend((each.token, each.request) for each in held)
+
+    def _answer_of_held(self, transaction: Transaction, request: Request) -> Answer:
+        """It was held for too long."""
+        waits_for = [str(participant) for participant in transaction.participants][:MAX_NAMED]
+        if isinstance(request, EndRequest):
+            return EndResponse(next_epoch=transaction.epoch + 1, waits_for=waits_for)
+        return refusals.ends_still(transaction, waits_for)
+
+    # ---- requests --------------------------------------------------------------------------------------------------
+
+    def _carry_out(self, token: object, request: Request, now: float, time_ns: int, records: Records) -> Answer | None:
+        """None: it is held. Raises TidelogError."""
+        match request:
+            case InitRequest():
+                return self._init(token, request, now, time_ns, records)
+            case AddRequest():
+                return self._add(token, request, now, time_ns, records)
+            case EndRequest():
+                return self._end(token, request, now, time_ns, records)
+            case Admin():
+                return self._administrate(request, now, time_ns, records)
+
+    def _init(self, token: object, request: InitRequest, now: float, time_ns: int, records: Records) -> Answer | None:
+        name = check_transactional_id(request.transactional_id)
+        if not MIN_TIMEOUT_MS <= request.timeout_ms <= MAX_TIMEOUT_MS:
+            raise TidelogError(
+                Code.BAD_REQUEST,
+                f"a transaction timeout of {request.timeout_ms} ms is outside {MIN_TIMEOUT_MS} to {MAX_TIMEOUT_MS} ms",
+            )
+        known = self.transactions.get(name)
+        if known is None:
+            self._make_room(time_ns, records)
+            known = self.transactions[name] = Transaction(name, self._new_id(records), -1, 0, "", 0)
+        if isinstance(known.state, Open):
+            self._decisions.decide(known, Outcome.NONE, self._view, now, time_ns, records)
+        if isinstance(known.state, Ending):
+            return self._hold(known, token, request, now)
+        if known.epoch >= MAX_EPOCH:
+            known.producer_id, known.epoch = self._new_id(records), -1
+        known.timeout_ms, known.client = request.timeout_ms, one_line(request.client, MAX_CLIENT)
+        self._decisions.become_idle(known, Outcome.NONE, time_ns, records)
+        return InitResponse(producer_id=known.producer_id, producer_epoch=known.epoch)
+
+    def _new_id(self, records: Records) -> int:
+        serial, self.given = self.given, self.given + 1
+        records[ProducerIdsKey()] = ProducerIds(given=self.given)
+        return producer_id(self._partition, serial)
+
+    def _make_room(self, time_ns: int, records: Records) -> None:
+        """For one more id. Raises TidelogError(LIMIT_REACHED)."""
+        if len(self.transactions) >= MAX_IDS and time_ns >= self._makes_room_at:
+            self._makes_room_at = time_ns + 10**9
+            self._decisions.forget(time_ns - KEPT_WHEN_FULL_S * 10**9, records)
+        if len(self.transactions) >= MAX_IDS:
+            raise TidelogError(
+                Code.LIMIT_REACHED,
+                f"the coordinator of {TRANSACTIONS.name}/{self._partition} has {len(self.transactions)} transactional"
+                f" ids, the most that it keeps; use the same ids again: one that was not used for"
+                f" {KEPT_WHEN_FULL_S // 60} minutes makes room",
+                [LIMIT.of("transactional_ids")],
+            )
+
+    def _of_producer(self, request: AddRequest | EndRequest) -> Transaction:
+        """Raises TidelogError(PRODUCER_FENCED) where the producer is not the one of its id."""
+        name = check_transactional_id(request.transactional_id)
+        known = self.transactions.get(name)
+        if known is None:
+            raise refusals.forgotten(name)
+        if known.producer_id != request.producer_id or request.producer_epoch > MAX_EPOCH:
+            raise refusals.fenced(known, request.producer_epoch)
+        return known
+
+    def _add(self, token: object, request: AddRequest, now: float, time_ns: int, records: Records) -> Answer | None:
+        wanted = _wanted(request)
+        transaction, epoch = self._of_producer(request), request.producer_epoch
+        match transaction.state:
+            case Ending(outcome=outcome) if outcome is Outcome.NONE:
+                raise refusals.fenced(transaction, epoch)
+            case Ending() if epoch == transaction.epoch + 1:
+                return self._hold(transaction, token, request, now)
+            case Ending(outcome=outcome) if epoch == transaction.epoch:
+                raise refusals.ended(transaction, outcome)
+            case Idle() | Open() if epoch == transaction.epoch - 1 and transaction.last is not Outcome.NONE:
+                raise refusals.ended(transaction, transaction.last)
+            case Idle() | Open() if epoch == transaction.epoch:
+                self._take_in(transaction, wanted, now, time_ns, records)
+                targets = [each.target for each in wanted]
+                return AddResponse(
+                    tickets=[self._make_ticket(transaction.producer_id, epoch, target) for target in targets]
+                )
+            case _:
+                raise refusals.fenced(transaction, epoch)
+
+    def _take_in(
+        self, transaction: Transaction, wanted: Iterable[Participant], now: float, time_ns: int, records: Records
+    ) -> None:
+        for each in wanted:
+            each.check(self._view, self._broker)
+        new = {each: None for each in wanted if each not in transaction.participants}
+        if not new:
+            return
+        if len(transaction.participants) + len(new) > MAX_PARTICIPANTS:
+            raise TidelogError(
+                Code.LIMIT_REACHED,
+                f"the transaction of {transaction.transactional_id!r} would have more than {MAX_PARTICIPANTS}"
+                " partitions and groups; commit more often, or write to fewer",
+                [LIMIT.of("transaction_participants")],
+            )
+        if self._decisions.participants + len(new) > MAX_PARTICIPANTS_OF_ALL:
+            raise TidelogError(
+                Code.LIMIT_REACHED,
+                f"{self._decisions.participants} partitions and groups take part in the transactions of"
+                f" {TRANSACTIONS.name}/{self._partition}, and {MAX_PARTICIPANTS_OF_ALL} may; commit more often",
+                [LIMIT.of("transaction_participants")],
+            )
+        self._decisions.take_in(transaction, new, now, time_ns, records)
+
+    def _end(self, token: object, request: EndRequest, now: float, time_ns: int, records: Records) -> Answer | None:
+        transaction, epoch = self._of_producer(request), request.producer_epoch
+        outcome = Outcome.COMMITTED if request.commits else Outcome.ABORTED
+        match transaction.state:
+            case Idle() if epoch == transaction.epoch:  # nothing was added; a late add would open it again
+                self._decisions.become_idle(transaction, outcome, time_ns, records)
+                return EndResponse(next_epoch=transaction.epoch)
+            case Open() if epoch == transaction.epoch:
+                self._decisions.decide(transaction, outcome, self._view, now, time_ns, records)
+            case Ending(outcome=decided) if epoch == transaction.epoch:
+                _check_same(transaction, decided, outcome, epoch)
+            case Idle() | Open() if epoch == transaction.epoch - 1:
+                _check_same(transaction, transaction.last, outcome, epoch)
+                return EndResponse(next_epoch=transaction.epoch)
+            case _:
+                raise refusals.fenced(transaction, epoch)
+        if isinstance(transaction.state, Ending):
+            return self._hold(transaction, token, request, now)
+        return EndResponse(next_epoch=transaction.epoch)
+
+    # ---- operators -------------------------------------------------------------------------------------------------
+
+    def _administrate(self, asked: Admin, now: float, time_ns: int, records: Records) -> Mapping[str, Any]:
+        if asked.operation is TRANSACTION_LIST:
+            names = self.transactions if asked.request.idle else self._decisions.active
+            found = sorted((summary_of(self.transactions[name]) for name in names), key=place_in_list)
+            left_out = max(0, len(found) - MAX_LISTED)
+            return {"transactions": found[:MAX_LISTED], "left_out": left_out, "unanswered": []}
+        name = check_transactional_id(asked.request.transactional_id)
+        transaction = self.transactions.get(name)
+        if transaction is None:
+            raise refusals.unknown(name)
+        if asked.operation is TRANSACTION_ABORT:
+            match transaction.state:
+                case Open():
+                    self._decisions.decide(transaction, Outcome.NONE, self._view, now, time_ns, records)
+                case Ending(outcome=outcome) if not outcome.commits:
+                    pass
+                case _:
+                    raise refusals.not_to_abort(transaction)
+        elif asked.operation is not TRANSACTION_DESCRIBE:
+            raise InvariantViolation(f"the coordinator of transactions was asked for {asked.operation.name}")
+        return described(transaction, self._broker, self._partition)
+
+    def validate(self) -> None:
+        self._decisions.validate()
+        numbers = [transaction.producer_id for transaction in self.transactions.values()]
+        if len(set(numbers)) < len(numbers) or any(n >= producer_id(self._partition, self.given) for n in numbers):
+            raise InvariantViolation(f"a producer's number was given twice, of {self.given}")
+        held = sum(map(self._held.of, self._decisions.active))
+        if held != self._held.count:
+            raise InvariantViolation(f"{self._held.count} requests are held, {held} for transactions that end")
+
+
+def _wanted(request: AddRequest) -> list[Participant]:
+    """In the order of their tickets. Raises TidelogError."""
+    count = len(request.partitions) + len(request.groups)
+    if not 0 < count <= MAX_ADDED:
+        raise TidelogError(
+            Code.BAD_REQUEST, f"{count} partitions and groups; 1 to {MAX_ADDED} are added by one request"
+        )
+    return [*map(PartitionIn.of_record, request.partitions), *map(GroupIn, request.groups)]
+
+
+def _check_same(transaction: Transaction, decided: Outcome, wanted: Outcome, epoch: int) -> None:
+    """Raises TidelogError: it was decided otherwise."""
+    if decided is Outcome.NONE:
+        raise refusals.fenced(transaction, epoch)
+    if wanted.commits is not decided.commits:
+        raise refusals.ended(transaction, decided)
+
+
+def _tells_what_is_so(answer: Answer) -> bool:
+    if isinstance(answer, TidelogError):
+        return answer.code not in _STATELESS
+    return isinstance(answer, ProtoMessage)
