@@ -29,6 +29,7 @@ _COMMANDS = (
     "subscribe",
     "offsets",
     "group",
+    "transaction",
     "cursor",
     "log",
     "broker",

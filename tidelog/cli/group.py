@@ -44,7 +44,8 @@ def list_(server: str | None, namespace: str, as_json: bool) -> None:
 def describe(name: str, server: str | None, namespace: str, as_json: bool) -> None:
     """Show a group's members and their partitions, what is committed, and how far it is behind.
 
-    The lag is the number of offsets between what is committed and the end of the committed log.
+    The lag is the number of offsets between what is committed and the end of the committed log. Offsets that are
+    pending are committed if the transaction of their producer is.
     """
 
     async def work(client: Client) -> None:
@@ -203,6 +204,11 @@ def _show_description(found: DescribedGroup) -> None:
                 _partitions(member["revoking"]),
             )
         console().print(members)
+    for each in found.get("pending", []):
+        click.echo(
+            f"pending: {each['stream']}/{each['partition']} at {each['offset']}, in a transaction of producer"
+            f" {each['producer_id']} (`tidelog transaction list`)"
+        )
     if found["progress"]:
         table = Table("stream", "partition", "committed", "end", "lag", "member", "committed at", "metadata")
         for entry in found["progress"]:

@@ -35,6 +35,7 @@ from tidelog.client.producer import Producer
 from tidelog.client.records import K, V
 from tidelog.client.serialization import Deserializers, Serializers
 from tidelog.client.stream_reading import ANSWER_OVERHEAD, reading_options
+from tidelog.client.transaction_calls import TransactionCalls
 from wire import operations as op
 from wire.activity import ActivityEvent
 from wire.batch import RecordBatch
@@ -52,7 +53,7 @@ class ClosableTransport(Transport, Protocol):
     async def close(self) -> None: ...
 
 
-class Client(PartitionChanges, GroupCalls):
+class Client(PartitionChanges, GroupCalls, TransactionCalls):
     """A connection to a cluster. Make it with `connect`; use it with `async with`, or `await close()` it."""
 
     def __init__(
