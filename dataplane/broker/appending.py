@@ -307,7 +307,8 @@ class Appending:
             level = self._asked_level(request)
             self._check_append(request, level, message.reply, lambda: parse_header(buffer).record_count)
             batch = ReceivedBatch(buffer, max_body_bytes=self._context.max_batch_bytes - HEADER_SIZE)
-            self._transactions.check(request, level, batch.header)
+            is_durable = self._role.view.config.is_durable
+            level = self._transactions.checked_level(request, level, batch.header, is_durable=is_durable)
         except (CorruptData, TidelogError) as e:
             self._refuse_batch(request, message.reply, e)
             return

@@ -26,11 +26,16 @@ class TransactionRules:
         self._is_internal = is_internal
         self._target = partition_target(key.stream, key.stream_incarnation, key.partition, key.partition_incarnation)
 
-    def check(self, request: AppendRequest, level: AckLevel | None, sent: BatchHeader) -> None:
-        """`level`: None where no acknowledgement is wanted. Raises TidelogError."""
+    def checked_level(
+        self, request: AppendRequest, level: AckLevel | None, sent: BatchHeader, *, is_durable: bool
+    ) -> AckLevel | None:
+        """When the batch is acknowledged: a transactional one not before the HW has passed it, whatever it asks for. A
+        producer commits when all of its batches are acknowledged, and none of these may be lost with the leader
+        afterwards. `level`: as it asks, None where no acknowledgement is wanted; `is_durable`: of the stream. Raises
+        TidelogError."""
         is_of_transactions = sent.producer_id >= FIRST_TRANSACTIONAL_ID
         if not is_of_transactions and not sent.is_transactional:
-            return
+            return level
         if not is_of_transactions:
             raise _bad(f"producer {sent.producer_id} has no transactions; leave the transactional bit of its batch out")
         if not sent.is_transactional:
@@ -38,12 +43,13 @@ class TransactionRules:
         if self._is_internal:
             raise _bad(f"no transaction writes to {self._key}")
         if level is None:
-            raise _bad("a transaction cannot know what became of a batch with acks=none; use acks=all or acks=leader")
+            raise _bad("a transaction cannot know what became of a batch with acks=none; use acks=all")
         if sent.has_message_ids:
             raise _bad(
                 "a transaction stores no message ids: an aborted record would keep out its repetition; leave them out"
             )
         self._context.tickets.check(request.ticket, sent.producer_id, sent.producer_epoch, self._target)
+        return AckLevel(is_local=False, is_synced=level.is_synced or is_durable, floor=level.floor)
 
 
 def _bad(sentence: str) -> TidelogError:

@@ -664,10 +664,25 @@ TOLD: tuple[tuple[Mutant, str], ...] = (
     (
         _mutant(
             "a transaction is opened without a ticket",
-            (TransactionRules.check, "self._context.tickets.check(request.ticket,", "str((request.ticket,"),
-            (TransactionRules.check, "sent.producer_epoch, self._target)", "sent.producer_epoch, self._target))"),
+            (TransactionRules.checked_level, "self._context.tickets.check(request.ticket,", "str((request.ticket,"),
+            (
+                TransactionRules.checked_level,
+                "sent.producer_epoch, self._target)",
+                "sent.producer_epoch, self._target))",
+            ),
         ),
         "replication/a_ticket_that_does_not_hold",
+    ),
+    (
+        _mutant(
+            "a transactional batch is acknowledged before it is committed",
+            (
+                TransactionRules.checked_level,
+                "is_local=False, is_synced=level.is_synced or is_durable",
+                "is_local=level.is_local, is_synced=level.is_synced",
+            ),
+        ),
+        "replication/a_transactional_batch_is_acknowledged_when_it_is_committed",
     ),
     (
         _mutant(
