@@ -7,10 +7,12 @@ import struct
 import pytest
 from crc32c import crc32c
 
+from dataplane.log import snapshot as snapshot_module
 from dataplane.log.snapshot import Section, Snapshot, decode_snapshot, encode_snapshot
 from dataplane.replica.epochs import EpochEntry
 from dataplane.replica.producers import MAX_PRODUCERS, ProducerTable
 from tests.unit.dataplane.replica.test_producers import header
+from tests.unit.dataplane.replica.test_transactions import ONE, TWO, abort, data
 from wire.errors import CorruptData
 from wire.types import LeaderEpoch, Offset
 
@@ -24,6 +26,8 @@ UNKNOWN = (
     Section("empty", 1, Offset(0), b""),
 )
 SNAPSHOT = Snapshot(Offset(7), EPOCHS, PRODUCERS, UNKNOWN)
+TRANSACTIONS = ProducerTable([header(0, 0, 3), data(3), data(4, TWO), abort(5, TWO), data(6, sequence=1)]).known
+"""Of them an open one, and an aborted one whose marker is not known to be committed."""
 
 
 def test_decoding_gives_the_encoded_state() -> None:
@@ -98,3 +102,56 @@ def test_as_many_producers_as_are_remembered_fit_and_keep_their_order() -> None:
     assert again.known == table.known
     assert list(again.known.producers) == list(table.known.producers)
     assert len(again) == MAX_PRODUCERS
+
+
+def test_transactions_are_part_of_the_state() -> None:
+    snapshot = Snapshot(Offset(7), EPOCHS, TRANSACTIONS, UNKNOWN)
+    found = decode_snapshot(encode_snapshot(snapshot))
+    assert found == snapshot
+    assert list(found.producers.transactional) == [TWO, ONE]
+    assert list(found.producers.transactions.open) == [ONE]
+    assert [each.producer_id for each in found.producers.transactions.aborted] == [TWO]
+
+
+def test_a_log_without_transactions_has_the_sections_that_earlier_versions_know() -> None:
+    assert b"transaction" not in encode_snapshot(SNAPSHOT)
+
+
+def test_a_snapshot_of_a_version_that_carried_the_transactions_on_is_no_state_to_go_on_from() -> None:
+    """That version took no notice of the batches behind the offset at which they hold."""
+    at_6 = encode_snapshot(Snapshot(Offset(6), EPOCHS, TRANSACTIONS))
+    carried = _sections_of(at_6)
+    assert list(carried) == ["leader-epochs", "producers", "producer-times", "transactional-producers", "transactions"]
+    for names in (["transactional-producers", "transactions"], ["transactions"], ["transactional-producers"]):
+        later = Snapshot(Offset(7), EPOCHS, PRODUCERS, tuple(carried[name] for name in names))
+        found = decode_snapshot(encode_snapshot(later))
+        assert (found.is_whole, found.carried) == (False, ())
+        assert not found.producers.transactional
+
+
+def test_a_snapshot_of_a_version_that_took_transactional_producers_for_others_is_no_state_to_go_on_from() -> None:
+    taken = PRODUCERS._replace(producers={**PRODUCERS.producers, **TRANSACTIONS.transactional})
+    assert not decode_snapshot(encode_snapshot(Snapshot(Offset(7), EPOCHS, taken))).is_whole
+
+
+def test_transactions_in_the_form_of_a_later_version_are_carried_and_leave_no_state_to_go_on_from() -> None:
+    section = Section("transactions", 2, Offset(7), b"of a later version")
+    found = decode_snapshot(encode_snapshot(Snapshot(Offset(7), EPOCHS, PRODUCERS, (section,))))
+    assert (found.is_whole, found.carried) == (False, (section,))
+
+
+@pytest.mark.parametrize("name", ["transactions", "transactional-producers"])
+def test_sections_of_transactions_that_contradict_themselves_are_damage(name: str) -> None:
+    sections = _sections_of(encode_snapshot(Snapshot(Offset(7), EPOCHS, TRANSACTIONS)))
+    sections[name] = sections[name]._replace(payload=sections[name].payload[:-1])
+    both = sections["transactional-producers"], sections["transactions"]
+    with pytest.raises(CorruptData):
+        decode_snapshot(encode_snapshot(Snapshot(Offset(7), EPOCHS, PRODUCERS, both)))
+
+
+def _sections_of(content: bytes) -> dict[str, Section]:
+    at, found = snapshot_module._HEADER.size, {}
+    while at < len(content) - 4:
+        section, at = snapshot_module._decode_section(content, at, len(content) - 4)
+        found[section.name] = section
+    return found
